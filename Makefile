@@ -1,0 +1,73 @@
+# make train        sets up .venv and trains a CNN on handwritten digits, on two logical devices
+# make test         the same set-up, Horovod built for the installed TensorFlow, then lint, types and every test
+# make lint         ruff and mypy
+# make conformance  the whole product of strategies, models, optimizers and batches
+# make clean        removes .venv and what the tools leave behind; runs/ stays
+#
+# `make train PYTHON=python3.12` chooses the interpreter that .venv is made with (Python 3.11 to 3.13); a .venv that is
+# there already is used as it is.
+
+PYTHON ?=
+VENV ?= .venv
+TRAIN_FLAGS ?= --strategy=mirrored --devices=2 --model=cnn --dataset=digits --batch_size=64 --epochs=20
+OUTPUT_DIR ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet
+IS_SUPPORTED := 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'
+PYTHONS := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
+
+# Each stage of the set-up leaves a stamp in .venv: what is newer than its stamp is done again, all else is reused.
+CREATED := $(VENV)/.created
+EXAMPLES := $(VENV)/.installed-examples
+TESTS := $(VENV)/.installed-test
+HOROVOD := $(VENV)/.installed-horovod
+
+.PHONY: train test lint conformance clean
+.DELETE_ON_ERROR:
+
+train: $(EXAMPLES)
+	$(PY) -m tfdist.train $(TRAIN_FLAGS) --output_dir=$(OUTPUT_DIR)
+
+test: $(HOROVOD) lint
+	$(PY) -m pytest
+
+lint: $(TESTS)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+conformance: $(HOROVOD)
+	$(PY) -m pytest tests/conformance -m "full or not full"
+
+$(CREATED):
+	@if $(PY) -c $(IS_SUPPORTED) 2>/dev/null && $(PY) -m pip --version >/dev/null 2>&1; then touch $@; exit; fi; \
+	for python in $(PYTHONS); do \
+	  "$$python" -c $(IS_SUPPORTED) 2>/dev/null || continue; \
+	  "$$python" -c 'import venv, ensurepip' 2>/dev/null || { \
+	    echo "make: $$python cannot make virtual environments. Install the Debian package python3-venv." >&2; exit 2; }; \
+	  echo "Creating $(VENV) with $$python"; \
+	  "$$python" -m venv $(VENV) && touch $@; exit; \
+	done; \
+	echo "make: Python 3.11, 3.12 or 3.13 is needed. Tried: $(PYTHONS). Run: make PYTHON=/path/to/python3.12" >&2; \
+	exit 2
+
+$(EXAMPLES): $(CREATED) setup.cfg
+	@echo "Installing tfdist and TensorFlow into $(VENV)"
+	@$(PIP) --editable '.[examples]'
+	@touch $@
+
+$(TESTS): $(CREATED) setup.cfg
+	@for tool in g++ make; do command -v $$tool >/dev/null || { \
+	  echo "make: the tests build Horovod, which needs $$tool. Install the Debian package $$tool." >&2; exit 2; }; done
+	@echo "Installing tfdist, TensorFlow and the tests' tools into $(VENV)"
+	@$(PIP) --editable '.[examples,test]'
+	@touch $@ $(EXAMPLES)
+
+$(HOROVOD): $(TESTS) tfdist/install_horovod.py tfdist/horovod_build.py
+	@$(PY) -m tfdist.install_horovod
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,33 @@
+"""A model and a data set of your own, by the names of two functions.
+
+    cd examples && python -m tfdist.train --model="own_model_and_data:network(width=32)" \
+        --dataset=own_model_and_data:tumours --batch_size=32 --epochs=20
+
+The current directory and PYTHONPATH are searched for the module. What stands in parentheses is passed on.
+"""
+
+import keras
+import numpy as np
+from sklearn.datasets import load_breast_cancer
+
+
+def network(input_shape, classes, width: int = 16, dropout: float = 0.1):
+    """Returns the model; `input_shape` and `classes` come from the data set, because the function asks for them."""
+    return keras.Sequential(
+        [
+            keras.layers.Input(input_shape),
+            keras.layers.Dense(width, activation="relu"),
+            keras.layers.Dropout(dropout),
+            keras.layers.Dense(classes),
+        ]
+    )
+
+
+def tumours(test_size: int = 114):
+    """Returns (x, y) for training and (x, y) for test. A `tf.data.Dataset` of single examples would do as well."""
+    x, y = load_breast_cancer(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    x, y = x[order], y[order]
+    train = x[test_size:]
+    x = ((x - train.mean(axis=0)) / train.std(axis=0)).astype("float32")
+    return (x[test_size:], y[test_size:]), (x[:test_size], y[:test_size])

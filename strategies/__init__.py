@@ -1,0 +1,11 @@
+"""The strategies that come with tfdist, one file each; installed and imported as `tfdist.strategies`.
+
+They stand beside the engine, because they are plug-ins: each imports the engine's public names and nothing of the
+others, and the engine loads it by name.
+"""
+
+if __name__ != "tfdist.strategies":
+    raise ImportError(
+        "The strategies are imported as tfdist.strategies. "
+        f"Received: import {__name__}. Run `pip install -e .` in the checkout, then import tfdist.strategies."
+    )

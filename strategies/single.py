@@ -1,0 +1,40 @@
+"""One process, one replica, no tf.distribute: the reference that every other strategy is held against."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster import Cluster
+from tfdist.collectives import OneReplica
+from tfdist.group import Group
+from tfdist.strategy import HasCollectives
+
+
+class Single(HasCollectives):
+    """Runs a replica function by calling it."""
+
+    name = "single"
+    replicas = 1
+    local_replicas = range(1)
+
+    def __init__(self, *, cluster: Cluster, join: Callable[[Cluster], Group]):
+        """Args: cluster: of one process; join: makes its group."""
+        self.cluster = cluster
+        self.group = join(cluster)
+        self.collectives = OneReplica()
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """See base class."""
+        return self.in_replica(function)(*args)
+
+    def local(self, value: Any) -> list[Any]:
+        """See base class."""
+        return [value]
+
+    def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
+        """See base class."""
+        return iter(make_dataset(self.local_replicas, self.replicas))
+
+
+STRATEGY = Single

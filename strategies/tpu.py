@@ -1,0 +1,32 @@
+"""The cores of a TPU: tf.distribute's TPUStrategy."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdist.cluster import Cluster
+from tfdist.errors import InputError
+from tfdist.group import Group
+from tfdist.tf_distribute import TensorFlowStrategy
+
+
+class TPU(TensorFlowStrategy):
+    """Replicas on the cores of one TPU or slice; every replica gets the same number of rows."""
+
+    equal_shares = True
+
+    def __init__(self, *, cluster: Cluster, join: Callable[[Cluster], Group], tpu: str = ""):
+        """Args: tpu: the TPU's name, its grpc:// address, or "local" on a TPU VM."""
+        try:
+            resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
+            tf.config.experimental_connect_to_cluster(resolver)
+            tf.tpu.experimental.initialize_tpu_system(resolver)
+        except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
+            raise InputError(
+                f"--strategy=tpu needs a TPU that answers. Received: --tpu={tpu or '(none)'}: "
+                f"{str(error).strip().splitlines()[0]} Name one with --tpu=NAME (`local` on a TPU VM)."
+            ) from error
+        super().__init__("tpu", tf.distribute.TPUStrategy(resolver), cluster=cluster, group=join(cluster))
+
+
+STRATEGY = TPU

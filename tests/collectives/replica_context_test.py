@@ -1,0 +1,51 @@
+"""What tf.distribute's replica context has of its own: what it refuses, what it carries."""
+
+import pytest
+import tensorflow as tf
+
+from tfdist.collectives.replica_context import ReplicaContextCollectives
+
+
+def test_a_function_s_own_argument_can_be_reduced(mirrored2):
+    """The engine alone refuses it: "destinations can not be empty"."""
+
+    @tf.function
+    def step(x):
+        return mirrored2.run(lambda v: mirrored2.collectives.all_reduce([v], name="reduce")[0], x)
+
+    assert [float(x) for x in mirrored2.local(step(tf.constant(3.0)))] == [6.0, 6.0]
+
+
+def test_outside_of_a_replica_function_it_says_so(mirrored2):
+    with mirrored2.scope(), pytest.raises(RuntimeError, match="inside `strategy.run`"):
+        mirrored2.collectives.all_reduce([tf.constant(1.0)], name="reduce")
+
+
+def test_rank_is_a_tensor_where_one_trace_serves_several_replicas(mirrored2):
+    ranks = mirrored2.run(lambda: tf.identity(mirrored2.collectives.rank))
+    assert [rank.dtype for rank in mirrored2.local(ranks)] == [tf.int32, tf.int32]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "uint8", "bool"])
+def test_what_cannot_be_gathered_is_not_promised(dtype):
+    assert tf.as_dtype(dtype) not in ReplicaContextCollectives(2).wire.gathers
+
+
+def test_options_reach_the_engine(mirrored2, monkeypatch):
+    seen = []
+    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=123)
+
+    class Context:
+        def all_reduce(self, op, tensors, given):
+            seen.append((op, given))
+            return tensors
+
+        def all_gather(self, tensors, axis, given):
+            seen.append((axis, given))
+            return tensors
+
+    monkeypatch.setattr("tfdist.collectives.replica_context._context", Context)
+    collectives = ReplicaContextCollectives(2, options)
+    collectives.all_reduce([tf.constant(1.0)], "mean", name="reduce")
+    collectives.all_gather([tf.constant([1.0])], name="gather")
+    assert seen == [("MEAN", options), (0, options)]

@@ -1,0 +1,125 @@
+"""The promise, tested: N replicas give the result of one.
+
+Every strategy runs the same cases. In float64 each variable agrees with a single device's to 1e-9, where rounding is 1e-15
+and a mistake is 1e-3 or more. A new strategy joins by one line of `IN_PROCESS` or `IN_PROCESSES`.
+"""
+
+import functools
+import itertools
+import pathlib
+import pickle
+import sys
+import tempfile
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tfdist.testing import parity, processes
+
+WORKER = pathlib.Path(__file__).with_name("worker.py")
+IN_PROCESS = ("mirrored2", "mirrored4")
+IN_PROCESSES = (("multiworker", 2), ("horovod", 2), ("horovod", 3))
+ALL = tuple(range(len(parity.CASES)))
+PRODUCT = tuple(
+    parity.Case(model=model, optimizer=optimizer, batch_size=batch_size, weighted=weighted)
+    for model, optimizer, batch_size, weighted in itertools.product(
+        parity.MODELS, parity.OPTIMIZERS, (16, 13), (False, True)
+    )
+    if not (weighted and model in ("transformer", "masked"))
+)
+
+
+@functools.cache
+def reference(case: parity.Case, floatx: str) -> parity.Outcome:
+    """A single device's outcome, computed once."""
+    assert keras.config.floatx() == floatx
+    return parity.run_case(tfdist.load_strategy("single", environment={}), case)
+
+
+@functools.cache
+def outcomes(strategy: str, size: int, floatx: str, cases: tuple[parity.Case, ...]) -> list[list[parity.Outcome]]:
+    """What each rank of real processes made of the cases: [rank][case]."""
+    with tempfile.TemporaryDirectory() as directory:
+        plan = pathlib.Path(directory, "cases.pickle")
+        plan.write_bytes(pickle.dumps(cases))
+        command = [sys.executable, str(WORKER), strategy, floatx, directory, "{rank}"]
+        with processes.job(command, size) as job:
+            ended = job.wait(60 + 30 * len(cases))
+        failed = [end.output for end in ended if end.code]
+        assert not failed, "\n".join(failed)
+        return [pickle.loads(pathlib.Path(directory, f"{rank}.pickle").read_bytes()) for rank in range(size)]
+
+
+def assert_same(outcome: parity.Outcome, case: parity.Case) -> None:
+    """In float64: max|a - b| <= 1e-9 max(1, max|a|) for every variable, and the same evaluation."""
+    expected = reference(case, "float64")
+    for path, a in expected.variables.items():
+        b = outcome.variables[path]
+        assert np.max(np.abs(a - b), initial=0) <= 1e-9 * max(1.0, np.max(np.abs(a), initial=0)), path
+    assert outcome.losses == pytest.approx(expected.losses, rel=1e-9)
+    assert outcome.evaluation == pytest.approx(expected.evaluation, rel=1e-9)
+
+
+@pytest.mark.parametrize("strategy", IN_PROCESS)
+@pytest.mark.parametrize("case", parity.CASES, ids=str)
+def test_logical_devices(strategy: str, case: parity.Case, float64: None, request: pytest.FixtureRequest) -> None:
+    outcome = parity.run_case(request.getfixturevalue(strategy), case)
+    assert len(set(outcome.digests)) == 1, "replicas differ bitwise"
+    assert_same(outcome, case)
+
+
+@pytest.mark.parametrize(("strategy", "size"), IN_PROCESSES)
+@pytest.mark.parametrize("number", ALL, ids=[str(case) for case in parity.CASES])
+def test_processes(strategy: str, size: int, number: int, float64: None) -> None:
+    ranks = outcomes(strategy, size, "float64", parity.CASES)
+    assert len({rank[number].digests[0] for rank in ranks}) == 1, "ranks differ bitwise"
+    for rank in ranks:
+        assert_same(rank[number], parity.CASES[number])
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn", "transformer"])
+def test_float32_by_norms(model: str, mirrored2: tfdist.Strategy) -> None:
+    case = parity.Case(model=model, optimizer="sgd", batch_size=13)
+    outcome = parity.run_case(mirrored2, case)
+    for path, a in reference(case, "float32").variables.items():
+        if not parity.is_noise(path, model):
+            assert np.linalg.norm(a - outcome.variables[path]) <= 1e-5 * np.linalg.norm(a) + 1e-7, path
+
+
+def test_without_reduction_the_suite_fails(mirrored2: tfdist.Strategy, float64: None) -> None:
+    outcome = parity.run_case(mirrored2, parity.CASES[0], reducer=parity.NoReduction())
+    assert len(set(outcome.digests)) == 2
+    with pytest.raises(AssertionError):
+        assert_same(outcome, parity.CASES[0])
+
+
+def test_with_keras_second_sum_the_suite_fails(
+    mirrored2: tfdist.Strategy, float64: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfdist.keras_internals.switch_off_second_sum", lambda optimizer: None)
+    outcome = parity.run_case(mirrored2, parity.CASES[0])
+    worst = parity.compare(outcome.variables, reference(parity.CASES[0], "float64").variables, "mlp")[0]
+    assert worst.relative > 0.1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", IN_PROCESS)
+@pytest.mark.parametrize("case", PRODUCT, ids=str)
+def test_product_on_logical_devices(
+    strategy: str, case: parity.Case, float64: None, request: pytest.FixtureRequest
+) -> None:
+    outcome = parity.run_case(request.getfixturevalue(strategy), case)
+    assert len(set(outcome.digests)) == 1
+    assert_same(outcome, case)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("strategy", "size"), IN_PROCESSES)
+@pytest.mark.parametrize("number", range(len(PRODUCT)), ids=[str(case) for case in PRODUCT])
+def test_product_on_processes(strategy: str, size: int, number: int, float64: None) -> None:
+    ranks = outcomes(strategy, size, "float64", PRODUCT)
+    assert len({rank[number].digests[0] for rank in ranks}) == 1
+    for rank in ranks:
+        assert_same(rank[number], PRODUCT[number])

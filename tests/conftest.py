@@ -1,0 +1,47 @@
+"""Four logical CPU devices for the test process, and the strategies that tests share."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from collections.abc import Iterator
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.strategy import Strategy
+
+# Their number is fixed when TensorFlow first uses them, so it is set before any test does.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
+)
+
+
+@pytest.fixture(scope="session")
+def single() -> Strategy:
+    """One replica."""
+    return tfdist.load_strategy("single", environment={})
+
+
+@pytest.fixture(scope="session")
+def mirrored2() -> Strategy:
+    """Two replicas in this process."""
+    return tfdist.load_strategy("mirrored", devices=2, environment={})
+
+
+@pytest.fixture(scope="session")
+def mirrored4() -> Strategy:
+    """Four replicas in this process."""
+    return tfdist.load_strategy("mirrored", devices=4, environment={})
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Everything in float64, where rounding and mistakes are far apart."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")

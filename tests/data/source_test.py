@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.data import ArraySource, Pipeline, Source
+from tfdist.errors import InputError
+
+
+def one_batch(source, size):
+    return next(Pipeline(source, size, seed=0).dataset([0], 1).as_numpy_iterator())
+
+
+def test_arrays_keep_their_dtypes_and_structure():
+    x = {"image": np.arange(12, dtype=np.uint8).reshape(3, 2, 2), "name": np.array(["a", "b", "c"])}
+    source = ArraySource((x, np.arange(3, dtype=np.int16)))
+    assert source.size == 3
+    assert source.element_spec == (
+        {"image": tf.TensorSpec([2, 2], tf.uint8), "name": tf.TensorSpec([], tf.string)},
+        tf.TensorSpec([], tf.int16),
+    )
+    got, label = source.fetch(tf.constant([2, 0, 2], tf.int64))
+    np.testing.assert_array_equal(got["image"], x["image"][[2, 0, 2]])
+    assert got["name"].numpy().tolist() == [b"c", b"a", b"c"]
+    np.testing.assert_array_equal(label, [2, 0, 2])
+
+
+def test_arrays_are_copied():
+    x = np.zeros(3)
+    source = ArraySource((x, x))
+    x[:] = 1
+    np.testing.assert_array_equal(source.fetch(tf.constant([0, 1, 2], tf.int64))[0], np.zeros(3))
+
+
+def test_transforms_see_batches_and_compose():
+    source = ArraySource((np.arange(4, dtype=np.uint8), np.arange(4)), lambda x, y: (tf.cast(x, tf.float32) / 2, y))
+    mapped = source.map(lambda x, y: (x, y, tf.ones_like(x))).map(lambda x, y, w: ({"x": x + 1}, y, w * 3))
+    assert mapped.size == 4
+    assert mapped.element_spec == (
+        {"x": tf.TensorSpec([], tf.float32)},
+        tf.TensorSpec([], tf.int64),
+        tf.TensorSpec([], tf.float32),
+    )
+    x, y, weight = one_batch(mapped, 4)
+    np.testing.assert_array_equal(x["x"], y / 2 + 1)
+    np.testing.assert_array_equal(weight, [3, 3, 3, 3])
+
+
+def test_a_source_of_ones_own_needs_a_size_and_a_fetch():
+    class Squares(Source):
+        size = 10
+
+        def fetch(self, indices):
+            return indices, indices**2
+
+    x, y = one_batch(Squares(), 10)
+    np.testing.assert_array_equal(y, x**2)
+    assert Squares().element_spec == (tf.TensorSpec([], tf.int64),) * 2
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ((np.zeros(3), np.zeros(4)), r"same first dim.*\(3,\), \(4,\)"),
+        ((np.zeros(0), np.zeros(0)), "at least 1"),
+        ((np.zeros(3), np.float32(1)), "same first dim"),
+        (np.zeros(3), r"must be tuples \(x, y\)"),
+        ((np.zeros(3),), "tuple of 1"),
+        ({"x": np.zeros(3), "y": np.zeros(3)}, "dict of 2"),
+        ((), "tuple of 0"),
+        (({}, {}), "none"),
+    ],
+)
+def test_arrays_that_are_no_examples_are_an_error(arrays, says):
+    with pytest.raises(InputError, match=says):
+        ArraySource(arrays)

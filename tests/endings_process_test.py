@@ -1,0 +1,125 @@
+"""How real processes end: the exit code, the one line that says why, and that nothing is left running."""
+
+import json
+import pathlib
+import re
+import signal
+import sys
+import time
+
+import pytest
+
+from tfdist.testing import processes
+
+START_SECONDS = 90.0
+END_SECONDS = 15.0
+LONG = ("--dataset=digits", "--model=mlp", "--steps=100000", "--epochs=0")
+OWN_MODULE = """
+import keras, numpy as np
+
+def infinite():
+    x = np.zeros((64, 3), "float32")
+    x[40] = np.inf
+    return x, np.ones((64, 1), "float32")
+
+def line():
+    return keras.Sequential([keras.layers.Dense(1)])
+
+def absurd(classes):
+    return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(10**5), keras.layers.Dense(10**8)])
+"""
+
+
+@pytest.fixture(autouse=True)
+def as_a_user(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """No setting of the test process reaches the commands, which run in a directory of their own."""
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_of_test.py").write_text(OWN_MODULE)
+
+
+def train(*flags: str) -> list[str]:
+    return [sys.executable, "-m", "tfdist.train", *flags]
+
+
+def line_with(ended: processes.Ended, text: str) -> str:
+    """The only line with a text, in an output that has no traceback."""
+    assert "Traceback" not in ended.output, ended.output
+    lines = [line for line in ended.output.splitlines() if text in line]
+    assert len(lines) == 1, ended.output
+    return lines[0]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_loss_that_is_not_finite(size: int, tmp_path: pathlib.Path) -> None:
+    flags = ("--dataset=own_of_test:infinite", "--model=own_of_test:line", "--loss=mean_squared_error", "--metrics=")
+    length = ("--batch_size=8", "--steps=100", "--log_every=1", "--output_dir=run")
+    with processes.job(train(*flags, *length), size) as job:
+        ended = job.wait(START_SECONDS)
+    assert [end.code for end in ended] == [3] * size, "\n".join(end.output for end in ended)
+    steps = set()
+    for end in ended:
+        found = re.search(r"The loss is (nan|inf) at step (\d+)\.", line_with(end, "tfdist.train: The loss is"))
+        assert found, end.output
+        steps.add(int(found[2]))
+    [step] = steps
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if record["kind"] == "train"] == list(range(1, step + 1))
+    assert "--batch_size=8\n" in (tmp_path / "run" / "flags.txt").read_text()
+    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert all((tmp_path / "run" / "logs" / f"rank-{rank}.log").exists() for rank in range(size))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "size", "dies"), [("multiworker", 2, 1), ("horovod", 3, 2), ("horovod", 3, 0), ("multiworker", 2, 0)]
+)
+def test_a_peer_that_is_killed(strategy: str, size: int, dies: int) -> None:
+    with processes.job(train(*LONG, f"--strategy={strategy}", "--output_dir=run"), size) as job:
+        job.wait_for(0, "step 20/", START_SECONDS)
+        job.processes[dies].kill()
+        killed = time.monotonic()
+        ended = job.wait(END_SECONDS)
+        assert time.monotonic() - killed < END_SECONDS
+    for rank, end in enumerate(ended):
+        if rank == dies:
+            assert end.code == -signal.SIGKILL
+            continue
+        assert end.code == 5, end.output
+        line = line_with(end, "Ending with code 5")
+        assert line.startswith(f"rank {rank} of {size}: rank {dies} "), line
+
+
+def test_a_peer_that_never_comes() -> None:
+    come = "import os, sys; sys.exit() if sys.argv[1] == '1' else os.execv(sys.argv[2], sys.argv[2:])"
+    flags = (*LONG, "--strategy=multiworker", "--start_timeout_seconds=4", "--output_dir=run")
+    with processes.job([sys.executable, "-c", come, "{rank}", *train(*flags)], 2) as job:
+        ended = job.wait(START_SECONDS)
+    assert [end.code for end in ended] == [5, 0], ended[0].output
+    line = line_with(ended[0], "tfdist.train: ")
+    assert "rank 1" in line and "4 s" in line, line
+
+
+def test_flags_that_differ() -> None:
+    with processes.job(train(*LONG, "--strategy=multiworker", "--output_dir=run", "--seed={rank}"), 2) as job:
+        ended = job.wait(START_SECONDS)
+    for end in ended:
+        assert end.code == 2, end.output
+        assert "--seed" in line_with(end, "tfdist.train: ")
+
+
+def test_out_of_memory() -> None:
+    flags = ("--dataset=digits", "--model=own_of_test:absurd", "--steps=2", "--output_dir=run")
+    with processes.job(train(*flags), 1) as job:
+        [end] = job.wait(START_SECONDS)
+    assert end.code == 6, end.output
+    line = line_with(end, "tfdist.train: ")
+    assert "36.4 TiB" in line and "--batch_size" in line, line
+
+
+def test_interrupted() -> None:
+    with processes.job(train(*LONG, "--output_dir=run"), 1) as job:
+        job.wait_for(0, "step 20/", START_SECONDS)
+        job.processes[0].send_signal(signal.SIGINT)
+        [end] = job.wait(END_SECONDS)
+    assert end.code == 130, end.output
+    line_with(end, "tfdist.train: Interrupted.")

@@ -1,0 +1,145 @@
+"""Every example runs, for a few steps, from another directory; flag files and cluster scripts say what they mean."""
+
+import difflib
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from absl import flags as absl_flags
+
+from tfdist import cluster, config, detect, flags
+
+ROOT = pathlib.Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+FLAGFILES = sorted((EXAMPLES / "flagfiles").glob("*.flags"))
+
+PROGRAMS = {
+    "keras_plain.py": (["1"], r"loss [\d.]+  accuracy [\d.]+"),
+    "keras_tfdist.py": (["1"], r"loss [\d.]+  accuracy [\d.]+"),
+    "custom_loop.py": (["5"], r"step 5  loss [\d.]+  noise scale -?\d+ examples"),
+    "notebook_spawn.py": (["1"], r"learning rate 0.1: accuracy on each rank \[([\d.]+), \1\]"),
+}
+OWN = {
+    "own_strategy.py": (
+        ["--strategy=own_strategy:Measured", "--model=mlp", "--steps=5"],
+        r"all_reduce gradients/bucket0",
+    ),
+    "own_model_and_data.py": (
+        ["--model=own_model_and_data:network(width=8)", "--dataset=own_model_and_data:tumours", "--steps=5"],
+        r"eval after 5 steps: loss [\d.]+  accuracy [\d.]+",
+    ),
+}
+
+
+def run(arguments: list[str], directory: pathlib.Path) -> str:
+    """Runs Python from another directory; returns all that it printed."""
+    inherited = {name: v for name, v in cluster.without_sources(os.environ).items() if not name.startswith("TFDIST_")}
+    environment = inherited | {"PYTHONPATH": str(EXAMPLES), "PYTHONDONTWRITEBYTECODE": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def parsed(arguments: list[str]) -> config.TrainConfig:
+    """What `python -m tfdist.train` would make of its flags."""
+    values = absl_flags.FlagValues()
+    flags.define(values)
+    rest = values(["train", *arguments])[1:]
+    assert not rest
+    return flags.config(values)
+
+
+def documents(name: str) -> list[dict]:
+    """The documents of a YAML file."""
+    yaml = pytest.importorskip("yaml")
+    return list(yaml.safe_load_all((EXAMPLES / name).read_text(encoding="utf-8")))
+
+
+def test_every_python_example_is_run_here():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == PROGRAMS.keys() | OWN.keys()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name: str, tmp_path: pathlib.Path):
+    arguments, expected = PROGRAMS[name]
+    output = run([str(EXAMPLES / name), *arguments], tmp_path)
+    assert re.search(expected, output), output
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_is_named_in_a_flag(name: str, tmp_path: pathlib.Path):
+    arguments, expected = OWN[name]
+    output = run(["-m", "tfdist.train", *arguments, "--output_dir=run"], tmp_path)
+    assert re.search(expected, output), output
+
+
+def test_few_lines_change_from_keras_to_tfdist():
+    """Indentation apart, the programs share the model, the optimizer, the loss and the data."""
+    plain, ours = (
+        [
+            line.strip()
+            for line in (EXAMPLES / name).read_text(encoding="utf-8").partition("\n\nx, y = ")[2].splitlines()
+        ]
+        for name in ("keras_plain.py", "keras_tfdist.py")
+    )
+    changes = [line for line in difflib.ndiff(plain, ours) if line[:2] in ("+ ", "- ") and line[2:]]
+    assert len([line for line in changes if line[0] == "-"]) <= 5, changes
+    assert len([line for line in changes if line[0] == "+"]) <= 11, changes
+
+
+def test_the_run_of_make_train_is_the_flagfiles_and_learns(tmp_path: pathlib.Path):
+    """README.md promises what it ends with: at least 97% of the test images."""
+    path = EXAMPLES / "flagfiles" / "digits_mirrored.flags"
+    (shown,) = re.findall(r"^TRAIN_FLAGS \?= (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert parsed(shlex.split(shown)) == parsed([f"--flagfile={path}"])
+    output = run(["-m", "tfdist.train", f"--flagfile={path}", "--output_dir=run"], tmp_path)
+    (accuracy,) = re.findall(r"^eval after 450 steps: loss .*  accuracy ([\d.]+)$", output, re.MULTILINE)
+    assert float(accuracy) >= 0.97, output
+
+
+@pytest.mark.parametrize("path", FLAGFILES, ids=lambda path: path.name)
+def test_flagfile(path: pathlib.Path):
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    known = {field for field in parsed([]).__dataclass_fields__}
+    assert {re.match(r"--(\w+)=", line)[1] for line in lines} <= known  # type: ignore[index]  # None fails too
+    found = parsed([f"--flagfile={path}"])
+    assert found.batch_size and (found.steps or found.epochs)
+
+
+def test_the_sbatch_script_is_bash_and_its_flags_are_ours():
+    script = EXAMPLES / "cluster" / "slurm.sbatch"
+    subprocess.run(["bash", "-n", str(script)], check=True, timeout=10)
+    text = script.read_text(encoding="utf-8").replace("\\\n", " ")
+    (command,) = re.findall(r"^srun .* -m tfdist\.train (.*)$", text, re.MULTILINE)
+    assert parsed(shlex.split(command)).strategy == "multiworker"
+
+
+def test_the_kubernetes_job_makes_a_cluster():
+    """What the manifest sets is what a pod's process reads, in every pod."""
+    service, policy, job = documents("cluster/kubernetes-job.yaml")
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["command"][:3] == ["python", "-m", "tfdist.train"]
+    strategy = parsed(container["command"][3:]).strategy
+    given = {variable["name"]: variable.get("value", "secret") for variable in container["env"]}
+    for index in range(spec["completions"]):
+        found = detect.detect(given | {"JOB_COMPLETION_INDEX": str(index)}, strategy).cluster
+        assert (found.rank, found.size, found.source) == (index, spec["completions"], "Kubernetes")
+        assert found.coordinator.startswith(f"{job['metadata']['name']}-0.{pod['subdomain']}:")
+    assert spec["parallelism"] == spec["completions"] and spec["completionMode"] == "Indexed"
+    assert pod["setHostnameAsFQDN"] and pod["subdomain"] == service["metadata"]["name"]
+    label = job["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == policy["spec"]["podSelector"]["matchLabels"] == label

@@ -1,0 +1,127 @@
+"""The plan of buckets by its properties, and packing that changes no bit."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdist.collectives import OneReplica, Recording
+from tfdist.gradients import Bucketed, Reducer, Sum, plan
+from tfdist.strategy import State
+
+SPEC = st.builds(
+    tf.TensorSpec,
+    st.lists(st.integers(0, 40), max_size=3),
+    st.sampled_from([tf.float16, tf.float32, tf.float64]),
+)
+LIMITS = st.tuples(st.integers(1, 500), st.integers(1, 2000))
+
+
+def size(spec):
+    return spec.shape.num_elements() * spec.dtype.size
+
+
+@settings(deadline=None)
+@given(st.lists(SPEC, max_size=30), LIMITS)
+def test_plan(specs, limits):
+    small_bytes, bucket_bytes = limits
+    buckets = plan(specs, small_bytes, bucket_bytes)
+    assert sorted(i for bucket in buckets for i in bucket) == list(range(len(specs)))
+    for bucket in buckets:
+        assert bucket == sorted(bucket, reverse=True), "last layers first"
+        assert len({specs[i].dtype for i in bucket}) == 1
+        if len(bucket) > 1:
+            assert all(size(specs[i]) < small_bytes for i in bucket)
+            assert sum(size(specs[i]) for i in bucket) <= bucket_bytes
+    firsts = [bucket[0] for bucket in buckets]
+    assert firsts == sorted(firsts, reverse=True), "buckets in the order in which backward opens them"
+    assert buckets == plan(list(specs), small_bytes, bucket_bytes), "deterministic"
+
+
+@settings(deadline=None)
+@given(st.lists(SPEC, max_size=30), LIMITS)
+def test_buckets_are_as_full_as_they_can_be(specs, limits):
+    """A bucket of small tensors is closed only because the next of its dtype would not have fitted."""
+    small_bytes, bucket_bytes = limits
+    small = [b for b in plan(specs, small_bytes, bucket_bytes) if size(specs[b[0]]) < small_bytes]
+    for dtype in (tf.float16, tf.float32, tf.float64):
+        mine = [bucket for bucket in small if specs[bucket[0]].dtype == dtype]
+        for bucket, following in zip(mine, mine[1:], strict=False):
+            assert sum(size(specs[i]) for i in bucket) + size(specs[following[0]]) > bucket_bytes
+
+
+def test_large_tensors_go_alone_and_uncopied():
+    specs = [tf.TensorSpec([100], tf.float32), tf.TensorSpec([2], tf.float32), tf.TensorSpec([3], tf.float32)]
+    assert plan(specs, small_bytes=400, bucket_bytes=4000) == [[2, 1], [0]]
+    recording = Recording(OneReplica())
+    tensors = [tf.ones(spec.shape, spec.dtype) for spec in specs]
+    sums, _ = Bucketed(Sum(), 400, 4000).reduce(tensors, [], recording, name="g")
+    assert [(call.name, call.shapes) for call in recording.calls] == [("g/bucket0", ((5,),)), ("g/bucket1", ((100,),))]
+    assert sums[0] is tensors[0]
+
+
+@pytest.mark.parametrize("limits", [(1, 1), (40, 60), (10**6, 10**6)], ids=["alone", "some", "one bucket"])
+def test_bucketed_is_bitwise_the_sum(mirrored4, limits):
+    shapes = [(3, 5), (), (7,), (0, 2), (2, 2, 2), (11,)]
+    dtypes = ["float32", "float64", "float32", "float32", "float64", "float32"]
+    random = np.random.default_rng(0)
+    values = [random.standard_normal((4, *s)).astype(d) for s, d in zip(shapes, dtypes, strict=True)]
+
+    def sums(reducer):
+        def replica_function():
+            mine = [tf.gather(tf.constant(value), mirrored4.collectives.rank) for value in values]
+            return reducer.reduce(mine, [], mirrored4.collectives, name="gradients")[0]
+
+        @tf.function(autograph=False)
+        def step():
+            return [mirrored4.local(total) for total in mirrored4.run(replica_function)]
+
+        return step()
+
+    for plain, packed, value in zip(sums(Sum()), sums(Bucketed(Sum(), *limits)), values, strict=True):
+        for a, b in zip(plain, packed, strict=True):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
+            assert a.numpy().tobytes() == b.numpy().tobytes()
+        np.testing.assert_allclose(packed[0], value.sum(0), rtol=1e-5)
+
+
+class Counting(Reducer):
+    """Keeps how often it was called, for each tensor, and the last tensor."""
+
+    def state(self, specs):
+        return [
+            state
+            for spec in specs
+            for state in (
+                State(f"{spec.name}/calls", (), tf.int32, False),
+                State(f"{spec.name}/last", tuple(spec.shape), spec.dtype, True),
+            )
+        ]
+
+    def reduce(self, tensors, state, collectives, *, name):
+        pairs = [(calls + 1, tensor) for calls, tensor in zip(state[::2], tensors, strict=True)]
+        return collectives.all_reduce(tensors, name=name), [number for pair in pairs for number in pair]
+
+
+def test_each_bucket_has_a_state_of_its_own():
+    bucketed = Bucketed(Counting(), small_bytes=100, bucket_bytes=100)
+    tensors = [tf.fill([3], 1.0), tf.fill([50], 2.0), tf.fill([2, 2], 3.0)]
+    states = bucketed.state([tf.TensorSpec(t.shape, t.dtype, f"v{i}") for i, t in enumerate(tensors)])
+    assert [s.name for s in states] == ["bucket0/calls", "bucket0/last", "bucket1/calls", "bucket1/last"]
+    assert [s.shape for s in states] == [(), (7,), (), (50,)]
+    values = [tf.zeros(s.shape, s.dtype) for s in states]
+    for _ in range(2):
+        sums, values = bucketed.reduce(tensors, values, OneReplica(), name="g")
+    assert [int(values[0]), int(values[2])] == [2, 2]
+    np.testing.assert_array_equal(values[1], [3, 3, 3, 3, 1, 1, 1])
+    for total, tensor in zip(sums, tensors, strict=True):
+        np.testing.assert_array_equal(total, tensor)
+
+
+def test_names_of_states_are_unique_and_do_not_depend_on_the_tensors_names():
+    shapes = [[3], [50], [2]]
+    first = Bucketed(Counting(), 100, 100).state([tf.TensorSpec(s, name="a") for s in shapes])
+    second = Bucketed(Counting(), 100, 100).state([tf.TensorSpec(s, name="b") for s in shapes])
+    assert first == second
+    assert len({state.name for state in first}) == len(first)

@@ -1,0 +1,195 @@
+"""One pin for each private corner of Keras: a new Keras that changes one of them is noticed here, by name."""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.errors import InputError
+
+X = np.random.default_rng(0).standard_normal((5, 3)).astype("float32")
+Y = np.array([0, 1, 0, 1, 1])
+BATCH = (tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([None], tf.int64))
+
+
+def two_outputs():
+    inputs = keras.Input((3,))
+    a, b = (keras.layers.Dense(2, name=name)(inputs) for name in "ab")
+    return keras.Model(inputs, {"b": b, "a": a})
+
+
+def built(model=None, batch=BATCH, **options):
+    model = model or keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")])
+    model.compile("adam", **({"loss": "sparse_categorical_crossentropy"} | options))
+    keras_internals.build(model, batch)
+    return model
+
+
+def test_build_creates_every_variable():
+    model = keras.Sequential([keras.layers.Dense(2)])  # without a known input
+    built(model, metrics=["accuracy"])
+    assert [v.shape for v in model.trainable_variables] == [(3, 2), (2,)]
+    assert model.optimizer.built
+    assert len(model.optimizer.variables) == 2 + 2 * 2  # iterations, learning rate, two slots each
+    assert len(keras_internals.metrics_of(model)) == 1
+    assert len(keras_internals.flat_losses(model)) == 1
+
+
+def test_build_takes_sample_weights():
+    built(batch=(*BATCH, tf.TensorSpec([None], tf.float32)))
+
+
+def test_keras_sums_gradients_over_replicas_unless_it_is_switched_off(mirrored2):
+    def weight_after_a_step(off):
+        with mirrored2.scope():
+            variable = keras.Variable([0.0, 0.0])
+            optimizer = keras.optimizers.SGD(1.0)
+            optimizer.build([variable])
+        if off:
+            keras_internals.switch_off_second_sum(optimizer)
+        tf.function(lambda: mirrored2.run(lambda: optimizer.apply([tf.constant([1.0, 2.0])], [variable])))()
+        return [value.numpy().tolist() for value in mirrored2.local(variable.value)]
+
+    assert weight_after_a_step(off=False) == [[-2.0, -4.0]] * 2
+    assert weight_after_a_step(off=True) == [[-1.0, -2.0]] * 2
+    # What is replaced takes pairs of gradient and variable and returns a list of such.
+    original = keras.optimizers.SGD()._all_reduce_sum_gradients
+    assert list(inspect.signature(original).parameters) == ["grads_and_vars"]
+    pair = (tf.constant(1.0), keras.Variable(1.0))
+    assert [tuple(p) for p in original([pair])] == [pair]
+
+
+def test_flat_losses_of_one_output():
+    [flat] = keras_internals.flat_losses(built())
+    assert flat.path == ()
+    assert isinstance(flat.loss, keras.Loss)
+    assert flat.weight is None
+    assert flat.loss.reduction == "sum_over_batch_size"
+
+
+def test_flat_losses_of_two_outputs():
+    batch = (BATCH[0], {"a": BATCH[1], "b": tf.TensorSpec([None, 2], tf.float32)})
+    losses = {"a": "sparse_categorical_crossentropy", "b": "mse"}
+    model = built(two_outputs(), batch, loss=losses, loss_weights={"a": 2.0, "b": 0.5})
+    found = {flat.path: (flat.loss.name, flat.weight) for flat in keras_internals.flat_losses(model)}
+    assert found == {("a",): ("sparse_categorical_crossentropy", 2.0), ("b",): ("mse", 0.5)}
+
+
+def test_without_a_loss_there_are_none():
+    model = built(loss=None)
+    assert keras_internals.flat_losses(model) == []
+
+
+def test_matched_brings_structures_to_the_paths():
+    batch = (BATCH[0], {"a": BATCH[1], "b": tf.TensorSpec([None, 2], tf.float32)})
+    model = built(two_outputs(), batch, loss={"a": "sparse_categorical_crossentropy", "b": "mse"})
+    y_true, y_pred = keras_internals.matched(model, {"a": 1, "b": 2}, {"b": 4, "a": 3})
+    assert (y_true["a"], y_true["b"], y_pred["a"], y_pred["b"]) == (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("weight", [None, np.array([0.0, 1, 2, 3, 4], "float32")])
+def test_loss_values_and_their_weighted_sum_are_those_of_a_loss(weight):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    logits = tf.constant(X[:, :2])
+    values, mask = keras_internals.loss_values(loss, tf.constant(Y), logits)
+    assert mask is None
+    assert values.shape == (5,)
+    total = keras_internals.weighted_sum(values, weight, mask, "float32")
+    assert float(total) == float(loss(Y, logits, weight))
+
+
+def test_masks_travel_with_tensors():
+    tokens = tf.constant([[1, 2, 0], [3, 0, 0]])
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), keras.layers.Embedding(4, 2, mask_zero=True)])
+    outputs = model(tokens)
+    loss = keras.losses.MeanSquaredError(reduction="sum")
+    values, mask = keras_internals.loss_values(loss, tf.zeros_like(outputs), outputs)
+    np.testing.assert_array_equal(mask, [[True, True, False], [True, False, False]])
+    assert float(keras_internals.weighted_sum(values, None, mask, "float32")) == pytest.approx(
+        float(tf.reduce_sum(tf.where(mask, values, 0.0)))
+    )
+    assert float(keras_internals.sum_of_weights(None, mask, "float32")) == 3.0
+    assert float(keras_internals.sum_of_weights(tf.constant([[2.0], [5.0]]), mask, "float32")) == 9.0
+    assert float(keras_internals.sum_of_weights(tf.constant([2.0, 5.0]), None, "float32")) == 7.0
+
+
+def test_labels_and_outputs_are_cast_as_the_loss_casts_them():
+    loss = keras.losses.MeanSquaredError(dtype="float64")
+    values, _ = keras_internals.loss_values(loss, tf.constant([[1]]), tf.constant([[0.5]]))
+    assert values.dtype == tf.float64
+
+
+def test_a_loss_whose_call_is_hidden_is_refused():
+    class Own(keras.Loss):
+        def __call__(self, y_true, y_pred, sample_weight=None):
+            return tf.constant(0.0)
+
+        def call(self, y_true, y_pred):
+            return y_pred
+
+    with pytest.raises(InputError, match="overrides `__call__`"):
+        keras_internals.loss_values(Own(), tf.zeros(1), tf.zeros(1))
+
+
+def test_layers_at_any_depth():
+    inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="deep")], name="inner")
+    model = keras.Sequential([keras.Input((3,)), inner, keras.layers.ReLU(name="relu")])
+    names = [layer.name for layer in keras_internals.layers_of(model)]
+    assert {"inner", "deep", "relu"} <= set(names)
+    assert model.name not in names
+
+
+def test_losses_of_weights_and_of_data_are_told_apart():
+    class Adds(keras.layers.Layer):
+        def call(self, x):
+            self.add_loss(7.0 * keras.ops.mean(x))
+            return x
+
+    dense = keras.layers.Dense(
+        2, kernel_regularizer=keras.regularizers.L1(0.5), kernel_initializer="ones", activity_regularizer="l1"
+    )
+    model = keras.Sequential([keras.Input((3,)), dense, Adds()])
+    x = tf.ones([4, 3])
+    model(x)
+    assert [float(loss) for loss in keras_internals.weight_losses(model)] == [0.5 * 6]
+    # Keras divides an activity regulariser by the rows: 0.01 * 4 * 2 * 3 / 4
+    assert sorted(float(loss) for loss in keras_internals.data_losses(model)) == pytest.approx([0.06, 21.0])
+    model(x * 2)
+    assert len(keras_internals.data_losses(model)) == 2, "those of the last forward pass alone"
+    assert sum(map(float, model.losses)) == pytest.approx(3.0 + 2 * 0.06 * 1 + 42.0)
+
+
+def test_metrics_are_updated_and_read_from_given_values():
+    model = built(metrics=["accuracy"], weighted_metrics=["sparse_categorical_crossentropy"])
+    assert len(keras_internals.metrics_of(model)) == 2
+    prediction = tf.constant([[0.9, 0.1]] * 5)
+    keras_internals.update_metrics(model, tf.constant(Y), prediction, tf.constant([1.0, 0, 0, 0, 0]))
+    values = [v.numpy() for metric in keras_internals.metrics_of(model) for v in metric.variables]
+    results = keras_internals.metric_results(model, values)
+    assert results["accuracy"] == pytest.approx(2 / 5)
+    assert results["sparse_categorical_crossentropy"] == pytest.approx(-np.log(0.9), rel=1e-5)
+    doubled = keras_internals.metric_results(model, [2 * value for value in values])
+    assert doubled == pytest.approx(results)
+    other = keras_internals.metric_results(model, [np.float64(3), np.float64(4), np.float64(1), np.float64(2)])
+    assert list(other.values()) == [0.75, 0.5]
+    assert all(isinstance(value, float) for value in other.values())
+
+
+def test_names_of_metrics_are_those_of_keras_logs():
+    batch = (BATCH[0], {"a": BATCH[1], "b": tf.TensorSpec([None, 2], tf.float32)})
+    losses = {"a": "sparse_categorical_crossentropy", "b": "mse"}
+    model = built(two_outputs(), batch, loss=losses, metrics={"a": ["accuracy"], "b": ["mae"]})
+    values = [np.ones(v.shape) for metric in keras_internals.metrics_of(model) for v in metric.variables]
+    ours = keras_internals.metric_results(model, values)
+    logs = model.evaluate(X, {"a": Y, "b": X[:, :2]}, return_dict=True, verbose=0)
+    assert set(ours) == {"a_accuracy", "b_mae"} == {name for name in logs if not name.endswith("loss")}
+
+
+def test_without_metrics_nothing_happens():
+    model = built()
+    keras_internals.update_metrics(model, tf.constant(Y), tf.zeros([5, 2]), None)
+    assert keras_internals.metrics_of(model) == []
+    assert keras_internals.metric_results(model, []) == {}

@@ -1,0 +1,382 @@
+"""The launcher as its users start it: real processes, real signals."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+DEADLINE = 20.0
+MEMBER = """
+import os, sys, time
+from tfdist.cluster import from_tf_config
+from tfdist.group import join, watch
+cluster = from_tf_config(os.environ)
+if cluster.rank in {absent}:
+    time.sleep(1000)
+group = join(cluster)
+with watch(group, cluster):
+    assert group.gather("ranks", cluster.rank) == list(range(cluster.size))
+    {body}
+"""
+
+
+class Launch:
+    """One launcher under test."""
+
+    def __init__(
+        self, directory: pathlib.Path, mark: str, flags: tuple[str, ...], command: tuple[str, ...], **variables
+    ):
+        environment = {**os.environ, "MARK": mark, **variables}
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tfdist.launch", *flags, "--", *command],
+            cwd=directory,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.out = self.err = ""
+
+    def wait(self) -> int:
+        self.out, self.err = self.process.communicate(timeout=DEADLINE)
+        print(self.out, self.err, sep="\n--- stderr\n")  # pytest shows it when the test fails
+        return self.process.returncode
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def said(self) -> list[str]:
+        """The launcher's own lines."""
+        return [line for line in self.err.splitlines() if line.startswith("tfdist.launch: ")]
+
+    def read_line(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline()
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The living processes that a test has started, directly or not."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    """Marks what a test starts, by an environment variable; nothing of it may be left."""
+    text = uuid.uuid4().hex
+    yield text
+    end = time.monotonic() + 1.0
+    while marked(text) and time.monotonic() < end:
+        time.sleep(0.01)
+    left = marked(text)
+    for process in left:
+        process.kill()
+    assert not left
+
+
+@pytest.fixture
+def launch(tmp_path: pathlib.Path, mark: str) -> Iterator[Callable[..., Launch]]:
+    started = []
+
+    def create(*command: str, flags: tuple[str, ...] = (), **variables: str) -> Launch:
+        started.append(Launch(tmp_path, mark, flags, command, **variables))
+        return started[-1]
+
+    yield create
+    for one in started:
+        one.process.kill()
+        one.process.communicate(timeout=DEADLINE)
+
+
+def python(body: str) -> tuple[str, ...]:
+    return (
+        sys.executable,
+        "-c",
+        f"import json, os, sys, time\nrank = json.loads(os.environ['TF_CONFIG'])['task']['index']\n{body}",
+    )
+
+
+def member(body: str = "", absent: tuple[int, ...] = ()) -> tuple[str, ...]:
+    return sys.executable, "-c", MEMBER.format(body=body or "pass", absent=absent)
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_every_rank_gets_its_place_and_its_lines_and_its_log(launch, tmp_path):
+    body = "print(rank, os.environ['TF_CONFIG']); print('no', file=sys.stderr)"
+    one = launch(*python(body), flags=("--processes=3",))
+    assert one.wait() == 0
+    lines = sorted(one.out.splitlines())
+    configs = [json.loads(line.split(maxsplit=2)[2]) for line in lines]
+    assert [line[:5] for line in lines] == ["[0] 0", "[1] 1", "[2] 2"]
+    assert [config["task"]["index"] for config in configs] == [0, 1, 2]
+    assert len(set(configs[0]["cluster"]["worker"])) == 3
+    assert sorted(line for line in one.err.splitlines() if line not in one.said) == ["[0] no", "[1] no", "[2] no"]
+    (directory,) = (tmp_path / "runs").iterdir()
+    assert sorted(path.name for path in directory.iterdir()) == ["rank-0.log", "rank-1.log", "rank-2.log"]
+    assert "no\n" in (directory / "rank-1.log").read_text()
+    assert one.said == [f"tfdist.launch: ranks 0, 1, 2 of 3, logs in {directory.relative_to(tmp_path)}"]
+
+
+def test_it_starts_quickly_and_imports_no_tensorflow(launch):
+    one = launch("true")
+    assert one.wait() == 0
+    assert one.seconds < 1.5  # 0.3 on an idle machine
+    code = "import sys, tfdist.launch; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=DEADLINE).returncode == 0
+
+
+def test_the_ranks_group_is_served_and_what_says_otherwise_is_cleared(launch):
+    one = launch(
+        *member("print(sorted(n for n in os.environ if n in ('RANK', 'HOROVOD_RANK', 'TFDIST_COORDINATOR')))"),
+        RANK="7",
+        HOROVOD_RANK="7",
+        TFDIST_COORDINATOR="elsewhere:1",
+        TFDIST_TOKEN="",
+    )
+    assert one.wait() == 0
+    assert sorted(one.out.splitlines()) == ["[0] []", "[1] []"]
+
+
+@pytest.mark.parametrize("code", [1, 3, 42])
+def test_one_that_fails_ends_all_and_gives_its_code(launch, code):
+    one = launch(
+        *python(f"time.sleep(0.2)\nif rank == 1: sys.exit({code})\ntime.sleep(1000)"), flags=("--processes=3",)
+    )
+    assert one.wait() == code
+    assert one.seconds < 3.0
+    assert one.said[-1].startswith(f"tfdist.launch: rank 1 ended with code {code}")
+    assert one.said[-1].endswith("rank-1.log")
+
+
+def test_one_that_ignores_the_wish_is_killed_within_five_seconds(launch, mark):
+    body = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(1000)"
+    command = f"if rank == 0: time.sleep(0.5); os.kill(os.getpid(), 9)\n{body}"
+    one = launch(*python(command))
+    assert one.read_line() == "[1] deaf\n"
+    began = time.monotonic()
+    assert one.wait() == 137
+    assert 3.0 < time.monotonic() - began < 5.5
+    assert "rank 0 ended with code 137 (killed by SIGKILL)" in one.said[-1]
+
+
+def test_grandchildren_are_ended_too(launch):
+    assert launch("sh", "-c", "sleep 1000 & sleep 1000 & exit 0").wait() == 0
+    assert launch("sh", "-c", "sleep 1000 & sleep 0.2; exit 3").wait() == 3
+
+
+def test_the_cause_is_not_the_first_exit(launch):
+    """Rank 0 hears of rank 1's end and is gone before rank 1's interpreter has ended."""
+    body = (
+        "import tfdist.errors\n    if cluster.rank == 1:\n"
+        "        import atexit; atexit.register(time.sleep, 2.0)\n"
+        "        group.leave(3, 'step 7: the loss is inf'); sys.exit(3)\n"
+        "    group.lost(wait=10); os._exit(5)"
+    )
+    one = launch(*member(body))
+    assert one.wait() == 3
+    assert "rank 1 ended with code 3 (loss not finite): step 7: the loss is inf" in one.said[-1]
+
+
+def test_who_lost_a_peer_is_not_the_cause(launch):
+    one = launch(*python("time.sleep(0.1 + 0.4 * rank); sys.exit(5 - 2 * rank)"))
+    assert one.wait() == 3
+    assert "rank 1 ended with code 3" in one.said[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_passed_on_and_waited_for(launch, number):
+    body = (
+        "import signal\ndef save(*_): print('saved', flush=True); sys.exit({code})\nsignal.signal(signal.SIGTERM, save)"
+    )
+    body += "\nprint('ready', flush=True)\ntime.sleep(1000)"
+    for code, expected in ((75, 75), ("rank", 128 + number)):
+        one = launch(*python(body.format(code=code)))
+        assert {one.read_line(), one.read_line()} == {"[0] ready\n", "[1] ready\n"}
+        one.process.send_signal(number)
+        assert one.wait() == expected
+        assert sorted(one.out.splitlines()) == ["[0] saved", "[1] saved"]
+    assert one.said[-1] == f"tfdist.launch: ended by {signal.Signals(number).name}."
+
+
+def test_a_second_signal_kills(launch):
+    body = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(1000)"
+    one = launch(*python(body))
+    assert {one.read_line(), one.read_line()} == {"[0] deaf\n", "[1] deaf\n"}
+    began = time.monotonic()
+    one.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    one.process.send_signal(signal.SIGINT)
+    assert one.wait() == 130
+    assert time.monotonic() - began < 2.0
+
+
+def test_a_launcher_that_is_killed_leaves_nobody(launch, mark):
+    one = launch("sh", "-c", "sleep 1000 & echo ready; wait")
+    assert {one.read_line(), one.read_line()} == {"[0] ready\n", "[1] ready\n"}
+    assert len(marked(mark)) >= 6  # launcher, reaper, two shells, two grandchildren
+    one.process.kill()
+    one.wait()  # and the fixture `mark` looks for what is left
+
+
+def test_output_that_nobody_reads_ends_the_job(launch):
+    one = launch(*python("while True: print('x' * 100)"))
+    assert one.process.stdout
+    one.read_line()
+    one.process.stdout.close()
+    assert one.process.wait(timeout=DEADLINE) == 141
+
+
+def test_a_rank_that_does_not_join_is_named(launch):
+    one = launch(*member(absent=(1, 2)), flags=("--processes=3", "--start_timeout_seconds=0.5"))
+    assert one.wait() == 5
+    assert one.said[-1].startswith("tfdist.launch: ranks 1, 2 did not join the job's group within 0.5 s")
+
+
+@pytest.mark.parametrize(
+    "flags, command, message",
+    [
+        ((), (), "The command to start must follow"),
+        (("--procesess=2",), ("true",), 'Did you mean "--processes"?'),
+        (("--processes=0",), ("true",), "--processes must be at least 1. Received: 0."),
+        (("--launcher=mpi",), ("true",), "--launcher must be known"),
+        (("--nodes=2",), ("true",), "--nodes=2 needs --coordinator=HOST:PORT"),
+        ((), ("no-such-program",), 'Received: "no-such-program" (No such file or directory).'),
+        (("--log_dir=/proc/nothing",), ("true",), "--log_dir must be a directory that can be written"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(launch, flags, command, message):
+    one = launch(*command, flags=flags)
+    assert one.wait() == 2
+    assert message in one.said[-1] and len(one.err.splitlines()) == len(one.said)
+
+
+def two_nodes(launch, *command, processes=("1", "1"), flags=()):
+    coordinator = free_address()
+    return [
+        launch(
+            *command,
+            flags=(f"--processes={n}", "--nodes=2", f"--node_rank={node}", f"--coordinator={coordinator}", *flags),
+        )
+        for node, n in enumerate(processes)
+    ]
+
+
+def test_several_hosts_make_one_job(launch, tmp_path):
+    body = "print(group.gather('pids', os.getpid()) and os.environ['TF_CONFIG'])"
+    nodes = two_nodes(launch, *member(body), processes=("2", "1"))
+    assert [one.wait() for one in nodes] == [0, 0]
+    assert sorted(line[:3] for one in nodes for line in one.out.splitlines()) == ["[0]", "[1]", "[2]"]
+    configs = {json.dumps(json.loads(line[4:])["cluster"]) for one in nodes for line in one.out.splitlines()}
+    assert len(configs) == 1
+    assert len(list(tmp_path.glob("runs/*/rank-?.log"))) == 3
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_failure_on_one_host_ends_all_with_its_code(launch, victim):
+    body = f"if rank == {victim}: time.sleep(0.5); sys.exit(3)\ntime.sleep(1000)"
+    nodes = two_nodes(launch, *python(body))
+    assert [one.wait() for one in nodes] == [3, 3]
+    assert f"rank {victim} ended with code 3" in nodes[victim].said[-1]
+    assert f"node {victim} is lost: ended with code 3 (loss not finite): rank {victim}" in nodes[1 - victim].said[-1]
+    assert max(one.seconds for one in nodes) < 6.0
+
+
+def test_the_other_hosts_hear_of_a_failure_before_its_last_process_has_ended(launch):
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    nodes = two_nodes(
+        launch,
+        *python(f"if rank == 1: {deaf}\ntime.sleep(1)\nif rank == 0: sys.exit(3)\ntime.sleep(1000)"),
+        processes=("2", "1"),
+    )
+    assert nodes[1].wait() == 3
+    assert nodes[0].process.poll() is None
+    assert nodes[0].wait() == 3
+
+
+def test_a_host_that_is_done_waits_for_the_others(launch):
+    nodes = two_nodes(launch, *python("if rank == 1: time.sleep(1); sys.exit(3)"))
+    assert [one.wait() for one in nodes] == [3, 3]
+    assert "rank 1 ended with code 3" in nodes[0].said[-1]
+
+
+def test_a_launcher_that_dies_ends_the_other(launch):
+    nodes = two_nodes(launch, *python("print('ready', flush=True); time.sleep(1000)"))
+    assert [one.read_line() for one in nodes] == ["[0] ready\n", "[1] ready\n"]
+    nodes[1].process.kill()
+    assert nodes[0].wait() == 5
+    assert "node 1 is lost: its connection closed without a goodbye" in nodes[0].said[-1]
+
+
+def test_a_host_that_does_not_come_is_named(launch):
+    flags = ("--nodes=3", f"--coordinator={free_address()}", "--start_timeout_seconds=1")
+    nodes = [launch("true", flags=(*flags, f"--node_rank={node}")) for node in (0, 2)]
+    assert [one.wait() for one in nodes] == [5, 5]
+    for one in nodes:
+        assert one.said[-1] == "tfdist.launch: node 1 did not reach 'start' within 1 s (never connected: node 1)."
+
+
+def test_a_coordinator_that_does_not_answer_is_named(launch):
+    address = free_address()
+    one = launch(
+        "true", flags=("--nodes=2", "--node_rank=1", f"--coordinator={address}", "--start_timeout_seconds=0.5")
+    )
+    assert one.wait() == 5
+    assert one.said == [f"tfdist.launch: node 0 did not answer at {address} within 0.5 s (Connection refused)."]
+
+
+def test_a_coordinators_port_in_use_is_bad_input(launch):
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        one = launch("true", flags=("--nodes=2", f"--coordinator={address}"))
+        assert one.wait() == 2
+    assert one.said == [
+        f"tfdist.launch: The group must be served at {address}. Received: port in use. "
+        "Choose another --coordinator, the same on every host."
+    ]
+
+
+def test_a_wrong_token_is_refused(launch):
+    address = free_address()
+    flags = ("--nodes=2", f"--coordinator={address}", "--start_timeout_seconds=2")
+    nodes = [
+        launch("true", flags=(*flags, f"--node_rank={node}"), TFDIST_TOKEN=token) for node, token in enumerate("ab")
+    ]
+    assert [one.wait() for one in nodes] == [5, 2]
+    assert "Give all processes of a job the same TFDIST_TOKEN" in nodes[1].said[-1]
+
+
+HOROVOD = """
+import horovod.tensorflow as hvd, tensorflow as tf
+hvd.init()
+print("sum", hvd.size(), float(hvd.allreduce(tf.constant(hvd.rank() + 1.0), op=hvd.Sum)))
+"""
+
+
+def test_horovod_finds_itself_without_horovodrun(launch):
+    pytest.importorskip("horovod")
+    one = launch(sys.executable, "-c", HOROVOD, flags=("--launcher=horovod",), TF_CPP_MIN_LOG_LEVEL="2")
+    one.process.wait(timeout=60)
+    assert one.wait() == 0
+    assert sorted(one.out.splitlines()) == ["[0] sum 2 3.0", "[1] sum 2 3.0"]

@@ -1,0 +1,85 @@
+import os
+import pathlib
+import signal
+import time
+
+import psutil
+import pytest
+
+from tfdist.errors import InputError
+from tfdist.launching.child import Child, Task
+
+
+@pytest.fixture
+def start():
+    children = []
+
+    def create(*command, **environment):
+        children.append(Child(Task(0, command, {"PATH": os.environ["PATH"], **environment}, pathlib.Path("log"))))
+        return children[-1]
+
+    yield create
+    for child in children:
+        child.reap()
+        child.out.close()
+        child.err.close()
+
+
+def wait(child):
+    end = time.monotonic() + 5
+    while not child.poll() and time.monotonic() < end:
+        time.sleep(0.005)
+    return child.code
+
+
+def ends(pid):
+    """Whether a process that is nobody's child here ends soon; init may leave it a zombie for a while."""
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def test_an_exit_code_and_the_outputs(start):
+    child = start("sh", "-c", "echo $WHO; echo no >&2; exit 3", WHO="me")
+    assert wait(child) == 3 and not child.signalled
+    assert child.out.read() == b"me\n" and child.err.read() == b"no\n"
+
+
+def test_a_death_by_a_signal_is_128_and_its_number(start):
+    assert wait(start("sh", "-c", "kill -KILL $$")) == 137
+
+
+def test_a_signal_reaches_grandchildren_and_is_remembered(start):
+    child = start("sh", "-c", "sleep 1000 & echo $!; wait")
+    grandchild = int(child.out.readline())
+    child.signal(signal.SIGTERM)
+    assert wait(child) == 143 and child.signalled
+    assert ends(grandchild)
+
+
+def test_who_ended_before_the_signal_was_not_ended_by_it(start):
+    child = start("sh", "-c", "exit 3")
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    child.signal(signal.SIGTERM)
+    assert child.code == 3 and not child.signalled
+
+
+def test_reaping_ends_what_the_process_left(start):
+    child = start("sh", "-c", "sleep 1000 & echo $!")
+    grandchild = int(child.out.readline())
+    assert wait(child) == 0
+    assert pathlib.Path(f"/proc/{child.pid}").exists()  # its number is still its own
+    child.reap()
+    assert not pathlib.Path(f"/proc/{child.pid}").exists()
+    assert ends(grandchild)
+
+
+def test_a_program_that_is_not_there_is_bad_input(start):
+    with pytest.raises(InputError, match=r'Received: "no-such-program" \(No such file or directory\)'):
+        start("no-such-program")

@@ -1,0 +1,78 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+
+from tfdist.launching.guard import Guard
+
+SLEEPERS = ["sh", "-c", "sleep 1000 & sleep 1000 & wait"]
+GUARDING = """
+import subprocess, sys, time
+from tfdist.launching.guard import Guard
+with Guard() as guard:
+    child = subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000 & wait"], start_new_session=True)
+    guard.add(child.pid)
+    print(child.pid, guard._process.pid, flush=True)
+    time.sleep(1000)
+"""
+
+
+def members(group):
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def wait_until(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert condition()
+
+
+def test_a_launcher_that_is_killed_leaves_nobody():
+    launcher = subprocess.Popen([sys.executable, "-c", GUARDING], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout
+    group, guard = map(int, launcher.stdout.readline().split())
+    os.kill(guard, signal.SIGTERM)  # as whoever ends everything of a user's does first
+    try:
+        wait_until(lambda: len(members(group)) == 3)
+        launcher.kill()
+        wait_until(lambda: not members(group), 2.0)
+        wait_until(lambda: not psutil.pid_exists(guard) or psutil.Process(guard).status() == psutil.STATUS_ZOMBIE)
+    finally:
+        launcher.kill()
+        for process in members(group):
+            process.kill()
+        launcher.communicate(timeout=5)
+
+
+def test_a_launcher_that_ends_well_has_ended_its_own():
+    child = subprocess.Popen(SLEEPERS, start_new_session=True)
+    other = subprocess.Popen(SLEEPERS, start_new_session=True)
+    try:
+        with Guard() as guard:
+            guard.add(child.pid)
+            guard.add(other.pid)
+            guard.forget(other.pid)
+        assert len(members(child.pid)) >= 1  # it kills nobody after a `done`
+        with Guard() as guard:
+            guard.add(child.pid)
+            guard.add(other.pid)
+            guard.forget(other.pid)
+            guard._input.close()  # what the launcher's death does
+            wait_until(lambda: not members(child.pid))
+            assert len(members(other.pid)) >= 1
+            guard._tell = lambda line: None  # type: ignore[method-assign]  # the launcher is no more
+    finally:
+        for process in (child, other):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

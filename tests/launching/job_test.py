@@ -1,0 +1,28 @@
+import pytest
+
+from tfdist.errors import InputError
+from tfdist.launching.job import Job
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"launcher": "horovood"}, 'Received: "horovood". Did you mean "horovod"? Known: horovod, tensorflow.'),
+        ({"processes": 0}, "--processes must be at least 1. Received: 0."),
+        ({"nodes": 0}, "--nodes must be at least 1. Received: 0."),
+        ({"node_rank": 1}, "--node_rank must be in [0, --nodes=1). Received: 1."),
+        ({"node_rank": -1, "nodes": 2}, "--node_rank must be in [0, --nodes=2). Received: -1."),
+        ({"nodes": 2}, "--nodes=2 needs --coordinator=HOST:PORT"),
+        ({"coordinator": "host"}, '--coordinator must be host:port. Received: "host".'),
+        ({"start_timeout_seconds": 0.0}, "--start_timeout_seconds must be positive. Received: 0."),
+    ],
+)
+def test_what_cannot_be_is_named(fields, message):
+    with pytest.raises(InputError) as raised:
+        Job(**fields)
+    assert message in str(raised.value)
+
+
+def test_what_can_be():
+    assert Job().processes == 1
+    assert Job(processes=4, nodes=2, node_rank=1, coordinator="[::1]:12345").coordinator == "[::1]:12345"

@@ -1,0 +1,30 @@
+import pathlib
+
+import pytest
+
+from tfdist.errors import InputError
+from tfdist.group import LocalGroup
+from tfdist.launching.logs import log_directory
+
+
+def test_a_directory_of_its_own_for_each_launch(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = [log_directory("", LocalGroup()) for _ in range(3)]
+    assert len(set(found)) == 3
+    for path in found:
+        assert (
+            path.is_dir() and path.parts[0] == "runs" and path.name.startswith("launch-") and not list(path.iterdir())
+        )
+
+
+def test_a_directory_that_is_named_is_made(tmp_path):
+    assert log_directory(str(tmp_path / "a" / "b"), LocalGroup()) == tmp_path / "a" / "b"
+    assert log_directory(str(tmp_path / "a" / "b"), LocalGroup()).is_dir()
+
+
+@pytest.mark.parametrize("path", ["file", "file/below", "/proc/nothing"])
+def test_a_directory_that_cannot_be_written_is_bad_input(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("file").touch()
+    with pytest.raises(InputError, match="--log_dir must be a directory that can be written"):
+        log_directory(path, LocalGroup())

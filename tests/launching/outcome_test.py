@@ -1,0 +1,55 @@
+import dataclasses
+
+import pytest
+
+from tfdist.group import Loss
+from tfdist.launching.outcome import SUCCESS, root_cause
+
+
+@dataclasses.dataclass
+class Ended:
+    rank: int
+    code: int | None
+    ended: float = 0.0
+    signalled: bool = False
+
+
+@pytest.mark.parametrize(
+    "ends, cause",
+    [
+        ([], None),
+        ([Ended(0, 0), Ended(1, None)], None),
+        ([Ended(0, 3)], 0),
+        ([Ended(0, 1, 2.0), Ended(1, 137, 1.0)], 1),  # the first
+        ([Ended(0, 5, 1.0), Ended(1, 3, 2.0)], 1),  # who lost a peer is no cause
+        ([Ended(0, 5, 2.0), Ended(1, 5, 1.0)], 1),  # unless nobody else is
+        ([Ended(0, 143, 1.0, signalled=True), Ended(1, 3, 2.0)], 1),  # nor is whom the launcher ended
+        ([Ended(0, 143, 1.0, signalled=True)], None),
+    ],
+)
+def test_the_cause_is_the_first_that_is_no_consequence(ends, cause):
+    found = root_cause(ends)
+    assert found.rank == cause
+    assert found == SUCCESS if cause is None else found.code == ends[cause].code
+
+
+def test_what_a_member_said_as_it_left_is_the_cause_before_its_process_ends():
+    loss = Loss(1, "ended with code 3 (loss not finite): step 7", 3)
+    found = root_cause([Ended(0, 1, 1.0), Ended(1, None)], loss)
+    assert (found.rank, found.code) == (1, 3)
+    assert found.reason == "rank 1 ended with code 3 (loss not finite): step 7"
+
+
+def test_the_group_knows_better_who_was_first():
+    ends = [Ended(0, 1, 1.0), Ended(1, 137, 1.01)]
+    assert root_cause(ends, Loss(1, "its connection closed")).rank == 1
+    assert root_cause(ends, Loss(2, "its connection closed")).rank == 0  # another node's, or not ended yet
+
+
+def test_a_silent_end_with_code_0_is_no_failure():
+    assert root_cause([Ended(0, 0), Ended(1, None)], Loss(0, "its connection closed")) == SUCCESS
+    assert root_cause([Ended(0, 0), Ended(1, 5)], Loss(0, "its connection closed")).rank == 1
+
+
+def test_in_words():
+    assert root_cause([Ended(2, 137)]).reason == "rank 2 ended with code 137 (killed by SIGKILL)"

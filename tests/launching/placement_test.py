@@ -1,0 +1,49 @@
+import socket
+
+import pytest
+
+from tfdist.group import LocalGroup
+from tfdist.launching.placement import Placement, arrange, own_host
+
+UNEVEN = Placement(1, ("a", "::1"), ((1, 2, 3), (4,)))
+
+
+def test_ranks_are_numbered_node_by_node():
+    assert UNEVEN.size == 4
+    assert UNEVEN.addresses == ("a:1", "a:2", "a:3", "[::1]:4")
+    (only,) = UNEVEN.ranks()
+    assert (only.rank, only.size) == (3, 4)
+    assert (only.local_rank, only.local_size) == (0, 1)
+    assert (only.cross_rank, only.cross_size) == (1, 2)
+    third = Placement(0, UNEVEN.hosts, UNEVEN.ports).ranks()[2]
+    assert (third.rank, third.local_rank, third.local_size, third.cross_rank, third.cross_size) == (2, 2, 3, 0, 1)
+
+
+def test_horovod_numbers_them_alike():
+    hosts = pytest.importorskip("horovod.runner.common.util.hosts")
+    counts = (2, 3, 1)
+    infos = [hosts.HostInfo(f"node-{node}", count) for node, count in enumerate(counts)]
+    theirs = [
+        (s.rank, s.size, s.local_rank, s.local_size, s.cross_rank, s.cross_size)
+        for s in hosts.get_host_assignments(infos, 6, 6)
+    ]
+    ports = tuple(tuple(range(count)) for count in counts)
+    ours = [
+        (r.rank, r.size, r.local_rank, r.local_size, r.cross_rank, r.cross_size)
+        for node in range(3)
+        for r in Placement(node, ("a", "b", "c"), ports).ranks()
+    ]
+    assert ours == theirs
+
+
+def test_one_node_stays_on_the_loopback():
+    placement = arrange(3, "", LocalGroup())
+    assert placement.hosts == ("127.0.0.1",) and len(set(placement.ports[0])) == 3
+    for port in placement.ports[0]:
+        socket.create_server(("127.0.0.1", port)).close()  # it is free
+
+
+def test_a_node_is_reached_by_the_address_of_its_way_to_the_coordinator():
+    assert own_host(0, 2, "node0.example:1234") == "node0.example"
+    assert own_host(1, 2, "127.0.0.1:1234") == "127.0.0.1"
+    assert own_host(0, 2, "[::1]:1234") == "::1"

@@ -1,0 +1,197 @@
+"""Models by name, and what holds for every one of them."""
+
+import re
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist import models
+from tfdist.errors import InputError
+
+# Spec, shape of one example, classes, parameters.
+MODELS = [
+    ("mlp", (8, 8, 1), 10, 50_826),
+    ("cnn", (8, 8, 1), 10, 21_674),
+    ("transformer", (16,), 256, 464_640),
+    ("resnet50", (32, 32, 3), 10, 23_608_202),
+]
+SMALL = [
+    ("mlp(hidden=(5,))", (4, 4, 1), 3),
+    ("cnn(filters=(4, 4))", (4, 4, 1), 3),
+    ('cnn(filters=(4, 4), batch_norm="synchronized")', (4, 4, 1), 3),
+    ("transformer(layers=2, width=8, heads=2)", (6,), 11),
+]
+
+
+@pytest.fixture
+def float64():
+    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")  # Keras derives it from floatx once, at its first layer
+    yield
+    keras.config.set_floatx(floatx)
+    keras.config.set_dtype_policy(policy)
+
+
+def batch(model, examples=4):
+    rng = np.random.default_rng(0)
+    shape = (examples, *model.input_shape[1:])
+    classes = model.output_shape[-1]
+    integers = model.inputs[0].dtype == "int32"
+    x = rng.integers(0, classes, shape) if integers else rng.normal(size=shape)
+    y = rng.integers(0, classes, (examples, *model.output_shape[1:-1]))
+    return tf.constant(x, model.inputs[0].dtype), tf.constant(y)
+
+
+def gradients(model, x, y):
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with tf.GradientTape() as tape:
+        loss = loss_fn(y, model(x, training=True))
+    return loss, [tf.convert_to_tensor(g) for g in tape.gradient(loss, [v.value for v in model.trainable_variables])]
+
+
+@pytest.mark.parametrize(("spec", "shape", "classes", "parameters"), MODELS)
+def test_shapes_sizes_and_paths(spec, shape, classes, parameters):
+    model = models.build(spec, shape, classes)
+    assert model.input_shape == (None, *shape)
+    assert model.output_shape[-1] == classes
+    assert model.count_params() == parameters
+    paths = [variable.path for variable in model.variables]
+    assert len(set(paths)) == len(paths)
+    assert [variable.path for variable in models.build(spec, shape, classes).variables] == paths
+    assert "tfdist" not in model.to_json()  # Keras alone loads it
+    assert model.layers[-1].activation is keras.activations.linear
+
+
+def test_the_table_is_complete():
+    assert {spec for spec, *_ in MODELS} == set(models.NAMES)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("spec", "shape", "classes"), SMALL)
+def test_a_step_in_float64(spec, shape, classes):
+    model = models.build(spec, shape, classes)
+    assert {variable.dtype for variable in model.variables} == {"float64"}
+    x, y = batch(model)
+    optimizer = keras.optimizers.SGD(0.01)
+    before, grads = gradients(model, x, y)
+    optimizer.apply(grads, model.trainable_variables)
+    after, _ = gradients(model, x, y)
+    assert model(x).dtype == tf.float64
+    assert after < before
+
+
+@pytest.mark.parametrize(("spec", "shape", "classes"), SMALL)
+def test_forward_and_backward_compile(spec, shape, classes):
+    model = models.build(spec, shape, classes)
+    x, y = batch(model)
+    weights = [variable.numpy() for variable in model.variables]
+    compiled = tf.function(lambda x, y: gradients(model, x, y), jit_compile=True, autograph=False)
+    loss, grads = compiled(x, y)
+    for variable, value in zip(model.variables, weights, strict=True):
+        variable.assign(value)  # the moving statistics
+    expected_loss, expected = gradients(model, x, y)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    for gradient, wanted in zip(grads, expected, strict=True):
+        assert np.linalg.norm(gradient - wanted) <= 1e-4 * np.linalg.norm(wanted) + 1e-6
+
+
+def test_resnet50_compiles_forward():
+    model = models.build("resnet50", (32, 32, 3), 10)
+    x, _ = batch(model, examples=1)
+    compiled = tf.function(lambda x: model(x, training=False), jit_compile=True, autograph=False)
+    np.testing.assert_allclose(compiled(x), model(x, training=False), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("spec", "shape", "classes"), [*SMALL, ("resnet50", (32, 32, 3), 10)])
+def test_exactly_the_named_variables_have_a_gradient_of_zero(spec, shape, classes):
+    model = models.build(spec, shape, classes)
+    _, grads = gradients(model, *batch(model))
+    patterns = models.zero_gradient_patterns(spec)
+    named = {v.path for v in model.trainable_variables if any(re.search(p, v.path) for p in patterns)}
+    scale = max(np.linalg.norm(g) for g in grads)
+    zero = {v.path for v, g in zip(model.trainable_variables, grads, strict=True) if np.linalg.norm(g) <= 1e-12 * scale}
+    assert zero == named
+    assert bool(named) == bool(patterns)
+
+
+def test_zero_gradient_patterns_of_others():
+    assert models.zero_gradient_patterns("nobodys") == ()
+    assert models.zero_gradient_patterns("a.b:c(d=1)") == ()
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    def write(text):
+        (tmp_path / "model_of_a_user.py").write_text("import keras\n" + text)
+        monkeypatch.syspath_prepend(tmp_path)
+        sys.modules.pop("model_of_a_user", None)
+        return "model_of_a_user:"
+
+    yield write
+    sys.modules.pop("model_of_a_user", None)
+
+
+DENSE = "return keras.Sequential([keras.Input({}), keras.layers.Dense({})])\n"
+
+
+@pytest.mark.parametrize(
+    ("signature", "body", "spec", "shapes"),
+    [
+        ("", DENSE.format("(7,)", 5), "f", (7, 5)),
+        ("input_shape", DENSE.format("input_shape", 5), "f", (3, 5)),
+        ("classes, width=5", DENSE.format("(width,)", "classes"), "f(width=6)", (6, 2)),
+        ("*, classes, input_shape", DENSE.format("input_shape", "classes"), "f(classes=9)", (3, 9)),
+        ("**options", DENSE.format("(7,)", "options['n']"), "f(n=4)", (7, 4)),
+    ],
+)
+def test_a_users_function(user_module, signature, body, spec, shapes):
+    name = user_module(f"def f({signature}):\n    {body}")
+    model = models.build(name + spec, (3,), 2)
+    assert (model.input_shape[1], model.output_shape[1]) == shapes
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "message"),
+    [
+        (
+            "import no_such_module_at_all",
+            "f",
+            "import failed: ModuleNotFoundError: No module named 'no_such_module_at_all'",
+        ),
+        ("def f(:", "f", "import failed: SyntaxError"),
+        ("def f(): return 3", "f", "must return a keras.Model. Received: int"),
+        ("f = 3", "f", "must name a function. Received: a int"),
+        ("def f(width): return 3", "f(widht=3)", 'has no parameter "widht".*Did you mean "width"'),
+        ("def f(width): return 3", "f", "needs a value for width"),
+        ("def model(): return 3", "modle", 'Did you mean "model"'),
+    ],
+)
+def test_what_is_wrong_with_a_users_function(user_module, text, spec, message):
+    with pytest.raises(InputError, match=message) as error:
+        models.build(user_module(text) + spec, (3,), 2)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("resnet", '--model=resnet is not known. Did you mean "resnet50"'),
+        (
+            "gpt",
+            "--model=gpt is not known.* Known: cnn, mlp, resnet50, transformer. Your own is package.module:function",
+        ),
+        ("mlp(hiden=(3,))", 'mlp has no parameter "hiden".*Did you mean "hidden"'),
+        ("mlp(hidden=(3,)", "column 16: expected"),
+        ("mlp(hidden=-3)", "mlp: hidden must be whole numbers"),
+        ("no.such.package:f", "import failed: ModuleNotFoundError: No module named 'no'"),
+    ],
+)
+def test_bad_specs(spec, message):
+    with pytest.raises(InputError, match=message) as error:
+        models.build(spec, (8, 8, 1), 10)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,105 @@
+"""The names that users' programs rely on. Whoever changes one of these lists changes those programs."""
+
+import inspect
+
+import pytest
+
+import tfdist
+from tfdist import collectives, gradients, layers, models, strategy
+from tfdist.errors import ExitCode
+
+
+def test_tfdist():
+    assert tfdist.__all__ == [
+        "Cluster",
+        "Collectives",
+        "Group",
+        "Strategy",
+        "Trainer",
+        "collectives",
+        "current_strategy",
+        "data",
+        "layers",
+        "load_strategy",
+        "models",
+        "spawn",
+    ]
+
+
+@pytest.mark.parametrize("name", tfdist.__all__)
+def test_every_name_can_be_had(name):
+    assert getattr(tfdist, name) is not None
+    assert name in dir(tfdist)
+
+
+def test_other_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="module 'tfdist' has no attribute 'Trainr'"):
+        _ = tfdist.Trainr
+
+
+def test_strategies():
+    assert strategy.NAMES == ("single", "mirrored", "multiworker", "tpu", "horovod")
+
+
+def test_parts():
+    assert collectives.__all__ == [
+        "Call",
+        "Collectives",
+        "OneReplica",
+        "Op",
+        "Recording",
+        "Wire",
+        "all_gather",
+        "all_reduce",
+        "current",
+        "using",
+    ]
+    assert gradients.__all__ == ["Bucketed", "Reducer", "Sum", "plan"]
+    assert layers.__all__ == ["SyncBatchNormalization"]
+    assert models.NAMES == ("mlp", "cnn", "resnet50", "transformer")
+
+
+def test_arguments_of_the_trainer():
+    def names(function):
+        return list(inspect.signature(function).parameters)
+
+    assert names(tfdist.Trainer) == [
+        "model",
+        "optimizer",
+        "loss",
+        "metrics",
+        "weighted_metrics",
+        "loss_weights",
+        "reducer",
+        "seed",
+        "jit_compile",
+    ]
+    assert names(tfdist.Trainer.fit) == [
+        "self",
+        "data",
+        "batch_size",
+        "steps",
+        "epochs",
+        "log_every",
+        "eval_every",
+        "steps_per_call",
+        "callbacks",
+        "class_weight",
+        "reporter",
+        "profile",
+    ]
+    assert names(tfdist.Trainer.evaluate) == ["self", "data", "batch_size"]
+    assert names(tfdist.Trainer.save) == ["self", "path"]
+
+
+def test_exit_codes():
+    assert {code.name: int(code) for code in ExitCode} == {
+        "DONE": 0,
+        "FAILED": 1,
+        "BAD_INPUT": 2,
+        "NOT_FINITE": 3,
+        "STALLED": 4,
+        "PEER_LOST": 5,
+        "OUT_OF_MEMORY": 6,
+        "PREEMPTED": 75,
+    }

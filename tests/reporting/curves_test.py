@@ -1,0 +1,136 @@
+import io
+import math
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.image import imread
+
+from tfdist.reporting import CurvesReporter, RunPlan
+from tfdist.reporting.curves import draw
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def points(values):
+    return [(10 * (index + 1), value) for index, value in enumerate(values)]
+
+
+def labels(axes: Axes) -> list[str]:
+    legend = axes.get_legend()
+    return [text.get_text() for text in legend.get_texts()] if legend else []
+
+
+def drawn(axes: Axes, line: int) -> list[list[float]]:
+    return np.asarray(axes.lines[line].get_xydata()).tolist()
+
+
+def train(step, **fields):
+    return {"kind": "train", "step": step, **fields}
+
+
+def evaluation(step, **fields):
+    return {"kind": "eval", "step": step, **fields}
+
+
+def test_a_run_leaves_a_picture(tmp_path):
+    path = tmp_path / "curves.png"
+    reporter = CurvesReporter(path)
+    reporter.start(RunPlan(total_steps=100, batch_size=4))
+    for step in range(10, 101, 10):
+        reporter.progress(step, {"loss": 1.0})
+        reporter.record(train(step, loss=2 / step, accuracy=1 - 1 / step, learning_rate=0.1))
+    reporter.record(evaluation(100, loss=0.1, accuracy=0.9))
+    reporter.close("done")
+    picture = path.read_bytes()
+    assert picture.startswith(PNG)
+    assert len(picture) > 10_000
+    assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]
+
+
+def test_each_panel_says_what_it_shows():
+    figure = draw(
+        {
+            "loss": {"train": points([2.0, 1.0, 0.5]), "eval": points([0.6])},
+            "accuracy": {"train": points([0.1, 0.5, 0.9]), "eval": points([0.8])},
+        }
+    )
+    left, right = figure.axes
+    assert (left.get_title("left"), right.get_title("left")) == ("Loss", "Metrics")
+    assert (left.get_ylabel(), right.get_ylabel()) == ("loss", "accuracy")
+    for axes in (left, right):
+        assert axes.get_xlabel() == "step (optimizer updates)"
+        assert labels(axes) == ["train", "eval"]
+    assert drawn(left, 0) == [[10, 2.0], [20, 1.0], [30, 0.5]]
+    assert drawn(left, 1) == [[10, 0.6]]
+    assert drawn(right, 1) == [[10, 0.8]]
+
+
+def test_the_lines_are_on_the_picture():
+    figure = draw({"loss": {"train": points([2.0, 1.0])}})
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    colours = np.round(imread(io.BytesIO(file.getvalue()))[..., :3] * 255)
+    of_training = np.all(colours == (0x7F, 0xB3, 0xD9), axis=-1)
+    columns = np.flatnonzero(of_training.any(axis=0))
+    width = colours.shape[1]
+    assert columns.max() - columns.min() > width / 3, "the line crosses its panel"
+    assert columns.max() < width / 2, "and stays in it"
+
+
+def test_several_metrics_are_named_and_more_than_four_left_out():
+    figure = draw({f"m{index}": {"train": points([0.1, 0.2])} for index in range(6)})
+    assert labels(figure.axes[1]) == ["m0, train", "m1, train", "m2, train", "m3, train"]
+    assert figure.axes[1].get_ylabel() == "value"
+
+
+@pytest.mark.parametrize(
+    ("losses", "scale"), [([100.0, 0.1], "log"), ([2.0, 0.1], "linear"), ([100.0, -0.1], "linear")]
+)
+def test_the_loss_is_logarithmic_where_it_spans_decades(losses, scale):
+    assert draw({"loss": {"train": points(losses)}}).axes[0].get_yscale() == scale
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [train(1, loss="nan")],
+        [train(1, loss=1.0), train(2, loss=math.inf), train(3, loss=-math.inf, accuracy="nan")],
+        [evaluation(1, accuracy=1.0)],
+        [train(1, **{"$\\cost$": 1.0})],
+        [{"step": 1, "loss": 1.0}, {"loss": 1.0}, {"kind": "eval"}],
+        [train(1, **{"$\\cost$": 1.0, "_hidden": 2.0})],
+    ],
+)
+def test_missing_and_odd_values_leave_a_picture(tmp_path, records):
+    path = tmp_path / "curves.png"
+    reporter = CurvesReporter(path)
+    for record in records:
+        reporter.record(record)
+    reporter.close("done")
+    assert path.read_bytes().startswith(PNG)
+
+
+def test_no_records_no_picture(tmp_path):
+    CurvesReporter(tmp_path / "curves.png").close("done")
+    assert not list(tmp_path.iterdir())
+
+
+def test_evaluations_draw_but_not_too_often(tmp_path):
+    path = tmp_path / "curves.png"
+    now = 0.0
+    reporter = CurvesReporter(path, seconds_between=10.0, clock=lambda: now)
+    reporter.record(train(1, loss=1.0))
+    assert not path.exists()
+    reporter.record(evaluation(1, loss=1.0))
+    first = path.read_bytes()
+    now = 9.0
+    reporter.record(evaluation(2, loss=0.5))
+    assert path.read_bytes() == first
+    now = 11.0
+    reporter.record(evaluation(3, loss=0.2))
+    second = path.read_bytes()
+    assert second != first
+    reporter.record(evaluation(4, loss=0.1))
+    reporter.close("done")
+    assert path.read_bytes() not in (first, second)

@@ -1,0 +1,102 @@
+import io
+import logging
+import re
+import sys
+
+import pytest
+from absl import logging as absl_logging
+
+from tfdist.reporting import log
+
+LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (\w+) rank (\d+): (.*)")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind():
+    loggers = [logging.getLogger(name) for name in (None, "tfdist", "tensorflow")]
+    before = [(logger.level, list(logger.handlers)) for logger in loggers]
+    yield
+    assert [(logger.level, list(logger.handlers)) for logger in loggers] == before
+
+
+def lines(text: str) -> list[tuple[str, ...]]:
+    matches = [LINE.fullmatch(line) for line in text.splitlines()]
+    assert all(matches), text
+    return [match.groups() for match in matches if match]
+
+
+def speak():
+    logging.getLogger("tfdist.trainer").debug("too much")
+    logging.getLogger("tfdist.trainer").info("started")
+    logging.getLogger("somebody.else").info("chatter")
+    logging.getLogger("somebody.else").warning("careful")
+
+
+def test_the_chief_shows_and_files_the_same(tmp_path, capsys):
+    path = tmp_path / "logs" / "rank-0.log"
+    with log.setup(0, path):
+        speak()
+    expected = [("INFO", "0", "started"), ("WARNING", "0", "careful")]
+    assert lines(path.read_text()) == expected
+    assert lines(capsys.readouterr().err) == expected
+
+
+def test_other_ranks_show_warnings_only(tmp_path, capsys):
+    path = tmp_path / "rank-2.log"
+    with log.setup(2, path):
+        speak()
+    assert lines(path.read_text()) == [("INFO", "2", "started"), ("WARNING", "2", "careful")]
+    assert lines(capsys.readouterr().err) == [("WARNING", "2", "careful")]
+
+
+def test_a_line_is_in_the_file_at_once_and_close_ends_it(tmp_path, capsys):
+    path = tmp_path / "rank-0.log"
+    handlers = log.setup(0, path)
+    speak()
+    assert len(lines(path.read_text())) == 2
+    handlers.close()
+    logging.getLogger("tfdist").error("after the end")
+    assert len(lines(path.read_text())) == 2
+
+
+def test_a_log_is_continued(tmp_path, capsys):
+    path = tmp_path / "rank-0.log"
+    for _ in range(2):
+        with log.setup(0, path):
+            logging.getLogger("tfdist").info("started")
+    assert len(lines(path.read_text())) == 2
+
+
+@pytest.mark.parametrize("name", [None, "tensorflow"])
+def test_no_line_appears_twice_on_the_terminal(tmp_path, capsys, name):
+    theirs = logging.StreamHandler(sys.stderr)
+    absls = absl_logging.ABSLHandler(absl_logging.PythonFormatter())
+    absls.python_handler.stream = sys.stderr
+    logger = logging.getLogger(name)
+    for handler in (theirs, absls):
+        logger.addHandler(handler)
+    try:
+        with log.setup(0, tmp_path / "rank-0.log"):
+            logging.getLogger("tensorflow").warning("careful")
+        assert lines(capsys.readouterr().err) == [("WARNING", "0", "careful")]
+        assert {theirs, absls} <= set(logger.handlers)
+    finally:
+        for handler in (theirs, absls):
+            logger.removeHandler(handler)
+
+
+def test_handlers_that_write_elsewhere_stay(tmp_path, capsys):
+    elsewhere = io.StringIO()
+    handler = logging.StreamHandler(elsewhere)
+    logging.getLogger().addHandler(handler)
+    try:
+        with log.setup(0, tmp_path / "rank-0.log"):
+            logging.getLogger("tfdist").info("started")
+        assert elsewhere.getvalue() == "started\n"
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def test_a_file_that_cannot_be_opened_changes_nothing(tmp_path, capsys):
+    with pytest.raises(OSError, match="directory"):
+        log.setup(0, tmp_path)

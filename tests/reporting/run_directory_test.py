@@ -1,0 +1,94 @@
+import json
+import os
+
+import pytest
+
+from tfdist.errors import InputError
+from tfdist.reporting import RunDirectory
+
+
+def create(path) -> RunDirectory:
+    return RunDirectory.create(path, flags="--steps=5\n", hosts=["alpha"], clock=lambda: 1770000000.0)
+
+
+def assert_refused(path, *words):
+    for action in (RunDirectory.check, create):
+        with pytest.raises(InputError) as caught:
+            action(path)
+        message = str(caught.value)
+        assert "\n" not in message
+        assert "--output_dir" in message
+        for word in (str(path), *words):
+            assert word in message
+
+
+def test_a_run_begins_with_its_flags_and_its_environment(tmp_path):
+    directory = create(tmp_path / "runs" / "first")
+    assert directory.path == tmp_path / "runs" / "first"
+    assert directory.flags.read_text() == "--steps=5\n"
+    environment = json.loads(directory.environment.read_text())
+    assert environment["hosts"] == ["alpha"]
+    assert environment["started"] == "2026-02-02T02:40:00+00:00"
+    assert sorted(path.name for path in directory.path.iterdir()) == ["environment.json", "flags.txt", "logs"]
+
+
+def test_the_names_of_the_files(tmp_path):
+    directory = RunDirectory(tmp_path)
+    named = (directory.metrics, directory.curves, directory.model, directory.tensorboard, directory.log(3))
+    assert [str(path.relative_to(tmp_path)) for path in named] == [
+        "metrics.jsonl",
+        "curves.png",
+        "model.keras",
+        "tensorboard",
+        os.path.join("logs", "rank-3.log"),
+    ]
+
+
+def test_an_empty_directory_is_taken(tmp_path):
+    assert create(tmp_path).path == tmp_path
+
+
+def test_a_launcher_may_have_written_its_logs(tmp_path):
+    log = RunDirectory(tmp_path).log(0)
+    log.parent.mkdir()
+    log.write_text("starting\n")
+    create(tmp_path)
+    assert log.read_text() == "starting\n"
+
+
+def test_another_run_is_never_written_over(tmp_path):
+    create(tmp_path)
+    assert_refused(tmp_path, "empty")
+
+
+def test_a_check_makes_nothing(tmp_path):
+    RunDirectory.check(tmp_path / "runs" / "first")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_no_directory(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    assert_refused(file, "not a directory")
+    assert_refused(file / "below", "not a directory")
+
+
+def test_a_place_without_permission_is_refused(tmp_path, monkeypatch):
+    # The superuser may write anywhere, so the answer of the system is made up.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert_refused(tmp_path / "new", "no permission", str(tmp_path))
+
+
+def test_what_the_system_refuses_is_told_in_its_words(tmp_path):
+    assert_refused(tmp_path / ("x" * 300), "File name too long")
+    with pytest.raises(InputError, match="Received: /proc/nowhere"):
+        create("/proc/nowhere")
+
+
+def test_an_address_is_no_path():
+    assert_refused("gs://bucket/run", "not a directory of this machine")
+
+
+def test_the_home_directory_may_be_abbreviated(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert create("~/run").path == tmp_path / "run"

@@ -1,0 +1,76 @@
+"""One rank of the Horovod traps: runs all experiments and prints what came of them as one line of JSON.
+
+python tests/traps/horovod_worker.py
+"""
+
+import hashlib
+import json
+import statistics
+import time
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+
+TENSORS = 40
+REPEATS = 60
+CALLS = 15
+
+
+def keras_optimizer() -> list[float]:
+    """This rank's weights after `model.fit` with Horovod's Keras optimizer and data of its own."""
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    data = np.random.default_rng(hvd.rank())
+    model.fit(data.normal(size=(32, 2)), data.normal(size=(32, 1)), batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return np.concatenate([np.ravel(weight) for weight in model.get_weights()]).tolist()
+
+
+def different_sums() -> int:
+    """How many of the repeats of separately named all-reduces of the same inputs differ from the first one."""
+    data = np.random.default_rng(100 + hvd.rank())
+    inputs = [tf.constant(data.normal(size=37 * (i + 1)), tf.float32) for i in range(TENSORS)]
+
+    @tf.function(autograph=False)
+    def reduce() -> list[tf.Tensor]:
+        return [hvd.allreduce(x, op=hvd.Sum, name=f"sums/{i}") for i, x in enumerate(inputs)]
+
+    digests = [hashlib.sha256(b"".join(x.numpy().tobytes() for x in reduce())).digest() for _ in range(REPEATS)]
+    return sum(digest != digests[0] for digest in digests)
+
+
+def allreduce_seconds() -> float:
+    """The median duration of an all-reduce of 1 MB."""
+    x = tf.ones(2**18)
+
+    def once() -> float:
+        start = time.perf_counter()
+        hvd.allreduce(x, op=hvd.Sum, name="timed").numpy()
+        return time.perf_counter() - start
+
+    once()
+    return statistics.median(once() for _ in range(CALLS))
+
+
+def main() -> None:
+    strategy = tfdist.load_strategy("horovod", start_timeout_seconds=60)
+    found: dict[str, object] = {"weights": keras_optimizer()}
+    found["different_sums"] = different_sums()
+    found["seconds"] = allreduce_seconds()
+    x = tf.ones((3 * hvd.size(), 2))
+    hvd.alltoall(x, splits=[3] * hvd.size(), name="alltoall")
+    found["seconds_after_alltoall"] = allreduce_seconds()
+    hvd.reducescatter(x, op=hvd.Sum, name="reducescatter")
+    found["seconds_after_reducescatter"] = allreduce_seconds()
+    strategy.group.barrier("done")
+    print(f"\n{json.dumps(found)}", flush=True)
+    strategy.group.leave()
+    strategy.close()
+
+
+if __name__ == "__main__":
+    main()

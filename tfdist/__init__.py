@@ -1,0 +1,61 @@
+"""tfdist trains ordinary Keras 3 models on TensorFlow across devices and machines: N replicas give the result of one.
+
+Importing it imports no TensorFlow, defines no flag and touches no device; the names below are loaded when first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfdist import collectives, data, layers, models
+    from tfdist.cluster import Cluster
+    from tfdist.collectives import Collectives
+    from tfdist.group import Group
+    from tfdist.loading import load_strategy
+    from tfdist.spawn import spawn
+    from tfdist.strategy import Strategy, current_strategy
+    from tfdist.trainer import Trainer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Cluster",
+    "Collectives",
+    "Group",
+    "Strategy",
+    "Trainer",
+    "collectives",
+    "current_strategy",
+    "data",
+    "layers",
+    "load_strategy",
+    "models",
+    "spawn",
+]
+
+_HOMES = {
+    "Cluster": "tfdist.cluster",
+    "Collectives": "tfdist.collectives",
+    "Group": "tfdist.group",
+    "Strategy": "tfdist.strategy",
+    "Trainer": "tfdist.trainer",
+    "current_strategy": "tfdist.strategy",
+    "load_strategy": "tfdist.loading",
+    "spawn": "tfdist.spawn",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
+    if name in _HOMES:
+        # A submodule of the same name (tfdist.spawn) would otherwise hide the object once it is imported.
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        value = importlib.import_module(f"tfdist.{name}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

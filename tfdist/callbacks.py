@@ -1,0 +1,46 @@
+"""Keras callbacks in a job of several processes: the same logs everywhere, files by the chief, one stop for all."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from tfdist.strategy import Strategy
+
+WRITE_FILES = (
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.TensorBoard,
+)
+
+
+class Callbacks:
+    """A list of Keras callbacks for one process of the job."""
+
+    def __init__(
+        self, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, strategy: Strategy, **params: Any
+    ):
+        """Args: callbacks: as given on every process; params: what Keras tells them (`epochs`, `steps`)."""
+        chosen = [c for c in callbacks if strategy.is_chief or not isinstance(c, WRITE_FILES)]
+        model.stop_training = False
+        self._model = model
+        self._group = strategy.group
+        self._any = bool(callbacks)
+        self._list = keras.callbacks.CallbackList(chosen, model=model, **params)
+
+    def __getattr__(self, name: str) -> Any:
+        """The events of `keras.callbacks.CallbackList`."""
+        return getattr(self._list, name)
+
+    def stopped(self, step: int) -> bool:
+        """Whether a callback of any process wants training to stop; asked by all processes at the same step."""
+        if not self._any:
+            return False
+        self._model.stop_training = any(self._group.gather(f"callbacks/stop/{step}", bool(self._model.stop_training)))
+        return self._model.stop_training
+
+
+def validation_logs(results: Mapping[str, float]) -> dict[str, float]:
+    """An evaluation's results under the names that Keras's callbacks watch."""
+    return {f"val_{name}": value for name, value in results.items()}

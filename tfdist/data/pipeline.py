@@ -1,0 +1,143 @@
+"""Pipelines: from a data set to the rows of each replica, step by step."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data.examples import Element, Examples
+from tfdist.data.rows import Deal
+from tfdist.errors import InputError
+
+_STEPS_AHEAD = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """Training: global batches that are a pure function of (seed, step), always full, without end.
+
+    Attributes:
+      source: where the examples come from.
+      batch_size: examples of a global batch, over all replicas, at least 1; may be more than the source has.
+      seed: of the order of examples.
+      first_step: the step that comes first; the stream is the same as if the steps before it were skipped.
+    """
+
+    source: Examples
+    batch_size: int
+    seed: int
+    first_step: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        _check_batch_size(self.batch_size)
+        if self.first_step < 0:
+            raise InputError(f"The first step must be at least 0. Received: {self.first_step}.")
+
+    def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
+        """The rows of this process's replicas, in turn.
+
+        Args:
+          replicas: the numbers of this process's replicas.
+          size: the number of all replicas, at most `batch_size`.
+
+        Returns:
+          An endless data set. Element i belongs to step `first_step + i // len(replicas)` and to
+          `replicas[i % len(replicas)]`. Its leading dim is static if all these replicas have equally many rows.
+
+        Raises:
+          InputError: there are more replicas than rows.
+        """
+        check_batch_size(self.batch_size, size)
+        deal = Deal(self.batch_size, tuple(replicas), size, self.first_step)
+        return _prepared(self.source.deal(deal, self.seed), deal)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationPipeline:
+    """Evaluation: one pass in the natural order.
+
+    The last batch is short where the batch size does not divide the number of examples, and is dealt as evenly as any
+    other: a replica may get no row of it.
+
+    Attributes:
+      source: where the examples come from.
+      batch_size: examples at a time, over all replicas, at least 1.
+      padded: for engines that need equal shares and static shapes: every batch is full, rows past the end repeat
+        example 0 with a sample weight of 0, and every element is (x, y, sample_weight).
+    """
+
+    source: Examples
+    batch_size: int
+    padded: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        _check_batch_size(self.batch_size)
+
+    @property
+    def steps(self) -> int:
+        """How many batches one pass has."""
+        return -(-self.source.size // self.batch_size)
+
+    def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
+        """The rows of this process's replicas, in turn: `steps * len(replicas)` elements; see `Pipeline.dataset`."""
+        total = self.steps * self.batch_size if self.padded else self.source.size
+        deal = Deal(self.batch_size, tuple(replicas), size, total=total)
+        elements = self.source.deal(deal, seed=None)
+        if self.padded:
+            real = deal.map(lambda positions: tf.cast(positions < self.source.size, tf.float32))
+            elements = tf.data.Dataset.zip(elements, real).map(reweighted)
+        return _prepared(elements, deal)
+
+
+def reweighted(element: Element, factor: tf.Tensor) -> Element:
+    """Multiplies a batch's sample weights, which are 1 where it has none.
+
+    Args:
+      element: (x, y) or (x, y, sample_weight), batched.
+      factor: float32, of the leading dims of every sample weight: [n], or [n, ...].
+
+    Returns:
+      (x, y, sample_weight), each sample weight of the larger of the two shapes; its dtype stays if it is floating.
+    """
+    x, y, *rest = element
+    return x, y, tf.nest.map_structure(lambda weight: _product(weight, factor), rest[0]) if rest else factor
+
+
+def _product(weight: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    weight = weight if weight.dtype.is_floating else tf.cast(weight, factor.dtype)
+    rank = max(weight.shape.rank, factor.shape.rank)
+    weight, factor = _with_rank(weight, rank), _with_rank(factor, rank)
+    return weight * tf.cast(factor, weight.dtype)
+
+
+def _with_rank(tensor: tf.Tensor, rank: int) -> tf.Tensor:
+    for _ in range(rank - tensor.shape.rank):
+        tensor = tensor[..., None]
+    return tensor
+
+
+def _check_batch_size(batch_size: int) -> None:
+    if batch_size < 1:
+        raise InputError(f"--batch_size must be at least 1. Received: {batch_size}.")
+
+
+def check_batch_size(batch_size: int, replicas: int) -> None:
+    """Raises `InputError` if there are more replicas than rows in a step."""
+    if replicas > batch_size:
+        raise InputError(
+            f"--batch_size must be at least the number of replicas. Received: --batch_size={batch_size} and "
+            f"{replicas} replicas. Every replica needs a row of every step."
+        )
+
+
+def _prepared(dataset: tf.data.Dataset, deal: Deal) -> tf.data.Dataset:
+    """Reads ahead, in threads that do not take those of the training step."""
+    options: Any = tf.data.Options()
+    options.deterministic = True
+    options.threading.private_threadpool_size = 0  # as many as there are cores, for sources that decode
+    options.threading.max_intra_op_parallelism = 1
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return dataset.prefetch(_STEPS_AHEAD * len(deal.replicas)).with_options(options)

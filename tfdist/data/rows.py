@@ -1,0 +1,97 @@
+"""Who gets which rows: the rows of a global batch are dealt to replicas as evenly as possible, in order."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import InputError
+
+
+def rows(batch_size: int, replica: int, replicas: int) -> tuple[int, int]:
+    """One replica's consecutive rows of a batch.
+
+    Args:
+      batch_size: rows of the batch, at least 0.
+      replica: in [0, replicas).
+      replicas: how many replicas share the batch.
+
+    Returns:
+      The first row and the number of rows, batch_size // replicas or one more.
+    """
+    quotient, extra = divmod(batch_size, replicas)
+    return replica * quotient + min(replica, extra), quotient + (replica < extra)
+
+
+def check_equal_shares(batch_size: int, replicas: int) -> None:
+    """Checks that every replica gets the same number of rows, for strategies that need static shapes.
+
+    Raises:
+      InputError: it is not so.
+    """
+    if batch_size % replicas:
+        below = batch_size - batch_size % replicas
+        near = " or ".join(str(size) for size in (below, below + replicas) if size)
+        raise InputError(
+            "--batch_size must be divisible by the number of replicas for this strategy. "
+            f"Received: --batch_size={batch_size} and {replicas} replicas. Use {near}."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Deal:
+    """The positions of the stream that each element of one process's data set covers.
+
+    Element i belongs to step `first_step + i // len(replicas)` and to replica `replicas[i % len(replicas)]`.
+
+    Attributes:
+      batch_size: rows of a global batch.
+      replicas: this process's replicas, in order.
+      size: the number of all replicas.
+      first_step: the step of the first element.
+      total: positions in all steps together; None for an endless stream. The last batch may be short.
+    """
+
+    batch_size: int
+    replicas: tuple[int, ...]
+    size: int
+    first_step: int = 0
+    total: int | None = None
+
+    @property
+    def elements(self) -> int:
+        """How many elements there are; tf.data's number for infinity if the stream is endless."""
+        if self.total is None:
+            return tf.data.INFINITE_CARDINALITY
+        return (-(-self.total // self.batch_size) - self.first_step) * len(self.replicas)
+
+    @property
+    def static_count(self) -> int | None:
+        """Rows of every element, if that is one number."""
+        counts = {rows(self.batch_size, replica, self.size)[1] for replica in self.replicas}
+        short = self.total is not None and self.total % self.batch_size
+        return None if short or len(counts) > 1 else counts.pop()
+
+    def share(self, step: tf.Tensor, local: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """What `rows` returns, as int64 scalars, for a step and the number of a local replica."""
+        present = tf.constant(self.batch_size, tf.int64)
+        if self.total is not None:
+            present = tf.minimum(present, self.total - step * self.batch_size)
+        replica = tf.constant(self.replicas, tf.int64)[local]
+        quotient, extra = present // self.size, present % self.size
+        return replica * quotient + tf.minimum(replica, extra), quotient + tf.cast(replica < extra, tf.int64)
+
+    def positions(self, element: tf.Tensor) -> tf.Tensor:
+        """The positions that an element covers, int64 [rows]; elements are counted from step 0."""
+        step = element // len(self.replicas)
+        first, count = self.share(step, element % len(self.replicas))
+        start = step * self.batch_size + first
+        return tf.ensure_shape(tf.range(start, start + count), [self.static_count])
+
+    def map(self, function: Callable[[tf.Tensor], Any]) -> tf.data.Dataset:
+        """The data set of what a function makes of each element's positions, endless or not."""
+        first = self.first_step * len(self.replicas)
+        endless = self.total is None
+        numbers = tf.data.Dataset.counter(first) if endless else tf.data.Dataset.range(first, first + self.elements)
+        return numbers.map(lambda element: function(self.positions(element)), num_parallel_calls=tf.data.AUTOTUNE)

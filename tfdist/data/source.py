@@ -1,0 +1,94 @@
+"""Data sets with random access: the pipeline says which examples, the source fetches them."""
+
+import abc
+import functools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data import order
+from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one
+from tfdist.data.rows import Deal
+from tfdist.errors import InputError
+
+
+class Source(Examples):
+    """Examples that can be fetched by number. A subclass sets `size` and says how to `fetch`."""
+
+    @abc.abstractmethod
+    def fetch(self, indices: tf.Tensor) -> Element:
+        """Returns a batch of examples; it is traced into tf.data's graph.
+
+        Args:
+          indices: int64 [n], in [0, size), n >= 0; may repeat.
+
+        Returns:
+          (x, y) or (x, y, sample_weight), each tensor with a leading dim of n.
+        """
+
+    def map(self, transform: Transform) -> "Source":
+        """See base class."""
+        return Mapped(self, transform)
+
+    @functools.cached_property
+    def element_spec(self) -> Any:
+        """See base class."""
+        return spec_of_one(tf.data.Dataset.range(0).batch(1).map(self.fetch).element_spec)
+
+    def deal(self, deal: Deal, seed: int | None) -> tf.data.Dataset:
+        """See base class."""
+
+        def element(positions: tf.Tensor) -> Element:
+            if seed is None:
+                return self.fetch(tf.where(positions < self.size, positions, 0))
+            return self.fetch(order.indices(positions, self.size, seed, span=deal.batch_size))
+
+        return deal.map(element)
+
+
+class Mapped(Source):
+    """A source seen through a transform of its batches."""
+
+    def __init__(self, source: Source, transform: Transform):
+        self.size = source.size
+        self._source = source
+        self._transform = transform
+
+    def fetch(self, indices: tf.Tensor) -> Element:
+        """See base class."""
+        return self._transform(*self._source.fetch(indices))
+
+    def map(self, transform: Transform) -> Source:
+        """See base class."""
+        return Mapped(self._source, chain(self._transform, transform))
+
+
+class ArraySource(Source):
+    """Arrays in host memory, kept once and in their own dtype: images stay uint8 until a batch is transformed."""
+
+    def __init__(self, arrays: Any, transform: Transform = as_is):
+        """Copies the arrays.
+
+        Args:
+          arrays: (x, y) or (x, y, sample_weight), each an array [size, ...] or a structure of such.
+          transform: what to do with a batch; see `Examples.map`.
+
+        Raises:
+          InputError: `arrays` is no such tuple, or the arrays have no example, or not the same number of them.
+        """
+        check_element(arrays)
+        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(arrays)]
+        sizes = sorted({leaf.shape[0] if leaf.ndim else 0 for leaf in leaves})
+        if len(sizes) != 1 or sizes[0] == 0:
+            shapes = ", ".join(str(leaf.shape) for leaf in leaves)
+            raise InputError(f"Arrays must have the same first dim, at least 1. Received: shapes {shapes or 'none'}.")
+        with tf.device("CPU:0"):
+            self._tensors = tf.nest.pack_sequence_as(arrays, [tf.constant(leaf) for leaf in leaves])
+        self.size = sizes[0]
+        self._transform = transform
+
+    def fetch(self, indices: tf.Tensor) -> Element:
+        """See base class."""
+        gathered = tf.nest.map_structure(lambda tensor: tf.gather(tensor, indices), self._tensors)
+        return self._transform(*gathered)

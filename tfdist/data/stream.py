@@ -1,0 +1,105 @@
+"""Data sets without random access: a stream is read in a seeded order by every process, and skipped on resume."""
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one
+from tfdist.data.rows import Deal
+from tfdist.errors import InputError
+
+_BUFFER_BYTES = 2**28
+_SMALLEST_BUFFER = 1000
+_NO_SIZE = {tf.data.INFINITE_CARDINALITY: "infinite", tf.data.UNKNOWN_CARDINALITY: "unknown"}
+
+
+class StreamSource(Examples):
+    """A `tf.data.Dataset` of single examples, whose number is known.
+
+    The order of an epoch is a shuffle through a buffer, drawn for (seed, epoch). So that a step's examples do not
+    depend on the number of replicas, every process reads the whole stream and keeps its own rows: on N processes
+    reading costs N times what it would if each read a part. Resuming at a step reads the examples of its epoch that
+    come before it, and throws them away. Where that is too slow, write a `Source`.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, buffer_size: int | None = None, transform: Transform = as_is):
+        """Reads nothing yet.
+
+        Args:
+          dataset: single examples, (x, y) or (x, y, sample_weight), of equal shapes; must give the same examples in the
+            same order each time that it is read.
+          buffer_size: examples in the shuffle's buffer, at least 1; by default what fits into 256 MiB, at least 1000.
+          transform: what to do with a batch; see `Examples.map`.
+
+        Raises:
+          InputError: the number of examples is not known, or is infinite or 0; an example is not such a tuple.
+        """
+        size = int(dataset.cardinality())
+        if size < 1:
+            found = _NO_SIZE.get(size, str(size))
+            raise InputError(
+                f"A tf.data.Dataset must have a known, finite number of examples. Received: {found}. "
+                "Use dataset.apply(tf.data.experimental.assert_cardinality(n))."
+            )
+        self.size = size
+        self._dataset = dataset
+        check_element(dataset.element_spec)
+        self._buffer_size = buffer_size or _default_buffer(dataset, size)
+        self._transform = transform
+
+    @functools.cached_property
+    def element_spec(self) -> Any:
+        """See base class."""
+        return spec_of_one(self._dataset.batch(1).map(self._transform).element_spec)
+
+    def map(self, transform: Transform) -> "StreamSource":
+        """See base class."""
+        return StreamSource(self._dataset, self._buffer_size, chain(self._transform, transform))
+
+    def deal(self, deal: Deal, seed: int | None) -> tf.data.Dataset:
+        """See base class."""
+        first = deal.first_step * deal.batch_size
+        examples = self._in_order(deal.total) if seed is None else self._endless(seed, first)
+        batches = examples.batch(deal.batch_size, drop_remainder=deal.total is None)
+
+        def shares(step: tf.Tensor, batch: Element) -> tf.data.Dataset:
+            def share(local: tf.Tensor) -> Element:
+                return tf.nest.map_structure(
+                    lambda tensor: _rows(tensor, *deal.share(step, local), deal.static_count), batch
+                )
+
+            return tf.data.Dataset.range(len(deal.replicas)).map(share)
+
+        dealt = batches.enumerate(deal.first_step).flat_map(shares)
+        dealt = dealt.apply(tf.data.experimental.assert_cardinality(deal.elements))
+        return dealt.map(self._transform, num_parallel_calls=tf.data.AUTOTUNE)
+
+    def _in_order(self, total: int | None) -> tf.data.Dataset:
+        """One pass, then example 0 until there are `total`."""
+        padding = (total or self.size) - self.size
+        return self._dataset.concatenate(self._dataset.take(1).repeat(padding)) if padding else self._dataset
+
+    def _endless(self, seed: int, first: int) -> tf.data.Dataset:
+        """The stream of epochs from position `first` on."""
+
+        def epoch(number: tf.Tensor) -> tf.data.Dataset:
+            # This is the seed of the graph of this function alone. Without it the order would depend on the program's
+            # own tf.random.set_seed.
+            tf.random.set_seed(1 + seed % (2**31 - 2))  # the range that TensorFlow keeps apart, without 0
+            return self._dataset.shuffle(self._buffer_size, seed=number, reshuffle_each_iteration=False)
+
+        return tf.data.Dataset.counter(first // self.size).flat_map(epoch).skip(first % self.size)
+
+
+def _rows(tensor: tf.Tensor, first: tf.Tensor, count: tf.Tensor, static_count: int | None) -> tf.Tensor:
+    return tf.ensure_shape(tensor[first : first + count], [static_count, *tensor.shape[1:]])
+
+
+def _default_buffer(dataset: tf.data.Dataset, size: int) -> int:
+    """As many examples as fit into the memory that a shuffle may take, as far as their size is known."""
+    specs = tf.nest.flatten(dataset.element_spec)
+    if not all(spec.shape.is_fully_defined() and spec.dtype != tf.string for spec in specs):
+        return min(_SMALLEST_BUFFER, size)
+    bytes_each = sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
+    return min(max(_SMALLEST_BUFFER, _BUFFER_BYTES // max(bytes_each, 1)), size)

@@ -1,0 +1,29 @@
+"""What an exit code says, in words: for the lines that tell how a process ended."""
+
+import signal
+
+from tfdist.errors import ExitCode
+
+MEANINGS = {
+    ExitCode.DONE: "done",
+    ExitCode.FAILED: "failed",
+    ExitCode.BAD_INPUT: "bad input",
+    ExitCode.NOT_FINITE: "loss not finite",
+    ExitCode.STALLED: "stalled",
+    ExitCode.PEER_LOST: "a peer was lost",
+    ExitCode.OUT_OF_MEMORY: "out of memory",
+    ExitCode.PREEMPTED: "preempted",
+}
+SIGNALLED = 128  # a shell's way: 128 + the number of the signal that ended the process
+
+
+def describe(code: int) -> str:
+    """Returns `code 3 (loss not finite)`, `code 137 (killed by SIGKILL)`, or `code 42`.
+
+    Args:
+      code: an exit code in [0, 255].
+    """
+    if code > SIGNALLED and code - SIGNALLED in signal.valid_signals():
+        return f"code {code} (killed by {signal.Signals(code - SIGNALLED).name})"
+    meaning = MEANINGS.get(code)  # type: ignore[call-overload]  # an IntEnum equals its number
+    return f"code {code} ({meaning})" if meaning else f"code {code}"

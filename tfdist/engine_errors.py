@@ -1,0 +1,88 @@
+"""What TensorFlow's and Horovod's exceptions mean for a run, told from their class names: nothing imports an engine."""
+
+import math
+import re
+
+from tfdist.errors import OutOfMemoryError
+
+_ENGINE = frozenset(
+    ("UnavailableError", "AbortedError", "InternalError", "CancelledError", "DeadlineExceededError")
+    + ("HorovodInternalError",)
+)
+_TENSOR = re.compile(r"shape ?\[([\d,]*)\] and type (\w+)")
+_BYTES = re.compile(r"(\d+) ?bytes")
+_READY = re.compile(r"allocate ([\d.]+ ?[KMGTPE]i?B)")
+_ITEM_BYTES = {
+    "half": 2,
+    "bfloat16": 2,
+    "float": 4,
+    "double": 8,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "int8": 1,
+    "bool": 1,
+}
+_LONGEST_CAUSE = 300
+
+
+def is_engine_error(error: BaseException) -> bool:
+    """Whether an engine raised it for something that happened outside the program: what a lost peer looks like."""
+    return not _ENGINE.isdisjoint(_class_names(error))
+
+
+def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
+    """Returns one line about an allocation that failed, or None for any other error.
+
+    Args:
+      error: its notes (`BaseException.add_note`), such as the step, become part of the line.
+    """
+    found = _behind(error)
+    if found is None:
+        return None
+    notes = ", ".join(getattr(error, "__notes__", ()))
+    text = re.sub(r"\{\{[^}]*\}\} ?", "", one_line(str(found)))  # TensorFlow's mark of the place in a graph
+    size = _asked_for(text)
+    cause = f"{type(found).__name__}: {text}"
+    lack = OutOfMemoryError(
+        f"Out of memory{f' ({notes})' if notes else ''}{f': {size} asked for' if size else ''}. Lower --batch_size, or "
+        f"spread it over more --devices. {cause if len(cause) <= _LONGEST_CAUSE else f'{cause[:_LONGEST_CAUSE]}...'}"
+    )
+    lack.__cause__ = error
+    return lack
+
+
+def one_line(text: str) -> str:
+    """Returns the text with its lines joined, and without the terminal's colours."""
+    return re.sub(r"\s*[\r\n]\s*", " ", re.sub(r"\x1b\[[0-9;]*m", "", text).strip())
+
+
+def _behind(error: BaseException | None) -> BaseException | None:
+    """The lack of memory that an error is or was raised in the handling of: Keras wraps what building a model raised."""
+    while (
+        error is not None and not isinstance(error, MemoryError) and "ResourceExhaustedError" not in _class_names(error)
+    ):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _class_names(error: BaseException) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}
+
+
+def _asked_for(text: str) -> str:
+    """How much memory an allocator's message says was wanted, as `3.7 GiB`; empty if it does not say."""
+    if found := _READY.search(text):
+        return found[1]
+    if (found := _TENSOR.search(text)) and found[2] in _ITEM_BYTES:
+        return _in_units(math.prod(int(dim) for dim in found[1].split(",") if dim) * _ITEM_BYTES[found[2]])
+    found = _BYTES.search(text)
+    return _in_units(int(found[1])) if found else ""
+
+
+def _in_units(size: float) -> str:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

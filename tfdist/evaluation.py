@@ -1,0 +1,61 @@
+"""Evaluation that is exact: the numbers of one device for any number of examples and replicas."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals, loss
+from tfdist.data import EvaluationPipeline
+from tfdist.gradients import Bucketed, Sum
+from tfdist.metrics import Totals, make_drain
+from tfdist.strategy import HasCollectives
+
+
+class Evaluator:
+    """Evaluates one model; keeps what it compiled."""
+
+    def __init__(self, model: keras.Model, strategy: HasCollectives, drain: Any = None):
+        """Args: model: compiled and built under the strategy's scope; drain: see `tfdist.metrics.make_drain`."""
+        self._model = model
+        self._strategy = strategy
+        self._drain = drain or make_drain(model, strategy)
+        self._run = tf.function(self._batches, autograph=False, reduce_retracing=True)
+
+    def evaluate(self, data: Any, batch_size: int) -> dict[str, float]:
+        """The loss and the metrics of a whole data set, as if it were one batch.
+
+        Args:
+          data: a source.
+          batch_size: examples at a time, over all replicas.
+        """
+        pipeline = EvaluationPipeline(data, batch_size, padded=self._strategy.equal_shares)
+        iterator = self._strategy.distribute(pipeline.dataset)
+        sums = self._run(iterator, tf.constant(pipeline.steps)).numpy()
+        totals = Totals()
+        totals.add(self._drain())
+        return {"loss": loss.evaluation_loss(self._model, np.asarray(sums)), **totals.results(self._model)}
+
+    def _batches(self, iterator: Any, steps: tf.Tensor) -> tf.Tensor:
+        length = 2 * (len(keras_internals.flat_losses(self._model)) + 1)
+
+        def body(done: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            mine = self._strategy.local(self._strategy.run(self._batch, next(iterator)))
+            return done + 1, sums + tf.add_n(mine)
+
+        start = (tf.constant(0), tf.zeros([length], tf.float64))
+        _, mine = tf.while_loop(lambda done, _: done < steps, body, start, parallel_iterations=1)
+        shared = self._strategy.run(self._merge, mine / len(self._strategy.local_replicas))
+        return self._strategy.local(shared)[0]
+
+    def _batch(self, batch: Any) -> tf.Tensor:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        outputs = self._model(x, training=False)
+        parts = loss.terms(self._model, y, outputs, weight)
+        keras_internals.update_metrics(self._model, y, outputs, weight)
+        return loss.evaluation_sums(self._model, parts, tf.shape(keras.tree.flatten(x)[0])[0])
+
+    def _merge(self, mine: tf.Tensor) -> tf.Tensor:
+        [total], _ = Bucketed(Sum()).reduce([mine], [], self._strategy.collectives, name="evaluation")
+        return total

@@ -1,0 +1,40 @@
+"""The text of `--help`: names and meanings in two columns, under topics."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+
+def render(
+    program: str,
+    topics: Mapping[str, Sequence[tuple[str, str]]],
+    about: str = "",
+    arguments: str = "",
+    width: int = 100,
+) -> str:
+    """Returns the help of a command.
+
+    Args:
+      program: how it is started.
+      topics: by its title, each topic's flags: as they are written, and what they mean.
+      about: what the command does.
+      arguments: what stands behind the flags, as in "-- COMMAND".
+      width: of the text, in characters.
+    """
+    column = 4 + max(len(name) for lines in topics.values() for name, _ in lines)
+    parts = [f"Usage: {program} [--flag=value ...] {arguments}".rstrip()]
+    parts += [textwrap.fill(about, width)] if about else []
+    for topic, lines in topics.items():
+        parts.append("\n".join([f"{topic}:", *(_line(name, text, column, width) for name, text in lines)]))
+    return "\n\n".join(parts)
+
+
+def _line(name: str, text: str, column: int, width: int) -> str:
+    first = f"  {name}".ljust(column)
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=" " * column,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

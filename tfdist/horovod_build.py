@@ -1,0 +1,160 @@
+"""What Horovod's build needs and what it changes: versions, patches, tools, environment variables.
+
+pip alone cannot build it: Horovod's last release adds an optional XLA bridge to its TensorFlow library, whose includes
+newer TensorFlows no longer have. Without that one line the release builds and works.
+"""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+
+from tfdist.errors import InputError, TfdistError
+
+VERSION = "0.28.1"
+SDIST = f"horovod-{VERSION}.tar.gz"
+SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+
+# (file, line as it stands there exactly once, what stands there instead)
+PATCHES = (
+    (
+        "horovod/tensorflow/CMakeLists.txt",
+        'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
+        "",
+    ),
+    # Python 3.12 has no distutils, and horovodrun imports this file.
+    (
+        "horovod/runner/js_run.py",
+        "from distutils.spawn import find_executable\n",
+        "from shutil import which as find_executable\n",
+    ),
+)
+
+# Horovod's setup.py needs an older setuptools, and its own imports. They lie on the build's path only.
+PACKAGES = ("setuptools==75.8.0", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml")
+
+# Where things are is the user's to say; every other variable of Horovod's build is set here.
+_KEPT = re.compile("HOROVOD_(CUDA_HOME|NCCL_(HOME|INCLUDE|LIB|LINK)|BUILD_.*)")
+_NOT_THE_CAUSE = re.compile(r"^[\"']|subprocess|CalledProcessError|ERROR: Failed|metadata-generation-failed|\*\*\*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """What a wheel of Horovod is built for: a wheel serves no other."""
+
+    tensorflow: str
+    gpu: bool = False
+    mpi: bool = False
+
+    @property
+    def key(self) -> str:
+        """The name of this build's folder in the cache."""
+        python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
+        machine = f"{platform.system().lower()}-{platform.machine()}"
+        variant = ("-gpu" if self.gpu else "") + ("-mpi" if self.mpi else "")
+        return f"horovod-{VERSION}-tensorflow-{self.tensorflow}-{python}-{machine}{variant}"
+
+    @property
+    def transports(self) -> frozenset[str]:
+        """What it must be able to talk over."""
+        return frozenset(["Gloo"] + ["NCCL"] * self.gpu + ["MPI"] * self.mpi)
+
+
+def check_tools(build: Build) -> None:
+    """Raises `InputError` with the first tool of the build that is missing, and the Debian package that has it."""
+    compiler = (shlex.split(os.environ.get("CXX", "")) or ["g++"])[0]
+    cuda = os.environ.get("HOROVOD_CUDA_HOME", "/usr/local/cuda")
+    nccl = os.environ.get("HOROVOD_NCCL_INCLUDE") or f"{os.environ.get('HOROVOD_NCCL_HOME', '/usr')}/include"
+    wanted: list[tuple[str, object, str]] = [(compiler, shutil.which(compiler), "g++")]
+    wanted += [("make", shutil.which("make"), "make")]
+    if build.gpu:
+        path = f"{cuda}/bin{os.pathsep}{os.environ.get('PATH', '')}"
+        headers = (f"{folder}/nccl.h" for folder in (nccl, f"{cuda}/include", "/usr/local/include"))
+        wanted += [("nvcc", shutil.which("nvcc", path=path), "nvidia-cuda-toolkit")]
+        wanted += [("NCCL's nccl.h", any(map(os.path.exists, headers)), "libnccl-dev, or set HOROVOD_NCCL_HOME")]
+    if build.mpi:
+        wanted += [("mpicxx", shutil.which("mpicxx"), "libopenmpi-dev")]
+    for tool, found, package in wanted:
+        if not found:
+            raise InputError(f"Horovod's build needs {tool}. Received: none. Install the Debian package {package}.")
+
+
+def find_cmake() -> str | None:
+    """Finds a CMake that is new enough and works, in this environment or on the PATH."""
+    path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', '')}"
+    cmake = shutil.which("cmake", path=path)
+    if cmake is None:
+        return None
+    done = subprocess.run([cmake, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    version = re.search(r"version (\d+)\.(\d+)", done.stdout)
+    return cmake if version and (int(version[1]), int(version[2])) >= (3, 13) else None
+
+
+def environment(build: Build, packages: pathlib.Path, cmake: str) -> dict[str, str]:
+    """Makes the environment variables of the build.
+
+    Args:
+      build: what is built.
+      packages: the folder that has `PACKAGES`.
+      cmake: the path of CMake.
+    """
+    variables = {k: v for k, v in os.environ.items() if _KEPT.fullmatch(k) or not k.startswith("HOROVOD_")}
+    variables |= {f"HOROVOD_WITH_{name}": "1" for name in ("TENSORFLOW", "GLOO", *["MPI"] * build.mpi)}
+    variables |= {f"HOROVOD_WITHOUT_{name}": "1" for name in ("PYTORCH", "MXNET", *["MPI"] * (not build.mpi))}
+    if build.gpu:
+        variables["HOROVOD_GPU_OPERATIONS"] = "NCCL"
+    variables["HOROVOD_CMAKE"] = cmake
+    variables["MAKEFLAGS"] = f"-j{len(os.sched_getaffinity(0))}"
+    variables["CMAKE_POLICY_VERSION_MINIMUM"] = "3.5"  # CMake 4 refuses Gloo's CMakeLists.txt without it
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(packages), os.environ.get("PYTHONPATH")]))
+    return variables
+
+
+def check_hash(sdist: pathlib.Path) -> None:
+    """Raises `TfdistError` if the file is not the release that this module knows."""
+    received = hashlib.sha256(sdist.read_bytes()).hexdigest()
+    if received != SHA256:
+        raise TfdistError(f"{SDIST} must have the SHA-256 {SHA256}. Received: {received} in {sdist}. Delete that file.")
+
+
+def unpack(sdist: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """Checks and unpacks the source distribution and patches it; returns its top folder."""
+    check_hash(sdist)
+    with tarfile.open(sdist) as archive:
+        # Python 3.11's first releases have no filters, and know this attribute as little.
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
+        archive.extractall(folder)
+    source = folder / f"horovod-{VERSION}"
+    patch(source)
+    return source
+
+
+def patch(source: pathlib.Path) -> None:
+    """Applies `PATCHES`; raises `TfdistError` if a line is not in its file exactly once."""
+    for name, line, replacement in PATCHES:
+        lines = (source / name).read_text(encoding="utf-8").splitlines(keepends=True)
+        if lines.count(line) != 1:
+            raise TfdistError(
+                f"{name} must have the line `{line.strip()}` once. Received: {lines.count(line)} times in {source}."
+            )
+        lines[lines.index(line)] = replacement
+        (source / name).write_text("".join(lines), encoding="utf-8")
+
+
+def last_error(text: str) -> str:
+    """Finds the last line that tells the cause, in what compilers, CMake or pip printed; else the last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["It printed nothing."]
+    errors = [i for i, line in enumerate(lines) if re.search(r"(?i)error:|CMake Error", line)]
+    causes = [i for i in errors if not _NOT_THE_CAUSE.search(lines[i])] or errors or [len(lines) - 1]
+    cause = lines[causes[-1]]
+    if cause.startswith("CMake Error") and cause.endswith(":"):  # CMake says what in the next line
+        cause = " ".join(lines[causes[-1] : causes[-1] + 2])
+    return cause

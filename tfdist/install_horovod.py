@@ -1,0 +1,222 @@
+"""Builds Horovod for the installed TensorFlow, and installs it.
+
+The wheel is cached, so that the next environment with the same versions has it in seconds. The user's own packages stay
+as they are: what only the build needs lies in a folder of its own, which is gone afterwards.
+"""
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+
+from absl import flags
+
+from tfdist import horovod_build
+from tfdist.errors import ExitCode, InputError, TfdistError
+from tfdist.horovod_build import SDIST, SHA256, VERSION, Build
+
+# Horovod's CMake asks the running Python for TensorFlow, so an isolated environment would not do.
+_FROM_SOURCE = ("--no-deps", "--use-pep517", "--no-build-isolation")
+
+_PROBE = """
+import json, pathlib, horovod
+metadata = json.loads((pathlib.Path(horovod.__path__[0]) / "metadata.json").read_text())
+import horovod.tensorflow as hvd
+has = {"Gloo": hvd.gloo_built(), "NCCL": hvd.nccl_built(), "MPI": hvd.mpi_built()}
+print(json.dumps([horovod.__version__, metadata["tensorflow"], [name for name, built in has.items() if built]]))
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the flags say.
+
+    Attributes:
+      cache: the folder of the wheels.
+      gpu: whether to build for NCCL.
+      mpi: whether to build for MPI.
+      force: whether to build again what is there.
+    """
+
+    cache: pathlib.Path
+    gpu: bool = False
+    mpi: bool = False
+    force: bool = False
+
+
+class Log:
+    """A file that keeps what the commands print."""
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        path.write_text("", encoding="utf-8")
+
+    def pip(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        """Runs this environment's pip; raises `TfdistError` with its last error line if it fails."""
+        command = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(f"$ {shlex.join(command)}\n")
+            file.flush()
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment)
+        if done.returncode:
+            cause = horovod_build.last_error(self.path.read_text(encoding="utf-8", errors="replace"))
+            raise TfdistError(f"`pip {arguments[0]}` failed: {cause} (log: {self.path})")
+
+
+def install(options: Options) -> None:
+    """Makes `import horovod.tensorflow` work in this environment, and says what it does, one line a stage.
+
+    Raises:
+      InputError: TensorFlow, pip or a tool of the build is missing, or the cache cannot be written.
+      TfdistError: the download, the build, the installation or the import failed.
+    """
+    build = Build(_tensorflow_version(), options.gpu, options.mpi)
+    if not options.force and importlib.util.find_spec("horovod"):
+        try:
+            _say(f"Horovod {VERSION} ({_transports(build)}) works with TensorFlow {build.tensorflow}. Nothing to do.")
+            return
+        except TfdistError as error:
+            _say(f"Replacing the Horovod that is there. {error}")
+    folder = options.cache / build.key
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log = Log(folder / "install.log")
+    except OSError as error:
+        raise InputError(f"The cache must be writable. Received: {error}. Pass another --cache_dir.") from error
+    _say(f"Horovod {VERSION} for TensorFlow {build.tensorflow}; log: {log.path}")
+    wheel = next(folder.glob("*.whl"), None)
+    if wheel is None or options.force:
+        wheel = make_wheel(build, options.cache, log)
+    _say(f"Installing {wheel}")
+    log.pip("install", "--force-reinstall", "--no-deps", str(wheel))
+    log.pip("install", str(wheel))  # what it depends on and is not there
+    _say(f"import horovod.tensorflow works ({_transports(build)}).")
+
+
+def make_wheel(build: Build, cache: pathlib.Path, log: Log) -> pathlib.Path:
+    """Builds the wheel and returns its place in the cache, where it appears only when it is whole.
+
+    Args:
+      build: what to build.
+      cache: has the source distribution, or gets it, and a folder named `build.key`.
+      log: gets the output.
+    """
+    horovod_build.check_tools(build)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=cache) as scratch:
+        folder = pathlib.Path(scratch)
+        packages = folder / "packages"
+        _say(f"Fetching what the build needs: {' '.join(horovod_build.PACKAGES)}")
+        log.pip("install", "--target", str(packages), *horovod_build.PACKAGES)
+        cmake = horovod_build.find_cmake() or _pip_cmake(folder / "cmake", log)
+        environment = horovod_build.environment(build, packages, cmake)
+        sdist = cache / SDIST
+        if not sdist.exists():
+            _say(f"Downloading {SDIST}")
+            _download(folder, log, environment).replace(sdist)
+        _say(f"Unpacking and patching {sdist}")
+        source = horovod_build.unpack(sdist, folder)
+        _say(f"Building with make {environment['MAKEFLAGS']}: this takes minutes")
+        arguments = ["--verbose", *_FROM_SOURCE, "--wheel-dir", str(folder), str(source)]
+        log.pip("wheel", *arguments, environment=environment)
+        (built,) = folder.glob("*.whl")
+        return built.replace(cache / build.key / built.name)
+
+
+def _pip_cmake(folder: pathlib.Path, log: Log) -> str:
+    _say("No CMake here: fetching PyPI's")
+    try:
+        log.pip("install", "--target", str(folder), "cmake")
+    except TfdistError as error:
+        raise InputError(f"Horovod's build needs cmake, and {error}. Install the Debian package cmake.") from error
+    return str(folder / "cmake" / "data" / "bin" / "cmake")
+
+
+def _download(folder: pathlib.Path, log: Log, environment: Mapping[str, str]) -> pathlib.Path:
+    # pip runs the source's setup.py for its metadata, so pip itself has to check the hash before that.
+    requirement = folder / "requirement.txt"
+    pinned = f"horovod=={VERSION} --hash=sha256:{SHA256}"
+    requirement.write_text(f"--no-binary horovod\n--require-hashes\n{pinned}\n", encoding="utf-8")
+    arguments = [*_FROM_SOURCE, "--dest", str(folder), "--requirement", str(requirement)]
+    log.pip("download", *arguments, environment=environment)
+    horovod_build.check_hash(folder / SDIST)
+    return folder / SDIST
+
+
+def _transports(build: Build) -> str:
+    """Imports Horovod in a process of its own; raises `TfdistError` if it is not this build or does not work."""
+    command = [sys.executable, "-P", "-c", _PROBE]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        raise TfdistError(f"`import horovod.tensorflow` failed: {horovod_build.last_error(done.stderr)}")
+    version, tensorflow, transports = json.loads(done.stdout.splitlines()[-1])
+    if (version, tensorflow) != (VERSION, build.tensorflow) or not build.transports <= set(transports):
+        wanted = ", ".join(sorted(build.transports))
+        raise TfdistError(
+            f"It must be Horovod {VERSION} for TensorFlow {build.tensorflow} with {wanted}. "
+            f"Received: {version} for {tensorflow} with {', '.join(transports)}."
+        )
+    return ", ".join(transports)
+
+
+def _tensorflow_version() -> str:
+    if importlib.util.find_spec("pip") is None:
+        raise InputError(f"pip must be installed. Received: none in {sys.prefix}. Run `python -m ensurepip`.")
+    try:
+        return importlib.metadata.version("tensorflow")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise InputError(
+            f"TensorFlow must be installed. Received: none in {sys.prefix}. Run `pip install tensorflow`."
+        ) from error
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines this command's flags."""
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tfdist" / "horovod"
+    flags.DEFINE_bool("gpu", False, "Build for NCCL (needs nvcc and NCCL's headers).", flag_values=values)
+    flags.DEFINE_bool("mpi", False, "Build for MPI as well (needs mpicxx).", flag_values=values)
+    flags.DEFINE_bool("force", False, "Build and install even what is there already.", flag_values=values)
+    flags.DEFINE_string("cache_dir", str(cache), "The folder that keeps the wheels.", flag_values=values)
+    flags.DEFINE_bool("help", False, "Show this help.", short_name="h", flag_values=values)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command.
+
+    Args:
+      arguments: the command line, the program's name first.
+
+    Returns:
+      The exit code.
+    """
+    values = flags.FlagValues()
+    define_flags(values)
+    try:
+        rest = values(list(arguments))[1:]
+        if values.help:
+            print(f"{__doc__}\n{values.get_help()}")
+            return ExitCode.DONE
+        if rest:
+            raise InputError(f"install_horovod takes flags only. Received: {' '.join(rest)}. See --help.")
+        install(Options(pathlib.Path(values.cache_dir).expanduser().resolve(), values.gpu, values.mpi, values.force))
+    except flags.Error as error:
+        print(f"{str(error).splitlines()[0]} See --help.", file=sys.stderr)
+        return ExitCode.BAD_INPUT
+    except TfdistError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return ExitCode.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

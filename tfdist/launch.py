@@ -1,0 +1,83 @@
+"""Starts the processes of a job on this host: python -m tfdist.launch --processes=2 -- python -m tfdist.train ...
+
+On several hosts, run the same command on each, with --nodes, --coordinator, and a --node_rank of its own.
+"""
+
+import dataclasses
+import os
+import signal
+import sys
+from typing import Any
+
+from absl import flags
+
+from tfdist import command, endings
+from tfdist.errors import InputError
+from tfdist.launching import running, signals
+from tfdist.launching.engines import ENGINES
+from tfdist.launching.job import Job
+from tfdist.launching.outcome import Outcome
+from tfdist.launching.supervision import Stop
+
+PATIENCE_SECONDS = 30.0  # for the processes to end, and save what they want, when somebody asks the launcher to end
+
+_HELP = {
+    "processes": "How many processes to start on this host.",
+    "launcher": f"How the processes find each other: {' or '.join(ENGINES)}.",
+    "nodes": "How many hosts the job has; this command runs on each.",
+    "node_rank": "This host's number, from 0 to --nodes - 1.",
+    "coordinator": "host:port of node 0 at which its launcher can listen; the same on every host.",
+    "start_timeout_seconds": "How long to wait for the other hosts' launchers, and for ranks that do not come.",
+    "log_dir": "Where each rank's output is written as rank-N.log; by default a new directory under runs/.",
+}
+_DEFINE = {int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags: the fields of a `Job`."""
+    for field in dataclasses.fields(Job):
+        default = 2 if field.name == "processes" else field.default
+        _DEFINE[type(default)](field.name, default, _HELP[field.name], flag_values=values)  # type: ignore[operator]
+
+
+def main(values: flags.FlagValues, arguments: list[str]) -> int:
+    """Runs the job that the flags describe.
+
+    Args:
+      values: parsed.
+      arguments: the command, which every rank runs.
+
+    Returns:
+      The exit code of the process that was the cause of a failure, or 0.
+    """
+    if not arguments:
+        raise InputError("The command to start must follow: tfdist.launch --processes=2 -- python -m tfdist.train ...")
+    said: dict[str, Any] = {field.name: values[field.name].value for field in dataclasses.fields(Job)}
+    job = Job(**said)
+    with signals.received() as arrived:
+        outcome = running.run(
+            job,
+            lambda rank: arguments,
+            os.environ,
+            stops=[lambda: _asked(arrived)],
+            hurry=lambda: len(arrived) > 1,
+            say=_say,
+        )
+    if outcome.code:
+        _say(f"{outcome.reason}." + (f" Its log: {outcome.log}" if outcome.log else ""))
+    return outcome.code
+
+
+def _asked(arrived: list[int]) -> Stop | None:
+    if not arrived:
+        return None
+    name = signal.Signals(arrived[0]).name
+    return Stop(Outcome(endings.SIGNALLED + arrived[0], f"ended by {name}"), PATIENCE_SECONDS, asked=True)
+
+
+def _say(line: str) -> None:
+    print(f"tfdist.launch: {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(command.run("launch", define_flags, main, about=__doc__.partition(":")[0] + ".", arguments="-- COMMAND"))

@@ -1,0 +1,59 @@
+"""Keeps a launcher from leaving orphans, even if it is killed by SIGKILL."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from types import TracebackType
+from typing import IO
+
+from tfdist.launching import reaper
+from tfdist.launching.signals import ENDING
+
+
+class Guard:
+    """A small process that outlives the launcher just long enough to end what it started.
+
+    It is a fresh interpreter and no fork, so that a notebook with threads can have one, and in a session of its own, so
+    that a terminal's signals pass it by. Processes that leave their group, as daemons do, are out of its reach.
+    """
+
+    def __enter__(self) -> "Guard":
+        # A blocked signal stays blocked in the new process, from its first instruction on: whoever ends everything of a
+        # user's gives the launcher the time to say `done`.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", reaper.__file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return self
+
+    def add(self, group: int) -> None:
+        """Guards a process group."""
+        self._tell(f"{group}\n")
+
+    def forget(self, group: int) -> None:
+        """Guards a process group no more: its number may become another's."""
+        self._tell(f"-{group}\n")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        with contextlib.suppress(BrokenPipeError):  # somebody ended it
+            self._tell("done\n")
+            self._input.close()
+        self._process.wait()
+
+    @property
+    def _input(self) -> IO[bytes]:
+        assert self._process.stdin
+        return self._process.stdin
+
+    def _tell(self, line: str) -> None:
+        self._input.write(line.encode())
+        self._input.flush()

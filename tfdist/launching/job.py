@@ -1,0 +1,50 @@
+"""What is to be launched, as the flags say it."""
+
+import dataclasses
+
+from tfdist.errors import InputError
+from tfdist.launching.engines import ENGINES
+from tfdist.spec import nearest
+from tfdist.tf_config import is_address
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The processes of a job, as the launcher on one of its hosts sees them.
+
+    Attributes:
+      processes: how many this launcher starts, at least 1.
+      launcher: whose variables the processes get: "tensorflow" (TF_CONFIG) or "horovod".
+      nodes: how many launchers the job has, one a host.
+      node_rank: this launcher's number, in [0, nodes).
+      coordinator: `host:port` where the launcher of node 0 is found; needed by several nodes only.
+      start_timeout_seconds: for all launchers to come, and for all ranks, if they use tfdist.
+      log_dir: where each rank's log goes; empty for a fresh directory under runs/.
+    """
+
+    processes: int = 1
+    launcher: str = "tensorflow"
+    nodes: int = 1
+    node_rank: int = 0
+    coordinator: str = ""
+    start_timeout_seconds: float = 60.0
+    log_dir: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises InputError: a value is out of its range."""
+        if self.launcher not in ENGINES:
+            raise InputError(f'--launcher must be known. Received: "{self.launcher}".{nearest(self.launcher, ENGINES)}')
+        for name, lowest in (("processes", 1), ("nodes", 1)):
+            if getattr(self, name) < lowest:
+                raise InputError(f"--{name} must be at least {lowest}. Received: {getattr(self, name)}.")
+        if not 0 <= self.node_rank < self.nodes:
+            raise InputError(f"--node_rank must be in [0, --nodes={self.nodes}). Received: {self.node_rank}.")
+        if self.start_timeout_seconds <= 0:
+            raise InputError(f"--start_timeout_seconds must be positive. Received: {self.start_timeout_seconds:g}.")
+        if self.coordinator and not is_address(self.coordinator):
+            raise InputError(f'--coordinator must be host:port. Received: "{self.coordinator}".')
+        if self.nodes > 1 and not self.coordinator:
+            raise InputError(
+                f"--nodes={self.nodes} needs --coordinator=HOST:PORT: where node 0 is, the same on every host. "
+                "Received: none."
+            )

@@ -1,0 +1,65 @@
+"""How a job ended, and why: the root cause among the ends of its processes."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterable
+from typing import Protocol
+
+from tfdist import endings
+from tfdist.errors import ExitCode
+from tfdist.group import Loss
+
+
+class End(Protocol):
+    """How a process ended, as `Child` tells it."""
+
+    rank: int
+    code: int | None
+    ended: float
+    signalled: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+      code: the exit code that says so.
+      reason: in words, as a sentence without its full stop; empty for success.
+      rank: whose fault it is; None if nobody's, or another node's.
+      log: of that rank, where it ran here.
+    """
+
+    code: int
+    reason: str = ""
+    rank: int | None = None
+    log: pathlib.Path | None = None
+
+
+SUCCESS = Outcome(ExitCode.DONE)
+
+
+def root_cause(ends: Iterable[End], loss: Loss | None = None) -> Outcome:
+    """Finds out which process's end caused the others'.
+
+    A process that the launcher has signalled, and one that ended because it lost a peer, are consequences. Of the
+    others the first is the cause, unless the group knows better: an engine's error can end its process before the one
+    that caused it has ended.
+
+    Args:
+      ends: of the processes; those that still run have no code.
+      loss: the first loss that the ranks' group knows of.
+
+    Returns:
+      The cause; success if every process that has ended has done so with code 0, or after a signal of the launcher's.
+    """
+    if loss and loss.code not in (None, ExitCode.DONE, ExitCode.PEER_LOST):
+        assert loss.code is not None
+        return Outcome(loss.code, f"{loss.noun} {loss.rank} {loss.reason}", loss.rank)
+    failed = sorted((end for end in ends if end.code and not end.signalled), key=lambda end: end.ended)
+    causes = [end for end in failed if end.code != ExitCode.PEER_LOST] or failed
+    if not causes:
+        return SUCCESS
+    first = next((end for end in causes if loss and end.rank == loss.rank), causes[0])
+    assert first.code is not None
+    return Outcome(first.code, f"rank {first.rank} ended with {endings.describe(first.code)}", first.rank)

@@ -1,0 +1,89 @@
+"""Which rank runs where."""
+
+import dataclasses
+import socket
+
+from tfdist.group import Group
+from tfdist.group.addresses import LOOPBACK, join_address, split_address
+from tfdist.launching.ports import free_ports
+
+
+@dataclasses.dataclass(frozen=True)
+class Rank:
+    """The numbers of one process: over all, on its node, and over the nodes that have a process of its local number."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Every rank of a job; those of a node are consecutive, in the order of nodes.
+
+    Attributes:
+      node: this launcher's number.
+      hosts: by node, the address at which the other nodes reach it.
+      ports: by node, a free port for each of its ranks.
+    """
+
+    node: int
+    hosts: tuple[str, ...]
+    ports: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return sum(map(len, self.ports))
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """`host:port` for each rank's own server, by rank."""
+        nodes = zip(self.hosts, self.ports, strict=True)
+        return tuple(join_address(host, port) for host, ports in nodes for port in ports)
+
+    def ranks(self) -> list[Rank]:
+        """The ranks of this node."""
+        counts = [len(ports) for ports in self.ports]
+        mine = counts[self.node]
+        return [
+            Rank(
+                rank=sum(counts[: self.node]) + local,
+                size=self.size,
+                local_rank=local,
+                local_size=mine,
+                cross_rank=sum(count > local for count in counts[: self.node]),
+                cross_size=sum(count > local for count in counts),
+            )
+            for local in range(mine)
+        ]
+
+
+def arrange(processes: int, coordinator: str, launchers: Group) -> Placement:
+    """Finds free ports on each node, and tells every launcher of all of them.
+
+    Args:
+      processes: how many ranks this node has.
+      coordinator: node 0's `host:port`; not needed by one node.
+      launchers: the launchers of all nodes.
+    """
+    host = own_host(launchers.rank, launchers.size, coordinator)
+    ports = free_ports(processes, host if launchers.size == 1 else "")
+    everyone = launchers.gather("launch/places", [host, ports])
+    return Placement(launchers.rank, tuple(host for host, _ in everyone), tuple(tuple(ports) for _, ports in everyone))
+
+
+def own_host(node: int, nodes: int, coordinator: str) -> str:
+    """How the others reach this host: node 0 as all name it, the others by the address of their way to it."""
+    if nodes == 1:
+        return LOOPBACK
+    host, port = split_address(coordinator)
+    if node == 0:
+        return host
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])

@@ -1,0 +1,130 @@
+"""The loss of a global batch that is spread over replicas: numerators and denominators are kept apart.
+
+Keras's loss of a batch is sum(values * weights) / count. On replicas with different numbers of rows, masks or sample
+weights, the mean of the replicas' losses is another number. Here each replica computes its numerator, all learn the
+sum of the denominators, and the sum over replicas of (numerator / total denominator) is Keras's loss of the whole batch.
+"""
+
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives import Collectives
+from tfdist.errors import InputError
+
+
+class Term(NamedTuple):
+    """One replica's part of one loss.
+
+    Attributes:
+      numerator: scalar; the sum of weighted values over this replica's rows.
+      denominator: scalar; this replica's part of what the sum of numerators is divided by.
+      per_row: the denominator for each row where it is the same for every row, so that the total is known without asking;
+        None where it depends on the data.
+      weight: the weight of this loss among the model's losses.
+    """
+
+    numerator: tf.Tensor
+    denominator: tf.Tensor
+    per_row: int | None
+    weight: float
+
+
+def terms(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> list[Term]:
+    """One replica's parts of the losses that the model was compiled with."""
+    flat = keras_internals.flat_losses(model)
+    if flat:
+        y_true, y_pred = keras_internals.matched(model, y_true, y_pred)
+    found = []
+    for path, loss, weight in flat:
+        weights = _at(sample_weight, path) if keras.tree.is_nested(sample_weight) else sample_weight
+        found.append(_term(loss, _at(y_true, path), _at(y_pred, path), weights, 1.0 if weight is None else weight))
+    return found
+
+
+def training_loss(
+    model: keras.Model, parts: list[Term], rows: tf.Tensor, batch_size: int, collectives: Collectives
+) -> tf.Tensor:
+    """One replica's summand of the global batch's loss, to be differentiated; the sum over replicas is the loss.
+
+    Args:
+      model: has just made its forward pass, so its own losses are up to date.
+      parts: what `terms` returned.
+      rows: scalar integer; this replica's number of rows.
+      batch_size: rows of the global batch.
+      collectives: asked for the total of denominators that depend on the data: one message for all, and only then.
+    """
+    totals = _totals(parts, batch_size, collectives)
+    summands = [_scaled(part, total) for part, total in zip(parts, totals, strict=True)]
+    share = tf.cast(rows, keras.config.floatx()) / batch_size
+    summands += [
+        tf.cast(tf.reduce_sum(loss), keras.config.floatx()) * share for loss in keras_internals.data_losses(model)
+    ]
+    summands += [tf.reduce_sum(loss) / collectives.size for loss in keras_internals.weight_losses(model)]
+    if not summands:
+        raise InputError(
+            "A model needs a loss to be trained. Received: none. Pass `loss=` or use `add_loss` in a layer."
+        )
+    return sum(summands[1:], start=summands[0])
+
+
+def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor) -> tf.Tensor:
+    """One replica's numerators and denominators of a batch, as one vector that may be summed over batches and replicas."""
+    count = tf.cast(rows, tf.float64)
+    own = [tf.cast(tf.reduce_sum(loss), tf.float64) * count for loss in keras_internals.data_losses(model)]
+    pairs = [(tf.cast(part.numerator, tf.float64), tf.cast(part.denominator, tf.float64)) for part in parts]
+    return tf.stack([number for pair in [*pairs, (tf.add_n(own) if own else count * 0, count)] for number in pair])
+
+
+def evaluation_loss(model: keras.Model, sums: Any) -> float:
+    """The loss of all that `evaluation_sums` summed: of the whole data set as if it were one batch."""
+    *pairs, (own, rows) = [(float(a), float(b)) for a, b in zip(sums[::2], sums[1::2], strict=True)]
+    weights = [1.0 if flat.weight is None else flat.weight for flat in keras_internals.flat_losses(model)]
+    value = sum(weight * (a / b if b else 0.0) for weight, (a, b) in zip(weights, pairs, strict=True))
+    value += own / rows if rows else 0.0
+    return value + sum(float(tf.reduce_sum(loss)) for loss in keras_internals.weight_losses(model))
+
+
+def _term(loss: keras.Loss, y_true: Any, y_pred: Any, sample_weight: Any, weight: float) -> Term:
+    values, mask = keras_internals.loss_values(loss, y_true, y_pred)
+    if values.shape.rank == 0:  # the user's function averages by itself: a mean over the rows, as far as we can know
+        rows = tf.cast(tf.shape(keras.tree.flatten(y_pred)[0])[0], values.dtype)
+        return Term(values * rows, rows, 1, weight)
+    numerator = keras_internals.weighted_sum(values, sample_weight, mask, loss.dtype)
+    return Term(numerator, *_denominator(loss, values, sample_weight, mask), weight)
+
+
+def _denominator(
+    loss: keras.Loss, values: tf.Tensor, sample_weight: Any, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, int | None]:
+    if loss.reduction in (None, "none", "sum"):
+        return tf.cast(tf.shape(values)[0], loss.dtype), 0
+    if loss.reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
+        return keras_internals.sum_of_weights(sample_weight, mask, loss.dtype), None
+    if mask is not None:
+        per_entry = tf.cast(tf.size(values) / tf.size(mask), loss.dtype)
+        return tf.reduce_sum(tf.cast(mask, loss.dtype)) * per_entry, None
+    return tf.cast(tf.size(values), loss.dtype), tf.TensorShape(values.shape[1:]).num_elements()
+
+
+def _totals(parts: list[Term], batch_size: int, collectives: Collectives) -> list[tf.Tensor]:
+    unknown = [i for i, part in enumerate(parts) if part.per_row is None]
+    totals = [tf.constant(float((part.per_row or 0) * batch_size), part.numerator.dtype) for part in parts]
+    if unknown:
+        asked = collectives.all_reduce([parts[i].denominator[None] for i in unknown], name="loss/denominators")
+        for i, total in zip(unknown, asked, strict=True):
+            totals[i] = total[0]
+    return totals
+
+
+def _scaled(part: Term, total: tf.Tensor) -> tf.Tensor:
+    value = part.numerator if part.per_row == 0 else tf.math.divide_no_nan(part.numerator, total)
+    return value if part.weight == 1.0 else value * part.weight
+
+
+def _at(structure: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        structure = structure[key]
+    return structure

@@ -1,0 +1,10 @@
+"""Small reference models, each a function that returns a plain Keras model with logits; and how a model is named."""
+
+from tfdist.models.batch_norm import with_batch_norm
+from tfdist.models.catalog import NAMES, build, zero_gradient_patterns
+from tfdist.models.cnn import cnn
+from tfdist.models.mlp import mlp
+from tfdist.models.resnet50 import resnet50
+from tfdist.models.transformer import transformer
+
+__all__ = ["NAMES", "build", "cnn", "mlp", "resnet50", "transformer", "with_batch_norm", "zero_gradient_patterns"]

@@ -1,0 +1,65 @@
+"""What the models' functions require of their arguments."""
+
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+from tfdist.errors import InputError
+
+
+def positive(model: str, name: str, value: Any) -> int:
+    """Returns a whole number, at least 1.
+
+    Raises:
+      InputError: it is not one.
+    """
+    if not _is_positive(value):
+        raise InputError(f"{model}: {name} must be a whole number, at least 1. Received: {value!r}.")
+    return int(value)
+
+
+def sizes(model: str, name: str, value: Any) -> tuple[int, ...]:
+    """Returns a tuple of whole numbers, each at least 1; one number stands for a tuple of one.
+
+    Raises:
+      InputError: it is neither.
+    """
+    values = (value,) if isinstance(value, numbers.Integral) else value
+    if not isinstance(values, Sequence) or not all(map(_is_positive, values)):
+        raise InputError(f"{model}: {name} must be whole numbers, at least 1, such as (64, 32). Received: {value!r}.")
+    return tuple(map(int, values))
+
+
+def rate(model: str, name: str, value: Any) -> float:
+    """Returns a number in [0, 1).
+
+    Raises:
+      InputError: it is not one.
+    """
+    if not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise InputError(f"{model}: {name} must be a number in [0, 1). Received: {value!r}.")
+    return float(value)
+
+
+def shape(model: str, value: Any, dims: Sequence[str] = ()) -> tuple[int, ...]:
+    """Returns the static shape of one example.
+
+    Args:
+      model: the model's name, for the message.
+      value: the shape, without the batch's dim.
+      dims: the names of the dims that the model's input has; empty for any.
+
+    Raises:
+      InputError: a size is unknown, or there are more dims or fewer.
+    """
+    found = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (None,)
+    if not all(map(_is_positive, found)) or (dims and len(found) != len(dims)):
+        rule = f"be ({', '.join(dims)}{',' if len(dims) == 1 else ''})" if dims else "have known sizes only"
+        raise InputError(
+            f"{model}: an example's shape must {rule}. Received: {value!r}. Use a model that fits the data."
+        )
+    return tuple(map(int, found))
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1

@@ -1,0 +1,86 @@
+"""Which batch normalisation a model has: of each replica's own rows, or synchronised over all replicas."""
+
+import keras
+
+from tfdist.errors import InputError
+from tfdist.keras_internals import layers_of
+from tfdist.layers import SyncBatchNormalization
+from tfdist.spec import nearest
+
+_LAYERS: dict[str, type[keras.layers.BatchNormalization]] = {
+    "local": keras.layers.BatchNormalization,
+    "synchronized": SyncBatchNormalization,
+}
+
+
+def layer_class(batch_norm: str) -> type[keras.layers.BatchNormalization]:
+    """The layer that "local" or "synchronized" stands for.
+
+    Raises:
+      InputError: it is neither.
+    """
+    if batch_norm not in _LAYERS:
+        raise InputError(
+            f'Batch normalisation of the kind "{batch_norm}" is not known.{nearest(str(batch_norm), _LAYERS)}'
+        )
+    return _LAYERS[batch_norm]
+
+
+def with_batch_norm(model: keras.Model, batch_norm: str) -> keras.Model:
+    """Gives a model another kind of batch normalisation, with the weights and names of the layers that it replaces.
+
+    All other layers are shared with the given model, which must not be trained beside the new one.
+
+    Args:
+      model: functional or sequential, models inside it too. It may be a user's own.
+      batch_norm: "synchronized" replaces `keras.layers.BatchNormalization` by `tfdist.layers.SyncBatchNormalization`;
+        "local" does the reverse, for a file that Keras reads without tfdist. Subclasses of either are left alone.
+
+    Returns:
+      The new model, or the given one if it has nothing to replace.
+
+    Raises:
+      InputError: the kind is not known, or layers are where they cannot be replaced.
+    """
+    new = layer_class(batch_norm)
+    (old,) = set(_LAYERS.values()) - {new}
+    if not _layers(model, old):
+        return model
+    replaced: list[tuple[keras.Layer, keras.Layer]] = []
+
+    def replace(layer: keras.Layer) -> keras.Layer:
+        if type(layer) is not old:
+            return layer
+        replaced.append((layer, _converted(layer, new)))
+        return replaced[-1][1]
+
+    try:
+        clone = keras.models.clone_model(model, clone_function=replace, recursive=True)
+    except (TypeError, ValueError) as error:
+        raise _cannot(model, old, new, " ".join(str(error).split())) from error
+    if left := _layers(clone, old):
+        raise _cannot(model, old, new, f"{left[0].path} belongs to a layer of your own")
+    for before, after in replaced:
+        if before.built and after.built:
+            after.set_weights(before.get_weights())
+    return clone
+
+
+def _converted(layer: keras.Layer, new: type[keras.Layer]) -> keras.Layer:
+    config = layer.get_config()
+    if config.pop("renorm", False):
+        raise InputError(f"Batch renormalisation cannot be synchronised. Received: {layer.path}. Use renorm=False.")
+    for name in ("synchronized", "renorm_clipping", "renorm_momentum"):
+        config.pop(name, None)
+    return new.from_config(config)
+
+
+def _layers(model: keras.Model, kind: type[keras.Layer]) -> list[keras.Layer]:
+    return [layer for layer in layers_of(model) if type(layer) is kind]
+
+
+def _cannot(model: keras.Model, old: type, new: type, why: str) -> InputError:
+    return InputError(
+        f"Only the layers of functional and sequential models can be replaced. Received: {model.name}: {why}. Write "
+        f"{new.__module__.partition('.')[0]}.layers.{new.__name__} for {old.__name__} in the model."
+    )

@@ -1,0 +1,30 @@
+"""What a run tells about itself: to a person, to files, to a board."""
+
+from tfdist.reporting.chief import chief_reporter
+from tfdist.reporting.curves import CurvesReporter
+from tfdist.reporting.metrics_file import MetricsFile
+from tfdist.reporting.plain import PlainReporter
+from tfdist.reporting.profile import NullProfile, ProfileWindow
+from tfdist.reporting.reporter import MultiReporter, NullReporter, Reporter, RunPlan
+from tfdist.reporting.run_directory import RunDirectory
+from tfdist.reporting.tensorboard import TensorBoardReporter
+from tfdist.reporting.terminal import TerminalReporter, terminal_or_plain
+from tfdist.reporting.timing import StepTimer
+
+__all__ = [
+    "CurvesReporter",
+    "MetricsFile",
+    "MultiReporter",
+    "NullProfile",
+    "NullReporter",
+    "PlainReporter",
+    "ProfileWindow",
+    "Reporter",
+    "RunDirectory",
+    "RunPlan",
+    "StepTimer",
+    "TensorBoardReporter",
+    "TerminalReporter",
+    "chief_reporter",
+    "terminal_or_plain",
+]

@@ -1,0 +1,129 @@
+"""curves.png: loss and metrics over the steps of a run, as a picture."""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from tfdist.group import Json
+from tfdist.reporting.reporter import Reporter, RunPlan
+from tfdist.reporting.schema import EVAL, TRAIN, metrics_of, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Points = list[tuple[int, float]]
+
+_MOST_METRICS = 4
+_LOG_SCALE_RATIO = 100.0
+# A hue each for the loss and the metrics: light for training, dark for evaluation (ColorBrewer's "Paired").
+_COLOURS = (("#7fb3d9", "#12598f"), ("#f7b267", "#c55a11"), ("#93cf86", "#2a7a2f"), ("#c3a9d6", "#5f3a8c"))
+
+
+class CurvesReporter(Reporter):
+    """Draws two panels, the loss and the first four metrics, with training and evaluation in each.
+
+    The picture is drawn anew at evaluations, though not so often that it would slow the run, and at the end. It is
+    replaced in one piece: a reader never sees half of it. A run without records leaves no picture.
+
+    Args:
+      path: the PNG file.
+      seconds_between: the least time from one drawing to the next, in seconds; the last one does not wait.
+      clock: seconds since any point; increases.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], seconds_between: float = 10.0, clock: Callable[[], float] = monotonic
+    ):
+        self._path = os.fspath(path)
+        self._seconds_between = seconds_between
+        self._clock = clock
+        self._drawn = -math.inf
+        self._curves: dict[str, dict[str, Points]] = {}
+
+    def start(self, plan: RunPlan) -> None:
+        """See base class."""
+
+    def progress(self, step: int, record: Mapping[str, float]) -> None:
+        """See base class."""
+
+    def record(self, record: Mapping[str, Json]) -> None:
+        """See base class."""
+        if "step" not in record:
+            return
+        kind = str(record.get("kind", TRAIN))
+        for name, value in {"loss": record.get("loss"), **metrics_of(record)}.items():
+            point = number(value)
+            if point is not None:
+                self._curves.setdefault(name, {}).setdefault(kind, []).append((int(record["step"]), point))
+        if kind == EVAL and self._clock() - self._drawn >= self._seconds_between:
+            self._draw()
+
+    def close(self, outcome: str) -> None:
+        """See base class."""
+        if self._curves:
+            self._draw()
+
+    def _draw(self) -> None:
+        partial = f"{self._path}.partial"
+        draw(self._curves).savefig(partial, format="png")
+        os.replace(partial, self._path)
+        self._drawn = self._clock()
+
+
+def draw(curves: Mapping[str, Mapping[str, Points]]) -> "Figure":
+    """Returns the figure of a run, which belongs to no window and to no global state of matplotlib.
+
+    Args:
+      curves: the (step, value) points by name (`loss` or a metric's) and by kind of record (`train`, `eval`).
+    """
+    # 0.4 s that only who draws should pay.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    metrics = [name for name in curves if name != "loss"][:_MOST_METRICS]
+    _panel(left, "Loss", "loss", {"loss": curves["loss"]} if "loss" in curves else {})
+    unit = metrics[0].replace("$", r"\$") if len(metrics) == 1 else "value"
+    _panel(right, "Metrics", unit, {name: curves[name] for name in metrics})
+    if _spans_decades(curves.get("loss", {})):
+        left.set_yscale("log")
+        left.set_ylabel("loss (logarithmic)")
+    return figure
+
+
+def _panel(axes: "Axes", title: str, unit: str, curves: Mapping[str, Mapping[str, Points]]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for (name, kinds), colours in zip(curves.items(), _COLOURS, strict=False):
+        for kind, colour in zip((TRAIN, EVAL), colours, strict=True):
+            points = kinds.get(kind)
+            if not points or not any(math.isfinite(value) for _, value in points):
+                continue
+            steps, values = zip(*points, strict=True)
+            label = (kind if len(curves) == 1 else f"{name}, {kind}").replace("$", r"\$")
+            # A lone training point would be a line of no length; evaluations are few, so each is marked.
+            marker = "o" if kind == EVAL or len(points) == 1 else None
+            width = 1.8 if kind == EVAL else 1.4
+            axes.plot(steps, values, color=colour, linewidth=width, marker=marker, markersize=4, label=label)
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_xlabel("step (optimizer updates)")
+    axes.set_ylabel(unit)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 2.5, 5, 10], integer=True))
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.lines:
+        axes.legend(frameon=False)
+    else:
+        axes.set(xticks=[], yticks=[])
+        axes.text(0.5, 0.5, "nothing to draw", transform=axes.transAxes, ha="center", va="center", color="#888888")
+
+
+def _spans_decades(kinds: Mapping[str, Points]) -> bool:
+    finite = [value for points in kinds.values() for _, value in points if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and max(finite) / min(finite) > _LOG_SCALE_RATIO

@@ -1,0 +1,65 @@
+"""Python's logging for one rank of a job: a file of its own, and what matters on the terminal."""
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_FORMAT = "%(asctime)s %(levelname)s rank {rank}: %(message)s"
+
+
+def setup(rank: int, path: str | os.PathLike[str]) -> contextlib.ExitStack:
+    """Sends the process's log to a file and to the standard error, until the result is closed.
+
+    The file gets the warnings of every library and tfdist's own messages from INFO on; standard error gets the same on
+    the chief, and warnings on the other ranks. Handlers of others that write to the terminal are set aside in the
+    meantime, so that no line appears twice.
+
+    Args:
+      rank: this process's number; 0 is the chief.
+      path: the log file, made with its directory if need be, and continued if it is there.
+
+    Returns:
+      A context manager with `close()`, which puts everything back.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    formatter = logging.Formatter(_FORMAT.format(rank=rank))
+    file = logging.FileHandler(path, encoding="utf-8")
+    terminal = _StandardError(logging.INFO if rank == 0 else logging.WARNING)
+    root, tfdist = logging.getLogger(), logging.getLogger("tfdist")
+    with contextlib.ExitStack() as stack:
+        stack.callback(tfdist.setLevel, tfdist.level)
+        for logger in (root, logging.getLogger("tensorflow")):
+            for handler in list(_terminal_handlers(logger)):
+                logger.removeHandler(handler)
+                stack.callback(logger.addHandler, handler)
+        for ours in (file, terminal):
+            ours.setFormatter(formatter)
+            root.addHandler(ours)
+            stack.callback(ours.close)
+            stack.callback(root.removeHandler, ours)
+        tfdist.setLevel(logging.INFO)
+        return stack.pop_all()
+
+
+class _StandardError(logging.Handler):
+    """Writes to what `sys.stderr` is at that moment: a progress bar puts itself in between."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See base class."""
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
+
+
+def _terminal_handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
+    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    for handler in logger.handlers:
+        writer = getattr(handler, "python_handler", handler)  # absl wraps the handler that has the stream
+        stream = getattr(writer, "stream", None)
+        if isinstance(handler, _StandardError) or (stream is not None and stream in streams):
+            yield handler

@@ -1,0 +1,41 @@
+"""metrics.jsonl: the record of a run for programs. `tfdist.reporting.schema` says what is in it."""
+
+import json
+import os
+from collections.abc import Mapping
+
+from tfdist.group import Json
+from tfdist.reporting.reporter import Reporter, RunPlan
+from tfdist.reporting.schema import SCHEMA, to_json
+
+
+class MetricsFile(Reporter):
+    """Appends each record to a file, as one line of JSON that is on its way to the disk when `record` returns.
+
+    The file is therefore complete up to a crash. It exists from the start, also if nothing is ever recorded.
+
+    Args:
+      path: the file; it is made if it is not there, and continued if it is.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (closed by `close`)
+
+    def start(self, plan: RunPlan) -> None:
+        """See base class."""
+
+    def progress(self, step: int, record: Mapping[str, float]) -> None:
+        """See base class."""
+
+    def record(self, record: Mapping[str, Json]) -> None:
+        """See base class.
+
+        Raises:
+          TypeError: a value is of a type that JSON does not have.
+        """
+        line = {"schema": SCHEMA, **record}
+        self._file.write(json.dumps(to_json(line), allow_nan=False) + "\n")
+
+    def close(self, outcome: str) -> None:
+        """See base class."""
+        self._file.close()

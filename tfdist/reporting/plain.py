@@ -1,0 +1,88 @@
+"""Records as lines of plain text: what a log file, a pipe or a terminal without a cursor sees."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TextIO
+
+from tfdist.group import Json
+from tfdist.reporting.reporter import Reporter, RunPlan
+from tfdist.reporting.schema import TRAIN, metrics_of, number
+
+
+class PlainReporter(Reporter):
+    """Writes a line for each record and one for the end, and never a control character.
+
+    Args:
+      stream: where the lines go. It is flushed after each line, and left open at the end.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+        self._plan: RunPlan | None = None
+
+    def start(self, plan: RunPlan) -> None:
+        """See base class."""
+        self._plan = plan
+
+    def progress(self, step: int, record: Mapping[str, float]) -> None:
+        """See base class."""
+
+    def record(self, record: Mapping[str, Json]) -> None:
+        """See base class."""
+        self._write(line(record, self._plan))
+
+    def close(self, outcome: str) -> None:
+        """See base class."""
+        self._write(f"run ended: {printable(outcome)}")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+def line(record: Mapping[str, Json], plan: RunPlan | None = None) -> str:
+    """Returns a record as one line for a person, for example `step 20/500  train  loss 0.3100  accuracy 0.9100`.
+
+    Args:
+      record: what to show; a field that is missing is left out.
+      plan: adds the number of steps planned, if it is given.
+    """
+    return printable("  ".join(_parts(record, plan)))
+
+
+def _parts(record: Mapping[str, Json], plan: RunPlan | None) -> Iterator[str]:
+    if "step" in record:
+        yield f"step {record['step']}/{plan.total_steps}" if plan else f"step {record['step']}"
+    epoch = number(record.get("epoch"))
+    if epoch is not None:
+        yield f"epoch {epoch:.2f}"
+    yield str(record.get("kind", TRAIN))
+    yield from loss_and_metrics(record)
+    for name, unit in (("examples_per_second", "examples/s"), ("step_seconds", "s/step")):
+        value = number(record.get(name))
+        if value is not None:
+            yield f"{rounded(value)} {unit}"
+
+
+def loss_and_metrics(record: Mapping[str, Json], most: int | None = None) -> Iterator[str]:
+    """Yields `name value` for the loss and for at most `most` metrics (all, if None), in the record's order."""
+    loss = {"loss": record["loss"]} if "loss" in record else {}
+    metrics = list(metrics_of(record).items())[:most]
+    for name, value in (*loss.items(), *metrics):
+        shown = number(value)
+        yield f"{name} {value if shown is None else rounded(shown)}"
+
+
+def rounded(value: float) -> str:
+    """Returns a number with about four digits that tell: `0.3100`, `12.50`, `5100`, `2.1e-05`, `nan`."""
+    size = abs(value)
+    if not math.isfinite(value) or size >= 1e7 or 0 < size < 1e-3:
+        return f"{value:.3g}"
+    if size >= 1000:
+        return f"{value:.0f}"
+    return f"{value:.4f}" if size < 10 else f"{value:.2f}"
+
+
+def printable(text: str) -> str:
+    """Returns text as one line without control characters, which a space stands for."""
+    return "".join(character if character.isprintable() else " " for character in text)

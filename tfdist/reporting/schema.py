@@ -1,0 +1,128 @@
+"""The schema of metrics.jsonl: one JSON object a line, each the record of a training window or of an evaluation.
+
+A training window is the steps since the previous training record. Its line, and an evaluation's:
+
+    {"schema": 1, "kind": "train", "step": 100, "epoch": 4.45, "time": 1770000000.0, "loss": 0.31, "accuracy": 0.91,
+     "learning_rate": 0.1, "examples_per_second": 5100.0, "step_seconds": 0.0125, "step_seconds_min": 0.0094,
+     "step_seconds_max": 0.0098, "slowest_rank": 1, "data_wait_seconds": 0.0002, "gradient_norm": 1.7,
+     "peak_memory_bytes": 734003200, "device_peak_memory_bytes": 52428800}
+    {"schema": 1, "kind": "eval", "step": 100, "epoch": 4.45, "time": 1770000001.5, "loss": 0.12, "accuracy": 0.97}
+
+`FIELDS` says what each field means. Every other key is a metric under its own name, in the metric's unit: accuracy is
+called `accuracy` (or whatever the model's author called it) in both kinds of line. `schema`, `kind` and `step` are
+always there; any other field is left out where it is not known, as `device_peak_memory_bytes` is without a GPU.
+
+The fields that compare the ranks leave out the collectives: ranks wait for one another there, so that a slow one would
+show in everybody's time.
+
+JSON has no number for what is not finite, so such a value is a string: "nan", "inf" or "-inf". Python's `float()` reads
+numbers and these strings alike.
+
+The version counts changes that a reader must know of: a field that is renamed, removed, or means something else. A new
+field does not change it.
+"""
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from tfdist.errors import InputError
+from tfdist.group import Json
+
+SCHEMA = 1
+TRAIN = "train"
+EVAL = "eval"
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """What one key of a record means.
+
+    Attributes:
+      unit: the unit of its value; empty for a number without one and for text.
+      meaning: what it says.
+      kinds: the kinds of record that have it.
+    """
+
+    unit: str
+    meaning: str
+    kinds: tuple[str, ...] = (TRAIN,)
+
+
+_BOTH = (TRAIN, EVAL)
+
+FIELDS: Mapping[str, Field] = MappingProxyType(
+    {
+        "schema": Field("", "version of this schema", _BOTH),
+        "kind": Field("", "`train`: a training window; `eval`: an evaluation of the whole test set", _BOTH),
+        "step": Field("updates", "optimizer updates done when the record was made", _BOTH),
+        "epoch": Field("epochs", "training examples seen by then, over the size of the training set", _BOTH),
+        "time": Field("s", "when the record was made, in seconds since 1970 (UTC)", _BOTH),
+        "loss": Field("", "mean over the window's global batches, or over the test set; penalties included", _BOTH),
+        "learning_rate": Field("", "the optimizer's learning rate at the window's last step"),
+        "examples_per_second": Field("examples/s", "examples of all replicas over the window's wall time"),
+        "step_seconds": Field("s", "wall time of a step on the chief, waiting for data included: mean of the window"),
+        "step_seconds_min": Field("s", "least time of a rank for its own input and gradients: mean of the window"),
+        "step_seconds_max": Field("s", "most time of a rank for its own input and gradients: mean of the window"),
+        "slowest_rank": Field("rank", "the rank with `step_seconds_max`; the lowest if several have it"),
+        "data_wait_seconds": Field("s", "time a step waited for its input on the chief: mean of the window"),
+        "gradient_norm": Field("", "global norm of the reduced gradients, before clipping, at the last step"),
+        "peak_memory_bytes": Field("bytes", "most resident memory the chief's process ever had"),
+        "device_peak_memory_bytes": Field("bytes", "most memory ever allocated on one of the chief's devices"),
+    }
+)
+
+
+def metrics_of(record: Mapping[str, Json]) -> dict[str, Json]:
+    """Returns the metrics of a record: what `FIELDS` does not name, in the record's order."""
+    return {name: value for name, value in record.items() if name not in FIELDS}
+
+
+def check_metric_names(names: Iterable[str]) -> None:
+    """Makes sure that no metric would overwrite a field of its record.
+
+    Raises:
+      InputError: a metric has the name of a field.
+    """
+    taken = [name for name in names if name in FIELDS]
+    if taken:
+        raise InputError(
+            f"A metric must not have the name of a field of metrics.jsonl. Received: {', '.join(taken)}. "
+            "Give the metric another name: keras.metrics.Mean(name=...)."
+        )
+
+
+def to_json(value: object) -> Json:
+    """Returns a value of a record as JSON can carry it: numbers of any library as Python's own, NaN and inf as text.
+
+    Raises:
+      TypeError: JSON has nothing for a value of this type.
+    """
+    match value:
+        case None | bool() | str():
+            return value
+        case numbers.Integral():
+            return int(value)
+        case numbers.Real():
+            number = float(value)
+            return number if math.isfinite(number) else str(number)
+        case Mapping():
+            return {str(key): to_json(item) for key, item in value.items()}
+        case list() | tuple():
+            return [to_json(item) for item in value]
+    if getattr(value, "shape", None) == () and hasattr(value, "__array__"):
+        return to_json(value.__array__().item())
+    raise TypeError(f"A record holds numbers, text, lists and mappings. Received: {value!r} of type {type(value)}.")
+
+
+def number(value: object) -> float | None:
+    """Returns a record's value as a float, reading "nan", "inf" and "-inf" as well; None if it is not a number."""
+    plain = to_json(value)
+    if isinstance(plain, bool) or not isinstance(plain, int | float | str):
+        return None
+    try:
+        return float(plain)
+    except ValueError:
+        return None

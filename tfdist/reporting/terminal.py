@@ -1,0 +1,123 @@
+"""A progress bar for a person who looks on, and the choice between it and plain lines."""
+
+import sys
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import TextIO
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
+
+from tfdist.group import Json
+from tfdist.reporting.plain import PlainReporter, line, loss_and_metrics, printable, rounded
+from tfdist.reporting.reporter import Reporter, RunPlan
+from tfdist.reporting.schema import EVAL
+
+# Drawn by the caller, so no thread of rich's runs beside the training.
+_SECONDS_BETWEEN_DRAWS = 0.1
+
+
+def terminal_or_plain(stream: TextIO) -> Reporter:
+    """Returns the reporter that suits a stream: a progress bar on a terminal, plain lines in anything else.
+
+    What counts is what the stream is. Variables that ask for colour (`FORCE_COLOR`) do not make a pipe a terminal; a
+    terminal that cannot move its cursor (`TERM=dumb`) gets plain lines.
+
+    Args:
+      stream: usually `sys.stderr`.
+    """
+    console = Console(file=stream)
+    return TerminalReporter(console) if stream.isatty() and console.is_interactive else PlainReporter(stream)
+
+
+class TerminalReporter(Reporter):
+    """Shows one progress bar: steps, examples/s, loss, the first metric and the time that is left.
+
+    Evaluations stay on the screen as lines above it, the outcome as a line below it. While the bar is up, what the
+    process prints or logs to a terminal appears above it too.
+
+    Args:
+      console: where to draw.
+      clock: seconds since any point; increases.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = monotonic):
+        self._console = console
+        self._clock = clock
+        self._plan: RunPlan | None = None
+        self._bar: Progress | None = None
+        self._drawn = 0.0
+
+    def start(self, plan: RunPlan) -> None:
+        """See base class."""
+        self._plan = plan
+        self._bar = Progress(
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=None),
+            _ExamplesPerSecond(plan.batch_size),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            TextColumn("eta"),
+            TimeRemainingColumn(compact=True),
+            console=self._console,
+            auto_refresh=False,
+            # A stream that is not a terminal was sent elsewhere by the user, and must get there.
+            redirect_stdout=sys.stdout.isatty(),
+            redirect_stderr=sys.stderr.isatty(),
+            get_time=self._clock,
+            expand=True,
+        )
+        self._bar.add_task("", total=plan.total_steps, completed=plan.first_step)
+        self._bar.start()
+        self._draw()
+
+    def progress(self, step: int, record: Mapping[str, float]) -> None:
+        """See base class."""
+        self._update(step, record)
+        if self._clock() - self._drawn >= _SECONDS_BETWEEN_DRAWS:
+            self._draw()
+
+    def record(self, record: Mapping[str, Json]) -> None:
+        """See base class."""
+        if record.get("kind") == EVAL or self._bar is None:
+            self._print(line(record, self._plan))
+        elif "step" in record:
+            self._update(int(record["step"]), record)
+        self._draw()
+
+    def close(self, outcome: str) -> None:
+        """See base class."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        self._print(f"run ended: {printable(outcome)}")
+
+    def _update(self, step: int, record: Mapping[str, Json]) -> None:
+        if self._bar is not None:
+            task = self._bar.tasks[0]
+            values = escape("  ".join(loss_and_metrics(record, most=1)))
+            self._bar.update(task.id, completed=step, description=values or task.description)
+
+    def _draw(self) -> None:
+        if self._bar is not None:
+            self._bar.refresh()
+            self._drawn = self._clock()
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class _ExamplesPerSecond(ProgressColumn):
+    """The speed of the bar in examples, over its last half minute."""
+
+    def __init__(self, batch_size: int):
+        super().__init__(table_column=Column(no_wrap=True))
+        self._batch_size = batch_size
+
+    def render(self, task: Task) -> Text:
+        """See base class."""
+        speed = task.speed
+        shown = "" if speed is None else f"{rounded(speed * self._batch_size)} examples/s"
+        return Text(shown, style="progress.data.speed")

@@ -1,0 +1,246 @@
+"""One run of a trainer: compiled calls, and what falls between them: records, evaluations, callbacks, epochs."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import metrics
+from tfdist.callbacks import Callbacks, validation_logs
+from tfdist.data import Examples, Pipeline
+from tfdist.errors import NotFiniteError
+from tfdist.reporting import NullProfile, Reporter, RunPlan, StepTimer
+from tfdist.reporting.memory import peak_memory
+from tfdist.reporting.timing import over_ranks
+from tfdist.step import Result
+from tfdist.strategy import HasCollectives
+
+TIMING_DEADLINE_SECONDS = 3600.0
+
+
+class Trains(Protocol):
+    """What a run needs of a trainer.
+
+    Attributes:
+      model: compiled and built.
+      strategy: where it runs.
+      step: updates done so far; the run counts it on.
+      seed: of the order of examples.
+      drain: see `tfdist.metrics.make_drain`.
+      average_statistics: see `tfdist.metrics.make_average_statistics`.
+    """
+
+    model: keras.Model
+    strategy: HasCollectives
+    step: int
+    seed: int
+    drain: Callable[[], list[np.ndarray]]
+    average_statistics: Callable[[], None]
+
+    def compiled(self, batch_size: int) -> Callable[..., Result]:
+        """The compiled loop of steps."""
+
+    def evaluate(self, data: Any, *, batch_size: int) -> dict[str, float]:
+        """The loss and the metrics of a whole data set."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """When a run ends and what falls between its steps; every number counts updates.
+
+    Attributes:
+      steps: the step at which it ends.
+      log_every: a record of metrics each so many steps.
+      eval_every: an evaluation each so many steps; 0 for one at each epoch's end.
+      steps_per_call: at most so many steps in one call of the compiled loop.
+    """
+
+    steps: int
+    log_every: int = 10
+    eval_every: int = 0
+    steps_per_call: int = 10
+
+    def until(self, step: int, borders: Sequence[int]) -> int:
+        """How many steps the call that starts at `step` makes, so that it ends where something falls."""
+        periods = [period for period in (self.log_every, self.eval_every) if period]
+        nexts = [step - step % period + period for period in periods] + [border for border in borders if border > step]
+        return min(self.steps_per_call, min([self.steps, *nexts]) - step)
+
+
+class History:
+    """What a run recorded: `records`, in the schema of metrics.jsonl, and `last(kind)`."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self.records: list[dict[str, Any]] = []
+
+    def last(self, kind: str) -> dict[str, Any]:
+        """The last record of a kind, "train" or "eval"."""
+        return next(record for record in reversed(self.records) if record["kind"] == kind)
+
+
+class Run:
+    """One call of `Trainer.fit`."""
+
+    def __init__(
+        self,
+        trainer: Trains,
+        source: Examples,
+        test: Examples | None,
+        batch_size: int,
+        schedule: Schedule,
+        callbacks: Sequence[keras.callbacks.Callback],
+        reporter: Reporter,
+        profile: NullProfile,
+    ):
+        self._trainer = trainer
+        self._strategy = trainer.strategy
+        self._model = trainer.model
+        self._source = source
+        self._test = test
+        self._batch_size = batch_size
+        self._schedule = schedule
+        self._reporter = reporter
+        self._profile = profile
+        epochs = -(-schedule.steps * batch_size // source.size)
+        self._callbacks = Callbacks(
+            callbacks, self._model, self._strategy, epochs=epochs, steps=-(-source.size // batch_size), verbose=0
+        )
+        self._window, self._epoch = metrics.Totals(), metrics.Totals()
+        self._window_losses: list[float] = []
+        self._epoch_losses: list[float] = []
+        self._history = History()
+        self._timer = StepTimer(batch_size=batch_size)
+
+    def go(self) -> History:
+        """Trains to the schedule's end, or until a callback stops it."""
+        trainer = self._trainer
+        pipeline = Pipeline(self._source, self._batch_size, trainer.seed, trainer.step)
+        plan = RunPlan(
+            total_steps=self._schedule.steps,
+            batch_size=self._batch_size,
+            examples_per_epoch=self._source.size,
+            first_step=trainer.step,
+        )
+        iterator = self._strategy.distribute(pipeline.dataset)
+        self._iterator, self._loop = iterator, trainer.compiled(self._batch_size)
+        self._reporter.start(plan)
+        self._callbacks.on_train_begin()
+        with contextlib.closing(self._profile):
+            while trainer.step < self._schedule.steps:
+                if self._one_epoch():
+                    break
+        del self._iterator, iterator  # its threads read ahead: end them now, not when the interpreter ends
+        self._callbacks.on_train_end(self._history.records[-1] if self._history.records else {})
+        trainer.average_statistics()
+        return self._history
+
+    def _one_epoch(self) -> bool:
+        """Trains to the end of the epoch or of the run; returns whether to stop."""
+        epoch = self._trainer.step * self._batch_size // self._source.size
+        end = min(self._schedule.steps, -(-(epoch + 1) * self._source.size // self._batch_size))
+        self._epoch, self._epoch_losses = metrics.Totals(), []
+        self._callbacks.on_epoch_begin(epoch)
+        stopped = False
+        while self._trainer.step < end and not stopped:
+            stopped = self._one_call(end)
+        logs = {"loss": _mean(self._epoch_losses), **self._epoch.results(self._model)}
+        if self._test is not None and not self._schedule.eval_every:
+            logs |= validation_logs(self._evaluate())
+        self._trainer.average_statistics()
+        self._callbacks.on_epoch_end(epoch, logs)
+        return self._callbacks.stopped(self._trainer.step)
+
+    def _one_call(self, epoch_end: int) -> bool:
+        trainer, schedule = self._trainer, self._schedule
+        count = schedule.until(trainer.step, [epoch_end, *self._profile.boundaries])
+        self._profile.at(trainer.step)
+        log = (trainer.step + count) % schedule.log_every == 0 or trainer.step + count == schedule.steps
+        self._callbacks.on_train_batch_begin(trainer.step)
+        with self._timer.call(count), _naming(trainer.step):
+            result = self._loop(
+                self._iterator, tf.constant(trainer.step, tf.int64), tf.constant(count), tf.constant(log)
+            )
+            losses = [float(value) for value in result.losses.numpy()]
+        self._timer.inside(float(result.waited), float(result.busy.numpy().max()))
+        self._check_finite(result, losses)
+        trainer.step += count
+        self._account(losses)
+        logs = {"loss": _mean(self._epoch_losses), **self._epoch.results(self._model)}
+        self._reporter.progress(trainer.step, logs | self._timer.fields())
+        if log:
+            self._record(result)
+        self._callbacks.on_train_batch_end(trainer.step - 1, logs)
+        if self._test is not None and schedule.eval_every and trainer.step % schedule.eval_every == 0:
+            self._evaluate()
+        return self._callbacks.stopped(trainer.step)
+
+    def _account(self, losses: Sequence[float]) -> None:
+        merged = self._trainer.drain()
+        for totals, kept in ((self._window, self._window_losses), (self._epoch, self._epoch_losses)):
+            totals.add(merged)
+            kept.extend(losses)
+
+    def _record(self, result: Result) -> None:
+        everyone = self._strategy.group.gather("timing", self._timer.own_seconds, TIMING_DEADLINE_SECONDS)
+        record = {
+            **self._header("train"),
+            "loss": _mean(self._window_losses),
+            **self._window.results(self._model),
+            "learning_rate": float(tf.convert_to_tensor(self._model.optimizer.learning_rate)),
+            **self._timer.window(),
+            **over_ranks(everyone),
+            "gradient_norm": float(result.norm),
+            **peak_memory(),
+        }
+        self._window, self._window_losses = metrics.Totals(), []
+        self._tell(record)
+
+    def _evaluate(self) -> dict[str, float]:
+        results = self._trainer.evaluate(self._test, batch_size=self._batch_size)
+        self._tell({**self._header("eval"), **results})
+        return results
+
+    def _header(self, kind: str) -> dict[str, Any]:
+        seen = self._trainer.step * self._batch_size / self._source.size
+        return {"schema": 1, "kind": kind, "step": self._trainer.step, "epoch": seen, "time": time.time()}
+
+    def _tell(self, record: dict[str, Any]) -> None:
+        self._history.records.append(record)
+        self._reporter.record(record)
+
+    def _check_finite(self, result: Result, losses: Sequence[float]) -> None:
+        if bool(result.finite):
+            return
+        step = self._trainer.step + len(losses) - 1
+        self._trainer.step = step
+        self._account(losses[:-1])
+        bad = [
+            v.path
+            for v, good in zip(self._model.trainable_variables, result.gradient_finite.numpy(), strict=True)
+            if not good
+        ]
+        where = f" The first variable whose gradient is not finite: {bad[0]}." if bad else ""
+        raise NotFiniteError(
+            f"The loss is {losses[-1]} at step {step}.{where} The weights are those before that step. "
+            "Try a lower --learning_rate."
+        )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
+
+
+@contextlib.contextmanager
+def _naming(step: int) -> Iterator[None]:
+    """Adds the step to an error of the engine, for whoever reports it."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"step {step}")
+        raise

@@ -1,0 +1,245 @@
+"""The grammar of compound values, `name(key=value, ...)`, and what a name in it may mean.
+
+Flags such as `--optimizer="sgd(momentum=0.9)"` and `--model=package.module:function(width=64)` share it. Values are
+Python literals, read by `ast.literal_eval`: reading a spec never runs anybody's code.
+"""
+
+import ast
+import dataclasses
+import difflib
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from tfdist.errors import InputError
+
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
+_KEY = re.compile(r"[^\W\d]\w*")
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_GRAMMAR = 'The grammar is name or name(key=value, ...); a value is a Python literal: 0.9, True, None, "text", (1, 2).'
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """A name and the keyword arguments that stand behind it.
+
+    Attributes:
+      name: letters, digits and `_ . : - /`.
+      args: Python literals by parameter name, in the order in which they were written.
+    """
+
+    name: str
+    args: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Returns the text that `parse` reads back as an equal spec."""
+        if not self.args:
+            return self.name
+        return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.args.items())})"
+
+
+def parse(text: str) -> Spec:
+    """Reads `name` or `name(key=value, ...)`.
+
+    Args:
+      text: the value of a flag. The values in it are Python literals.
+
+    Returns:
+      The spec, such that `parse(str(spec)) == spec`.
+
+    Raises:
+      InputError: `text` does not follow the grammar; the message marks the column, counted from 1.
+    """
+    return _Reader(text.strip()).spec()
+
+
+class _Reader:
+    """Reads one text from left to right; `at` is the index of the next character."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+
+    def spec(self) -> Spec:
+        name = self._match(_NAME) or self._fail("expected a name")
+        args: dict[str, Any] = {}
+        if self.at < len(self.text):
+            self._expect("(", 'expected "(" or the end')
+            while self._peek() != ")":
+                key, value = self._argument(args)
+                args[key] = value
+                if self._peek() != ")":
+                    self._expect(",", 'expected "," or ")"')
+            self.at += 1
+            if self._peek():
+                self._fail('expected the end after ")"')
+        return Spec(name, args)
+
+    def _argument(self, known: dict[str, Any]) -> tuple[str, Any]:
+        start = self.at if self._peek() else len(self.text)
+        key = self._match(_KEY) or self._fail("expected key=value")
+        if key in known:
+            self._fail(f'"{key}" is given twice', start)
+        self._expect("=", 'expected "=", arguments are given by name')
+        return key, self._value()
+
+    def _value(self) -> Any:
+        self._peek()
+        start, end = self.at, self._end_of_value()
+        source = self.text[start:end].strip()
+        if not source:
+            self._fail("expected a value", start)
+        try:
+            value = ast.literal_eval(repr(ast.literal_eval(source)))  # only what `str` can write again: not 1e999
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            self._fail(f"expected a Python literal, not {source}", start)
+        self.at = end
+        return value
+
+    def _end_of_value(self) -> int:
+        """Returns the index of the first `,` or `)` that is outside every bracket and string."""
+        closing: list[tuple[str, int]] = []
+        at = self.at
+        while at < len(self.text):
+            char = self.text[at]
+            if char in "\"'":
+                at = self._end_of_string(at)
+            elif char in _CLOSING:
+                closing.append((_CLOSING[char], at))
+            elif closing and char == closing[-1][0]:
+                closing.pop()
+            elif char in ")]}" and closing:
+                self._fail(f'expected "{closing[-1][0]}"', at)
+            elif char in ",)" and not closing:
+                return at
+            elif char in "#]}":
+                self._fail(f'unexpected "{char}"', at)
+            at += 1
+        if closing:
+            self._fail("this bracket is never closed", closing[-1][1])
+        self._fail('expected ")"', at)
+
+    def _end_of_string(self, start: int) -> int:
+        """Returns the index of the quote that closes the string that starts at `start`."""
+        at = start + 1
+        while at < len(self.text):
+            if self.text[at] == self.text[start]:
+                return at
+            at += 2 if self.text[at] == "\\" else 1
+        self._fail("this quote is never closed", start)
+
+    def _peek(self) -> str:
+        """Skips white space; returns the next character, or nothing at the end."""
+        while self.at < len(self.text) and self.text[self.at].isspace():
+            self.at += 1
+        return self.text[self.at : self.at + 1]
+
+    def _match(self, pattern: re.Pattern[str]) -> str:
+        found = pattern.match(self.text, self.at)
+        if found is None:
+            return ""
+        self.at = found.end()
+        return found.group()
+
+    def _expect(self, char: str, problem: str) -> None:
+        if self._peek() != char:
+            self._fail(problem)
+        self.at += 1
+
+    def _fail(self, problem: str, at: int | None = None) -> NoReturn:
+        column = (self.at if at is None else at) + 1
+        text = self.text or '""'
+        message = f"{text}  -- column {column}: {problem}. {_GRAMMAR}"
+        raise InputError(re.sub(r"\s", " ", message))  # one line, and the columns stay true
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Returns the end of a message about an unknown name, as in ` Did you mean "mirrored"? Known: mirrored, single.`.
+
+    Args:
+      word: the name that is not known.
+      known: those that are.
+    """
+    names = sorted(known)
+    return f"{did_you_mean(word, names)} Known: {', '.join(names) or 'none'}."
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns the question alone, as in ` Did you mean "mirrored"?`, or nothing where no name is near."""
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), by_lower)
+    quoted = " or ".join(f'"{by_lower[name]}"' for name in close)
+    return f" Did you mean {quoted}?" if close else ""
+
+
+def load_object(name: str) -> Any:
+    """Imports what `package.module:attribute` names; the current directory is searched first, as by `python -m`.
+
+    Args:
+      name: a module, a colon, and a name in the module; dots lead into classes.
+
+    Raises:
+      InputError: the name has no colon, the module does not import (its own error is shown), or it has no such name.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in [*module_name.split("."), *attribute.split(".")]):
+        raise InputError(f'A user\'s own object is named package.module:name. Received: "{name}".')
+    directory = os.getcwd()
+    if directory not in sys.path and "" not in sys.path and not sys.flags.safe_path:
+        sys.path.insert(0, directory)
+    try:
+        found = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f'"{name}" needs the module {module_name}, whose import failed: {_one_line(error)}. '
+            f"The current directory {directory} and PYTHONPATH are searched."
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = [known for known in dir(found) if not known.startswith("_")]
+            raise InputError(f'"{name}" names nothing: there is no {part} in it.{nearest(part, public)}')
+        found = getattr(found, part)
+    return found
+
+
+def call(function: Callable[..., Any], spec: Spec, **offered: Any) -> Any:
+    """Calls a function with the spec's arguments, and with those of the offered ones that its signature names.
+
+    Args:
+      function: what the spec's name stands for. An error that it raises passes through.
+      spec: its arguments win over offered ones.
+      **offered: what the caller could also give. A `**kwargs` of the function does not ask for them.
+
+    Returns:
+      What the function returns.
+
+    Raises:
+      InputError: the spec has an argument that the function does not take, or lacks one that it needs.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    unnamed = [key for key in spec.args if key not in named]
+    if unnamed and not open_ended:
+        raise InputError(f'{spec.name} has no parameter "{unnamed[0]}". Received: {spec}.{nearest(unnamed[0], named)}')
+    arguments = {key: value for key, value in offered.items() if key in named} | spec.args
+    missing = [name for name, p in named.items() if p.default is p.empty and name not in arguments]
+    if missing:
+        raise InputError(f"{spec.name} needs a value for {', '.join(missing)}. Received: {spec}. {_GRAMMAR}")
+    try:
+        return function(**arguments)
+    except (TypeError, ValueError) as error:
+        if not unnamed or isinstance(error, InputError):
+            raise
+        raise InputError(  # what `**kwargs` took may be what the function did not know
+            f'{spec.name} may not have a parameter "{unnamed[0]}". Received: {spec}, which failed with '
+            f"{_one_line(error)}.{nearest(unnamed[0], named)}"
+        ) from error
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(". ")

@@ -1,0 +1,38 @@
+"""Importing TensorFlow for a command: without the lines that its C++ writes to the terminal before it can be told not to."""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+
+def load_tensorflow() -> None:
+    """Imports TensorFlow and Keras, which takes seconds, and looks for devices."""
+    with _quiet():
+        import keras  # noqa: F401 - so that it is there
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Holds back what is written to the standard error's file descriptor inside; shows it if there is an exception.
+
+    Later messages of level INFO and WARNING stay off too, unless TF_CPP_MIN_LOG_LEVEL is set.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as held:
+        kept = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            held.seek(0)
+            os.write(kept, held.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

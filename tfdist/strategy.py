@@ -1,0 +1,223 @@
+"""The contract `Strategy`: where a step runs. And how one is found by name.
+
+The trainer composes these methods and knows nothing else of a strategy. What only some strategies can do is a small
+interface of its own, beside this one.
+"""
+
+import abc
+import contextlib
+import contextvars
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.cluster import Cluster
+from tfdist.collectives import Collectives, using
+from tfdist.errors import InputError
+from tfdist.group import Group
+from tfdist.spec import load_object, nearest
+
+NAMES = ("single", "mirrored", "multiworker", "tpu", "horovod")
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """State that a part of the step wants kept from step to step.
+
+    Attributes:
+      name: unique in the run, stable over runs.
+      shape: static shape.
+      dtype: element type.
+      per_replica: whether each replica has a value of its own, or all the same one.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: tf.DType
+    per_replica: bool
+
+
+class Strategy(abc.ABC):
+    """Runs replica functions on the replicas of a job, of which this process holds `local_replicas`.
+
+    Attributes:
+      name: as in `--strategy`.
+      cluster: this process among the job's processes.
+      group: the control plane of the job's processes.
+      replicas: how many replicas the job has.
+      local_replicas: the numbers of this process's replicas, in order.
+      equal_shares: whether every replica must get the same number of rows (static shapes).
+    """
+
+    name: str
+    cluster: Cluster
+    group: Group
+    replicas: int
+    local_replicas: range
+    equal_shares: bool = False
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes the run's files."""
+        return self.cluster.rank == 0
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator["Strategy"]:
+        """Variables born inside are placed for this strategy; it is `tfdist.current_strategy()` inside."""
+        token = _current.set(self)
+        try:
+            with self._placement():
+                yield self
+        finally:
+            _current.reset(token)
+
+    def _placement(self) -> contextlib.AbstractContextManager:
+        """The engine's own scope; by default variables are placed where TensorFlow places them."""
+        return contextlib.nullcontext()
+
+    @abc.abstractmethod
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Runs a replica function on every local replica, in step with the other processes.
+
+        Args:
+          function: takes one replica's arguments, returns a structure of tensors.
+          *args: structures, of which what `run` or `distribute` returned is given to each replica as its own part.
+
+        Returns:
+          The structure that the function returns, its tensors in the engine's form for per-replica values.
+        """
+
+    @abc.abstractmethod
+    def local(self, value: Any) -> list[Any]:
+        """This process's replicas' values of a per-replica tensor or variable, in the order of `local_replicas`."""
+
+    @abc.abstractmethod
+    def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
+        """Returns an iterator over per-replica elements for `run`, usable inside `tf.function` with `next`.
+
+        Args:
+          make_dataset: given this process's replicas and the number of all replicas, returns the data set whose
+            successive elements belong to the successive local replicas, round and round.
+        """
+
+    def gradients(
+        self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[tf.Variable], *batch: Any
+    ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
+        """The first half of a step, inside a replica function: forward and backward.
+
+        Args:
+          loss_fn: of one replica's batch; returns the scalar to differentiate and anything else.
+          variables: the variables to differentiate by.
+          *batch: loss_fn's arguments.
+
+        Returns:
+          This replica's gradients, in the order of the variables (None where the loss does not depend on one), the
+          loss, and the rest of what loss_fn returned.
+        """
+        with tf.GradientTape() as tape:
+            loss, rest = loss_fn(*batch)
+        return tape.gradient(loss, list(variables)), loss, rest
+
+    def apply(
+        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
+    ) -> None:
+        """The second half of a step, inside a replica function: the optimizer's update with whole gradients."""
+        optimizer.apply(list(gradients), list(variables))
+
+    def allocate(self, states: Sequence[State]) -> list[tf.Variable]:
+        """Creates zeroed variables for state that others describe; call it once for each name, under no scope."""
+        with self.scope():
+            return [_variable(state) for state in states]
+
+    def synchronize(self, variables: Sequence[tf.Variable]) -> None:
+        """Makes the variables equal to the first replica's on every replica; engines that do so at birth need not."""
+
+    def close(self) -> None:
+        """Gives back what the strategy holds outside this process's memory; the group is left by who joined it."""
+
+
+class HasCollectives(Strategy):
+    """A strategy whose replicas speak to each other through `Collectives`, inside `run`."""
+
+    collectives: Collectives
+
+    def in_replica(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps a replica function so that layers inside it find the strategy's collectives."""
+
+        @tf.autograph.experimental.do_not_convert
+        def replica_function(*args: Any) -> Any:
+            with using(self.collectives):
+                return function(*args)
+
+        return replica_function
+
+
+def _variable(state: State) -> tf.Variable:
+    kind: dict[str, Any] = {}
+    if state.per_replica:  # the default would be a mirrored variable that silently drifts
+        kind = {
+            "synchronization": tf.VariableSynchronization.ON_READ,
+            "aggregation": tf.VariableAggregation.NONE,
+        }
+    return tf.Variable(tf.zeros(state.shape, state.dtype), trainable=False, name=state.name, **kind)
+
+
+_current: contextvars.ContextVar[Strategy | None] = contextvars.ContextVar("strategy", default=None)
+
+
+def current_strategy() -> Strategy:
+    """Returns the strategy whose `scope()` is open."""
+    strategy = _current.get()
+    if strategy is None:
+        raise InputError(
+            "A strategy's scope must be open here. Received: none. Write `with strategy.scope():` around it."
+        )
+    return strategy
+
+
+def strategy_class(name: str) -> type[Strategy]:
+    """Returns the class of a strategy: one of `NAMES`, or a third party's as `package.module:Class`."""
+    if ":" in name:
+        found = load_object(name)
+        if not (isinstance(found, type) and issubclass(found, Strategy)):
+            raise InputError(f"--strategy={name} must name a subclass of tfdist.Strategy. Received: {found!r}.")
+        return found
+    if name not in NAMES:
+        raise InputError(f"--strategy={name} is not known.{nearest(name, ('auto', *NAMES))}")
+    try:
+        module = importlib.import_module(f"tfdist.strategies.{name}")
+    except ModuleNotFoundError as error:
+        if error.name == "tfdist.strategies":
+            raise InputError(
+                "tfdist is not installed: this is a bare checkout. Run `pip install -e .` in it."
+            ) from error
+        raise
+    return module.STRATEGY
+
+
+def create(
+    name: str, cluster: Cluster, join: Callable[[Cluster], Group], options: Mapping[str, Any] | None = None
+) -> Strategy:
+    """Creates a strategy.
+
+    Args:
+      name: see `strategy_class`.
+      cluster: this process among the job's.
+      join: joins the job's group; called once, when the strategy knows the group's address.
+      options: keyword arguments of the strategy's constructor.
+
+    Raises:
+      InputError: the strategy has no such option, or cannot be had here.
+    """
+    chosen = strategy_class(name)
+    known = [p for p in inspect.signature(chosen).parameters if p not in ("cluster", "join")]
+    for option in options or {}:
+        if option not in known:
+            raise InputError(f"The strategy {name} has no option {option}.{nearest(option, known)}")
+    made: Strategy = chosen(cluster=cluster, join=join, **dict(options or {}))  # type: ignore[call-arg]  # a convention
+    return made

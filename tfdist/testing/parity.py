@@ -1,0 +1,213 @@
+"""Parity: the same training under a strategy and on one device, compared variable by variable.
+
+Run it in float64: there rounding and mistakes are far apart. `run_case` trains; `compare` says how far two outcomes are
+from each other. New models and optimizers join every suite by one line of `CASES`.
+"""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals, models
+from tfdist.collectives import Collectives
+from tfdist.data import ArraySource
+from tfdist.gradients import Reducer
+from tfdist.strategy import Strategy
+from tfdist.trainer import Trainer
+
+STEPS = 20
+EXAMPLES = 100
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One training that has the same result under every strategy.
+
+    Attributes:
+      model: a key of `MODELS`.
+      optimizer: a key of `OPTIMIZERS`.
+      batch_size: examples of a global batch; 13 is divided by no number of replicas.
+      weighted: whether examples have weights, some of them 0.
+      steps: updates.
+    """
+
+    model: str
+    optimizer: str
+    batch_size: int = 16
+    weighted: bool = False
+    steps: int = STEPS
+
+    def __str__(self) -> str:
+        return f"{self.model}-{self.optimizer}-{self.batch_size}" + ("-weighted" if self.weighted else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a case ended on one process.
+
+    Attributes:
+      variables: weights and moving statistics by path.
+      losses: mean loss of each call.
+      evaluation: loss and metrics of all examples.
+      digests: a hash of all variables for each local replica.
+    """
+
+    variables: dict[str, np.ndarray]
+    losses: list[float]
+    evaluation: dict[str, float]
+    digests: list[str]
+
+
+def _masked(**_: Any) -> keras.Model:
+    """Padding is masked, so the loss counts tokens, of which every replica has another number."""
+    inputs = keras.Input((6,), dtype="int32", name="tokens")
+    hidden = keras.layers.Embedding(20, 8, mask_zero=True, name="embedding")(inputs)
+    hidden = keras.layers.Dense(16, activation="gelu", name="hidden")(hidden)
+    return keras.Model(inputs, keras.layers.Dense(7, name="logits")(hidden), name="masked")
+
+
+def _regularized(**_: Any) -> keras.Model:
+    """Losses of weights, which count once, and of activations, which count by rows."""
+    inputs = keras.Input((8, 8, 1), name="image")
+    hidden = keras.layers.Flatten(name="flatten")(inputs)
+    hidden = keras.layers.Dense(
+        16, activation="tanh", kernel_regularizer="l2", activity_regularizer=keras.regularizers.L2(0.1), name="hidden"
+    )(hidden)
+    return keras.Model(inputs, keras.layers.Dense(10, name="logits")(hidden), name="regularized")
+
+
+def _frozen_statistics(**sizes: Any) -> keras.Model:
+    """A CNN whose BatchNorm is in inference mode, so that plain (local) BatchNorm is exact."""
+    model = models.build("cnn(filters=(4, 8))", **sizes)
+    for layer in keras_internals.layers_of(model):
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.trainable = False
+    return model
+
+
+MODELS: Mapping[str, Callable[..., keras.Model]] = {
+    "mlp": lambda **sizes: models.build("mlp(hidden=(16, 12))", **sizes),
+    "cnn": lambda **sizes: models.build("cnn(filters=(4, 8), batch_norm='synchronized')", **sizes),
+    "cnn_frozen": _frozen_statistics,
+    "transformer": lambda **sizes: models.build("transformer(layers=2, width=16, heads=2, ffn=32)", **sizes),
+    "masked": _masked,
+    "regularized": _regularized,
+}
+
+OPTIMIZERS: Mapping[str, Callable[[], keras.Optimizer]] = {
+    "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "adamw": lambda: keras.optimizers.AdamW(0.003),
+}
+
+CASES = (
+    Case(model="mlp", optimizer="sgd"),
+    Case(model="mlp", optimizer="adamw", batch_size=13),
+    Case(model="cnn", optimizer="sgd", batch_size=13),
+    Case(model="cnn", optimizer="adamw"),
+    Case(model="cnn_frozen", optimizer="sgd", weighted=True),
+    Case(model="transformer", optimizer="adamw", batch_size=13),
+    Case(model="transformer", optimizer="sgd"),
+    Case(model="masked", optimizer="sgd", batch_size=13),
+    Case(model="regularized", optimizer="sgd", batch_size=13, weighted=True),
+)
+
+
+def run_case(strategy: Strategy, case: Case, **trainer_options: Any) -> Outcome:
+    """Trains a case under a strategy, from weights and data that depend on the case alone, in the current precision."""
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(7)
+    source = _source(case)
+    losses: list[float] = []
+    with strategy.scope():
+        model = MODELS[case.model](**_sizes(case))
+        trainer = Trainer(
+            model,
+            optimizer=OPTIMIZERS[case.optimizer](),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            seed=3,
+            **trainer_options,
+        )
+    keep = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
+    trainer.fit(source, batch_size=case.batch_size, steps=case.steps, steps_per_call=4, callbacks=[keep])
+    evaluation = trainer.evaluate(source, batch_size=case.batch_size)
+    replicas = [strategy.local(variable.value) for variable in model.variables]
+    digests = [_digest([values[i] for values in replicas]) for i in range(len(strategy.local_replicas))]
+    variables = {v.path: np.asarray(values[0]) for v, values in zip(model.variables, replicas, strict=True)}
+    return Outcome(variables, losses, evaluation, digests)
+
+
+class NoReduction(Reducer):
+    """What every suite must notice: each replica keeps its own gradients."""
+
+    def reduce(
+        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """See base class; breaks its promise on purpose."""
+        return list(tensors), []
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """How far a variable is from its reference: ||a - b|| / ||b||, max |a - b|, and whether its true gradient is zero."""
+
+    path: str
+    relative: float
+    absolute: float
+    noise: bool
+
+
+def compare(outcome: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray], model: str) -> list[Difference]:
+    """Compares variables by path, the worst first; raises `KeyError` if they are not the same variables."""
+    if set(outcome) != set(reference):
+        raise KeyError(f"Not the same variables: {sorted(set(outcome) ^ set(reference))}")
+    found = []
+    for path, expected in reference.items():
+        difference = np.asarray(outcome[path], np.float64) - np.asarray(expected, np.float64)
+        scale = float(np.linalg.norm(np.asarray(expected, np.float64))) or 1.0
+        absolute = float(np.max(np.abs(difference), initial=0.0))
+        found.append(Difference(path, float(np.linalg.norm(difference)) / scale, absolute, is_noise(path, model)))
+    return sorted(found, key=lambda d: (d.noise, -d.relative))
+
+
+def is_noise(path: str, model: str) -> bool:
+    """Whether a variable's true gradient is zero, so that its value is rounding; as the model's table says."""
+    return any(re.search(pattern, path) for pattern in models.zero_gradient_patterns(model))
+
+
+def _sizes(case: Case) -> dict[str, Any]:
+    return (
+        {"input_shape": (12,), "classes": 11}
+        if case.model == "transformer"
+        else {"input_shape": (8, 8, 1), "classes": 10}
+    )
+
+
+def _source(case: Case) -> ArraySource:
+    random = np.random.default_rng(5)
+    if case.model == "transformer":
+        arrays: tuple[np.ndarray, ...] = tuple(random.integers(0, 11, (EXAMPLES, 12)) for _ in range(2))
+    elif case.model == "masked":
+        lengths = random.integers(1, 7, (EXAMPLES, 1))
+        tokens = random.integers(1, 20, (EXAMPLES, 6)) * (np.arange(6) < lengths)
+        arrays = (tokens.astype("int32"), random.integers(0, 7, (EXAMPLES, 6)))
+    else:
+        images = random.standard_normal((EXAMPLES, 8, 8, 1)).astype(keras.config.floatx())
+        arrays = (images, random.integers(0, 10, EXAMPLES))
+    if case.weighted:
+        weights = random.uniform(0, 2, EXAMPLES) * (random.uniform(size=EXAMPLES) > 0.3)
+        arrays = (*arrays, weights.astype(keras.config.floatx()))
+    return ArraySource(arrays)
+
+
+def _digest(values: list[Any]) -> str:
+    found = hashlib.sha256()
+    for value in values:
+        found.update(np.ascontiguousarray(tf.convert_to_tensor(value).numpy()).tobytes())
+    return found.hexdigest()

@@ -1,0 +1,134 @@
+"""TF_CONFIG, TensorFlow's own description of a cluster: its text to addresses by rank."""
+
+import collections
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tfdist.errors import InputError
+
+EXAMPLE = (
+    """TF_CONFIG='{"cluster": {"worker": ["host1:12345", "host2:12345"]}, "task": {"type": "worker", "index": 0}}'"""
+)
+
+_TRAINING = ("chief", "worker")  # the order of ranks
+_JOBS = (*_TRAINING, "evaluator", "ps")
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
+class Members(NamedTuple):
+    """The training processes by rank, and which of them this one is."""
+
+    addresses: tuple[str, ...]
+    rank: int
+
+
+def parse(text: str) -> Members:
+    """Reads TF_CONFIG: the chief, if there is one, is rank 0; the workers follow in their order.
+
+    Args:
+      text: JSON, `{"cluster": {"chief": [...], "worker": [...], "evaluator": [...]}, "task": {"type", "index"}}`.
+
+    Raises:
+      InputError: anything that cannot be a member of a synchronous training job, in one line.
+    """
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"TF_CONFIG must be JSON: {error}. Received: {text!r}. Example: {EXAMPLE}") from error
+    jobs = _jobs(config)
+    kind, index = _task(config, jobs)
+    addresses = tuple(address for job in _TRAINING for address in jobs.get(job, ()))
+    repeated = [a for a, n in collections.Counter((host(a), port(a)) for a in addresses).items() if n > 1]
+    if repeated:
+        raise InputError(
+            f"TF_CONFIG must give each process an address of its own. Received: {repeated[0][0]}:{repeated[0][1]} "
+            f"more than once in {list(addresses)}."
+        )
+    return Members(addresses, index + (len(jobs.get("chief", ())) if kind == "worker" else 0))
+
+
+def host(address: str) -> str:
+    """The host of `host:port`, in one spelling; every name of the loopback is `localhost`."""
+    name = address.rpartition(":")[0].lower()
+    return "localhost" if name in _LOOPBACK else name
+
+
+def port(address: str) -> int:
+    """The port of `host:port`."""
+    return int(address.rpartition(":")[2])
+
+
+def is_address(value: Any) -> bool:
+    """Whether the value reads `host:port`, with a port in [1, 65535]; an IPv6 host stands in brackets."""
+    return isinstance(value, str) and bool(_ADDRESS.fullmatch(value)) and 1 <= port(value) <= 65535
+
+
+def control_address(addresses: Sequence[str]) -> str:
+    """Where rank 0 serves the `Group` of a cluster that is known by its TensorFlow addresses alone.
+
+    The group comes together before anything is connected, so every process must know its port from what all were
+    given: rank 0's own address, port + 1000 (port - 1000 where that would pass 65535). Launchers number the workers of
+    a host upwards from one port, so the port next to rank 0's is likely a neighbour's and one 1000 away is not; if it
+    is, the next one that is nobody's is taken.
+
+    Args:
+      addresses: `host:port` of each process, by rank.
+    """
+    first = addresses[0]
+    taken = {port(address) for address in addresses if host(address) == host(first)}
+    step = 1 if port(first) + 1000 <= 65535 else -1
+    control = port(first) + 1000 * step
+    while control in taken:
+        control -= step
+    return f"{first.rpartition(':')[0]}:{control}"
+
+
+def _jobs(config: Any) -> dict[str, list[str]]:
+    jobs = config.get("cluster") if isinstance(config, dict) else None
+    if not isinstance(jobs, dict) or not jobs:
+        raise InputError(f"TF_CONFIG must have a `cluster` with its workers. Received: {config!r}. Example: {EXAMPLE}")
+    for job, addresses in jobs.items():
+        if job not in _JOBS:
+            raise InputError(f"TF_CONFIG's `cluster` may have chief, worker and evaluator. Received: {job!r}.")
+        if not isinstance(addresses, list) or not all(map(is_address, addresses)):
+            raise InputError(f"TF_CONFIG's `cluster` must list host:port for each {job}. Received: {addresses!r}.")
+    if jobs.get("ps"):
+        raise InputError(
+            f"TF_CONFIG must not have parameter servers: no strategy here supports them yet. Received: ps "
+            f"{jobs['ps']}. Use workers only."
+        )
+    if len(jobs.get("chief", ())) > 1:
+        raise InputError(
+            f"TF_CONFIG may have one chief at most. Received: {jobs['chief']}. List the others as workers."
+        )
+    if not any(jobs.get(job) for job in _TRAINING):
+        raise InputError(f"TF_CONFIG's `cluster` must have a worker. Received: {jobs!r}. Example: {EXAMPLE}")
+    return jobs
+
+
+def _task(config: dict[str, Any], jobs: dict[str, list[str]]) -> tuple[str, int]:
+    task = config.get("task")
+    if not isinstance(task, dict) or not {"type", "index"} <= task.keys():
+        raise InputError(
+            f"TF_CONFIG must have a `task` with `type` and `index`: which process is this? Received: {task!r}. "
+            f"Example: {EXAMPLE}"
+        )
+    kind, index = task["type"], task["index"]
+    if kind == "evaluator":
+        raise InputError(
+            "TF_CONFIG's task must train: evaluation is a part of training here. Received: an evaluator. Start the "
+            "chief and the workers only."
+        )
+    if kind not in _TRAINING or not jobs.get(kind):
+        raise InputError(
+            f"TF_CONFIG's task type must be one of {[j for j in _TRAINING if jobs.get(j)]}. Received: {kind!r}."
+        )
+    if isinstance(index, bool) or not re.fullmatch(r"\d+", str(index)) or int(index) >= len(jobs[kind]):
+        raise InputError(
+            f"TF_CONFIG's task index must be in [0, {len(jobs[kind])}), the number of addresses of {kind}. "
+            f"Received: {index!r}."
+        )
+    return kind, int(index)

@@ -1,0 +1,123 @@
+"""Train a Keras model with the strategy that the flags or the environment name."""
+
+import contextlib
+import dataclasses
+import logging
+import pathlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tfdist import command, flags, startup
+from tfdist.config import TrainConfig
+
+if TYPE_CHECKING:
+    from tfdist.reporting import Reporter
+    from tfdist.session import Session
+
+
+def main(config: TrainConfig) -> int:
+    """Runs one training; returns the exit code."""
+    startup.load_tensorflow()  # only now: flags are read, and help is printed, before
+    from tfdist import session
+
+    with session.opened(config) as opened:
+        if config.dry_run:
+            return _describe(opened)
+        return _train(opened)
+
+
+def _train(opened: "Session") -> int:
+    from tfdist import reporting, session
+    from tfdist.reporting import log
+
+    config, strategy = opened.config, opened.strategy
+    name = f"runs/{_words(config.dataset)}-{_words(config.model)}-{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = strategy.group.broadcast("output_dir", config.output_dir or name)
+    config = dataclasses.replace(config, strategy=opened.detection.strategy, output_dir=path)
+    hosts = session.hosts(strategy)
+    directory = reporting.RunDirectory(pathlib.Path(path))
+    if strategy.is_chief:
+        directory = reporting.RunDirectory.create(path, flags.flags_text(config), hosts)
+    strategy.group.barrier("output_dir/made")
+    with log.setup(strategy.cluster.rank, directory.log(strategy.cluster.rank)):
+        logging.getLogger("tfdist").info("%s", opened.detection.reason)
+        trainer = session.make_trainer(opened, strategy)
+        reporter = reporting.chief_reporter(directory, sys.stderr) if strategy.is_chief else reporting.NullReporter()
+        profile = (
+            reporting.ProfileWindow(config.profile_steps, directory.tensorboard)
+            if config.profile_steps and strategy.is_chief
+            else reporting.NullProfile()
+        )
+        with _closing(reporter):
+            history = trainer.fit(
+                opened.data,
+                batch_size=config.batch_size,
+                steps=config.steps,
+                epochs=config.epochs,
+                log_every=config.log_every,
+                eval_every=config.eval_every,
+                steps_per_call=config.steps_per_call,
+                reporter=reporter,
+                profile=profile,
+            )
+            trainer.save(str(directory.model))
+    if strategy.is_chief:
+        last = history.records[-1]
+        numbers = "  ".join(f"{k} {v:.4f}" for k, v in last.items() if k == "loss" or "accuracy" in k)
+        print(f"{last['kind']} after {last['step']} steps: {numbers}\n{path}", flush=True)
+    return 0
+
+
+@contextlib.contextmanager
+def _closing(reporter: "Reporter") -> Iterator[None]:
+    """Tells the reporter how the run ended, so that the directory is complete up to there."""
+    try:
+        yield
+    except BaseException as error:
+        reporter.close(str(error).partition("\n")[0] or type(error).__name__)
+        raise
+    reporter.close("done")
+
+
+def _describe(opened: "Session") -> int:
+    """Prints what a run would be, and ends."""
+    from tfdist import session
+    from tfdist.data import rows, steps_in_epochs
+
+    config, strategy = opened.config, opened.strategy
+    trainer = session.make_trainer(opened, strategy)
+    trainer.build(opened.data.train)
+    if not strategy.is_chief:
+        return 0
+    size = opened.data.train.size
+    shares = [rows(config.batch_size, r, strategy.replicas)[1] for r in range(strategy.replicas)]
+    steps = config.steps or steps_in_epochs(config.epochs, size, config.batch_size)
+    print(flags.flags_text(dataclasses.replace(config, strategy=opened.detection.strategy)), end="")
+    lines = {
+        "strategy": opened.detection.reason,
+        "processes": f"{strategy.cluster.size} on {', '.join(dict.fromkeys(session.hosts(strategy)))}",
+        "replicas": str(strategy.replicas),
+        "global batch": f"{config.batch_size} examples",
+        "per replica": f"{max(shares)} examples"
+        if len(set(shares)) == 1
+        else f"{min(shares)} or {max(shares)} examples",
+        "per micro-step": f"{max(shares)} examples (one micro-step a step)",
+        "training set": f"{size} examples",
+        "test set": f"{opened.data.test.size} examples" if opened.data.test else "none",
+        "steps": f"{steps} ({steps * config.batch_size / size:.2f} epochs)",
+        "parameters": f"{trainer.model.count_params():,}",
+    }
+    for name, value in lines.items():
+        print(f"{name:>15}: {value}")
+    return 0
+
+
+def _words(spec: str) -> str:
+    """A specification's name as it may stand in a directory's."""
+    return "".join(c if c.isalnum() or c in "._" else "_" for c in spec.partition("(")[0])
+
+
+if __name__ == "__main__":
+    sys.exit(command.run("train", flags.define, lambda values: main(flags.config(values)), about=__doc__))

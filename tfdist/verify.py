@@ -1,0 +1,38 @@
+"""Check that a strategy gives the result of one device, on your own model and data."""
+
+import sys
+
+from tfdist import command, flags, startup
+from tfdist.config import VerifyConfig
+from tfdist.errors import ExitCode
+
+
+def main(config: VerifyConfig) -> int:
+    """Trains twice and compares; returns 0 if the results are equal to the tolerance, else 1."""
+    startup.load_tensorflow()  # only now: flags are read, and help is printed, before
+    import keras
+
+    from tfdist import comparison, session
+
+    if config.float64:
+        keras.config.set_floatx("float64")
+        keras.config.set_dtype_policy("float64")
+    with session.opened(config) as opened:
+        good = comparison.verify(opened, print if opened.strategy.is_chief else _nothing)
+        good = opened.strategy.group.broadcast("verify/good", good, deadline=comparison.REFERENCE_SECONDS)
+    return ExitCode.DONE if good else ExitCode.FAILED
+
+
+def _nothing(_: str) -> None:
+    """What the other ranks print."""
+
+
+if __name__ == "__main__":
+    sys.exit(
+        command.run(
+            "verify",
+            lambda values: flags.define(values, VerifyConfig),
+            lambda values: main(flags.config(values, VerifyConfig)),
+            about=__doc__,
+        )
+    )
