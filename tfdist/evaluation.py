@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals, loss
-from tfdist.data import EvaluationPipeline
+from tfdist.data import EvaluationPipeline, check_equal_shares
 from tfdist.gradients import Bucketed, Sum
 from tfdist.metrics import Totals, make_drain
 from tfdist.strategy import HasCollectives
@@ -30,7 +30,10 @@ class Evaluator:
           data: a source.
           batch_size: examples at a time, over all replicas.
         """
-        pipeline = EvaluationPipeline(data, batch_size, padded=self._strategy.equal_shares)
+        if self._strategy.equal_shares:  # padding would count in metrics that take no weights
+            check_equal_shares(batch_size, self._strategy.replicas)
+            check_equal_shares(data.size, self._strategy.replicas)
+        pipeline = EvaluationPipeline(data, batch_size)
         iterator = self._strategy.distribute(pipeline.dataset)
         sums = self._run(iterator, tf.constant(pipeline.steps)).numpy()
         totals = Totals()

@@ -79,7 +79,10 @@ def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor) -> t
 
 
 def evaluation_loss(model: keras.Model, sums: Any) -> float:
-    """The loss of all that `evaluation_sums` summed: of the whole data set as if it were one batch."""
+    """The loss of all that `evaluation_sums` summed: of the whole data set as if it were one batch.
+
+    A loss with `reduction="sum"` is divided by the number of rows, so that data sets of different sizes compare.
+    """
     *pairs, (own, rows) = [(float(a), float(b)) for a, b in zip(sums[::2], sums[1::2], strict=True)]
     weights = [1.0 if flat.weight is None else flat.weight for flat in keras_internals.flat_losses(model)]
     value = sum(weight * (a / b if b else 0.0) for weight, (a, b) in zip(weights, pairs, strict=True))

@@ -227,7 +227,7 @@ class Run:
         ]
         where = f" The first variable whose gradient is not finite: {bad[0]}." if bad else ""
         raise NotFiniteError(
-            f"The loss is {losses[-1]} at step {step}.{where} The weights are those before that step. "
+            f"The loss is {losses[-1]:g} at step {step}.{where} The weights are those before that step. "
             "Try a lower --learning_rate."
         )
 

@@ -60,9 +60,8 @@ def opened(config: TrainConfig) -> Iterator[Session]:
     config = dataclasses.replace(config, strategy=detection.strategy)
     taken = inspect.signature(strategy_class(detection.strategy)).parameters
     options = {name: getattr(config, name) for name in OPTIONS if name in taken}
-    with (
-        ExitStack() as watching
-    ):  # from when the group is up: the engine may wait for ever for a peer that is lost then
+    # Watched from when the group is up: an engine that starts may wait for ever for a peer that is lost meanwhile.
+    with ExitStack() as watching:
 
         def watch_over(group: Group, cluster: Cluster) -> None:
             watching.enter_context(watch(group, cluster))

@@ -1,8 +1,9 @@
 """One step as two replica functions, and the compiled loop around them.
 
 `compute` is everything up to the reduced gradients and the loss that all replicas agree on; `apply` changes weights and
-slots. A bad loss therefore touches neither, and the loop around them stops there: the step named is the true one. No
-collective and no update stands inside a condition of a replica function, where tf.distribute forbids them.
+slots. A loss or a gradient that is not finite therefore touches neither, and the loop around them stops there: the step
+named is the true one. No collective and no update stands inside a condition of a replica function, where tf.distribute
+forbids them.
 """
 
 import logging
@@ -28,6 +29,7 @@ class Computed(NamedTuple):
       gradients: whole ones, equal on every replica.
       state: the reducer's new state, to be kept if the step counts.
       loss: scalar; the global batch's, equal on every replica.
+      finite: scalar bool; whether the loss and every gradient are, the same on every replica.
       norm: scalar; the gradients' global norm where it was asked for, else 0.
       busy: scalar float64; seconds from the batch's arrival to this replica's own gradients.
     """
@@ -35,6 +37,7 @@ class Computed(NamedTuple):
     gradients: list[tf.Tensor]
     state: list[tf.Tensor]
     loss: tf.Tensor
+    finite: tf.Tensor
     norm: tf.Tensor
     busy: tf.Tensor
 
@@ -83,7 +86,9 @@ class Step:
         state = [tf.convert_to_tensor(variable) for variable in self._state]
         reduced, state = self._reducer.reduce([*gradients, value], state, self._collectives, name="gradients")
         norm = tf.cond(with_norm, lambda: tf.linalg.global_norm(reduced[:-1]), lambda: tf.zeros([], reduced[0].dtype))
-        return Computed(reduced[:-1], state, reduced[-1], norm, busy)
+        # A ReLU turns NaN into 0, so the loss alone does not tell. A sum shows an inf or a NaN anywhere, in one pass.
+        finite = tf.reduce_all(tf.stack([tf.math.is_finite(tf.reduce_sum(tensor)) for tensor in reduced]))
+        return Computed(reduced[:-1], state, reduced[-1], finite, norm, busy)
 
     def apply(self, gradients: Sequence[tf.Tensor], state: Sequence[tf.Tensor], unused: frozenset[int]) -> None:
         """Weights, slots and the reducer's state. A replica function.
@@ -143,9 +148,9 @@ class Result(NamedTuple):
     """What one call of the compiled loop did.
 
     Attributes:
-      losses: [done], the global loss of each step; the last is not finite if the call stopped early.
+      losses: [done], the global loss of each step.
       norm: scalar; the global gradient norm of the last step.
-      finite: scalar bool; whether every loss was.
+      finite: scalar bool; whether every step's loss and gradients were; the call stops after one that is not.
       gradient_finite: [variables], whether each variable's gradient was finite at the last step.
       waited: scalar float64; seconds that this process waited for data.
       busy: [local replicas] float64; seconds that each computed until it had its own gradients.
@@ -177,7 +182,7 @@ def compile_loop(step: Step, strategy: HasCollectives) -> Callable[..., Result]:
             last = tf.equal(done, steps - 1)
             computed = strategy.run(step.compute, batch, number, tf.logical_and(with_norm, last))
             value, norm = (tf.cast(strategy.local(x)[0], dtype) for x in (computed.loss, computed.norm))
-            finite = tf.math.is_finite(value)
+            finite = strategy.local(computed.finite)[0]
             unused = step.unused()
 
             def update() -> tf.Tensor:

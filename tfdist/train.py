@@ -39,11 +39,15 @@ def _train(opened: "Session") -> int:
     hosts = session.hosts(strategy)
     directory = reporting.RunDirectory(pathlib.Path(path))
     if strategy.is_chief:
+        directory.check(path)
+    # What is wrong with a model shows here, before there is a directory.
+    trainer = session.make_trainer(opened, strategy)
+    trainer.build(opened.data.train)
+    if strategy.is_chief:
         directory = reporting.RunDirectory.create(path, flags.flags_text(config), hosts)
     strategy.group.barrier("output_dir/made")
     with log.setup(strategy.cluster.rank, directory.log(strategy.cluster.rank)):
         logging.getLogger("tfdist").info("%s", opened.detection.reason)
-        trainer = session.make_trainer(opened, strategy)
         reporter = reporting.chief_reporter(directory, sys.stderr) if strategy.is_chief else reporting.NullReporter()
         profile = (
             reporting.ProfileWindow(config.profile_steps, directory.tensorboard)

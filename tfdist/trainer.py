@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals, metrics
-from tfdist.data import Examples, as_data_set, as_examples, steps_in_epochs, with_class_weight
+from tfdist.data import Examples, as_data_set, as_examples, check_equal_shares, steps_in_epochs, with_class_weight
 from tfdist.errors import InputError
 from tfdist.evaluation import Evaluator
 from tfdist.gradients import Bucketed, Reducer, Sum
@@ -106,6 +106,8 @@ class Trainer:
           InputError: an argument is wrong.
           NotFiniteError: a loss is inf or NaN; names the step.
         """
+        if self.strategy.equal_shares:
+            check_equal_shares(batch_size, self.strategy.replicas)
         whole = as_data_set(data, "data")
         train, test = whole.train, whole.test
         if bool(steps) == bool(epochs):

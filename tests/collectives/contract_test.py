@@ -1,12 +1,14 @@
 """Every operation of the contract against NumPy, on one, two and four replicas."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfdist.collectives import Collectives, OneReplica
 
-COMBINE = {"sum": np.sum, "mean": np.mean, "max": np.max}
+COMBINE: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "max": np.max}
 RANDOM = np.random.default_rng(0)
 FLOATS = RANDOM.integers(-50, 50, (4, 8, 3)).astype("float32")  # sums of these are exact in any order
 OTHERS = RANDOM.integers(-50, 50, (4, 5)).astype("float64")

@@ -1,6 +1,5 @@
 """Defects and traps of TensorFlow and Keras that the design rests on: a version that mends one fails here."""
 
-import pathlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,9 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.testing import processes
-
-WORKER = pathlib.Path(__file__).with_name("keras_fit_worker.py")
 TWO_SIZES = """
 import sys
 import tensorflow as tf
@@ -147,14 +143,3 @@ def test_a_second_mirrored_strategy_of_another_size(operations: str, works: bool
     except subprocess.TimeoutExpired:
         ended_well, output = False, "it hangs"
     assert ended_well == works, output
-
-
-def test_keras_fit_under_multiworker_fails() -> None:
-    """Guards: `model.fit` under MultiWorkerMirroredStrategy with two workers raises.
-
-    What rests on it: `Trainer.fit` is a loop of our own, and the README does not offer Keras's.
-    """
-    with processes.job([sys.executable, str(WORKER)], 2) as job:
-        ended = job.wait(90)
-    for end in ended:
-        assert "PerReplica" in end.output.strip().splitlines()[-1], end.output
