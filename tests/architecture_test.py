@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # From the top to the bottom. A module imports its own layer and those below it. A module that runs when started
 # (`if __name__ == "__main__"`) is a command, without being named here.
 LAYERS = {
-    "commands": "__init__ __main__ command comparison flags help_text launching session spawn startup testing",
+    "commands": "__init__ __main__ command comparison flags help_text launching session spawning startup testing",
     "trainer": "trainer callbacks evaluation metrics run step",
     "parts of a step": "checkpoint data gradients layers loss models optimizers reporting",
     "strategies": "strategies horovod_rendezvous tf_distribute",

@@ -337,6 +337,22 @@ def test_a_host_that_does_not_come_is_named(launch):
         assert one.said[-1] == "tfdist.launch: node 1 did not reach 'start' within 1 s (never connected: node 1)."
 
 
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_waiting_for_other_hosts_can_be_interrupted(launch, number, code):
+    address = free_address()
+    one = launch("true", flags=("--nodes=2", f"--coordinator={address}"))
+    host, port = address.split(":")
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        with socket.socket() as probe:
+            if probe.connect_ex((host, int(port))) == 0:
+                break
+    began = time.monotonic()
+    one.process.send_signal(number)
+    assert one.wait() == code
+    assert time.monotonic() - began < 2.0
+
+
 def test_a_coordinator_that_does_not_answer_is_named(launch):
     address = free_address()
     one = launch(

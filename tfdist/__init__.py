@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tfdist.collectives import Collectives
     from tfdist.group import Group
     from tfdist.loading import load_strategy
-    from tfdist.spawn import spawn
+    from tfdist.spawning import spawn
     from tfdist.strategy import Strategy, current_strategy
     from tfdist.trainer import Trainer
 
@@ -41,7 +41,7 @@ _HOMES = {
     "Trainer": "tfdist.trainer",
     "current_strategy": "tfdist.strategy",
     "load_strategy": "tfdist.loading",
-    "spawn": "tfdist.spawn",
+    "spawn": "tfdist.spawning",
 }
 
 
@@ -49,7 +49,6 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
     if name in _HOMES:
-        # A submodule of the same name (tfdist.spawn) would otherwise hide the object once it is imported.
         value = getattr(importlib.import_module(_HOMES[name]), name)
     else:
         value = importlib.import_module(f"tfdist.{name}")

@@ -5,21 +5,16 @@ On several hosts, run the same command on each, with --nodes, --coordinator, and
 
 import dataclasses
 import os
-import signal
 import sys
 from typing import Any
 
 from absl import flags
 
-from tfdist import command, endings
+from tfdist import command
 from tfdist.errors import InputError
 from tfdist.launching import running, signals
 from tfdist.launching.engines import ENGINES
 from tfdist.launching.job import Job
-from tfdist.launching.outcome import Outcome
-from tfdist.launching.supervision import Stop
-
-PATIENCE_SECONDS = 30.0  # for the processes to end, and save what they want, when somebody asks the launcher to end
 
 _HELP = {
     "processes": "How many processes to start on this host.",
@@ -54,25 +49,10 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
         raise InputError("The command to start must follow: tfdist.launch --processes=2 -- python -m tfdist.train ...")
     said: dict[str, Any] = {field.name: values[field.name].value for field in dataclasses.fields(Job)}
     job = Job(**said)
-    with signals.received() as arrived:
-        outcome = running.run(
-            job,
-            lambda rank: arguments,
-            os.environ,
-            stops=[lambda: _asked(arrived)],
-            hurry=lambda: len(arrived) > 1,
-            say=_say,
-        )
+    outcome = running.run(job, lambda rank: arguments, os.environ, interrupts=signals.received(), say=_say)
     if outcome.code:
         _say(f"{outcome.reason}." + (f" Its log: {outcome.log}" if outcome.log else ""))
     return outcome.code
-
-
-def _asked(arrived: list[int]) -> Stop | None:
-    if not arrived:
-        return None
-    name = signal.Signals(arrived[0]).name
-    return Stop(Outcome(endings.SIGNALLED + arrived[0], f"ended by {name}"), PATIENCE_SECONDS, asked=True)
 
 
 def _say(line: str) -> None:

@@ -101,8 +101,8 @@ def hosts(strategy: Strategy) -> list[str]:
 
 def _check_same(config: TrainConfig, strategy: Strategy) -> None:
     shared = {f"--{k}": v for k, v in dataclasses.asdict(config).items() if k not in OWN_FLAGS}
-    strategy.group.agree("flags", shared, "flag")
-    strategy.group.agree("versions", versions(), "version of")
+    strategy.group.agree("flags", shared)
+    strategy.group.agree("versions", versions(), "version of ")
 
 
 def _sizes(whole: data.DataSet) -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ import pytest
 from tfdist.errors import InputError, PeerLostError
 from tfdist.group import Loss
 from tfdist.group.addresses import split_address
+from tfdist.group.connection import Connection
 from tfdist.group.messages import LIMIT, VERSION, encode
 
 HELLO = {"type": "hello", "rank": 0, "size": 2, "token": "the job's token", "version": VERSION, "pid": 1, "host": "h"}
@@ -163,7 +164,8 @@ def test_a_process_that_is_killed_or_stopped_is_noticed(job, sign, expected):
         time.sleep(0.7)  # longer than lost_after: beats keep both alive
         assert two.members[0].lost() is None
         os.kill(process.pid, sign)
-        loss = two.members[0].lost(wait=5)
+        wait_for(two.members[0].lost)
+        loss = two.members[0].lost()
         assert loss and loss.rank == 1 and expected in loss.reason
     finally:
         process.kill()
@@ -264,3 +266,37 @@ def test_a_server_that_was_stopped_itself_does_not_blame_the_members(job, monkey
         time.sleep(0.2)
         assert one.server.loss is None
         wait_for(lambda: one.server.loss)  # and silence is noticed all the same
+
+
+def test_the_process_that_may_serve_is_answered_last(job, monkeypatch):
+    """It may let no thread run from then on, until the others have got their answers too."""
+    order = []
+    original = Connection.send
+
+    def send(self, message):
+        if message["type"] == "values":
+            order.append(self.rank)
+        original(self, message)
+
+    monkeypatch.setattr(Connection, "send", send)
+    three = job(3)
+    for come in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
+        order.clear()
+        calls = []
+        for rank in come:
+            calls.append(three.start(three.members[rank].gather, "x", rank))
+            wait_for(lambda rank=rank: three.members[rank]._questions or len(order) == 3)
+        assert [call.result(timeout=5) for call in calls] == [[0, 1, 2]] * 3
+        assert order == [2, 1, 0]
+
+
+def test_a_doubt_makes_a_silent_member_lost_sooner(job):
+    """An engine has failed one, because another is stopped: whose name is wanted at once."""
+    two = job(2, members=False, heartbeat=0.1, lost_after=60.0)
+    with socket.create_connection(split_address(two.server.address), timeout=5) as silent:
+        silent.sendall(encode({**HELLO, "rank": 1}))
+        member = two.join(0)
+        time.sleep(0.5)
+        assert member.lost() is None
+        loss = member.lost(wait=2.0)
+        assert loss and loss.rank == 1 and "no sign of life for 0.3 s" in loss.reason

@@ -100,7 +100,11 @@ class Group(abc.ABC):
         """Calls back, from another thread and at most once, when the first member is lost (at once if one is)."""
 
     def lost(self, wait: float = 0.0) -> Loss | None:
-        """Returns the first loss; waits up to `wait` seconds for the news, which an engine's error may outrun."""
+        """Returns the first loss.
+
+        Args:
+          wait: in seconds, for the news, which an engine's error may outrun; to be given after such an error only.
+        """
         return None
 
     @abc.abstractmethod

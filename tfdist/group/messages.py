@@ -1,7 +1,7 @@
 """The group's messages on the wire: JSON objects, one a line, of limited size.
 
 A connection begins with a `hello` (rank, size, token, version, pid, host), which is answered by `welcome` or `refused`.
-Then members send `gather`, `beat` and, last, `goodbye`; the server sends `values` or `failed` to a gather, `beat`,
+Then members send `gather`, `doubt`, `beat` and, last, `goodbye`; the server sends `values` or `failed` to a gather, `beat`,
 `lost` and, last, `closed`.
 """
 
@@ -11,6 +11,7 @@ from typing import Any
 
 VERSION = 1  # of the protocol; another one is refused by name
 LIMIT = 1 << 20  # bytes a message
+DOUBTED_BEATS = 3  # so many missing signs of life are a loss, once an engine has failed somebody
 LIMIT_BEFORE_HELLO = 1 << 12  # what somebody may send who has not shown the token
 
 Message = dict[str, Any]

@@ -13,10 +13,11 @@ from tfdist.group.addresses import join_address
 from tfdist.group.admission import Admission
 from tfdist.group.connection import Connection
 from tfdist.group.contract import NO_GOODBYE, Loss, silence
-from tfdist.group.messages import LIMIT, BadMessage, Message, take
+from tfdist.group.messages import DOUBTED_BEATS, LIMIT, BadMessage, Message, take
 from tfdist.group.rounds import Answer, Rounds
 
 HELLO_SECONDS = 10.0  # for a stranger to say who it is, and for one that was told the last word to go
+LOST_AFTER_SECONDS = 20.0
 FAREWELL_SECONDS = 2.0  # for the last messages to be taken when the server closes
 
 _log = logging.getLogger("tfdist.group")
@@ -40,7 +41,7 @@ class Server:
         noun: str = "rank",
         places: Sequence[str] = (),
         heartbeat: float = 1.0,
-        lost_after: float = 10.0,
+        lost_after: float = LOST_AFTER_SECONDS,
     ):
         """Starts serving.
 
@@ -51,7 +52,9 @@ class Server:
           noun: what a member is called in messages.
           places: where each member is expected, by rank, to say of one that never came; empty if not known.
           heartbeat: seconds between the signs of life that each side sends.
-          lost_after: seconds without one after which a member is lost.
+          lost_after: seconds without one after which a member is lost: more than an engine keeps all threads of a
+            process from running, as some do while they start. Once a member doubts (an engine has failed it), the
+            time is three heartbeats.
         """
         self.address = join_address(*listener.getsockname()[:2])
         self.loss: Loss | None = None
@@ -154,6 +157,8 @@ class Server:
             number = (int, float)
             ticket, name, value, deadline = take(message, ticket=int, name=str, value=object, deadline=number)
             self._send(self._rounds.arrive(rank, ticket, name, value, deadline, time.monotonic()))
+        elif message["type"] == "doubt":
+            self._lost_after = min(self._lost_after, DOUBTED_BEATS * self._heartbeat)
         elif message["type"] == "goodbye":
             code, reason = take(message, code=int, reason=str)
             self._goodbye(connection, rank, code, reason)
@@ -207,7 +212,9 @@ class Server:
                 connection.send({"type": "beat"})
 
     def _send(self, answers: list[Answer]) -> None:
-        for rank, message in answers:
+        # Rank 0 last: it may be this very process, and go from here into an engine's call that waits for the others and
+        # lets no thread run meanwhile (tf.distribute connects so), this one included.
+        for rank, message in sorted(answers, key=lambda answer: -answer.rank):
             if rank in self._members:
                 self._members[rank].send(message)
 

@@ -27,6 +27,7 @@ from tfdist.launching.placement import Placement, arrange
 from tfdist.launching.supervision import Stop, Supervisor, Watched
 
 Ask = Callable[[], Stop | None]
+PATIENCE_SECONDS = 30.0  # for the processes to end, and save what they want, when somebody asks for the end
 _OURS = (ADDRESS_VARIABLE, TOKEN_VARIABLE, "TFDIST_COORDINATOR")
 
 
@@ -36,7 +37,7 @@ def run(
     environment: Mapping[str, str],
     *,
     stops: Sequence[Ask] = (),
-    hurry: Callable[[], bool] = lambda: False,
+    interrupts: contextlib.AbstractContextManager[list[int]] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
     """Starts a job's processes on this host, and sees them to their end.
@@ -46,7 +47,8 @@ def run(
       command: what a rank runs.
       environment: what they inherit; the variables that say who a process is are replaced.
       stops: each is asked again and again for a reason to end the processes.
-      hurry: whether whoever waits for that has lost patience.
+      interrupts: collects the signals that ask for the end while processes run, as `signals.received()` does; outside
+        of it they do what they always do. None where they are others' affair.
       say: told where the logs are.
 
     Raises:
@@ -67,11 +69,12 @@ def run(
         say(f"{name_ranks([task.rank for task in tasks])} of {placement.size}, logs in {logs}")
         watched = Watched(
             stops=[*stops, _start_timeout(job, server), _elsewhere(launchers)],
-            hurry=hurry,
             loss=lambda: server.loss if server else None,
             on_stop=lambda outcome: launchers.leave(outcome.code, outcome.reason),
         )
-        outcome = nodes.conclude(launchers, _supervise(tasks, guard, watched, stack))
+        with interrupts or contextlib.nullcontext([]) as arrived:
+            outcome = _supervise(tasks, guard, watched, arrived, stack)
+        outcome = nodes.conclude(launchers, outcome)
         log = next((task.log for task in tasks if task.rank == outcome.rank), None)
         return dataclasses.replace(outcome, log=log)
 
@@ -95,7 +98,9 @@ def _served(job: Job, placement: Placement, launchers: Group) -> Iterator[tuple[
         yield server, [group | engine.variables(placement, engine_port, rank) for rank in placement.ranks()]
 
 
-def _supervise(tasks: Sequence[Task], guard: Guard, watched: Watched, stack: contextlib.ExitStack) -> Outcome:
+def _supervise(
+    tasks: Sequence[Task], guard: Guard, watched: Watched, arrived: list[int], stack: contextlib.ExitStack
+) -> Outcome:
     screens = Screen(sys.stdout), Screen(sys.stderr)
     children: list[Child] = []
     channels: list[Channel] = []
@@ -113,9 +118,10 @@ def _supervise(tasks: Sequence[Task], guard: Guard, watched: Watched, stack: con
         for child in children:
             child.reap()
         raise
-    stops = [*watched.stops, lambda: _unread(screens)]
+    stops = [*watched.stops, lambda: _unread(screens), lambda: _asked(arrived)]
+    watched = watched._replace(stops=stops, hurry=lambda: len(arrived) > 1)
     try:
-        return Supervisor(children, channels, watched._replace(stops=stops)).run()
+        return Supervisor(children, channels, watched).run()
     finally:
         for child in children:
             guard.forget(child.pid)
@@ -125,6 +131,13 @@ def _unread(screens: Sequence[Screen]) -> Stop | None:
     if any(screen.gone for screen in screens):
         return Stop(Outcome(endings.SIGNALLED + signal.SIGPIPE, "nobody reads the output any more"))
     return None
+
+
+def _asked(arrived: Sequence[int]) -> Stop | None:
+    if not arrived:
+        return None
+    name = signal.Signals(arrived[0]).name
+    return Stop(Outcome(endings.SIGNALLED + arrived[0], f"ended by {name}"), PATIENCE_SECONDS, asked=True)
 
 
 def _inherited(environment: Mapping[str, str]) -> dict[str, str]:

@@ -10,8 +10,9 @@ import pytest
 
 import tfdist
 from tfdist.errors import InputError, PeerLostError
-from tfdist.spawn import SpawnError, spawn
+from tfdist.spawning import SpawnError, spawn
 
+# Whatever should be ended before sleeps for 15 s only: a test that fails does not hang.
 pytest.importorskip("cloudpickle")  # the functions of this file are not in a module that the new processes can import
 
 
@@ -67,7 +68,7 @@ def test_the_first_real_failure_is_raised_here_with_its_rank_and_traceback():
     def fail():
         if rank() == 1:
             raise KeyError("missing")
-        time.sleep(1000)
+        time.sleep(15)
 
     began = time.monotonic()
     with pytest.raises(KeyError, match="missing") as raised:
@@ -95,7 +96,7 @@ def test_a_process_that_is_killed_is_named():
     def die():
         if rank() == 1:
             os.kill(os.getpid(), 9)
-        time.sleep(1000)
+        time.sleep(15)
 
     with pytest.raises(SpawnError, match=r"rank 1 ended with code 137 \(killed by SIGKILL\)") as raised:
         spawn(die)
@@ -110,7 +111,7 @@ def test_a_function_that_ends_its_process_has_no_value():
 def test_time_may_run_out():
     began = time.monotonic()
     with pytest.raises(TimeoutError, match=r"the processes did not end within 0.5 s"):
-        spawn(time.sleep, args=(1000,), timeout=0.5)
+        spawn(time.sleep, args=(15,), timeout=0.5)
     assert time.monotonic() - began < 5.0
 
 
@@ -144,7 +145,7 @@ def test_an_interrupted_notebook_leaves_nobody(monkeypatch, tmp_path):
 
         signal.signal(signal.SIGTERM, save)
         (tmp_path / f"ready-{rank()}").touch()
-        time.sleep(1000)
+        time.sleep(15)
 
     from tfdist.launching import supervision
 
