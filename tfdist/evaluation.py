@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals, loss
 from tfdist.data import EvaluationPipeline, check_equal_shares
+from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
 from tfdist.metrics import Totals, make_drain
 from tfdist.strategy import HasCollectives
@@ -32,7 +33,11 @@ class Evaluator:
         """
         if self._strategy.equal_shares:  # padding would count in metrics that take no weights
             check_equal_shares(batch_size, self._strategy.replicas)
-            check_equal_shares(data.size, self._strategy.replicas)
+            if data.size % self._strategy.replicas:
+                raise InputError(
+                    "A data set that is evaluated must be divisible by the number of replicas for this strategy. Received: "
+                    f"{data.size} examples and {self._strategy.replicas} replicas. Leave some out."
+                )
         pipeline = EvaluationPipeline(data, batch_size)
         iterator = self._strategy.distribute(pipeline.dataset)
         sums = self._run(iterator, tf.constant(pipeline.steps)).numpy()

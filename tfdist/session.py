@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -24,7 +23,6 @@ from tfdist.reporting.environment import versions
 from tfdist.strategy import Strategy, strategy_class
 from tfdist.trainer import Trainer
 
-_log = logging.getLogger(__name__)
 # Flags that may differ between the processes of a job: where each finds its data, and how many threads it has.
 OWN_FLAGS = ("data_dir", "intra_op_threads", "output_dir")
 # Flags that are options of a strategy: each gets those that its constructor takes.
