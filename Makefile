@@ -2,6 +2,7 @@
 # make test         the same set-up, Horovod built for the installed TensorFlow, then lint, types and every test
 # make lint         ruff and mypy
 # make conformance  the whole product of strategies, models, optimizers and batches
+# make peers        makes .venv-peers with PyTorch, which benchmarks/ compares with
 # make clean        removes .venv and what the tools leave behind; runs/ stays
 #
 # `make train PYTHON=python3.12` chooses the interpreter that .venv is made with (Python 3.11 to 3.13); a .venv that is
@@ -22,8 +23,9 @@ CREATED := $(VENV)/.created
 EXAMPLES := $(VENV)/.installed-examples
 TESTS := $(VENV)/.installed-test
 HOROVOD := $(VENV)/.installed-horovod
+PEERS := .venv-peers
 
-.PHONY: train test lint conformance clean
+.PHONY: train test lint conformance peers clean
 .DELETE_ON_ERROR:
 
 train: $(EXAMPLES)
@@ -39,6 +41,13 @@ lint: $(TESTS)
 
 conformance: $(HOROVOD)
 	$(PY) -m pytest tests/conformance -m "full or not full"
+
+peers: $(PEERS)/.installed
+
+$(PEERS)/.installed: $(CREATED)
+	@$(PY) -m venv $(PEERS)
+	@$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet torch==2.13.0 numpy
+	@touch $@
 
 $(CREATED):
 	@if $(PY) -c $(IS_SUPPORTED) 2>/dev/null && $(PY) -m pip --version >/dev/null 2>&1; then touch $@; exit; fi; \
@@ -69,5 +78,5 @@ $(HOROVOD): $(TESTS) tfdist/install_horovod.py tfdist/horovod_build.py
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

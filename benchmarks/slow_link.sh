@@ -3,11 +3,11 @@
 #   benchmarks/slow_link.sh 100mbit COMMAND...      (or 1gbit, ...)
 set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: $0 RATE COMMAND..." >&2; exit 2; }
-rate=$1
+export SLOW_LINK=$1
 shift
 namespace=tfdist$$
-trap 'ip netns del "$namespace"' EXIT
+trap 'ip netns pids "$namespace" | xargs -r kill; ip netns del "$namespace"' EXIT
 ip netns add "$namespace"
 ip -n "$namespace" link set lo up
-ip netns exec "$namespace" tc qdisc add dev lo root tbf rate "$rate" burst 512kb latency 50ms
+ip netns exec "$namespace" tc qdisc add dev lo root tbf rate "$SLOW_LINK" burst 512kb latency 50ms
 ip netns exec "$namespace" "$@"

@@ -1,27 +1,53 @@
-"""The one workload that every side runs: an MLP of 8.4 million parameters (33.6 MB of gradients), 64 examples a rank."""
+"""The three workloads: a model, how much each rank feeds it in a step, and random examples. NumPy alone."""
 
-import keras
+import dataclasses
+
 import numpy as np
 
-INPUTS, HIDDEN, CLASSES = 1024, 2048, 1024
-BATCH = 64
-EXAMPLES = 2048
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A model and what it is fed.
+
+    Attributes:
+      model: as in `--model`.
+      rows: examples of one rank in one step.
+      shape: of one example's x.
+      classes: how many labels there are; of a language model, tokens in its vocabulary.
+      tokens: whether x is token numbers with a label for each, instead of float32 with one label.
+    """
+
+    model: str
+    rows: int
+    shape: tuple[int, ...]
+    classes: int
+    tokens: bool = False
 
 
-def model() -> keras.Model:
-    """The MLP, with the same weights in every process."""
-    keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [
-            keras.Input((INPUTS,)),
-            keras.layers.Dense(HIDDEN, activation="relu"),
-            keras.layers.Dense(HIDDEN, activation="relu"),
-            keras.layers.Dense(CLASSES),
-        ]
-    )
+LEARNING_RATE = 0.001  # of plain SGD, on every side; small, as the labels are random
+# The perceptron's layers, for a side that cannot build tfdist's model.
+WIDTHS = (1024, 2048, 2048, 1024)
+
+WORKLOADS = {
+    "mlp": Workload("mlp(hidden=(2048, 2048), classes=1024)", 64, (1024,), 1024),
+    "cnn": Workload("cnn(filters=(64, 128, 256, 512), classes=10)", 24, (32, 32, 3), 10),
+    "transformer": Workload("transformer(layers=2, width=256, classes=256)", 12, (64,), 256, tokens=True),
+}
 
 
-def examples(count: int = EXAMPLES) -> tuple[np.ndarray, np.ndarray]:
-    """Random inputs and labels, the same in every process."""
-    random = np.random.default_rng(100)
-    return random.standard_normal((count, INPUTS), dtype="float32"), random.integers(0, CLASSES, count)
+def arrays(name: str, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Random examples of a workload: the batch of a side by hand, and the whole data set of tfdist's side.
+
+    Args:
+      name: of the workload.
+      count: how many examples.
+      seed: the same one gives the same examples in every process.
+
+    Returns:
+      x, float32 or int64 [count, *shape], and labels, int64 [count], or [count, *shape] for a language model.
+    """
+    workload, random = WORKLOADS[name], np.random.default_rng(seed)
+    size = (count, *workload.shape)
+    if workload.tokens:
+        return random.integers(0, workload.classes, size), random.integers(0, workload.classes, size)
+    return random.standard_normal(size, dtype="float32"), random.integers(0, workload.classes, count)

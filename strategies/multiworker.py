@@ -6,10 +6,13 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.cluster import Cluster
 from tfdist.devices import limit_threads
-from tfdist.errors import InputError
+from tfdist.endings import sigterm_ends
+from tfdist.errors import InputError, PeerLostError
 from tfdist.group import Group
+from tfdist.group.watching import NEWS_SECONDS
 from tfdist.tf_distribute import TensorFlowStrategy
 
 
@@ -23,8 +26,17 @@ class MultiWorker(TensorFlowStrategy):
         join: Callable[[Cluster], Group],
         communication: str = "auto",
         intra_op_threads: int = 0,
+        start_timeout_seconds: float = 120.0,
     ):
-        """Args: communication: the engine's implementation, "auto", "ring" or "nccl"; intra_op_threads: 0 for a share."""
+        """Starts TensorFlow's server of this process, and waits for those of the others.
+
+        Args:
+          cluster: this process among the job's.
+          join: joins the job's group.
+          communication: the engine's implementation, "auto", "ring" or "nccl".
+          intra_op_threads: of one operation; 0 for a share of the cores.
+          start_timeout_seconds: how long to wait for the other servers, once all processes have come.
+        """
         limit_threads(cluster, intra_op_threads)
         group = join(cluster)
         cluster = _with_addresses(cluster, group)
@@ -37,7 +49,14 @@ class MultiWorker(TensorFlowStrategy):
             task_id=cluster.rank,
             rpc_layer="grpc",
         )
-        engine = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+        keras_internals.limit_start_of_workers(cluster.size, start_timeout_seconds)
+        try:
+            with sigterm_ends():
+                engine = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+        except tf.errors.DeadlineExceededError as error:
+            loss = group.lost(NEWS_SECONDS)  # no thread could hear of it meanwhile
+            late = f"Not every rank's TensorFlow server was up within {start_timeout_seconds:g} s"
+            raise PeerLostError(f"{loss or late}.") from error
         super().__init__("multiworker", engine, cluster=cluster, group=group, options=options)
 
 
@@ -45,7 +64,7 @@ def _with_addresses(cluster: Cluster, group: Group) -> Cluster:
     """Checks that this process's port is free, or chooses one and tells the others where the environment names none."""
     if cluster.addresses:
         _check_free(cluster.addresses[cluster.rank])
-        # The engine would wait for ever, and nothing could interrupt it, for a process that has found its port taken.
+        # The engine would wait to its deadline, and nothing could interrupt it, for a process that has found its port taken.
         group.barrier("multiworker/ports")
         return cluster
     host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()

@@ -165,6 +165,7 @@ def test_help(capsys, argument):
         "How long:",
         "Where it runs:",
         "How it learns:",
+        "What becomes of gradients:",
         "What is written:",
         "Checks:",
         "Every command:",

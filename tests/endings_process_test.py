@@ -58,16 +58,19 @@ def test_a_loss_that_is_not_finite(size: int, tmp_path: pathlib.Path) -> None:
         ended = job.wait(START_SECONDS)
     assert [end.code for end in ended] == [3] * size, "\n".join(end.output for end in ended)
     steps = set()
-    for end in ended:
-        found = re.search(r"The loss is (nan|inf) at step (\d+)\.", line_with(end, "tfdist.train: The loss is"))
+    for rank, end in enumerate(ended):
+        said = line_with(end, "The loss is")  # once, and not by the reporter as well
+        found = re.match(r"tfdist.train: The loss is (nan|inf) at step (\d+)\.", said)
         assert found, end.output
         steps.add(int(found[2]))
+        log = (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()
+        assert said.removeprefix("tfdist.train: ") in log
     [step] = steps
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records if record["kind"] == "train"] == list(range(1, step + 1))
     assert "--batch_size=8\n" in (tmp_path / "run" / "flags.txt").read_text()
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert all((tmp_path / "run" / "logs" / f"rank-{rank}.log").exists() for rank in range(size))
+    assert line_with(ended[0], "run ended: ") == "run ended: loss not finite"
 
 
 @pytest.mark.parametrize(
@@ -87,6 +90,27 @@ def test_a_peer_that_is_killed(strategy: str, size: int, dies: int) -> None:
         assert end.code == 5, end.output
         line = line_with(end, "Ending with code 5")
         assert line.startswith(f"rank {rank} of {size}: rank {dies} "), line
+
+
+@pytest.mark.parametrize("dies", [1, 0])
+def test_a_peer_that_is_killed_while_the_engines_start(dies: int) -> None:
+    """The others wait for its server inside a call during which no Python thread of theirs runs."""
+    start = (
+        "import os, runpy, signal, sys, tensorflow as tf\n"
+        "def die(*_): print('dies', flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if sys.argv[1] == sys.argv[2]: tf.distribute.MultiWorkerMirroredStrategy = die\n"
+        "del sys.argv[1:3]\n"
+        "runpy.run_module('tfdist.train', run_name='__main__')\n"
+    )
+    flags = (*LONG, "--strategy=multiworker", "--start_timeout_seconds=12", "--output_dir=run")
+    with processes.job([sys.executable, "-c", start, "{rank}", str(dies), *flags], 2) as job:
+        job.wait_for(dies, "dies", START_SECONDS)
+        ended = job.wait(12 + END_SECONDS)
+    assert ended[dies].code == -signal.SIGKILL
+    survivor = ended[1 - dies]
+    assert survivor.code == 5, survivor.output
+    line = line_with(survivor, "Ending with code 5")
+    assert line.startswith(f"rank {1 - dies} of 2: rank {dies} is lost"), line
 
 
 def test_a_peer_that_never_comes() -> None:

@@ -2,8 +2,8 @@ import signal
 
 import pytest
 
-from tfdist.endings import MEANINGS, describe
-from tfdist.errors import ExitCode
+from tfdist.endings import MEANINGS, describe, of_error
+from tfdist.errors import ExitCode, NotFiniteError, PeerLostError
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,19 @@ from tfdist.errors import ExitCode
 )
 def test_codes_in_words(code, words):
     assert describe(code) == words
+
+
+@pytest.mark.parametrize(
+    "error, words",
+    [
+        (NotFiniteError("The loss is nan at step 3."), "loss not finite"),
+        (PeerLostError("rank 1"), "a peer was lost"),
+        (KeyboardInterrupt(), "interrupted"),
+        (ZeroDivisionError("by zero"), "failed"),
+    ],
+)
+def test_errors_in_words(error, words):
+    assert of_error(error) == words
 
 
 def test_every_code_has_a_meaning():

@@ -6,6 +6,7 @@ import pytest
 
 import tfdist
 from tfdist import loss
+from tfdist.errors import InputError
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((13, 3)).astype("float32")
@@ -60,6 +61,26 @@ def test_the_batch_size_does_not_matter(strategy, batch_size, request):
 def test_sample_weights(mirrored2):
     results = make_trainer(mirrored2).evaluate((X, Y, WEIGHTS), batch_size=5)
     assert results == pytest.approx(by_keras(X, Y, WEIGHTS), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "batch_size", "message"),
+    [
+        (13, 8, "A data set that is evaluated must be divisible .* 13 examples and 2 replicas. Leave some out."),
+        (12, 5, "--batch_size must be divisible .* Received: --batch_size=5 and 2 replicas. Use 4 or 6."),
+    ],
+)
+def test_a_strategy_of_equal_shares_refuses_what_it_cannot_share(mirrored2, monkeypatch, size, batch_size, message):
+    monkeypatch.setattr(mirrored2, "equal_shares", True)  # as on a TPU
+    trainer = make_trainer(mirrored2, **FEW)
+    with pytest.raises(InputError, match=message):
+        trainer.evaluate((X[:size], Y[:size]), batch_size=batch_size)
+
+
+def test_a_strategy_of_equal_shares_evaluates_what_it_can(mirrored2, monkeypatch):
+    monkeypatch.setattr(mirrored2, "equal_shares", True)
+    results = make_trainer(mirrored2, **FEW).evaluate((X[:12], Y[:12]), batch_size=8)
+    assert results == pytest.approx(by_keras(X[:12], Y[:12], **FEW), rel=1e-5)
 
 
 def test_a_second_evaluation_does_not_trace_again(mirrored2, monkeypatch):

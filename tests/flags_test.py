@@ -16,9 +16,11 @@ from tfdist.errors import InputError
 
 # Users write these names into scripts: one may be added, and none renamed.
 NAMES = """
-    batch_norm batch_size communication coordinator data_dir dataset devices dry_run epochs eval_every intra_op_threads
-    jit_compile learning_rate log_every loss metrics model optimizer output_dir profile_steps seed
-    start_timeout_seconds steps steps_per_call strategy tpu
+    accumulate_steps base_batch_size batch_norm batch_size bucket_mb clip_norm clip_value communication
+    compression compression_check_every compression_max_error compression_min_bytes coordinator data_dir dataset
+    decay devices dry_run epochs eval_every intra_op_threads jit_compile learning_rate log_every loss loss_scale
+    lr_scaling max_skipped_steps measure_every metrics model momentum_correction optimizer output_dir precision
+    profile_steps seed start_timeout_seconds steps steps_per_call strategy tpu warmup_start warmup_steps
 """.split()
 
 
@@ -49,6 +51,7 @@ def test_every_flag_says_what_it_means_under_a_topic():
         "How long",
         "Where it runs",
         "How it learns",
+        "What becomes of gradients",
         "What is written",
         "Checks",
     ]
@@ -82,6 +85,11 @@ _known = {
     "batch_norm": st.sampled_from(["local", "synchronized"]),
     "coordinator": st.sampled_from(["", "host:3000"]),
     "profile_steps": st.sampled_from(["", "3:5"]),
+    "decay": st.sampled_from(["none", "cosine(to=0.1)", "step(every=5)"]),
+    "lr_scaling": st.sampled_from(["none", "linear"]),
+    "precision": st.sampled_from(["float32", "mixed_float16"]),
+    "loss_scale": st.sampled_from(["", "128", "dynamic(hysteresis=2)"]),
+    "compression": st.sampled_from(["none", "topk(ratio=0.01)|fp16", "path=.*bias: none; size>=100: int8"]),
     "data_dir": _line,
 }
 

@@ -6,8 +6,13 @@ import sys
 
 import pytest
 
-from tfdist import install_horovod
+from tfdist import command, install_horovod
 from tfdist.errors import ExitCode, TfdistError
+
+
+def run(*arguments: str) -> int:
+    """The command, as a shell starts it."""
+    return command.run("install_horovod", install_horovod.define_flags, install_horovod.main, ["program", *arguments])
 
 
 @pytest.fixture
@@ -29,33 +34,35 @@ def test_a_failed_pip_is_one_line_with_the_cause_and_the_log(tmp_path: pathlib.P
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--no_such_flag"], "Unknown command line flag 'no_such_flag'"),
+        (["--no_such_flag"], "--no_such_flag is not a flag of tfdist.install_horovod."),
         (["--gpu=maybe"], "flag --gpu=maybe"),
-        (["now"], "takes flags only. Received: now."),
+        (["now"], 'Flags alone are taken, written --name=value. Received: "now".'),
     ],
 )
 def test_bad_arguments_end_with_one_line_and_code_2(arguments, message, capsys):
-    assert install_horovod.main(["install_horovod", *arguments]) == ExitCode.BAD_INPUT
+    assert run(*arguments) == ExitCode.BAD_INPUT
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
 
 
 def test_help_lists_the_flags(capsys):
-    assert install_horovod.main(["install_horovod", "--help"]) == ExitCode.DONE
+    assert run("--help") == ExitCode.DONE
     out = capsys.readouterr().out
     assert all(flag in out for flag in ("gpu", "mpi", "force", "cache_dir"))
 
 
 def test_a_missing_tool_ends_the_command_with_code_2(no_tools, tmp_path, capsys):
-    code = install_horovod.main(["install_horovod", "--force", f"--cache_dir={tmp_path / 'cache'}"])
+    code = run("--force", f"--cache_dir={tmp_path / 'cache'}")
     assert code == ExitCode.BAD_INPUT
-    assert capsys.readouterr().err == "Horovod's build needs g++. Received: none. Install the Debian package g++.\n"
+    assert capsys.readouterr().err == (
+        "tfdist.install_horovod: Horovod's build needs g++. Received: none. Install the Debian package g++.\n"
+    )
 
 
 def test_an_unwritable_cache_is_bad_input(tmp_path, capsys):
     (tmp_path / "file").touch()
-    assert install_horovod.main(["", "--force", f"--cache_dir={tmp_path / 'file'}"]) == ExitCode.BAD_INPUT
+    assert run("--force", f"--cache_dir={tmp_path / 'file'}") == ExitCode.BAD_INPUT
     assert "The cache must be writable." in capsys.readouterr().err
 
 
@@ -64,7 +71,7 @@ def test_the_cache_is_where_the_user_keeps_caches(variables, monkeypatch, capsys
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    install_horovod.main(["", "--help"])
+    run("--help")
     assert f"{variables.get('XDG_CACHE_HOME', '~/.cache')}/tfdist/horovod" in capsys.readouterr().out
 
 
@@ -73,18 +80,18 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What the probe of the installed Horovod prints."""
     answer = {"stdout": '["0.28.1", "2.21.0", ["Gloo"]]', "stderr": "", "code": "0"}
 
-    def run(command, **_):
+    def run_probe(command, **_):
         assert "horovod.tensorflow" in command[-1]
         return subprocess.CompletedProcess(command, int(answer["code"]), answer["stdout"], answer["stderr"])
 
-    monkeypatch.setattr(install_horovod.subprocess, "run", run)
+    monkeypatch.setattr(install_horovod.subprocess, "run", run_probe)
     monkeypatch.setattr(install_horovod.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(install_horovod.importlib.metadata, "version", lambda name: "2.21.0")
     return answer
 
 
 def test_a_horovod_that_works_is_left_alone(probed, tmp_path, capsys):
-    assert install_horovod.main(["", f"--cache_dir={tmp_path}"]) == ExitCode.DONE
+    assert run(f"--cache_dir={tmp_path}") == ExitCode.DONE
     assert capsys.readouterr().out == "Horovod 0.28.1 (Gloo) works with TensorFlow 2.21.0. Nothing to do.\n"
     assert not any(tmp_path.iterdir())
 
@@ -101,7 +108,7 @@ def test_a_horovod_for_something_else_is_replaced_and_the_reason_said(
     probed, no_tools, tmp_path, capsys, answer, flags, reason
 ):
     probed |= answer
-    assert install_horovod.main(["", f"--cache_dir={tmp_path}", *flags]) == ExitCode.BAD_INPUT  # no tools to build with
+    assert run(f"--cache_dir={tmp_path}", *flags) == ExitCode.BAD_INPUT  # no tools to build with
     said = capsys.readouterr().out.splitlines()[0]
     assert said.startswith("Replacing the Horovod that is there.")
     assert said.endswith(reason)
@@ -112,5 +119,5 @@ def test_without_tensorflow_there_is_nothing_to_build_for(monkeypatch, capsys):
         raise install_horovod.importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(install_horovod.importlib.metadata, "version", version)
-    assert install_horovod.main([""]) == ExitCode.BAD_INPUT
-    assert capsys.readouterr().err.startswith("TensorFlow must be installed.")
+    assert run() == ExitCode.BAD_INPUT
+    assert capsys.readouterr().err.startswith("tfdist.install_horovod: TensorFlow must be installed.")

@@ -1,4 +1,4 @@
-"""One pin for each private corner of Keras: a new Keras that changes one of them is noticed here, by name."""
+"""One pin for each private corner of Keras and TensorFlow: a new version that changes one is noticed here, by name."""
 
 import inspect
 
@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.distribute import multi_worker_util
 
 from tfdist import keras_internals
 from tfdist.errors import InputError
@@ -40,6 +41,19 @@ def test_build_creates_every_variable():
 
 def test_build_takes_sample_weights():
     built(batch=(*BATCH, tf.TensorSpec([None], tf.float32)))
+
+
+def test_the_start_of_tensorflow_s_servers_has_a_deadline(monkeypatch):
+    """That TensorFlow heeds it is shown with processes, in tests/endings_process_test.py."""
+    current = keras_internals.context.context()
+    monkeypatch.setattr(current, "_coordination_service_config", None)
+    keras_internals.limit_start_of_workers(3, 1.5)
+    config = current.config.experimental.coordination_config
+    assert config.cluster_register_with_barrier
+    assert config.cluster_register_timeout_in_ms == 1500
+    assert [(job.name, job.num_tasks) for job in config.coordinated_job_list] == [("worker", 3)]
+    cluster = tf.train.ClusterSpec({"worker": ["localhost:1", "localhost:2", "localhost:3"]})
+    assert config.service_leader == multi_worker_util.coordination_leader(cluster)
 
 
 def test_keras_sums_gradients_over_replicas_unless_it_is_switched_off(mirrored2):

@@ -159,7 +159,10 @@ def test_training_loss(case, strategy, float64, request):
     def summand(x, y, weight):
         outputs = model(x, training=True)
         parts = loss.terms(model, y, outputs, weight)
-        return loss.training_loss(model, parts, tf.shape(x)[0], ROWS, strategy.collectives)
+        totals = loss.totals(parts, ROWS, strategy.collectives)
+        return loss.training_loss(
+            model, parts, totals, tf.shape(x)[0], batch_size=ROWS, shares=strategy.collectives.size
+        )
 
     total = float(sum(on_replicas(strategy, batch, summand)))
     assert total == pytest.approx(keras_loss(model, batch), rel=1e-12)
@@ -186,7 +189,7 @@ def test_denominators_are_asked_for_only_where_they_depend_on_the_data(single, f
     model = compiled(single, make, options, batch)
     recording = Recording(OneReplica())
     x, y, weight = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(tf.constant, batch))
-    loss.training_loss(model, loss.terms(model, y, model(x), weight), tf.constant(ROWS), ROWS, recording)
+    loss.totals(loss.terms(model, y, model(x), weight), ROWS, recording)
     assert [call.operation for call in recording.calls] == ["all_reduce"] * messages
     assert recording.payload_bytes == 8 * messages
 
@@ -196,7 +199,8 @@ def test_all_weights_0_give_a_loss_of_0(single, float64):
     batch = (TOKENS, NEXT, np.zeros((ROWS, 1)))
     model = compiled(single, make, options, batch)
     parts = loss.terms(model, tf.constant(NEXT), model(tf.constant(TOKENS)), tf.constant(batch[2]))
-    assert float(loss.training_loss(model, parts, tf.constant(ROWS), ROWS, OneReplica())) == 0.0
+    totals = loss.totals(parts, ROWS, OneReplica())
+    assert float(loss.training_loss(model, parts, totals, tf.constant(ROWS), batch_size=ROWS, shares=1)) == 0.0
 
 
 def test_a_loss_that_overrides_call_dunder_is_refused(single):

@@ -14,14 +14,17 @@ def test_tfdist():
         "Cluster",
         "Collectives",
         "Group",
+        "LossScaler",
         "Strategy",
         "Trainer",
         "collectives",
         "current_strategy",
         "data",
+        "gradients",
         "layers",
         "load_strategy",
         "models",
+        "optimizers",
         "spawn",
     ]
 
@@ -48,13 +51,28 @@ def test_parts():
         "OneReplica",
         "Op",
         "Recording",
+        "Unsent",
         "Wire",
         "all_gather",
         "all_reduce",
         "current",
         "using",
     ]
-    assert gradients.__all__ == ["Bucketed", "Reducer", "Sum", "plan"]
+    assert gradients.__all__ == [
+        "Bucketed",
+        "Clip",
+        "ErrorFeedback",
+        "LossScale",
+        "LossScaler",
+        "Reduced",
+        "Reducer",
+        "Routed",
+        "Sum",
+        "accumulated",
+        "parse_loss_scale",
+        "plan",
+        "unscaled",
+    ]
     assert layers.__all__ == ["SyncBatchNormalization"]
     assert models.NAMES == ("mlp", "cnn", "resnet50", "transformer")
 
@@ -70,9 +88,15 @@ def test_arguments_of_the_trainer():
         "metrics",
         "weighted_metrics",
         "loss_weights",
-        "reducer",
         "seed",
         "jit_compile",
+        "accumulate_steps",
+        "loss_scale",
+        "max_skipped_steps",
+        "clip",
+        "compression",
+        "compression_min_bytes",
+        "bucket_bytes",
     ]
     assert names(tfdist.Trainer.fit) == [
         "self",
@@ -87,6 +111,9 @@ def test_arguments_of_the_trainer():
         "class_weight",
         "reporter",
         "profile",
+        "measure_every",
+        "compression_check_every",
+        "compression_max_error",
     ]
     assert names(tfdist.Trainer.evaluate) == ["self", "data", "batch_size"]
     assert names(tfdist.Trainer.save) == ["self", "path"]

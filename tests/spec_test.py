@@ -175,6 +175,12 @@ def test_calls_with_the_arguments_that_fit():
         (_function, {"widht": 8}, 'f has no parameter "widht". Received: f(widht=8). Did you mean "width"? Known: d'),
         (_function, {"depth": 8}, "f needs a value for width. Received: f(depth=8)."),
         (lambda x, /: x, {"x": 8}, 'f has no parameter "x". Received: f(x=8). Known: none.'),
+        (
+            dict,
+            {"x": 8},
+            "f must be a function whose parameters Python knows. Received: ValueError: no signature found",
+        ),
+        (3, {}, "f must be a function whose parameters Python knows. Received: TypeError: 3 is not a callable"),
         (_open_ended, {"width": 1, "widht": 8}, "ValueError: Argument(s) not recognized: {'widht': 8}. Did you mean"),
     ],
 )

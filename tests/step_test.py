@@ -12,7 +12,9 @@ from tfdist import models
 from tfdist.collectives import Recording
 from tfdist.data import ArraySource, Pipeline
 from tfdist.gradients import Bucketed, Sum
-from tfdist.step import Step, compile_loop
+from tfdist.kept import Kept
+from tfdist.loop import compile_loop
+from tfdist.step import Computed, Settings, Step
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.standard_normal((8, 6, 6, 1)).astype("float32")
@@ -34,7 +36,7 @@ def make(strategy, spec, shape, data, batch_size=4):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         trainer = tfdist.Trainer(model, optimizer="adamw", loss=loss, metrics=["accuracy"])
     trainer.build(ArraySource(data))
-    step = Step(model, strategy, Bucketed(Sum()), batch_size=batch_size, seed=0, jit_compile=False)
+    step = Step(model, strategy, Bucketed(Sum()), Kept(strategy), Settings(batch_size=batch_size))
     return model, step
 
 
@@ -58,9 +60,9 @@ def test_the_whole_step_compiles_with_xla(single, name):
     @tf.function(jit_compile=True, autograph=False)
     def whole():
         gradients, loss, _ = step._differentiate((x, y))
-        reduced, state = step._reducer.reduce([*gradients, loss], [], single.collectives, name="gradients")
-        step.apply(reduced[:-1], state, frozenset())
-        return reduced[-1]
+        *whole, loss = step._reducer.reduce([*gradients, loss], [], single.collectives, name="gradients").totals
+        step.apply(Computed(whole, [], [], [], loss, True, loss, 0.0), frozenset())
+        return loss
 
     loss = float(single.run(whole))
     assert np.isfinite(loss)
@@ -86,9 +88,7 @@ def test_compute_changes_no_weight_and_apply_does(mirrored2):
     assert [tuple(mirrored2.local(g)[0].shape) for g in computed.gradients] == [
         tuple(v.shape) for v in model.trainable_variables
     ]
-    tf.function(lambda g: mirrored2.run(lambda g: step.apply(g, [], frozenset([0])), g), autograph=False)(
-        computed.gradients
-    )
+    tf.function(lambda c: mirrored2.run(lambda c: step.apply(c, frozenset([0])), c), autograph=False)(computed)
     changed = [np.any(a != np.array(v)) for a, v in zip(before, model.trainable_variables, strict=False)]
     assert changed == [False, True, True, True]
 
@@ -107,7 +107,7 @@ def test_the_loop_is_traced_once_and_sends_one_message(mirrored2, monkeypatch):
     assert loop.experimental_get_tracing_count() == 1
     assert [tuple(result.losses.shape) for result in results] == [(3,), (1,), (5,)]
     assert [float(result.norm) > 0 for result in results] == [False, True, False]
-    assert all(bool(result.finite) for result in results)
+    assert all(bool(result.may_go_on) and result.counted.numpy().all() for result in results)
     assert all(len(result.busy) == 2 and float(result.waited) >= 0 for result in results)
     calls = mirrored2.collectives.calls
     assert [call.operation for call in calls] == ["all_reduce"] * 2, "one for each of the two replicas that were traced"

@@ -53,6 +53,17 @@ def test_a_third_party_s_strategy_trains(third_party):
     assert trainer.step == 2
 
 
+def test_a_constructor_that_asks_for_the_start_timeout_gets_it(third_party, monkeypatch):
+    class Patient(Own):
+        def __init__(self, *, cluster, join, start_timeout_seconds):
+            super().__init__(cluster=cluster, join=join)
+            self.patience = start_timeout_seconds
+
+    monkeypatch.setattr(importlib.import_module(third_party), "Patient", Patient, raising=False)
+    name = f"{third_party}:Patient"
+    assert tfdist.load_strategy(name, environment={}, start_timeout_seconds=7).patience == 7
+
+
 def test_what_is_no_strategy_is_refused(third_party):
     with pytest.raises(InputError, match="must name a subclass of tfdist.Strategy. Received: 3"):
         strategy_class(f"{third_party}:NUMBER")

@@ -25,13 +25,19 @@ assert not any(name.startswith("tfdist") for name in sys.modules)
 """
 
 
-def trained(strategy, batch_norm):
+OWN_OPTIMIZERS = {
+    "lars": lambda: tfdist.optimizers.LARS(0.1),
+    "warmup": lambda: keras.optimizers.SGD(tfdist.optimizers.make_learning_rate(0.1, warmup_steps=2)),
+}
+
+
+def trained(strategy, batch_norm, optimizer=keras.optimizers.AdamW):
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = models.build(f"cnn(filters=(4,), batch_norm='{batch_norm}')", (6, 6, 1), 3)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        trainer = tfdist.Trainer(model, optimizer="adamw", loss=loss, metrics=["accuracy"])
+        trainer = tfdist.Trainer(model, optimizer=optimizer(), loss=loss, metrics=["accuracy"])
     trainer.fit((X, Y), batch_size=8, steps=3)
     return trainer
 
@@ -43,6 +49,11 @@ def test_keras_alone_reads_it(mirrored2, tmp_path):
         trainer = trained(mirrored2, batch_norm)
         trainer.save(str(tmp_path / f"{batch_norm}.keras"))
         expected[batch_norm] = np.asarray(trainer.model(X, training=False))
+    for name, optimizer in OWN_OPTIMIZERS.items():
+        trainer = trained(mirrored2, "local", optimizer)
+        trainer.save(str(tmp_path / f"{name}.keras"))
+        assert trainer.model.compiled
+        expected[name] = np.asarray(trainer.model(X, training=False))
     command = [sys.executable, "-P", "-c", READER, *expected]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert not done.returncode, done.stderr

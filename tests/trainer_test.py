@@ -266,7 +266,6 @@ def test_the_gradient_norm_is_that_of_the_whole_gradient(mirrored4):
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "Pass the optimizer that it wraps"),
         (lambda: keras.optimizers.SGD(gradient_accumulation_steps=2), "gradient_accumulation_steps=2"),
     ],
 )

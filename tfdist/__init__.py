@@ -7,9 +7,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfdist import collectives, data, layers, models
+    from tfdist import collectives, data, gradients, layers, models, optimizers
     from tfdist.cluster import Cluster
     from tfdist.collectives import Collectives
+    from tfdist.gradients import LossScaler
     from tfdist.group import Group
     from tfdist.loading import load_strategy
     from tfdist.spawning import spawn
@@ -22,14 +23,17 @@ __all__ = [
     "Cluster",
     "Collectives",
     "Group",
+    "LossScaler",
     "Strategy",
     "Trainer",
     "collectives",
     "current_strategy",
     "data",
+    "gradients",
     "layers",
     "load_strategy",
     "models",
+    "optimizers",
     "spawn",
 ]
 
@@ -37,6 +41,7 @@ _HOMES = {
     "Cluster": "tfdist.cluster",
     "Collectives": "tfdist.collectives",
     "Group": "tfdist.group",
+    "LossScaler": "tfdist.gradients",
     "Strategy": "tfdist.strategy",
     "Trainer": "tfdist.trainer",
     "current_strategy": "tfdist.strategy",

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from tfdist.errors import InputError
 from tfdist.strategy import Strategy
 
 WRITE_FILES = (
@@ -22,6 +23,11 @@ class Callbacks:
         self, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, strategy: Strategy, **params: Any
     ):
         """Args: callbacks: as given on every process; params: what Keras tells them (`epochs`, `steps`)."""
+        if strategy.cluster.size > 1 and any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks):
+            raise InputError(
+                "Only one of several processes would restore its weights. Received: BackupAndRestore in a job of "
+                f"{strategy.cluster.size} processes. Leave it out."
+            )
         chosen = [c for c in callbacks if strategy.is_chief or not isinstance(c, WRITE_FILES)]
         model.stop_training = False
         self._model = model

@@ -132,8 +132,13 @@ def from_torchrun(env: Environment) -> Cluster | None:
 
     The group is at MASTER_ADDR:MASTER_PORT; under torchrun itself its agent holds that port, and the next one is taken.
     """
-    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= env.keys():
+    if not {"RANK", "WORLD_SIZE"} <= env.keys() or "MASTER_ADDR" not in env and env["WORLD_SIZE"].strip() in ("", "1"):
         return None
+    if "MASTER_ADDR" not in env:
+        raise InputError(
+            f"RANK and WORLD_SIZE={env['WORLD_SIZE']} say that there are other processes, but not where rank 0 is. "
+            "Received: no MASTER_ADDR. Set it, or unset RANK and WORLD_SIZE."
+        )
     given = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500", **env}
     port = _number(given, "torchrun", "MASTER_PORT") + (env.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true")
     names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"

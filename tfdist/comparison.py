@@ -33,7 +33,7 @@ TOLERANCES = {
     ("float32", "linear"): 1e-5,
     ("float32", "adaptive"): 1e-3,
 }
-LINEAR = ("SGD",)
+LINEAR = ("SGD", "MomentumCorrectedSGD")
 NOISE = {"float64": 1e-12, "float32": 1e-5}  # a gradient this small beside the model's largest is rounding
 
 

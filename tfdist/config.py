@@ -7,13 +7,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tfdist import tf_config
+from tfdist.decay import parse_decay
 from tfdist.errors import InputError
+from tfdist.rules import parse_rules
 from tfdist.spec import nearest, parse
 
 WHAT = "What to train"
 LONG = "How long"
 WHERE = "Where it runs"
 LEARNS = "How it learns"
+GRADIENTS = "What becomes of gradients"
 WRITTEN = "What is written"
 CHECKS = "Checks"
 
@@ -44,6 +47,24 @@ class Flag(NamedTuple):
 
 def _spec(text: str) -> str:
     return str(parse(text))
+
+
+def _number_or_spec(text: str) -> str:
+    try:
+        float(text or 1)
+    except ValueError:
+        return _spec(text)
+    return text
+
+
+def _methods(text: str) -> str:
+    parse_rules(text)
+    return text
+
+
+def _decay(text: str) -> str:
+    parse_decay(text)
+    return _spec(text)
 
 
 def _names(text: str) -> str:
@@ -109,6 +130,24 @@ class TrainConfig:
         "adamw", LEARNS, f"A Keras optimizer in lower case, as in sgd(momentum=0.9), {_OWN}.", check=_spec
     )
     learning_rate: float = _flag(0.001, LEARNS, "Given to the optimizer.")
+    lr_scaling: str = _flag(
+        "none",
+        LEARNS,
+        "What a batch k times --base_batch_size makes of the rate: linear (k), sqrt or none.",
+        choices=("none", "linear", "sqrt"),
+    )
+    base_batch_size: int = _flag(0, LEARNS, "The batch size that --learning_rate suits, for --lr_scaling.")
+    warmup_steps: int = _flag(0, LEARNS, "Steps in which the rate rises to its peak.")
+    warmup_start: float = _flag(0.0, LEARNS, "The first step's rate as a part of the peak.", most=1)
+    decay: str = _flag(
+        "none",
+        LEARNS,
+        "How the rate falls: cosine(to=0.0), linear(to=0.0), step(every=..., factor=0.1) or none.",
+        check=_decay,
+    )
+    momentum_correction: bool = _flag(
+        False, LEARNS, "Keep momentum apart from the rate, so that it follows a change at once; for sgd and lars."
+    )
     loss: str = _flag(
         "sparse_categorical_crossentropy(from_logits=True)",
         LEARNS,
@@ -122,10 +161,51 @@ class TrainConfig:
         "BatchNormalization's moments: local (each replica's own rows) or synchronized (the global batch).",
         choices=("local", "synchronized"),
     )
+    precision: str = _flag(
+        "float32",
+        LEARNS,
+        "float32, mixed_bfloat16 or mixed_float16: layers compute in 16 bits, weights stay in 32.",
+        choices=("float32", "mixed_bfloat16", "mixed_float16"),
+    )
+    loss_scale: str = _flag(
+        "",
+        LEARNS,
+        "dynamic(initial_power=15, growth_interval=2000, hysteresis=1, floor=..., cap=...) or a number, for "
+        "mixed_float16; empty: dynamic there.",
+        check=_number_or_spec,
+    )
+    max_skipped_steps: int = _flag(
+        50, LEARNS, "So many steps in a row skipped because of overflow end the run.", least=1
+    )
+    accumulate_steps: int = _flag(
+        1, GRADIENTS, "Parts in which a replica computes its rows of a step; changes memory and time alone.", least=1
+    )
+    clip_norm: float = _flag(0.0, GRADIENTS, "Largest global norm of the whole gradient; 0: no limit.")
+    clip_value: float = _flag(0.0, GRADIENTS, "Largest absolute value in the whole gradient; 0: no limit.")
+    compression: str = _flag(
+        "none",
+        GRADIENTS,
+        "How gradients travel: a method such as powersgd(rank=4), topk(ratio=0.01)|fp16, "
+        f"{_OWN}, or rules such as 'size>=10000: int8; *: none'.",
+        check=_methods,
+    )
+    compression_min_bytes: int = _flag(65536, GRADIENTS, "Gradients smaller than this are not compressed.")
+    compression_check_every: int = _flag(
+        0, GRADIENTS, "Steps between two comparisons of compressed gradients with exact ones; 0: never."
+    )
+    compression_max_error: float = _flag(
+        0.0, GRADIENTS, "Compression that errs by more than this part of a gradient's norm is given up; 0: no limit."
+    )
+    bucket_mb: float = _flag(
+        4.0, GRADIENTS, "Small gradients travel together in messages of at most so many MiB.", least=0.001, most=1024
+    )
     seed: int = _flag(0, LEARNS, "Of initial weights, the order of examples and random layers.", most=_LARGEST_SEED)
     output_dir: str = _flag("", WRITTEN, "New or empty folder for the run; empty: runs/DATASET-MODEL-STRATEGY-TIME.")
     log_every: int = _flag(10, WRITTEN, "Steps between two records of metrics.", least=1)
     eval_every: int = _flag(0, WRITTEN, "Steps between two evaluations; 0: at each epoch's end.")
+    measure_every: int = _flag(
+        1000, WRITTEN, "Steps between two measurements of what communication costs a step; 0: never."
+    )
     profile_steps: str = _flag("", WRITTEN, "A:B writes a profile of the steps from A to B.", check=_window)
     dry_run: bool = _flag(False, CHECKS, "Print what would run, and end.")
 
@@ -178,9 +258,68 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[TrainConfig], Any], str], ...] = 
         "XLA cannot compile the collectives of synchronized normalization: leave out --jit_compile or --batch_norm.",
     ),
     (
+        ("lr_scaling", "base_batch_size"),
+        lambda c: (c.lr_scaling != "none") != bool(c.base_batch_size),
+        "Scaling needs the batch size that --learning_rate suits: give both --lr_scaling and --base_batch_size or neither.",
+    ),
+    (
+        ("warmup_start", "warmup_steps"),
+        lambda c: c.warmup_start and not c.warmup_steps,
+        "A warm-up takes steps: add --warmup_steps or leave out --warmup_start.",
+    ),
+    (
+        ("momentum_correction", "optimizer"),
+        lambda c: c.momentum_correction and parse(c.optimizer).name not in ("sgd", "lars"),
+        "Momentum correction is for --optimizer=sgd or lars: use one of them or leave out --momentum_correction.",
+    ),
+    (
+        ("loss_scale", "precision"),
+        lambda c: c.loss_scale and c.precision != "mixed_float16",
+        "Only float16 needs a loss scale: add --precision=mixed_float16 or leave out --loss_scale.",
+    ),
+    (
+        ("precision", "float64"),
+        lambda c: getattr(c, "float64", False) and c.precision != "float32",
+        "--float64 is a precision of its own: leave out --precision or --float64.",
+    ),
+    (
+        ("clip_norm", "clip_value"),
+        lambda c: c.clip_norm and c.clip_value,
+        "Gradients are clipped by their norm or by value: one of --clip_norm and --clip_value must be 0.",
+    ),
+    (
+        ("accumulate_steps", "batch_size"),
+        lambda c: c.accumulate_steps > c.batch_size,
+        "Every part of a step needs a row: lower --accumulate_steps or raise --batch_size.",
+    ),
+    (
+        ("accumulate_steps", "batch_norm"),
+        lambda c: c.accumulate_steps > 1 and c.batch_norm == "synchronized",
+        "Synchronized normalization takes the moments of all rows at once, which accumulation does not have: use "
+        "--batch_norm=local or --accumulate_steps=1.",
+    ),
+    (
+        ("compression_max_error", "compression_check_every"),
+        lambda c: c.compression_max_error and not c.compression_check_every,
+        "A limit needs something to hold it against: add --compression_check_every or leave out --compression_max_error.",
+    ),
+    (
+        ("compression", "strategy"),
+        lambda c: c.strategy == "tpu" and c.compression != "none",
+        "No compression method has run on a TPU: use --compression=none there.",
+    ),
+    (
         ("learning_rate", "optimizer"),
         lambda c: c.learning_rate != TrainConfig.learning_rate and "learning_rate" in parse(c.optimizer).args,
         "The learning rate is given once: leave it out of --optimizer or leave out --learning_rate.",
+    ),
+    (
+        ("optimizer", "lr_scaling", "warmup_steps", "decay"),
+        lambda c: (
+            "learning_rate" in parse(c.optimizer).args
+            and (c.lr_scaling, c.warmup_steps, c.decay) != ("none", 0, "none")
+        ),
+        "Scaling, warm-up and decay work on --learning_rate: give the rate there, and leave it out of --optimizer.",
     ),
     (
         ("profile_steps", "steps"),

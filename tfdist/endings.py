@@ -1,8 +1,11 @@
 """What an exit code says, in words: for the lines that tell how a process ended."""
 
+import contextlib
 import signal
+import threading
+from collections.abc import Iterator
 
-from tfdist.errors import ExitCode
+from tfdist.errors import ExitCode, TfdistError
 
 MEANINGS = {
     ExitCode.DONE: "done",
@@ -27,3 +30,25 @@ def describe(code: int) -> str:
         return f"code {code} (killed by {signal.Signals(code - SIGNALLED).name})"
     meaning = MEANINGS.get(code)  # type: ignore[call-overload]  # an IntEnum equals its number
     return f"code {code} ({meaning})" if meaning else f"code {code}"
+
+
+def of_error(error: BaseException) -> str:
+    """Returns how an exception ends a run: `loss not finite`, `interrupted`, or `failed`; not what it says itself."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return MEANINGS[error.exit_code if isinstance(error, TfdistError) else ExitCode.FAILED]
+
+
+@contextlib.contextmanager
+def sigterm_ends() -> Iterator[None]:
+    """Around the start of an engine that takes SIGTERM for a notice and trains on: behind it, SIGTERM does what it did.
+
+    Python can say so in the main thread alone; elsewhere this does nothing.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)

@@ -61,9 +61,14 @@ class Evaluator:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         outputs = self._model(x, training=False)
         parts = loss.terms(self._model, y, outputs, weight)
+        rows = tf.shape(keras.tree.flatten(x)[0])[0]
+        variables = keras_internals.metric_variables(self._model)
+        before = [tf.identity(variable) for variable in variables]
         keras_internals.update_metrics(self._model, y, outputs, weight)
-        return loss.evaluation_sums(self._model, parts, tf.shape(keras.tree.flatten(x)[0])[0])
+        for variable, value in zip(variables, before, strict=True):  # no rows leave no trace, not even a mean's NaN
+            variable.assign(tf.where(rows > 0, tf.convert_to_tensor(variable), value))
+        return loss.evaluation_sums(self._model, parts, rows)
 
     def _merge(self, mine: tf.Tensor) -> tf.Tensor:
-        [total], _ = Bucketed(Sum()).reduce([mine], [], self._strategy.collectives, name="evaluation")
+        [total] = Bucketed(Sum()).reduce([mine], [], self._strategy.collectives, name="evaluation").totals
         return total

@@ -8,7 +8,7 @@ from absl import flags as absl_flags
 
 from tfdist.config import TrainConfig, flag_text
 
-Config = TypeVar("Config", bound=TrainConfig)
+Config = TypeVar("Config")  # a dataclass whose fields have a `tfdist.config.Flag` each
 
 _DEFINE: dict[type, Callable[..., Any]] = {
     bool: absl_flags.DEFINE_boolean,
@@ -19,12 +19,12 @@ _DEFINE: dict[type, Callable[..., Any]] = {
 }
 
 
-def define(flag_values: absl_flags.FlagValues, config_type: type[TrainConfig] = TrainConfig) -> None:
+def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainConfig) -> None:
     """Defines a flag for each field of a configuration.
 
     Args:
       flag_values: where; a command uses a fresh one, so that it has these flags alone.
-      config_type: `TrainConfig`, or one made from it.
+      config_type: `TrainConfig`, or another dataclass whose fields have a `tfdist.config.Flag` each.
     """
     for field in dataclasses.fields(config_type):
         flag = field.metadata["flag"]
@@ -40,11 +40,12 @@ def config(flag_values: absl_flags.FlagValues, config_type: type[Config] = Train
     Raises:
       InputError: a flag is out of its range, or two exclude each other.
     """
-    values: dict[str, Any] = {field.name: flag_values[field.name].value for field in dataclasses.fields(config_type)}
+    fields = dataclasses.fields(config_type)  # type: ignore[arg-type]  # a dataclass, which types cannot say
+    values: dict[str, Any] = {field.name: flag_values[field.name].value for field in fields}
     return config_type(**values)
 
 
-def flags_text(config: TrainConfig) -> str:
+def flags_text(config: Any) -> str:
     """Returns the contents of a `--flagfile` that says the same, one flag a line.
 
     The output directory is a comment, so that a repeated run gets a directory of its own.

@@ -14,12 +14,12 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from absl import flags
 
-from tfdist import horovod_build
-from tfdist.errors import ExitCode, InputError, TfdistError
+from tfdist import command, horovod_build
+from tfdist.errors import InputError, TfdistError
 from tfdist.horovod_build import SDIST, SHA256, VERSION, Build
 
 # Horovod's CMake asks the running Python for TensorFlow, so an isolated environment would not do.
@@ -60,11 +60,11 @@ class Log:
 
     def pip(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         """Runs this environment's pip; raises `TfdistError` with its last error line if it fails."""
-        command = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+        pip = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(f"$ {shlex.join(command)}\n")
+            file.write(f"$ {shlex.join(pip)}\n")
             file.flush()
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment)
+            done = subprocess.run(pip, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment)
         if done.returncode:
             cause = horovod_build.last_error(self.path.read_text(encoding="utf-8", errors="replace"))
             raise TfdistError(f"`pip {arguments[0]}` failed: {cause} (log: {self.path})")
@@ -151,8 +151,8 @@ def _download(folder: pathlib.Path, log: Log, environment: Mapping[str, str]) ->
 
 def _transports(build: Build) -> str:
     """Imports Horovod in a process of its own; raises `TfdistError` if it is not this build or does not work."""
-    command = [sys.executable, "-P", "-c", _PROBE]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    probe = [sys.executable, "-P", "-c", _PROBE]
+    done = subprocess.run(probe, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         raise TfdistError(f"`import horovod.tensorflow` failed: {horovod_build.last_error(done.stderr)}")
     version, tensorflow, transports = json.loads(done.stdout.splitlines()[-1])
@@ -187,36 +187,12 @@ def define_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_bool("mpi", False, "Build for MPI as well (needs mpicxx).", flag_values=values)
     flags.DEFINE_bool("force", False, "Build and install even what is there already.", flag_values=values)
     flags.DEFINE_string("cache_dir", str(cache), "The folder that keeps the wheels.", flag_values=values)
-    flags.DEFINE_bool("help", False, "Show this help.", short_name="h", flag_values=values)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command.
-
-    Args:
-      arguments: the command line, the program's name first.
-
-    Returns:
-      The exit code.
-    """
-    values = flags.FlagValues()
-    define_flags(values)
-    try:
-        rest = values(list(arguments))[1:]
-        if values.help:
-            print(f"{__doc__}\n{values.get_help()}")
-            return ExitCode.DONE
-        if rest:
-            raise InputError(f"install_horovod takes flags only. Received: {' '.join(rest)}. See --help.")
-        install(Options(pathlib.Path(values.cache_dir).expanduser().resolve(), values.gpu, values.mpi, values.force))
-    except flags.Error as error:
-        print(f"{str(error).splitlines()[0]} See --help.", file=sys.stderr)
-        return ExitCode.BAD_INPUT
-    except TfdistError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return ExitCode.DONE
+def main(values: flags.FlagValues) -> None:
+    """Installs Horovod as the flags say."""
+    install(Options(pathlib.Path(values.cache_dir).expanduser().resolve(), values.gpu, values.mpi, values.force))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(command.run("install_horovod", define_flags, main, about=__doc__.partition("\n")[0]))

@@ -1,12 +1,15 @@
-"""Every private corner of Keras that tfdist touches, in one place; tests/keras_internals_test.py pins each one."""
+"""Every private corner of Keras and TensorFlow that is touched, in one place; tests/keras_internals_test.py pins each."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 from keras.src.backend import get_keras_mask
 from keras.src.losses.loss import apply_mask, reduce_weighted_values
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.eager import context
 
 from tfdist.errors import InputError
 
@@ -21,12 +24,50 @@ def build(model: keras.Model, batch: Any) -> None:
     model._symbolic_build(data_batch=batch)
 
 
+def limit_start_of_workers(workers: int, seconds: float) -> None:
+    """Makes TensorFlow's servers of a job, of which this process will start one, give up waiting for each other.
+
+    By itself `MultiWorkerMirroredStrategy` waits without end for a process that died before its own server was up, in
+    a call that holds Python's lock: no thread runs, and no signal is handled. Afterwards it raises a
+    `DeadlineExceededError`.
+
+    Args:
+      workers: how many servers there will be; task 0 of the job `worker` coordinates them.
+      seconds: until all must be up, from when this one is.
+    """
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        cluster_register_timeout_in_ms=int(1000 * seconds),
+        coordinated_jobs=[coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=workers)],
+    )
+    context.context().coordination_service.cluster_register_with_barrier = True
+
+
 def switch_off_second_sum(optimizer: keras.Optimizer) -> None:
     """Keeps Keras's optimizer from summing gradients over replicas: they arrive whole.
 
     Keras 3 sums them inside `apply` and has no public switch for it.
     """
     optimizer._all_reduce_sum_gradients = list
+
+
+def last_learning_rate(optimizer: keras.Optimizer) -> float:
+    """The rate of the last update; a schedule's rate is that of the next one."""
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        rate = rate(tf.maximum(tf.convert_to_tensor(optimizer.iterations) - 1, 0))
+    return float(tf.convert_to_tensor(rate))
+
+
+@contextlib.contextmanager
+def not_compiled(model: keras.Model) -> Iterator[keras.Model]:
+    """The model as if it had not been compiled: what is saved inside needs no optimizer to be loaded."""
+    compiled, model.compiled = model.compiled, False
+    try:
+        yield model
+    finally:
+        model.compiled = compiled
 
 
 class FlatLoss(NamedTuple):
@@ -82,6 +123,11 @@ def layers_of(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers(include_self=False))
 
 
+def embeddings(model: keras.Model) -> list[keras.Variable]:
+    """The variables of which a step uses some rows alone, so that their gradients may be `tf.IndexedSlices`."""
+    return [layer._embeddings for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding)]
+
+
 def weight_losses(model: keras.Model) -> list[tf.Tensor]:
     """The regularisation of a model's weights: the same on every replica."""
     return model._get_regularization_losses()
@@ -95,6 +141,16 @@ def data_losses(model: keras.Model) -> list[tf.Tensor]:
 def metrics_of(model: keras.Model) -> list[keras.Metric]:
     """The metrics that a compiled and built model updates from labels and outputs, without its loss trackers."""
     return model._compile_metrics.metrics if model._compile_metrics is not None else []
+
+
+def metric_variables(model: keras.Model) -> list[keras.Variable]:
+    """The variables of the metrics that a compiled and built model updates from labels and outputs."""
+    return list(model._compile_metrics.variables) if model._compile_metrics is not None else []
+
+
+def moving_statistics(model: keras.Model) -> list[keras.Variable]:
+    """The floating variables that a forward pass may change, such as the moving mean of BatchNormalization."""
+    return [v for v in model.non_trainable_variables if v.trainable is False and tf.as_dtype(v.dtype).is_floating]
 
 
 def update_metrics(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> None:

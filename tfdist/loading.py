@@ -1,5 +1,6 @@
 """From a strategy's name to a strategy that is up: the environment, the group, the engine, in this order."""
 
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from tfdist.cluster import Cluster
 from tfdist.detect import Detection, detect
 from tfdist.group import Group, join
-from tfdist.strategy import Strategy, create
+from tfdist.strategy import Strategy, create, strategy_class
 
 
 def load_strategy(
@@ -45,7 +46,7 @@ def start(
 
     Args:
       detection: the strategy and the cluster.
-      start_timeout_seconds: how long to wait for the other processes.
+      start_timeout_seconds: how long to wait for the other processes; given to a constructor that takes it, too.
       environment: the environment variables.
       options: the strategy's own.
       joined: called when the group is up and the engine is not yet, which may wait for ever for a process that is lost
@@ -57,4 +58,6 @@ def start(
         joined(group, cluster)
         return group
 
+    if "start_timeout_seconds" in inspect.signature(strategy_class(detection.strategy)).parameters:
+        options = {**options, "start_timeout_seconds": start_timeout_seconds}
     return create(detection.strategy, detection.cluster, join_group, options)

@@ -44,25 +44,42 @@ def terms(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> l
     return found
 
 
+def totals(parts: list[Term], batch_size: int, collectives: Collectives) -> list[tf.Tensor]:
+    """The denominators of the global batch, one for each term.
+
+    Args:
+      parts: what `terms` returned for all of this replica's rows.
+      batch_size: rows of the global batch.
+      collectives: asked for the total of denominators that depend on the data: one message for all, and only then.
+    """
+    unknown = [i for i, part in enumerate(parts) if part.per_row is None]
+    found = [tf.constant(float((part.per_row or 0) * batch_size), part.numerator.dtype) for part in parts]
+    if unknown:
+        asked = collectives.all_reduce([parts[i].denominator[None] for i in unknown], name="loss/denominators")
+        for i, total in zip(unknown, asked, strict=True):
+            found[i] = total[0]
+    return found
+
+
 def training_loss(
-    model: keras.Model, parts: list[Term], rows: tf.Tensor, batch_size: int, collectives: Collectives
+    model: keras.Model, parts: list[Term], totals: list[tf.Tensor], rows: tf.Tensor, *, batch_size: int, shares: int
 ) -> tf.Tensor:
-    """One replica's summand of the global batch's loss, to be differentiated; the sum over replicas is the loss.
+    """A share of the global batch's loss, to be differentiated; the sum over the shares is the loss.
 
     Args:
       model: has just made its forward pass, so its own losses are up to date.
       parts: what `terms` returned.
-      rows: scalar integer; this replica's number of rows.
+      totals: what `totals` returned.
+      rows: scalar integer; rows of this share.
       batch_size: rows of the global batch.
-      collectives: asked for the total of denominators that depend on the data: one message for all, and only then.
+      shares: replicas times micro-steps.
     """
-    totals = _totals(parts, batch_size, collectives)
     summands = [_scaled(part, total) for part, total in zip(parts, totals, strict=True)]
     share = tf.cast(rows, keras.config.floatx()) / batch_size
     summands += [
         tf.cast(tf.reduce_sum(loss), keras.config.floatx()) * share for loss in keras_internals.data_losses(model)
     ]
-    summands += [tf.reduce_sum(loss) / collectives.size for loss in keras_internals.weight_losses(model)]
+    summands += [tf.reduce_sum(loss) / shares for loss in keras_internals.weight_losses(model)]
     if not summands:
         raise InputError(
             "A model needs a loss to be trained. Received: none. Pass `loss=` or use `add_loss` in a layer."
@@ -73,7 +90,11 @@ def training_loss(
 def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor) -> tf.Tensor:
     """One replica's numerators and denominators of a batch, as one vector that may be summed over batches and replicas."""
     count = tf.cast(rows, tf.float64)
-    own = [tf.cast(tf.reduce_sum(loss), tf.float64) * count for loss in keras_internals.data_losses(model)]
+    # A mean over no rows is NaN: it must not count, as a replica may have no row of a last short batch.
+    own = [
+        tf.math.multiply_no_nan(tf.cast(tf.reduce_sum(loss), tf.float64), count)
+        for loss in keras_internals.data_losses(model)
+    ]
     pairs = [(tf.cast(part.numerator, tf.float64), tf.cast(part.denominator, tf.float64)) for part in parts]
     return tf.stack([number for pair in [*pairs, (tf.add_n(own) if own else count * 0, count)] for number in pair])
 
@@ -94,7 +115,7 @@ def _term(loss: keras.Loss, y_true: Any, y_pred: Any, sample_weight: Any, weight
     values, mask = keras_internals.loss_values(loss, y_true, y_pred)
     if values.shape.rank == 0:  # the user's function averages by itself: a mean over the rows, as far as we can know
         rows = tf.cast(tf.shape(keras.tree.flatten(y_pred)[0])[0], values.dtype)
-        return Term(values * rows, rows, 1, weight)
+        return Term(tf.math.multiply_no_nan(values, rows), rows, 1, weight)
     numerator = keras_internals.weighted_sum(values, sample_weight, mask, loss.dtype)
     return Term(numerator, *_denominator(loss, values, sample_weight, mask), weight)
 
@@ -110,16 +131,6 @@ def _denominator(
         per_entry = tf.cast(tf.size(values) / tf.size(mask), loss.dtype)
         return tf.reduce_sum(tf.cast(mask, loss.dtype)) * per_entry, None
     return tf.cast(tf.size(values), loss.dtype), tf.TensorShape(values.shape[1:]).num_elements()
-
-
-def _totals(parts: list[Term], batch_size: int, collectives: Collectives) -> list[tf.Tensor]:
-    unknown = [i for i, part in enumerate(parts) if part.per_row is None]
-    totals = [tf.constant(float((part.per_row or 0) * batch_size), part.numerator.dtype) for part in parts]
-    if unknown:
-        asked = collectives.all_reduce([parts[i].denominator[None] for i in unknown], name="loss/denominators")
-        for i, total in zip(unknown, asked, strict=True):
-            totals[i] = total[0]
-    return totals
 
 
 def _scaled(part: Term, total: tf.Tensor) -> tf.Tensor:

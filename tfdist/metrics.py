@@ -51,7 +51,7 @@ def make_drain(model: keras.Model, strategy: HasCollectives) -> Callable[[], lis
 
     def replica_function() -> list[tf.Tensor]:
         mine = [tf.identity(variable.value) for variable in variables]
-        merged, _ = Bucketed(Sum()).reduce(mine, [], strategy.collectives, name="metrics")
+        merged = Bucketed(Sum()).reduce(mine, [], strategy.collectives, name="metrics").totals
         with tf.control_dependencies(merged):
             for variable in variables:
                 variable.assign(tf.zeros(variable.shape, variable.dtype))
@@ -72,7 +72,7 @@ def make_average_statistics(model: keras.Model, strategy: HasCollectives) -> Cal
 
     def replica_function() -> None:
         mine = [tf.identity(variable.value) for variable in variables]
-        sums, _ = Bucketed(Sum()).reduce(mine, [], strategy.collectives, name="statistics")
+        sums = Bucketed(Sum()).reduce(mine, [], strategy.collectives, name="statistics").totals
         for variable, total in zip(variables, sums, strict=True):
             variable.assign(total / strategy.collectives.size)
 

@@ -36,6 +36,9 @@ def call_own(flag: str, function: Callable[..., Any], spec: Spec, **offered: Any
 def _place(function: Callable[..., Any], error: BaseException) -> str:
     """The last line of the function's own file that led to the error, or else the last line of all."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = inspect.getsourcefile(inspect.unwrap(function)) if callable(function) else None
+    try:
+        own = inspect.getsourcefile(inspect.unwrap(function))
+    except TypeError:  # a builtin, or an object that is called
+        own = None
     frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
     return f"{frame.filename}, line {frame.lineno}"

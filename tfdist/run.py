@@ -2,25 +2,30 @@
 
 import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import metrics
+from tfdist import keras_internals, metrics
 from tfdist.callbacks import Callbacks, validation_logs
 from tfdist.data import Examples, Pipeline
-from tfdist.errors import NotFiniteError
+from tfdist.errors import InputError, NotFiniteError
+from tfdist.inspections import Inspection, Site, advice
+from tfdist.loop import Result
 from tfdist.reporting import NullProfile, Reporter, RunPlan, StepTimer
 from tfdist.reporting.memory import peak_memory
 from tfdist.reporting.timing import over_ranks
-from tfdist.step import Result
+from tfdist.steps import Steps
 from tfdist.strategy import HasCollectives
 
 TIMING_DEADLINE_SECONDS = 3600.0
+
+_log = logging.getLogger(__name__)
 
 
 class Trains(Protocol):
@@ -33,6 +38,8 @@ class Trains(Protocol):
       seed: of the order of examples.
       drain: see `tfdist.metrics.make_drain`.
       average_statistics: see `tfdist.metrics.make_average_statistics`.
+      loss_scale: the scale now; None without loss scaling.
+      steps: the compiled loop of steps, and trials of others.
     """
 
     model: keras.Model
@@ -41,9 +48,11 @@ class Trains(Protocol):
     seed: int
     drain: Callable[[], list[np.ndarray]]
     average_statistics: Callable[[], None]
+    steps: Steps
 
-    def compiled(self, batch_size: int) -> Callable[..., Result]:
-        """The compiled loop of steps."""
+    @property
+    def loss_scale(self) -> float | None:
+        """The scale now."""
 
     def evaluate(self, data: Any, *, batch_size: int) -> dict[str, float]:
         """The loss and the metrics of a whole data set."""
@@ -64,6 +73,14 @@ class Schedule:
     log_every: int = 10
     eval_every: int = 0
     steps_per_call: int = 10
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        least = {"log_every": 1, "eval_every": 0, "steps_per_call": 1}
+        for name, value in least.items():
+            given = getattr(self, name)
+            if not isinstance(given, int) or given < value:
+                raise InputError(f"{name} must be a whole number of at least {value}. Received: {given!r}.")
 
     def until(self, step: int, borders: Sequence[int]) -> int:
         """How many steps the call that starts at `step` makes, so that it ends where something falls."""
@@ -97,6 +114,7 @@ class Run:
         callbacks: Sequence[keras.callbacks.Callback],
         reporter: Reporter,
         profile: NullProfile,
+        inspections: Callable[[Site], Sequence[Inspection]],
     ):
         self._trainer = trainer
         self._strategy = trainer.strategy
@@ -113,9 +131,13 @@ class Run:
         )
         self._window, self._epoch = metrics.Totals(), metrics.Totals()
         self._window_losses: list[float] = []
+        self._skipped = 0
         self._epoch_losses: list[float] = []
         self._history = History()
         self._timer = StepTimer(batch_size=batch_size)
+        self._inspections = inspections(Site(trainer.steps, batch_size, self._batch))
+        self._inspected: dict[str, float] = {}
+        self._advised = False
 
     def go(self) -> History:
         """Trains to the schedule's end, or until a callback stops it."""
@@ -128,7 +150,7 @@ class Run:
             first_step=trainer.step,
         )
         iterator = self._strategy.distribute(pipeline.dataset)
-        self._iterator, self._loop = iterator, trainer.compiled(self._batch_size)
+        self._iterator = iterator
         self._reporter.start(plan)
         self._callbacks.on_train_begin()
         with contextlib.closing(self._profile):
@@ -158,21 +180,24 @@ class Run:
 
     def _one_call(self, epoch_end: int) -> bool:
         trainer, schedule = self._trainer, self._schedule
-        count = schedule.until(trainer.step, [epoch_end, *self._profile.boundaries])
+        self._inspect()
+        looks = [step for i in self._inspections if (step := i.next(trainer.step + 1)) is not None]
+        count = schedule.until(trainer.step, [epoch_end, *self._profile.boundaries, *looks])
         self._profile.at(trainer.step)
         log = (trainer.step + count) % schedule.log_every == 0 or trainer.step + count == schedule.steps
         self._callbacks.on_train_batch_begin(trainer.step)
         with self._timer.call(count), _naming(trainer.step):
-            result = self._loop(
+            result = trainer.steps.loop(self._batch_size)(
                 self._iterator, tf.constant(trainer.step, tf.int64), tf.constant(count), tf.constant(log)
             )
-            losses = [float(value) for value in result.losses.numpy()]
+            losses, counted = result.losses.numpy(), result.counted.numpy()
         self._timer.inside(float(result.waited), float(result.busy.numpy().max()))
-        self._check_finite(result, losses)
+        if not bool(result.may_go_on):
+            self._end_not_finite(result, losses, counted)
         trainer.step += count
-        self._account(losses)
+        self._account(losses, counted)
         logs = {"loss": _mean(self._epoch_losses), **self._epoch.results(self._model)}
-        self._reporter.progress(trainer.step, logs | self._timer.fields())
+        self._reporter.progress(trainer.step, logs | self._timer.fields() | trainer.steps.cost | self._inspected)
         if log:
             self._record(result)
         self._callbacks.on_train_batch_end(trainer.step - 1, logs)
@@ -180,11 +205,30 @@ class Run:
             self._evaluate()
         return self._callbacks.stopped(trainer.step)
 
-    def _account(self, losses: Sequence[float]) -> None:
+    def _inspect(self) -> None:
+        for inspection in self._inspections:
+            if inspection.next(self._trainer.step) == self._trainer.step:
+                self._inspected |= inspection.look(self._trainer.step)
+
+    def _batch(self, step: int) -> Any:
+        """Rows like those of a step, read apart; of the first epoch, so that a stream has not far to skip."""
+        number = step % -(-self._source.size // self._batch_size)
+        pipeline = Pipeline(self._source, self._batch_size, self._trainer.seed, number)
+        return next(self._strategy.distribute(pipeline.dataset))
+
+    def _advise(self, record: dict[str, Any]) -> None:
+        found = None if self._advised else advice(record, self._trainer.steps.compresses)
+        if found and self._strategy.is_chief:
+            _log.info("%s", found)
+        self._advised = self._advised or found is not None
+
+    def _account(self, losses: np.ndarray, counted: np.ndarray) -> None:
+        """Adds the losses of the steps that counted, and the metrics, to the window's and the epoch's."""
         merged = self._trainer.drain()
+        self._skipped += int((~counted).sum())
         for totals, kept in ((self._window, self._window_losses), (self._epoch, self._epoch_losses)):
             totals.add(merged)
-            kept.extend(losses)
+            kept.extend(float(value) for value in losses[counted])
 
     def _record(self, result: Result) -> None:
         everyone = self._strategy.group.gather("timing", self._timer.own_seconds, TIMING_DEADLINE_SECONDS)
@@ -192,14 +236,22 @@ class Run:
             **self._header("train"),
             "loss": _mean(self._window_losses),
             **self._window.results(self._model),
-            "learning_rate": float(tf.convert_to_tensor(self._model.optimizer.learning_rate)),
+            "learning_rate": keras_internals.last_learning_rate(self._model.optimizer),
             **self._timer.window(),
             **over_ranks(everyone),
             "gradient_norm": float(result.norm),
+            **self._scaling(),
+            **self._trainer.steps.cost,
+            **self._inspected,
             **peak_memory(),
         }
-        self._window, self._window_losses = metrics.Totals(), []
+        self._window, self._window_losses, self._skipped = metrics.Totals(), [], 0
         self._tell(record)
+        self._advise(record)
+
+    def _scaling(self) -> dict[str, float]:
+        scale = self._trainer.loss_scale
+        return {} if scale is None else {"loss_scale": scale, "skipped_steps": self._skipped}
 
     def _evaluate(self) -> dict[str, float]:
         results = self._trainer.evaluate(self._test, batch_size=self._batch_size)
@@ -214,21 +266,26 @@ class Run:
         self._history.records.append(record)
         self._reporter.record(record)
 
-    def _check_finite(self, result: Result, losses: Sequence[float]) -> None:
-        if bool(result.finite):
-            return
+    def _end_not_finite(self, result: Result, losses: np.ndarray, counted: np.ndarray) -> NoReturn:
         step = self._trainer.step + len(losses) - 1
         self._trainer.step = step
-        self._account(losses[:-1])
+        self._account(losses[:-1], counted[:-1])
+        scale = self._trainer.loss_scale
+        if scale is not None:
+            raise NotFiniteError(
+                "As many steps in a row as --max_skipped_steps allows were skipped, because gradients were not finite: the "
+                f"last is step {step}, with a loss of {losses[-1]:g} and the loss scale at {scale:g}. The weights are those "
+                "of the last good step. Try a lower --learning_rate, or --precision=mixed_bfloat16."
+            )
         bad = [
             v.path
             for v, good in zip(self._model.trainable_variables, result.gradient_finite.numpy(), strict=True)
             if not good
         ]
         where = f" The first variable whose gradient is not finite: {bad[0]}." if bad else ""
+        remedy = "Look for inf and NaN in the data" if step == 0 else "Try a lower --learning_rate"
         raise NotFiniteError(
-            f"The loss is {losses[-1]:g} at step {step}.{where} The weights are those before that step. "
-            "Try a lower --learning_rate."
+            f"The loss is {losses[-1]:g} at step {step}.{where} The weights are those before that step. {remedy}."
         )
 
 
@@ -242,5 +299,5 @@ def _naming(step: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"step {step}")
+        error.add_note(f"This was in a call of the compiled loop that began with step {step}.")
         raise

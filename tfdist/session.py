@@ -1,32 +1,27 @@
 """A run as the commands make it: from a configuration to a strategy, data, a model and a trainer."""
 
 import dataclasses
-import inspect
-import os
-import socket
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfdist import data, models
-from tfdist.cluster import Cluster
 from tfdist.config import TrainConfig
+from tfdist.data import steps_in_epochs
 from tfdist.data.pipeline import check_batch_size
-from tfdist.detect import Detection, detect
-from tfdist.group import Group, watch
+from tfdist.detect import Detection
+from tfdist.gradients import Clip, parse_loss_scale
+from tfdist.gradients.compression import check
 from tfdist.keras_objects import create_loss, create_metrics, create_optimizer
-from tfdist.loading import start
-from tfdist.reporting.environment import versions
-from tfdist.strategy import Strategy, strategy_class
+from tfdist.opening import opened_strategy
+from tfdist.optimizers import make_learning_rate
+from tfdist.strategy import Strategy
 from tfdist.trainer import Trainer
 
 # Flags that may differ between the processes of a job: where each finds its data, and how many threads it has.
 OWN_FLAGS = ("data_dir", "intra_op_threads", "output_dir")
-# Flags that are options of a strategy: each gets those that its constructor takes.
-OPTIONS = ("devices", "communication", "intra_op_threads", "tpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,44 +34,24 @@ class Session:
     data: data.DataSet
 
 
-def choose(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> Detection:
-    """Decides the strategy and this process's place among the job's."""
-    gpus = len(tf.config.list_physical_devices("GPU"))
-    if config.coordinator:
-        environment = {**environment, "TFDIST_COORDINATOR": config.coordinator}
-    return detect(environment, config.strategy, config.devices or max(gpus, 1))
-
-
 @contextmanager
 def opened(config: TrainConfig) -> Iterator[Session]:
     """Starts the strategy, checks that all processes have the same flags and versions, and loads the data.
 
     Whatever ends the session is told to the other processes; if one of them is lost, this one ends with code 5.
     """
-    detection = choose(config)
-    # Rules between flags that the strategy decides are checked before anything starts.
-    config = dataclasses.replace(config, strategy=detection.strategy)
-    taken = inspect.signature(strategy_class(detection.strategy)).parameters
-    options = {name: getattr(config, name) for name in OPTIONS if name in taken}
-    # Watched from when the group is up: an engine that starts may wait for ever for a peer that is lost meanwhile.
-    with ExitStack() as watching:
-
-        def watch_over(group: Group, cluster: Cluster) -> None:
-            watching.enter_context(watch(group, cluster))
-
-        strategy = start(detection, config.start_timeout_seconds, os.environ, options, watch_over)
-        _check_same(config, strategy)
-        check_batch_size(config.batch_size, strategy.replicas)
+    _gradient_options(config)  # what is wrong with them is said before anything starts
+    with opened_strategy(config, OWN_FLAGS) as (config, detection, strategy):
+        check_batch_size(config.batch_size, strategy.replicas * config.accumulate_steps)
         yield Session(config, detection, strategy, data.load(config.dataset, config.data_dir))
-        # Who is done early waits, so that nobody's last collective finds it gone.
-        strategy.group.barrier("end", deadline=config.start_timeout_seconds)
-    strategy.close()
 
 
 def make_trainer(session: Session, strategy: Strategy) -> Trainer:
     """Builds the model and the optimizer that the flags name, in a strategy's scope, from the flags' seed."""
     config = session.config
     keras.utils.clear_session(free_memory=False)
+    if config.precision != "float32":
+        keras.config.set_dtype_policy(config.precision)
     keras.utils.set_random_seed(config.seed)
     with strategy.scope():
         model = models.build(config.model, *_sizes(session.data))
@@ -84,23 +59,43 @@ def make_trainer(session: Session, strategy: Strategy) -> Trainer:
             model = models.with_batch_norm(model, "synchronized")
         return Trainer(
             model,
-            optimizer=create_optimizer(config.optimizer, config.learning_rate),
+            optimizer=create_optimizer(config.optimizer, _learning_rate(session), config.momentum_correction),
             loss=create_loss(config.loss),
             metrics=create_metrics(config.metrics),
             seed=config.seed,
             jit_compile=config.jit_compile,
+            **_gradient_options(config),
         )
 
 
-def hosts(strategy: Strategy) -> list[str]:
-    """The host name of each process, by rank."""
-    return strategy.group.gather("hosts", socket.gethostname())
+def _learning_rate(session: Session) -> Any:
+    """The rate of the run: scaled to its batch, with warm-up and decay where the flags ask for them."""
+    config = session.config
+    steps = config.steps or steps_in_epochs(config.epochs, session.data.train.size, config.batch_size)
+    return make_learning_rate(
+        config.learning_rate,
+        scaling=config.lr_scaling,
+        base_batch_size=config.base_batch_size,
+        batch_size=config.batch_size,
+        warmup_steps=config.warmup_steps,
+        warmup_start=config.warmup_start,
+        decay=config.decay,
+        total_steps=steps,
+    )
 
 
-def _check_same(config: TrainConfig, strategy: Strategy) -> None:
-    shared = {f"--{k}": v for k, v in dataclasses.asdict(config).items() if k not in OWN_FLAGS}
-    strategy.group.agree("flags", shared)
-    strategy.group.agree("versions", versions(), "version of ")
+def _gradient_options(config: TrainConfig) -> dict[str, Any]:
+    """Arguments of the trainer that say what becomes of gradients."""
+    check(config.compression)
+    return {
+        "accumulate_steps": config.accumulate_steps,
+        "loss_scale": parse_loss_scale(config.loss_scale),
+        "max_skipped_steps": config.max_skipped_steps,
+        "clip": Clip(norm=config.clip_norm, value=config.clip_value),
+        "compression": config.compression,
+        "compression_min_bytes": config.compression_min_bytes,
+        "bucket_bytes": int(config.bucket_mb * 2**20),
+    }
 
 
 def _sizes(whole: data.DataSet) -> tuple[Any, Any]:

@@ -218,9 +218,14 @@ def call(function: Callable[..., Any], spec: Spec, **offered: Any) -> Any:
       What the function returns.
 
     Raises:
-      InputError: the spec has an argument that the function does not take, or lacks one that it needs.
+      InputError: the spec has an argument that the function does not take, or lacks one that it needs, or nobody can
+        say what the function takes: some builtins have no signature.
     """
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        rule = f"{spec.name} must be a function whose parameters Python knows"
+        raise InputError(f"{rule}. Received: {_one_line(error)}. Write a function around it.") from error
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     unnamed = [key for key in spec.args if key not in named]

@@ -1,41 +1,71 @@
-"""One step as two replica functions, and the compiled loop around them.
+"""One step as two replica functions.
 
 `compute` is everything up to the reduced gradients and the loss that all replicas agree on; `apply` changes weights and
-slots. A loss or a gradient that is not finite therefore touches neither, and the loop around them stops there: the step
-named is the true one. No collective and no update stands inside a condition of a replica function, where tf.distribute
-forbids them.
+slots. A loss or a gradient that is not finite therefore touches neither. No collective and no update stands inside a
+condition of a replica function, where tf.distribute forbids them.
 """
 
+import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfdist import keras_internals, loss, randomness
-from tfdist.collectives import OneReplica
+from tfdist.collectives import Collectives, OneReplica, Recording
 from tfdist.errors import InputError
-from tfdist.gradients import Reducer
+from tfdist.gradients import Clip, LossScale, Reducer, accumulated, unscaled
+from tfdist.kept import Kept
 from tfdist.strategy import HasCollectives
 
 _log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a step is made.
+
+    Attributes:
+      batch_size: rows of a global batch.
+      seed: of random layers.
+      jit_compile: whether XLA compiles forward and backward.
+      micro_steps: in how many parts a replica computes its rows, one after the other.
+      clip: applied to whole gradients.
+      loss_scale: for float16; None for no scaling, and then a step that is not finite ends the run.
+      max_skipped_steps: with a loss scale, so many skipped steps in a row end the run.
+      sparse: paths of the variables whose gradients the reducer takes as rows.
+    """
+
+    batch_size: int
+    seed: int = 0
+    jit_compile: bool = False
+    micro_steps: int = 1
+    clip: Clip = Clip()
+    loss_scale: LossScale | None = None
+    max_skipped_steps: int = 50
+    sparse: frozenset[str] = frozenset()
 
 
 class Computed(NamedTuple):
     """What `compute` gives to `apply` and to the loop, on each replica.
 
     Attributes:
-      gradients: whole ones, equal on every replica.
+      gradients: whole ones, clipped, equal on every replica.
       state: the reducer's new state, to be kept if the step counts.
+      scale: the loss scale's new state, whether the step counts or not; empty without a loss scale.
+      before: moving statistics and metrics as they were before the step, for the case that it does not count.
       loss: scalar; the global batch's, equal on every replica.
       finite: scalar bool; whether the loss and every gradient are, the same on every replica.
-      norm: scalar; the gradients' global norm where it was asked for, else 0.
+      norm: scalar; the gradients' global norm before clipping, where it was asked for or needed, else 0.
       busy: scalar float64; seconds from the batch's arrival to this replica's own gradients.
     """
 
     gradients: list[tf.Tensor]
     state: list[tf.Tensor]
+    scale: list[tf.Tensor]
+    before: list[tf.Tensor]
     loss: tf.Tensor
     finite: tf.Tensor
     norm: tf.Tensor
@@ -50,59 +80,75 @@ class Step:
         model: keras.Model,
         strategy: HasCollectives,
         reducer: Reducer,
-        *,
-        batch_size: int,
-        seed: int,
-        jit_compile: bool,
+        kept: Kept,
+        settings: Settings,
+        collectives: Collectives | None = None,
     ):
-        """Args: model: compiled and built under the strategy's scope; see `Trainer` for the others."""
+        """Args: model: compiled and built under the strategy's scope; kept: where state is; collectives: the strategy's."""
         self._model = model
         self._strategy = strategy
-        self._collectives = strategy.collectives
+        self._collectives = collectives or strategy.collectives
         self._reducer = reducer
-        self._batch_size = batch_size
-        self._seed = seed
-        self._jit_compile = jit_compile
-        self._variables = list(model.trainable_variables)
+        self.settings = settings
+        self.variables = list(model.trainable_variables)
         self._seeds = randomness.seed_states(model)
         self._without_gradient: list[frozenset[int]] = []
-        specs = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in self._variables]
-        self._state = strategy.allocate(reducer.state([*specs, tf.TensorSpec([], keras.config.floatx(), "loss")]))
+        self._state = kept.variables(reducer.state(specs(model)))
+        self._scale = kept.variables(settings.loss_scale.state()) if settings.loss_scale else []
+        self._restored = [*keras_internals.moving_statistics(model), *keras_internals.metric_variables(model)]
+        self.sent: Recording | None = None
 
     def compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
         """Forward, backward, reduction. A replica function.
 
         Args:
           batch: this replica's rows, (x, y) or (x, y, sample_weight).
-          step: scalar int64; updates done so far.
+          step: scalar int64; steps made so far.
           with_norm: scalar bool; whether the global norm is wanted, which costs a pass over the gradients.
         """
         arrived = _now(batch)
-        randomness.reseed(self._seeds, self._seed, step, self._collectives.rank)
-        gradients, value, outputs = self._local_gradients()(batch)
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        keras_internals.update_metrics(self._model, y, outputs, weight)
+        before = [tf.identity(variable) for variable in self._restored]
+        randomness.reseed(self._seeds, self.settings.seed, step, self._collectives.rank)
+        gradients, value = self._local_gradients(batch)
         busy = _now(gradients) - arrived
         state = [tf.convert_to_tensor(variable) for variable in self._state]
-        reduced, state = self._reducer.reduce([*gradients, value], state, self._collectives, name="gradients")
-        norm = tf.cond(with_norm, lambda: tf.linalg.global_norm(reduced[:-1]), lambda: tf.zeros([], reduced[0].dtype))
-        # A ReLU turns NaN into 0, so the loss alone does not tell. A sum shows an inf or a NaN anywhere, in one pass.
-        finite = tf.reduce_all(tf.stack([tf.math.is_finite(tf.reduce_sum(tensor)) for tensor in reduced]))
-        return Computed(reduced[:-1], state, reduced[-1], finite, norm, busy)
+        self.sent = Recording(self._collectives)  # of the last trace: what one replica hands over
+        reduced = self._reducer.reduce([*gradients, value], state, self.sent, name="gradients")
+        *whole, value = reduced.totals
+        # A sum shows an inf or a NaN anywhere in a witness, in one pass.
+        finite = tf.reduce_all(tf.stack([tf.math.is_finite(tf.reduce_sum(x)) for x in (*reduced.witnesses, value)]))
+        norm = self._norm(whole, with_norm)
+        clipped = self.settings.clip(whole, norm)
+        return Computed(clipped, reduced.state, self._scale_after(finite), before, value, finite, norm, busy)
 
-    def apply(self, gradients: Sequence[tf.Tensor], state: Sequence[tf.Tensor], unused: frozenset[int]) -> None:
-        """Weights, slots and the reducer's state. A replica function.
+    def apply(self, computed: Computed, unused: frozenset[int]) -> None:
+        """The step counts: weights, slots and all state. A replica function.
 
         Args:
-          gradients: whole ones, in the order of the trainable variables.
-          state: the reducer's.
+          computed: what `compute` returned.
           unused: indices of the variables that no replica has a gradient for; they are left alone.
         """
-        used = [i for i in range(len(gradients)) if i not in unused]
-        variables = [self._variables[i] for i in used]
-        self._strategy.apply(self._model.optimizer, [gradients[i] for i in used], variables)
-        for variable, value in zip(self._state, state, strict=True):
-            variable.assign(value)
+        used = [i for i in range(len(self.variables)) if i not in unused]
+        gradients, variables = [computed.gradients[i] for i in used], [self.variables[i] for i in used]
+        self._strategy.apply(self._model.optimizer, gradients, variables)
+        _assign([*self._state, *self._scale], [*computed.state, *computed.scale])
+
+    def skip(self, computed: Computed) -> None:
+        """The step does not count: only the loss scale moves, and the forward pass leaves no trace. A replica function."""
+        self.undo(computed)
+        _assign(self._scale, computed.scale)
+
+    def undo(self, computed: Computed) -> None:
+        """As if `compute` had not been called: the forward pass leaves no trace. A replica function."""
+        _assign(self._restored, computed.before)
+
+    def may_go_on(self, computed: Computed) -> tf.Tensor:
+        """Whether the run goes on after this step, a scalar bool; outside of replica functions."""
+        finite = self._strategy.local(computed.finite)[0]
+        if not self._scale:
+            return finite
+        skipped_in_a_row = self._strategy.local(computed.scale[-1])[0]
+        return tf.logical_or(finite, skipped_in_a_row < self.settings.max_skipped_steps)
 
     def unused(self) -> frozenset[int]:
         """The variables that no replica of the job has a gradient for; called when `compute` has been traced."""
@@ -110,18 +156,44 @@ class Step:
         everyone = self._strategy.group.gather("step/without_gradient", sorted(mine))
         unused = frozenset.intersection(*(frozenset(indices) for indices in everyone))
         if unused:
-            names = ", ".join(self._variables[i].path for i in sorted(unused))
+            names = ", ".join(self.variables[i].path for i in sorted(unused))
             _log.warning("The loss does not depend on these variables; they are left alone: %s", names)
         return unused
 
-    def _local_gradients(self) -> Callable[[Any], tuple[list[tf.Tensor], tf.Tensor, Any]]:
-        if not self._jit_compile:
-            return self._differentiate
-        compiled = tf.function(self._differentiate, jit_compile=True, autograph=False)
+    def _local_gradients(self, batch: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """This replica's gradients and its share of the loss, in one go or in micro-steps."""
+        differentiate = self._compiled(self._differentiate)
+        if self.settings.micro_steps == 1:
+            return self._micro_step(differentiate, batch)
+        # The denominators of the whole batch come first, so that nothing is sent between micro-steps. Of this forward
+        # pass only masks are used, and the rest of its graph is never run.
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        parts = loss.terms(self._model, y, self._model(x, training=False), weight)
+        totals = loss.totals(parts, self.settings.batch_size, self._collectives)
+        return accumulated(
+            lambda rows: self._micro_step(differentiate, rows, totals),
+            batch,
+            self.settings.micro_steps,
+            [tf.TensorSpec(v.shape, v.dtype) for v in self.variables],
+            tf.as_dtype(keras.config.floatx()),
+        )
 
-        def without_communication(batch: Any) -> Any:
+    def _micro_step(
+        self, differentiate: Callable[..., Any], batch: Any, totals: list[tf.Tensor] | None = None
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        gradients, value, outputs = differentiate(batch, totals)
+        _, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        keras_internals.update_metrics(self._model, y, outputs, weight)
+        return gradients, value
+
+    def _compiled(self, differentiate: Callable[..., Any]) -> Callable[..., Any]:
+        if not self.settings.jit_compile:
+            return differentiate
+        compiled = tf.function(differentiate, jit_compile=True, autograph=False)
+
+        def without_communication(*args: Any) -> Any:
             try:
-                return compiled(batch)
+                return compiled(*args)
             except (RuntimeError, tf.errors.OpError) as error:
                 raise InputError(
                     "--jit_compile needs a forward and backward pass that XLA compiles and that does not communicate "
@@ -130,94 +202,65 @@ class Step:
 
         return compiled if isinstance(self._collectives, OneReplica) else without_communication
 
-    def _differentiate(self, batch: Any) -> tuple[list[tf.Tensor], tf.Tensor, Any]:
-        values = [variable.value for variable in self._variables]
-        gradients, value, outputs = self._strategy.gradients(self._loss, values, batch)
-        self._without_gradient.append(frozenset(i for i, g in enumerate(gradients) if g is None))
-        return [_dense(g, v) for g, v in zip(gradients, values, strict=True)], value, outputs
+    def _differentiate(
+        self, batch: Any, totals: list[tf.Tensor] | None = None
+    ) -> tuple[list[tf.Tensor], tf.Tensor, Any]:
+        values = [variable.value for variable in self.variables]
+        scale = tf.convert_to_tensor(self._scale[0]) if self._scale else None
 
-    def _loss(self, batch: Any) -> tuple[tf.Tensor, Any]:
+        def scaled_loss(batch: Any) -> tuple[tf.Tensor, Any]:
+            value, outputs = self._loss(batch, totals)
+            return (value if scale is None else value * tf.cast(scale, value.dtype)), (value, outputs)
+
+        gradients, _, (value, outputs) = self._strategy.gradients(scaled_loss, values, batch)
+        self._without_gradient.append(frozenset(i for i, g in enumerate(gradients) if g is None))
+        rows = self.settings.sparse if self.settings.micro_steps == 1 else frozenset()
+        whole = [
+            g if v.path in rows and isinstance(g, tf.IndexedSlices) else _dense(g, v)
+            for g, v in zip(gradients, self.variables, strict=True)
+        ]
+        return (whole if scale is None else [unscaled(g, scale) for g in whole]), value, outputs
+
+    def _loss(self, batch: Any, totals: list[tf.Tensor] | None) -> tuple[tf.Tensor, Any]:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         outputs = self._model(x, training=True)
         parts = loss.terms(self._model, y, outputs, weight)
+        batch_size = self.settings.batch_size
+        if totals is None:
+            totals = loss.totals(parts, batch_size, self._collectives)
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
-        return loss.training_loss(self._model, parts, rows, self._batch_size, self._collectives), outputs
+        shares = self._collectives.size * self.settings.micro_steps
+        return loss.training_loss(self._model, parts, totals, rows, batch_size=batch_size, shares=shares), outputs
+
+    def _norm(self, gradients: list[tf.Tensor], wanted: tf.Tensor) -> tf.Tensor:
+        if self.settings.clip.norm:
+            return _global_norm(gradients)
+        return tf.cond(wanted, lambda: _global_norm(gradients), lambda: tf.zeros([], keras.config.floatx()))
+
+    def _scale_after(self, finite: tf.Tensor) -> list[tf.Tensor]:
+        if self.settings.loss_scale is None:
+            return []
+        return list(self.settings.loss_scale.after([tf.convert_to_tensor(v) for v in self._scale], finite))
 
 
-class Result(NamedTuple):
-    """What one call of the compiled loop did.
-
-    Attributes:
-      losses: [done], the global loss of each step.
-      norm: scalar; the global gradient norm of the last step.
-      finite: scalar bool; whether every step's loss and gradients were; the call stops after one that is not.
-      gradient_finite: [variables], whether each variable's gradient was finite at the last step.
-      waited: scalar float64; seconds that this process waited for data.
-      busy: [local replicas] float64; seconds that each computed until it had its own gradients.
-    """
-
-    losses: tf.Tensor
-    norm: tf.Tensor
-    finite: tf.Tensor
-    gradient_finite: tf.Tensor
-    waited: tf.Tensor
-    busy: tf.Tensor
+def specs(model: keras.Model) -> list[tf.TensorSpec]:
+    """Names, shapes and dtypes of what a step reduces: a gradient for each trainable variable, and the loss."""
+    gradients = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in model.trainable_variables]
+    return [*gradients, tf.TensorSpec([], keras.config.floatx(), "loss")]
 
 
-def compile_loop(step: Step, strategy: HasCollectives) -> Callable[..., Result]:
-    """Returns a compiled function (iterator, first_step int64, steps int32, with_norm bool) -> Result; traced once.
-
-    `with_norm` asks for the gradient's norm at the last step of the call.
-    """
-    dtype = keras.config.floatx()
-
-    @tf.function(autograph=False, reduce_retracing=True)
-    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> Result:
-        def body(done: tf.Tensor, so_far: Result) -> tuple[tf.Tensor, Result]:
-            started = tf.timestamp()
-            with tf.control_dependencies([started]):
-                batch = next(iterator)
-            waited = _now(_first_local(strategy, batch)) - started
-            number = first_step + tf.cast(done, tf.int64)
-            last = tf.equal(done, steps - 1)
-            computed = strategy.run(step.compute, batch, number, tf.logical_and(with_norm, last))
-            value, norm = (tf.cast(strategy.local(x)[0], dtype) for x in (computed.loss, computed.norm))
-            finite = strategy.local(computed.finite)[0]
-            unused = step.unused()
-
-            def update() -> tf.Tensor:
-                strategy.run(lambda g, s: step.apply(g, s, unused), computed.gradients, computed.state)
-                return tf.ones([len(computed.gradients)], tf.bool)
-
-            def diagnose() -> tf.Tensor:
-                first = [strategy.local(g)[0] for g in computed.gradients]
-                return tf.stack([tf.reduce_all(tf.math.is_finite(g)) for g in first])
-
-            good = tf.cond(finite, update, diagnose)
-            busy = tf.stack(strategy.local(computed.busy))
-            losses = so_far.losses.write(done, value)
-            return done + 1, Result(losses, norm, finite, good, so_far.waited + waited, so_far.busy + busy)
-
-        start = Result(
-            losses=tf.TensorArray(dtype, size=0, dynamic_size=True, element_shape=[]),
-            norm=tf.zeros([], dtype),
-            finite=tf.constant(True),
-            gradient_finite=tf.ones([len(step._variables)], tf.bool),
-            waited=tf.zeros([], tf.float64),
-            busy=tf.zeros([len(strategy.local_replicas)], tf.float64),
-        )
-        _, end = tf.while_loop(
-            lambda done, so_far: tf.logical_and(done < steps, so_far.finite),
-            body,
-            (tf.constant(0), start),
-            parallel_iterations=1,
-        )
-        return end._replace(losses=end.losses.stack())
-
-    return loop
+def _global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The norm of all gradients as one vector, which may be of several dtypes."""
+    squares = [tf.cast(tf.reduce_sum(tf.square(gradient)), keras.config.floatx()) for gradient in gradients]
+    return tf.sqrt(tf.add_n(squares))
 
 
-def _dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: tf.Variable) -> tf.Tensor:
+def _assign(variables: Sequence[Any], values: Sequence[tf.Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variable) -> tf.Tensor:
     """A gradient as every replica can send it: zeros where there is none, rows of an embedding at their places."""
     if gradient is None:
         return tf.zeros(variable.shape, variable.dtype)
@@ -228,7 +271,3 @@ def _now(after: Any) -> tf.Tensor:
     """The time, in seconds, when all tensors of a structure are there."""
     with tf.control_dependencies([x for x in tf.nest.flatten(after) if tf.is_tensor(x)]):
         return tf.timestamp()
-
-
-def _first_local(strategy: HasCollectives, batch: Any) -> list[tf.Tensor]:
-    return [strategy.local(part)[0] for part in tf.nest.flatten(batch)]

@@ -34,12 +34,14 @@ class State:
       shape: static shape.
       dtype: element type.
       per_replica: whether each replica has a value of its own, or all the same one.
+      initial: what it starts with, a number or an array of its shape; the same on every replica.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: tf.DType
     per_replica: bool
+    initial: Any = 0
 
 
 class Strategy(abc.ABC):
@@ -130,12 +132,16 @@ class Strategy(abc.ABC):
         optimizer.apply(list(gradients), list(variables))
 
     def allocate(self, states: Sequence[State]) -> list[tf.Variable]:
-        """Creates zeroed variables for state that others describe; call it once for each name, under no scope."""
+        """Creates variables for state that others describe; call it once for each name, under no scope."""
         with self.scope():
             return [_variable(state) for state in states]
 
     def synchronize(self, variables: Sequence[tf.Variable]) -> None:
         """Makes the variables equal to the first replica's on every replica; engines that do so at birth need not."""
+
+    def owns(self, variable: tf.Variable) -> bool:
+        """Whether a variable was born in this strategy's scope, as far as that makes a difference."""
+        return True
 
     def close(self) -> None:
         """Gives back what the strategy holds outside this process's memory; the group is left by who joined it."""
@@ -164,7 +170,8 @@ def _variable(state: State) -> tf.Variable:
             "synchronization": tf.VariableSynchronization.ON_READ,
             "aggregation": tf.VariableAggregation.NONE,
         }
-    return tf.Variable(tf.zeros(state.shape, state.dtype), trainable=False, name=state.name, **kind)
+    initial = tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape)
+    return tf.Variable(initial, trainable=False, name=state.name, **kind)
 
 
 _current: contextvars.ContextVar[Strategy | None] = contextvars.ContextVar("strategy", default=None)

@@ -55,6 +55,10 @@ class TensorFlowStrategy(HasCollectives):
         keras_internals.switch_off_second_sum(optimizer)
         super().apply(optimizer, gradients, variables)
 
+    def owns(self, variable: tf.Variable) -> bool:
+        """See base class."""
+        return bool(self.engine.extended.variable_created_in_scope(variable))
+
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
         """See base class."""
         dataset = make_dataset(self.local_replicas, self.replicas)

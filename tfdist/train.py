@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tfdist import command, flags, startup
+from tfdist import command, endings, flags, startup
 from tfdist.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ def main(config: TrainConfig) -> int:
 
 
 def _train(opened: "Session") -> int:
-    from tfdist import reporting, session
+    from tfdist import opening, reporting, session
     from tfdist.reporting import log
 
     config, strategy = opened.config, opened.strategy
     name = f"runs/{_words(config.dataset)}-{_words(config.model)}-{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     path = strategy.group.broadcast("output_dir", config.output_dir or name)
     config = dataclasses.replace(config, strategy=opened.detection.strategy, output_dir=path)
-    hosts = session.hosts(strategy)
+    hosts = opening.hosts(strategy)
     directory = reporting.RunDirectory(pathlib.Path(path))
     if strategy.is_chief:
         directory.check(path)
@@ -65,6 +65,9 @@ def _train(opened: "Session") -> int:
                 steps_per_call=config.steps_per_call,
                 reporter=reporter,
                 profile=profile,
+                measure_every=config.measure_every,
+                compression_check_every=config.compression_check_every,
+                compression_max_error=config.compression_max_error,
             )
             trainer.save(str(directory.model))
     if strategy.is_chief:
@@ -76,18 +79,18 @@ def _train(opened: "Session") -> int:
 
 @contextlib.contextmanager
 def _closing(reporter: "Reporter") -> Iterator[None]:
-    """Tells the reporter how the run ended, so that the directory is complete up to there."""
+    """Tells the reporter how the run ended, so that the directory is complete up to there; why, the command says."""
     try:
         yield
     except BaseException as error:
-        reporter.close(str(error).partition("\n")[0] or type(error).__name__)
+        reporter.close(endings.of_error(error))
         raise
     reporter.close("done")
 
 
 def _describe(opened: "Session") -> int:
     """Prints what a run would be, and ends."""
-    from tfdist import session
+    from tfdist import opening, session
     from tfdist.data import rows, steps_in_epochs
 
     config, strategy = opened.config, opened.strategy
@@ -101,7 +104,7 @@ def _describe(opened: "Session") -> int:
     print(flags.flags_text(dataclasses.replace(config, strategy=opened.detection.strategy)), end="")
     lines = {
         "strategy": opened.detection.reason,
-        "processes": f"{strategy.cluster.size} on {', '.join(dict.fromkeys(session.hosts(strategy)))}",
+        "processes": f"{strategy.cluster.size} on {', '.join(dict.fromkeys(opening.hosts(strategy)))}",
         "replicas": str(strategy.replicas),
         "global batch": f"{config.batch_size} examples",
         "per replica": f"{max(shares)} examples"

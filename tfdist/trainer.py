@@ -1,6 +1,7 @@
 """The trainer: one Keras model, its optimizer and its strategy, ready to be trained, evaluated and saved."""
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -8,16 +9,24 @@ import tensorflow as tf
 
 from tfdist import keras_internals, metrics
 from tfdist.data import Examples, as_data_set, as_examples, check_equal_shares, steps_in_epochs, with_class_weight
+from tfdist.data.pipeline import check_batch_size
 from tfdist.errors import InputError
 from tfdist.evaluation import Evaluator
-from tfdist.gradients import Bucketed, Reducer, Sum
+from tfdist.gradients import Clip, LossScale, Reducer
+from tfdist.gradients.bucket import BUCKET_BYTES
+from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
+from tfdist.inspections import Auto, Exposure, Guard, Inspection, Site
+from tfdist.kept import Kept, KeptArray
 from tfdist.layers import SyncBatchNormalization
 from tfdist.models import with_batch_norm
 from tfdist.reporting import NullProfile, NullReporter, Reporter
 from tfdist.reporting.schema import check_metric_names
 from tfdist.run import History, Run, Schedule
-from tfdist.step import Result, Step, compile_loop
+from tfdist.step import Settings
+from tfdist.steps import Compression, Steps
 from tfdist.strategy import HasCollectives, Strategy, current_strategy
+
+_log = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -36,29 +45,48 @@ class Trainer:
         metrics: Sequence[Any] = (),
         weighted_metrics: Sequence[Any] = (),
         loss_weights: Any = None,
-        reducer: Reducer | None = None,
         seed: int = 0,
         jit_compile: bool = False,
+        accumulate_steps: int = 1,
+        loss_scale: LossScale | None = None,
+        max_skipped_steps: int = 50,
+        clip: Clip | None = None,
+        compression: str | Reducer = "none",
+        compression_min_bytes: int = COMPRESSION_MIN_BYTES,
+        bucket_bytes: int = BUCKET_BYTES,
     ):
         """Compiles the model.
 
         Args:
           model: built or not, created under the strategy's scope.
-          optimizer: Keras's; one that scales losses or accumulates gradients by itself is refused.
+          optimizer: Keras's. Its own clipping works on the whole gradient. A `LossScaleOptimizer` is taken apart: the scale
+            becomes the trainer's. One that accumulates gradients by itself is refused.
           loss: as for `keras.Model.compile`; may be None if layers call `add_loss`.
           metrics: as for `keras.Model.compile`.
           weighted_metrics: as for `keras.Model.compile`.
           loss_weights: as for `keras.Model.compile`.
-          reducer: sums gradients over replicas; by default exactly, in buckets.
           seed: of the order of examples and of random layers.
           jit_compile: compiles forward and backward with XLA.
+          accumulate_steps: micro-steps, in which a replica computes its rows one part after the other; changes memory and
+            time, not the result.
+          loss_scale: by default a dynamic one if a layer computes in float16, else none.
+          max_skipped_steps: so many steps in a row that are skipped because of overflow end the run.
+          clip: limits whole gradients.
+          compression: how gradients are summed over replicas, as in `--compression`, or a reducer of your own.
+          compression_min_bytes: smaller gradients are summed exactly.
+          bucket_bytes: small gradients travel together in messages of at most this size.
         """
         self.strategy = _with_collectives(current_strategy())
+        _check_born_here(self.strategy, "model", model.variables)
+        if isinstance(optimizer, keras.Optimizer):
+            _check_born_here(self.strategy, "optimizer", optimizer.variables)
         self.model = model
         self.step = 0
         self.seed = seed
-        self._jit_compile = jit_compile
-        self._reducer = reducer or Bucketed(Sum())
+        self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, bucket_bytes=bucket_bytes)
+        optimizer, taken = _without_loss_scale(keras.optimizers.get(optimizer))
+        clip = clip or Clip()
+        _check_optimizer(optimizer, clip)
         model.compile(
             optimizer=optimizer,
             loss=loss,
@@ -66,10 +94,22 @@ class Trainer:
             weighted_metrics=list(weighted_metrics) or None,
             loss_weights=loss_weights,
             jit_compile=False,
+            auto_scale_loss=False,
         )
-        _check_optimizer(model.optimizer)
+        self._optimizer = model.optimizer
+        self._settings = Settings(
+            batch_size=0,
+            seed=seed,
+            jit_compile=jit_compile,
+            micro_steps=accumulate_steps,
+            clip=clip,
+            loss_scale=loss_scale or taken or _default_loss_scale(model),
+            max_skipped_steps=max_skipped_steps,
+        )
+        self._kept = Kept(self.strategy)
+        if self._settings.loss_scale:
+            self._kept.variables(self._settings.loss_scale.state())
         self._built = False
-        self._loops: dict[int, Callable[..., Result]] = {}
 
     def fit(
         self,
@@ -85,6 +125,9 @@ class Trainer:
         class_weight: Mapping[int, float] | None = None,
         reporter: Reporter | None = None,
         profile: NullProfile | None = None,
+        measure_every: int = 1000,
+        compression_check_every: int = 0,
+        compression_max_error: float = 0.0,
     ) -> "History":
         """Trains for so many steps or epochs more.
 
@@ -101,24 +144,50 @@ class Trainer:
           class_weight: weight of each class's examples.
           reporter: told about the run on the chief.
           profile: when to profile.
+          measure_every: steps between two measurements of exposed communication, the first at step 100 or before; 0 for never.
+          compression_check_every: steps between two comparisons of compressed sums with exact ones; 0 for never.
+          compression_max_error: a gradient whose compression errs by more than this part of its norm is summed exactly
+            from then on; 0 for no limit.
 
         Raises:
           InputError: an argument is wrong.
           NotFiniteError: a loss is inf or NaN; names the step.
         """
+        shares = self.strategy.replicas * self._settings.micro_steps
         if self.strategy.equal_shares:
-            check_equal_shares(batch_size, self.strategy.replicas)
+            check_equal_shares(batch_size, shares)
+        check_batch_size(batch_size, shares)
         whole = as_data_set(data, "data")
         train, test = whole.train, whole.test
-        if bool(steps) == bool(epochs):
-            raise InputError(f"Give either `steps` or `epochs`. Received: steps={steps}, epochs={epochs}.")
-        done = self.step * batch_size // train.size
-        total = self.step + steps if steps else steps_in_epochs(done + epochs, train.size, batch_size)
+        if bool(steps) == bool(epochs) or min(steps, epochs) < 0 or int(steps) != steps or int(epochs) != epochs:
+            raise InputError(
+                f"Give either `steps` or `epochs`, a whole number above 0. Received: steps={steps}, epochs={epochs}."
+            )
+        self._check_unchanged()
+        _check_same_data(self.strategy, train)
+        total = self.step + steps if steps else _end_of_epochs(self.step, epochs, train.size, batch_size)
         schedule = Schedule(steps=total, log_every=log_every, eval_every=eval_every, steps_per_call=steps_per_call)
         source = with_class_weight(train, class_weight) if class_weight else train
         self.build(source)
+
+        def inspections(site: Site) -> list[Inspection]:
+            choice, several = self.steps.compression.choice, self.strategy.replicas > 1
+            return [
+                *([Auto(site, choice)] if choice and several else []),
+                *([Guard(site, compression_check_every, compression_max_error)] if compression_check_every else []),
+                *([Exposure(site, measure_every)] if measure_every and several else []),
+            ]
+
         return Run(
-            self, source, test, batch_size, schedule, callbacks, reporter or NullReporter(), profile or NullProfile()
+            self,
+            source,
+            test,
+            batch_size,
+            schedule,
+            callbacks,
+            reporter or NullReporter(),
+            profile or NullProfile(),
+            inspections,
         ).go()
 
     def evaluate(self, data: Any, *, batch_size: int) -> dict[str, float]:
@@ -141,37 +210,83 @@ class Trainer:
         with self.strategy.scope():
             keras_internals.build(self.model, batched)
             self.strategy.synchronize([*self.model.variables, *self.model.optimizer.variables])
+        if not self.model.trainable_variables:
+            raise InputError("A model needs variables to be trained. Received: no trainable variable.")
+        self._trained = [id(variable) for variable in self.model.trainable_variables]
         metrics.check_additive(self.model)
         check_metric_names(metric.name for metric in keras_internals.metrics_of(self.model))
         self.drain = metrics.make_drain(self.model, self.strategy)
         self.average_statistics = metrics.make_average_statistics(self.model, self.strategy)
         self._evaluator = Evaluator(self.model, self.strategy, self.drain)
+        self._check_micro_steps()
+        self.steps = Steps(self.model, self.strategy, self._settings, self._compression, self._kept)
         self._built = True
 
-    def compiled(self, batch_size: int) -> Callable[..., Result]:
-        """The compiled loop for a batch size; see `tfdist.step.compile_loop`. Made once, traced at its first call."""
-        if batch_size not in self._loops:
-            step = Step(
-                self.model,
-                self.strategy,
-                self._reducer,
-                batch_size=batch_size,
-                seed=self.seed,
-                jit_compile=self._jit_compile,
-            )
-            self._loops[batch_size] = compile_loop(step, self.strategy)
-        return self._loops[batch_size]
+    @property
+    def loss_scale(self) -> float | None:
+        """What the loss is multiplied by now; None without loss scaling."""
+        if self._settings.loss_scale is None:
+            return None
+        return float(self.state["loss_scale/scale"].values)
+
+    @property
+    def state(self) -> dict[str, KeptArray]:
+        """What a step keeps beside weights and slots, by name: error feedback, loss scale and the like."""
+        return self._kept.arrays()
 
     def save(self, path: str) -> None:
         """Writes the model in Keras's own format, on the chief; every process calls it.
 
         Keras alone can load it: in inference, synchronized BatchNorm is an ordinary one, and is saved as one. The
-        optimizer's state goes with the model unless a layer had to be replaced so.
+        optimizer goes with the model unless a layer had to be replaced so, or Keras does not know it: tfdist's own, or one
+        whose rate has a warm-up.
         """
         self.average_statistics()
-        if self.strategy.is_chief:
-            portable = any(isinstance(layer, SyncBatchNormalization) for layer in keras_internals.layers_of(self.model))
-            (with_batch_norm(self.model, "local") if portable else self.model).save(path)
+        if not self.strategy.is_chief:
+            return
+        if any(isinstance(layer, SyncBatchNormalization) for layer in keras_internals.layers_of(self.model)):
+            with_batch_norm(self.model, "local").save(path)
+        elif "tfdist" in str(keras.saving.serialize_keras_object(self.model.optimizer)):
+            with keras_internals.not_compiled(self.model) as plain:
+                plain.save(path)
+        else:
+            self.model.save(path)
+
+    def _check_unchanged(self) -> None:
+        """What was compiled stays: a trainer that went on with other variables would do so without a word."""
+        if self._built and [id(v) for v in self.model.trainable_variables] != self._trained:
+            raise InputError(
+                "A trainer trains the variables that were trainable when it was built. Received: others now. "
+                "Make a new Trainer after a change of `trainable`."
+            )
+        if self.model.optimizer is not self._optimizer:
+            raise InputError(
+                "A trainer keeps its optimizer. Received: a model compiled anew. Make a new Trainer instead."
+            )
+
+    def _check_micro_steps(self) -> None:
+        layers = keras_internals.layers_of(self.model)
+        synchronized = [layer for layer in layers if isinstance(layer, SyncBatchNormalization)]
+        if self._settings.micro_steps > 1 and synchronized:
+            raise InputError(
+                "Synchronized BatchNorm takes the moments of all rows of a step, which accumulation computes one part "
+                f"after the other. Received: accumulate_steps={self._settings.micro_steps} and {synchronized[0].path}. "
+                "Use --batch_norm=local or --accumulate_steps=1."
+            )
+
+
+def _end_of_epochs(step: int, epochs: int, size: int, batch_size: int) -> int:
+    """The step that ends so many epochs more: of whole ones behind an epoch's end, else counted from here."""
+    ended = step * batch_size // size
+    if step == steps_in_epochs(ended, size, batch_size):
+        return steps_in_epochs(ended + epochs, size, batch_size)
+    return step + -(-epochs * size // batch_size)
+
+
+def _check_same_data(strategy: Strategy, data: Examples) -> None:
+    """All processes train on equal data, or their steps would not belong together, and one would wait for ever."""
+    spec = str(keras.tree.map_structure(lambda s: (s.dtype.name, str(s.shape)), data.element_spec))
+    strategy.group.agree("data", {"number of examples": data.size, "form of an example": spec}, "training data: ")
 
 
 def _with_collectives(strategy: Strategy) -> HasCollectives:
@@ -180,14 +295,50 @@ def _with_collectives(strategy: Strategy) -> HasCollectives:
     return strategy
 
 
-def _check_optimizer(optimizer: keras.Optimizer) -> None:
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+def _check_born_here(strategy: Strategy, what: str, variables: Sequence[keras.Variable]) -> None:
+    strange = next((variable.path for variable in variables if not strategy.owns(variable.value)), None)
+    if strange is not None:
         raise InputError(
-            "The optimizer must not scale the loss by itself: replicas would disagree on which steps to skip. Received: "
-            "LossScaleOptimizer. Pass the optimizer that it wraps."
+            f"The {what} must be created inside the strategy's scope, where its variables are placed for the strategy. "
+            f"Received: {strange}, created outside. Create the {what} under `with strategy.scope():`."
         )
-    if optimizer.gradient_accumulation_steps:
+
+
+def _without_loss_scale(optimizer: keras.Optimizer) -> tuple[keras.Optimizer, LossScale | None]:
+    """Takes Keras's loss scaling apart: it looks at one replica's gradients, so replicas would skip different steps."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer, None
+    found = LossScale(initial=optimizer.initial_scale, growth_interval=optimizer.dynamic_growth_steps)
+    _log.info("The loss is scaled by tfdist, for all replicas alike, as the LossScaleOptimizer says: %s", found)
+    return optimizer.inner_optimizer, found
+
+
+def _default_loss_scale(model: keras.Model) -> LossScale | None:
+    half = any(layer.compute_dtype == "float16" for layer in keras_internals.layers_of(model))
+    return LossScale() if half else None
+
+
+def _check_optimizer(optimizer: keras.Optimizer, clip: Clip) -> None:
+    refused = {name: getattr(optimizer, name, None) for name in _REFUSED}
+    found = [name for name, value in refused.items() if value]
+    if found:
+        raise InputError(f"{_REFUSED[found[0]]} Received: {found[0]}={refused[found[0]]}.")
+    if isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
+        raise InputError("One optimizer updates all variables. Received: MultiOptimizer. Pass one of those in it.")
+    own = {name: getattr(optimizer, name) for name in ("clipnorm", "global_clipnorm", "clipvalue")}
+    given = [f"{name}={value}" for name, value in own.items() if value]
+    if given and (clip.norm or clip.value):
         raise InputError(
-            "The optimizer must not accumulate gradients by itself. Received: gradient_accumulation_steps="
-            f"{optimizer.gradient_accumulation_steps}. Leave it out: a step's batch is `batch_size` as a whole."
+            f"Gradients are clipped in one place. Received: {clip} and an optimizer with {', '.join(given)}. "
+            "Leave out one of them."
         )
+    if given:
+        _log.info("The optimizer clips whole gradients, after they are summed over replicas: %s", ", ".join(given))
+
+
+_REFUSED = {
+    "gradient_accumulation_steps": "The optimizer must not accumulate gradients by itself: leave that out and use "
+    "accumulate_steps. A step's batch is `batch_size` as a whole.",
+    "loss_scale_factor": "The optimizer must not divide gradients by itself: leave that out and use loss_scale.",
+    "use_ema": "The optimizer must not average weights by itself: leave that out.",
+}

@@ -1,7 +1,8 @@
 """The promise, tested: N replicas give the result of one.
 
 Every strategy runs the same cases. In float64 each variable agrees with a single device's to 1e-9, where rounding is 1e-15
-and a mistake is 1e-3 or more. A new strategy joins by one line of `IN_PROCESS` or `IN_PROCESSES`.
+and a mistake is 1e-3 or more; in float32 to 1e-5 of its norm. A new strategy joins by one line of `IN_PROCESS` or
+`IN_PROCESSES`.
 """
 
 import functools
@@ -21,11 +22,12 @@ from tfdist.testing import parity, processes
 WORKER = pathlib.Path(__file__).with_name("worker.py")
 IN_PROCESS = ("mirrored2", "mirrored4")
 IN_PROCESSES = (("multiworker", 2), ("horovod", 2), ("horovod", 3))
-ALL = tuple(range(len(parity.CASES)))
+IN_PROCESSES_FLOAT32 = (("multiworker", 2), ("horovod", 2))
+FLOAT32 = tuple(parity.Case(model=model, optimizer="sgd", batch_size=13) for model in ("mlp", "cnn", "transformer"))
 PRODUCT = tuple(
     parity.Case(model=model, optimizer=optimizer, batch_size=batch_size, weighted=weighted)
     for model, optimizer, batch_size, weighted in itertools.product(
-        parity.MODELS, parity.OPTIMIZERS, (16, 13), (False, True)
+        dict.fromkeys(case.model for case in parity.CASES), parity.OPTIMIZERS, (16, 13), (False, True)
     )
     if not (weighted and model in ("transformer", "masked"))
 )
@@ -52,14 +54,34 @@ def outcomes(strategy: str, size: int, floatx: str, cases: tuple[parity.Case, ..
         return [pickle.loads(pathlib.Path(directory, f"{rank}.pickle").read_bytes()) for rank in range(size)]
 
 
-def assert_same(outcome: parity.Outcome, case: parity.Case) -> None:
-    """In float64: max|a - b| <= 1e-9 max(1, max|a|) for every variable, and the same evaluation."""
+def assert_same(outcome: parity.Outcome, case: parity.Case, bound: float = 1e-9) -> None:
+    """In float64: max|a - b| <= bound max(1, max|a|) for every variable, and the same losses and evaluation."""
     expected = reference(case, "float64")
     for path, a in expected.variables.items():
         b = outcome.variables[path]
-        assert np.max(np.abs(a - b), initial=0) <= 1e-9 * max(1.0, np.max(np.abs(a), initial=0)), path
-    assert outcome.losses == pytest.approx(expected.losses, rel=1e-9)
-    assert outcome.evaluation == pytest.approx(expected.evaluation, rel=1e-9)
+        assert np.max(np.abs(a - b), initial=0) <= bound * max(1.0, np.max(np.abs(a), initial=0)), path
+    assert outcome.losses == pytest.approx(expected.losses, rel=bound)
+    assert outcome.evaluation == pytest.approx(expected.evaluation, rel=bound)
+
+
+def assert_same_in_float32(outcome: parity.Outcome, case: parity.Case) -> None:
+    """By norms: ||a - b|| <= 1e-5 ||a|| + 1e-7 for every variable whose true gradient the model's table does not call zero."""
+    for path, a in reference(case, "float32").variables.items():
+        if not parity.is_noise(path, case.model):
+            assert np.linalg.norm(a - outcome.variables[path]) <= 1e-5 * np.linalg.norm(a) + 1e-7, path
+
+
+def check_processes(strategy: str, size: int, floatx: str, cases: tuple[parity.Case, ...], number: int) -> None:
+    """Runs the cases as one job, the first time, and judges one of them."""
+    ranks = [rank[number] for rank in outcomes(strategy, size, floatx, cases)]
+    assert len({rank.digests[0] for rank in ranks}) == 1, "ranks differ bitwise"
+    for rank in ranks:
+        {"float64": assert_same, "float32": assert_same_in_float32}[floatx](rank, cases[number])
+
+
+def numbers(cases: tuple[parity.Case, ...]) -> pytest.MarkDecorator:
+    """Parametrizes a test by the number of a case."""
+    return pytest.mark.parametrize("number", range(len(cases)), ids=[str(case) for case in cases])
 
 
 @pytest.mark.parametrize("strategy", IN_PROCESS)
@@ -71,25 +93,24 @@ def test_logical_devices(strategy: str, case: parity.Case, float64: None, reques
 
 
 @pytest.mark.parametrize(("strategy", "size"), IN_PROCESSES)
-@pytest.mark.parametrize("number", ALL, ids=[str(case) for case in parity.CASES])
+@numbers(parity.CASES)
 def test_processes(strategy: str, size: int, number: int, float64: None) -> None:
-    ranks = outcomes(strategy, size, "float64", parity.CASES)
-    assert len({rank[number].digests[0] for rank in ranks}) == 1, "ranks differ bitwise"
-    for rank in ranks:
-        assert_same(rank[number], parity.CASES[number])
+    check_processes(strategy, size, "float64", parity.CASES, number)
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn", "transformer"])
-def test_float32_by_norms(model: str, mirrored2: tfdist.Strategy) -> None:
-    case = parity.Case(model=model, optimizer="sgd", batch_size=13)
-    outcome = parity.run_case(mirrored2, case)
-    for path, a in reference(case, "float32").variables.items():
-        if not parity.is_noise(path, model):
-            assert np.linalg.norm(a - outcome.variables[path]) <= 1e-5 * np.linalg.norm(a) + 1e-7, path
+@pytest.mark.parametrize("case", FLOAT32, ids=str)
+def test_logical_devices_in_float32(case: parity.Case, mirrored2: tfdist.Strategy) -> None:
+    assert_same_in_float32(parity.run_case(mirrored2, case), case)
+
+
+@pytest.mark.parametrize(("strategy", "size"), IN_PROCESSES_FLOAT32)
+@numbers(FLOAT32)
+def test_processes_in_float32(strategy: str, size: int, number: int) -> None:
+    check_processes(strategy, size, "float32", FLOAT32, number)
 
 
 def test_without_reduction_the_suite_fails(mirrored2: tfdist.Strategy, float64: None) -> None:
-    outcome = parity.run_case(mirrored2, parity.CASES[0], reducer=parity.NoReduction())
+    outcome = parity.run_case(mirrored2, parity.CASES[0], compression=parity.NoReduction())
     assert len(set(outcome.digests)) == 2
     with pytest.raises(AssertionError):
         assert_same(outcome, parity.CASES[0])
@@ -117,9 +138,28 @@ def test_product_on_logical_devices(
 
 @pytest.mark.full
 @pytest.mark.parametrize(("strategy", "size"), IN_PROCESSES)
-@pytest.mark.parametrize("number", range(len(PRODUCT)), ids=[str(case) for case in PRODUCT])
+@numbers(PRODUCT)
 def test_product_on_processes(strategy: str, size: int, number: int, float64: None) -> None:
-    ranks = outcomes(strategy, size, "float64", PRODUCT)
-    assert len({rank[number].digests[0] for rank in ranks}) == 1
-    for rank in ranks:
-        assert_same(rank[number], PRODUCT[number])
+    check_processes(strategy, size, "float64", PRODUCT, number)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", PRODUCT, ids=str)
+def test_product_on_logical_devices_in_float32(case: parity.Case, mirrored2: tfdist.Strategy) -> None:
+    assert_same_in_float32(parity.run_case(mirrored2, case), case)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("strategy", "size"), IN_PROCESSES_FLOAT32)
+@numbers(PRODUCT)
+def test_product_on_processes_in_float32(strategy: str, size: int, number: int) -> None:
+    check_processes(strategy, size, "float32", PRODUCT, number)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", parity.SLOW_CASES, ids=str)
+def test_slow_cases_on_logical_devices(case: parity.Case, mirrored2: tfdist.Strategy, float64: None) -> None:
+    """To 1e-7: ResNet-50's last stage normalises the 8 values of a batch, so that rounding grows to 5e-9 in 3 steps."""
+    outcome = parity.run_case(mirrored2, case)
+    assert len(set(outcome.digests)) == 1
+    assert_same(outcome, case, bound=1e-7)

@@ -40,6 +40,14 @@ class TestWeights:
         source = make(kind, np.zeros(2), np.array([[0, 1, 1], [1, 0, 0]]))
         np.testing.assert_array_equal(weights(with_class_weight(source, {1: 4})), [[1, 4, 4], [4, 1, 1]])
 
+    def test_labels_may_have_more_dims_than_sample_weights(self, kind):
+        source = make(kind, np.zeros(2), np.array([[0, 1, 1], [1, 0, 0]]), np.array([2.0, 3.0]))
+        np.testing.assert_array_equal(weights(with_class_weight(source, {1: 4})), [[2, 8, 8], [12, 3, 3]])
+
+    def test_sample_weights_may_have_more_dims_than_labels(self, kind):
+        source = make(kind, np.zeros(2), np.array([0, 1]), np.array([[1.0, 2.0], [3.0, 4.0]]))
+        np.testing.assert_array_equal(weights(with_class_weight(source, {1: 4})), [[1, 2], [12, 16]])
+
     def test_the_kind_and_the_size_stay(self, kind):
         source = make(kind, np.zeros(2), np.array([0, 1]))
         weighted = with_class_weight(source, {1: 4})

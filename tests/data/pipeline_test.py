@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tfdist.data import ArraySource, EvaluationPipeline, Pipeline, StreamSource, rows
 from tfdist.data.order import indices
-from tfdist.data.pipeline import reweighted
 from tfdist.errors import InputError
 
 SETTINGS = hypothesis.settings(deadline=None, derandomize=True, max_examples=6)
@@ -157,38 +156,6 @@ def test_a_replica_may_get_no_row_of_the_last_batch(kind):
     pipeline = EvaluationPipeline(numbers(kind, 5), 4)
     found = dealt(pipeline, 2, [(0, 1), (2,)])
     assert found == {(0, 0): [0, 1], (0, 1): [2], (0, 2): [3], (1, 0): [4], (1, 1): [], (1, 2): []}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("size", "batch_size", "replicas"), [(5, 4, 2), (3, 8, 4), (8, 4, 2), (1, 6, 3)])
-def test_padding_fills_batches_with_weightless_rows(kind, size, batch_size, replicas):
-    pipeline = EvaluationPipeline(numbers(kind, size), batch_size, padded=True)
-    dataset = pipeline.dataset(range(replicas), replicas)
-    assert dataset.element_spec[0].shape == [batch_size // replicas]
-    x, y, weight = (np.concatenate(part) for part in zip(*dataset.as_numpy_iterator(), strict=True))
-    padding = pipeline.steps * batch_size - size
-    np.testing.assert_array_equal(x, [*range(size)] + [0] * padding)
-    np.testing.assert_array_equal(y, -x)
-    np.testing.assert_array_equal(weight, [1] * size + [0] * padding)
-    assert weight.dtype == np.float32
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_padding_multiplies_the_sample_weights_that_there_are(kind):
-    weights = {"a": np.arange(3, dtype=np.float64) + 1, "b": np.full((3, 2), 4, np.float32)}
-    arrays = ({"x": np.arange(3)}, {"a": np.arange(3), "b": np.ones((3, 2))}, weights)
-    source = ArraySource(arrays) if kind == "source" else StreamSource(tf.data.Dataset.from_tensor_slices(arrays))
-    [(x, y, weight)] = EvaluationPipeline(source, 4, padded=True).dataset([0], 1).as_numpy_iterator()
-    np.testing.assert_array_equal(x["x"], [0, 1, 2, 0])
-    np.testing.assert_array_equal(y["a"], [0, 1, 2, 0])
-    np.testing.assert_array_equal(weight["a"], [1, 2, 3, 0])
-    np.testing.assert_array_equal(weight["b"], [[4, 4]] * 3 + [[0, 0]])
-    assert weight["a"].dtype == np.float64
-
-
-def test_a_factor_may_have_more_dims_than_a_weight():
-    _, _, weight = reweighted((0, 0, tf.constant([2.0, 3.0])), tf.constant([[1.0, 0.0], [0.5, 1.0]]))
-    np.testing.assert_array_equal(weight, [[2, 0], [1.5, 3]])
 
 
 def test_order_is_deterministic_under_a_transform_of_uneven_speed():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist.collectives import OneReplica, Recording
-from tfdist.gradients import Bucketed, Reducer, Sum, plan
+from tfdist.gradients import Bucketed, Reduced, Reducer, Sum, plan
 from tfdist.strategy import State
 
 SPEC = st.builds(
@@ -56,7 +56,7 @@ def test_large_tensors_go_alone_and_uncopied():
     assert plan(specs, small_bytes=400, bucket_bytes=4000) == [[2, 1], [0]]
     recording = Recording(OneReplica())
     tensors = [tf.ones(spec.shape, spec.dtype) for spec in specs]
-    sums, _ = Bucketed(Sum(), 400, 4000).reduce(tensors, [], recording, name="g")
+    sums = Bucketed(Sum(), 400, 4000).reduce(tensors, [], recording, name="g").totals
     assert [(call.name, call.shapes) for call in recording.calls] == [("g/bucket0", ((5,),)), ("g/bucket1", ((100,),))]
     assert sums[0] is tensors[0]
 
@@ -71,7 +71,7 @@ def test_bucketed_is_bitwise_the_sum(mirrored4, limits):
     def sums(reducer):
         def replica_function():
             mine = [tf.gather(tf.constant(value), mirrored4.collectives.rank) for value in values]
-            return reducer.reduce(mine, [], mirrored4.collectives, name="gradients")[0]
+            return reducer.reduce(mine, [], mirrored4.collectives, name="gradients").totals
 
         @tf.function(autograph=False)
         def step():
@@ -87,7 +87,7 @@ def test_bucketed_is_bitwise_the_sum(mirrored4, limits):
 
 
 class Counting(Reducer):
-    """Keeps how often it was called, for each tensor, and the last tensor."""
+    """Keeps how often it was called, for each tensor, and the last tensor; says that it sent half of it."""
 
     def state(self, specs):
         return [
@@ -101,27 +101,56 @@ class Counting(Reducer):
 
     def reduce(self, tensors, state, collectives, *, name):
         pairs = [(calls + 1, tensor) for calls, tensor in zip(state[::2], tensors, strict=True)]
-        return collectives.all_reduce(tensors, name=name), [number for pair in pairs for number in pair]
+        totals = collectives.all_reduce(tensors, name=name)
+        halves = [tensor / 2 for tensor in tensors]
+        return Reduced(totals, halves, [value for pair in pairs for value in pair], [tf.reduce_max(totals[0])])
 
 
 def test_each_bucket_has_a_state_of_its_own():
     bucketed = Bucketed(Counting(), small_bytes=100, bucket_bytes=100)
     tensors = [tf.fill([3], 1.0), tf.fill([50], 2.0), tf.fill([2, 2], 3.0)]
     states = bucketed.state([tf.TensorSpec(t.shape, t.dtype, f"v{i}") for i, t in enumerate(tensors)])
-    assert [s.name for s in states] == ["bucket0/calls", "bucket0/last", "bucket1/calls", "bucket1/last"]
+    assert [s.name for s in states] == ["v2..v0/calls", "v2..v0/last", "v1/calls", "v1/last"]
     assert [s.shape for s in states] == [(), (7,), (), (50,)]
     values = [tf.zeros(s.shape, s.dtype) for s in states]
     for _ in range(2):
-        sums, values = bucketed.reduce(tensors, values, OneReplica(), name="g")
+        totals, sent, values, witnesses = bucketed.reduce(tensors, values, OneReplica(), name="g")
     assert [int(values[0]), int(values[2])] == [2, 2]
     np.testing.assert_array_equal(values[1], [3, 3, 3, 3, 1, 1, 1])
-    for total, tensor in zip(sums, tensors, strict=True):
+    for total, half, tensor in zip(totals, sent, tensors, strict=True):
         np.testing.assert_array_equal(total, tensor)
+        np.testing.assert_array_equal(half, tensor / 2)
+    assert [float(witness) for witness in witnesses] == [3, 2]
 
 
-def test_names_of_states_are_unique_and_do_not_depend_on_the_tensors_names():
-    shapes = [[3], [50], [2]]
-    first = Bucketed(Counting(), 100, 100).state([tf.TensorSpec(s, name="a") for s in shapes])
-    second = Bucketed(Counting(), 100, 100).state([tf.TensorSpec(s, name="b") for s in shapes])
-    assert first == second
-    assert len({state.name for state in first}) == len(first)
+def test_names_of_states_are_a_buckets_own():
+    specs = [tf.TensorSpec(shape, name=f"v{i}") for i, shape in enumerate([[3], [50], [2], [3], [50]])]
+    names = [state.name for state in Bucketed(Counting(), 100, 24).state(specs)]
+    assert len(names) == 2 * len(plan(specs, 100, 24)) == 8
+    assert len(set(names)) == len(names)
+
+
+class Shaped(Reducer):
+    """Needs shapes; remembers those that it was given."""
+
+    keeps_shapes = True
+    biased = True
+
+    def __init__(self):
+        self.given = []
+
+    def reduce(self, tensors, state, collectives, *, name):
+        self.given.append([tuple(tensor.shape) for tensor in tensors])
+        return Reduced(collectives.all_reduce(tensors, name=name), list(tensors), [], [])
+
+
+def test_a_reducer_that_needs_shapes_gets_a_bucket_as_a_list():
+    inner = Shaped()
+    bucketed = Bucketed(inner, small_bytes=100, bucket_bytes=100)
+    tensors = [tf.fill([3], 1.0), tf.fill([5, 10], 2.0), tf.fill([2, 2], 3.0)]
+    reduced = bucketed.reduce(tensors, [], OneReplica(), name="g")
+    assert inner.given == [[(2, 2), (3,)], [(5, 10)]]
+    for total, tensor in zip(reduced.totals, tensors, strict=True):
+        np.testing.assert_array_equal(total, tensor)
+    assert (bucketed.biased, bucketed.keeps_shapes) == (True, True)
+    assert (Bucketed(Sum()).biased, Bucketed(Sum()).keeps_shapes) == (False, False)

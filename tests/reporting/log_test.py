@@ -6,6 +6,7 @@ import sys
 import pytest
 from absl import logging as absl_logging
 
+from tfdist.errors import NotFiniteError
 from tfdist.reporting import log
 
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (\w+) rank (\d+): (.*)")
@@ -65,6 +66,31 @@ def test_a_log_is_continued(tmp_path, capsys):
         with log.setup(0, path):
             logging.getLogger("tfdist").info("started")
     assert len(lines(path.read_text())) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (NotFiniteError("The loss is nan\n at 100% of the steps."), "The loss is nan at 100% of the steps."),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+    ],
+)
+def test_an_error_that_ends_the_block_is_in_the_file_alone(tmp_path, capsys, error, line):
+    path = tmp_path / "rank-1.log"
+    with pytest.raises(type(error)), log.setup(1, path):
+        raise error
+    assert lines(path.read_text()) == [("ERROR", "1", line)]
+    assert capsys.readouterr().err == ""
+
+
+def test_an_error_that_nobody_expected_is_in_the_file_with_its_traceback(tmp_path, capsys):
+    path = tmp_path / "rank-0.log"
+    with pytest.raises(ZeroDivisionError), log.setup(0, path):
+        speak()
+        raise ZeroDivisionError("by zero")
+    assert "ERROR rank 0: by zero\nTraceback (most recent call last):\n" in path.read_text()
+    assert path.read_text().endswith("ZeroDivisionError: by zero\n")
+    assert "by zero" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [None, "tensorflow"])

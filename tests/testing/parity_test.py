@@ -14,7 +14,8 @@ def test_public_names():
 
 
 def test_cases_name_what_there_is():
-    assert {case.model for case in parity.CASES} == set(parity.MODELS)
+    assert {case.model for case in (*parity.CASES, *parity.SLOW_CASES)} == set(parity.MODELS)
+    assert not {case.model for case in parity.CASES} & {case.model for case in parity.SLOW_CASES}
     assert {case.optimizer for case in parity.CASES} == set(parity.OPTIMIZERS)
     assert len({str(case) for case in parity.CASES}) == len(parity.CASES)
     assert any(case.weighted for case in parity.CASES)
@@ -37,7 +38,7 @@ def test_an_outcome_has_a_digest_for_each_replica(mirrored2):
     outcome = parity.run_case(mirrored2, CASE)
     assert len(outcome.digests) == 2
     assert len(set(outcome.digests)) == 1
-    broken = parity.run_case(mirrored2, CASE, reducer=parity.NoReduction())
+    broken = parity.run_case(mirrored2, CASE, compression=parity.NoReduction())
     assert len(set(broken.digests)) == 2
 
 

@@ -49,6 +49,18 @@ def test_reducescatter_slows_every_later_allreduce(ranks: list[dict[str, Any]]) 
         assert rank["seconds_after_alltoall"] < 3 * rank["seconds"], rank
 
 
+def test_in_a_graph_its_operations_are_free_of_effects(ranks: list[dict[str, Any]]) -> None:
+    """Guards: an all-reduce of a constant is done once, when a graph is optimized; one that is only waited for, never.
+
+    What rests on it: tfdist/collectives/horovod.py hides constants from TensorFlow, and its barrier's value is used. Without
+    the first, a gradient that is zero on one rank alone makes the others wait for ever at the second step.
+    """
+    for rank in ranks[:-1]:  # the last one is late
+        waits = rank["waits"]
+        assert max(waits["constant"], waits["unused"]) < 0.25, waits
+        assert min(waits["our constant"], waits["our barrier"]) > 0.45, waits
+
+
 def test_fusion_by_timing_is_not_reproducible(ranks: list[dict[str, Any]]) -> None:
     """Guards: with Horovod's default fusion, equal inputs give sums that differ bitwise; without fusion they do not.
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import statistics
 import time
+from collections.abc import Callable
 
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
@@ -19,6 +20,7 @@ import tfdist
 TENSORS = 40
 REPEATS = 60
 CALLS = 15
+LATE = 0.5  # seconds
 
 
 def keras_optimizer() -> list[float]:
@@ -56,10 +58,38 @@ def allreduce_seconds() -> float:
     return statistics.median(once() for _ in range(CALLS))
 
 
+def used(value: tf.Tensor) -> tf.Tensor:
+    with tf.control_dependencies([tf.debugging.Assert(value > 0, [value])]):
+        return tf.identity(value)
+
+
+def seconds_of_waiting(message: Callable[[], tf.Tensor]) -> float:
+    """How long a compiled function that ends after a message waits for the last rank, which comes half a second late."""
+
+    @tf.function(autograph=False)
+    def wait() -> tf.Tensor:
+        with tf.control_dependencies([message()]):
+            return tf.timestamp()
+
+    wait()
+    hvd.allreduce(tf.ones([]), name="together")
+    begun = time.time()
+    if hvd.rank() == hvd.size() - 1:
+        time.sleep(LATE)
+    return float(wait()) - begun
+
+
 def main() -> None:
     strategy = tfdist.load_strategy("horovod", start_timeout_seconds=60)
     found: dict[str, object] = {"weights": keras_optimizer()}
     found["different_sums"] = different_sums()
+    ours = strategy.collectives
+    found["waits"] = {
+        "constant": seconds_of_waiting(lambda: used(hvd.allreduce(tf.ones([1000]), name="constant")[0])),
+        "unused": seconds_of_waiting(lambda: hvd.allreduce(tf.cast(tf.timestamp(), tf.float32), name="unused")),
+        "our constant": seconds_of_waiting(lambda: used(ours.all_reduce([tf.ones([1000])], name="ours")[0][0])),
+        "our barrier": seconds_of_waiting(lambda: ours.barrier(name="barrier")),
+    }
     found["seconds"] = allreduce_seconds()
     x = tf.ones((3 * hvd.size(), 2))
     hvd.alltoall(x, splits=[3] * hvd.size(), name="alltoall")

@@ -5,6 +5,7 @@ from tfdist.collectives.current import current, using
 from tfdist.collectives.differentiable import all_gather, all_reduce
 from tfdist.collectives.one_replica import OneReplica
 from tfdist.collectives.recording import Call, Recording
+from tfdist.collectives.unsent import Unsent
 
 __all__ = [
     "Call",
@@ -12,6 +13,7 @@ __all__ = [
     "OneReplica",
     "Op",
     "Recording",
+    "Unsent",
     "Wire",
     "all_gather",
     "all_reduce",

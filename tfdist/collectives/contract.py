@@ -21,11 +21,13 @@ class Wire:
       reduces: dtypes that can be summed on the way.
       gathers: dtypes that can be gathered, exchanged and broadcast.
       packed: the dtype to which packed bytes are bitcast before they are gathered.
+      exchanges: whether the engine has an all-to-all of its own, which costs less than the gather that stands in for it.
     """
 
     reduces: frozenset[tf.DType]
     gathers: frozenset[tf.DType]
     packed: tf.DType
+    exchanges: bool = False
 
 
 class Collectives(abc.ABC):

@@ -20,7 +20,12 @@ class HorovodCollectives(Collectives):
 
     _floats = frozenset([tf.float16, tf.float32, tf.float64])
     _integers = frozenset([tf.uint8, tf.int8, tf.int32, tf.int64])
-    wire = Wire(reduces=_floats | {tf.int32, tf.int64}, gathers=_floats | _integers | {tf.bool}, packed=tf.uint8)
+    wire = Wire(
+        reduces=_floats | {tf.int32, tf.int64},
+        gathers=_floats | _integers | {tf.bool},
+        packed=tf.uint8,
+        exchanges=True,
+    )
 
     def __init__(self) -> None:
         """Reads rank and size of the initialised Horovod."""
@@ -38,7 +43,7 @@ class HorovodCollectives(Collectives):
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class."""
-        return _each(lambda tensor, name: hvd.allgather(tensor, name=name), tensors, name)
+        return _each(lambda tensor, name: hvd.allgather(tensor, name=name), tensors, name, rows_change=True)
 
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class; an all-to-all and a local sum: n (N - 1) / N sent.
@@ -57,9 +62,39 @@ class HorovodCollectives(Collectives):
         """See base class; n sent along a tree."""
         return _each(lambda tensor, name: hvd.broadcast(tensor, root, name=name), tensors, name)
 
+    def barrier(self, *, name: str) -> tf.Tensor:
+        """See base class; an assertion uses the sum, for TensorFlow drops an operation of Horovod that is only waited for."""
+        done = super().barrier(name=name)
+        with tf.control_dependencies([tf.debugging.Assert(tf.equal(done, 0), [done])]):
+            return tf.identity(done)
+
     def _by_sender(self, tensor: tf.Tensor) -> tf.Tensor:
         return tf.reshape(tensor, tf.concat([[self.size, -1], tf.shape(tensor)[1:]], 0))
 
 
-def _each(call: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-    return [call(tensor, name=f"{name}/{i}") for i, tensor in enumerate(tensors)]
+def _each(
+    call: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor], name: str, rows_change: bool = False
+) -> list[tf.Tensor]:
+    """Makes one call for each tensor; `rows_change` says that the result may have another first dim."""
+    results = []
+    for i, tensor in enumerate(tensors):
+        tensor = tf.convert_to_tensor(tensor)
+        result = call(_not_constant(tensor), name=f"{name}/{i}")
+        shape = tf.TensorShape([None]).concatenate(tensor.shape[1:]) if rows_change else tensor.shape
+        results.append(tf.reshape(result, []) if tensor.shape.rank == 0 else tf.ensure_shape(result, shape))
+    return results
+
+
+def _not_constant(tensor: tf.Tensor) -> tf.Tensor:
+    """The same elements, of which a graph's optimizer cannot know that they are constant; a scalar becomes a vector of one.
+
+    To TensorFlow, Horovod's operations have no effect beside their result: it would communicate a constant once, while it
+    optimizes the graph, and never again. The other ranks would wait for this one at their next step. So this is a slice of
+    everything, which copies nothing, from a place that is said to depend on the clock.
+    """
+    if tf.executing_eagerly() or tensor.shape.rank is None:
+        return tensor
+    if tensor.shape.rank == 0:
+        tensor = tf.reshape(tensor, [1])
+    zero = tf.cast(tf.timestamp() < 0, tf.int32)
+    return tf.slice(tensor, tf.fill([tensor.shape.rank], zero), [-1 if d is None else d for d in tensor.shape])

@@ -6,7 +6,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.examples import Element, Examples
-from tfdist.data.pipeline import reweighted
 from tfdist.errors import InputError
 
 
@@ -36,6 +35,28 @@ def with_class_weight(source: Examples, class_weight: Mapping[int, float]) -> Ex
         if label.shape.rank > 1 and label.shape[-1] == 1:
             label = tf.squeeze(label, -1)
         named = (label >= 0) & (label < len(table) - 1)
-        return reweighted(element, tf.gather(table, tf.where(named, label, len(table) - 1)))
+        return _reweighted(element, tf.gather(table, tf.where(named, label, len(table) - 1)))
 
     return source.map(weigh)
+
+
+def _reweighted(element: Element, factor: tf.Tensor) -> Element:
+    """Multiplies a batch's sample weights, which are 1 where it has none, by `factor`, of the labels' shape.
+
+    Each product has the larger of the two shapes, and the weight's dtype if that is floating.
+    """
+    x, y, *rest = element
+    return x, y, tf.nest.map_structure(lambda weight: _product(weight, factor), rest[0]) if rest else factor
+
+
+def _product(weight: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    weight = weight if weight.dtype.is_floating else tf.cast(weight, factor.dtype)
+    rank = max(weight.shape.rank, factor.shape.rank)
+    weight, factor = _with_rank(weight, rank), _with_rank(factor, rank)
+    return weight * tf.cast(factor, weight.dtype)
+
+
+def _with_rank(tensor: tf.Tensor, rank: int) -> tf.Tensor:
+    for _ in range(rank - tensor.shape.rank):
+        tensor = tensor[..., None]
+    return tensor

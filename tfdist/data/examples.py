@@ -33,8 +33,7 @@ class Examples(abc.ABC):
 
         Args:
           deal: who takes which positions.
-          seed: of the order of examples in the endless stream of epochs; None for one pass in the natural order, where
-            positions past the last example stand for example 0.
+          seed: of the order of examples in the endless stream of epochs; None for one pass in the natural order.
 
         Returns:
           `deal.elements` elements, in order.

@@ -17,6 +17,7 @@ from tfdist.data.split import stratified
 from tfdist.errors import InputError
 
 Arrays = tuple[np.ndarray, np.ndarray]
+SYSTEM_FOLDER = "/usr/share/datasets/fashion-mnist"  # of the Debian package dataset-fashion-mnist
 _FASHION = {"train": ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")}
 _FASHION["test"] = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
 
@@ -49,7 +50,7 @@ def fashion_mnist(data_dir: str | None = None) -> DataSet:
     """
     keras_home = os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
     places = [data_dir] if data_dir else []
-    places += ["/usr/share/datasets/fashion-mnist", os.path.join(keras_home, "datasets", "fashion-mnist")]
+    places += [SYSTEM_FOLDER, os.path.join(keras_home, "datasets", "fashion-mnist")]
     for place in places:
         if all(os.path.exists(os.path.join(place, name)) for pair in _FASHION.values() for name in pair):
             train, test = (

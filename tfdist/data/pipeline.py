@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.examples import Element, Examples
+from tfdist.data.examples import Examples
 from tfdist.data.rows import Deal
 from tfdist.errors import InputError
 
@@ -64,13 +64,10 @@ class EvaluationPipeline:
     Attributes:
       source: where the examples come from.
       batch_size: examples at a time, over all replicas, at least 1.
-      padded: for engines that need equal shares and static shapes: every batch is full, rows past the end repeat
-        example 0 with a sample weight of 0, and every element is (x, y, sample_weight).
     """
 
     source: Examples
     batch_size: int
-    padded: bool = False
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
@@ -83,40 +80,8 @@ class EvaluationPipeline:
 
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
         """The rows of this process's replicas, in turn: `steps * len(replicas)` elements; see `Pipeline.dataset`."""
-        total = self.steps * self.batch_size if self.padded else self.source.size
-        deal = Deal(self.batch_size, tuple(replicas), size, total=total)
-        elements = self.source.deal(deal, seed=None)
-        if self.padded:
-            real = deal.map(lambda positions: tf.cast(positions < self.source.size, tf.float32))
-            elements = tf.data.Dataset.zip(elements, real).map(reweighted)
-        return _prepared(elements, deal)
-
-
-def reweighted(element: Element, factor: tf.Tensor) -> Element:
-    """Multiplies a batch's sample weights, which are 1 where it has none.
-
-    Args:
-      element: (x, y) or (x, y, sample_weight), batched.
-      factor: float32, of the leading dims of every sample weight: [n], or [n, ...].
-
-    Returns:
-      (x, y, sample_weight), each sample weight of the larger of the two shapes; its dtype stays if it is floating.
-    """
-    x, y, *rest = element
-    return x, y, tf.nest.map_structure(lambda weight: _product(weight, factor), rest[0]) if rest else factor
-
-
-def _product(weight: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    weight = weight if weight.dtype.is_floating else tf.cast(weight, factor.dtype)
-    rank = max(weight.shape.rank, factor.shape.rank)
-    weight, factor = _with_rank(weight, rank), _with_rank(factor, rank)
-    return weight * tf.cast(factor, weight.dtype)
-
-
-def _with_rank(tensor: tf.Tensor, rank: int) -> tf.Tensor:
-    for _ in range(rank - tensor.shape.rank):
-        tensor = tensor[..., None]
-    return tensor
+        deal = Deal(self.batch_size, tuple(replicas), size, total=self.source.size)
+        return _prepared(self.source.deal(deal, seed=None), deal)
 
 
 def _check_batch_size(batch_size: int) -> None:

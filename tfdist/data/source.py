@@ -41,7 +41,7 @@ class Source(Examples):
 
         def element(positions: tf.Tensor) -> Element:
             if seed is None:
-                return self.fetch(tf.where(positions < self.size, positions, 0))
+                return self.fetch(positions)
             return self.fetch(order.indices(positions, self.size, seed, span=deal.batch_size))
 
         return deal.map(element)

@@ -60,7 +60,7 @@ class StreamSource(Examples):
     def deal(self, deal: Deal, seed: int | None) -> tf.data.Dataset:
         """See base class."""
         first = deal.first_step * deal.batch_size
-        examples = self._in_order(deal.total) if seed is None else self._endless(seed, first)
+        examples = self._dataset if seed is None else self._endless(seed, first)
         batches = examples.batch(deal.batch_size, drop_remainder=deal.total is None)
 
         def shares(step: tf.Tensor, batch: Element) -> tf.data.Dataset:
@@ -74,11 +74,6 @@ class StreamSource(Examples):
         dealt = batches.enumerate(deal.first_step).flat_map(shares)
         dealt = dealt.apply(tf.data.experimental.assert_cardinality(deal.elements))
         return dealt.map(self._transform, num_parallel_calls=tf.data.AUTOTUNE)
-
-    def _in_order(self, total: int | None) -> tf.data.Dataset:
-        """One pass, then example 0 until there are `total`."""
-        padding = (total or self.size) - self.size
-        return self._dataset.concatenate(self._dataset.take(1).repeat(padding)) if padding else self._dataset
 
     def _endless(self, seed: int, first: int) -> tf.data.Dataset:
         """The stream of epochs from position `first` on."""

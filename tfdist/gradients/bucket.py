@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.reducer import Reducer
+from tfdist.gradients.reducer import Reduced, Reducer, specs_of, split_at
 from tfdist.strategy import State
 
 SMALL_BYTES = 256 * 1024
@@ -47,41 +47,56 @@ def plan(
 
 
 class Bucketed(Reducer):
-    """Packs tensors into buckets and lets another reducer sum each: one call of it, and one state, a bucket."""
+    """Packs tensors into buckets and lets another reducer sum each: one call of it, and one state, a bucket.
+
+    A reducer that needs shapes gets the tensors of a bucket as they are, as one list.
+    """
 
     def __init__(self, inner: Reducer, small_bytes: int = SMALL_BYTES, bucket_bytes: int = BUCKET_BYTES):
         """Args: inner: sums a bucket; small_bytes, bucket_bytes: see `plan`."""
         self._inner = inner
         self._limits = (small_bytes, bucket_bytes)
+        self.biased = inner.biased
+        self.keeps_shapes = inner.keeps_shapes
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         """See base class."""
-        return [state for spec in self._packed(specs) for state in self._inner.state([spec])]
+        return [state for _, bucket in self._buckets(specs) for state in self._inner.state(bucket)]
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    ) -> Reduced:
         """See base class."""
-        specs = [tf.TensorSpec(tensor.shape, tensor.dtype, f"tensor{i}") for i, tensor in enumerate(tensors)]
-        sums: list[tf.Tensor] = list(tensors)
-        left, new_state = list(state), []
-        for number, (bucket, spec) in enumerate(zip(plan(specs, *self._limits), self._packed(specs), strict=True)):
-            count = len(self._inner.state([spec]))
-            mine, left = left[:count], left[count:]
-            packed = _pack([tensors[i] for i in bucket])
-            [total], after = self._inner.reduce([packed], mine, collectives, name=f"{name}/bucket{number}")
-            new_state += after
-            for i, part in zip(bucket, _unpack(total, [specs[i].shape for i in bucket]), strict=True):
-                sums[i] = part
-        return sums, new_state
+        totals, sent = list(tensors), list(tensors)
+        left, new_state, witnesses = list(state), [], []
+        for number, (members, bucket) in enumerate(self._buckets(specs_of(tensors))):
+            mine, left = split_at(left, len(self._inner.state(bucket)))
+            given = [tensors[i] for i in members]
+            packed = given if self.keeps_shapes else [_pack(given)]
+            part = self._inner.reduce(packed, mine, collectives, name=f"{name}/bucket{number}")
+            shapes = [tensor.shape for tensor in given]
+            for whole, parts in ((totals, part.totals), (sent, part.sent)):
+                for i, tensor in zip(members, parts if self.keeps_shapes else _unpack(parts[0], shapes), strict=True):
+                    whole[i] = tensor
+            new_state += part.state
+            witnesses += part.witnesses
+        return Reduced(totals, sent, new_state, witnesses)
 
-    def _packed(self, specs: Sequence[tf.TensorSpec]) -> list[tf.TensorSpec]:
-        return [_packed_spec(number, [specs[i] for i in b]) for number, b in enumerate(plan(specs, *self._limits))]
+    def _buckets(self, specs: Sequence[tf.TensorSpec]) -> list[tuple[list[int], list[tf.TensorSpec]]]:
+        """The places of each bucket's tensors, and the specs of what the inner reducer gets of it."""
+        found = []
+        for members in plan(specs, *self._limits):
+            own = [specs[i] for i in members]
+            found.append((members, own if self.keeps_shapes else [_packed_spec(own)]))
+        return found
 
 
-def _packed_spec(number: int, members: Sequence[tf.TensorSpec]) -> tf.TensorSpec:
-    shape = members[0].shape if len(members) == 1 else [sum(spec.shape.num_elements() for spec in members)]
-    return tf.TensorSpec(shape, members[0].dtype, f"bucket{number}")
+def _packed_spec(members: Sequence[tf.TensorSpec]) -> tf.TensorSpec:
+    """What `_pack` makes of tensors; its name is a bucket's own, as each tensor is in one bucket."""
+    if len(members) == 1:
+        return members[0]
+    size = sum(spec.shape.num_elements() for spec in members)
+    return tf.TensorSpec([size], members[0].dtype, f"{members[0].name}..{members[-1].name}")
 
 
 def _pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -6,6 +6,10 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
+
+from tfdist.engine_errors import one_line
+from tfdist.errors import TfdistError
 
 _FORMAT = "%(asctime)s %(levelname)s rank {rank}: %(message)s"
 
@@ -15,7 +19,8 @@ def setup(rank: int, path: str | os.PathLike[str]) -> contextlib.ExitStack:
 
     The file gets the warnings of every library and tfdist's own messages from INFO on; standard error gets the same on
     the chief, and warnings on the other ranks. Handlers of others that write to the terminal are set aside in the
-    meantime, so that no line appears twice.
+    meantime, so that no line appears twice. An exception that ends the block is in the file alone, for whoever catches it
+    tells it on the terminal: one line of a `TfdistError` or an interrupt, the traceback of any other.
 
     Args:
       rank: this process's number; 0 is the chief.
@@ -41,7 +46,15 @@ def setup(rank: int, path: str | os.PathLike[str]) -> contextlib.ExitStack:
             stack.callback(ours.close)
             stack.callback(root.removeHandler, ours)
         tfdist.setLevel(logging.INFO)
+        stack.push(lambda kind, error, trace: _write_error(file, error, trace))
         return stack.pop_all()
+
+
+def _write_error(file: logging.Handler, error: BaseException | None, trace: TracebackType | None) -> None:
+    if error is not None:
+        text = one_line(str(error)) or type(error).__name__
+        behind = None if isinstance(error, TfdistError | KeyboardInterrupt) else (type(error), error, trace)
+        file.handle(logging.LogRecord("tfdist", logging.ERROR, __file__, 0, text, None, behind))
 
 
 class _StandardError(logging.Handler):

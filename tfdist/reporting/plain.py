@@ -62,6 +62,18 @@ def _parts(record: Mapping[str, Json], plan: RunPlan | None) -> Iterator[str]:
         value = number(record.get(name))
         if value is not None:
             yield f"{rounded(value)} {unit}"
+    yield from communication(record)
+
+
+def communication(record: Mapping[str, Json]) -> Iterator[str]:
+    """Yields what a step sends and how much of its time it waits for that, as in `sent 1.31 MB (25.6x less)  comm 12%`."""
+    payload, ratio = number(record.get("payload_bytes")), number(record.get("compression_ratio"))
+    if payload is not None:
+        less = f" ({ratio:.3g}x less)" if ratio is not None and ratio > 1.005 else ""
+        yield f"sent {payload / 1e6:.3g} MB{less}"
+    exposed, step = number(record.get("exposed_communication_seconds")), number(record.get("step_seconds"))
+    if exposed is not None and step:
+        yield f"comm {100 * min(1.0, exposed / step):.0f}%"
 
 
 def loss_and_metrics(record: Mapping[str, Json], most: int | None = None) -> Iterator[str]:

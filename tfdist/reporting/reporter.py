@@ -59,7 +59,7 @@ class Reporter(abc.ABC):
         """Ends the report and releases what it holds.
 
         Args:
-          outcome: how the run ended, in words for a person: `done`, or what went wrong.
+          outcome: how the run ended, in a few words for a person: `done`, `loss not finite`, `failed`.
         """
 
 

@@ -5,12 +5,16 @@ A training window is the steps since the previous training record. Its line, and
     {"schema": 1, "kind": "train", "step": 100, "epoch": 4.45, "time": 1770000000.0, "loss": 0.31, "accuracy": 0.91,
      "learning_rate": 0.1, "examples_per_second": 5100.0, "step_seconds": 0.0125, "step_seconds_min": 0.0094,
      "step_seconds_max": 0.0098, "slowest_rank": 1, "data_wait_seconds": 0.0002, "gradient_norm": 1.7,
+     "loss_scale": 32768.0, "skipped_steps": 0, "payload_bytes": 410216, "compression_ratio": 1.0,
+     "exposed_communication_seconds": 0.0011, "codec_seconds": 0.0, "compression_error": 0.02,
+     "compression_cosine": 0.999,
      "peak_memory_bytes": 734003200, "device_peak_memory_bytes": 52428800}
     {"schema": 1, "kind": "eval", "step": 100, "epoch": 4.45, "time": 1770000001.5, "loss": 0.12, "accuracy": 0.97}
 
 `FIELDS` says what each field means. Every other key is a metric under its own name, in the metric's unit: accuracy is
 called `accuracy` (or whatever the model's author called it) in both kinds of line. `schema`, `kind` and `step` are
-always there; any other field is left out where it is not known, as `device_peak_memory_bytes` is without a GPU.
+always there; any other field is left out where it is not known, as `device_peak_memory_bytes` is without a GPU, and
+`loss_scale` is without loss scaling.
 
 The fields that compare the ranks leave out the collectives: ranks wait for one another there, so that a slow one would
 show in everybody's time.
@@ -69,6 +73,16 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
         "slowest_rank": Field("rank", "the rank with `step_seconds_max`; the lowest if several have it"),
         "data_wait_seconds": Field("s", "time a step waited for its input on the chief: mean of the window"),
         "gradient_norm": Field("", "global norm of the reduced gradients, before clipping, at the last step"),
+        "loss_scale": Field("", "what the loss is multiplied by, after the window's last step"),
+        "skipped_steps": Field("steps", "steps of the window that changed nothing, because a gradient overflowed"),
+        "payload_bytes": Field("bytes", "what one replica hands to the engine in a step for the sum of gradients"),
+        "compression_ratio": Field("", "size of the gradients over `payload_bytes`"),
+        "exposed_communication_seconds": Field(
+            "s", "time of a step less that of one that sends nothing, last measured"
+        ),
+        "codec_seconds": Field("s", "time of a step for encoding and decoding, last measured without communication"),
+        "compression_error": Field("", "||sent - exact|| / ||exact|| of the gradient with the largest, last measured"),
+        "compression_cosine": Field("", "cosine of sent and exact of the gradient with the smallest, last measured"),
         "peak_memory_bytes": Field("bytes", "most resident memory the chief's process ever had"),
         "device_peak_memory_bytes": Field("bytes", "most memory ever allocated on one of the chief's devices"),
     }

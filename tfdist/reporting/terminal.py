@@ -12,7 +12,7 @@ from rich.table import Column
 from rich.text import Text
 
 from tfdist.group import Json
-from tfdist.reporting.plain import PlainReporter, line, loss_and_metrics, printable, rounded
+from tfdist.reporting.plain import PlainReporter, communication, line, loss_and_metrics, printable, rounded
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import EVAL
 
@@ -34,7 +34,7 @@ def terminal_or_plain(stream: TextIO) -> Reporter:
 
 
 class TerminalReporter(Reporter):
-    """Shows one progress bar: steps, examples/s, loss, the first metric and the time that is left.
+    """Shows one progress bar: steps, examples/s, loss, the first metric, what communication costs and the time that is left.
 
     Evaluations stay on the screen as lines above it, the outcome as a line below it. While the bar is up, what the
     process prints or logs to a terminal appears above it too.
@@ -97,7 +97,7 @@ class TerminalReporter(Reporter):
     def _update(self, step: int, record: Mapping[str, Json]) -> None:
         if self._bar is not None:
             task = self._bar.tasks[0]
-            values = escape("  ".join(loss_and_metrics(record, most=1)))
+            values = escape("  ".join([*loss_and_metrics(record, most=1), *communication(record)]))
             self._bar.update(task.id, completed=step, description=values or task.description)
 
     def _draw(self) -> None:

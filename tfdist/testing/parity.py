@@ -17,7 +17,8 @@ import tensorflow as tf
 from tfdist import keras_internals, models
 from tfdist.collectives import Collectives
 from tfdist.data import ArraySource
-from tfdist.gradients import Reducer
+from tfdist.gradients import Reduced, Reducer
+from tfdist.optimizers import LARS, MomentumCorrectedSGD, WarmupAndDecay
 from tfdist.strategy import Strategy
 from tfdist.trainer import Trainer
 
@@ -98,11 +99,17 @@ MODELS: Mapping[str, Callable[..., keras.Model]] = {
     "transformer": lambda **sizes: models.build("transformer(layers=2, width=16, heads=2, ffn=32)", **sizes),
     "masked": _masked,
     "regularized": _regularized,
+    "resnet50": lambda **sizes: models.build("resnet50(batch_norm='synchronized')", **sizes),
 }
 
 OPTIMIZERS: Mapping[str, Callable[[], keras.Optimizer]] = {
     "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
     "adamw": lambda: keras.optimizers.AdamW(0.003),
+    "lamb": lambda: keras.optimizers.Lamb(0.01),
+    "lars": lambda: LARS(WarmupAndDecay(0.2, warmup_steps=5), weight_decay=0.001, trust_coefficient=0.05),
+    "momentum_corrected_sgd": lambda: MomentumCorrectedSGD(
+        WarmupAndDecay(0.05, warmup_steps=5, decay="cosine", total_steps=STEPS), momentum=0.9
+    ),
 }
 
 CASES = (
@@ -114,8 +121,13 @@ CASES = (
     Case(model="transformer", optimizer="adamw", batch_size=13),
     Case(model="transformer", optimizer="sgd"),
     Case(model="masked", optimizer="sgd", batch_size=13),
+    Case(model="mlp", optimizer="momentum_corrected_sgd", batch_size=13),
+    Case(model="cnn", optimizer="lars", batch_size=13),
+    Case(model="transformer", optimizer="lamb", batch_size=13),
     Case(model="regularized", optimizer="sgd", batch_size=13, weighted=True),
 )
+
+SLOW_CASES = (Case(model="resnet50", optimizer="sgd", batch_size=8, steps=3),)  # a minute or more under each strategy
 
 
 def run_case(strategy: Strategy, case: Case, **trainer_options: Any) -> Outcome:
@@ -148,9 +160,9 @@ class NoReduction(Reducer):
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    ) -> Reduced:
         """See base class; breaks its promise on purpose."""
-        return list(tensors), []
+        return Reduced(list(tensors), list(tensors), [], list(tensors))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,11 +194,9 @@ def is_noise(path: str, model: str) -> bool:
 
 
 def _sizes(case: Case) -> dict[str, Any]:
-    return (
-        {"input_shape": (12,), "classes": 11}
-        if case.model == "transformer"
-        else {"input_shape": (8, 8, 1), "classes": 10}
-    )
+    if case.model == "transformer":
+        return {"input_shape": (12,), "classes": 11}
+    return {"input_shape": (32, 32, 3) if case.model == "resnet50" else (8, 8, 1), "classes": 10}
 
 
 def _source(case: Case) -> ArraySource:
@@ -198,7 +208,7 @@ def _source(case: Case) -> ArraySource:
         tokens = random.integers(1, 20, (EXAMPLES, 6)) * (np.arange(6) < lengths)
         arrays = (tokens.astype("int32"), random.integers(0, 7, (EXAMPLES, 6)))
     else:
-        images = random.standard_normal((EXAMPLES, 8, 8, 1)).astype(keras.config.floatx())
+        images = random.standard_normal((EXAMPLES, *_sizes(case)["input_shape"])).astype(keras.config.floatx())
         arrays = (images, random.integers(0, 10, EXAMPLES))
     if case.weighted:
         weights = random.uniform(0, 2, EXAMPLES) * (random.uniform(size=EXAMPLES) > 0.3)

@@ -1,0 +1,107 @@
+"""A side as it is written on the command line of `compare.py`, and its processes."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+import stopwatch
+
+HERE = pathlib.Path(__file__).parent
+PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
+RANKS = 2
+BY_HAND = ("bare", "floor", "horovod", "multiworker")
+# How the ranks of a side, or of tfdist's side with a strategy, find each other; everything else is one process.
+_LAUNCHERS = {"floor": "horovod", "horovod": "horovod", "multiworker": "tensorflow", "ddp": "tensorflow"}
+
+
+class SideFailed(Exception):
+    """A side did not end with a result; the message is the end of what it printed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What one run of a side measured.
+
+    Attributes:
+      ms: milliseconds a step, of each call.
+      loss: the last one, to show that the side trains.
+    """
+
+    ms: list[float]
+    loss: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One side.
+
+    Attributes:
+      text: as written, a name and its flags: `tfdist --strategy=horovod`, `horovod --compression=fp16`.
+      command: the program and its arguments.
+      launcher: of `tfdist.launch`, if there are several ranks, else empty.
+    """
+
+    text: str
+    command: tuple[str, ...]
+    launcher: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Side":
+        """Reads a side; raises `SystemExit` with one line if it is not known or cannot run here."""
+        name, *flags = shlex.split(text)
+        if name == "tfdist":
+            said = dict(re.findall(r"--(strategy|devices)=(\w+)", text))
+            launcher = _LAUNCHERS.get(said.get("strategy", ""), "")
+            replicas = RANKS if launcher else int(said.get("devices", 1))
+            return cls(text, (sys.executable, str(HERE / "trained.py"), f"--replicas={replicas}", *flags), launcher)
+        if name == "ddp" and PEERS.exists():
+            return cls(text, (str(PEERS), str(HERE / "ddp.py"), *flags), _LAUNCHERS[name])
+        if name == "ddp":
+            raise SystemExit("The side ddp needs PyTorch in .venv-peers. Run `make peers`.")
+        if name in BY_HAND:
+            return cls(text, (sys.executable, str(HERE / "by_hand.py"), name, *flags), _LAUNCHERS.get(name, ""))
+        raise SystemExit(f"{name} is not a side. Known: tfdist, ddp, {', '.join(BY_HAND)}.")
+
+    def run(self, workload: str, watch: stopwatch.Stopwatch, deadline: float) -> Run:
+        """Starts the side's processes, waits for them and reads the result; raises `SideFailed`."""
+        told = {"workload": workload, **dataclasses.asdict(watch)}
+        command = [*self.command, *(f"--{name}={value}" for name, value in told.items())]
+        with tempfile.TemporaryDirectory() as logs:
+            # Every side's ranks are started in the same way; the launcher sets nothing but who they are.
+            launch = [sys.executable, "-m", "tfdist.launch", f"--processes={RANKS}", f"--log_dir={logs}"]
+            output = _output(
+                [*launch, f"--launcher={self.launcher}", "--", *command] if self.launcher else command, deadline
+            )
+        found = re.search(rf"{stopwatch.RESULT}({{.*}})", output)
+        if not found:
+            raise SideFailed(output.strip()[-2000:])
+        return Run(**json.loads(found[1]))
+
+
+def _output(command: list[str], deadline: float) -> str:
+    """What a command prints; it is ended at the deadline, and when this process is."""
+    process = subprocess.Popen(
+        command,
+        env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        return process.communicate(timeout=deadline)[0]
+    except subprocess.TimeoutExpired as error:
+        raise SideFailed(f"no result after {deadline:g} s") from error
+    finally:
+        process.terminate()  # the launcher ends its ranks
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        process.kill()
+        process.wait()

@@ -1,0 +1,113 @@
+"""The command as its users start it: one line for each mistake, and a table, a file and a picture of two processes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tfdist import bench, cluster
+from tfdist.__main__ import commands
+from tfdist.benching import table
+from tfdist.benching.measured import TRAFFIC
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "The benchmark's name comes first, as in `python -m tfdist.bench collectives`. Received: none."),
+        (("--sizes=4",), "Received: none."),
+        (("colectives", "--sizes=4"), 'Received: colectives. Did you mean "collectives"?'),
+        (("collectives", "--size=4"), 'Did you mean "--sizes"?'),
+        (("collectives", "4"), 'Flags alone are taken, written --name=value. Received: "4".'),
+        (("collectives", "--sizes=4,many"), "--sizes: 4,many must be sizes above 0."),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, message, capsys):
+    assert bench.start(["bench", *arguments]) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert message in line
+    assert not captured.out
+
+
+def test_help_lists_the_flags(capsys):
+    for arguments in (("--help",), ("collectives", "--help")):
+        assert bench.start(["bench", *arguments]) == 0
+        text = capsys.readouterr().out
+        assert text.startswith("Usage: python -m tfdist.bench collectives [--flag=value ...]")
+        assert "--operations" in text
+
+
+def test_it_is_among_the_commands():
+    assert commands()["bench"] == "Measure the network: time and bandwidth of each operation between replicas, by size."
+
+
+def test_one_replica_has_nothing_to_measure(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert bench.start(["bench", "collectives", "--strategy=single"]) == 2
+    assert capsys.readouterr().err == (
+        "tfdist.bench collectives: A benchmark of collectives needs at least two replicas that have some. Received: "
+        "--strategy=single, 1 replicas. Use --strategy=mirrored --devices=2, `python -m tfdist.launch` or horovodrun.\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_logical_devices_of_one_process(tmp_path, capsys):
+    flags = ("--strategy=mirrored", "--devices=2", "--sizes=64", "--repeats=1", "--repeat_seconds=0", "--dtype=int32")
+    path = tmp_path / "out"
+    assert bench.start(["bench", "collectives", *flags, f"--output_dir={path}"]) == 0
+    reason, header, *rows, last = capsys.readouterr().out.splitlines()
+    assert "Strategy mirrored" in reason
+    assert header == table.header()
+    assert [row.split()[0] for row in rows] == list(TRAFFIC)
+    assert last == str(path)
+    assert {"collectives.jsonl", "collectives.png", "environment.json", "flags.txt"} <= {p.name for p in path.iterdir()}
+
+
+def test_a_folder_with_files_is_refused(tmp_path, capsys):
+    (tmp_path / "old.txt").touch()
+    arguments = ("--strategy=mirrored", "--devices=2", f"--output_dir={tmp_path}")
+    assert bench.start(["bench", "collectives", *arguments]) == 2
+    assert "The output directory must be empty or not there yet." in capsys.readouterr().err
+
+
+def test_two_processes(tmp_path):
+    pytest.importorskip("horovod")
+    flags = ("--sizes=4,64KB", "--repeats=3", "--repeat_seconds=0.01", "--output_dir=out")
+    launched = (
+        "tfdist.launch",
+        "--processes=2",
+        "--launcher=horovod",
+        "--log_dir=logs",
+        "--",
+        sys.executable,
+        "-m",
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", *launched, "tfdist.bench", "collectives", *flags],
+        cwd=tmp_path,
+        env=cluster.without_sources({**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines() if line.startswith("[0] ")]
+    assert not [line for line in done.stdout.splitlines() if line.startswith("[1] ")], "the chief alone speaks"
+    rows = lines[lines.index(table.header()) + 1 : -1]
+    assert lines[-1] == "out"
+    records = [json.loads(line) for line in (tmp_path / "out/collectives.jsonl").read_text().splitlines()]
+    measured = [(record["operation"], record["bytes"]) for record in records]
+    assert measured == [(row.split()[0], int(row.split()[1])) for row in rows]
+    small = {"all_reduce": 4, "broadcast": 4}
+    assert measured == [
+        (name, size) for name in TRAFFIC for size in ((0,) if name == "barrier" else (small.get(name, 8), 65536))
+    ]
+    assert all(len(record["seconds"]) == 3 and record["replicas"] == 2 for record in records)
+    # Two processes cannot meet in less: it would mean that nothing was sent.
+    assert all(record["seconds_min"] > 2e-5 for record in records), records
+    assert (tmp_path / "out/collectives.png").read_bytes().startswith(b"\x89PNG")
+    assert "--sizes=4,64KB" in (tmp_path / "out/flags.txt").read_text()

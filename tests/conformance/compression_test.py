@@ -1,0 +1,67 @@
+"""Every compression method under real processes: all ranks end with the same weights, bit for bit.
+
+A method joins by being registered.
+"""
+
+import functools
+import json
+import pathlib
+import sys
+import tempfile
+
+import numpy as np
+import pytest
+
+from tfdist.gradients.compression import METHODS
+from tfdist.testing import processes
+
+WORKER = pathlib.Path(__file__).with_name("compression_worker.py")
+JOBS = (("horovod", 3), ("multiworker", 2))
+ARGUMENTS = {
+    "topk": "topk(ratio=0.1)",
+    "threshold": "threshold(value=0.01)",
+    "randomk": "randomk(ratio=0.1)",
+    "projection": "projection(ratio=0.25)",
+    "sketch": "sketch(rows=3, columns=100)",
+    "dgc": "dgc(ratio=0.1)",
+    "powersgd": "powersgd(rank=2)",
+}
+ALL = ("none", *(ARGUMENTS.get(name, name) for name in METHODS), "topk(ratio=0.1)|fp16", "powersgd(rank=2)|bf16")
+
+
+@functools.cache
+def outcomes(strategy: str, size: int) -> list[dict]:
+    """What each rank made of each method."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, str(WORKER), strategy, directory, "{rank}", *ALL]
+        with processes.job(command, size) as job:
+            failed = [end.output for end in job.wait(400) if end.code]
+        assert not failed, "\n".join(failed)
+        return [json.loads(pathlib.Path(directory, f"{rank}.json").read_text()) for rank in range(size)]
+
+
+@pytest.mark.parametrize("method", ALL)
+@pytest.mark.parametrize(("strategy", "size"), JOBS)
+def test_ranks_end_alike(strategy: str, size: int, method: str) -> None:
+    ranks = [rank[method] for rank in outcomes(strategy, size)]
+    assert len({rank["weights"] for rank in ranks}) == 1, "weights"
+    assert len({rank["same"] for rank in ranks}) == 1, "what a method keeps as the same on all replicas"
+    assert ranks[0]["losses"] == ranks[-1]["losses"]
+    assert np.isfinite(ranks[0]["losses"]).all()
+
+
+@pytest.mark.parametrize("method", ALL[1:])
+@pytest.mark.parametrize(("strategy", "size"), JOBS)
+def test_methods_differ_from_the_exact_sum(strategy: str, size: int, method: str) -> None:
+    """So that what was compared is the method, and not `none` under its name; the first loss comes before any of it."""
+    [first, *_] = outcomes(strategy, size)
+    assert first[method]["losses"][0] == first["none"]["losses"][0]
+    assert first[method]["losses"][1:] != first["none"]["losses"][1:]
+
+
+def test_compression_sends_less() -> None:
+    [first, *_] = outcomes("horovod", 3)
+    whole = first["none"]["payload_bytes"]
+    for method, outcome in first.items():
+        if method not in ("none", "threshold(value=0.01)"):  # what threshold sends is known when it is sent
+            assert outcome["payload_bytes"] < whole, method

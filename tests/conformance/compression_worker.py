@@ -1,0 +1,55 @@
+"""One process of the suite of compression methods: trains a few steps with each, and writes what came of it.
+
+python tests/conformance/compression_worker.py STRATEGY DIRECTORY RANK METHOD [METHOD ...]
+"""
+
+import hashlib
+import json
+import pathlib
+import sys
+
+import keras
+import numpy as np
+
+import tfdist
+from tfdist import models
+
+STEPS = 4
+
+
+def train(strategy: tfdist.Strategy, method: str) -> dict:
+    """A small model's losses, a digest of its weights and one of what is the same on all replicas, and what was sent."""
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    random = np.random.default_rng(0)
+    data = (random.standard_normal((64, 30)).astype("float32"), random.integers(0, 10, 64))
+    with strategy.scope():
+        trainer = tfdist.Trainer(
+            models.build("mlp(hidden=(40,))", (30,), 10),
+            optimizer=keras.optimizers.SGD(0.05),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            compression=method,
+            compression_min_bytes=1024,
+        )
+    history = trainer.fit(data, batch_size=13, steps=STEPS, log_every=1)
+    weights = hashlib.sha256(b"".join(np.asarray(v).tobytes() for v in trainer.model.variables)).hexdigest()
+    same = [array.values.tobytes() for array in trainer.state.values() if not array.per_replica]
+    return {
+        "weights": weights,
+        "same": hashlib.sha256(b"".join(same)).hexdigest(),
+        "losses": [record["loss"] for record in history.records],
+        "payload_bytes": history.records[-1]["payload_bytes"],
+    }
+
+
+def main(name: str, directory: str, rank: str, *methods: str) -> None:
+    """Trains with each method under one strategy."""
+    strategy = tfdist.load_strategy(name)
+    outcomes = {method: train(strategy, method) for method in methods}
+    pathlib.Path(directory, f"{rank}.json").write_text(json.dumps(outcomes))
+    strategy.group.barrier("end")
+    strategy.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

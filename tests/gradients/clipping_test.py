@@ -1,0 +1,59 @@
+"""Clipping works on the gradient of the whole batch, whatever the number of replicas."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.errors import InputError
+from tfdist.gradients import Clip
+from tfdist.testing import parity
+
+CASE = parity.Case(model="mlp", optimizer="sgd", batch_size=13, steps=5)
+
+
+@pytest.mark.parametrize("clip", [Clip(norm=0.05), Clip(value=0.004)], ids=str)
+@pytest.mark.parametrize("strategy", ["mirrored2", "mirrored4"])
+def test_the_same_on_any_number_of_replicas(clip, strategy, single, float64, request):
+    expected = parity.run_case(single, CASE, clip=clip)
+    free = parity.run_case(single, CASE)
+    outcome = parity.run_case(request.getfixturevalue(strategy), CASE, clip=clip)
+    assert parity.compare(expected.variables, free.variables, "mlp")[0].relative > 1e-3, "the limit was never reached"
+    assert parity.compare(outcome.variables, expected.variables, "mlp")[0].relative < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("ours", "keras_own"),
+    [(Clip(norm=0.05), {"global_clipnorm": 0.05}), (Clip(value=0.004), {"clipvalue": 0.004})],
+    ids=["norm", "value"],
+)
+def test_an_optimizers_own_clipping_means_the_same(ours, keras_own, mirrored2, float64, monkeypatch, caplog):
+    expected = parity.run_case(mirrored2, CASE, clip=ours)
+    monkeypatch.setitem(parity.OPTIMIZERS, "sgd", lambda: keras.optimizers.SGD(0.05, momentum=0.9, **keras_own))
+    with caplog.at_level("INFO", "tfdist"):
+        outcome = parity.run_case(mirrored2, CASE)
+    assert parity.compare(outcome.variables, expected.variables, "mlp")[0].relative < 1e-12
+    assert "The optimizer clips whole gradients" in caplog.text
+    with pytest.raises(InputError, match="clipped in one place"):
+        parity.run_case(mirrored2, CASE, clip=ours)
+
+
+def test_formulas():
+    gradients = [tf.constant([3.0, -4.0]), tf.constant([[12.0]])]
+    norm = tf.linalg.global_norm(gradients)
+    assert [g.numpy().tolist() for g in Clip(norm=6.5)(gradients, norm)] == [[1.5, -2.0], [[6.0]]]
+    assert [g.numpy().tolist() for g in Clip(norm=13.0)(gradients, norm)] == [[3.0, -4.0], [[12.0]]]
+    assert [g.numpy().tolist() for g in Clip(value=3.5)(gradients, norm)] == [[3.0, -3.5], [[3.5]]]
+    zeros = [tf.zeros(2)]
+    assert Clip(norm=1.0)(zeros, tf.linalg.global_norm(zeros))[0].numpy().tolist() == [0, 0]
+
+
+def test_the_norm_that_is_reported_is_the_one_before_clipping(single):
+    data = (np.ones((8, 3), "float32"), np.full((8, 1), 100.0, "float32"))
+    with single.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        trainer = tfdist.Trainer(model, optimizer=keras.optimizers.SGD(1.0), loss="mse", clip=Clip(norm=1.0))
+    history = trainer.fit(data, batch_size=8, steps=1)
+    assert history.last("train")["gradient_norm"] == pytest.approx(200 * 4**0.5)
+    assert np.linalg.norm(np.concatenate([w.ravel() for w in model.get_weights()])) == pytest.approx(1.0)

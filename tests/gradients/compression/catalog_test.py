@@ -1,0 +1,234 @@
+"""What `--compression` makes: which tensor goes which way, what is combined, and what is refused in one line."""
+
+import importlib
+import inspect
+import logging
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.collectives import OneReplica, Recording
+from tfdist.errors import InputError
+from tfdist.gradients import Bucketed, ErrorFeedback, Sum
+from tfdist.gradients.compression import (
+    COMPRESSION_MIN_BYTES,
+    METHODS,
+    Codec,
+    check,
+    chosen,
+    compressed,
+    create,
+    parse_choice,
+)
+from tfdist.gradients.compression.coded import Coded
+from tfdist.gradients.compression.shared import Shared
+from tfdist.rules import parse_rules
+
+TEXT = "path=.*embedding.*: none; size>=1000: topk(ratio=0.05)|fp16; *: int8"
+SPECS = [
+    tf.TensorSpec([50, 40], tf.float32, "model/embedding/table"),
+    tf.TensorSpec([40, 30], tf.float32, "model/dense/kernel"),
+    tf.TensorSpec([30, 30], tf.float32, "model/out/kernel"),
+    tf.TensorSpec([30], tf.float32, "model/out/bias"),
+    tf.TensorSpec([], tf.float32, "loss"),
+]
+NEEDED = {
+    "topk": {"ratio": 0.1},
+    "randomk": {"ratio": 0.1},
+    "projection": {"ratio": 0.1},
+    "threshold": {"value": 0.1},
+    "dgc": {"ratio": 0.1},
+    "sketch": {"rows": 3, "columns": 50},
+    "powersgd": {"rank": 2},
+}
+
+
+def made(text):
+    [rule] = parse_rules(text)
+    return create(rule.methods)
+
+
+def written(name):
+    given = ", ".join(f"{key}={value!r}" for key, value in NEEDED.get(name, {}).items())
+    return f"{name}({given})"
+
+
+def method(name):
+    module, attribute = METHODS[name].split(":")
+    return getattr(importlib.import_module(f"tfdist.gradients.compression.{module}"), attribute)
+
+
+def test_the_first_rule_that_holds_and_else_the_exact_sum():
+    assert chosen(SPECS, TEXT, {}, min_bytes=0) == ["none", "topk(ratio=0.05)|fp16", "int8", "int8", "none"]
+    assert chosen(SPECS, "size>=1000: int8", {}, min_bytes=0) == ["int8", "int8", "none", "none", "none"]
+
+
+def test_small_tensors_and_scalars_are_exact():
+    assert chosen(SPECS, "int8", {}, min_bytes=4 * 900) == ["int8", "int8", "int8", "none", "none"]
+    assert chosen(SPECS, "int8", {}, min_bytes=4 * 901) == ["int8", "int8", "none", "none", "none"]
+    assert set(chosen(SPECS, "int8", {}, COMPRESSION_MIN_BYTES)) == {"none"}
+
+
+def test_overrides_go_before_the_rules():
+    overrides = {"model/dense/kernel": "bf16", "loss": "bf16", "model/out/bias": "none"}
+    assert chosen(SPECS, TEXT, overrides, min_bytes=0) == ["none", "bf16", "int8", "none", "none"]
+
+
+def test_each_tensor_is_sent_as_its_rule_says():
+    reducer, recording = compressed(SPECS, TEXT, min_bytes=200), Recording(OneReplica())
+    values = [tf.constant(np.random.default_rng(0).standard_normal(s.shape).astype("float32")) for s in SPECS]
+    state = [tf.zeros(s.shape, s.dtype) for s in reducer.state(SPECS)]
+    reduced = reducer.reduce(values, state, recording, name="g")
+    # 60 values of topk, an index and an fp16 each; int8 has a scale; both have a check, and are filled up to 4 bytes.
+    assert sorted((call.operation, call.payload_bytes) for call in recording.calls) == [
+        ("all_gather", 60 * (4 + 2) + 4),
+        ("all_gather", 900 + 4 + 4),
+        ("all_reduce", 4 * (2000 + 30 + 1)),
+    ]
+    for i in (0, 3, 4):
+        np.testing.assert_array_equal(reduced.totals[i], values[i])
+    assert np.count_nonzero(reduced.totals[1]) == 60
+
+
+def test_errors_belong_to_variables_whatever_the_buckets_are():
+    reducer = compressed(SPECS, "int8", min_bytes=0, small_bytes=10**6, bucket_bytes=10**6)
+    errors = [state for state in reducer.state(SPECS) if state.name.endswith("/error")]
+    assert [(state.name, state.shape) for state in errors] == [
+        (f"{spec.name}/error", tuple(spec.shape)) for spec in SPECS[:-1]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "feedback"),
+    [
+        ("int8", True),
+        ("int8(feedback=False)", False),
+        ("int8(stochastic=True)", False),
+        ("int8(stochastic=True, feedback=True)", True),
+        ("topk(ratio=0.1)|fp16", True),
+        ("topk(ratio=0.1, feedback=False)|fp16", False),
+        ("topk(ratio=0.1)|fp16(feedback=False)", False),
+        ("onebit", True),
+        ("bf16", False),
+        ("none", False),
+    ],
+)
+def test_feedback_is_on_where_a_method_is_biased_and_can_be_chosen(text, feedback):
+    assert isinstance(made(text), ErrorFeedback) == feedback
+    ways = compressed(SPECS, text, min_bytes=0).state(SPECS)
+    assert any(state.name.endswith("/error") for state in ways) == feedback
+
+
+def test_what_may_be_coded_twice_is_summed_in_shares():
+    assert type(made("bf16")) is Shared
+    assert type(made("qsgd")) is Coded
+    assert type(made("none")) is Sum
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tokp", 'tokp is not known. Did you mean "topk".* Known: auto, bf16, dgc'),
+        ("none(ratio=1)", 'none has no parameter "ratio"'),
+        ("onebit(ratio=0.1)", 'onebit has no parameter "ratio". Received: onebit\\(ratio=0.1\\).*block'),
+        ("topk", "topk needs a value for ratio"),
+        ("topk(ratio=2)", r"topk needs a ratio in \(0, 1\]. Received: 2"),
+        ("int8(bits=32)", "int8 needs bits to be a whole number from 2 to 8. Received: 32"),
+        ("fp16|int8", r"A \| stands between .* Received: fp16\|int8. Leave out \|int8"),
+        ("none|fp16", r"A \| stands between .* Received: none\|fp16"),
+        ("topk(ratio=0.1)|none", r"A \| stands between"),
+        ("topk(ratio=0.1)|signsgd", r"A \| stands between"),
+        ("dgc(ratio=0.1, feedback=True)", "dgc has a memory of its own. .* Leave out feedback"),
+        ("path=kernel: bf16; *: foo", "foo is not known"),
+        ("no.such_module:name", "needs the module no.such_module, whose import failed"),
+        ("collections:ChainMap", "must make a Codec or a Reducer. Received: ChainMap"),
+    ],
+)
+def test_what_is_refused(text, message):
+    with pytest.raises(InputError, match=message) as error:
+        check(text)
+    assert "\n" not in str(error.value)
+
+
+OWN = """
+import tensorflow as tf
+from tfdist.gradients import Sum
+from tfdist.gradients.compression import Codec
+
+class Tenth(Codec):
+    biased = False
+
+    def __init__(self, *, offset=0.0):
+        self._offset = offset
+
+    def encode(self, x, seed):
+        return [x[::10]]
+
+    def decode(self, code, size):
+        return tf.repeat(code[0], 10)[:size] + self._offset
+
+    def payload_bytes(self, size):
+        return 4 * -(-size // 10)
+
+class Exact(Sum):
+    pass
+"""
+
+
+def test_a_users_own(tmp_path, monkeypatch):
+    (tmp_path / "own_compression.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    recording = Recording(OneReplica())
+    reducer = made("own_compression:Tenth(offset=0.5)")
+    [total] = reducer.reduce([tf.range(20.0)], [], recording, name="g").totals
+    np.testing.assert_array_equal(total, [0.5] * 10 + [10.5] * 10)
+    assert recording.payload_bytes == 8 + 4
+    assert isinstance(made("own_compression:Tenth(feedback=True)"), ErrorFeedback)
+    assert isinstance(made("own_compression:Exact"), Sum)
+    coded = made("topk(ratio=0.5)|own_compression:Tenth").inner
+    assert isinstance(coded, Coded)
+    with pytest.raises(InputError, match='has no parameter "factor"'):
+        made("own_compression:Tenth(factor=2)")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_made_by_name_and_says_what_it_does(name):
+    reducer = made(written(name))
+    assert isinstance(Bucketed(getattr(reducer, "inner", reducer)), Bucketed)
+    parameters = inspect.signature(method(name)).parameters.values()
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters)
+    text = inspect.getdoc(method(name))
+    assert re.search(r"\bCost: ", text), "the cost in bytes"
+    assert re.search(r"\b(19|20)\d\d\b", text), "a reference"
+
+
+def test_an_experimental_method_is_said_to_be_one_once(caplog, monkeypatch):
+    monkeypatch.setattr(method("qsgd"), "experimental", True)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            made("qsgd(block=72)")
+            made("bf16")
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "Compression by qsgd(block=72) is experimental"
+    ]
+
+
+def test_auto():
+    assert parse_choice("bf16") is None
+    assert parse_choice("auto").candidates[0] == "none"
+    choice = parse_choice("auto(after=3, allow='fp16; topk(ratio=0.1)|bf16')")
+    assert (choice.after, choice.candidates) == (3, ("none", "fp16", "topk(ratio=0.1)|bf16"))
+    check("auto(allow='int8')")
+    for text, message in (
+        ("auto(after=0)", "after at least 1 step"),
+        ("auto(allow='inti8')", "inti8 is not known"),
+        ("auto(candidates=1)", 'auto has no parameter "candidates"'),
+    ):
+        with pytest.raises(InputError, match=message):
+            check(text)
+
+
+def test_a_codec_must_only_say_how_it_codes():
+    assert Codec.__abstractmethods__ == {"encode", "decode", "payload_bytes"}

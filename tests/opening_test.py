@@ -1,0 +1,49 @@
+"""A strategy as the commands open it."""
+
+import pytest
+
+from tfdist import opening
+from tfdist.config import TrainConfig
+from tfdist.errors import InputError
+
+
+@pytest.fixture
+def agreed(monkeypatch):
+    """What was compared between the processes, by its name."""
+    from tfdist.group import LocalGroup
+
+    seen = {}
+    monkeypatch.setattr(LocalGroup, "agree", lambda self, name, value, *_: seen.update({name: value}))
+    return seen
+
+
+def test_yields_the_strategy_that_auto_means(agreed):
+    given = TrainConfig(strategy="auto", output_dir="mine", intra_op_threads=3)
+    with opening.opened_strategy(given, ("output_dir", "intra_op_threads")) as (config, detection, strategy):
+        assert (config.strategy, detection.strategy, strategy.name) == ("single", "single", "single")
+        assert opening.hosts(strategy)
+    assert agreed["flags"]["--strategy"] == "single"
+    assert agreed["flags"]["--batch_size"] == 64
+    assert not {"--output_dir", "--intra_op_threads"} & agreed["flags"].keys()
+    assert "tensorflow" in agreed["versions"]
+
+
+def test_the_strategy_gets_the_options_that_it_takes():
+    with opening.opened_strategy(TrainConfig(devices=2), ()) as (_, _, strategy):
+        assert (strategy.name, strategy.replicas) == ("mirrored", 2)
+
+
+def test_rules_between_flags_hold_for_the_chosen_strategy(monkeypatch):
+    monkeypatch.setattr(opening, "start", lambda *_: pytest.fail("the strategy was started"))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    with pytest.raises(InputError, match="--devices=2 --strategy=multiworker"):
+        with opening.opened_strategy(TrainConfig(devices=2), ()):
+            pass
+
+
+def test_the_coordinator_flag_is_the_environment_s(monkeypatch):
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    found = opening.choose(TrainConfig(coordinator="elsewhere:3000"), environment)
+    assert found.cluster.coordinator == "elsewhere:3000"

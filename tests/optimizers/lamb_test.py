@@ -1,0 +1,52 @@
+"""`--optimizer=lamb` is `keras.optimizers.Lamb`: the paper's algorithm in NumPy, and where Keras departs from it."""
+
+import keras
+import numpy as np
+import pytest
+
+BETA_1, BETA_2, EPSILON, RATE = 0.9, 0.999, 1e-6, 0.05
+
+
+def reference(starts, gradients, decay=0.0, apart=0.0):
+    """Algorithm 2 of You et al., arXiv:1904.00962, with the identity for phi.
+
+    `decay` is the paper's weight decay, a part of the update whose norm is taken; `apart` multiplies the weights by
+    1 - rate * apart before it.
+    """
+    w = {path: value.copy() for path, value in starts.items()}
+    m, v = ({path: np.zeros_like(value) for path, value in starts.items()} for _ in range(2))
+    for t, step in enumerate(gradients, start=1):
+        for path, g in step.items():
+            w[path] = w[path] * (1 - RATE * apart)
+            m[path] = BETA_1 * m[path] + (1 - BETA_1) * g
+            v[path] = BETA_2 * v[path] + (1 - BETA_2) * g**2
+            r = (m[path] / (1 - BETA_1**t)) / (np.sqrt(v[path] / (1 - BETA_2**t)) + EPSILON) + decay * w[path]
+            norms = np.linalg.norm(w[path]), np.linalg.norm(r)
+            w[path] = w[path] - RATE * (norms[0] / norms[1] if all(norms) else 1.0) * r
+    return w
+
+
+def largest_difference(found, expected):
+    return max(np.abs(found[path] - value).max() for path, value in expected.items())
+
+
+def lamb(**options):
+    return lambda: keras.optimizers.Lamb(RATE, BETA_1, BETA_2, EPSILON, **options)
+
+
+@pytest.mark.parametrize("strategy", ["single", "mirrored2"])
+def test_keras_s_is_the_paper_s_without_weight_decay(strategy, starts, gradients, train, float64, request):
+    found = train(request.getfixturevalue(strategy), lamb())
+    # Keras writes 1 - beta as a number of its own: the rounding is larger than float64's alone.
+    assert largest_difference(found, reference(starts, gradients)) < 1e-6
+
+
+def test_and_in_float32(starts, gradients, train, mirrored2):
+    assert largest_difference(train(mirrored2, lamb()), reference(starts, gradients)) < 1e-5
+
+
+def test_keras_s_weight_decay_stands_outside_of_the_trust_ratio(starts, gradients, train, single, float64):
+    """The paper has it inside. If this fails, Keras has changed: say so in the documents."""
+    found = train(single, lamb(weight_decay=0.1))
+    assert largest_difference(found, reference(starts, gradients, apart=0.1)) < 1e-6
+    assert largest_difference(found, reference(starts, gradients, decay=0.1)) > 1e-3

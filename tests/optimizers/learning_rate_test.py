@@ -1,0 +1,131 @@
+"""The learning rate of a step: scaled, warmed up and decayed, and a function of nothing else."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.errors import InputError
+from tfdist.optimizers import WarmupAndDecay, make_learning_rate
+
+
+def rates(schedule, steps):
+    return [float(schedule(step)) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"), [("none", 0.1), ("linear", 1.6), ("sqrt", 0.4)], ids=["none", "linear", "sqrt"]
+)
+def test_a_batch_16_times_as_large(scaling, expected):
+    rate = make_learning_rate(0.1, scaling=scaling, base_batch_size=64, batch_size=1024)
+    assert type(rate) is float
+    assert rate == pytest.approx(expected, rel=1e-15)
+
+
+def test_a_smaller_batch_has_a_smaller_rate():
+    assert make_learning_rate(0.1, scaling="linear", base_batch_size=256, batch_size=64) == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize("given", [{}, {"warmup_start": 0.5}, {"warmup_steps": 5, "warmup_start": 1.0}], ids=str)
+def test_a_constant_rate_is_a_float(given):
+    assert make_learning_rate(0.1, **given) == 0.1
+
+
+def test_the_warm_up_is_a_line(float64):
+    schedule = WarmupAndDecay(2.0, warmup_steps=4, warmup_start=0.25)
+    np.testing.assert_allclose(rates(schedule, range(7)), [0.5, 0.875, 1.25, 1.625, 2.0, 2.0, 2.0], rtol=1e-15)
+
+
+@pytest.mark.parametrize("start", [0.0, 0.1, 0.3, 1 / 16])
+def test_after_the_warm_up_the_rate_is_the_peak_exactly(start):
+    schedule = WarmupAndDecay(0.7, warmup_steps=3, warmup_start=start)
+    assert rates(schedule, (3, 4, 10**6)) == [float(np.float32(0.7))] * 3
+
+
+def test_cosine_falls_from_the_warm_up_to_the_end(float64):
+    schedule = make_learning_rate(2.0, warmup_steps=10, decay="cosine(to=0.1)", total_steps=50)
+    expected = [2.0 * (0.1 + 0.9 * (1 + math.cos(math.pi * part)) / 2) for part in (0, 0.25, 0.5, 1, 1)]
+    np.testing.assert_allclose(rates(schedule, (10, 20, 30, 50, 70)), expected, rtol=1e-14)
+
+
+def test_linear_falls_from_the_warm_up_to_the_end(float64):
+    schedule = make_learning_rate(2.0, warmup_steps=10, decay="linear(to=0.5)", total_steps=50)
+    np.testing.assert_allclose(rates(schedule, (0, 5, 10, 30, 50, 70)), [0, 1, 2, 1.5, 1, 1], rtol=1e-14)
+
+
+def test_step_falls_at_its_steps_of_the_run():
+    schedule = make_learning_rate(1.0, warmup_steps=2, decay="step(every=3, factor=0.5)")
+    assert rates(schedule, range(10)) == [0.0, 0.5, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125]
+
+
+def test_step_is_exact_in_float64(float64):
+    schedule = make_learning_rate(1.0, decay="step(every=3, factor=0.3)")
+    np.testing.assert_allclose(rates(schedule, (2, 3, 6)), [1, 0.3, 0.09], rtol=1e-15)
+
+
+def test_step_falls_at_the_right_step_of_a_long_run():
+    schedule = make_learning_rate(1.0, decay="step(every=3, factor=0.5)")
+    assert schedule(tf.constant(3 * 10 - 1, tf.int64)) == 0.5**9
+    everlasting = make_learning_rate(1.0, decay=f"step(every={2**26 + 1}, factor=0.5)")  # float32 has no such step
+    assert rates(everlasting, (2**26, 2**26 + 1)) == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, tf.constant, lambda n: tf.constant(n, tf.int64)])
+def test_takes_steps_of_any_kind_in_and_outside_of_graphs(kind):
+    schedule = WarmupAndDecay(1.0, warmup_steps=8, decay="cosine", total_steps=20)
+    assert schedule(kind(4)).dtype == tf.float32
+    assert float(tf.function(schedule)(kind(4))) == float(schedule(kind(4))) == 0.5
+
+
+def test_it_is_computed_in_the_precision_of_keras(float64):
+    assert WarmupAndDecay(1.0, warmup_steps=3)(1).dtype == tf.float64
+
+
+@pytest.mark.parametrize("decay", ["none", "cosine(to=0.1)", "linear", "step(every=7, factor=0.3)"])
+def test_a_loaded_schedule_has_the_same_rates(decay):
+    schedule = WarmupAndDecay(0.3, warmup_steps=5, warmup_start=0.1, decay=decay, total_steps=20)
+    config = keras.optimizers.schedules.serialize(schedule)
+    loaded = keras.optimizers.schedules.deserialize(config)
+    assert type(loaded) is WarmupAndDecay
+    assert rates(loaded, range(25)) == rates(schedule, range(25))
+
+
+def test_an_optimizer_counts_its_steps_on_every_replica(train, mirrored2, float64):
+    made = []
+
+    def make():
+        made.append(keras.optimizers.SGD(WarmupAndDecay(1.0, warmup_steps=20)))
+        return made[-1]
+
+    train(mirrored2, make)
+    assert float(made[0].learning_rate) == 0.5, "10 steps were made"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"scaling": "cubic"}, "--lr_scaling=cubic is not known. Known: linear, none, sqrt."),
+        ({"scaling": "linear", "batch_size": 64}, "--lr_scaling needs --base_batch_size"),
+        ({"warmup_steps": -1}, "--warmup_steps must be at least 0. Received: -1."),
+        ({"warmup_start": 1.5}, "--warmup_start must be a part of the peak, in [0, 1]. Received: 1.5."),
+        ({"decay": "cosine"}, "Received: --warmup_steps=0 in a run of 0 steps."),
+        (
+            {"decay": "linear(to=0.1)", "warmup_steps": 10, "total_steps": 10},
+            "--decay=linear(to=0.1) falls from the end of the warm-up to that of the run. Received: --warmup_steps=10 "
+            "in a run of 10 steps. Lower --warmup_steps or train longer.",
+        ),
+        ({"decay": "stair"}, "stair is not a known decay."),
+    ],
+)
+def test_refuses(given, message):
+    with pytest.raises(InputError) as caught:
+        make_learning_rate(0.1, **given)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("base", [-0.1, math.nan, math.inf])
+def test_a_rate_is_a_finite_number(base):
+    with pytest.raises(InputError, match="--learning_rate must be at least 0 and finite"):
+        make_learning_rate(base)

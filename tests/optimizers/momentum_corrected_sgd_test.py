@@ -1,0 +1,75 @@
+"""Momentum correction: the velocity of the past follows the rate, as if there had never been another."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist.optimizers import MomentumCorrectedSGD, WarmupAndDecay
+
+WARMUP = WarmupAndDecay(1.0, warmup_steps=6, warmup_start=0.1, decay="step(every=8, factor=0.1)")
+MOMENTUM = 0.9
+
+
+def reference(starts, gradients, rates):
+    """Equation 9 of Goyal et al.: u = m u + g; w = w - rate u."""
+    w = {path: value.copy() for path, value in starts.items()}
+    u = {path: np.zeros_like(value) for path, value in starts.items()}
+    for rate, step in zip(rates, gradients, strict=True):
+        for path, g in step.items():
+            u[path] = MOMENTUM * u[path] + g
+            w[path] = w[path] - rate * u[path]
+    return w
+
+
+def corrected(starts, gradients, rates):
+    """Their correction of equation 10: v = m (rate_t / rate_(t-1)) v + rate_t g; w = w - v."""
+    w = {path: value.copy() for path, value in starts.items()}
+    v = {path: np.zeros_like(value) for path, value in starts.items()}
+    before = rates[0]
+    for rate, step in zip(rates, gradients, strict=True):
+        for path, g in step.items():
+            v[path] = MOMENTUM * (rate / before) * v[path] + rate * g
+            w[path] = w[path] - v[path]
+        before = rate
+    return w
+
+
+def difference(found, expected):
+    return max(np.abs(found[path] - value).max() for path, value in expected.items())
+
+
+@pytest.mark.parametrize("strategy", ["single", "mirrored2"])
+def test_both_forms_of_the_paper(strategy, starts, gradients, train, float64, request):
+    found = train(request.getfixturevalue(strategy), lambda: MomentumCorrectedSGD(WARMUP, momentum=MOMENTUM))
+    rates = [float(WARMUP(step)) for step in range(len(gradients))]
+    assert len(set(rates)) > 6
+    assert difference(found, reference(starts, gradients, rates)) < 1e-12
+    assert difference(found, corrected(starts, gradients, rates)) < 1e-12
+
+
+def test_keras_s_own_differs_where_the_rate_changes(starts, gradients, train, single, float64):
+    found = train(single, lambda: keras.optimizers.SGD(WARMUP, momentum=MOMENTUM))
+    rates = [float(WARMUP(step)) for step in range(len(gradients))]
+    assert difference(found, reference(starts, gradients, rates)) > 0.1
+
+
+@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {}], ids=str)
+def test_a_constant_rate_is_keras_s(options, train, single, float64):
+    found = train(single, lambda: MomentumCorrectedSGD(0.1, weight_decay=0.01, **options))
+    expected = train(single, lambda: keras.optimizers.SGD(0.1, weight_decay=0.01, **options))
+    assert difference(found, expected) < 1e-5  # Keras rounds its momentum to float32
+
+
+def test_a_rate_of_zero_keeps_the_velocity(starts, gradients, train, single, float64):
+    schedule = WarmupAndDecay(0.5, warmup_steps=3)
+    found = train(single, lambda: MomentumCorrectedSGD(schedule, momentum=MOMENTUM))
+    rates = [float(schedule(step)) for step in range(len(gradients))]
+    assert rates[0] == 0
+    assert difference(found, reference(starts, gradients, rates)) < 1e-12
+
+
+def test_is_loaded_by_its_configuration():
+    optimizer = MomentumCorrectedSGD(WARMUP, momentum=0.8, nesterov=True)
+    loaded = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    assert type(loaded) is MomentumCorrectedSGD
+    assert loaded.get_config() == optimizer.get_config()

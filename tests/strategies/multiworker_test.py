@@ -1,0 +1,43 @@
+"""What multiworker makes of an engine that does not start; real processes are in tests/endings_process_test.py."""
+
+import pytest
+import tensorflow as tf
+from tfdist.strategies import multiworker
+
+from tfdist.cluster import Cluster
+from tfdist.errors import PeerLostError
+from tfdist.group import LocalGroup
+from tfdist.group.contract import Loss
+
+
+class Losing(LocalGroup):
+    """A group that has this news."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+
+    def lost(self, wait=0.0):
+        return self.loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (Loss(1, "its connection closed"), "rank 1 is lost: its connection closed."),
+        (None, "Not every rank's TensorFlow server was up within 7.5 s."),
+    ],
+)
+def test_servers_that_are_late(monkeypatch, loss, message):
+    limits = []
+
+    def late(resolver, options):
+        raise tf.errors.DeadlineExceededError(None, None, "Barrier timed out.")
+
+    monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", late)
+    monkeypatch.setattr(multiworker, "limit_threads", lambda *_: None)
+    monkeypatch.setattr(multiworker.keras_internals, "limit_start_of_workers", lambda *given: limits.append(given))
+    with pytest.raises(PeerLostError) as caught:
+        multiworker.MultiWorker(cluster=Cluster(), join=lambda _: Losing(loss), start_timeout_seconds=7.5)
+    assert str(caught.value) == message
+    assert limits == [(1, 7.5)]

@@ -1,0 +1,115 @@
+"""Measure the network: time and bandwidth of each operation between replicas, by size.
+
+Works in one process (`--strategy=mirrored --devices=2`), under `python -m tfdist.launch` and under horovodrun.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from tfdist import command, flags, startup
+from tfdist.benching.config import BenchConfig, parse_operations, parse_sizes
+from tfdist.errors import InputError
+from tfdist.spec import nearest
+
+if TYPE_CHECKING:
+    from tfdist.benching.measured import Measured
+    from tfdist.strategy import HasCollectives, Strategy
+
+BENCHMARKS = ("collectives",)
+OWN_FLAGS = ("intra_op_threads", "output_dir")
+
+
+def main(config: BenchConfig) -> int:
+    """Measures the collectives; returns the exit code."""
+    startup.load_tensorflow()  # only now: flags are read, and help is printed, before
+    from tfdist import opening
+    from tfdist.benching import plot, table
+    from tfdist.reporting import RunDirectory
+
+    with opening.opened_strategy(config, OWN_FLAGS) as (config, detection, strategy):
+        measurements = _measurements(config, _measurable(strategy, config))
+        hosts = opening.hosts(strategy)
+        if not strategy.is_chief:
+            for _ in measurements:
+                pass
+            return 0
+        path = config.output_dir or f"runs/bench-collectives-{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        directory = RunDirectory.create(path, flags.flags_text(config), hosts).path
+        print(f"{detection.reason}\n{table.header()}", flush=True)
+        measured = []
+        with open(directory / "collectives.jsonl", "w", encoding="utf-8", buffering=1) as file:
+            for each in measurements:
+                measured.append(each)
+                print(table.row(each), flush=True)
+                file.write(json.dumps(each.record()) + "\n")
+        plot.draw(measured).savefig(directory / "collectives.png", format="png")
+        print(path, flush=True)
+    return 0
+
+
+def _measurable(strategy: "Strategy", config: BenchConfig) -> "HasCollectives":
+    """Makes sure that there is something to measure."""
+    import tensorflow as tf
+
+    from tfdist.benching.operations import check_dtype
+    from tfdist.strategy import HasCollectives
+
+    if not isinstance(strategy, HasCollectives) or strategy.replicas < 2:
+        raise InputError(
+            "A benchmark of collectives needs at least two replicas that have some. Received: "
+            f"--strategy={config.strategy}, {strategy.replicas} replicas. Use --strategy=mirrored --devices=2, "
+            "`python -m tfdist.launch` or horovodrun."
+        )
+    check_dtype(strategy.collectives, parse_operations(config.operations), tf.as_dtype(config.dtype))
+    return strategy
+
+
+def _measurements(config: BenchConfig, strategy: "HasCollectives") -> "Iterator[Measured]":
+    """Measures one operation after the other, from size to size; a barrier once, as it has none."""
+    import tensorflow as tf
+
+    from tfdist.benching.timing import measure
+
+    for name in parse_operations(config.operations):
+        for size in parse_sizes(config.sizes) if name != "barrier" else (0,):
+            yield measure(
+                strategy,
+                name,
+                size,
+                tf.as_dtype(config.dtype),
+                repeats=config.repeats,
+                repeat_seconds=config.repeat_seconds,
+            )
+
+
+def start(argv: Sequence[str]) -> int:
+    """Runs the command: the benchmark's name comes first, then its flags.
+
+    Args:
+      argv: the command line with the program's name.
+    """
+    named = len(argv) > 1 and not argv[1].startswith("-")
+    name, rest = (argv[1], argv[2:]) if named else ("", argv[1:])
+
+    def call(values: flags.absl_flags.FlagValues) -> int:
+        if name not in BENCHMARKS:
+            raise InputError(
+                "The benchmark's name comes first, as in `python -m tfdist.bench collectives`. Received: "
+                f"{name or 'none'}.{nearest(name, BENCHMARKS)}"
+            )
+        return main(flags.config(values, BenchConfig))
+
+    return command.run(
+        f"bench {name if name in BENCHMARKS else BENCHMARKS[0]}",
+        lambda values: flags.define(values, BenchConfig),
+        call,
+        [argv[0], *rest],
+        about=__doc__ or "",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(start(sys.argv))

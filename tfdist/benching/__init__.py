@@ -1,0 +1,1 @@
+"""What `python -m tfdist.bench` measures, and how it tells. Importing the package imports no TensorFlow."""

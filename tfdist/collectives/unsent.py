@@ -1,0 +1,42 @@
+"""Collectives that send nothing, for measuring what a step costs without its communication."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist.collectives.contract import Collectives, Op
+
+
+class Unsent(Collectives):
+    """Gives results of the right shapes and dtypes, made of this replica's tensors alone, without a message.
+
+    The values are those of a group in which every replica has the same tensors, but sums are not multiplied. They are for
+    the clock, never for training.
+    """
+
+    def __init__(self, like: Collectives):
+        """Args: like: whose size, rank and wire it has."""
+        self._like = like
+        self.size = like.size
+        self.wire = like.wire
+
+    @property
+    def rank(self) -> tf.Tensor | int:
+        """See base class."""
+        return self._like.rank
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        return [tf.identity(tensor) for tensor in tensors]
+
+    def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        return [tf.concat([tensor] * self.size, axis=0) for tensor in tensors]
+
+    def all_to_all(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        return [tf.identity(tensor) for tensor in tensors]
+
+    def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        return [tf.identity(tensor) for tensor in tensors]

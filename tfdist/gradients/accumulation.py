@@ -1,0 +1,48 @@
+"""Accumulation: the rows of a replica in several micro-steps, whose gradients are added before anything is sent."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+# Of one micro-step's rows: the gradients, and scalars to be added likewise.
+Differentiate = Callable[[Any], tuple[list[tf.Tensor], tf.Tensor]]
+
+
+def accumulated(
+    differentiate: Differentiate, batch: Any, micro_steps: int, shapes: Sequence[tf.TensorSpec], dtype: tf.DType
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Adds gradients and losses over micro-steps, one after the other, so that one's activations are held at a time.
+
+    Rows are dealt to micro-steps as evenly as possible. The compiled graph has one micro-step in a loop, whatever their
+    number.
+
+    Args:
+      differentiate: returns dense gradients and the loss of some rows; must not communicate.
+      batch: structure of tensors with the replica's rows first.
+      micro_steps: at least 2, at most the number of rows.
+      shapes: shapes and dtypes of the gradients.
+      dtype: of the loss.
+    """
+    rows = tf.shape(tf.nest.flatten(batch)[0])[0]
+    static = tf.nest.flatten(batch)[0].shape[0]
+    equal = static // micro_steps if static is not None and static % micro_steps == 0 else None
+
+    def part(number: tf.Tensor) -> Any:
+        start, end = number * rows // micro_steps, (number + 1) * rows // micro_steps
+        cut = tf.nest.map_structure(lambda x: x[start:end], batch)
+        return tf.nest.map_structure(lambda x: tf.ensure_shape(x, [equal, *x.shape[1:]]), cut)
+
+    def body(number: tf.Tensor, gradients: list[tf.Tensor], loss: tf.Tensor) -> tuple[Any, ...]:
+        more, value = differentiate(part(number))
+        return number + 1, [a + b for a, b in zip(gradients, more, strict=True)], loss + value
+
+    zeros = [tf.zeros(spec.shape, spec.dtype) for spec in shapes]
+    _, gradients, loss = tf.while_loop(
+        lambda number, *_: number < micro_steps,
+        body,
+        (tf.constant(0), zeros, tf.zeros([], dtype)),
+        parallel_iterations=1,
+        maximum_iterations=micro_steps,
+    )
+    return gradients, loss

@@ -1,0 +1,35 @@
+"""Clipping of whole gradients: after the reduction, so that the result does not depend on the number of replicas."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clip:
+    """How gradients are clipped.
+
+    Attributes:
+      norm: the largest global norm: all gradients are scaled by min(1, norm / global norm) (Pascanu et al., 2013,
+        arXiv:1211.5063); 0 for no limit.
+      value: the largest absolute value of an element; 0 for no limit.
+    """
+
+    norm: float = 0.0
+    value: float = 0.0
+
+    def __call__(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> list[tf.Tensor]:
+        """Clips.
+
+        Args:
+          gradients: whole ones.
+          norm: scalar; their global norm.
+        """
+        clipped = list(gradients)
+        if self.norm:
+            factor = self.norm / tf.maximum(norm, tf.cast(self.norm, norm.dtype))
+            clipped = [gradient * tf.cast(factor, gradient.dtype) for gradient in clipped]
+        if self.value:
+            clipped = [tf.clip_by_value(gradient, -self.value, self.value) for gradient in clipped]
+        return clipped

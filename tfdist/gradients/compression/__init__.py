@@ -1,0 +1,30 @@
+"""Sums of fewer bytes: quantised, sparse, low-rank and sketched, each method in its own file."""
+
+from tfdist.gradients.compression.catalog import (
+    COMPRESSION_MIN_BYTES,
+    EXACT,
+    METHODS,
+    Choice,
+    check,
+    chosen,
+    compressed,
+    create,
+    parse_choice,
+)
+from tfdist.gradients.compression.codec import Codec
+from tfdist.gradients.compression.coded import Coded, seed_of
+
+__all__ = [
+    "COMPRESSION_MIN_BYTES",
+    "EXACT",
+    "METHODS",
+    "Choice",
+    "Codec",
+    "Coded",
+    "check",
+    "chosen",
+    "compressed",
+    "create",
+    "parse_choice",
+    "seed_of",
+]

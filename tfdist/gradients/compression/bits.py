@@ -1,0 +1,122 @@
+"""Numbers of few bits, packed: 8 signs a byte, 4 ternary values, 2 of 4 bits.
+
+A number of 5 bits is stored as one of 4 and one of 1. Of the numbers of w bits, a byte holds 8 / w that are not neighbours but
+one of each of 8 / w equal pieces of the vector: so packing and unpacking are operations between whole pieces.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+
+def packed_length(size: int, bits: int) -> int:
+    """Bytes of `size` numbers: `bits` for every 8 of them, begun or whole; of 8 bits, one each."""
+    return size if bits == 8 else -(-size // 8) * bits
+
+
+def pack_bits(numbers: tf.Tensor, bits: int) -> tf.Tensor:
+    """Packs numbers.
+
+    Args:
+      numbers: [n] uint8, each below 2**bits.
+      bits: 1 to 8.
+
+    Returns:
+      [packed_length(n, bits)] uint8.
+    """
+    if bits == 8:
+        return numbers
+    whole = numbers.shape[0] // 8 * 8
+    groups = [numbers[:whole]] if whole else []
+    if whole < numbers.shape[0]:
+        groups.append(tf.pad(numbers[whole:], [[0, whole + 8 - numbers.shape[0]]]))
+    packed = [part for group in groups for part in _packed(group, bits)]
+    return packed[0] if len(packed) == 1 else tf.concat(packed, axis=0)
+
+
+def unpack_bits(packed: tf.Tensor, size: int, bits: int) -> list[tf.Tensor]:
+    """Returns `size` numbers in pieces, tensors of uint8 that are the vector if put one behind the other.
+
+    What is done with the numbers should be done with the pieces, and they be put together at the end: XLA makes one
+    loop of each piece.
+    """
+    if bits == 8:
+        return [packed]
+    whole = size // 8 * 8
+    split = packed_length(whole, bits)
+    pieces = _unpacked(packed[:split], whole, bits) if whole else []
+    if whole < size:
+        pieces.append(tf.concat(_unpacked(packed[split:], 8, bits), axis=0)[: size - whole])
+    return pieces
+
+
+def in_pieces(function: Callable[..., tf.Tensor], pieces: Sequence[tf.Tensor], *vectors: tf.Tensor) -> list[tf.Tensor]:
+    """Calls an elementwise function with each piece and the part of each vector that stands beside it."""
+    results, start = [], 0
+    for piece in pieces:
+        end = start + piece.shape[0]
+        results.append(function(piece, *(vector[start:end] for vector in vectors)))
+        start = end
+    return results
+
+
+def _widths(bits: int) -> list[tuple[int, int]]:
+    """The widths, powers of two, of which a number below 8 bits is put together, and the lowest bit of each."""
+    widths, low = [], 0
+    for width in (4, 2, 1):
+        if bits & width:
+            widths.append((width, low))
+            low += width
+    return widths
+
+
+def _packed(numbers: tf.Tensor, bits: int) -> list[tf.Tensor]:
+    """Bytes of a multiple of 8 numbers: for each width, byte i has number i of every part."""
+    quarters = _quarters(numbers)
+    return [packed for width, low in _widths(bits) for packed in _joined(quarters, width, low)]
+
+
+def _quarters(numbers: tf.Tensor) -> list[tf.Tensor]:
+    """The numbers in four pieces, by way of a reduction to words: so XLA computes them once, not for each width."""
+    places = tf.constant([0, 8, 16, 24], tf.uint32)
+    parts = tf.cast(tf.reshape(numbers, [4, -1]), tf.uint32)
+    words = tf.reduce_sum(tf.bitwise.left_shift(parts, places[:, None]), axis=0)
+    shifted = tf.unstack(tf.bitwise.right_shift(words, places[:, None]))
+    return [tf.cast(tf.bitwise.bitwise_and(words, 255), tf.uint8) for words in shifted]
+
+
+def _joined(quarters: Sequence[tf.Tensor], width: int, low: int) -> list[tf.Tensor]:
+    parts = 8 // width
+    pieces = [piece for quarter in quarters for piece in tf.split(quarter, max(1, parts // 4))]
+    apart = len(pieces) // parts
+    joined = []
+    for first in range(apart):
+        fields = [_field(piece, width, low) for piece in pieces[first::apart]]
+        placed = [_shifted(tf.bitwise.left_shift, field, width * place) for place, field in enumerate(fields)]
+        joined.append(functools.reduce(tf.bitwise.bitwise_or, placed))
+    return joined
+
+
+def _unpacked(packed: tf.Tensor, size: int, bits: int) -> list[tf.Tensor]:
+    """As many equal pieces as a byte holds numbers of the smallest width."""
+    widths = _widths(bits)
+    count = 8 // widths[-1][0]
+    planes = tf.split(packed, [size * width // 8 for width, _ in widths])
+    pieces = []
+    for i in range(count):
+        fields = []
+        for plane, (width, low) in zip(planes, widths, strict=True):
+            place, start = divmod(i * size // count, plane.shape[0])
+            field = _field(plane[start : start + size // count], width, width * place)
+            fields.append(_shifted(tf.bitwise.left_shift, field, low))
+        pieces.append(functools.reduce(tf.bitwise.bitwise_or, fields))
+    return pieces
+
+
+def _field(numbers: tf.Tensor, width: int, low: int) -> tf.Tensor:
+    return tf.bitwise.bitwise_and(_shifted(tf.bitwise.right_shift, numbers, low), tf.constant(2**width - 1, tf.uint8))
+
+
+def _shifted(shift: Callable[..., tf.Tensor], numbers: tf.Tensor, by: int) -> tf.Tensor:
+    return shift(numbers, tf.constant(by, tf.uint8)) if by else numbers

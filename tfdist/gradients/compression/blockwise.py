@@ -1,0 +1,90 @@
+"""Codecs that scale each block of a vector by itself and code its elements in a few bits."""
+
+import abc
+import math
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tfdist.gradients.compression.bits import in_pieces, pack_bits, packed_length, unpack_bits
+from tfdist.gradients.compression.checked import checked_whole
+from tfdist.gradients.compression.codec import Codec
+from tfdist.gradients.compression.noise import rounding_noise
+
+LARGEST_BLOCK = 2**20
+
+# What a seed makes of a shape, for blocks: numbers in (-1/2, 1/2).
+Noise = Callable[[tf.TensorShape], tf.Tensor]
+
+
+class Blockwise(Codec):
+    """A code of a few bits for each element, and scales for each block of neighbours; the last block may be shorter.
+
+    Attributes:
+      bits: bits an element.
+      scales: how many float32 each block has.
+    """
+
+    bits: int
+    scales: int = 1
+
+    def __init__(self, name: str, block: int):
+        """Args: name: of the method, for errors; block: elements of a block, a multiple of 8."""
+        self._block = checked_whole(name, "block", block, 8, LARGEST_BLOCK, multiple=8)
+
+    @abc.abstractmethod
+    def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Codes blocks, [m, k] float32: returns `scales` vectors [m] float32, and numbers [m, k] uint8 below 2**bits."""
+
+    @abc.abstractmethod
+    def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
+        """Returns what numbers [j] uint8, elements of any blocks, stand for; each has the scales of its block beside it."""
+
+    def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
+        """See base class: for the whole blocks, and for what is left over, the scales and the packed numbers."""
+        code: list[tf.Tensor] = []
+        start = 0
+        for count, length in self._shapes(x.shape[0]):
+            rows = tf.reshape(x[start : start + count * length], [count, length])
+            scales, numbers = self.encode_rows(rows, _noise_at(seed, start))
+            code += [*scales, pack_bits(tf.reshape(numbers, [-1]), self.bits)]
+            start += count * length
+        return code
+
+    def decode(self, code: Sequence[tf.Tensor], size: int) -> tf.Tensor:
+        """See base class."""
+        return tf.concat(self._pieces(code, size), axis=0)
+
+    def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
+        """See base class: piece by piece, so that XLA makes one loop for each."""
+        totals = self._pieces([part[0] for part in codes], size)
+        for rank in range(1, codes[0].shape[0]):
+            pieces = self._pieces([part[rank] for part in codes], size)
+            totals = [total + piece for total, piece in zip(totals, pieces, strict=True)]
+        return tf.concat(totals, axis=0)
+
+    def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See base class: the scales are as finite as their blocks."""
+        found = [part for i, part in enumerate(code) if (i + 1) % (self.scales + 1)]
+        return tf.add_n([tf.reduce_sum(scales * 2.0**-40) for scales in found])
+
+    def payload_bytes(self, size: int) -> int:
+        """See base class."""
+        return sum(4 * self.scales * m + packed_length(m * k, self.bits) for m, k in self._shapes(size))
+
+    def _pieces(self, code: Sequence[tf.Tensor], size: int) -> list[tf.Tensor]:
+        pieces: list[tf.Tensor] = []
+        for group, (count, length) in enumerate(self._shapes(size)):
+            *scales, packed = code[group * (self.scales + 1) :][: self.scales + 1]
+            beside = [tf.reshape(tf.broadcast_to(scale[:, None], [count, length]), [-1]) for scale in scales]
+            pieces += in_pieces(self.decode_elements, unpack_bits(packed, count * length, self.bits), *beside)
+        return pieces
+
+    def _shapes(self, size: int) -> list[tuple[int, int]]:
+        """The whole blocks, as rows; then what is left over, as one row."""
+        whole, rest = divmod(size, self._block)
+        return [shape for shape in ((whole, self._block), (1, rest)) if math.prod(shape)]
+
+
+def _noise_at(seed: tf.Tensor, start: int) -> Noise:
+    return lambda shape: tf.reshape(rounding_noise(seed, shape.num_elements(), start), shape)

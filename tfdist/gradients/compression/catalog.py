@@ -1,0 +1,196 @@
+"""The compression methods by name, and what `--compression` makes of them."""
+
+import dataclasses
+import functools
+import importlib
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+
+import tensorflow as tf
+
+from tfdist.errors import InputError
+from tfdist.gradients.bucket import BUCKET_BYTES, SMALL_BYTES, Bucketed
+from tfdist.gradients.compression.codec import Codec
+from tfdist.gradients.compression.coded import Coded
+from tfdist.gradients.compression.shared import Shared
+from tfdist.gradients.feedback import ErrorFeedback
+from tfdist.gradients.reducer import Reducer, Sum
+from tfdist.gradients.routed import Routed
+from tfdist.gradients.sparse import SparseRows
+from tfdist.rules import first_that_holds, parse_rules
+from tfdist.spec import Spec, call, load_object, nearest
+
+# name -> module of this package and class in it; `none` is the exact sum.
+METHODS = {
+    "fp16": "casts:FP16",
+    "bf16": "casts:BF16",
+    "int8": "int8:Int8",
+    "qsgd": "qsgd:QSGD",
+    "terngrad": "terngrad:TernGrad",
+    "onebit": "onebit:OneBit",
+    "signsgd": "signsgd:SignSGD",
+    "topk": "topk:TopK",
+    "threshold": "threshold:Threshold",
+    "randomk": "randomk:RandomK",
+    "projection": "projection:Projection",
+    "sketch": "sketch:Sketch",
+    "powersgd": "powersgd:PowerSGD",
+    "dgc": "dgc:DGC",
+}
+_log = logging.getLogger(__name__)
+
+COMPRESSION_MIN_BYTES = 64 * 1024
+EXACT = "none"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """`--compression=auto`: a method for each gradient, chosen by measurement.
+
+    Attributes:
+      after: the step before which it is chosen; until then sums are exact.
+      allow: the methods it may choose from beside `none`, with ; between.
+    """
+
+    after: int = 10
+    allow: str = "bf16; powersgd(rank=4)"
+
+    def __post_init__(self) -> None:
+        """Checks the parameters."""
+        if self.after < 1:
+            raise InputError(f"--compression=auto chooses after at least 1 step. Received: after={self.after}.")
+        check(self.allow)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The methods it may choose from, `none` first."""
+        return tuple(dict.fromkeys([EXACT, *(str(rule) for rule in parse_rules(self.allow))]))
+
+
+def parse_choice(text: str) -> Choice | None:
+    """Reads `auto` or `auto(after=10, allow='fp16; powersgd(rank=4)')`; None if the text is something else."""
+    rules = parse_rules(text)
+    spec = rules[0].methods[0]
+    if spec.name != "auto" or len(rules) > 1 or len(rules[0].methods) > 1:
+        return None
+    return call(Choice, spec)
+
+
+def create(methods: Sequence[Spec]) -> Reducer:
+    """Makes the reducer of a method, or of two with a | between, without buckets.
+
+    Every method takes `feedback=True` or `False` beside its own parameters: whether what it leaves out is sent later.
+    By default that is so for the biased ones.
+
+    Args:
+      methods: names of `METHODS`, `none`, or a user's own `package.module:name`, a subclass of `Codec` or `Reducer`.
+
+    Raises:
+      InputError: a name or a parameter is not known or out of range, or the two cannot be combined.
+    """
+    feedback = [spec.args["feedback"] for spec in methods if "feedback" in spec.args]
+    made = [_make(Spec(spec.name, {k: v for k, v in spec.args.items() if k != "feedback"})) for spec in methods]
+    first = made[0]
+    for spec, second in zip(methods[1:], made[1:], strict=True):
+        then = getattr(first, "then", None)
+        if then is None or not isinstance(second, Codec):
+            raise InputError(
+                "A | stands between a method with values, such as topk or powersgd, and one that codes values, such as "
+                f"fp16. Received: {'|'.join(map(str, methods))}. Leave out |{spec}."
+            )
+        first = then(second)
+    reducer = lifted(first) if isinstance(first, Codec) else first
+    if feedback and feedback[-1] and reducer.remembers:
+        raise InputError(f"{methods[0].name} has a memory of its own. Received: {methods[0]}. Leave out feedback.")
+    if reducer.experimental:
+        _warn("|".join(map(str, methods)))
+    wanted = feedback[-1] if feedback else reducer.biased
+    return ErrorFeedback(reducer) if wanted else reducer
+
+
+@functools.cache
+def _warn(methods: str) -> None:
+    _log.warning(
+        "Compression by %s is experimental: it was not shown both to learn and to win time on some link.", methods
+    )
+
+
+def check(text: str) -> None:
+    """Raises `InputError` if the text of `--compression` names a method or a parameter that there is not."""
+    for rule in parse_rules(text) if parse_choice(text) is None else []:
+        create(rule.methods)
+
+
+def lifted(codec: Codec) -> Reducer:
+    """The reducer of a codec: sums in shares where the codec allows a second coding, else each code goes to all."""
+    return Shared(codec) if codec.recodes else Coded(codec)
+
+
+def compressed(
+    specs: Sequence[tf.TensorSpec],
+    text: str,
+    *,
+    overrides: Mapping[str, str] = MappingProxyType({}),
+    sparse: Collection[str] = (),
+    min_bytes: int = COMPRESSION_MIN_BYTES,
+    small_bytes: int = SMALL_BYTES,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> Reducer:
+    """Makes the reducer that `--compression` describes.
+
+    Args:
+      specs: the tensors to be summed; the names are the variables' paths, which rules go by.
+      text: see `tfdist.rules`. A tensor for which no rule holds is summed exactly.
+      overrides: methods for single tensors, by name; they go before the rules.
+      sparse: names of tensors that may be `tf.IndexedSlices`.
+      min_bytes: tensors smaller than this, and scalars, are summed exactly.
+      small_bytes: see `tfdist.gradients.plan`.
+      bucket_bytes: see `tfdist.gradients.plan`.
+    """
+    routes: dict[tuple[str, bool], list[int]] = {}
+    for i, methods in enumerate(chosen(specs, text, overrides, min_bytes)):
+        routes.setdefault((methods, specs[i].name in sparse), []).append(i)
+    reducers = []
+    for (methods, in_rows), places in routes.items():
+        reducer = _bucketed(create(parse_rules(methods)[0].methods), small_bytes, bucket_bytes)
+        names = [specs[i].name for i in places]
+        reducers.append((places, SparseRows(reducer, names) if in_rows else reducer))
+    return reducers[0][1] if len(reducers) == 1 else Routed(reducers)
+
+
+def chosen(specs: Sequence[tf.TensorSpec], text: str, overrides: Mapping[str, str], min_bytes: int) -> list[str]:
+    """The methods of each tensor, in one spelling; see `compressed`."""
+    rules = parse_rules(text)
+    found = []
+    for spec in specs:
+        elements = spec.shape.num_elements()
+        rule = first_that_holds(rules, spec.name, elements)
+        if not spec.shape.rank or elements * spec.dtype.size < min_bytes:
+            found.append(EXACT)
+        elif spec.name in overrides:
+            found.append(str(parse_rules(overrides[spec.name])[0]))
+        else:
+            found.append(str(rule) if rule else EXACT)
+    return found
+
+
+def _bucketed(reducer: Reducer, small_bytes: int, bucket_bytes: int) -> Reducer:
+    """Buckets inside error feedback, so that an error belongs to a variable, whatever the buckets are."""
+    if isinstance(reducer, ErrorFeedback):
+        return ErrorFeedback(_bucketed(reducer.inner, small_bytes, bucket_bytes))
+    return reducer if reducer.packs else Bucketed(reducer, small_bytes, bucket_bytes)
+
+
+def _make(spec: Spec) -> Codec | Reducer:
+    if spec.name == "none":
+        return call(Sum, spec)
+    if ":" in spec.name:
+        made = call(load_object(spec.name), spec)
+        if not isinstance(made, Codec | Reducer):
+            raise InputError(f"--compression={spec} must make a Codec or a Reducer. Received: {type(made).__name__}.")
+        return made
+    if spec.name not in METHODS:
+        raise InputError(f"--compression={spec.name} is not known.{nearest(spec.name, ('auto', 'none', *METHODS))}")
+    module, name = METHODS[spec.name].split(":")
+    return call(getattr(importlib.import_module(f"tfdist.gradients.compression.{module}"), name), spec)

@@ -1,0 +1,90 @@
+"""The work of a codec between tensors and packed bytes, compiled by XLA where that is faster."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives import Wire
+from tfdist.gradients.compression.codec import Codec
+from tfdist.gradients.compression.packing import Packing
+
+_CHECK = tf.TensorSpec([1], tf.float32)
+# Below this size a code is made in less time than XLA would save in a long run, against the second that it compiles.
+_COMPILED_FROM = 16 * 1024
+
+
+class Coder:
+    """Packs the codes of tensors, each with the 4 bytes of its `Codec.check`, and reads what replicas have packed.
+
+    XLA may compile what has no communication in it, wherever it stands in a larger function. One function is made for
+    each size of tensor, and kept; small ones are not compiled.
+    """
+
+    def __init__(self, codec: Codec):
+        """Args: codec: makes and reads the codes."""
+        self._codec = codec
+        self._packings: dict[tuple[int, Wire], Packing] = {}
+        self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def packing(self, size: int, wire: Wire) -> Packing:
+        """How a vector's code, and the check behind it, is packed."""
+        if (size, wire) not in self._packings:
+            vector, seed = tf.TensorSpec([size], tf.float32), tf.TensorSpec([2], tf.int32)
+            traced = tf.function(self._codec.encode, autograph=False).get_concrete_function(vector, seed)
+            specs = [tf.TensorSpec(part.shape, part.dtype) for part in traced.structured_outputs]
+            self._packings[size, wire] = Packing((*specs, _CHECK), wire)
+        return self._packings[size, wire]
+
+    def encode(self, tensor: tf.Tensor, seed: tf.Tensor, wire: Wire) -> tf.Tensor:
+        """Returns the code of a tensor of any floating dtype and shape, at least one element, as `wire` carries it."""
+        size = tensor.shape.num_elements()
+        packing = self.packing(size, wire)
+        return packing.on_wire(self._function(self._encode, size, packing)(tensor, seed))
+
+    def sum(self, packed: tf.Tensor, replicas: int, size: int, wire: Wire) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the sum [size] float32 of several replicas' vectors, and their checks [replicas] float32.
+
+        Args:
+          packed: what the replicas have packed, one behind the other.
+          replicas: how many.
+          size: length of the vectors.
+          wire: that of `encode`.
+        """
+        packing = self.packing(size, wire)
+        return self._function(self._sum, size, packing)(packing.views(packed, replicas))
+
+    def decode(self, packed: tf.Tensor, size: int, wire: Wire) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the vector [size] float32 that one replica has packed, and its check [1] float32."""
+        packing = self.packing(size, wire)
+        return self._function(self._decode, size, packing)(packing.views(packed, 1))
+
+    def _encode(self, size: int, packing: Packing, tensor: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        x = tf.reshape(tf.cast(tensor, tf.float32), [-1])
+        code = self._codec.encode(x, seed)
+        check = self._function(self._check, size, compiles=True)(x, code)
+        return packing.join([*code, tf.reshape(check, [1])])
+
+    def _check(self, size: int, x: tf.Tensor, code: list[tf.Tensor]) -> tf.Tensor:
+        return self._codec.check(x, code)
+
+    def _sum(self, size: int, packing: Packing, views: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        *codes, checks = packing.take(views)
+        return self._codec.sum(codes, size), tf.reshape(checks, [-1])
+
+    def _decode(self, size: int, packing: Packing, views: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        *code, check = [part[0] for part in packing.take(views)]
+        return self._codec.decode(code, size), check
+
+    def _function(
+        self, work: Callable[..., Any], size: int, *static: Any, compiles: bool | None = None
+    ) -> Callable[..., Any]:
+        key = (work.__name__, size, *static)
+        if key not in self._functions:
+            made = functools.partial(work, size, *static)
+            wanted = self._codec.compiles if compiles is None else compiles
+            self._functions[key] = (
+                tf.function(made, jit_compile=True, autograph=False) if wanted and size >= _COMPILED_FROM else made
+            )
+        return self._functions[key]

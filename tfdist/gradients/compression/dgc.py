@@ -1,0 +1,111 @@
+"""Deep gradient compression: top-k of momentum that is accumulated before it is sent."""
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist.collectives import Collectives
+from tfdist.errors import InputError
+from tfdist.gradients.compression.checked import checked_whole
+from tfdist.gradients.compression.coded import seed_of
+from tfdist.gradients.compression.entries import exchange
+from tfdist.gradients.compression.largest import Found, filled, largest_sampled, sample_size
+from tfdist.gradients.compression.ratio import checked_ratio, kept
+from tfdist.gradients.compression.vectorwise import ReducedVector, Vectorwise, mark
+from tfdist.strategy import State
+
+
+class DGC(Vectorwise):
+    """Sends the largest of what momentum would have moved, and remembers the rest.
+
+        g  = gradient, scaled to a norm of at most clip_norm / sqrt(N)     (each tensor's own norm)
+        u' = momentum u + g,   v' = v + u'                                 (momentum correction)
+        the k largest |v'| are sent, k = max(1, round(ratio n)); there u and v become 0, elsewhere u', v' (factor masking)
+
+    The sums are updates in which momentum is already contained: **the optimizer beside it is `sgd` without momentum**;
+    another one would apply momentum twice, and adaptive ones see a gradient here and there instead of each step. v is
+    the memory of what was not sent, so error feedback is off and must stay off.
+
+    Warm-up: over the first `warmup_steps` the ratio falls exponentially from `warmup_ratio` to `ratio`. Nothing is
+    padded to the largest k for that: the entries are gathered unevenly, so each step sends what its own k needs.
+
+    Cost: 8 (k + 1) bytes (a value and an index each, and one row that says k and whether the tensor was finite), which
+    each replica receives from N - 1 others; 8 n bytes of memory.
+
+    Lin et al., Deep Gradient Compression, 2018 (arXiv:1712.01887); there the ratio is 0.001, and the warm-up four
+    epochs from 0.25.
+    """
+
+    keeps_shapes = True  # the norm and the k are those of a variable, and so is the memory
+    remembers = True
+
+    def __init__(
+        self,
+        *,
+        ratio: float,
+        momentum: float = 0.9,
+        clip_norm: float | None = None,
+        warmup_steps: int = 0,
+        warmup_ratio: float = 0.25,
+    ):
+        """Args: ratio, warmup_ratio: in (0, 1], the second at least the first; momentum: in [0, 1); clip_norm: above 0."""
+        self._ratio, self._warmup_ratio = checked_ratio("dgc", ratio), checked_ratio("dgc", warmup_ratio)
+        if not _is_number(momentum) or not 0 <= momentum < 1:
+            raise InputError(f"dgc needs a momentum in [0, 1). Received: {momentum!r}. Write, say, momentum=0.9.")
+        if clip_norm is not None and (not _is_number(clip_norm) or not 0 < clip_norm < math.inf):
+            raise InputError(f"dgc needs a finite clip_norm above 0. Received: {clip_norm!r}. Leave it out for none.")
+        checked_whole("dgc", "warmup_steps", warmup_steps, 0, 2**24)
+        if warmup_steps and self._warmup_ratio < self._ratio:
+            raise InputError(
+                f"dgc's ratio falls from warmup_ratio. Received: {warmup_ratio=}, {ratio=}. Raise warmup_ratio."
+            )
+        self._momentum, self._clip_norm, self._warmup_steps = momentum, clip_norm, warmup_steps
+
+    def vector_state(self, spec: tf.TensorSpec) -> list[State]:
+        """See base class: u, v and the number of steps done."""
+        return [
+            State(f"{spec.name}/velocity", tuple(spec.shape), tf.float32, per_replica=True),
+            State(f"{spec.name}/residual", tuple(spec.shape), tf.float32, per_replica=True),
+            State(f"{spec.name}/steps", (), tf.int32, per_replica=False),
+        ]
+
+    def reduce_vector(
+        self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
+    ) -> ReducedVector:
+        """See base class. One message."""
+        velocity, residual, steps = state
+        velocity, grown = self._grow(x, velocity, residual, collectives.size)
+        found = self._largest(grown, seed_of(name, steps, collectives.rank), steps)
+        # Where k is static the message's length shall be, too: what travels can then be told without a run.
+        entries = found if self._warmup_steps else filled(found, kept(self._ratio, x.shape[0]))
+        total, checks = exchange(*entries, mark(found.values), x.shape[0], collectives, name=name)
+        velocity, residual = _masked(velocity, found.indices), _masked(grown, found.indices)
+        kept_back = [tf.reshape(new, old.shape) for new, old in zip((velocity, residual), state, strict=False)]
+        return ReducedVector(total, grown - residual, [*kept_back, steps + 1], checks)
+
+    def _grow(
+        self, x: tf.Tensor, velocity: tf.Tensor, residual: tf.Tensor, replicas: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """The new velocity and residual, as vectors, before anything is sent."""
+        if self._clip_norm is not None:
+            x *= tf.minimum(1.0, self._clip_norm / math.sqrt(replicas) / tf.norm(x))
+        velocity = self._momentum * tf.reshape(velocity, [-1]) + x
+        return velocity, tf.reshape(residual, [-1]) + velocity
+
+    def _largest(self, x: tf.Tensor, seed: tf.Tensor, steps: tf.Tensor) -> Found:
+        k: int | tf.Tensor = kept(self._ratio, x.shape[0])
+        if self._warmup_steps:
+            done = tf.minimum(tf.cast(steps, tf.float32) / self._warmup_steps, 1.0)
+            ratio = self._warmup_ratio * tf.pow(self._ratio / self._warmup_ratio, done)
+            warm = tf.maximum(tf.cast(tf.round(ratio * x.shape[0]), tf.int32), k)
+            k = tf.where(steps < self._warmup_steps, warm, k)
+        return largest_sampled(x, k, seed, sample_size(self._ratio))
+
+
+def _masked(x: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+    return tf.tensor_scatter_nd_update(x, places[:, None], tf.zeros_like(places, tf.float32))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

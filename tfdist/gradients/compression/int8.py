@@ -1,0 +1,59 @@
+"""Integers of 2 to 8 bits with a scale for each block."""
+
+import tensorflow as tf
+
+from tfdist.gradients.compression.blockwise import Blockwise, Noise
+from tfdist.gradients.compression.checked import checked_whole
+from tfdist.gradients.compression.folds import bounds, peaks
+from tfdist.gradients.compression.levels import relative, rounded
+from tfdist.gradients.compression.ratio import checked_flag
+
+
+class Int8(Blockwise):
+    """Rounds each element to one of about 2^bits levels between the bounds of its block.
+
+        symmetric:  C(x)_i = s round(L x_i / s) / L,   s = max |x| of the block,   L = 2^(bits-1) - 1
+        min-max:    C(x)_i = a + (b - a) round(L (x_i - a) / (b - a)) / L,   [a, b] the block's range,   L = 2^bits - 1
+
+        |C(x)_i - x_i| <= s / 2L, or (b - a) / 2L;  with `stochastic` twice that, and E C(x) = x
+
+    Min-max halves the step where the values of a block do not lie about 0, which those of gradients do; there it costs
+    time, and zeros do not stay zeros. Rounding to the nearest is biased, if by little at 8 bits: error feedback is on by
+    default, and off with `stochastic`. At 8 bits a sum may be coded a second time, so that it is made in shares.
+
+    Cost: bits n / 8 bytes and 4 a block (8 for min-max): at 8 bits and blocks of 1024 elements 1.004 n, which each
+    replica receives from N - 1 others, or in shares 2.008 n (N - 1) / N.
+
+    Dettmers, 8-Bit Approximations for Parallelism in Deep Learning, 2016 (arXiv:1511.04561); Gupta et al., Deep Learning
+    with Limited Numerical Precision, 2015 (arXiv:1502.02551), for stochastic rounding.
+    """
+
+    def __init__(self, *, bits: int = 8, block: int = 1024, symmetric: bool = True, stochastic: bool = False):
+        """Args: bits: 2 to 8; block: elements that share a scale, a multiple of 8; symmetric, stochastic: see above."""
+        super().__init__("int8", block)
+        self.bits = checked_whole("int8", "bits", bits, 2, 8)
+        self._symmetric = checked_flag("int8", "symmetric", symmetric)
+        self.randomized = checked_flag("int8", "stochastic", stochastic)
+        self.scales = 1 if symmetric else 2
+        self.biased = not stochastic
+        self.recodes = bits == 8
+
+    def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """See base class."""
+        added = noise(rows.shape) if self.randomized else None
+        if self._symmetric:
+            levels, scale = 2 ** (self.bits - 1) - 1, peaks(rows)
+            return [scale], rounded(relative(rows, scale[:, None]) * levels, -levels, levels, added)
+        levels, (low, high) = 2**self.bits - 1, bounds(rows)
+        # Halves, as the range of a block that is twice the largest float would be inf.
+        up, width = 0.5 * rows - 0.5 * low[:, None], (0.5 * high - 0.5 * low)[:, None]
+        return [low, high], rounded(relative(up, width) * levels, 0, levels, added)
+
+    def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
+        """See base class. The bounds come back exactly."""
+        integers = tf.cast(numbers, tf.float32)
+        if self._symmetric:
+            levels = 2 ** (self.bits - 1) - 1
+            return (integers - levels) * (1 / levels) * scales[0]
+        part = integers * (1 / (2**self.bits - 1))
+        return (1.0 - part) * scales[0] + part * scales[1]

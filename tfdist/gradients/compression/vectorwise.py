@@ -1,0 +1,75 @@
+"""Reducers that take each tensor apart, as a vector of float32."""
+
+import abc
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfdist.collectives import Collectives
+from tfdist.gradients.compression.coded import like
+from tfdist.gradients.reducer import Reduced, Reducer, split_at
+from tfdist.strategy import State
+
+
+def mark(x: tf.Tensor) -> tf.Tensor:
+    """A scalar float32 for a witness: 0 if x is finite, else NaN, so that no sum of marks overflows."""
+    return tf.where(tf.reduce_all(tf.math.is_finite(x)), 0.0, float("nan"))
+
+
+class ReducedVector(NamedTuple):
+    """What became of one vector; as `Reduced`, of one tensor.
+
+    Attributes:
+      total: [n] float32.
+      sent: [n] float32.
+      state: the new state, in the order of `vector_state`.
+      witness: see `Reduced.witnesses`.
+    """
+
+    total: tf.Tensor
+    sent: tf.Tensor
+    state: list[tf.Tensor]
+    witness: tf.Tensor
+
+
+class Vectorwise(Reducer):
+    """Sums each tensor of a list by messages of its own; an empty tensor sends nothing and keeps its state."""
+
+    def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
+        """See base class."""
+        return [state for spec in specs for state in self.vector_state(spec)]
+
+    def reduce(
+        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
+    ) -> Reduced:
+        """See base class."""
+        whole = Reduced([], [], [], [])
+        left, count = list(state), len(state) // max(1, len(tensors))
+        for i, tensor in enumerate(tensors):
+            mine, left = split_at(left, count)
+            part = Reduced([tensor], [tensor], mine, [])
+            if tensor.shape.num_elements():
+                x = tf.reshape(tf.cast(tensor, tf.float32), [-1])
+                total, sent, new_state, witness = self.reduce_vector(x, mine, collectives, name=f"{name}/{i}")
+                part = Reduced([like(total, tensor)], [like(sent, tensor)], new_state, [witness])
+            for values, more in zip(whole, part, strict=True):
+                values += more
+        return whole
+
+    def vector_state(self, spec: tf.TensorSpec) -> list[State]:
+        """The state for one tensor, as many of them whatever the tensor; by default none."""
+        return []
+
+    @abc.abstractmethod
+    def reduce_vector(
+        self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
+    ) -> ReducedVector:
+        """Sums a vector over replicas.
+
+        Args:
+          x: [n] float32, n static and at least 1.
+          state: current values, in the order of `vector_state`.
+          collectives: those of the replica.
+          name: names the messages.
+        """

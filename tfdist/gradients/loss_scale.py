@@ -1,0 +1,185 @@
+"""Loss scaling: float16 gradients, multiplied by a power of two so that small ones do not become zero.
+
+The loss is multiplied before the backward pass, the gradients are divided after it, in float32. Where a gradient
+overflows on any replica, all replicas skip the step and the scale is halved; after a run of good steps it is doubled.
+
+Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist.errors import InputError
+from tfdist.spec import call, parse
+from tfdist.strategy import HasCollectives, State
+
+
+class ScaleState(NamedTuple):
+    """Scalars, the same on all replicas.
+
+    Attributes:
+      scale: float32; what the loss is multiplied by.
+      good_steps: int32; steps since the scale changed or a step was skipped.
+      patience: int32; how many overflows are left before the scale is halved.
+      skipped_in_a_row: int32; steps skipped since the last good one.
+    """
+
+    scale: Any
+    good_steps: Any
+    patience: Any
+    skipped_in_a_row: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossScale:
+    """How the scale begins and moves; a value, whose state is kept by others.
+
+    Attributes:
+      initial: the first scale.
+      growth_interval: good steps in a row after which the scale is doubled; 0 for a scale that never moves.
+      hysteresis: overflows before the scale is halved; counted anew when it is doubled.
+      floor: the scale is never halved below this; it may be below 1.
+      cap: the scale is never doubled above this.
+    """
+
+    initial: float = 2.0**15
+    growth_interval: int = 2000
+    hysteresis: int = 1
+    floor: float = 2.0**-14
+    cap: float = 2.0**24
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        if not 0 < self.floor <= self.initial <= self.cap < float("inf"):
+            raise InputError(
+                "A loss scale needs 0 < floor <= initial <= cap. Received: "
+                f"floor={self.floor:g}, initial={self.initial:g}, cap={self.cap:g}."
+            )
+        if self.growth_interval < 0 or self.hysteresis < 1:
+            raise InputError(
+                "A loss scale needs growth_interval >= 0 and hysteresis >= 1. Received: "
+                f"growth_interval={self.growth_interval}, hysteresis={self.hysteresis}."
+            )
+
+    def state(self) -> list[State]:
+        """The state to be kept, in the order of `ScaleState`."""
+        start = ScaleState(self.initial, 0, self.hysteresis, 0)
+        dtypes = ScaleState(tf.float32, tf.int32, tf.int32, tf.int32)
+        return [
+            State(f"loss_scale/{name}", (), dtype, per_replica=False, initial=initial)
+            for name, dtype, initial in zip(ScaleState._fields, dtypes, start, strict=True)
+        ]
+
+    def after(self, state: Sequence[tf.Tensor], finite: tf.Tensor | bool) -> ScaleState:
+        """The state after one step.
+
+        Args:
+          state: the one before it.
+          finite: scalar bool; whether every gradient of every replica was.
+        """
+        old, finite = ScaleState(*state), tf.convert_to_tensor(finite)
+        if not self.growth_interval:
+            return old._replace(skipped_in_a_row=tf.where(finite, 0, old.skipped_in_a_row + 1))
+        grows = tf.logical_and(finite, old.good_steps + 1 >= self.growth_interval)
+        shrinks = tf.logical_and(tf.logical_not(finite), old.patience <= 1)
+        scale = tf.where(grows, tf.minimum(old.scale * 2, self.cap), old.scale)
+        patience = tf.where(finite, old.patience, tf.maximum(old.patience - 1, 1))
+        return ScaleState(
+            scale=tf.where(shrinks, tf.maximum(scale / 2, self.floor), scale),
+            good_steps=tf.where(tf.logical_and(finite, tf.logical_not(grows)), old.good_steps + 1, 0),
+            patience=tf.where(grows, self.hysteresis, patience),
+            skipped_in_a_row=tf.where(finite, 0, old.skipped_in_a_row + 1),
+        )
+
+
+def parse_loss_scale(text: str) -> LossScale | None:
+    """Reads `--loss_scale`: `dynamic`, `dynamic(initial_power=15, growth_interval=2000, hysteresis=1, ...)` or a number.
+
+    Args:
+      text: empty for none.
+
+    Raises:
+      InputError: the text is neither, or a parameter is not known or out of range.
+    """
+    if not text:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        spec = parse(text)
+        if spec.name != "dynamic":
+            raise InputError(f"--loss_scale must be dynamic(...) or a number. Received: {text}.") from None
+        return call(_dynamic, spec)
+    return LossScale(initial=number, growth_interval=0, floor=number, cap=number)
+
+
+def _dynamic(
+    *,
+    initial_power: float = 15,
+    growth_interval: int = 2000,
+    hysteresis: int = 1,
+    floor: float = LossScale.floor,
+    cap: float = LossScale.cap,
+) -> LossScale:
+    if growth_interval < 1:
+        raise InputError(f"A dynamic loss scale needs growth_interval >= 1. Received: {growth_interval}.")
+    return LossScale(
+        initial=2.0**initial_power, growth_interval=growth_interval, hysteresis=hysteresis, floor=floor, cap=cap
+    )
+
+
+class LossScaler:
+    """A loss scale with its state, for a training loop of one's own.
+
+    scaler = tfdist.LossScaler(strategy)
+
+    def compute(batch):  # a replica function
+        loss, gradients = ...  # of scaler.scale(loss)
+        gradients = scaler.unscale(gradients)
+        return gradients, scaler.all_finite(gradients)
+
+    gradients, finite = strategy.run(compute, batch)
+    finite = strategy.local(finite)[0]
+    tf.cond(finite, lambda: strategy.run(apply, gradients), lambda: ...)
+    scaler.update(finite)
+    """
+
+    def __init__(self, strategy: HasCollectives, loss_scale: LossScale | None = None):
+        """Args: strategy: whose replicas agree; loss_scale: by default a dynamic one."""
+        self._rule = loss_scale or LossScale()
+        self._strategy = strategy
+        self.variables = strategy.allocate(self._rule.state())
+
+    def scale(self, loss: tf.Tensor) -> tf.Tensor:
+        """The loss to differentiate; in a replica function."""
+        return loss * tf.cast(self.variables[0], loss.dtype)
+
+    def unscale(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The gradients of the loss; in a replica function."""
+        return [unscaled(gradient, tf.convert_to_tensor(self.variables[0])) for gradient in gradients]
+
+    def all_finite(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Whether every gradient of every replica is finite, a scalar bool; in a replica function, one small message."""
+        sums = [tf.reduce_sum(tf.cast(tf.convert_to_tensor(gradient), tf.float32)) for gradient in gradients]
+        [total] = self._strategy.collectives.all_reduce([tf.reshape(tf.add_n(sums) * 0, [1])], name="loss_scale/finite")
+        return tf.math.is_finite(total[0])
+
+    def update(self, finite: tf.Tensor) -> None:
+        """Moves the scale after a step; outside of replica functions, with what all of them agreed on."""
+        after = self._rule.after([tf.convert_to_tensor(v) for v in self.variables], finite)
+
+        def assign(*values: tf.Tensor) -> None:
+            for variable, value in zip(self.variables, values, strict=True):
+                variable.assign(value)
+
+        self._strategy.run(assign, *after)
+
+
+def unscaled(gradient: tf.Tensor | tf.IndexedSlices, scale: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
+    """A gradient divided by the scale of its loss."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(unscaled(gradient.values, scale), gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(scale, gradient.dtype)

@@ -1,0 +1,94 @@
+"""Sums of gradients that are a few rows of a variable, as an embedding's are."""
+
+import logging
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist.collectives import Collectives
+from tfdist.gradients.reducer import Reduced, Reducer, specs_of, split_at
+from tfdist.strategy import State
+
+_log = logging.getLogger(__name__)
+
+
+class SparseRows(Reducer):
+    """Sums `tf.IndexedSlices` as rows, where that sends less than an exact dense sum, and all others as another reducer does.
+
+    Rows of the same index are added up first; then indices and rows are gathered, each replica's own number of them,
+    and added up in the order of ranks, exactly. Cost: r rows of b bytes are r (b + 4) + 4 bytes, received from N - 1
+    replicas; a dense sum of V rows sends 2 V b (N - 1) / N. As shapes are static, r is taken for the number of indices,
+    or V if there are more than that.
+
+    Which tensors are sparse is known only when a step is traced, later than state is asked for. So the inner reducer
+    has a call, and state, for each tensor apart: whichever way one goes, no other's state changes, and its own waits
+    unused while it goes as rows. For this reason it belongs around the reducer of those variables alone that may be
+    sparse (`Routed` has them in a route of their own), and not inside error feedback, which adds dense tensors.
+    """
+
+    keeps_shapes = True
+
+    def __init__(self, inner: Reducer, names: Sequence[str] = ()):
+        """Args: inner: sums lists of one dense tensor; names: what the tensors are called in the log, in their order."""
+        self._inner = inner
+        self._names = names
+        self._said: set[int] = set()
+        self.biased = inner.biased
+
+    def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
+        """See base class: the inner reducer's for each tensor apart."""
+        return [state for spec in specs for state in self._inner.state([spec])]
+
+    def reduce(
+        self,
+        tensors: Sequence[tf.Tensor | tf.IndexedSlices],
+        state: Sequence[tf.Tensor],
+        collectives: Collectives,
+        *,
+        name: str,
+    ) -> Reduced:
+        """See base class; a tensor may be a `tf.IndexedSlices` of static dense shape. `totals` and `sent` are dense."""
+        whole = Reduced([], [], [], [])
+        left = list(state)
+        for i, (tensor, spec) in enumerate(zip(tensors, specs_of(tensors), strict=True)):
+            mine, left = split_at(left, len(self._inner.state([spec])))
+            if isinstance(tensor, tf.IndexedSlices) and self._goes_as_rows(tensor, collectives, i):
+                total, sent = _sum_rows(tensor, collectives, f"{name}/{i}")
+                part = Reduced([total], [sent], mine, [total])
+            else:
+                given = tf.reshape(tf.convert_to_tensor(tensor), spec.shape)
+                part = self._inner.reduce([given], mine, collectives, name=f"{name}/{i}")
+            for values, more in zip(whole, part, strict=True):
+                values += more
+        return whole
+
+    def _goes_as_rows(self, slices: tf.IndexedSlices, collectives: Collectives, place: int) -> bool:
+        """Whether rows send less; says so once for each tensor."""
+        indices, dense = slices.values.shape[0], slices.shape.num_elements() * slices.dtype.size
+        if not dense or indices is None or slices.dtype not in collectives.wire.gathers:
+            return False
+        rows = min(indices, slices.shape[0])
+        sparse = rows * (dense // slices.shape[0] + 4) + 4
+        fewer = sparse * collectives.size < 2 * dense
+        if place not in self._said:
+            self._said.add(place)
+            name = self._names[place] if self._names else f"tensor {place}"
+            way = "as rows" if fewer else "dense"
+            _log.info("The gradient of %s travels %s: rows are %d bytes, the whole is %d.", name, way, sparse, dense)
+        return fewer
+
+
+def _sum_rows(slices: tf.IndexedSlices, collectives: Collectives, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+    """The dense sum over replicas, and this replica's own part of it."""
+    places, positions = tf.unique(tf.cast(slices.indices, tf.int32))
+    count = tf.size(places)
+    rows = tf.math.unsorted_segment_sum(slices.values, positions, count)
+    # Each replica's count stands before its indices, so that no other message is needed to take them apart.
+    all_places, all_rows = collectives.all_gather([tf.concat([count[None], places], 0), rows], name=name)
+    total, start = tf.zeros(slices.shape, slices.dtype), 0
+    for rank in range(collectives.size):
+        end = start + all_places[start + rank]
+        mine = all_places[start + rank + 1 : end + rank + 1]
+        total = tf.tensor_scatter_nd_add(total, mine[:, None], all_rows[start:end])
+        start = end
+    return total, tf.tensor_scatter_nd_add(tf.zeros(slices.shape, slices.dtype), places[:, None], rows)

@@ -1,0 +1,8 @@
+"""What looks at a training now and then, between its steps, and leaves it as it was: costs, errors, choices."""
+
+from tfdist.inspections.auto import Auto
+from tfdist.inspections.contract import Inspection, Site
+from tfdist.inspections.exposure import Exposure, advice
+from tfdist.inspections.guard import Guard
+
+__all__ = ["Auto", "Exposure", "Guard", "Inspection", "Site", "advice"]

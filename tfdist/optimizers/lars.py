@@ -1,0 +1,157 @@
+"""LARS: a rate for each variable, for batches so large that one rate does not suit all of them."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from tfdist.errors import InputError
+
+# The paths of the variables that neither weight decay nor the rate's adaptation suits.
+NORMS_AND_BIASES = (r"(^|/)(bias|beta|gamma)$", r"(?i)norm[^/]*/[^/]+$")
+
+
+@keras.saving.register_keras_serializable(package="tfdist")
+class LARS(keras.optimizers.Optimizer):
+    r"""Layer-wise adaptive rate scaling (You, Gitman and Ginsburg, arXiv:1708.03888, algorithm 1).
+
+    For each variable w with gradient g, learning rate r, trust coefficient h, weight decay b and momentum m:
+
+        trust = h ||w|| / (||g|| + b ||w|| + epsilon)      1 where ||w||, or both ||g|| and b ||w||, are zero
+        v = m v + r trust (g + b w)
+        w = w - v                                          nesterov: w - (m v + r trust (g + b w))
+
+    With momentum correction the rate stands outside of v, as in `MomentumCorrectedSGD`; for a constant rate the two are
+    the same. Norms are computed in float32, or float64 for a float64 variable. Gradients arrive whole, so every replica
+    computes the same norms: no communication. Memory: one slot of each variable's size.
+
+    Args:
+      learning_rate: a float or a schedule. Trust makes steps small: with its usual coefficient, rates are 1 to 30. A variable
+        without adaptation takes the rate as it is: where it has no normalization to bear that, adapt all variables, or use a
+        lower rate with a larger coefficient.
+      momentum: in [0, 1).
+      nesterov: whether the step looks ahead.
+      weight_decay: of the gradient, inside the trust; at least 0. None is 0.
+      trust_coefficient: above 0.
+      epsilon: added to the norms; at least 0.
+      exclude_from_weight_decay: regular expressions; a variable is excluded if one is found in its path.
+      exclude_from_layer_adaptation: the same for the trust, which is 1 for these variables.
+      momentum_correction: whether a velocity follows when the rate changes.
+      **kwargs: as for `keras.optimizers.Optimizer`.
+
+    Raises:
+      InputError: a number is out of its range, or an expression is wrong.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 1.0,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        weight_decay: float | None = 0.0,
+        trust_coefficient: float = 0.001,
+        epsilon: float = 1e-8,
+        exclude_from_weight_decay: str | Sequence[str] = NORMS_AND_BIASES,
+        exclude_from_layer_adaptation: str | Sequence[str] = NORMS_AND_BIASES,
+        momentum_correction: bool = False,
+        **kwargs: Any,
+    ):
+        # The base's own weight decay acts on the weights, outside of the trust: it stays off.
+        super().__init__(learning_rate=learning_rate, weight_decay=None, **kwargs)
+        _check(0 <= momentum < 1, "momentum must be in [0, 1)", momentum)
+        _check((weight_decay or 0) >= 0, "weight_decay must be at least 0", weight_decay)
+        _check(trust_coefficient > 0, "trust_coefficient must be above 0", trust_coefficient)
+        _check(epsilon >= 0, "epsilon must be at least 0", epsilon)
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self.gradient_decay = weight_decay or 0.0
+        self.trust_coefficient = trust_coefficient
+        self.epsilon = epsilon
+        self.momentum_correction = momentum_correction
+        self.undecayed = _expressions(exclude_from_weight_decay)
+        self.unadapted = _expressions(exclude_from_layer_adaptation)
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """See base class."""
+        if self.built:
+            return
+        super().build(variables)
+        paths = [getattr(variable, "path", variable.name) for variable in variables]
+        self.decayed = [not _found(self.undecayed, path) for path in paths]
+        self.adapted = [not _found(self.unadapted, path) for path in paths]
+        self.momentums = self.add_optimizer_variables(variables, "momentum") if self.momentum else []
+
+    def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+        """See base class."""
+        index = self._get_variable_index(variable)
+        dtype = "float64" if variable.dtype == tf.float64 else "float32"
+        rate = ops.cast(learning_rate, dtype)
+        weights = ops.cast(variable, dtype)
+        direction = ops.cast(ops.convert_to_tensor(gradient), dtype)  # rows of an embedding become a whole gradient
+        decay = self.gradient_decay if self.decayed[index] else 0.0
+        trust = self._trust(_norm(weights), _norm(direction), decay) if self.adapted[index] else 1.0
+        step = trust * (direction + decay * weights)
+        inner, outer = (1.0, rate) if self.momentum_correction else (rate, 1.0)
+        step = inner * step
+        if self.momentum:
+            slot = self.momentums[index]
+            velocity = self.momentum * ops.cast(slot, dtype) + step
+            self.assign(slot, velocity)
+            step = self.momentum * velocity + step if self.nesterov else velocity
+        self.assign_sub(variable, outer * step)
+
+    def exclude_from_weight_decay(
+        self, var_list: Sequence[keras.Variable] | None = None, var_names: Sequence[str] | None = None
+    ) -> None:
+        """See base class; replaces the constructor's expressions."""
+        if self.built:
+            raise ValueError("`exclude_from_weight_decay()` must be called before the optimizer is built.")
+        exactly = [f"^{re.escape(variable.path)}$" for variable in var_list or ()]
+        self.undecayed = _expressions([*(var_names or ()), *exactly])
+
+    def get_config(self) -> dict[str, Any]:
+        """See base class."""
+        return super().get_config() | {
+            "momentum": self.momentum,
+            "nesterov": self.nesterov,
+            "weight_decay": self.gradient_decay,
+            "trust_coefficient": self.trust_coefficient,
+            "epsilon": self.epsilon,
+            "exclude_from_weight_decay": list(self.undecayed),
+            "exclude_from_layer_adaptation": list(self.unadapted),
+            "momentum_correction": self.momentum_correction,
+        }
+
+    def _trust(self, weights_norm: tf.Tensor, gradient_norm: tf.Tensor, decay: float) -> tf.Tensor:
+        size = gradient_norm + decay * weights_norm
+        usable = ops.logical_and(weights_norm > 0, size > 0)
+        divisor = ops.where(usable, size + self.epsilon, ops.ones_like(size))
+        return ops.where(usable, self.trust_coefficient * weights_norm / divisor, ops.ones_like(size))
+
+
+def _norm(tensor: tf.Tensor) -> tf.Tensor:
+    return ops.sqrt(ops.sum(ops.square(tensor)))
+
+
+def _check(holds: bool, rule: str, received: Any) -> None:
+    if not holds:
+        raise InputError(f"LARS: {rule}. Received: {received}.")
+
+
+def _expressions(patterns: str | Sequence[str]) -> tuple[str, ...]:
+    found = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    for pattern in found:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise InputError(
+                f"LARS: what is excluded must be regular expressions. Received: {pattern} ({error})."
+            ) from error
+    return found
+
+
+def _found(patterns: Sequence[str], path: str) -> bool:
+    return any(re.search(pattern, path) for pattern in patterns)

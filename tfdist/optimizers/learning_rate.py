@@ -1,0 +1,166 @@
+"""The learning rate as a pure function of batch size and step: scaling, warm-up and decay."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from tfdist.decay import Cosine, Decay, Linear, NoDecay, Step, parse_decay
+from tfdist.errors import InputError
+from tfdist.spec import nearest
+
+SCALINGS: Mapping[str, Callable[[float], float]] = {"none": lambda times: 1.0, "linear": float, "sqrt": math.sqrt}
+
+
+def make_learning_rate(
+    base: float,
+    *,
+    scaling: str = "none",
+    base_batch_size: int = 0,
+    batch_size: int = 0,
+    warmup_steps: int = 0,
+    warmup_start: float = 0.0,
+    decay: str = "none",
+    total_steps: int = 0,
+) -> "float | WarmupAndDecay":
+    """The learning rate of a run: a float if it is constant, else a schedule.
+
+    Args:
+      base: the rate that suits a batch of `base_batch_size`.
+      scaling: what a batch that is k times as large makes of it: "linear" k (Goyal et al., arXiv:1706.02677), "sqrt" the
+        root of k, which keeps the variance of an update (Krizhevsky, arXiv:1404.5997), "none" nothing.
+      base_batch_size: at least 1 where the rate is scaled.
+      batch_size: the run's global batch; at least 1 where the rate is scaled.
+      warmup_steps: see `WarmupAndDecay`.
+      warmup_start: see `WarmupAndDecay`.
+      decay: see `WarmupAndDecay`.
+      total_steps: see `WarmupAndDecay`.
+
+    Raises:
+      InputError: an argument is out of its range.
+    """
+    if scaling not in SCALINGS:
+        raise InputError(f"--lr_scaling={scaling} is not known.{nearest(scaling, SCALINGS)}")
+    if scaling != "none" and min(base_batch_size, batch_size) < 1:
+        raise InputError(
+            "--lr_scaling needs --base_batch_size, the batch that --learning_rate suits. Received: "
+            f"--lr_scaling={scaling} --base_batch_size={base_batch_size} --batch_size={batch_size}."
+        )
+    peak = base * SCALINGS[scaling](batch_size / base_batch_size) if scaling != "none" else base
+    schedule = WarmupAndDecay(
+        peak, warmup_steps=warmup_steps, warmup_start=warmup_start, decay=decay, total_steps=total_steps
+    )
+    return peak if schedule.is_constant else schedule
+
+
+@keras.saving.register_keras_serializable(package="tfdist")
+class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
+    """A rate that rises along a line to its peak, and falls from there.
+
+    Step k, counted from 0, has the rate peak * rise(k) * fall(k), where rise(k) = start + (1 - start) k / W below W =
+    `warmup_steps` and 1 from there on. It depends on nothing else, so a run that is continued has the same rates.
+    Computed in Keras's floatx.
+
+    Args:
+      peak: the rate at the end of the warm-up; at least 0.
+      warmup_steps: how many steps the rise takes; 0 for none.
+      warmup_start: the rate of step 0 as a part of the peak, in [0, 1]; 1 / k is where Goyal et al. begin for a batch k
+        times as large.
+      decay: what `tfdist.decay.parse_decay` reads. cosine and linear fall from the end of the warm-up to that of the run
+        and stay there; step falls after every so many steps of the run, those of the warm-up among them.
+      total_steps: of the run, for cosine and linear.
+
+    Raises:
+      InputError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        peak: float,
+        *,
+        warmup_steps: int = 0,
+        warmup_start: float = 0.0,
+        decay: str = "none",
+        total_steps: int = 0,
+    ):
+        if not (peak >= 0 and math.isfinite(peak)):
+            raise InputError(f"--learning_rate must be at least 0 and finite. Received: {peak}.")
+        if warmup_steps < 0:
+            raise InputError(f"--warmup_steps must be at least 0. Received: {warmup_steps}.")
+        if not 0 <= warmup_start <= 1:
+            raise InputError(f"--warmup_start must be a part of the peak, in [0, 1]. Received: {warmup_start}.")
+        self.peak = float(peak)
+        self.warmup_steps = warmup_steps
+        self.warmup_start = float(warmup_start)
+        self.decay = decay
+        self.total_steps = total_steps
+        self._decay = parse_decay(decay)
+        if self._decay.needs_total and warmup_steps >= total_steps:
+            raise InputError(
+                f"--decay={decay} falls from the end of the warm-up to that of the run. Received: --warmup_steps="
+                f"{warmup_steps} in a run of {total_steps} steps. Lower --warmup_steps or train longer."
+            )
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether every step has the same rate."""
+        return isinstance(self._decay, NoDecay) and (not self.warmup_steps or self.warmup_start == 1)
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """The rate of a step.
+
+        Args:
+          step: how many updates were done before it; an int or a scalar tensor.
+
+        Returns:
+          A scalar of Keras's floatx.
+        """
+        step = ops.cast(step, "int64")
+        number = ops.cast(step, keras.config.floatx())
+        rate = self.peak * ops.ones_like(number)
+        if self.warmup_steps:  # in this form it is exactly 1 at the end
+            rate *= 1 - (1 - self.warmup_start) * ops.maximum(1 - number / self.warmup_steps, 0)
+        span = max(self.total_steps - self.warmup_steps, 1)
+        progress = ops.clip((number - self.warmup_steps) / span, 0, 1)
+        return rate * _remaining(self._decay, step, progress)
+
+    def get_config(self) -> dict[str, Any]:
+        """See base class."""
+        names = ("peak", "warmup_steps", "warmup_start", "decay", "total_steps")
+        return {name: getattr(self, name) for name in names}
+
+
+@functools.singledispatch
+def _remaining(decay: Decay, step: tf.Tensor, progress: tf.Tensor) -> tf.Tensor | float:
+    """The part of the peak that is left.
+
+    Args:
+      decay: one of `tfdist.decay`.
+      step: scalar int64, of the run.
+      progress: scalar in [0, 1], from the end of the warm-up to that of the run.
+    """
+    raise TypeError(f"No rule for {decay!r}.")
+
+
+@_remaining.register
+def _(decay: NoDecay, step: tf.Tensor, progress: tf.Tensor) -> float:
+    return 1.0
+
+
+@_remaining.register
+def _(decay: Cosine, step: tf.Tensor, progress: tf.Tensor) -> tf.Tensor:
+    return decay.to + (1 - decay.to) * 0.5 * (1 + ops.cos(math.pi * progress))
+
+
+@_remaining.register
+def _(decay: Linear, step: tf.Tensor, progress: tf.Tensor) -> tf.Tensor:
+    return 1 - (1 - decay.to) * progress
+
+
+@_remaining.register
+def _(decay: Step, step: tf.Tensor, progress: tf.Tensor) -> tf.Tensor:
+    return decay.factor ** ops.cast(ops.floor_divide(step, decay.every), progress.dtype)

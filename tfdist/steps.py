@@ -1,0 +1,165 @@
+"""The steps of one trainer: how its gradients travel now, the compiled loop for that, and trials outside the training."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives import Collectives, using
+from tfdist.gradients import Reducer
+from tfdist.gradients.bucket import BUCKET_BYTES, SMALL_BYTES
+from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, chosen, compressed, parse_choice
+from tfdist.kept import Kept
+from tfdist.loop import Result, compile_loop
+from tfdist.step import Settings, Step, specs
+from tfdist.strategy import HasCollectives, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression:
+    """How gradients are summed over replicas.
+
+    Attributes:
+      methods: as in `--compression`, or a reducer of one's own.
+      min_bytes: smaller gradients are summed exactly.
+      bucket_bytes: small gradients travel together in messages of at most this size.
+    """
+
+    methods: str | Reducer = "none"
+    min_bytes: int = COMPRESSION_MIN_BYTES
+    bucket_bytes: int = BUCKET_BYTES
+
+    @property
+    def choice(self) -> Choice | None:
+        """When and among what methods are chosen by measurement, for `auto`."""
+        return None if isinstance(self.methods, Reducer) else parse_choice(self.methods)
+
+    @property
+    def rules(self) -> str:
+        """The methods to begin with."""
+        return EXACT if isinstance(self.methods, Reducer) or self.choice else self.methods
+
+    def reducer(
+        self, tensors: Sequence[tf.TensorSpec], overrides: Mapping[str, str], sparse: Collection[str]
+    ) -> Reducer:
+        """The reducer for tensors of these names, with other methods for those that `overrides` names; see `compressed`."""
+        if isinstance(self.methods, Reducer):
+            return self.methods
+        return compressed(
+            tensors,
+            self.rules,
+            overrides=overrides,
+            sparse=sparse,
+            min_bytes=self.min_bytes,
+            bucket_bytes=self.bucket_bytes,
+        )
+
+
+class Steps:
+    """Makes the steps of one model that is built. Each plan's loop is compiled once; all plans share the state."""
+
+    def __init__(
+        self, model: keras.Model, strategy: HasCollectives, settings: Settings, compression: Compression, kept: Kept
+    ):
+        """Args: model: compiled and built; kept: where state is; see `Trainer` for the others."""
+        self.model = model
+        self.strategy = strategy
+        self.specs = specs(model)
+        self.compression = compression
+        self.overrides: dict[str, str] = {}
+        own = isinstance(compression.methods, Reducer)  # which may not know of rows
+        large = [spec.name for spec in self.specs if spec.shape.num_elements() * spec.dtype.size >= SMALL_BYTES]
+        rows = {variable.path for variable in keras_internals.embeddings(model)} & set(large)
+        self._settings = replace(settings, sparse=frozenset() if own else frozenset(rows))
+        self._kept = kept
+        self._loops: dict[tuple[int, tuple[tuple[str, str], ...]], tuple[Step, Callable[..., Result]]] = {}
+        self._current: Step | None = None
+
+    def loop(self, batch_size: int) -> Callable[..., Result]:
+        """The compiled loop for a batch size and the plan of now; see `tfdist.loop.compile_loop`."""
+        key = (batch_size, tuple(sorted(self.overrides.items())))
+        if key not in self._loops:
+            settings = replace(self._settings, batch_size=batch_size)
+            step = Step(self.model, self.strategy, self.reducer(), self._kept, settings)
+            self._loops[key] = (step, compile_loop(step, self.strategy))
+        self._current, loop = self._loops[key]
+        return loop
+
+    def choose(self, methods: Mapping[str, str], candidates: Sequence[str]) -> None:
+        """From now on, these gradients travel by these methods; every process does the same at the same step.
+
+        The choice is state: `compression/choice` has a number for each gradient, its place among the candidates, or -1.
+        """
+        self.overrides |= methods
+        numbers = [candidates.index(methods[s.name]) if s.name in methods else -1 for s in self.specs]
+        [variable] = self._kept.variables([State("compression/choice", (len(numbers),), tf.int32, False, initial=-1)])
+        self.strategy.run(lambda: variable.assign(numbers))
+
+    def fall_back(self, names: Sequence[str]) -> None:
+        """From now on, these gradients are summed exactly, and what error feedback kept of them goes along."""
+        kept = {state.name for state in self.reducer().state(self.specs)}
+        self.overrides |= {name: f"none(feedback={f'{name}/error' in kept})" for name in names}
+
+    def reducer(self) -> Reducer:
+        """The reducer of now."""
+        return self.compression.reducer(self.specs, self.overrides, self._settings.sparse)
+
+    def compressible(self) -> list[tf.TensorSpec]:
+        """The gradients that are large enough to be compressed."""
+        least = self.compression.min_bytes
+        return [s for s in self.specs if s.shape.rank and s.shape.num_elements() * s.dtype.size >= least]
+
+    def compressed_names(self) -> list[str]:
+        """The gradients that do not travel as exact sums now."""
+        if isinstance(self.compression.methods, Reducer):
+            return [spec.name for spec in self.specs[:-1]]
+        methods = chosen(self.specs, self.compression.rules, self.overrides, self.compression.min_bytes)
+        return [s.name for s, method in zip(self.specs, methods, strict=True) if not method.startswith(EXACT)]
+
+    @property
+    def compresses(self) -> bool:
+        """Whether any gradient travels by another way than an exact sum."""
+        return bool(self.compressed_names())
+
+    def trial(
+        self,
+        batch_size: int,
+        reducer: Reducer | None = None,
+        collectives: Collectives | None = None,
+        read: Callable[[Step], Any] = lambda step: (),
+    ) -> Callable[[Any, tf.Tensor], Any]:
+        """Compiles a step that computes and reduces gradients, and leaves the training as it was.
+
+        Args:
+          batch_size: rows of the global batch.
+          reducer: in place of the plan's.
+          collectives: in place of the strategy's.
+          read: what else to return of the step when it was traced, such as what a reducer has observed.
+
+        Returns:
+          A compiled function (batch, step number) -> per-replica (finite, norm, what was read).
+        """
+        spoken = collectives or self.strategy.collectives
+        sparse = self._settings.sparse if reducer is None else frozenset()  # only the plan's knows of rows
+        settings = replace(self._settings, batch_size=batch_size, sparse=sparse)
+        step = Step(self.model, self.strategy, reducer or self.reducer(), self._kept, settings, spoken)
+
+        def replica_function(batch: Any, number: tf.Tensor) -> Any:
+            with using(spoken):
+                computed = step.compute(batch, number, tf.constant(True))
+            step.undo(computed)
+            return computed.finite, computed.norm, read(step)
+
+        return tf.function(lambda batch, number: self.strategy.run(replica_function, batch, number), autograph=False)
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """What a step sends: `payload_bytes` of one replica and the `compression_ratio`; empty before the first step."""
+        sent = self._current.sent if self._current else None
+        if sent is None or not sent.payload_bytes:
+            return {}
+        whole = sum(spec.shape.num_elements() * spec.dtype.size for spec in self.specs)
+        return {"payload_bytes": sent.payload_bytes, "compression_ratio": whole / sent.payload_bytes}
