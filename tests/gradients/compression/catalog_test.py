@@ -81,10 +81,10 @@ def test_each_tensor_is_sent_as_its_rule_says():
     values = [tf.constant(np.random.default_rng(0).standard_normal(s.shape).astype("float32")) for s in SPECS]
     state = [tf.zeros(s.shape, s.dtype) for s in reducer.state(SPECS)]
     reduced = reducer.reduce(values, state, recording, name="g")
-    # 60 values of topk, an index and an fp16 each; int8 has a scale; both have a check, and are filled up to 4 bytes.
+    # 60 values of topk, an index and an fp16 each; int8 has a scale for each 256; both have a check.
     assert sorted((call.operation, call.payload_bytes) for call in recording.calls) == [
         ("all_gather", 60 * (4 + 2) + 4),
-        ("all_gather", 900 + 4 + 4),
+        ("all_gather", 900 + 4 * 4 + 4),
         ("all_reduce", 4 * (2000 + 30 + 1)),
     ]
     for i in (0, 3, 4):

@@ -1,11 +1,12 @@
 """Every codec as a reducer: equal totals, nothing lost, the stated bytes, and inf and NaN seen by all."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfdist.collectives import OneReplica, Recording
-from tfdist.gradients import ErrorFeedback
 from tfdist.gradients.compression import Codec, Coded, create
 from tfdist.gradients.compression.coder import Coder
 from tfdist.rules import parse_rules
@@ -58,53 +59,50 @@ def run(together, reducer, steps, wire):
     return together(REPLICAS, rank, wire)
 
 
-def rounding(dtype):
-    return 2e-2 if dtype == "float16" else 1e-5
+def assert_near(found, wanted, i):
+    rounding = 2e-2 if DTYPES[i] == "float16" else 1e-5
+    np.testing.assert_allclose(found, wanted, rtol=rounding, atol=rounding)
 
 
 @pytest.mark.parametrize(
     ("text", "wire"), [*((text, tf.uint8) for text in METHODS), ("bf16", tf.int32), ("onebit", tf.int32)]
 )
-def test_totals_are_equal_on_all_and_what_all_sent(together, text, wire):
-    reducer, steps = named(text), gradients(1)
+def test_totals_are_equal_on_all_and_with_feedback_nothing_is_lost(together, text, wire):
+    steps, sizes = gradients(2), [int(np.prod(shape)) for shape in SHAPES if np.prod(shape)]
+    reducer = named(f"{text[:-1]},feedback=True)" if "(" in text else f"{text}(feedback=True)")
+    stated = sum(-(-(reducer.inner._codec.payload_bytes(size) + 4) // 4) * 4 for size in sizes)
     ranks = run(together, reducer, steps, wire)
-    codec = getattr(reducer, "inner", reducer)._codec
-    sizes = [int(np.prod(shape)) for shape in SHAPES if np.prod(shape)]
-    stated = sum(-(-(codec.payload_bytes(size) + 4) // 4) * 4 for size in sizes)
     assert [payload for _, payload in ranks] == [stated * len(steps)] * REPLICAS
     for step in zip(*(made for made, _ in ranks), strict=True):
         for i, total in enumerate(step[0].totals):
             assert (total.shape, total.dtype) == (SHAPES[i], DTYPES[i])
             assert all(other.totals[i].numpy().tobytes() == total.numpy().tobytes() for other in step)
-            sent = sum(other.sent[i].numpy().astype("float64") for other in step)
-            np.testing.assert_allclose(sent, total, rtol=rounding(DTYPES[i]), atol=rounding(DTYPES[i]))
+            assert_near(sum(other.sent[i].numpy().astype("float64") for other in step), total, i)
         for mine in step:
             assert all(np.isfinite(witness).all() for witness in mine.witnesses)
             assert len(mine.witnesses) == len(sizes)
-
-
-@pytest.mark.parametrize("text", METHODS)
-def test_with_feedback_nothing_is_lost(together, text):
-    reducer, steps = named(f"{text[:-1]},feedback=True)" if "(" in text else f"{text}(feedback=True)"), gradients(3)
-    assert isinstance(reducer, ErrorFeedback)
-    for rank, (made, _) in enumerate(run(together, reducer, steps, tf.uint8)):
-        for i, dtype in enumerate(DTYPES):
+    for rank, (made, _) in enumerate(ranks):
+        for i in range(len(SHAPES)):
             given = sum(step[rank][i].astype("float64") for step in steps)
             sent = sum(reduced.sent[i].numpy().astype("float64") for reduced in made)
-            kept = made[-1].state[i].numpy().astype("float64")
-            np.testing.assert_allclose(sent + kept, given, rtol=rounding(dtype), atol=rounding(dtype))
+            assert_near(sent + made[-1].state[i].numpy(), given, i)
 
 
 @pytest.mark.parametrize("text", METHODS)
-def test_one_bad_element_anywhere_is_seen_by_all(together, text):
-    reducer, [step] = named(text), gradients(1)
-    for number, bad in enumerate((np.nan, np.inf, -np.inf)):
-        values = [[value.copy() for value in mine] for mine in step]
-        values[1][2].flat[[0, 77, -1][number]] = bad
-        found = [made[0].witnesses for made, _ in run(together, reducer, [values], tf.uint8)]
-        for mine in found:
-            assert [w.numpy().tobytes() for w in mine] == [w.numpy().tobytes() for w in found[0]]
-            assert [bool(np.isfinite(w).all()) for w in mine] == [True, False, True, True, True]
+def test_a_bad_element_anywhere_is_seen_by_all(together, text):
+    reducer, [values] = named(text), gradients(1)
+    values[0][2].flat[0], values[1][3].flat[77], values[2][4].flat[-1] = np.nan, np.inf, -np.inf
+    found = [made[0].witnesses for made, _ in run(together, reducer, [values], tf.uint8)]
+    for mine in found:
+        assert [w.numpy().tobytes() for w in mine] == [w.numpy().tobytes() for w in found[0]]
+        good, (nan, inf, minus), zeros = mine[0], mine[1:4], mine[4]
+        assert np.isfinite(good).all()
+        assert np.isfinite(zeros).all()
+        assert [list(np.isfinite(w)) for w in (nan, inf, minus)] == [
+            [False, True, True],
+            [True, False, True],
+            [True, True, False],
+        ]
 
 
 @pytest.mark.parametrize("text", METHODS)
@@ -169,17 +167,17 @@ def test_draws_are_counted_and_make_other_seeds(together):
             seeds.append(tuple(code[1].numpy()))
             return code[0]
 
-    def rank(collectives):
-        reducer, draws = Coded(Seeing()), [tf.constant(0), tf.constant(0)]
-        for step in range(2):
-            for name in ("g", "h"):
-                reduced = reducer.reduce([tf.ones([3]), tf.ones([0])], draws, collectives, name=f"{name}{step}")
-            draws = reduced.state
-        return draws, reduced.totals[0]
+    def step(collectives, draws):
+        for name in ("g", "h"):
+            reduced = Coded(Seeing()).reduce([tf.ones([3]), tf.ones([0])], draws, collectives, name=name)
+        return reduced
 
-    for draws, total in together(2, rank):
-        assert [int(d) for d in draws] == [2, 2]
-        np.testing.assert_array_equal(total, [1, 1, 1])
+    draws = [tf.constant(0), tf.constant(0)]
+    for number in (1, 2):
+        [first, second] = together(2, functools.partial(step, draws=draws))
+        assert [int(d) for d in first.state] == [int(d) for d in second.state] == [number, number]
+        np.testing.assert_array_equal(first.totals[0], [1, 1, 1])
+        draws = first.state
     assert len(set(seeds)) == 2 * 2 * 2, "one for each step, name and replica"
 
 

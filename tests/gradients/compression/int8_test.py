@@ -88,6 +88,12 @@ def test_another_seed_rounds_otherwise():
     assert (coded(codec, x) != coded(codec, x, tf.constant([5, 7]))).mean() > 0.2
 
 
+def test_the_last_block_has_noise_of_its_own():
+    codec, values = Int8(block=64, stochastic=True), np.linspace(-1, 1, 63, dtype="float32")
+    found = coded(codec, np.concatenate([values, values[:1], values]))
+    assert (found[:63] != found[64:]).any()
+
+
 def test_min_max_is_finer_where_a_block_is_not_about_zero():
     x = np.random.default_rng(0).uniform(3, 4, 512).astype("float32")
     errors = [np.abs(coded(Int8(symmetric=symmetric), x) - x).max() for symmetric in (True, False)]
@@ -95,10 +101,10 @@ def test_min_max_is_finer_where_a_block_is_not_about_zero():
 
 
 def test_cost():
-    assert Int8().payload_bytes(8_388_608) == 8_388_608 + 4 * 8192
+    assert Int8().payload_bytes(8_388_608) == 8_388_608 + 4 * 32768
     assert Int8(bits=4, block=64).payload_bytes(640) == 320 + 4 * 10
-    assert Int8(symmetric=False).payload_bytes(1024) == 1024 + 8
-    assert Int8(bits=3).payload_bytes(1024 + 1) == 3 * 128 + 4 + 3 + 4
+    assert Int8(symmetric=False).payload_bytes(1024) == 1024 + 4 * 8
+    assert Int8(bits=3).payload_bytes(256 + 1) == 3 * 32 + 4 + 3 + 4
 
 
 @pytest.mark.parametrize(

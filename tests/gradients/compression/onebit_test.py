@@ -35,7 +35,7 @@ def test_signs_and_mean_magnitudes(x):
 
 
 def test_a_bit_an_element_and_a_magnitude_a_block():
-    assert OneBit().payload_bytes(8_388_608) == 8_388_608 // 8 + 4 * 8192
+    assert OneBit().payload_bytes(8_388_608) == 8_388_608 // 8 + 4 * 32768
     assert OneBit(block=64).payload_bytes(65) == 8 + 4 + 1 + 4
     assert OneBit().biased
 

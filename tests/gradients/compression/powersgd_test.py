@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tfdist.collectives import OneReplica, Recording
 from tfdist.errors import InputError
 from tfdist.gradients import ErrorFeedback
+from tfdist.gradients.compression import compressed
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.powersgd import PowerSGD
 from tfdist.testing import processes
@@ -106,6 +107,14 @@ def test_payload(ranks):
     assert ranks[0]["payload"] == 4 * (2 * sum(m + n for m, n in THIN.values()) + exact)
     specs = [tf.TensorSpec(shape, tf.float32, f"v{i}") for i, shape in enumerate(SHAPES)]
     assert PowerSGD(rank=2).payload_bytes(specs) == ranks[0]["payload"]
+
+
+def test_two_messages_whatever_the_buckets():
+    """It packs its factors by itself: buckets would cost a pair of messages each."""
+    specs = [tf.TensorSpec([300, 400], tf.float32, f"v{i}") for i in range(5)]
+    reducer, recording = compressed(specs, "powersgd", small_bytes=1, bucket_bytes=1), Recording(OneReplica())
+    reduced(reducer, [tf.ones(spec.shape) for spec in specs], collectives=recording)
+    assert [call.shapes for call in recording.calls] == [((5 * 4 * 300,),), ((5 * 4 * 400,),)]
 
 
 @pytest.mark.parametrize("text", ["powersgd", "powersgd(rank=1, warm_start=False)"])

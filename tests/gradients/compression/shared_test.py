@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from tfdist.collectives import Recording
 from tfdist.gradients import ErrorFeedback
-from tfdist.gradients.compression import create
+from tfdist.gradients.compression import Codec, create
+from tfdist.gradients.compression.casts import BF16
 from tfdist.gradients.compression.shared import Shared
 from tfdist.rules import parse_rules
 
@@ -73,6 +74,11 @@ def test_bytes_are_those_of_two_codes_of_a_share(together):
     assert [call.payload_bytes for call in calls] == [4 * (2 * share + 4), 2 * share + 4]
 
 
+def test_with_three_it_sends_less_than_to_all(together):
+    [calls, *_] = [calls for _, calls in run(together, named("bf16"), vectors(3, 1))]
+    assert [call.operation for call in calls] == ["all_to_all", "all_gather"]
+
+
 @pytest.mark.parametrize(("replicas", "exchanges"), [(2, True), (4, False)])
 def test_else_each_code_goes_to_all(together, replicas, exchanges):
     [calls, *_] = [calls for _, calls in run(together, named("bf16"), vectors(replicas, 1), exchanges)]
@@ -89,6 +95,23 @@ def test_one_bad_element_anywhere_is_seen_by_all(together, text):
         assert not np.isfinite(witnesses[0]).all()
     witnesses = [made[0].witnesses[0].numpy() for made, _ in run(together, named(text), vectors(3, 1))]
     assert np.isfinite(witnesses).all()
+
+
+class Hiding(BF16):
+    """Its codes do not show what is not finite."""
+
+    def encode(self, x, seed):
+        return super().encode(tf.where(tf.math.is_finite(x), x, 0.0), seed)
+
+    def check(self, x, code):
+        return Codec.check(self, x, code)
+
+
+def test_what_codes_do_not_show_the_checks_do(together):
+    values = vectors(3, 1)
+    values[0, 2, 5] = np.nan
+    for made, _ in run(together, Shared(Hiding()), values):
+        assert list(np.isfinite(made[0].witnesses[0])) == [False, True, True], "of the share in which it is"
 
 
 def test_vectors_shorter_than_the_shares(together):

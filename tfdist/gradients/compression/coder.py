@@ -11,7 +11,7 @@ from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.packing import Packing
 
 _CHECK = tf.TensorSpec([1], tf.float32)
-# Below this size a code is made in less time than XLA would save in a long run, against the second that it compiles.
+# XLA takes longer to compile what is made of fewer elements than it saves in a usual run.
 _COMPILED_FROM = 16 * 1024
 
 
@@ -41,7 +41,8 @@ class Coder:
         """Returns the code of a tensor of any floating dtype and shape, at least one element, as `wire` carries it."""
         size = tensor.shape.num_elements()
         packing = self.packing(size, wire)
-        return packing.on_wire(self._function(self._encode, size, packing)(tensor, seed))
+        vector = tf.reshape(tensor, [-1])  # not within: of all shapes of a size there is one function
+        return packing.on_wire(self._function(self._encode, size, packing)(vector, seed))
 
     def sum(self, packed: tf.Tensor, replicas: int, size: int, wire: Wire) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the sum [size] float32 of several replicas' vectors, and their checks [replicas] float32.
@@ -60,8 +61,8 @@ class Coder:
         packing = self.packing(size, wire)
         return self._function(self._decode, size, packing)(packing.views(packed, 1))
 
-    def _encode(self, size: int, packing: Packing, tensor: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        x = tf.reshape(tf.cast(tensor, tf.float32), [-1])
+    def _encode(self, size: int, packing: Packing, vector: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        x = tf.cast(vector, tf.float32)
         code = self._codec.encode(x, seed)
         check = self._function(self._check, size, compiles=True)(x, code)
         return packing.join([*code, tf.reshape(check, [1])])

@@ -21,14 +21,14 @@ class Int8(Blockwise):
     time, and zeros do not stay zeros. Rounding to the nearest is biased, if by little at 8 bits: error feedback is on by
     default, and off with `stochastic`. At 8 bits a sum may be coded a second time, so that it is made in shares.
 
-    Cost: bits n / 8 bytes and 4 a block (8 for min-max): at 8 bits and blocks of 1024 elements 1.004 n, which each
-    replica receives from N - 1 others, or in shares 2.008 n (N - 1) / N.
+    Cost: bits n / 8 bytes and 4 a block (8 for min-max): at 8 bits and blocks of 256 elements 1.016 n, which each
+    replica receives from N - 1 others, or in shares 2.031 n (N - 1) / N.
 
     Dettmers, 8-Bit Approximations for Parallelism in Deep Learning, 2016 (arXiv:1511.04561); Gupta et al., Deep Learning
     with Limited Numerical Precision, 2015 (arXiv:1502.02551), for stochastic rounding.
     """
 
-    def __init__(self, *, bits: int = 8, block: int = 1024, symmetric: bool = True, stochastic: bool = False):
+    def __init__(self, *, bits: int = 8, block: int = 256, symmetric: bool = True, stochastic: bool = False):
         """Args: bits: 2 to 8; block: elements that share a scale, a multiple of 8; symmetric, stochastic: see above."""
         super().__init__("int8", block)
         self.bits = checked_whole("int8", "bits", bits, 2, 8)
