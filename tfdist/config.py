@@ -212,7 +212,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Checks each field, then all rules between fields."""
         for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
+            object.__setattr__(self, field.name, checked(field, getattr(self, field.name)))
         if not self.steps and not self.epochs:
             object.__setattr__(self, "epochs", _DEFAULT_EPOCHS)
         for names, broken, rule in _RULES:
@@ -335,7 +335,7 @@ def flag_text(name: str, value: Any) -> str:
     return f"--{name}={text}"
 
 
-def _checked(field: dataclasses.Field, value: Any) -> Any:
+def checked(field: dataclasses.Field, value: Any) -> Any:
     """Returns the value as it is kept; raises `InputError` if the field's type or its `Flag` forbids it."""
     flag: Flag = field.metadata["flag"]
     optional = field.default is None

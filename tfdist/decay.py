@@ -23,8 +23,8 @@ class NoDecay(Decay):
 
 
 @dataclasses.dataclass(frozen=True)
-class Cosine(Decay):
-    """From the end of the warm-up to the end of the run along half a cosine (Loshchilov and Hutter, arXiv:1608.03983).
+class Falling(Decay):
+    """From the end of the warm-up to the end of the run.
 
     Attributes:
       to: the end's rate as a part of the peak, in [0, 1].
@@ -34,22 +34,15 @@ class Cosine(Decay):
     needs_total = True
 
     def __post_init__(self) -> None:
-        _check_part("cosine", "to", self.to)
+        _check_part(type(self).__name__.lower(), "to", self.to)
 
 
-@dataclasses.dataclass(frozen=True)
-class Linear(Decay):
-    """From the end of the warm-up to the end of the run along a line.
+class Cosine(Falling):
+    """Along half a cosine (Loshchilov and Hutter, arXiv:1608.03983)."""
 
-    Attributes:
-      to: the end's rate as a part of the peak, in [0, 1].
-    """
 
-    to: float = 0.0
-    needs_total = True
-
-    def __post_init__(self) -> None:
-        _check_part("linear", "to", self.to)
+class Linear(Falling):
+    """Along a line."""
 
 
 @dataclasses.dataclass(frozen=True)

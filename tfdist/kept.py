@@ -43,10 +43,13 @@ class Kept:
             self._kept[state.name] = (state, variable)
         return [self._kept[name][1] for name in names]
 
+    def array(self, name: str) -> KeptArray:
+        """The value of one state, copied to the host."""
+        state, variable = self._kept[name]
+        values = self._strategy.local(variable)
+        own = np.stack([np.asarray(value) for value in values]) if state.per_replica else np.asarray(values[0])
+        return KeptArray(state.per_replica, own)
+
     def arrays(self) -> dict[str, KeptArray]:
-        """The values of all states by name."""
-        found = {}
-        for name, (state, variable) in self._kept.items():
-            values = np.stack([np.asarray(value) for value in self._strategy.local(variable)])
-            found[name] = KeptArray(state.per_replica, values if state.per_replica else values[0])
-        return found
+        """The values of all states by name, copied to the host."""
+        return {name: self.array(name) for name in self._kept}

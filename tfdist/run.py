@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals, metrics
 from tfdist.callbacks import Callbacks, validation_logs
-from tfdist.data import Examples, Pipeline
+from tfdist.data import Examples, Pipeline, epoch_of_step, last_step_of_epoch, steps_in_epochs
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.inspections import Inspection, Site, advice
 from tfdist.loop import Result
@@ -127,7 +127,12 @@ class Run:
         self._profile = profile
         epochs = -(-schedule.steps * batch_size // source.size)
         self._callbacks = Callbacks(
-            callbacks, self._model, self._strategy, epochs=epochs, steps=-(-source.size // batch_size), verbose=0
+            callbacks,
+            self._model,
+            self._strategy,
+            epochs=epochs,
+            steps=steps_in_epochs(1, source.size, batch_size),
+            verbose=0,
         )
         self._window, self._epoch = metrics.Totals(), metrics.Totals()
         self._window_losses: list[float] = []
@@ -164,8 +169,8 @@ class Run:
 
     def _one_epoch(self) -> bool:
         """Trains to the end of the epoch or of the run; returns whether to stop."""
-        epoch = self._trainer.step * self._batch_size // self._source.size
-        end = min(self._schedule.steps, -(-(epoch + 1) * self._source.size // self._batch_size))
+        epoch = epoch_of_step(self._trainer.step, self._source.size, self._batch_size)
+        end = min(self._schedule.steps, last_step_of_epoch(epoch, self._source.size, self._batch_size) + 1)
         self._epoch, self._epoch_losses = metrics.Totals(), []
         self._callbacks.on_epoch_begin(epoch)
         stopped = False
@@ -212,7 +217,7 @@ class Run:
 
     def _batch(self, step: int) -> Any:
         """Rows like those of a step, read apart; of the first epoch, so that a stream has not far to skip."""
-        number = step % -(-self._source.size // self._batch_size)
+        number = step % steps_in_epochs(1, self._source.size, self._batch_size)
         pipeline = Pipeline(self._source, self._batch_size, self._trainer.seed, number)
         return next(self._strategy.distribute(pipeline.dataset))
 

@@ -129,7 +129,7 @@ class Steps:
         batch_size: int,
         reducer: Reducer | None = None,
         collectives: Collectives | None = None,
-        read: Callable[[Step], Any] = lambda step: (),
+        read: Callable[[], Any] = tuple,
     ) -> Callable[[Any, tf.Tensor], Any]:
         """Compiles a step that computes and reduces gradients, and leaves the training as it was.
 
@@ -137,7 +137,7 @@ class Steps:
           batch_size: rows of the global batch.
           reducer: in place of the plan's.
           collectives: in place of the strategy's.
-          read: what else to return of the step when it was traced, such as what a reducer has observed.
+          read: what else to return, such as what the reducer has observed; called when the step was traced.
 
         Returns:
           A compiled function (batch, step number) -> per-replica (finite, norm, what was read).
@@ -151,7 +151,7 @@ class Steps:
             with using(spoken):
                 computed = step.compute(batch, number, tf.constant(True))
             step.undo(computed)
-            return computed.finite, computed.norm, read(step)
+            return computed.finite, computed.norm, read()
 
         return tf.function(lambda batch, number: self.strategy.run(replica_function, batch, number), autograph=False)
 

@@ -8,7 +8,15 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals, metrics
-from tfdist.data import Examples, as_data_set, as_examples, check_equal_shares, steps_in_epochs, with_class_weight
+from tfdist.data import (
+    Examples,
+    as_data_set,
+    as_examples,
+    check_equal_shares,
+    epoch_of_step,
+    steps_in_epochs,
+    with_class_weight,
+)
 from tfdist.data.pipeline import check_batch_size
 from tfdist.errors import InputError
 from tfdist.evaluation import Evaluator
@@ -227,7 +235,7 @@ class Trainer:
         """What the loss is multiplied by now; None without loss scaling."""
         if self._settings.loss_scale is None:
             return None
-        return float(self.state["loss_scale/scale"].values)
+        return float(self._kept.array("loss_scale/scale").values)
 
     @property
     def state(self) -> dict[str, KeptArray]:
@@ -244,7 +252,7 @@ class Trainer:
         self.average_statistics()
         if not self.strategy.is_chief:
             return
-        if any(isinstance(layer, SyncBatchNormalization) for layer in keras_internals.layers_of(self.model)):
+        if _synchronized(self.model):
             with_batch_norm(self.model, "local").save(path)
         elif "tfdist" in str(keras.saving.serialize_keras_object(self.model.optimizer)):
             with keras_internals.not_compiled(self.model) as plain:
@@ -265,8 +273,7 @@ class Trainer:
             )
 
     def _check_micro_steps(self) -> None:
-        layers = keras_internals.layers_of(self.model)
-        synchronized = [layer for layer in layers if isinstance(layer, SyncBatchNormalization)]
+        synchronized = _synchronized(self.model)
         if self._settings.micro_steps > 1 and synchronized:
             raise InputError(
                 "Synchronized BatchNorm takes the moments of all rows of a step, which accumulation computes one part "
@@ -275,12 +282,16 @@ class Trainer:
             )
 
 
+def _synchronized(model: keras.Model) -> list[keras.Layer]:
+    return [layer for layer in keras_internals.layers_of(model) if isinstance(layer, SyncBatchNormalization)]
+
+
 def _end_of_epochs(step: int, epochs: int, size: int, batch_size: int) -> int:
     """The step that ends so many epochs more: of whole ones behind an epoch's end, else counted from here."""
-    ended = step * batch_size // size
+    ended = epoch_of_step(step, size, batch_size)
     if step == steps_in_epochs(ended, size, batch_size):
         return steps_in_epochs(ended + epochs, size, batch_size)
-    return step + -(-epochs * size // batch_size)
+    return step + steps_in_epochs(epochs, size, batch_size)
 
 
 def _check_same_data(strategy: Strategy, data: Examples) -> None:

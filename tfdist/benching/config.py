@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from tfdist.benching.measured import TRAFFIC
-from tfdist.config import WRITTEN, Flag, TrainConfig
+from tfdist.config import WRITTEN, Flag, TrainConfig, checked
 from tfdist.errors import InputError
 from tfdist.spec import nearest
 
@@ -91,8 +91,10 @@ class BenchConfig:
     )
     sizes: str = _own("4B:64MB", MEASURED, f"{_SIZES}, times {GROWTH} each. KB is 1024.", check=_checked_sizes)
     dtype: str = _own("float32", MEASURED, f"Of the elements: {', '.join(DTYPES)}.", choices=DTYPES)
-    repeats: int = _own(5, MEASURED, "How often each size is measured.", least=1)
-    repeat_seconds: float = _own(0.05, MEASURED, "Calls follow each other for about so long in each repeat.")
+    repeats: int = _own(5, MEASURED, "How often each size is measured.", least=1, most=10**9)
+    repeat_seconds: float = _own(
+        0.05, MEASURED, "Calls follow each other for about so long in each repeat.", most=10**9
+    )
     strategy: str = _same("strategy")
     devices: int = _same("devices")
     tpu: str = _same("tpu")
@@ -109,22 +111,7 @@ class BenchConfig:
             object.__setattr__(self, name, getattr(where, name))
         for name in ("operations", "sizes", "dtype", "repeats", "repeat_seconds"):
             field = next(field for field in dataclasses.fields(self) if field.name == name)
-            object.__setattr__(self, name, _checked(name, field.metadata["flag"], getattr(self, name)))
-
-
-def _checked(name: str, flag: Flag, value: Any) -> Any:
-    """Returns the value as it is kept; raises `InputError` if its `Flag` forbids it."""
-    if not isinstance(value, str):
-        if not flag.least <= value <= 10**9:
-            raise InputError(f"--{name} must be at least {flag.least} and at most {10**9}. Received: {value}.")
-        return value
-    try:
-        value = flag.check(value.strip())
-    except InputError as error:
-        raise InputError(f"--{name}: {error}") from error
-    if flag.choices and value not in flag.choices:
-        raise InputError(f"--{name}={value} is not known.{nearest(value, flag.choices)}")
-    return value
+            object.__setattr__(self, name, checked(field, getattr(self, name)))
 
 
 def _bytes(text: str, whole: str) -> int:

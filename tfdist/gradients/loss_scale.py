@@ -134,6 +134,7 @@ def _dynamic(
 class LossScaler:
     """A loss scale with its state, for a training loop of one's own.
 
+    ```python
     scaler = tfdist.LossScaler(strategy)
 
     def compute(batch):  # a replica function
@@ -145,6 +146,7 @@ class LossScaler:
     finite = strategy.local(finite)[0]
     tf.cond(finite, lambda: strategy.run(apply, gradients), lambda: ...)
     scaler.update(finite)
+    ```
     """
 
     def __init__(self, strategy: HasCollectives, loss_scale: LossScale | None = None):

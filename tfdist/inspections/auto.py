@@ -5,8 +5,6 @@ encoding, latency and bytes is compared. Rank 0 decides for all; the choice take
 """
 
 import logging
-import statistics
-import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -17,9 +15,9 @@ from tfdist.gradients.compression import EXACT, Choice, create
 from tfdist.inspections.contract import Inspection, Site
 from tfdist.inspections.exposure import TRIAL_SECONDS
 from tfdist.inspections.link import Link, measure
+from tfdist.inspections.timing import median_seconds
 from tfdist.rules import parse_rules
 
-REPEATS = 5
 CLEARLY = 0.9  # of the time of an exact sum
 
 _log = logging.getLogger(__name__)
@@ -74,14 +72,7 @@ class Auto(Inspection):
             reduced = reducer.reduce([tensor], state, recordings[-1], name="auto")
             return tf.add_n([tf.reduce_sum(tf.cast(x, tf.float32)) for x in (*reduced.totals, *reduced.state)])
 
-        once = tf.function(lambda: strategy.run(replica_function), autograph=False)
-        seconds = []
-        for _ in range(REPEATS + 1):
-            began = time.perf_counter()
-            for value in strategy.local(once()):
-                value.numpy()
-            seconds.append(time.perf_counter() - began)
-        return Cost(statistics.median(seconds[1:]), recordings[-1].calls)
+        return Cost(median_seconds(strategy, replica_function), recordings[-1].calls)
 
 
 def _seconds(link: Link, cost: Cost, bandwidth: float | None = None) -> float:

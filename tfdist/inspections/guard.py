@@ -43,7 +43,7 @@ class Guard(Inspection):
         if self._plan != steps.overrides:
             self._plan = dict(steps.overrides)
             self._both = BothWays(steps.reducer(), steps.specs, watched)
-            self._trial = steps.trial(self._site.batch_size, self._both, read=lambda _: self._both.observed)
+            self._trial = steps.trial(self._site.batch_size, self._both, read=lambda: self._both.observed)
         _, _, observed = self._trial(self._site.batch(step), tf.constant(step, tf.int64))
         local = steps.strategy.local
         errors, cosines = ([float(local(x)[0]) for x in values] for values in zip(*observed, strict=True))

@@ -1,17 +1,15 @@
 """The link between replicas, as the engine's all-reduce sees it: latency and bandwidth, fitted to two sizes."""
 
 import dataclasses
-import statistics
-import time
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfdist.collectives import Call
+from tfdist.inspections.timing import median_seconds
 from tfdist.strategy import HasCollectives
 
 SMALL, LARGE = 4 * 1024, 4 * 1024 * 1024
-REPEATS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,18 +45,11 @@ def measure(strategy: HasCollectives) -> Link:
 
 
 def _seconds(strategy: HasCollectives, size: int) -> float:
-    """Median seconds of one all-reduce; a second one of a single number tells that everybody has its result."""
+    """Median seconds of one all-reduce."""
 
     def replica_function() -> tf.Tensor:
         data = tf.random.stateless_uniform([size // 4], [0, size])
         [total] = strategy.collectives.all_reduce([data], name=f"link/{size}")
         return tf.reduce_sum(total)
 
-    once = tf.function(lambda: strategy.run(replica_function), autograph=False)
-    seconds = []
-    for _ in range(REPEATS + 1):
-        began = time.perf_counter()
-        for value in strategy.local(once()):
-            value.numpy()
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds[1:])  # the first one compiles
+    return median_seconds(strategy, replica_function)

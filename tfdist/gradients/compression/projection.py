@@ -1,19 +1,15 @@
 """Random projection: sums of elements with random signs travel, the same sums on all replicas."""
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.coded import seed_of
 from tfdist.gradients.compression.compiled import compiled
 from tfdist.gradients.compression.ratio import checked_flag, checked_ratio, kept
 from tfdist.gradients.compression.signs import flipped, sign_bits
-from tfdist.gradients.compression.vectorwise import ReducedVector, Vectorwise, mark
-from tfdist.strategy import State
+from tfdist.gradients.compression.vectorwise import Drawing, mark
 
 
-class Projection(Vectorwise):
+class Projection(Drawing):
     """Projects a vector on k random directions, k = max(1, round(ratio n)).
 
         S [k, n]: S_ji = s_i if i mod k = j, else 0, with random signs s;   E[S^T S] = I
@@ -39,21 +35,17 @@ class Projection(Vectorwise):
         self._unbiased = checked_flag("projection", "unbiased", unbiased)
         self.biased = not unbiased
 
-    def vector_state(self, spec: tf.TensorSpec) -> list[State]:
-        """See base class: how often it has drawn."""
-        return [State(f"{spec.name}/draws", (), tf.int32, per_replica=False)]
-
-    def reduce_vector(
-        self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReducedVector:
+    def reduce_drawn(
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See base class. One message."""
-        [draws], size = state, x.shape[0]
+        size = x.shape[0]
         k = kept(self._ratio, size)
-        bits = sign_bits(-(-size // k), k, seed_of(name, draws, 0))
+        bits = sign_bits(-(-size // k), k, seed)
         message = tf.concat([compiled(_project, size, k)(x, bits), mark(x)[None]], axis=0)
         [summed] = collectives.all_reduce([message], name=name)
         total, sent = (compiled(_back, size, k, int(self._unbiased))(y[:k], bits) for y in (summed, message))
-        return ReducedVector(total, sent, [draws + 1], summed[k:])
+        return total, sent, summed[k:]
 
 
 def _project(size: int, k: int, x: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:

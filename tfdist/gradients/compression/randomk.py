@@ -1,18 +1,14 @@
 """Random-k: elements drawn alike by all replicas, so that their values alone are all-reduced."""
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.coded import seed_of
 from tfdist.gradients.compression.entries import dense
 from tfdist.gradients.compression.ratio import checked_flag, checked_ratio, kept
-from tfdist.gradients.compression.vectorwise import ReducedVector, Vectorwise, mark
-from tfdist.strategy import State
+from tfdist.gradients.compression.vectorwise import Drawing, mark
 
 
-class RandomK(Vectorwise):
+class RandomK(Drawing):
     """Sends k random elements, k = max(1, round(ratio n)), the same ones of every replica.
 
         C(x)_i = x_i if i is drawn, else 0;   E |x - C(x)|^2 = (1 - k/n) |x|^2
@@ -37,21 +33,17 @@ class RandomK(Vectorwise):
         self._unbiased = checked_flag("randomk", "unbiased", unbiased)
         self.biased = not unbiased
 
-    def vector_state(self, spec: tf.TensorSpec) -> list[State]:
-        """See base class: how often it has drawn."""
-        return [State(f"{spec.name}/draws", (), tf.int32, per_replica=False)]
-
-    def reduce_vector(
-        self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReducedVector:
+    def reduce_drawn(
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See base class. One message."""
-        [draws], size = state, x.shape[0]
+        size = x.shape[0]
         k = kept(self._ratio, size)
-        indices, lengths = drawn(k, size, seed_of(name, draws, 0))
+        indices, lengths = drawn(k, size, seed)
         values = tf.gather(x, indices) * (tf.cast(lengths, tf.float32) if self._unbiased else 1.0)
         [summed] = collectives.all_reduce([tf.concat([values, mark(x)[None]], axis=0)], name=name)
         total, sent = dense(indices[None], summed[None, :k], size), dense(indices[None], values[None], size)
-        return ReducedVector(total, sent, [draws + 1], summed[k:])
+        return total, sent, summed[k:]
 
 
 def drawn(k: int, size: int, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -1,21 +1,17 @@
 """Count sketch: replicas add up small tables in which the largest elements of the whole gradient can be found."""
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.gradients.compression.checked import checked_whole
-from tfdist.gradients.compression.coded import seed_of
 from tfdist.gradients.compression.compiled import compiled
 from tfdist.gradients.compression.entries import dense
 from tfdist.gradients.compression.largest import filled, largest_sampled, sample_size
 from tfdist.gradients.compression.signs import flipped, sign_bits
-from tfdist.gradients.compression.vectorwise import ReducedVector, Vectorwise, mark
-from tfdist.strategy import State
+from tfdist.gradients.compression.vectorwise import Drawing, mark
 
 
-class Sketch(Vectorwise):
+class Sketch(Drawing):
     """Finds the k elements that are largest in the sum over replicas, and sums those exactly.
 
         T_r,j = sum over replicas and over i with h_r(i) = j of s_r(i) x_i        (`rows` tables of `columns`, all-reduced)
@@ -45,30 +41,26 @@ class Sketch(Vectorwise):
         self._rows = checked_whole("sketch", "rows", rows, 1, 99)
         self._k = checked_whole("sketch", "k", max(1, columns // 10) if k is None else k, 1, columns)
 
-    def vector_state(self, spec: tf.TensorSpec) -> list[State]:
-        """See base class: how often it has drawn."""
-        return [State(f"{spec.name}/draws", (), tf.int32, per_replica=False)]
-
-    def reduce_vector(
-        self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
-    ) -> ReducedVector:
+    def reduce_drawn(
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """See base class. Two messages; one if the vector is short."""
-        [draws], size = state, x.shape[0]
+        size = x.shape[0]
         if size <= self._rows * self._columns:
             [total] = collectives.all_reduce([x], name=name)
-            return ReducedVector(total, x, [draws + 1], total)
-        places, check = self._places(x, draws, collectives, name)
+            return total, x, total
+        places, check = self._places(x, seed, collectives, name)
         values = tf.where(places < 0, 0.0, tf.gather(x, tf.maximum(places, 0)))
         [summed] = collectives.all_reduce([values], name=f"{name}/values")
         total, sent = (dense(places[None], each[None], size) for each in (summed, values))
-        return ReducedVector(total, sent, [draws + 1], check)
+        return total, sent, check
 
     def _places(
-        self, x: tf.Tensor, draws: tf.Tensor, collectives: Collectives, name: str
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Where the sum over replicas is largest, [k] int32, negative in slots not used, and the mark of everything [1]."""
         size, blocks = x.shape[0], -(-x.shape[0] // self._columns)
-        seeds = tf.random.split(seed_of(name, draws, 0), self._rows + 2)
+        seeds = tf.random.split(seed, self._rows + 2)
         bits = tf.stack([sign_bits(blocks, self._columns, seeds[row]) for row in range(self._rows)])
         offsets = tf.random.stateless_uniform([self._rows, blocks], seeds[-2], 0, self._columns, tf.int32)
         static = (size, self._rows, self._columns)

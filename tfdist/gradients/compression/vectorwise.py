@@ -7,7 +7,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.coded import like
+from tfdist.gradients.compression.coded import like, seed_of
 from tfdist.gradients.reducer import Reduced, Reducer, split_at
 from tfdist.strategy import State
 
@@ -70,6 +70,35 @@ class Vectorwise(Reducer):
         Args:
           x: [n] float32, n static and at least 1.
           state: current values, in the order of `vector_state`.
+          collectives: those of the replica.
+          name: names the messages.
+        """
+
+
+class Drawing(Vectorwise):
+    """Reducers that draw numbers, anew at each step and alike on all replicas: the state is how often they have drawn."""
+
+    def vector_state(self, spec: tf.TensorSpec) -> list[State]:
+        """See base class."""
+        return [State(f"{spec.name}/draws", (), tf.int32, per_replica=False)]
+
+    def reduce_vector(
+        self, x: tf.Tensor, state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
+    ) -> ReducedVector:
+        """See base class."""
+        [draws] = state
+        total, sent, witness = self.reduce_drawn(x, seed_of(name, draws, 0), collectives, name=name)
+        return ReducedVector(total, sent, [draws + 1], witness)
+
+    @abc.abstractmethod
+    def reduce_drawn(
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Sums a vector over replicas; returns `total`, `sent` and `witness` of a `ReducedVector`.
+
+        Args:
+          x: [n] float32, n static and at least 1.
+          seed: [2] int32, the same on all replicas.
           collectives: those of the replica.
           name: names the messages.
         """
