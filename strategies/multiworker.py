@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.cluster import Cluster
-from tfdist.devices import limit_threads
+from tfdist.devices import share_cores
 from tfdist.endings import sigterm_ends
 from tfdist.errors import InputError, PeerLostError
 from tfdist.group import Group
@@ -34,10 +34,10 @@ class MultiWorker(TensorFlowStrategy):
           cluster: this process among the job's.
           join: joins the job's group.
           communication: the engine's implementation, "auto", "ring" or "nccl".
-          intra_op_threads: of one operation; 0 for a share of the cores.
+          intra_op_threads: of one operation; 0 for a share of the cores, and to keep to it.
           start_timeout_seconds: how long to wait for the other servers, once all processes have come.
         """
-        limit_threads(cluster, intra_op_threads)
+        share_cores(cluster, intra_op_threads)
         group = join(cluster)
         cluster = _with_addresses(cluster, group)
         options = tf.distribute.experimental.CommunicationOptions(

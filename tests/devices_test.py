@@ -57,12 +57,13 @@ def test_without_gpus_there_is_nothing_to_choose():
 def test_processes_of_a_host_share_its_cores(monkeypatch, local_size, asked, expected):
     noted: list[int] = []
     monkeypatch.setattr(devices.os, "sched_getaffinity", lambda pid: range(8))
+    monkeypatch.setattr(devices, "bind_to_share", lambda *_: None)
     monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", noted.append)
-    devices.limit_threads(Cluster(size=local_size, local_size=local_size), asked)
+    devices.share_cores(Cluster(size=local_size, local_size=local_size), asked)
     assert noted == expected
 
 
 def test_threads_are_fixed_once_tensorflow_runs():
     tf.constant(1)
     with pytest.raises(InputError, match="Make the strategy first"):
-        devices.limit_threads(Cluster(), 7)
+        devices.share_cores(Cluster(), 7)

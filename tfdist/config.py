@@ -122,7 +122,9 @@ class TrainConfig:
         "", WHERE, "HOST:PORT at which rank 0 is met, where the environment does not say it.", check=_address
     )
     start_timeout_seconds: float = _flag(120.0, WHERE, "How long to wait for the other processes.", least=1)
-    intra_op_threads: int = _flag(0, WHERE, "Threads of one operation; 0: a fair share of the host's cores.")
+    intra_op_threads: int = _flag(
+        0, WHERE, "Threads of one operation; 0: a fair share of the host's cores, to which the process keeps."
+    )
     steps_per_call: int = _flag(10, WHERE, "Steps in one call of the compiled loop; changes speed alone.", least=1)
     jit_compile: bool = _flag(False, WHERE, "Compile forward and backward with XLA.")
     batch_size: int = _flag(64, LEARNS, "Examples in a step, over all replicas.", least=1)

@@ -5,6 +5,7 @@ import os
 import tensorflow as tf
 
 from tfdist.cluster import Cluster
+from tfdist.cores import bind_to_share
 from tfdist.errors import InputError
 
 
@@ -26,16 +27,18 @@ def local_device_names(count: int) -> list[str]:
     return [f"GPU:{i}" for i in range(count or len(gpus))]
 
 
-def limit_threads(cluster: Cluster, intra_op_threads: int = 0) -> None:
-    """Shares this host's cores between the job's processes on it.
+def share_cores(cluster: Cluster, intra_op_threads: int = 0) -> None:
+    """Shares this host's cores between the job's processes on it, where there are several.
 
     Args:
       cluster: says how many processes are on this host.
-      intra_op_threads: threads for one operation; 0 for cores / processes, and TensorFlow's default for one process.
+      intra_op_threads: threads for one operation; 0 for cores / processes, and then this process keeps to its share of the
+        cores, if it can; see `tfdist.cores`.
     """
     threads = intra_op_threads
     if not threads and cluster.local_size > 1:
         threads = max(1, len(os.sched_getaffinity(0)) // cluster.local_size)
+        bind_to_share(cluster.local_rank, cluster.local_size)
     if threads:
         try:
             tf.config.threading.set_intra_op_parallelism_threads(threads)

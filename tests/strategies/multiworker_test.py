@@ -35,7 +35,7 @@ def test_servers_that_are_late(monkeypatch, loss, message):
         raise tf.errors.DeadlineExceededError(None, None, "Barrier timed out.")
 
     monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", late)
-    monkeypatch.setattr(multiworker, "limit_threads", lambda *_: None)
+    monkeypatch.setattr(multiworker, "share_cores", lambda *_: None)
     monkeypatch.setattr(multiworker.keras_internals, "limit_start_of_workers", lambda *given: limits.append(given))
     with pytest.raises(PeerLostError) as caught:
         multiworker.MultiWorker(cluster=Cluster(), join=lambda _: Losing(loss), start_timeout_seconds=7.5)

@@ -1,0 +1,56 @@
+import os
+
+import pytest
+
+from tfdist import cores
+
+
+@pytest.fixture
+def host(monkeypatch, tmp_path):
+    """A host of two sockets of two cores of two threads, numbered as Linux does: the second threads come last."""
+    bound: list[list[int]] = []
+    for cpu in range(8):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{cpu % 4 // 2}\n")
+        (folder / "core_id").write_text(f"{cpu % 2}\n")
+    monkeypatch.setattr(cores, "TOPOLOGY", tmp_path)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, share: bound.append(share))
+    return bound
+
+
+def test_both_threads_of_a_core_go_to_one_process(host):
+    for rank in range(4):
+        cores.bind_to_share(rank, 4)
+    assert host == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+def test_a_process_stays_on_one_socket(host):
+    cores.bind_to_share(0, 2)
+    assert host == [[0, 4, 1, 5]]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5, 8])
+def test_shares_are_disjoint_complete_and_nearly_equal(processes):
+    shares = [cores.share(list(range(8)), rank, processes) for rank in range(processes)]
+    assert sum(shares, []) == list(range(8))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_choice_made_before_is_left_alone(host, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    cores.bind_to_share(0, 2)
+    assert not host
+
+
+def test_more_processes_than_cores_share_them_all(host):
+    cores.bind_to_share(0, 9)
+    assert not host
+
+
+def test_without_topology_cores_are_taken_by_number(host, monkeypatch, tmp_path):
+    monkeypatch.setattr(cores, "TOPOLOGY", tmp_path / "missing")
+    cores.bind_to_share(1, 2)
+    assert host == [[4, 5, 6, 7]]
