@@ -11,9 +11,9 @@ from tfdist.tf_distribute import TensorFlowStrategy
 
 
 class TPU(TensorFlowStrategy):
-    """Replicas on the cores of one TPU or slice; every replica gets the same number of rows."""
+    """Replicas on the cores of one TPU or slice."""
 
-    equal_shares = True
+    compiles_replicas = True
 
     def __init__(self, *, cluster: Cluster, join: Callable[[Cluster], Group], tpu: str = ""):
         """Args: tpu: the TPU's name, its grpc:// address, or "local" on a TPU VM."""

@@ -22,7 +22,7 @@ LAYERS = {
     "strategies": "strategies horovod_rendezvous tf_distribute",
     "strategy": "strategy loading",
     "talking": "collectives group",
-    "foundation": "cluster config cores decay detect devices endings engine_errors errors horovod_build hostlist"
+    "foundation": "cluster config cores decay detect devices endings engine_errors errors fitting horovod_build hostlist"
     " keras_internals layout mesh own_code randomness rules spec tf_config",
 }
 ORDER = list(LAYERS)

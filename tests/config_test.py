@@ -157,3 +157,10 @@ def test_verify_is_checked_like_train():
         VerifyConfig(tolerance=-1.0)
     with pytest.raises(InputError, match="--steps=10 --epochs=2"):
         VerifyConfig(epochs=2)
+
+
+@pytest.mark.parametrize("lossy", [{"precision": "mixed_bfloat16"}, {"compression": "int8"}])
+def test_what_is_not_exact_by_design_needs_a_tolerance(lossy):
+    with pytest.raises(InputError, match="say with --tolerance how near"):
+        VerifyConfig(**lossy)
+    assert VerifyConfig(**lossy, tolerance=0.1).tolerance == 0.1

@@ -70,15 +70,17 @@ def test_sample_weights(mirrored2):
         (12, 5, "--batch_size must be divisible .* Received: --batch_size=5 and 2 replicas. Use 4 or 6."),
     ],
 )
-def test_a_strategy_of_equal_shares_refuses_what_it_cannot_share(mirrored2, monkeypatch, size, batch_size, message):
-    monkeypatch.setattr(mirrored2, "equal_shares", True)  # as on a TPU
+def test_a_strategy_that_compiles_replicas_refuses_what_it_cannot_share(
+    mirrored2, monkeypatch, size, batch_size, message
+):
+    monkeypatch.setattr(mirrored2, "compiles_replicas", True)  # as on a TPU
     trainer = make_trainer(mirrored2, **FEW)
     with pytest.raises(InputError, match=message):
         trainer.evaluate((X[:size], Y[:size]), batch_size=batch_size)
 
 
-def test_a_strategy_of_equal_shares_evaluates_what_it_can(mirrored2, monkeypatch):
-    monkeypatch.setattr(mirrored2, "equal_shares", True)
+def test_a_strategy_that_compiles_replicas_evaluates_what_it_can(mirrored2, monkeypatch):
+    monkeypatch.setattr(mirrored2, "compiles_replicas", True)
     results = make_trainer(mirrored2, **FEW).evaluate((X[:12], Y[:12]), batch_size=8)
     assert results == pytest.approx(by_keras(X[:12], Y[:12], **FEW), rel=1e-5)
 

@@ -14,7 +14,7 @@ from tfdist.data import ArraySource, Pipeline
 from tfdist.gradients import Bucketed, Sum
 from tfdist.kept import Kept
 from tfdist.loop import compile_loop
-from tfdist.step import Computed, Settings, Step
+from tfdist.step import Settings, Step
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.standard_normal((8, 6, 6, 1)).astype("float32")
@@ -45,11 +45,9 @@ def test_every_model_has_a_case():
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) if n == "resnet50" else n for n in MODELS])
-def test_the_whole_step_compiles_with_xla(single, name):
-    """Forward, backward, reduction and update in one program, as a TPU needs it; shapes are static.
-
-    `Step.compute` but for the times of day, which XLA has not.
-    """
+def test_the_whole_step_compiles_with_xla(single, monkeypatch, name):
+    """Forward, backward, reduction and update in one program, as a TPU needs it; shapes are static."""
+    monkeypatch.setattr(single, "compiles_replicas", True)
     spec, shape = MODELS[name]
     x = TOKENS[:2] if len(shape) == 1 else RANDOM.standard_normal((2, *shape)).astype("float32")
     y = TOKENS[:2] if len(shape) == 1 else np.array([0, 1])
@@ -59,10 +57,9 @@ def test_the_whole_step_compiles_with_xla(single, name):
 
     @tf.function(jit_compile=True, autograph=False)
     def whole():
-        gradients, loss, _ = step._differentiate((x, y))
-        *whole, loss = step._reducer.reduce([*gradients, loss], [], single.collectives, name="gradients").totals
-        step.apply(Computed(whole, [], [], [], loss, True, loss, 0.0), frozenset())
-        return loss
+        computed = step.compute((x, y), tf.constant(0, tf.int64), tf.constant(True))
+        step.apply(computed, frozenset())
+        return computed.loss
 
     loss = float(single.run(whole))
     assert np.isfinite(loss)

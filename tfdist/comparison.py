@@ -5,6 +5,7 @@ Both start from the same weights and take the same global batches. Every variabl
 so this takes as much memory as (steps + 1) copies of the model.
 """
 
+import dataclasses
 import hashlib
 import re
 from collections.abc import Callable
@@ -60,7 +61,8 @@ def verify(session: Session, say: Callable[[str], None]) -> bool:
     if not session.strategy.is_chief:
         return True
     single = create("single", Cluster(), lambda _: LocalGroup())
-    reference = make_trainer(session, single)
+    whole = dataclasses.replace(session.config, compression="none")
+    reference = make_trainer(dataclasses.replace(session, config=whole), single)
     reference.build(session.data.train)
     noise = _noise(session, reference)
     limit = tolerance(session.config, reference.model.optimizer)

@@ -229,7 +229,21 @@ class VerifyConfig(TrainConfig):
 
     steps: int = _flag(10, LONG, "How many updates; 0: --epochs says how long.")
     float64: bool = _flag(False, CHECKS, "Compute in float64, where rounding and mistakes are far apart.")
-    tolerance: float = _flag(0.0, CHECKS, "Largest relative difference that passes; 0: by precision and optimizer.")
+    tolerance: float = _flag(
+        0.0,
+        CHECKS,
+        "Largest relative difference that passes; 0: by optimizer and --float64. Needed with 16 bits or --compression.",
+    )
+
+    def __post_init__(self) -> None:
+        """Checks what differs from one device by design: 16 bits round each replica's part by itself, codes leave out."""
+        super().__post_init__()
+        if not self.tolerance and (self.precision, self.compression) != ("float32", "none"):
+            raise InputError(
+                "Neither 16 bits nor compression give the result of one device to rounding: say with --tolerance how near it "
+                "has to be, or leave them out. Received: "
+                f"{flag_text('precision', self.precision)} {flag_text('compression', self.compression)}."
+            )
 
 
 # The combinations that exclude each other: whose flags, when, and the rule with its remedy.

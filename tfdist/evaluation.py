@@ -31,7 +31,7 @@ class Evaluator:
           data: a source.
           batch_size: examples at a time, over all replicas.
         """
-        if self._strategy.equal_shares:  # padding would count in metrics that take no weights
+        if self._strategy.compiles_replicas:  # padding would count in metrics that take no weights
             check_equal_shares(batch_size, self._strategy.replicas)
             if data.size % self._strategy.replicas:
                 raise InputError(

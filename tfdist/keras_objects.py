@@ -9,7 +9,8 @@ import keras
 
 from tfdist.errors import InputError
 from tfdist.optimizers import LARS, MomentumCorrectedSGD
-from tfdist.spec import call, load_object, nearest, parse
+from tfdist.own_code import call_own
+from tfdist.spec import load_object, nearest, parse
 
 _BY_LABELS = ("accuracy", "acc", "crossentropy", "ce")  # names that Keras resolves by the labels' form
 _SHORT = {
@@ -31,13 +32,13 @@ def create_optimizer(text: str, learning_rate: Any, momentum_correction: bool = 
       momentum_correction: whether sgd and lars keep their momentum apart from the rate.
 
     Raises:
-      InputError: the name or an argument is not known.
+      InputError: the name or an argument is not known, or refused by the optimizer.
     """
     spec = parse(text)
     known = _classes(keras.optimizers, keras.Optimizer, without=("Optimizer", "LossScaleOptimizer", "MultiOptimizer"))
     known |= {"lars": LARS} | ({"sgd": MomentumCorrectedSGD} if momentum_correction else {})
     offered = {"learning_rate": learning_rate, "momentum_correction": momentum_correction}
-    made = call(_find(spec.name, known, "--optimizer"), spec, **offered)
+    made = call_own("--optimizer", _find(spec.name, known, "--optimizer"), spec, **offered)
     if not isinstance(made, keras.Optimizer):
         raise InputError(f"--optimizer={text} must make a keras.Optimizer. Received: {type(made).__name__}.")
     return made
@@ -51,7 +52,7 @@ def create_loss(text: str) -> keras.Loss:
     """
     spec = parse(text)
     known = _classes(keras.losses, keras.Loss, without=("Loss",))
-    made = call(_find(_SHORT.get(spec.name, spec.name), known, "--loss"), spec)
+    made = call_own("--loss", _find(_SHORT.get(spec.name, spec.name), known, "--loss"), spec)
     if not isinstance(made, keras.Loss):
         raise InputError(f"--loss={text} must make a keras.Loss. Received: {type(made).__name__}.")
     return made

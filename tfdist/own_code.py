@@ -1,4 +1,4 @@
-"""Calling the functions that users name in flags, so that their errors are told in one line with the place."""
+"""Calling what users name in flags, so that its errors are told in one line with the place."""
 
 import inspect
 import traceback
@@ -11,10 +11,10 @@ from tfdist.spec import Spec, call
 
 
 def call_own(flag: str, function: Callable[..., Any], spec: Spec, **offered: Any) -> Any:
-    """Calls a user's own function as `spec.call` does.
+    """Calls a user's own function, or a class of Keras, as `spec.call` does.
 
     Args:
-      flag: that names the function, as in `--model`.
+      flag: that names it, as in `--model`.
       function: what the spec's name stands for.
       spec: its arguments.
       **offered: see `spec.call`.
@@ -29,7 +29,7 @@ def call_own(flag: str, function: Callable[..., Any], spec: Spec, **offered: Any
             raise
         raise InputError(
             f"{flag}={spec} must not fail. Received: {type(error).__name__}: {one_line(str(error)).rstrip('.')} "
-            f"({_place(function, error)}). Mend the function."
+            f"({_place(function, error)}). Mend the function, or what it is given."
         ) from error
 
 

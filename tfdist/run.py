@@ -15,6 +15,7 @@ from tfdist import keras_internals, metrics
 from tfdist.callbacks import Callbacks, validation_logs
 from tfdist.data import Examples, Pipeline, epoch_of_step, last_step_of_epoch, steps_in_epochs
 from tfdist.errors import InputError, NotFiniteError
+from tfdist.fitting import must_fit
 from tfdist.inspections import Inspection, Site, advice
 from tfdist.loop import Result
 from tfdist.reporting import NullProfile, Reporter, RunPlan, StepTimer
@@ -191,7 +192,7 @@ class Run:
         self._profile.at(trainer.step)
         log = (trainer.step + count) % schedule.log_every == 0 or trainer.step + count == schedule.steps
         self._callbacks.on_train_batch_begin(trainer.step)
-        with self._timer.call(count), _naming(trainer.step):
+        with self._timer.call(count), must_fit(self._source.element_spec), _naming(trainer.step):
             result = trainer.steps.loop(self._batch_size)(
                 self._iterator, tf.constant(trainer.step, tf.int64), tf.constant(count), tf.constant(log)
             )

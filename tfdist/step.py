@@ -59,7 +59,7 @@ class Computed(NamedTuple):
       loss: scalar; the global batch's, equal on every replica.
       finite: scalar bool; whether the loss and every gradient are, the same on every replica.
       norm: scalar; the gradients' global norm before clipping, where it was asked for or needed, else 0.
-      busy: scalar float64; seconds from the batch's arrival to this replica's own gradients.
+      busy: scalar float64; seconds from the batch's arrival to this replica's own gradients; 0 where there is no clock.
     """
 
     gradients: list[tf.Tensor]
@@ -106,11 +106,11 @@ class Step:
           step: scalar int64; steps made so far.
           with_norm: scalar bool; whether the global norm is wanted, which costs a pass over the gradients.
         """
-        arrived = _now(batch)
+        arrived = self._now(batch)
         before = [tf.identity(variable) for variable in self._restored]
         randomness.reseed(self._seeds, self.settings.seed, step, self._collectives.rank)
         gradients, value = self._local_gradients(batch)
-        busy = _now(gradients) - arrived
+        busy = self._now(gradients) - arrived
         state = [tf.convert_to_tensor(variable) for variable in self._state]
         self.sent = Recording(self._collectives)  # of the last trace: what one replica hands over
         reduced = self._reducer.reduce([*gradients, value], state, self.sent, name="gradients")
@@ -232,6 +232,13 @@ class Step:
         shares = self._collectives.size * self.settings.micro_steps
         return loss.training_loss(self._model, parts, totals, rows, batch_size=batch_size, shares=shares), outputs
 
+    def _now(self, after: Any) -> tf.Tensor:
+        """The time, in seconds, when all tensors of a structure are there."""
+        if self._strategy.compiles_replicas:
+            return tf.zeros([], tf.float64)
+        with tf.control_dependencies([x for x in tf.nest.flatten(after) if tf.is_tensor(x)]):
+            return tf.timestamp()
+
     def _norm(self, gradients: list[tf.Tensor], wanted: tf.Tensor) -> tf.Tensor:
         if self.settings.clip.norm:
             return _global_norm(gradients)
@@ -265,9 +272,3 @@ def _dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variab
     if gradient is None:
         return tf.zeros(variable.shape, variable.dtype)
     return tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
-
-
-def _now(after: Any) -> tf.Tensor:
-    """The time, in seconds, when all tensors of a structure are there."""
-    with tf.control_dependencies([x for x in tf.nest.flatten(after) if tf.is_tensor(x)]):
-        return tf.timestamp()

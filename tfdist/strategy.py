@@ -53,7 +53,8 @@ class Strategy(abc.ABC):
       group: the control plane of the job's processes.
       replicas: how many replicas the job has.
       local_replicas: the numbers of this process's replicas, in order.
-      equal_shares: whether every replica must get the same number of rows (static shapes).
+      compiles_replicas: whether XLA compiles what replicas run: shapes are static, so that every replica must get the same
+        number of rows, and there is no clock.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Strategy(abc.ABC):
     group: Group
     replicas: int
     local_replicas: range
-    equal_shares: bool = False
+    compiles_replicas: bool = False
 
     @property
     def is_chief(self) -> bool:

@@ -20,6 +20,7 @@ from tfdist.data import (
 from tfdist.data.pipeline import check_batch_size
 from tfdist.errors import InputError
 from tfdist.evaluation import Evaluator
+from tfdist.fitting import must_fit
 from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
@@ -162,7 +163,7 @@ class Trainer:
           NotFiniteError: a loss is inf or NaN; names the step.
         """
         shares = self.strategy.replicas * self._settings.micro_steps
-        if self.strategy.equal_shares:
+        if self.strategy.compiles_replicas:
             check_equal_shares(batch_size, shares)
         check_batch_size(batch_size, shares)
         whole = as_data_set(data, "data")
@@ -216,7 +217,8 @@ class Trainer:
             return
         batched = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), data.element_spec)
         with self.strategy.scope():
-            keras_internals.build(self.model, batched)
+            with must_fit(data.element_spec):
+                keras_internals.build(self.model, batched)
             self.strategy.synchronize([*self.model.variables, *self.model.optimizer.variables])
         if not self.model.trainable_variables:
             raise InputError("A model needs variables to be trained. Received: no trainable variable.")

@@ -140,6 +140,7 @@ def test_what_may_be_coded_twice_is_summed_in_shares():
         ("none|fp16", r"A \| stands between .* Received: none\|fp16"),
         ("topk(ratio=0.1)|none", r"A \| stands between"),
         ("topk(ratio=0.1)|signsgd", r"A \| stands between"),
+        ("onebit(feedback=3)", "onebit needs feedback=True or False. Received: 3"),
         ("dgc(ratio=0.1, feedback=True)", "dgc has a memory of its own. .* Leave out feedback"),
         ("path=kernel: bf16; *: foo", "foo is not known"),
         ("no.such_module:name", "needs the module no.such_module, whose import failed"),

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.errors import InputError
 from tfdist.gradients.bucket import BUCKET_BYTES, SMALL_BYTES, Bucketed
+from tfdist.gradients.compression.checked import checked_flag
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.coded import Coded
 from tfdist.gradients.compression.shared import Shared
@@ -89,7 +90,7 @@ def create(methods: Sequence[Spec]) -> Reducer:
     Raises:
       InputError: a name or a parameter is not known or out of range, or the two cannot be combined.
     """
-    feedback = [spec.args["feedback"] for spec in methods if "feedback" in spec.args]
+    feedback = [checked_flag(s.name, "feedback", s.args["feedback"]) for s in methods if "feedback" in s.args]
     made = [_make(Spec(spec.name, {k: v for k, v in spec.args.items() if k != "feedback"})) for spec in methods]
     first = made[0]
     for spec, second in zip(methods[1:], made[1:], strict=True):

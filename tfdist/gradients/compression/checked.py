@@ -1,4 +1,4 @@
-"""Parameters of methods that are whole numbers."""
+"""Checks of what methods are given."""
 
 from tfdist.errors import InputError
 
@@ -10,5 +10,14 @@ def checked_whole(method: str, parameter: str, value: int, low: int, high: int, 
         raise InputError(
             f"{method} needs {parameter} to be {kind} from {low} to {high}. Received: {value!r}. "
             f"Write, say, {method}({parameter}={low})."
+        )
+    return value
+
+
+def checked_flag(method: str, parameter: str, value: bool) -> bool:
+    """Returns a value that is True or False; `method` and `parameter` name it in the error."""
+    if not isinstance(value, bool):
+        raise InputError(
+            f"{method} needs {parameter}=True or False. Received: {value!r}. Leave it out for the default."
         )
     return value

@@ -3,10 +3,9 @@
 import tensorflow as tf
 
 from tfdist.gradients.compression.blockwise import Blockwise, Noise
-from tfdist.gradients.compression.checked import checked_whole
+from tfdist.gradients.compression.checked import checked_flag, checked_whole
 from tfdist.gradients.compression.folds import bounds, peaks
 from tfdist.gradients.compression.levels import relative, rounded
-from tfdist.gradients.compression.ratio import checked_flag
 
 
 class Int8(Blockwise):

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError
 from tfdist.gradients.bucket import Bucketed
+from tfdist.gradients.compression.checked import checked_flag
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.coded import Coded, like, seed_of
 from tfdist.gradients.compression.compiled import compiled
@@ -49,12 +50,8 @@ class PowerSGD(Reducer):
         """Args: rank: columns of the factors, at least 1; warm_start: whether a step starts from the last one's Q'."""
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
             raise InputError(f"powersgd needs a whole rank of at least 1. Received: {rank!r}. Write, say, rank=4.")
-        if not isinstance(warm_start, bool):
-            raise InputError(
-                f"powersgd needs warm_start=True or False. Received: {warm_start!r}. Leave it out for True."
-            )
         self._rank = rank
-        self._warm_start = warm_start
+        self._warm_start = checked_flag("powersgd", "warm_start", warm_start)
         self._factors: Reducer = Bucketed(Sum())
 
     def then(self, codec: Codec) -> "PowerSGD":

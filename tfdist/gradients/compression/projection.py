@@ -3,8 +3,9 @@
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
+from tfdist.gradients.compression.checked import checked_flag
 from tfdist.gradients.compression.compiled import compiled
-from tfdist.gradients.compression.ratio import checked_flag, checked_ratio, kept
+from tfdist.gradients.compression.ratio import checked_ratio, kept
 from tfdist.gradients.compression.signs import flipped, sign_bits
 from tfdist.gradients.compression.vectorwise import Drawing, mark
 

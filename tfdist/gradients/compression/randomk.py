@@ -3,8 +3,9 @@
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
+from tfdist.gradients.compression.checked import checked_flag
 from tfdist.gradients.compression.entries import dense
-from tfdist.gradients.compression.ratio import checked_flag, checked_ratio, kept
+from tfdist.gradients.compression.ratio import checked_ratio, kept
 from tfdist.gradients.compression.vectorwise import Drawing, mark
 
 

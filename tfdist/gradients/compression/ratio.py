@@ -10,13 +10,6 @@ def checked_ratio(method: str, ratio: float) -> float:
     return float(ratio)
 
 
-def checked_flag(method: str, parameter: str, value: bool) -> bool:
-    """Returns a value that is True or False; `method` and `parameter` name it in the error."""
-    if not isinstance(value, bool):
-        raise InputError(f"{method} needs {parameter}=True or False. Received: {value!r}. Leave it out for False.")
-    return value
-
-
 def kept(ratio: float, size: int) -> int:
     """How many of `size` elements are sent: max(1, round(ratio size)), of an empty vector none."""
     return min(size, max(1, round(ratio * size)))

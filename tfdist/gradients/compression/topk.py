@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.errors import InputError
+from tfdist.gradients.compression.checked import checked_flag
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.entries import dense
 from tfdist.gradients.compression.largest import filled, largest, largest_sampled, magnitudes, sample_size
 from tfdist.gradients.compression.noise import folded_in
-from tfdist.gradients.compression.ratio import checked_flag, checked_ratio, kept
+from tfdist.gradients.compression.ratio import checked_ratio, kept
 
 _METHODS = ("exact", "sampled")
 

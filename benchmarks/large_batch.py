@@ -1,0 +1,88 @@
+"""What a batch 16 times as large costs in accuracy, with the linear rule and a warm-up, without the warm-up, and without both.
+
+    python benchmarks/large_batch.py --epochs=4 --seeds=3
+
+Trains the CNN of `learning.py` with two replicas, everywhere for the same epochs, and prints a Markdown table: accuracy on
+all test images (mean over the seeds), and the difference to the small batch with its standard error over the seeds.
+
+Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017 (arXiv:1706.02677).
+"""
+
+import argparse
+import logging
+import math
+import statistics
+import sys
+from typing import Any
+
+import keras
+from learning import data
+
+import tfdist
+from tfdist.optimizers import MomentumCorrectedSGD, make_learning_rate
+
+BASE, TIMES = 64, 16
+ROWS = {  # batch, rule, epochs of warm-up
+    "base": (BASE, "none", 0.0),
+    "16 times, linear rule and warm-up": (BASE * TIMES, "linear", 1.0),
+    "16 times, linear rule alone": (BASE * TIMES, "linear", 0.0),
+    "16 times, rate as it was": (BASE * TIMES, "none", 0.0),
+}
+
+
+def train(strategy: tfdist.Strategy, whole: Any, row: str, seed: int, given: argparse.Namespace) -> float:
+    """Trains once; returns the accuracy on the test images, in points of a hundred."""
+    batch_size, rule, warmup = ROWS[row]
+    steps_in_epoch = whole.train.size // batch_size
+    rate = make_learning_rate(
+        given.rate,
+        scaling=rule,
+        base_batch_size=BASE,
+        batch_size=batch_size,
+        warmup_steps=round(warmup * steps_in_epoch),
+        warmup_start=1 / TIMES,
+        decay="cosine",
+        total_steps=given.epochs * steps_in_epoch,
+    )
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(seed)
+    with strategy.scope():
+        trainer = tfdist.Trainer(
+            tfdist.models.build("cnn(filters=(16, 32))", whole.input_shape, whole.classes),
+            optimizer=MomentumCorrectedSGD(rate, momentum=0.9),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            seed=seed,
+        )
+    trainer.fit(
+        whole.train, batch_size=batch_size, steps=given.epochs * steps_in_epoch, log_every=10**6, measure_every=0
+    )
+    return 100 * trainer.evaluate(whole.test, batch_size=1000)["accuracy"]
+
+
+def main() -> int:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=0.01, help="the rate that suits the small batch")
+    given = parser.parse_args()
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    strategy = tfdist.load_strategy("mirrored", devices=2)
+    name, whole = data()
+    print(f"{name}, {given.epochs} epochs, sgd(learning_rate={given.rate}, momentum=0.9), {given.seeds} seeds\n")
+    print("| batch | accuracy % | difference | standard error |\n| --- | --- | --- | --- |")
+    base: list[float] = []
+    for row in ROWS:
+        found = [train(strategy, whole, row, seed, given) for seed in range(given.seeds)]
+        base = base or found
+        differences = [a - b for a, b in zip(found, base, strict=True)]
+        error = statistics.stdev(differences) / math.sqrt(given.seeds) if given.seeds > 1 else math.nan
+        print(
+            f"| {row} | {statistics.mean(found):.2f} | {statistics.mean(differences):+.2f} | {error:.2f} |", flush=True
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+import pytest
+
+from tfdist import keras_internals, verify
+from tfdist.config import VerifyConfig
+
+GIVEN = {"strategy": "mirrored", "devices": 2, "model": "mlp(hidden=(8,))", "batch_size": 13, "steps": 3}
+
+
+def verified(capsys, **given):
+    code = verify.main(VerifyConfig(**GIVEN | given))
+    return code, capsys.readouterr().out
+
+
+def test_a_strategy_gives_the_result_of_one_device(capsys):
+    code, out = verified(capsys)
+    assert code == 0
+    assert "past the tolerance" not in out
+
+
+def test_a_sum_too_many_is_found_at_the_first_step(capsys, monkeypatch):
+    monkeypatch.setattr(keras_internals, "switch_off_second_sum", lambda optimizer: None)
+    code, out = verified(capsys, optimizer="sgd(learning_rate=0.1)")
+    assert code == 1
+    [first] = [line for line in out.splitlines() if line.split()[:1] == ["1"]]
+    assert "past the tolerance" in first
+
+
+@pytest.mark.parametrize(("tolerance", "expected"), [(1e-7, 1), (1.0, 0)])
+def test_compression_is_held_against_one_device_without_it(capsys, tolerance, expected):
+    lossy = {"compression": "int8(bits=2)", "compression_min_bytes": 0, "tolerance": tolerance}
+    assert verified(capsys, **lossy)[0] == expected
