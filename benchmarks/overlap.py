@@ -67,9 +67,11 @@ def _events(space: object) -> Iterator[tuple[float, float, str, dict[str, str]]]
 
 def last_step(operations: list[Event], messages: list[Event]) -> tuple[list[Event], list[Event]]:
     """Those of the last profiled step, in milliseconds since its first operation."""
-    firsts = [event.begin for event in messages if event.name == messages[0].name]
-    before = max(event.end for event in messages if event.begin < firsts[-1] - 1e-6)
-    began = min(event.begin for event in operations if event.begin > before and "while/body" in event.name)
+    last = {event.name: event for event in messages}  # in the order of time: of each name the last one stays
+    first = min(event.begin for event in last.values())
+    before = max((event.end for event in messages if event.begin < first), default=0.0)
+    # An update, which stands in a condition, still belongs to the step before.
+    began = min(event.begin for event in operations if event.begin > before and "/cond" not in event.name)
     operations, messages = (
         [event._replace(begin=event.begin - began, end=event.end - began) for event in events if event.begin >= began]
         for events in (operations, messages)

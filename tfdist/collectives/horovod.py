@@ -90,11 +90,12 @@ def _not_constant(tensor: tf.Tensor) -> tf.Tensor:
 
     To TensorFlow, Horovod's operations have no effect beside their result: it would communicate a constant once, while it
     optimizes the graph, and never again. The other ranks would wait for this one at their next step. So this is a slice of
-    everything, which copies nothing, from a place that is said to depend on the clock.
+    everything, which copies nothing, from a place that might be fed. (A clock would do too, but a function's operations
+    with effects, clocks among them, run one after the other: a message would wait for whatever was timed before.)
     """
     if tf.executing_eagerly() or tensor.shape.rank is None:
         return tensor
     if tensor.shape.rank == 0:
         tensor = tf.reshape(tensor, [1])
-    zero = tf.cast(tf.timestamp() < 0, tf.int32)
+    zero = tf.raw_ops.PlaceholderWithDefault(input=0, shape=[])
     return tf.slice(tensor, tf.fill([tensor.shape.rank], zero), [-1 if d is None else d for d in tensor.shape])

@@ -13,7 +13,7 @@ from tfdist.collectives import Collectives
 from tfdist.gradients.reducer import Reduced, Reducer, specs_of, split_at
 from tfdist.strategy import State
 
-SMALL_BYTES = 256 * 1024
+SMALL_BYTES = 2 * 1024 * 1024  # what a message costs by itself, 1 to 2 ms between processes, carries about as much
 BUCKET_BYTES = 4 * 1024 * 1024
 
 
