@@ -61,6 +61,18 @@ def test_in_a_graph_its_operations_are_free_of_effects(ranks: list[dict[str, Any
         assert min(waits["our constant"], waits["our barrier"]) > 0.45, waits
 
 
+def test_a_loop_makes_its_operations_once(ranks: list[dict[str, Any]]) -> None:
+    """Guards: what does not depend on the turn of a loop is taken out of it, Horovod's operations too.
+
+    What rests on it: tfdist/collectives/horovod.py hides constants behind an operation with effects; tfdist/loop.py makes
+    many steps a call. Horovod looks at its queue every millisecond here.
+    """
+    for rank in ranks:
+        seconds = rank["seconds_of_a_turn"]
+        assert seconds["constant"] < 2e-4, seconds
+        assert min(seconds["our constant"], seconds["our barrier"]) > 2e-4, seconds
+
+
 def test_fusion_by_timing_is_not_reproducible(ranks: list[dict[str, Any]]) -> None:
     """Guards: with Horovod's default fusion, equal inputs give sums that differ bitwise; without fusion they do not.
 

@@ -21,6 +21,7 @@ TENSORS = 40
 REPEATS = 60
 CALLS = 15
 LATE = 0.5  # seconds
+TURNS = 500
 
 
 def keras_optimizer() -> list[float]:
@@ -79,6 +80,23 @@ def seconds_of_waiting(message: Callable[[], tf.Tensor]) -> float:
     return float(wait()) - begun
 
 
+def seconds_in_a_loop(message: Callable[[], tf.Tensor]) -> float:
+    """How long one turn of a compiled loop takes that does nothing but send a message."""
+
+    def turn(i: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.control_dependencies([value]):
+            return i + 1, tf.reshape(message(), [-1])[0]
+
+    @tf.function(autograph=False)
+    def loop() -> tf.Tensor:
+        return tf.while_loop(lambda i, _: i < TURNS, turn, (tf.constant(0), tf.zeros([])), parallel_iterations=1)[1]
+
+    loop()
+    begun = time.perf_counter()
+    loop()
+    return (time.perf_counter() - begun) / TURNS
+
+
 def main() -> None:
     strategy = tfdist.load_strategy("horovod", start_timeout_seconds=60)
     found: dict[str, object] = {"weights": keras_optimizer()}
@@ -89,6 +107,11 @@ def main() -> None:
         "unused": seconds_of_waiting(lambda: hvd.allreduce(tf.cast(tf.timestamp(), tf.float32), name="unused")),
         "our constant": seconds_of_waiting(lambda: used(ours.all_reduce([tf.ones([1000])], name="ours")[0][0])),
         "our barrier": seconds_of_waiting(lambda: ours.barrier(name="barrier")),
+    }
+    found["seconds_of_a_turn"] = {
+        "constant": seconds_in_a_loop(lambda: hvd.allreduce(tf.ones([9]), name="loop")),
+        "our constant": seconds_in_a_loop(lambda: ours.all_reduce([tf.ones([9])], name="our_loop")[0]),
+        "our barrier": seconds_in_a_loop(lambda: tf.cast(ours.barrier(name="barrier_loop"), tf.float32)),
     }
     found["seconds"] = allreduce_seconds()
     x = tf.ones((3 * hvd.size(), 2))

@@ -90,12 +90,14 @@ def _not_constant(tensor: tf.Tensor) -> tf.Tensor:
 
     To TensorFlow, Horovod's operations have no effect beside their result: it would communicate a constant once, while it
     optimizes the graph, and never again. The other ranks would wait for this one at their next step. So this is a slice of
-    everything, which copies nothing, from a place that might be fed. (A clock would do too, but a function's operations
-    with effects, clocks among them, run one after the other: a message would wait for whatever was timed before.)
+    everything, which copies nothing, from a random place below 1. (What has no effects, like a place that might be fed, is
+    taken out of a loop. A clock stays in, but clocks run in the order of their making, which random numbers do not: a
+    message would wait for whatever was timed before.)
     """
     if tf.executing_eagerly() or tensor.shape.rank is None:
         return tensor
     if tensor.shape.rank == 0:
         tensor = tf.reshape(tensor, [1])
-    zero = tf.raw_ops.PlaceholderWithDefault(input=0, shape=[])
+    with tf.device("CPU:0"):  # where a slice wants its place
+        zero = tf.raw_ops.RandomUniformInt(shape=tf.constant([], tf.int32), minval=0, maxval=1, seed=1, seed2=1)
     return tf.slice(tensor, tf.fill([tensor.shape.rank], zero), [-1 if d is None else d for d in tensor.shape])
