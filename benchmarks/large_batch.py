@@ -21,25 +21,26 @@ from learning import data
 import tfdist
 from tfdist.optimizers import MomentumCorrectedSGD, make_learning_rate
 
-BASE, TIMES = 64, 16
-ROWS = {  # batch, rule, epochs of warm-up
-    "base": (BASE, "none", 0.0),
-    "16 times, linear rule and warm-up": (BASE * TIMES, "linear", 1.0),
-    "16 times, linear rule alone": (BASE * TIMES, "linear", 0.0),
-    "16 times, rate as it was": (BASE * TIMES, "none", 0.0),
+TIMES = 16
+ROWS = {  # batch over the base batch, rule, whether it warms up
+    "base": (1, "none", False),
+    "16 times, linear rule and warm-up": (TIMES, "linear", True),
+    "16 times, linear rule alone": (TIMES, "linear", False),
+    "16 times, rate as it was": (TIMES, "none", False),
 }
 
 
 def train(strategy: tfdist.Strategy, whole: Any, row: str, seed: int, given: argparse.Namespace) -> float:
     """Trains once; returns the accuracy on the test images, in points of a hundred."""
-    batch_size, rule, warmup = ROWS[row]
+    times, rule, warms_up = ROWS[row]
+    batch_size = given.base_batch_size * times
     steps_in_epoch = whole.train.size // batch_size
     rate = make_learning_rate(
         given.rate,
         scaling=rule,
-        base_batch_size=BASE,
+        base_batch_size=given.base_batch_size,
         batch_size=batch_size,
-        warmup_steps=round(warmup * steps_in_epoch),
+        warmup_steps=round(given.warmup_epochs * steps_in_epoch) if warms_up else 0,
         warmup_start=1 / TIMES,
         decay="cosine",
         total_steps=given.epochs * steps_in_epoch,
@@ -65,12 +66,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--rate", type=float, default=0.01, help="the rate that suits the small batch")
+    parser.add_argument("--base_batch_size", type=int, default=32)
+    parser.add_argument("--rate", type=float, default=0.005, help="the rate that suits the base batch")
+    parser.add_argument("--warmup_epochs", type=float, default=1.0)
     given = parser.parse_args()
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     strategy = tfdist.load_strategy("mirrored", devices=2)
     name, whole = data()
-    print(f"{name}, {given.epochs} epochs, sgd(learning_rate={given.rate}, momentum=0.9), {given.seeds} seeds\n")
+    print(
+        f"{name}, {given.epochs} epochs, a base batch of {given.base_batch_size}, {given.warmup_epochs} epochs of warm-up, "
+        f"sgd(learning_rate={given.rate}, momentum=0.9), {given.seeds} seeds\n"
+    )
     print("| batch | accuracy % | difference | standard error |\n| --- | --- | --- | --- |")
     base: list[float] = []
     for row in ROWS:

@@ -49,7 +49,7 @@ def train(strategy: tfdist.Strategy, whole: Any, method: str, seed: int, steps: 
     with strategy.scope():
         trainer = tfdist.Trainer(
             tfdist.models.build("cnn(filters=(16, 32))", whole.input_shape, whole.classes),
-            optimizer=optimizer(method),
+            optimizer=optimizer(method, steps),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
             compression=method,
@@ -64,13 +64,14 @@ def train(strategy: tfdist.Strategy, whole: Any, method: str, seed: int, steps: 
     return Outcome(accuracy, history.last("train")["compression_ratio"], seconds)
 
 
-def sgd(method: str) -> keras.Optimizer:
-    """The same for all, but for methods that bring their own momentum or send signs alone."""
+def sgd(method: str, steps: int) -> keras.Optimizer:
+    """The same for all, but for methods that bring their own momentum or send signs alone; the rate falls to 0."""
+    rate, momentum = 0.05, 0.9
     if method.startswith("dgc"):
-        return keras.optimizers.SGD(0.05)
+        momentum = 0.0
     if method.startswith("signsgd"):
-        return keras.optimizers.SGD(0.0005, momentum=0.9)
-    return keras.optimizers.SGD(0.05, momentum=0.9)
+        rate = 0.0005
+    return keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(rate, steps), momentum=momentum)
 
 
 def row(method: str, outcomes: list[Outcome], plain: list[Outcome]) -> str:

@@ -165,3 +165,10 @@ def test_order_is_deterministic_under_a_transform_of_uneven_speed():
 
     plain = global_batches(Pipeline(numbers("source", 12), 2, seed=0), 8)
     assert global_batches(Pipeline(numbers("source", 12).map(slow), 2, seed=0), 8) == plain
+
+
+@pytest.mark.parametrize("make", [lambda source: Pipeline(source, 2, 0), lambda source: EvaluationPipeline(source, 2)])
+def test_no_thread_that_tunes_keeps_an_iterator_from_ending(make):
+    """With it the end of an iterator, and so of each fit, took up to seven seconds."""
+    dataset = make(ArraySource((np.zeros(5), np.zeros(5)))).dataset([0], 1)
+    assert dataset.options().autotune.enabled is False
