@@ -56,6 +56,18 @@ def test_the_start_of_tensorflow_s_servers_has_a_deadline(monkeypatch):
     assert config.service_leader == multi_worker_util.coordination_leader(cluster)
 
 
+def test_device_iterators_have_no_thread_that_tunes(mirrored2):
+    """With it the end of each fit waited for up to as long as the fit had been."""
+
+    def tuned(iterator):
+        on_devices = iterator._iterators[0]._iterator._device_iterators
+        return [each._dataset.options().autotune.enabled for each in on_devices]
+
+    engine = mirrored2.engine.distribute_datasets_from_function(lambda _: tf.data.Dataset.range(4))
+    assert tuned(iter(engine)) == [None, None], "the engine switches it off by itself now"
+    assert tuned(mirrored2.distribute(lambda replicas, size: tf.data.Dataset.range(4))) == [False, False]
+
+
 def test_keras_sums_gradients_over_replicas_unless_it_is_switched_off(mirrored2):
     def weight_after_a_step(off):
         with mirrored2.scope():

@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras.src.backend import get_keras_mask
 from keras.src.losses.loss import apply_mask, reduce_weighted_values
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.eager import context
 
 from tfdist.errors import InputError
@@ -42,6 +43,23 @@ def limit_start_of_workers(workers: int, seconds: float) -> None:
         coordinated_jobs=[coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=workers)],
     )
     context.context().coordination_service.cluster_register_with_barrier = True
+
+
+@contextlib.contextmanager
+def untuned_device_iterators() -> Iterator[None]:
+    """Iterators over distributed data sets that are made inside end at once.
+
+    tf.distribute puts a data set of its own on each device, which has a thread that tunes its buffer of one element and
+    sleeps for up to a minute; an iterator's end waits until it wakes. No public option reaches these data sets.
+    """
+    make = multi_device_iterator_ops._create_device_dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    multi_device_iterator_ops._create_device_dataset = lambda *args: make(*args).with_options(options)
+    try:
+        yield
+    finally:
+        multi_device_iterator_ops._create_device_dataset = make
 
 
 def switch_off_second_sum(optimizer: keras.Optimizer) -> None:

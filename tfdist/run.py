@@ -98,8 +98,15 @@ class History:
         self.records: list[dict[str, Any]] = []
 
     def last(self, kind: str) -> dict[str, Any]:
-        """The last record of a kind, "train" or "eval"."""
-        return next(record for record in reversed(self.records) if record["kind"] == kind)
+        """The last record of a kind, "train" or "eval".
+
+        Raises:
+          KeyError: there is none.
+        """
+        for record in reversed(self.records):
+            if record["kind"] == kind:
+                return record
+        raise KeyError(f"No record of kind {kind!r}. Received kinds: {sorted({r['kind'] for r in self.records})}.")
 
 
 class Run:

@@ -62,4 +62,5 @@ class TensorFlowStrategy(HasCollectives):
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
         """See base class."""
         dataset = make_dataset(self.local_replicas, self.replicas)
-        return iter(self.engine.distribute_datasets_from_function(lambda _: dataset))
+        with keras_internals.untuned_device_iterators():
+            return iter(self.engine.distribute_datasets_from_function(lambda _: dataset))

@@ -169,6 +169,6 @@ def test_order_is_deterministic_under_a_transform_of_uneven_speed():
 
 @pytest.mark.parametrize("make", [lambda source: Pipeline(source, 2, 0), lambda source: EvaluationPipeline(source, 2)])
 def test_no_thread_that_tunes_keeps_an_iterator_from_ending(make):
-    """With it the end of an iterator, and so of each fit, took up to seven seconds."""
+    """With it the end of each fit waited for up to as long as the fit had been."""
     dataset = make(ArraySource((np.zeros(5), np.zeros(5)))).dataset([0], 1)
     assert dataset.options().autotune.enabled is False

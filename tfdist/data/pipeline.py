@@ -104,8 +104,8 @@ def _prepared(dataset: tf.data.Dataset, deal: Deal) -> tf.data.Dataset:
     options.deterministic = True
     options.threading.private_threadpool_size = 0  # as many as there are cores, for sources that decode
     options.threading.max_intra_op_parallelism = 1
-    # An iterator's end waits for the thread that tunes, for seconds at times. Without it AUTOTUNE is as many as there are
-    # cores, at most 16.
+    # An iterator's end waits until the thread that tunes wakes, which may take a minute. Without it AUTOTUNE is as many as
+    # there are cores, at most 16.
     options.autotune.enabled = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return dataset.prefetch(_STEPS_AHEAD * len(deal.replicas)).with_options(options)
