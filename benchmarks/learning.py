@@ -71,7 +71,7 @@ def sgd(method: str, steps: int) -> keras.Optimizer:
     if method.startswith("dgc"):
         momentum = 0.0
     if method.startswith("signsgd"):
-        rate = 0.0005
+        rate = 0.0001
     return keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(rate, steps), momentum=momentum)
 
 

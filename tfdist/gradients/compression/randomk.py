@@ -22,11 +22,14 @@ class RandomK(Drawing):
     sent. With `unbiased=True` each is multiplied by its b, so that E C(x) = x and no feedback is needed, but then E |x
     - C(x)|^2 = (n/k - 1) |x|^2: at ratio=0.01 a noise ten times as large as the gradient.
 
-    Cost: 4 (k + 1) bytes, all-reduced (the one says whether the tensor was finite, also where it is not drawn).
+    Cost: 4 (k + 1) bytes, all-reduced (the one says whether the tensor was finite, also where it is not drawn). Experimental:
+    at the same cost it learns less than methods that look at the gradient.
 
     Stich et al., Sparsified SGD with Memory, 2018 (arXiv:1809.07599); Konecny et al., Federated Learning: Strategies
     for Improving Communication Efficiency, 2016 (arXiv:1610.05492).
     """
+
+    experimental = True
 
     def __init__(self, *, ratio: float, unbiased: bool = False):
         """Args: ratio: k/n, in (0, 1]; unbiased: see above."""

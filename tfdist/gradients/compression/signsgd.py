@@ -25,7 +25,7 @@ class SignSGD(Coded):
 
     What `sent` leaves out is no error that could be sent later, so error feedback is off by default and of no use.
 
-    Cost: n / 8 bytes, which each replica receives from N - 1 others.
+    Cost: n / 8 bytes, which each replica receives from N - 1 others. Experimental: it learns, but less well than a sum does.
 
     Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018 (arXiv:1802.04434), and signSGD with
     Majority Vote is Communication Efficient and Fault Tolerant, 2019 (arXiv:1810.05291).
@@ -48,6 +48,7 @@ class _Votes(Codec):
 
     biased = False  # see SignSGD: what is left out is no error
     randomized = True
+    experimental = True
 
     def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
         coin = seed[0] < 0
