@@ -66,10 +66,13 @@ def train(strategy: tfdist.Strategy, whole: Any, method: str, seed: int, given: 
 
 
 def sgd(method: str, steps: int) -> keras.Optimizer:
-    """The same for all, but for methods that bring their own momentum or send signs alone; the rate falls to 0."""
+    """The same for all, but for methods that bring their own momentum or send signs alone; the rate falls to 0.
+
+    Where `dgc` sends an element its momentum ends, so it moves less at the same rate.
+    """
     rate, momentum = 0.02, 0.9
     if method.startswith("dgc"):
-        momentum = 0.0
+        rate, momentum = 0.06, 0.0
     if method.startswith("signsgd"):
         rate = 0.0001
     return keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(rate, steps), momentum=momentum)
