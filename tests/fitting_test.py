@@ -1,6 +1,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tfdist.errors import InputError
@@ -9,11 +10,20 @@ X, Y = np.zeros((8, 3), "float32"), np.zeros(8, "int64")
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def fit(*layers, x=X, y=Y, loss=LOSS):
-    strategy = tfdist.load_strategy("single")
+def fit(*layers, x=X, y=Y, loss=LOSS, data=None, devices=1, **given):
+    strategy = tfdist.load_strategy("mirrored", devices=devices) if devices > 1 else tfdist.load_strategy("single")
     with strategy.scope():
-        trainer = tfdist.Trainer(keras.Sequential([keras.layers.Input([3]), *layers]), optimizer="sgd", loss=loss)
-    trainer.fit((x, y), batch_size=8, steps=1)
+        model = keras.Sequential([keras.layers.Input([3]), *layers])
+        trainer = tfdist.Trainer(model, optimizer="sgd", loss=loss, **given)
+    trainer.fit(data or (x, y), batch_size=8, steps=1)
+
+
+class Printed(keras.layers.Layer):
+    """Adds 0 by way of a string, which XLA has no kernel for."""
+
+    def call(self, inputs):
+        written = tf.strings.as_string(inputs[0, 0])
+        return inputs + 0 * tf.cast(tf.strings.length(written), inputs.dtype)
 
 
 def refused(*layers, **given):
@@ -38,7 +48,50 @@ def test_a_loss_that_wants_other_labels():
 
 
 def test_a_label_that_is_no_class():
-    assert "outside the valid range of [0, 2)" in refused(keras.layers.Dense(2), y=Y + 5)
+    text = refused(keras.layers.Dense(2), y=Y + 5)
+    assert "outside the valid range of [0, 2)" in text and "keras_internals.py, line" in text and "with step 0" in text
+
+
+def test_a_label_that_is_no_class_on_several_devices():
+    assert "outside the valid range of [0, 2)" in refused(keras.layers.Dense(2), y=Y + 5, devices=2)
+
+
+def test_what_xla_cannot_compile_is_told_with_its_flag():
+    fit(Printed(), keras.layers.Dense(2))
+    with pytest.raises(InputError, match="^--jit_compile needs .*AsString"):
+        fit(Printed(), keras.layers.Dense(2), jit_compile=True)
+
+
+def test_what_reading_the_data_raises_stays_as_it_is():
+    def rows():
+        yield from zip(X[:4], Y, strict=False)
+        raise ValueError("row 4 is corrupt")
+
+    data = tf.data.Dataset.from_generator(rows, output_signature=(tf.TensorSpec([3]), tf.TensorSpec([], tf.int64)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="row 4 is corrupt"):
+        fit(keras.layers.Dense(2), data=data.apply(tf.data.experimental.assert_cardinality(8)))
+
+
+def test_what_a_codec_raises_stays_as_it_is(monkeypatch):
+    def reduce(*_, **__):
+        return tf.ensure_shape(tf.zeros([2]), [3])
+
+    monkeypatch.setattr("tfdist.gradients.bucket.Bucketed.reduce", reduce)
+    with pytest.raises(ValueError, match="not compatible|must be equal|Shape") as raised:
+        fit(keras.layers.Dense(2))
+    assert not isinstance(raised.value, InputError)
+
+
+def test_keras_s_advice_to_build_by_hand_does_not_hide_the_cause():
+    class Keyed(keras.Model):
+        def call(self, inputs):
+            return {}["missing"]
+
+    strategy = tfdist.load_strategy("single")
+    with strategy.scope():
+        trainer = tfdist.Trainer(Keyed(), optimizer="sgd", loss=LOSS)
+    with pytest.raises(KeyError, match="missing"):
+        trainer.fit((X, Y), batch_size=8, steps=1)
 
 
 def test_what_a_user_s_own_code_raises_keeps_its_traceback(monkeypatch):

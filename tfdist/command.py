@@ -83,6 +83,7 @@ def run(
     except KeyboardInterrupt:
         return _say(program, "Interrupted.", INTERRUPTED)
     except TfdistError as error:
+        _log.debug("Where it was found:", exc_info=error)
         return _say(program, str(error), error.exit_code)
     except Exception as error:
         known = out_of_memory(error) or (explain(error) if explain else None)

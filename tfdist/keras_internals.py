@@ -22,7 +22,12 @@ def build(model: keras.Model, batch: Any) -> None:
       model: a compiled model.
       batch: a structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec` with the batch's dim first.
     """
-    model._symbolic_build(data_batch=batch)
+    try:
+        model._symbolic_build(data_batch=batch)
+    except RuntimeError as error:
+        if error.__context__ is None:
+            raise
+        raise error.__context__ from None  # which Keras hides behind advice that is of no use here
 
 
 def limit_start_of_workers(workers: int, seconds: float) -> None:

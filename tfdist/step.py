@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals, loss, randomness
 from tfdist.collectives import Collectives, OneReplica, Recording
-from tfdist.errors import InputError
+from tfdist.fitting import not_compilable
 from tfdist.gradients import Clip, LossScale, Reducer, accumulated, unscaled
 from tfdist.kept import Kept
 from tfdist.strategy import HasCollectives
@@ -195,10 +195,7 @@ class Step:
             try:
                 return compiled(*args)
             except (RuntimeError, tf.errors.OpError) as error:
-                raise InputError(
-                    "--jit_compile needs a forward and backward pass that XLA compiles and that does not communicate "
-                    f"(synchronized BatchNorm and masked losses do). Received: {str(error).splitlines()[0]}"
-                ) from error
+                raise not_compilable(str(error).splitlines()[0]) from error
 
         return compiled if isinstance(self._collectives, OneReplica) else without_communication
 
