@@ -8,7 +8,7 @@ from tfdist import cores
 @pytest.fixture
 def host(monkeypatch, tmp_path):
     """A host of two sockets of two cores of two threads, numbered as Linux does: the second threads come last."""
-    bound: list[list[int]] = []
+    bound: list[set[int]] = []
     for cpu in range(8):
         folder = tmp_path / f"cpu{cpu}" / "topology"
         folder.mkdir(parents=True)
@@ -16,20 +16,26 @@ def host(monkeypatch, tmp_path):
         (folder / "core_id").write_text(f"{cpu % 2}\n")
     monkeypatch.setattr(cores, "TOPOLOGY", tmp_path)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(cores, "_OWN", {})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: bound[-1] if bound else set(range(8)))
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, share: bound.append(share))
     return bound
 
 
-def test_both_threads_of_a_core_go_to_one_process(host):
-    for rank in range(4):
-        cores.bind_to_share(rank, 4)
-    assert host == [[0, 4], [1, 5], [2, 6], [3, 7]]
+@pytest.mark.parametrize(("rank", "expected"), [*enumerate([{0, 4}, {1, 5}, {2, 6}, {3, 7}])])
+def test_both_threads_of_a_core_go_to_one_process(host, rank, expected):
+    assert cores.keep_to_share(rank, 4) == 2
+    assert host == [expected]
 
 
 def test_a_process_stays_on_one_socket(host):
-    cores.bind_to_share(0, 2)
-    assert host == [[0, 4, 1, 5]]
+    assert cores.keep_to_share(0, 2) == 4
+    assert host == [{0, 4, 1, 5}]
+
+
+def test_a_second_strategy_of_a_process_keeps_its_share(host):
+    assert [cores.keep_to_share(2, 3), cores.keep_to_share(2, 3)] == [2, 2]
+    assert host == [{6, 3, 7}]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5, 8])
@@ -41,16 +47,25 @@ def test_shares_are_disjoint_complete_and_nearly_equal(processes):
 
 def test_a_choice_made_before_is_left_alone(host, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    cores.bind_to_share(0, 2)
+    assert cores.keep_to_share(0, 2) == 1
+    assert cores.keep_to_share(0, 2, dealt=True) == 2
     assert not host
 
 
+def test_where_the_system_forbids_binding_threads_are_shared_still(host, monkeypatch):
+    def forbidden(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setaffinity", forbidden)
+    assert cores.keep_to_share(0, 2) == 4
+
+
 def test_more_processes_than_cores_share_them_all(host):
-    cores.bind_to_share(0, 9)
+    assert cores.keep_to_share(0, 9) == 1
     assert not host
 
 
 def test_without_topology_cores_are_taken_by_number(host, monkeypatch, tmp_path):
     monkeypatch.setattr(cores, "TOPOLOGY", tmp_path / "missing")
-    cores.bind_to_share(1, 2)
-    assert host == [[4, 5, 6, 7]]
+    cores.keep_to_share(1, 2)
+    assert host == [{4, 5, 6, 7}]

@@ -1,12 +1,12 @@
 """The devices of this process: how many there are, logical CPU devices, threads. Nothing here places an operation."""
 
-import os
-
 import tensorflow as tf
 
 from tfdist.cluster import Cluster
-from tfdist.cores import bind_to_share
+from tfdist.cores import keep_to_share
 from tfdist.errors import InputError
+
+_DEALERS = ("MPI", "Slurm")  # they bind each process for itself, if they bind
 
 
 def local_device_names(count: int) -> list[str]:
@@ -32,13 +32,12 @@ def share_cores(cluster: Cluster, intra_op_threads: int = 0) -> None:
 
     Args:
       cluster: says how many processes are on this host.
-      intra_op_threads: threads for one operation; 0 for cores / processes, and then this process keeps to its share of the
+      intra_op_threads: threads for one operation; 0 for one a core of this process's share, and then it keeps to these
         cores, if it can; see `tfdist.cores`.
     """
     threads = intra_op_threads
     if not threads and cluster.local_size > 1:
-        threads = max(1, len(os.sched_getaffinity(0)) // cluster.local_size)
-        bind_to_share(cluster.local_rank, cluster.local_size)
+        threads = keep_to_share(cluster.local_rank, cluster.local_size, dealt=cluster.source in _DEALERS)
     if threads:
         try:
             tf.config.threading.set_intra_op_parallelism_threads(threads)
