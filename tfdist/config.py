@@ -232,7 +232,8 @@ class VerifyConfig(TrainConfig):
     tolerance: float = _flag(
         0.0,
         CHECKS,
-        "Largest relative difference that passes; 0: by optimizer and --float64. Needed with 16 bits or --compression.",
+        "Largest relative difference that passes; 0: by optimizer and --float64. Needed with 16 bits or --compression; dgc and "
+        "signsgd are other algorithms than a sum, near one device's result at no tolerance.",
     )
 
     def __post_init__(self) -> None:

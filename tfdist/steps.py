@@ -10,8 +10,9 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, using
 from tfdist.gradients import Reducer
-from tfdist.gradients.bucket import BUCKET_BYTES, SMALL_BYTES
+from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, chosen, compressed, parse_choice
+from tfdist.gradients.sparse import SPARSE_MIN_BYTES
 from tfdist.kept import Kept
 from tfdist.loop import Result, compile_loop
 from tfdist.step import Settings, Step, specs
@@ -71,7 +72,7 @@ class Steps:
         self.compression = compression
         self.overrides: dict[str, str] = {}
         own = isinstance(compression.methods, Reducer)  # which may not know of rows
-        large = [spec.name for spec in self.specs if spec.shape.num_elements() * spec.dtype.size >= SMALL_BYTES]
+        large = [spec.name for spec in self.specs if spec.shape.num_elements() * spec.dtype.size >= SPARSE_MIN_BYTES]
         rows = {variable.path for variable in keras_internals.embeddings(model)} & set(large)
         self._settings = replace(settings, sparse=frozenset() if own else frozenset(rows))
         self._kept = kept

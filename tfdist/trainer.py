@@ -142,7 +142,8 @@ class Trainer:
 
         Args:
           data: a `DataSet`, a source, arrays (x, y), a `tf.data.Dataset` of single examples, or a pair of those for training
-            and test; what there is for test is evaluated as the schedule says.
+            and test; what there is for test is evaluated as the schedule says. tf.data's autotuning is switched off, as its
+            thread delays a run's end by up to a minute: `AUTOTUNE` then means as many parallel calls as there are cores.
           batch_size: examples of a global batch, over all replicas.
           steps: updates; give this or `epochs`.
           epochs: passes over the data.

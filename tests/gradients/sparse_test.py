@@ -223,9 +223,9 @@ def trained_embedding(strategy, rows, **options):
 
 def test_a_model_with_a_large_embedding_sends_rows(single, mirrored2, float64, caplog):
     """The same weights as on one device, for less than the embedding's size; said once, by the variable's name."""
-    expected, *_ = trained_embedding(single, 40_000)
+    expected, *_ = trained_embedding(single, 8000)
     with caplog.at_level(logging.INFO, "tfdist"):
-        found, record, _ = trained_embedding(mirrored2, 40_000)
+        found, record, _ = trained_embedding(mirrored2, 8000)
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
     assert caplog.text.count("The gradient of sequential/embedding/embeddings travels as rows") == 1
@@ -234,7 +234,7 @@ def test_a_model_with_a_large_embedding_sends_rows(single, mirrored2, float64, c
 
 @pytest.mark.parametrize("options", [{"accumulate_steps": 2}, {"loss_scale": LossScale(initial=4.0)}], ids=str)
 def test_rows_beside_other_options(single, mirrored2, float64, options):
-    expected, *_ = trained_embedding(single, 40_000)
-    found, *_ = trained_embedding(mirrored2, 40_000, **options)
+    expected, *_ = trained_embedding(single, 8000)
+    found, *_ = trained_embedding(mirrored2, 8000, **options)
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)

@@ -41,6 +41,14 @@ def test_nothing_measured_is_nothing_said():
     assert timer.own_seconds is None
 
 
+def test_without_a_clock_on_the_devices_a_process_has_no_time_of_its_own():
+    timer = StepTimer(batch_size=8, clock=clock(0.0, 1.0))
+    with timer.call(steps=1):
+        pass
+    timer.inside(waited=0.5, busy=0.0)
+    assert timer.own_seconds is None
+
+
 def test_a_clock_too_coarse_for_the_call_gives_no_rate():
     timer = StepTimer(batch_size=8, clock=clock(1.0, 1.0))
     with timer.call(steps=1):

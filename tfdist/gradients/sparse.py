@@ -9,6 +9,8 @@ from tfdist.collectives import Collectives
 from tfdist.gradients.reducer import Reduced, Reducer, specs_of, split_at
 from tfdist.strategy import State
 
+SPARSE_MIN_BYTES = 256 * 1024  # a smaller tensor is sooner summed whole, beside others in a bucket, than as rows
+
 _log = logging.getLogger(__name__)
 
 

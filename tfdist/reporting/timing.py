@@ -45,8 +45,11 @@ class StepTimer:
 
     @property
     def own_seconds(self) -> float | None:
-        """Seconds a step of this process alone, without the collectives: input and gradients; None before any call."""
-        return (self._waited + self._busy) / self._steps if self._steps else None
+        """Seconds a step of this process alone, without the collectives: input and gradients.
+
+        None before any call, and where the devices have no clock, as a TPU's: the input's part alone would mislead.
+        """
+        return (self._waited + self._busy) / self._steps if self._busy else None
 
     def fields(self) -> dict[str, float]:
         """Returns the window's fields of a training record on this rank.
