@@ -1,6 +1,6 @@
 """What a batch 16 times as large costs in accuracy, with the linear rule and a warm-up, without the warm-up, and without both.
 
-    python benchmarks/large_batch.py --epochs=4 --seeds=3
+    python benchmarks/large_batch.py
 
 Trains the CNN of `learning.py` with two replicas, everywhere for the same epochs, and prints a Markdown table: accuracy on
 all test images (mean over the seeds), and the difference to the small batch with its standard error over the seeds.
@@ -65,10 +65,10 @@ def main() -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--base_batch_size", type=int, default=32)
     parser.add_argument("--rate", type=float, default=0.005, help="the rate that suits the base batch")
-    parser.add_argument("--warmup_epochs", type=float, default=1.0)
+    parser.add_argument("--warmup_epochs", type=float, default=2.0)
     given = parser.parse_args()
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     strategy = tfdist.load_strategy("mirrored", devices=2)
