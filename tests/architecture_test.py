@@ -19,11 +19,11 @@ LAYERS = {
     " testing",
     "trainer": "trainer callbacks evaluation inspections kept loop metrics run step steps",
     "parts of a step": "checkpoint data gradients keras_objects layers loss models optimizers reporting",
-    "strategies": "strategies horovod_rendezvous tf_distribute",
+    "strategies": "strategies dtensor horovod_rendezvous servers tf_distribute",
     "strategy": "strategy loading",
     "talking": "collectives group",
-    "foundation": "cluster config cores decay detect devices endings engine_errors errors fitting horovod_build hostlist"
-    " keras_internals layout mesh own_code randomness rules spec tf_config",
+    "foundation": "cluster combinations config cores decay detect devices dims endings engine_errors errors fitting"
+    " horovod_build hostlist keras_internals layout mesh own_code randomness rules spec tf_config",
 }
 ORDER = list(LAYERS)
 COMMANDS, FOUNDATION = ORDER[0], ORDER[-1]

@@ -119,6 +119,10 @@ def test_communication_is_multiworker_s(other):
             r"--learning_rate=0.5 --optimizer=sgd\(learning_rate=0.1\)",
         ),
         ({"profile_steps": "50:60", "steps": 50}, "--profile_steps=50:60 --steps=50"),
+        ({"mesh_shape": "data:2"}, "--mesh_shape=data:2 --layout= --strategy=auto"),
+        ({"layout": "ffn:model", "strategy": "mirrored"}, "--mesh_shape= --layout=ffn:model --strategy=mirrored"),
+        ({"strategy": "mesh", "compression": "int8"}, "--compression=int8 --strategy=mesh"),
+        ({"strategy": "mesh", "jit_compile": True}, "--jit_compile=true --strategy=mesh"),
     ],
 )
 def test_refuses_together(given, received):
@@ -141,10 +145,25 @@ def test_refuses_together(given, received):
         {"optimizer": "sgd(learning_rate=0.1)"},
         {"profile_steps": "50:60", "steps": 51},
         {"profile_steps": "50:60", "epochs": 1},
+        {"strategy": "mesh", "devices": 2},
+        {"strategy": "mesh", "mesh_shape": "data:2;model:2", "layout": "ffn:model"},
     ],
 )
 def test_accepts_together(given):
     TrainConfig(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mesh_shape": "data=2"}, "--mesh_shape: A mesh is NAME:SIZE"),
+        ({"layout": "ffn"}, "--layout: A layout is DIM:AXIS"),
+        ({"mesh_shape": "data:2", "layout": "ffn:model"}, "The mesh data:2 has no axis model"),
+    ],
+)
+def test_a_mesh_is_checked_when_flags_are_read(given, message):
+    with pytest.raises(InputError, match=message):
+        TrainConfig(strategy="mesh", **given)
 
 
 def test_a_chosen_strategy_is_checked_again():

@@ -13,6 +13,13 @@ import tensorflow as tf
 import tfdist
 from tfdist.strategy import Strategy
 
+MESHES = {  # by columns, by rows, the batch alone, and an axis of one device
+    "2x2": ("data:2;model:2", "heads:model;ffn:model;out:model"),
+    "1x4": ("data:1;model:4", "ffn:model;in:model"),
+    "4x1": ("data:4;model:1", ""),
+    "2x2x1": ("data:2;model:2;expert:1", "heads:model;in:model;embed:expert"),
+}
+
 # Their number is fixed when TensorFlow first uses them, so it is set before any test does.
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
@@ -45,3 +52,32 @@ def float64() -> Iterator[None]:
     yield
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture(scope="session")
+def mesh2x2() -> Strategy:
+    """Four devices: the batch over two pairs; heads and widths over the two of each pair."""
+    return _mesh("2x2")
+
+
+@pytest.fixture(scope="session")
+def mesh1x4() -> Strategy:
+    """Four devices along the model."""
+    return _mesh("1x4")
+
+
+@pytest.fixture(scope="session")
+def mesh4x1() -> Strategy:
+    """Four devices along the batch."""
+    return _mesh("4x1")
+
+
+@pytest.fixture(scope="session")
+def mesh2x2x1() -> Strategy:
+    """Four devices and three axes."""
+    return _mesh("2x2x1")
+
+
+def _mesh(name: str) -> Strategy:
+    shape, layout = MESHES[name]
+    return tfdist.load_strategy("mesh", mesh_shape=shape, layout=layout, environment={})

@@ -18,8 +18,8 @@ from tfdist.errors import InputError
 NAMES = """
     accumulate_steps base_batch_size batch_norm batch_size bucket_mb clip_norm clip_value communication
     compression compression_check_every compression_max_error compression_min_bytes coordinator data_dir dataset
-    decay devices dry_run epochs eval_every intra_op_threads jit_compile learning_rate log_every loss loss_scale
-    lr_scaling max_skipped_steps measure_every metrics model momentum_correction optimizer output_dir precision
+    decay devices dry_run epochs eval_every intra_op_threads jit_compile layout learning_rate log_every loss loss_scale
+    lr_scaling max_skipped_steps measure_every mesh_shape metrics model momentum_correction optimizer output_dir precision
     profile_steps seed start_timeout_seconds steps steps_per_call strategy tpu warmup_start warmup_steps
 """.split()
 

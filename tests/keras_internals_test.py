@@ -219,3 +219,77 @@ def test_without_metrics_nothing_happens():
     keras_internals.update_metrics(model, tf.constant(Y), tf.zeros([5, 2]), None)
     assert keras_internals.metrics_of(model) == []
     assert keras_internals.metric_results(model, []) == {}
+
+
+def test_variables_are_born_when_told():
+    """Reads, assignments and shapes work before that; a model that is traced has its variables at once."""
+    unborn, at_once = [], []
+
+    def bear(newborn):
+        at_once.append(newborn)
+        keras_internals.give_value(newborn.variable, tf.Variable(keras_internals.initial_value(newborn.variable)))
+
+    with keras_internals.births_deferred(unborn, bear):
+        dense = keras.layers.Dense(2, name="dense")
+        dense.build((None, 3))
+        assert keras_internals.value_of(dense.kernel) is None and dense.kernel.shape == (3, 2)
+        dense.bias.assign([1.0, 2.0])
+        np.testing.assert_array_equal(dense.bias, [1.0, 2.0])
+        traced = keras.Sequential([keras.layers.Dense(2)])
+        traced.compile("sgd", "mse")
+        keras_internals.build(traced, BATCH)
+    assert [newborn.variable.name for newborn in unborn[:2]] == ["kernel", "bias"]
+    assert unborn[0].owners[-1] is dense
+    assert {newborn.variable.path for newborn in at_once} >= {v.path for v in traced.trainable_variables}
+    for newborn in unborn:
+        bear(newborn)
+    np.testing.assert_array_equal(keras_internals.value_of(dense.bias), [1.0, 2.0])
+    assert isinstance(keras.Variable([1.0]).value, tf.Variable)  # outside nothing has changed
+
+
+def test_slots_have_the_layout_of_their_variable():
+    variable = keras.Variable([1.0])
+    keras_internals.set_layout(variable, "a layout")
+    adam = keras.optimizers.Adam()
+    adam.build([variable])
+    assert [keras_internals.layout_of(v) for v in adam.variables] == [None, None, "a layout", "a layout"]
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["sgd", "adamw", "adafactor", "lion", "rmsprop", "nadam", "adamax", "adagrad", "ftrl"]
+)
+def test_an_update_without_effects_is_the_update(optimizer):
+    def updated(pure):
+        variable = keras.Variable([1.0, -2.0])
+        made = keras.optimizers.get(optimizer)
+        made.build([variable])
+        gradient = tf.constant([0.5, 0.25])
+        if not pure:
+            made.apply([gradient], [variable])
+            return np.array(variable)
+        before = [(v, tf.convert_to_tensor(v.value)) for v in (variable, *made.variables)]
+        with keras_internals.updates_without_effects(), keras.StatelessScope(before) as scope:
+            made.apply([gradient], [variable])
+        np.testing.assert_array_equal(variable, [1.0, -2.0])
+        assert int(made.iterations) == 0
+        return np.array(scope.get_current_value(variable))
+
+    np.testing.assert_allclose(updated(True), updated(False), rtol=1e-6)
+
+
+def test_masks_go_along_through_a_place():
+    tensor, other = tf.ones([2]), tf.ones([2])
+    keras_internals.set_keras_mask(other, tf.constant([True, False]))
+    found = keras_internals.with_mask_of(tensor, other, tf.logical_not)
+    np.testing.assert_array_equal(keras_internals.get_keras_mask(found), [False, True])
+
+
+def test_operations_of_a_graph_and_of_what_it_calls():
+    @tf.function(autograph=False)
+    def loop(x):
+        return tf.while_loop(
+            lambda x: x < 3.0, lambda x: tf.cond(x > 1.0, lambda: tf.sqrt(x) + 1.0, lambda: x + 1.0), [x]
+        )
+
+    graph = loop.get_concrete_function(tf.constant(0.0)).graph
+    assert {"Sqrt", "AddV2", "Less"} <= {operation.type for operation in keras_internals.operations_of(graph)}

@@ -24,6 +24,7 @@ def test_tfdist():
         "layers",
         "load_strategy",
         "models",
+        "name_dims",
         "optimizers",
         "spawn",
     ]
@@ -41,7 +42,7 @@ def test_other_names_are_attribute_errors():
 
 
 def test_strategies():
-    assert strategy.NAMES == ("single", "mirrored", "multiworker", "tpu", "horovod")
+    assert strategy.NAMES == ("single", "mirrored", "multiworker", "tpu", "horovod", "mesh")
 
 
 def test_parts():

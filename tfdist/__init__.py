@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tfdist import collectives, data, gradients, layers, models, optimizers
     from tfdist.cluster import Cluster
     from tfdist.collectives import Collectives
+    from tfdist.dims import name_dims
     from tfdist.gradients import LossScaler
     from tfdist.group import Group
     from tfdist.loading import load_strategy
@@ -33,6 +34,7 @@ __all__ = [
     "layers",
     "load_strategy",
     "models",
+    "name_dims",
     "optimizers",
     "spawn",
 ]
@@ -46,6 +48,7 @@ _HOMES = {
     "Trainer": "tfdist.trainer",
     "current_strategy": "tfdist.strategy",
     "load_strategy": "tfdist.loading",
+    "name_dims": "tfdist.dims",
     "spawn": "tfdist.spawning",
 }
 

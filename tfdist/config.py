@@ -7,8 +7,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tfdist import tf_config
+from tfdist.combinations import check_combinations, flag_text
 from tfdist.decay import parse_decay
 from tfdist.errors import InputError
+from tfdist.layout import parse_layout, split_rules
+from tfdist.mesh import mesh_of, parse_mesh
 from tfdist.rules import parse_rules
 from tfdist.spec import nearest, parse
 
@@ -74,6 +77,14 @@ def _names(text: str) -> str:
     return ",".join(names)
 
 
+def _mesh(text: str) -> str:
+    return str(parse_mesh(text)) if text else ""
+
+
+def _layout(text: str) -> str:
+    return ";".join(f"{dim}:{axis}" for dim, axis in split_rules(text).items())
+
+
 def _address(text: str) -> str:
     if text and not tf_config.is_address(text):
         raise InputError(f"{text} must be HOST:PORT with a port in [1, 65535]")
@@ -112,8 +123,22 @@ class TrainConfig:
     epochs: int = _flag(
         0, LONG, f"How many times every example is used; 0: {_DEFAULT_EPOCHS}, unless --steps is given."
     )
-    strategy: str = _flag("auto", WHERE, "auto, single, mirrored, multiworker, horovod, tpu, or package.module:Class.")
-    devices: int = _flag(0, WHERE, "Replicas in this process, for mirrored; 0: all GPUs, or one CPU device.")
+    strategy: str = _flag(
+        "auto", WHERE, "auto, single, mirrored, multiworker, horovod, tpu, mesh, or package.module:Class."
+    )
+    devices: int = _flag(
+        0, WHERE, "Devices of this process, for mirrored and mesh; 0: all GPUs, or one CPU device; a mesh's."
+    )
+    mesh_shape: str = _flag(
+        "", WHERE, "The mesh's axes, such as data:2;model:4, for --strategy=mesh; empty: data:DEVICES.", check=_mesh
+    )
+    layout: str = _flag(
+        "",
+        WHERE,
+        "Which named dims of tensors are split over which axes, such as batch:data;heads:model, for --strategy=mesh; "
+        "the batch lies on the first axis unless this says otherwise.",
+        check=_layout,
+    )
     tpu: str = _flag("", WHERE, "Name or address of the TPU, for --strategy=tpu; `local` on a TPU VM.")
     communication: str = _flag(
         "auto", WHERE, "What carries multiworker's tensors: auto, ring or nccl.", choices=("auto", "ring", "nccl")
@@ -217,10 +242,9 @@ class TrainConfig:
             object.__setattr__(self, field.name, checked(field, getattr(self, field.name)))
         if not self.steps and not self.epochs:
             object.__setattr__(self, "epochs", _DEFAULT_EPOCHS)
-        for names, broken, rule in _RULES:
-            if broken(self):
-                received = " ".join(flag_text(name, getattr(self, name)) for name in names)
-                raise InputError(f"{rule} Received: {received}.")
+        if self.strategy == "mesh":
+            parse_layout(self.layout, mesh_of(self.mesh_shape, 0 if self.mesh_shape else self.devices))
+        check_combinations(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,111 +269,6 @@ class VerifyConfig(TrainConfig):
                 "has to be, or leave them out. Received: "
                 f"{flag_text('precision', self.precision)} {flag_text('compression', self.compression)}."
             )
-
-
-# The combinations that exclude each other: whose flags, when, and the rule with its remedy.
-_RULES: tuple[tuple[tuple[str, ...], Callable[[TrainConfig], Any], str], ...] = (
-    (
-        ("steps", "epochs"),
-        lambda c: c.steps and c.epochs,
-        "A run is so many steps or so many epochs long, so one of --steps and --epochs must be 0.",
-    ),
-    (
-        ("devices", "strategy"),
-        lambda c: c.devices > 1 and c.strategy in ("single", "multiworker", "tpu", "horovod"),
-        "Only mirrored has several devices in one process: use --strategy=mirrored or leave out --devices.",
-    ),
-    (
-        ("tpu", "strategy"),
-        lambda c: c.tpu and c.strategy in ("auto", "single", "mirrored", "multiworker", "horovod"),
-        "--tpu is for --strategy=tpu: add it or leave out --tpu.",
-    ),
-    (
-        ("communication", "strategy"),
-        lambda c: c.communication != "auto" and c.strategy in ("single", "mirrored", "tpu", "horovod"),
-        "--communication is for --strategy=multiworker: use it or leave out --communication.",
-    ),
-    (
-        ("jit_compile", "batch_norm"),
-        lambda c: c.jit_compile and c.batch_norm == "synchronized",
-        "XLA cannot compile the collectives of synchronized normalization: leave out --jit_compile or --batch_norm.",
-    ),
-    (
-        ("lr_scaling", "base_batch_size"),
-        lambda c: (c.lr_scaling != "none") != bool(c.base_batch_size),
-        "Scaling needs the batch size that --learning_rate suits: give both --lr_scaling and --base_batch_size or neither.",
-    ),
-    (
-        ("warmup_start", "warmup_steps"),
-        lambda c: c.warmup_start and not c.warmup_steps,
-        "A warm-up takes steps: add --warmup_steps or leave out --warmup_start.",
-    ),
-    (
-        ("momentum_correction", "optimizer"),
-        lambda c: c.momentum_correction and parse(c.optimizer).name not in ("sgd", "lars"),
-        "Momentum correction is for --optimizer=sgd or lars: use one of them or leave out --momentum_correction.",
-    ),
-    (
-        ("loss_scale", "precision"),
-        lambda c: c.loss_scale and c.precision != "mixed_float16",
-        "Only float16 needs a loss scale: add --precision=mixed_float16 or leave out --loss_scale.",
-    ),
-    (
-        ("precision", "float64"),
-        lambda c: getattr(c, "float64", False) and c.precision != "float32",
-        "--float64 is a precision of its own: leave out --precision or --float64.",
-    ),
-    (
-        ("clip_norm", "clip_value"),
-        lambda c: c.clip_norm and c.clip_value,
-        "Gradients are clipped by their norm or by value: one of --clip_norm and --clip_value must be 0.",
-    ),
-    (
-        ("accumulate_steps", "batch_size"),
-        lambda c: c.accumulate_steps > c.batch_size,
-        "Every part of a step needs a row: lower --accumulate_steps or raise --batch_size.",
-    ),
-    (
-        ("accumulate_steps", "batch_norm"),
-        lambda c: c.accumulate_steps > 1 and c.batch_norm == "synchronized",
-        "Synchronized normalization takes the moments of all rows at once, which accumulation does not have: use "
-        "--batch_norm=local or --accumulate_steps=1.",
-    ),
-    (
-        ("compression_max_error", "compression_check_every"),
-        lambda c: c.compression_max_error and not c.compression_check_every,
-        "A limit needs something to hold it against: add --compression_check_every or leave out --compression_max_error.",
-    ),
-    (
-        ("compression", "strategy"),
-        lambda c: c.strategy == "tpu" and c.compression != "none",
-        "No compression method has run on a TPU: use --compression=none there.",
-    ),
-    (
-        ("learning_rate", "optimizer"),
-        lambda c: c.learning_rate != TrainConfig.learning_rate and "learning_rate" in parse(c.optimizer).args,
-        "The learning rate is given once: leave it out of --optimizer or leave out --learning_rate.",
-    ),
-    (
-        ("optimizer", "lr_scaling", "warmup_steps", "decay"),
-        lambda c: (
-            "learning_rate" in parse(c.optimizer).args
-            and (c.lr_scaling, c.warmup_steps, c.decay) != ("none", 0, "none")
-        ),
-        "Scaling, warm-up and decay work on --learning_rate: give the rate there, and leave it out of --optimizer.",
-    ),
-    (
-        ("profile_steps", "steps"),
-        lambda c: c.profile_steps and 0 < c.steps <= int(c.profile_steps.partition(":")[0]),
-        "A profile must begin before the run ends: lower --profile_steps or raise --steps.",
-    ),
-)
-
-
-def flag_text(name: str, value: Any) -> str:
-    """Returns `--name=value` as the command line and a `--flagfile` read it."""
-    text = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
-    return f"--{name}={text}"
 
 
 def checked(field: dataclasses.Field, value: Any) -> Any:

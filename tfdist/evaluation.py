@@ -22,7 +22,11 @@ class Evaluator:
         self._model = model
         self._strategy = strategy
         self._drain = drain or make_drain(model, strategy)
-        self._run = tf.function(self._batches, autograph=False, reduce_retracing=True)
+        if strategy.global_view:
+            self._one = strategy.compiled(lambda batch: strategy.run(self._batch, batch))
+            self._run = self._batches_on_the_host
+        else:
+            self._run = tf.function(self._batches, autograph=False, reduce_retracing=True)
 
     def evaluate(self, data: Any, batch_size: int) -> dict[str, float]:
         """The loss and the metrics of a whole data set, as if it were one batch.
@@ -40,10 +44,13 @@ class Evaluator:
                 )
         pipeline = EvaluationPipeline(data, batch_size)
         iterator = self._strategy.distribute(pipeline.dataset)
-        sums = self._run(iterator, tf.constant(pipeline.steps)).numpy()
+        sums = self._run(iterator, tf.constant(pipeline.steps))
         totals = Totals()
         totals.add(self._drain())
         return {"loss": loss.evaluation_loss(self._model, np.asarray(sums)), **totals.results(self._model)}
+
+    def _batches_on_the_host(self, iterator: Any, steps: tf.Tensor) -> tf.Tensor:
+        return tf.add_n([self._strategy.local(self._one(next(iterator)))[0] for _ in range(int(steps))])
 
     def _batches(self, iterator: Any, steps: tf.Tensor) -> tf.Tensor:
         length = 2 * (len(keras_internals.flat_losses(self._model)) + 1)
@@ -59,7 +66,7 @@ class Evaluator:
 
     def _batch(self, batch: Any) -> tf.Tensor:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        outputs = self._model(x, training=False)
+        outputs = self._strategy.outputs(self._model(x, training=False))
         parts = loss.terms(self._model, y, outputs, weight)
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
         variables = keras_internals.metric_variables(self._model)

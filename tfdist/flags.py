@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 from absl import flags as absl_flags
 
-from tfdist.config import TrainConfig, flag_text
+from tfdist.combinations import flag_text
+from tfdist.config import TrainConfig
 
 Config = TypeVar("Config")  # a dataclass whose fields have a `tfdist.config.Flag` each
 

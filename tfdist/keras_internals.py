@@ -1,13 +1,17 @@
 """Every private corner of Keras and TensorFlow that is touched, in one place; tests/keras_internals_test.py pins each."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from keras.src.backend import get_keras_mask
+from keras.src.backend import get_keras_mask, set_keras_mask
+from keras.src.backend.common import global_state
+from keras.src.backend.common import variables as keras_variables
+from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.losses.loss import apply_mask, reduce_weighted_values
+from keras.src.optimizers import base_optimizer
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.eager import context
@@ -131,6 +135,14 @@ def loss_values(loss: keras.Loss, y_true: Any, y_pred: Any) -> tuple[tf.Tensor, 
     return values, (masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None)
 
 
+def with_mask_of(tensor: tf.Tensor, other: tf.Tensor, place: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """A tensor with the mask of another one, if that has one, put through `place`."""
+    mask = get_keras_mask(other)
+    if mask is not None:
+        set_keras_mask(tensor, place(mask))
+    return tensor
+
+
 def weighted_sum(values: tf.Tensor, sample_weight: Any, mask: tf.Tensor | None, dtype: str) -> tf.Tensor:
     """The sum of values times weights times mask, with Keras's broadcasting."""
     return reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=dtype)
@@ -189,3 +201,112 @@ def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, Any]:
     variables = model._compile_metrics.variables
     with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
         return keras.tree.map_structure(float, model._compile_metrics.result())
+
+
+def operations_of(graph: tf.Graph) -> Iterator[tf.Operation]:
+    """Every operation of a graph, those inside its loops, branches and functions among them."""
+    yield from graph.get_operations()
+    for function in graph._functions.values():
+        yield from operations_of(function.graph)
+
+
+class Newborn(NamedTuple):
+    """A variable that has an initializer and no value yet, and the layers in whose methods it was made, innermost last."""
+
+    variable: keras.Variable
+    owners: list[Any]
+
+
+@contextlib.contextmanager
+def births_deferred(unborn: list[Newborn], bear: Callable[[Newborn], None]) -> Iterator[None]:
+    """Inside, variables that have initializers get no value: who opened this gives them one with `give_value`.
+
+    Read, such a variable is what its initializer says; assigned to, it begins with that.
+
+    Args:
+      unborn: gets each such variable.
+      bear: called for a variable that Keras made while it traced a model and wants to have now.
+    """
+    kind = keras.Variable
+    initialize, assign, register = (
+        kind._initialize_with_initializer,
+        kind._direct_assign,
+        keras_variables.register_uninitialized_variable,
+    )
+    traced: dict[int, Newborn] = {}
+
+    def defer(variable: keras.Variable, initializer: Callable[..., Any]) -> None:
+        variable._initializer = initializer
+        if id(variable) in traced:
+            bear(traced.pop(id(variable)))
+        else:
+            variable._value = None
+            unborn.append(Newborn(variable, _callers()))
+
+    def note(variable: keras.Variable) -> None:
+        traced[id(variable)] = Newborn(variable, _callers())
+        register(variable)
+
+    def assign_to(variable: keras.Variable, value: Any) -> None:
+        if variable._value is not None:
+            assign(variable, value)
+        else:
+            given = tf.cast(value, variable.dtype)
+            variable._initializer = lambda *_, **__: given
+
+    kind._initialize_with_initializer, kind._direct_assign = defer, assign_to
+    keras_variables.register_uninitialized_variable = note
+    try:
+        yield
+    finally:
+        kind._initialize_with_initializer, kind._direct_assign = initialize, assign
+        keras_variables.register_uninitialized_variable = register
+
+
+def initial_value(variable: keras.Variable) -> tf.Tensor:
+    """What a variable without a value begins with, computed now."""
+    return tf.cast(variable._initializer(variable._shape, dtype=variable._dtype), variable._dtype)
+
+
+def give_value(variable: keras.Variable, value: tf.Variable) -> None:
+    """Makes TensorFlow's variable the one that Keras's stands for."""
+    variable._value, variable._initializer = value, None
+
+
+def value_of(variable: keras.Variable) -> Any:
+    """TensorFlow's variable that Keras's stands for; None as long as it has none."""
+    return variable._value
+
+
+def layout_of(variable: keras.Variable) -> Any:
+    """What `set_layout` said; an optimizer's slot has its variable's."""
+    return variable._layout
+
+
+def set_layout(variable: keras.Variable, layout: Any) -> None:
+    """Keeps a layout with a variable. Keras hands it on to the optimizer's slots."""
+    variable._layout = layout
+
+
+def _callers() -> list[Any]:
+    stack = global_state.get_global_attribute("name_scope_stack") or []
+    return [scope.caller for scope in stack if scope.caller is not None]
+
+
+@contextlib.contextmanager
+def updates_without_effects() -> Iterator[None]:
+    """Inside, optimizers assign by Keras's variables alone, so that in `keras.StatelessScope` nothing is assigned.
+
+    On TensorFlow, Keras's optimizers assign to TensorFlow's variables, inside an update of tf.distribute's strategy.
+    """
+    kind, base = tf_optimizer.TFOptimizer, base_optimizer.BaseOptimizer
+    names = ("assign", "assign_add", "assign_sub", "_apply_weight_decay", "_backend_update_step")
+    kept = {name: getattr(kind, name) for name in (*names, "_var_key")}
+    for name in names:
+        setattr(kind, name, getattr(base, name))
+    kind._var_key = lambda self, variable: value_of(variable)._unique_id
+    try:
+        yield
+    finally:
+        for name, method in kept.items():
+            setattr(kind, name, method)

@@ -21,7 +21,8 @@ def load_strategy(
     """Starts a strategy; every process of the job calls it, before anything else uses TensorFlow.
 
     Args:
-      name: "single", "mirrored", "multiworker", "tpu", "horovod", "package.module:Class" or "auto", which asks the environment.
+      name: "single", "mirrored", "multiworker", "tpu", "horovod", "mesh", "package.module:Class" or "auto", which asks the
+        environment.
       start_timeout_seconds: how long to wait for the other processes.
       environment: the environment variables; by default the process's own.
       **options: the strategy's own, for example `devices=2` for mirrored.

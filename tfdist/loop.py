@@ -1,13 +1,16 @@
-"""The compiled loop around steps: what one call of it does, it does without the host.
+"""The loop around steps: compiled, so that one call does all it does without the host; or on the host, where the engine
+takes one step at a time.
 
 A step that is not finite changes neither weights nor slots. Without a loss scale the loop stops there, so that the step
 named is the true one; with one it goes on, unless too many in a row were skipped.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.step import Step
@@ -15,7 +18,7 @@ from tfdist.strategy import HasCollectives
 
 
 class Result(NamedTuple):
-    """What one call of the compiled loop did.
+    """What one call of the loop did.
 
     Attributes:
       losses: [done], the global loss of each step.
@@ -36,11 +39,29 @@ class Result(NamedTuple):
     busy: tf.Tensor
 
 
-def compile_loop(step: Step, strategy: HasCollectives) -> Callable[..., Result]:
-    """Returns a compiled function (iterator, first_step int64, steps int32, with_norm bool) -> Result; traced once.
+class _Made(NamedTuple):
+    """What one step did; `Result` says what each means."""
+
+    loss: tf.Tensor
+    counted: tf.Tensor
+    norm: tf.Tensor
+    may_go_on: tf.Tensor
+    gradient_finite: tf.Tensor
+    busy: tf.Tensor
+
+
+Loop = Callable[[Iterator[Any], tf.Tensor, tf.Tensor, tf.Tensor], Result]
+
+
+def compile_loop(step: Step, strategy: HasCollectives) -> Loop:
+    """Returns a function (iterator, first_step int64, steps int32, with_norm bool) -> Result; what it calls is traced once.
 
     `with_norm` asks for the gradient's norm at the last step of the call.
     """
+    return _on_the_host(step, strategy) if strategy.global_view else _compiled(step, strategy)
+
+
+def _compiled(step: Step, strategy: HasCollectives) -> Loop:
     dtype = keras.config.floatx()
 
     @tf.function(autograph=False, reduce_retracing=True)
@@ -50,30 +71,16 @@ def compile_loop(step: Step, strategy: HasCollectives) -> Callable[..., Result]:
             with tf.control_dependencies([started]):
                 batch = next(iterator)
             waited = _after(_first_local(strategy, batch)) - started
-            last = tf.equal(done, steps - 1)
-            number = first_step + tf.cast(done, tf.int64)
-            computed = strategy.run(step.compute, batch, number, tf.logical_and(with_norm, last))
-            value, norm = (tf.cast(strategy.local(x)[0], dtype) for x in (computed.loss, computed.norm))
-            finite = strategy.local(computed.finite)[0]
-            unused = step.unused()
-
-            def update() -> tf.Tensor:
-                strategy.run(lambda whole: step.apply(whole, unused), computed)
-                return tf.ones([len(step.variables)], tf.bool)
-
-            def skip() -> tf.Tensor:
-                strategy.run(step.skip, computed)
-                first = [strategy.local(gradient)[0] for gradient in computed.gradients]
-                return tf.stack([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in first])
-
+            wanted = tf.logical_and(with_norm, tf.equal(done, steps - 1))
+            made = _one(step, strategy, batch, first_step + tf.cast(done, tf.int64), wanted)
             return done + 1, Result(
-                losses=so_far.losses.write(done, value),
-                counted=so_far.counted.write(done, finite),
-                norm=norm,
-                may_go_on=step.may_go_on(computed),
-                gradient_finite=tf.cond(finite, update, skip),
+                losses=so_far.losses.write(done, made.loss),
+                counted=so_far.counted.write(done, made.counted),
+                norm=made.norm,
+                may_go_on=made.may_go_on,
+                gradient_finite=made.gradient_finite,
                 waited=so_far.waited + waited,
-                busy=so_far.busy + tf.stack(strategy.local(computed.busy)),
+                busy=so_far.busy + made.busy,
             )
 
         start = Result(
@@ -94,6 +101,55 @@ def compile_loop(step: Step, strategy: HasCollectives) -> Callable[..., Result]:
         return end._replace(losses=end.losses.stack(), counted=end.counted.stack())
 
     return loop
+
+
+def _on_the_host(step: Step, strategy: HasCollectives) -> Loop:
+    one = strategy.compiled(lambda *args: _one(step, strategy, *args))
+
+    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> Result:
+        losses, counted, waited = [], [], 0.0
+        for done in range(int(steps)):
+            started = time.perf_counter()
+            batch = next(iterator)
+            waited += time.perf_counter() - started
+            wanted = tf.constant(bool(with_norm) and done == int(steps) - 1)
+            made = _Made(*(strategy.local(value)[0] for value in one(batch, first_step + done, wanted)))
+            losses.append(made.loss)
+            counted.append(made.counted)
+            if not bool(made.may_go_on):
+                break
+        seconds = np.float64(waited)
+        return Result(
+            tf.stack(losses), tf.stack(counted), made.norm, made.may_go_on, made.gradient_finite, seconds, made.busy
+        )
+
+    return loop
+
+
+def _one(step: Step, strategy: HasCollectives, batch: Any, number: tf.Tensor, with_norm: tf.Tensor) -> _Made:
+    """One step, inside a compiled function."""
+    computed = strategy.run(step.compute, batch, number, with_norm)
+    loss, norm = (tf.cast(strategy.local(x)[0], keras.config.floatx()) for x in (computed.loss, computed.norm))
+    finite = strategy.local(computed.finite)[0]
+    unused = step.unused()
+
+    def update() -> tf.Tensor:
+        strategy.run(lambda whole: step.apply(whole, unused), computed)
+        return tf.ones([len(step.variables)], tf.bool)
+
+    def skip() -> tf.Tensor:
+        strategy.run(step.skip, computed)
+        first = [strategy.local(gradient)[0] for gradient in computed.gradients]
+        return tf.stack([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in first])
+
+    return _Made(
+        loss,
+        finite,
+        norm,
+        may_go_on=step.may_go_on(computed),
+        gradient_finite=tf.cond(finite, update, skip),
+        busy=tf.stack(strategy.local(computed.busy)),
+    )
 
 
 def _after(tensors: list[tf.Tensor]) -> tf.Tensor:

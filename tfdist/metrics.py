@@ -61,7 +61,7 @@ def make_drain(model: keras.Model, strategy: HasCollectives) -> Callable[[], lis
     def drain() -> list[tf.Tensor]:
         return [strategy.local(value)[0] for value in strategy.run(replica_function)]
 
-    return lambda: [value.numpy().astype(np.float64) for value in drain()]
+    return lambda: [np.asarray(value, np.float64) for value in drain()]
 
 
 def make_average_statistics(model: keras.Model, strategy: HasCollectives) -> Callable[[], None]:

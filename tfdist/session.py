@@ -42,7 +42,7 @@ def opened(config: TrainConfig) -> Iterator[Session]:
     """
     _gradient_options(config)  # what is wrong with them is said before anything starts
     with opened_strategy(config, OWN_FLAGS) as (config, detection, strategy):
-        check_batch_size(config.batch_size, strategy.replicas * config.accumulate_steps)
+        check_batch_size(config.batch_size, strategy.batch_parts * config.accumulate_steps)
         yield Session(config, detection, strategy, data.load(config.dataset, config.data_dir))
 
 

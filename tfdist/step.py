@@ -168,7 +168,7 @@ class Step:
         # The denominators of the whole batch come first, so that nothing is sent between micro-steps. Of this forward
         # pass only masks are used, and the rest of its graph is never run.
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        parts = loss.terms(self._model, y, self._model(x, training=False), weight)
+        parts = loss.terms(self._model, y, self._strategy.outputs(self._model(x, training=False)), weight)
         totals = loss.totals(parts, self.settings.batch_size, self._collectives)
         return accumulated(
             lambda rows: self._micro_step(differentiate, rows, totals),
@@ -176,6 +176,7 @@ class Step:
             self.settings.micro_steps,
             [tf.TensorSpec(v.shape, v.dtype) for v in self.variables],
             tf.as_dtype(keras.config.floatx()),
+            self._strategy.batch_parts if self._strategy.global_view else 0,
         )
 
     def _micro_step(
@@ -220,7 +221,7 @@ class Step:
 
     def _loss(self, batch: Any, totals: list[tf.Tensor] | None) -> tuple[tf.Tensor, Any]:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        outputs = self._model(x, training=True)
+        outputs = self._strategy.outputs(self._model(x, training=True))
         parts = loss.terms(self._model, y, outputs, weight)
         batch_size = self.settings.batch_size
         if totals is None:
@@ -268,4 +269,6 @@ def _dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variab
     """A gradient as every replica can send it: zeros where there is none, rows of an embedding at their places."""
     if gradient is None:
         return tf.zeros(variable.shape, variable.dtype)
-    return tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
+    dense = tf.convert_to_tensor(gradient)
+    dense.set_shape(variable.shape)  # tf.ensure_shape would be an operation, which DTensor does not know
+    return dense

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, using
-from tfdist.gradients import Reducer
+from tfdist.gradients import Reducer, Sum
 from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, chosen, compressed, parse_choice
 from tfdist.gradients.sparse import SPARSE_MIN_BYTES
@@ -71,10 +71,10 @@ class Steps:
         self.specs = specs(model)
         self.compression = compression
         self.overrides: dict[str, str] = {}
-        own = isinstance(compression.methods, Reducer)  # which may not know of rows
+        dense = isinstance(compression.methods, Reducer) or strategy.global_view  # which may not know of rows
         large = [spec.name for spec in self.specs if spec.shape.num_elements() * spec.dtype.size >= SPARSE_MIN_BYTES]
         rows = {variable.path for variable in keras_internals.embeddings(model)} & set(large)
-        self._settings = replace(settings, sparse=frozenset() if own else frozenset(rows))
+        self._settings = replace(settings, sparse=frozenset() if dense else frozenset(rows))
         self._kept = kept
         self._loops: dict[tuple[int, tuple[tuple[str, str], ...]], tuple[Step, Callable[..., Result]]] = {}
         self._current: Step | None = None
@@ -106,6 +106,8 @@ class Steps:
 
     def reducer(self) -> Reducer:
         """The reducer of now."""
+        if self.strategy.global_view:  # gradients are whole already; a bucket would gather what is split
+            return Sum()
         return self.compression.reducer(self.specs, self.overrides, self._settings.sparse)
 
     def compressible(self) -> list[tf.TensorSpec]:

@@ -22,7 +22,7 @@ from tfdist.errors import InputError
 from tfdist.group import Group
 from tfdist.spec import load_object, nearest
 
-NAMES = ("single", "mirrored", "multiworker", "tpu", "horovod")
+NAMES = ("single", "mirrored", "multiworker", "tpu", "horovod", "mesh")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +55,8 @@ class Strategy(abc.ABC):
       local_replicas: the numbers of this process's replicas, in order.
       compiles_replicas: whether XLA compiles what replicas run: shapes are static, so that every replica must get the same
         number of rows, and there is no clock.
+      global_view: whether a replica function's tensors are whole ones, which the engine splits over devices and sends as it
+        sees fit: there is one replica, nothing to reduce, and the host calls each step.
     """
 
     name: str
@@ -63,6 +65,12 @@ class Strategy(abc.ABC):
     replicas: int
     local_replicas: range
     compiles_replicas: bool = False
+    global_view: bool = False
+
+    @property
+    def batch_parts(self) -> int:
+        """In how many parts a batch is computed: one for each replica, or as many as a mesh splits its rows into."""
+        return self.replicas
 
     @property
     def is_chief(self) -> bool:
@@ -108,6 +116,10 @@ class Strategy(abc.ABC):
             successive elements belong to the successive local replicas, round and round.
         """
 
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Compiles a function that calls `run`."""
+        return tf.function(function, autograph=False)
+
     def gradients(
         self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[tf.Variable], *batch: Any
     ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
@@ -126,6 +138,10 @@ class Strategy(abc.ABC):
             loss, rest = loss_fn(*batch)
         return tape.gradient(loss, list(variables)), loss, rest
 
+    def outputs(self, outputs: Any) -> Any:
+        """A model's outputs as losses and metrics get them, inside a replica function."""
+        return outputs
+
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
@@ -140,9 +156,13 @@ class Strategy(abc.ABC):
     def synchronize(self, variables: Sequence[tf.Variable]) -> None:
         """Makes the variables equal to the first replica's on every replica; engines that do so at birth need not."""
 
-    def owns(self, variable: tf.Variable) -> bool:
+    def owns(self, variable: keras.Variable) -> bool:
         """Whether a variable was born in this strategy's scope, as far as that makes a difference."""
         return True
+
+    def whole(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
+        """Inside, the variables read as whole ones on the host, to be saved; every process calls it."""
+        return contextlib.nullcontext()
 
     def close(self) -> None:
         """Gives back what the strategy holds outside this process's memory; the group is left by who joined it."""

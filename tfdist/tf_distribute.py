@@ -55,9 +55,9 @@ class TensorFlowStrategy(HasCollectives):
         keras_internals.switch_off_second_sum(optimizer)
         super().apply(optimizer, gradients, variables)
 
-    def owns(self, variable: tf.Variable) -> bool:
+    def owns(self, variable: keras.Variable) -> bool:
         """See base class."""
-        return bool(self.engine.extended.variable_created_in_scope(variable))
+        return bool(self.engine.extended.variable_created_in_scope(variable.value))
 
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
         """See base class."""

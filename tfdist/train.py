@@ -6,7 +6,7 @@ import logging
 import pathlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tfdist import command, endings, flags, startup
@@ -99,18 +99,19 @@ def _describe(opened: "Session") -> int:
     if not strategy.is_chief:
         return 0
     size = opened.data.train.size
-    shares = [rows(config.batch_size, r, strategy.replicas)[1] for r in range(strategy.replicas)]
+    parts = strategy.batch_parts
+    shares = _span(rows(config.batch_size, r, parts)[1] for r in range(parts))
+    micro = parts * config.accumulate_steps
     steps = config.steps or steps_in_epochs(config.epochs, size, config.batch_size)
     print(flags.flags_text(dataclasses.replace(config, strategy=opened.detection.strategy)), end="")
     lines = {
         "strategy": opened.detection.reason,
         "processes": f"{strategy.cluster.size} on {', '.join(dict.fromkeys(opening.hosts(strategy)))}",
-        "replicas": str(strategy.replicas),
+        "replicas": str(parts),
         "global batch": f"{config.batch_size} examples",
-        "per replica": f"{max(shares)} examples"
-        if len(set(shares)) == 1
-        else f"{min(shares)} or {max(shares)} examples",
-        "per micro-step": f"{max(shares)} examples (one micro-step a step)",
+        "per replica": f"{shares} examples",
+        "per micro-step": f"{_span(rows(config.batch_size, r, micro)[1] for r in range(micro))} examples, "
+        f"{config.accumulate_steps} a step",
         "training set": f"{size} examples",
         "test set": f"{opened.data.test.size} examples" if opened.data.test else "none",
         "steps": f"{steps} ({steps * config.batch_size / size:.2f} epochs)",
@@ -119,6 +120,11 @@ def _describe(opened: "Session") -> int:
     for name, value in lines.items():
         print(f"{name:>15}: {value}")
     return 0
+
+
+def _span(numbers: Iterable[int]) -> str:
+    """Numbers that are equal or nearly so, as a person says them."""
+    return " or ".join(str(number) for number in sorted(set(numbers)))
 
 
 def _words(spec: str) -> str:

@@ -163,7 +163,7 @@ class Trainer:
           InputError: an argument is wrong.
           NotFiniteError: a loss is inf or NaN; names the step.
         """
-        shares = self.strategy.replicas * self._settings.micro_steps
+        shares = self.strategy.batch_parts * self._settings.micro_steps
         if self.strategy.compiles_replicas:
             check_equal_shares(batch_size, shares)
         check_batch_size(batch_size, shares)
@@ -253,8 +253,11 @@ class Trainer:
         whose rate has a warm-up.
         """
         self.average_statistics()
-        if not self.strategy.is_chief:
-            return
+        with self.strategy.whole([*self.model.variables, *self.model.optimizer.variables]):
+            if self.strategy.is_chief:
+                self._save(path)
+
+    def _save(self, path: str) -> None:
         if _synchronized(self.model):
             with_batch_norm(self.model, "local").save(path)
         elif "tfdist" in str(keras.saving.serialize_keras_object(self.model.optimizer)):
@@ -310,7 +313,7 @@ def _with_collectives(strategy: Strategy) -> HasCollectives:
 
 
 def _check_born_here(strategy: Strategy, what: str, variables: Sequence[keras.Variable]) -> None:
-    strange = next((variable.path for variable in variables if not strategy.owns(variable.value)), None)
+    strange = next((variable.path for variable in variables if not strategy.owns(variable)), None)
     if strange is not None:
         raise InputError(
             f"The {what} must be created inside the strategy's scope, where its variables are placed for the strategy. "

@@ -2,7 +2,8 @@
 
     python tests/conformance/worker.py STRATEGY FLOATX DIRECTORY RANK
 
-DIRECTORY holds cases.pickle, a list of cases; the outcomes are written beside it.
+STRATEGY is a name, with options in brackets if it takes any: mesh(mesh_shape='data:4'). DIRECTORY holds cases.pickle, a
+list of cases; the outcomes are written beside it.
 """
 
 import pathlib
@@ -16,9 +17,11 @@ def main(strategy_name: str, floatx: str, directory: str, rank: str) -> None:
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(floatx)
     import tfdist
+    from tfdist.spec import parse
     from tfdist.testing import parity
 
-    strategy = tfdist.load_strategy(strategy_name, start_timeout_seconds=60)
+    chosen = parse(strategy_name)
+    strategy = tfdist.load_strategy(chosen.name, start_timeout_seconds=60, **chosen.args)
     cases = pickle.loads(pathlib.Path(directory, "cases.pickle").read_bytes())
     outcomes = [parity.run_case(strategy, case) for case in cases]
     pathlib.Path(directory, f"{rank}.pickle").write_bytes(pickle.dumps(outcomes))

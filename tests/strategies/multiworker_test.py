@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 from tfdist.strategies import multiworker
 
+from tfdist import servers
 from tfdist.cluster import Cluster
 from tfdist.errors import PeerLostError
 from tfdist.group import LocalGroup
@@ -36,7 +37,7 @@ def test_servers_that_are_late(monkeypatch, loss, message):
 
     monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", late)
     monkeypatch.setattr(multiworker, "share_cores", lambda *_: None)
-    monkeypatch.setattr(multiworker.keras_internals, "limit_start_of_workers", lambda *given: limits.append(given))
+    monkeypatch.setattr(servers.keras_internals, "limit_start_of_workers", lambda *given: limits.append(given))
     with pytest.raises(PeerLostError) as caught:
         multiworker.MultiWorker(cluster=Cluster(), join=lambda _: Losing(loss), start_timeout_seconds=7.5)
     assert str(caught.value) == message

@@ -10,7 +10,12 @@ Differentiate = Callable[[Any], tuple[list[tf.Tensor], tf.Tensor]]
 
 
 def accumulated(
-    differentiate: Differentiate, batch: Any, micro_steps: int, shapes: Sequence[tf.TensorSpec], dtype: tf.DType
+    differentiate: Differentiate,
+    batch: Any,
+    micro_steps: int,
+    shapes: Sequence[tf.TensorSpec],
+    dtype: tf.DType,
+    parts: int = 0,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Adds gradients and losses over micro-steps, one after the other, so that one's activations are held at a time.
 
@@ -23,15 +28,9 @@ def accumulated(
       micro_steps: at least 2, at most the number of rows.
       shapes: shapes and dtypes of the gradients.
       dtype: of the loss.
+      parts: if rows lie in so many parts on as many devices, each micro-step takes an equal share of each part.
     """
-    rows = tf.shape(tf.nest.flatten(batch)[0])[0]
-    static = tf.nest.flatten(batch)[0].shape[0]
-    equal = static // micro_steps if static is not None and static % micro_steps == 0 else None
-
-    def part(number: tf.Tensor) -> Any:
-        start, end = number * rows // micro_steps, (number + 1) * rows // micro_steps
-        cut = tf.nest.map_structure(lambda x: x[start:end], batch)
-        return tf.nest.map_structure(lambda x: tf.ensure_shape(x, [equal, *x.shape[1:]]), cut)
+    part = _shares_of_parts(batch, micro_steps, parts) if parts else _successive_rows(batch, micro_steps)
 
     def body(number: tf.Tensor, gradients: list[tf.Tensor], loss: tf.Tensor) -> tuple[Any, ...]:
         more, value = differentiate(part(number))
@@ -46,3 +45,27 @@ def accumulated(
         maximum_iterations=micro_steps,
     )
     return gradients, loss
+
+
+def _successive_rows(batch: Any, micro_steps: int) -> Callable[[tf.Tensor], Any]:
+    rows = tf.shape(tf.nest.flatten(batch)[0])[0]
+    static = tf.nest.flatten(batch)[0].shape[0]
+    equal = static // micro_steps if static is not None and static % micro_steps == 0 else None
+
+    def part(number: tf.Tensor) -> Any:
+        start, end = number * rows // micro_steps, (number + 1) * rows // micro_steps
+        cut = tf.nest.map_structure(lambda x: x[start:end], batch)
+        return tf.nest.map_structure(lambda x: tf.ensure_shape(x, [equal, *x.shape[1:]]), cut)
+
+    return part
+
+
+def _shares_of_parts(batch: Any, micro_steps: int, parts: int) -> Callable[[tf.Tensor], Any]:
+    def split(x: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(x, [parts, micro_steps, x.shape[0] // (parts * micro_steps), *x.shape[1:]])
+
+    def joined(x: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(tf.gather(x, number, axis=1), [x.shape[0] * x.shape[2], *x.shape[3:]])
+
+    shares = tf.nest.map_structure(split, batch)
+    return lambda number: tf.nest.map_structure(lambda x: joined(x, number), shares)

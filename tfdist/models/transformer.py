@@ -5,11 +5,23 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
+from tfdist.dims import name_dims
 from tfdist.errors import InputError
 from tfdist.models import arguments
 
 # A bias on the keys adds the same number to all scores of a query, and softmax does not see it.
 ZERO_GRADIENT: tuple[str, ...] = (r"_attention/key/bias$",)
+
+# Beside what the types of layers say; see `tfdist.name_dims`.
+DIMS = {
+    "position_embedding/embeddings": "* embed",
+    r"block_\d+_ffn_in/kernel": "embed ffn",
+    r"block_\d+_ffn_in/bias": "ffn",
+    r"block_\d+_ffn_out/kernel": "ffn embed",
+    r"block_\d+_ffn_out/bias": "embed",
+    "logits/kernel": "embed vocab",
+    "logits/bias": "vocab",
+}
 
 
 def transformer(
@@ -60,7 +72,8 @@ def transformer(
     for i in range(arguments.positive("transformer", "layers", layers)):
         x = _block(x, f"block_{i}", width, heads, inner, dropout)
     x = keras.layers.LayerNormalization(name="final_norm")(x)
-    return keras.Model(tokens, keras.layers.Dense(vocabulary, name="logits")(x), name="transformer")
+    logits = keras.layers.Dense(vocabulary, name="logits")(x)
+    return name_dims(keras.Model(tokens, logits, name="transformer"), DIMS)
 
 
 def _block(x: keras.KerasTensor, name: str, width: int, heads: int, inner: int, dropout: float) -> keras.KerasTensor:

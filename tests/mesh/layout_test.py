@@ -1,0 +1,50 @@
+import pytest
+
+from tfdist.errors import InputError
+from tfdist.layout import Layout, laid_out, parse_layout, split_rules
+from tfdist.mesh import parse_mesh
+
+MESH = parse_mesh("data:2;model:4")
+
+
+def test_the_batch_lies_on_the_first_axis_unless_told():
+    assert parse_layout("", MESH) == {"batch": "data"}
+    assert parse_layout("batch:model", MESH) == {"batch": "model"}
+    assert parse_layout(" heads : model ; ffn:model;", MESH) == {"batch": "data", "heads": "model", "ffn": "model"}
+
+
+@pytest.mark.parametrize("text", ["heads", "heads=model", "heads:model:4", "heads:4", "a b:model"])
+def test_refuses_what_is_no_rule(text):
+    with pytest.raises(InputError, match="^A layout is DIM:AXIS with ; between.*Received: "):
+        split_rules(text)
+
+
+def test_refuses_two_rules_for_a_dim_and_unknown_axes():
+    with pytest.raises(InputError, match="each dim once. Received: heads on model and on data"):
+        split_rules("heads:model;heads:data")
+    with pytest.raises(InputError, match="has no axis modell. Did you mean"):
+        parse_layout("heads:modell", MESH)
+
+
+def test_rules_lay_named_dims():
+    rules = {"batch": "data", "ffn": "model"}
+    layout = laid_out("ffn_in/kernel", ("embed", "ffn"), (6, 8), rules, MESH)
+    assert layout == Layout((None, "model"))
+    assert (layout.parts(MESH), str(layout)) == (4, "*,model")
+    assert laid_out("x", (None, "other"), (3, 5), rules, MESH) == Layout((None, None))
+    assert laid_out("both", ("batch", "ffn"), (2, 4), rules, MESH).parts(MESH) == 8
+
+
+def test_an_axis_splits_one_dim_of_a_tensor():
+    with pytest.raises(InputError, match="puts heads and ffn of w on the axis model"):
+        laid_out("w", ("heads", "ffn"), (4, 4), {"heads": "model", "ffn": "model"}, MESH)
+
+
+def test_an_axis_divides_its_dim():
+    with pytest.raises(InputError, match="splits ffn of w over the 4 devices of model.*Received: ffn of 6"):
+        laid_out("w", ("embed", "ffn"), (4, 6), {"ffn": "model"}, MESH)
+
+
+def test_kernels_of_convolutions_stay_whole():
+    with pytest.raises(InputError, match="splits out of conv/kernel over the axis model; the engine takes kernels"):
+        laid_out("conv/kernel", ("spatial_0", "spatial_1", "in", "out"), (3, 3, 4, 8), {"out": "model"}, MESH)

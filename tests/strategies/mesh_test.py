@@ -1,0 +1,184 @@
+"""What a mesh makes of ordinary Keras objects; that the result is that of one device is tests/conformance's."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+import tfdist
+from tfdist import keras_internals
+from tfdist.errors import InputError, NotFiniteError
+from tfdist.gradients import LossScale
+from tfdist.layout import Layout
+
+RANDOM = np.random.default_rng(3)
+TOKENS = RANDOM.integers(0, 12, (64, 6)).astype("int32")
+NEXT = RANDOM.integers(0, 12, (64, 6))
+
+
+def transformer(**arguments):
+    return tfdist.models.transformer(input_shape=(6,), classes=12, layers=1, width=8, heads=2, **arguments)
+
+
+def trainer_of(strategy, build=transformer, optimizer="adam", **options):
+    keras.utils.set_random_seed(11)
+    with strategy.scope():
+        return tfdist.Trainer(
+            build(),
+            optimizer=optimizer,
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            **options,
+        )
+
+
+def values(trainer):
+    return {v.path: np.array(trainer.strategy.local(v.value)[0]) for v in trainer.model.variables}
+
+
+def shard(variable):
+    return dtensor.unpack(tf.convert_to_tensor(keras_internals.value_of(variable)))[0].shape
+
+
+def test_variables_are_born_laid_out_with_the_values_of_one_device(single, mesh2x2):
+    expected, trainer = values(trainer_of(single)), trainer_of(mesh2x2)
+    found = values(trainer)
+    assert set(found) == set(expected)
+    for path, value in expected.items():
+        np.testing.assert_array_equal(found[path], value, err_msg=path)
+    by_path = {v.path: v for v in trainer.model.variables}
+    assert shard(by_path["block_0_attention/query/kernel"]) == (8, 1, 4)
+    assert shard(by_path["block_0_ffn_in/kernel"]) == (8, 16)
+    assert shard(by_path["block_0_ffn_out/kernel"]) == (16, 8)
+    assert shard(by_path["final_norm/gamma"]) == (8,)
+
+
+def test_slots_lie_where_their_variables_do(mesh2x2):
+    trainer = trainer_of(mesh2x2)
+    trainer.fit((TOKENS, NEXT), batch_size=8, steps=1)
+    slots = [v for v in trainer.model.optimizer.variables if "ffn_in_kernel" in v.path]
+    assert [shard(v) for v in slots] == [(8, 16)] * 2
+
+
+def test_weights_that_are_assigned_in_the_scope_are_the_first(mesh2x2):
+    with mesh2x2.scope():
+        dense = keras.layers.Dense(4, name="out")
+        dense.build((None, 3))
+        dense.set_weights([np.full((3, 4), 2.0), np.arange(4.0)])
+    assert shard(dense.kernel) == (3, 2)
+    np.testing.assert_array_equal(mesh2x2.local(dense.kernel.value)[0], np.full((3, 4), 2.0))
+    np.testing.assert_array_equal(mesh2x2.local(dense.bias.value)[0], np.arange(4.0))
+
+
+class Lazy(keras.Model):
+    """Makes its layers' variables when it is first called."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = keras.layers.Dense(6), keras.layers.Dense(12)
+
+    def call(self, inputs):
+        return self.last(self.first(tf.cast(inputs, tf.float32)))
+
+
+def test_a_model_that_is_built_by_the_trainer(single, mesh2x2):
+    """Its layers have rows and columns that two devices divide."""
+    data = (TOKENS, NEXT[:, 0])
+    expected, found = trainer_of(single, Lazy, "sgd"), trainer_of(mesh2x2, Lazy, "sgd")
+    losses = [t.fit(data, batch_size=8, steps=3).last("train")["loss"] for t in (expected, found)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert shard(found.model.last.kernel) == (6, 6)
+
+
+def test_a_fit_inside_the_scope(mesh2x2):
+    with mesh2x2.scope():
+        trainer = tfdist.Trainer(transformer(), optimizer="sgd", loss=keras.losses.SparseCategoricalCrossentropy(True))
+        trainer.fit((TOKENS, NEXT), batch_size=8, steps=1)
+
+
+def test_a_step_that_is_not_finite_changes_nothing(mesh2x2):
+    weights = np.ones([64, 6], "float32")
+    weights[13] = np.inf
+    trainer = trainer_of(mesh2x2)
+    before = values(trainer)
+    with pytest.raises(NotFiniteError, match="at step [0-7]"):
+        trainer.fit((TOKENS, NEXT, weights), batch_size=8, steps=8)
+    if trainer.step == 0:
+        for path, value in values(trainer).items():
+            np.testing.assert_array_equal(value, before[path], err_msg=path)
+    assert all(np.isfinite(value).all() for value in values(trainer).values())
+
+
+def test_steps_that_overflow_are_skipped(mesh2x2):
+    trainer = trainer_of(mesh2x2, loss_scale=LossScale(initial=2.0**100, cap=2.0**120, growth_interval=1000))
+    weights = np.full([64, 6], 2.0**30, "float32")
+    before = values(trainer)
+    history = trainer.fit((TOKENS, NEXT, weights), batch_size=8, steps=1, log_every=1)
+    assert history.last("train")["skipped_steps"] == 1 and history.last("train")["loss_scale"] == 2.0**99
+    for path, value in values(trainer).items():
+        np.testing.assert_array_equal(value, before[path], err_msg=path)
+    trainer.fit((TOKENS, NEXT), batch_size=8, steps=2)
+    assert any(np.any(value != before[path]) for path, value in values(trainer).items())
+
+
+@pytest.mark.parametrize("examples", [64, 61])
+def test_evaluation_counts_each_example_once(single, mesh2x2, examples):
+    expected, found = (
+        trainer_of(s).evaluate((TOKENS[:examples], NEXT[:examples]), batch_size=8) for s in (single, mesh2x2)
+    )
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_micro_steps_give_the_same(mesh2x2):
+    one, four = (
+        trainer_of(mesh2x2, optimizer="sgd", accumulate_steps=n).fit((TOKENS, NEXT), batch_size=16, steps=3)
+        for n in (1, 4)
+    )
+    assert one.last("train")["loss"] == pytest.approx(four.last("train")["loss"], rel=1e-6)
+
+
+def test_keras_alone_loads_what_is_saved(mesh2x2, tmp_path):
+    trainer = trainer_of(mesh2x2)
+    trainer.fit((TOKENS, NEXT), batch_size=8, steps=2)
+    trainer.save(str(tmp_path / "model.keras"))
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for path, value in values(trainer).items():
+        np.testing.assert_array_equal({v.path: v for v in loaded.variables}[path], value, err_msg=path)
+    assert int(loaded.optimizer.iterations) == 2
+    trainer.fit((TOKENS, NEXT), batch_size=8, steps=1)  # the variables are the mesh's once more
+
+
+def test_dropout_differs_between_rows_of_a_batch(mesh2x2):
+    class Dropped(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dropout = keras.layers.Dropout(0.5)
+
+        def call(self, inputs, training=False):
+            return self.dropout(inputs, training=training)
+
+    with mesh2x2.scope():
+        layer = Dropped()
+    rows = mesh2x2.devices.lay(np.ones([4, 64], "float32"), Layout(("data", None)))
+    kept = mesh2x2.devices.whole(tf.function(lambda x: layer(x, training=True), autograph=False)(rows)).numpy()
+    assert len({tuple(row) for row in kept}) == 4
+    assert 0.3 < (kept == 0).mean() < 0.7
+
+
+def test_rows_must_be_divisible(mesh2x2):
+    with pytest.raises(InputError, match="--batch_size must be divisible by .*--batch_size=7 and 2"):
+        trainer_of(mesh2x2).fit((TOKENS, NEXT), batch_size=7, steps=1)
+
+
+def test_what_ends_the_process_inside_the_engine_is_refused(mesh2x2):
+    class Crashing(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs[None][0]
+
+    def build():
+        inputs = keras.Input((6,))
+        return keras.Model(inputs, keras.layers.Dense(12)(Crashing()(inputs)))
+
+    with pytest.raises(InputError, match=r"x\[None\] must name every dim.*Use tf.expand_dims"):
+        trainer_of(mesh2x2, build).fit((TOKENS.astype("float32"), NEXT[:, 0]), batch_size=8, steps=1)

@@ -1,0 +1,114 @@
+"""Names for the dims of a model's variables: from the types of its layers, and from a table of the model's own.
+
+A rule of a layout speaks of names, so a variable takes part in it only by the names of its dims. Keras's layers get theirs
+from their types; `name_dims` renames them where a model means something by a dim (the `out` of a perceptron's first layer
+is its `ffn`).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from tfdist.errors import InputError
+
+Dims = tuple[str | None, ...]  # None for a dim that is whole in every layout
+
+_PROJECTION = {"kernel": ("embed", "heads", "head_dim"), "bias": ("heads", "head_dim")}
+_ATTENTION = {
+    "query": _PROJECTION,
+    "key": _PROJECTION,
+    "value": _PROJECTION,
+    "gate": _PROJECTION,
+    "attention_output": {"kernel": ("heads", "head_dim", "embed"), "bias": ("embed",)},
+}
+_ATTENTIONS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+_CONVOLUTIONS = tuple(getattr(keras.layers, f"Conv{n}D{kind}") for n in (1, 2, 3) for kind in ("", "Transpose"))
+_DEPTHWISE = tuple(getattr(keras.layers, f"DepthwiseConv{n}D") for n in (1, 2))
+_NORMS = (
+    keras.layers.BatchNormalization,
+    keras.layers.GroupNormalization,
+    keras.layers.LayerNormalization,
+    keras.layers.RMSNormalization,
+)
+
+
+def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
+    """Names dims of a model's variables, for `--layout`; has no effect under strategies without a mesh.
+
+    Call it where the model is built, inside the strategy's scope: at the scope's end variables are laid out.
+
+    Args:
+      model: a built model.
+      table: dims with spaces between, such as "embed ffn", by a regular expression that a variable's whole path matches;
+        a * is a dim without a name. It goes before the names that come from the layers' types.
+
+    Returns:
+      The model.
+
+    Raises:
+      InputError: an expression is none, matches no variable, or gives another number of dims than the variable has; or two
+        expressions name the dims of one variable differently.
+    """
+    named: dict[str, tuple[str, Dims]] = {}
+    for expression, text in table.items():
+        dims = tuple(None if name == "*" else name for name in text.split())
+        for variable in _matched(model, expression):
+            if len(dims) != len(variable.shape):
+                raise InputError(
+                    f"tfdist.name_dims: {expression!r} gives {len(dims)} dims to {variable.path}, which has "
+                    f"{len(variable.shape)}. Received: {text!r}."
+                )
+            other, theirs = named.setdefault(variable.path, (expression, dims))
+            if theirs != dims:
+                raise InputError(
+                    f"tfdist.name_dims: {other!r} and {expression!r} disagree about {variable.path}. Leave one of them."
+                )
+            variable.tfdist_dims = dims
+    return model
+
+
+def dims_of(variable: keras.Variable, owners: Sequence[Any] = ()) -> Dims:
+    """The dims of a variable, as many as its shape has; without names where neither a table nor a layer's type gives any.
+
+    Args:
+      variable: a layer's, or any other.
+      owners: the layers inside whose methods it was made, the innermost last.
+    """
+    named = getattr(variable, "tfdist_dims", None)
+    found = named or (_by_type(owners, variable.name, len(variable.shape)) if owners else None)
+    return found if found and len(found) == len(variable.shape) else (None,) * len(variable.shape)
+
+
+def _matched(model: keras.Model, expression: str) -> list[keras.Variable]:
+    try:
+        pattern = re.compile(expression)
+    except re.error as error:
+        raise InputError(f"tfdist.name_dims: {expression!r} is no regular expression: {error}.") from error
+    matched = [variable for variable in model.variables if pattern.fullmatch(variable.path)]
+    if not matched:
+        paths = ", ".join(variable.path for variable in model.variables[:3])
+        raise InputError(
+            f"tfdist.name_dims: {expression!r} matches no variable; its whole path must match. Received: variables such as "
+            f"{paths}."
+        )
+    return matched
+
+
+def _by_type(owners: Sequence[Any], name: str, rank: int) -> Dims | None:
+    """What a layer's type calls the dims of its variable `name`."""
+    layer = owners[-1]
+    if isinstance(layer, keras.layers.EinsumDense) and any(isinstance(owner, _ATTENTIONS) for owner in owners):
+        return _ATTENTION.get(layer.name, {}).get(name)
+    if isinstance(layer, keras.layers.Dense):
+        return {"kernel": ("in", "out"), "bias": ("out",)}.get(name)
+    if isinstance(layer, keras.layers.Embedding):
+        return {"embeddings": ("vocab", "embed")}.get(name)
+    if isinstance(layer, (*_CONVOLUTIONS, *_DEPTHWISE)):
+        spatial = tuple(f"spatial_{i}" for i in range(rank - 2))
+        channels = ("out", "in") if "Transpose" in type(layer).__name__ else ("in", "out")
+        return {"kernel": (*spatial, *channels), "bias": ("out",)}.get(name)
+    if isinstance(layer, _NORMS) and rank == 1:
+        return ("embed",)
+    return None

@@ -1,0 +1,133 @@
+"""Values on a mesh of devices: DTensor lays them out, and makes one program for all devices of what is computed with them."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from tfdist import keras_internals
+from tfdist.cluster import Cluster
+from tfdist.devices import local_device_names
+from tfdist.errors import InputError
+from tfdist.group import Group
+from tfdist.layout import Layout
+from tfdist.mesh import Mesh
+from tfdist.servers import starting, with_addresses
+
+
+def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> dtensor.Mesh:
+    """Starts DTensor, on several processes with a server each, and makes its mesh.
+
+    Args:
+      mesh: its axes; the processes have equal parts of it, in the order of their ranks.
+      cluster: this process among the job's.
+      group: of the job's processes.
+      seconds: how long to wait for the other processes' servers.
+    """
+    local = mesh.size // cluster.size
+    axes = list(mesh.axes.items())
+    if cluster.size == 1:
+        return dtensor.create_mesh(axes, devices=local_device_names(local))
+    cluster = with_addresses(cluster, group)
+    os.environ["DTENSOR_JOB_NAME"] = "worker"
+    os.environ["DTENSOR_JOBS"] = ",".join(cluster.addresses)
+    os.environ["DTENSOR_CLIENT_ID"] = str(cluster.rank)
+    os.environ["DTENSOR_NUM_CLIENTS"] = str(cluster.size)
+    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    with starting(group, cluster.size, seconds):
+        dtensor.initialize_accelerator_system(
+            kind, enable_coordination_service=False, num_logical_cpu_devices=local if kind == "CPU" else None
+        )
+    return dtensor.create_distributed_mesh(axes, local_devices=[f"{kind}:{i}" for i in range(local)], device_type=kind)
+
+
+class Devices:
+    """The devices of a mesh, and what this process does with those of its own."""
+
+    def __init__(self, mesh: Mesh, engine: dtensor.Mesh):
+        """Args: mesh: its axes; engine: DTensor's mesh, of these axes."""
+        self.mesh = mesh
+        self._engine = engine
+
+    def layout(self, layout: Layout) -> dtensor.Layout:
+        """DTensor's form of a layout."""
+        return dtensor.Layout([axis or dtensor.UNSHARDED for axis in layout.axes], self._engine)
+
+    def lay(self, value: Any, layout: Layout) -> tf.Tensor:
+        """Puts a value, which every process has whole, on the devices: to each its part."""
+        value = tf.convert_to_tensor(value)
+        parts = [value[self._part(layout, value.shape, place)] for place in self._engine.local_device_locations()]
+        return dtensor.pack(parts, self.layout(layout))
+
+    def variable(self, value: Any, layout: Layout, name: str, trainable: bool = True) -> tf.Variable:
+        """A variable that begins with a value."""
+        return dtensor.DVariable(self.lay(value, layout), name=name, trainable=trainable)
+
+    def whole(self, value: Any) -> tf.Tensor:
+        """An ordinary tensor with all of a value; what is no value of this mesh is returned as it is."""
+        value = tf.convert_to_tensor(value)
+        if not dtensor.is_dtensor(value):
+            return value
+        everywhere = dtensor.relayout(value, dtensor.Layout.replicated(self._engine, rank=value.shape.rank))
+        return dtensor.unpack(everywhere)[0]
+
+    def _part(self, layout: Layout, shape: tf.TensorShape, place: dict[str, int]) -> tuple[slice, ...]:
+        """Which part of a value lies on the device at a place of the mesh."""
+        found = []
+        for axis, size in zip(layout.axes, shape, strict=True):
+            each = size // self.mesh.axes[axis] if axis else size
+            first = each * place[axis] if axis else 0
+            found.append(slice(first, first + each))
+        return tuple(found)
+
+
+def like(value: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
+    """A value in the layout of a variable."""
+    return dtensor.relayout(value, variable.layout)
+
+
+def over_rows(value: tf.Tensor, devices: Devices, axis: str) -> tf.Tensor:
+    """A tensor of a compiled function with its rows, its first dim, over an axis that divides them, and else whole."""
+    return dtensor.relayout(value, devices.layout(_rows(value.shape, devices.mesh.axes[axis], axis)))
+
+
+def refuse_crashes(graph: tf.Graph) -> None:
+    """Raises `InputError` for what is known to end the process inside DTensor's compiler (tests/traps/dtensor_test.py)."""
+    for operation in keras_internals.operations_of(graph):
+        if operation.type == "StridedSlice" and _adds_an_axis_to_unnamed_dims(operation):
+            raise InputError(
+                f"On a mesh x[None] must name every dim, as in x[None, :, :]; DTensor ends the process otherwise. Received: "
+                f"{operation.name} of a tensor {operation.inputs[0].shape}. Use tf.expand_dims or keras.ops.expand_dims."
+            )
+
+
+def _adds_an_axis_to_unnamed_dims(operation: tf.Operation) -> bool:
+    new, ellipsis = operation.get_attr("new_axis_mask"), operation.get_attr("ellipsis_mask")
+    rank, entries = operation.inputs[0].shape.rank, operation.inputs[1].shape[0]
+    named = (entries or 0) - new.bit_count() - ellipsis.bit_count()
+    behind_the_ellipsis = ellipsis and new & -new > ellipsis  # x[..., None] is harmless
+    return bool(new) and (rank is None or named < rank) and not behind_the_ellipsis
+
+
+def _rows(shape: tf.TensorShape, size: int, axis: str) -> Layout:
+    divides = bool(shape.rank) and shape[0] is not None and shape[0] % size == 0
+    return Layout((axis if divides else None, *[None] * (shape.rank - 1)) if shape.rank else ())
+
+
+class Batches(Iterator[Any]):
+    """Batches from a data set, laid on the devices: their rows over one axis, where it divides them, else whole."""
+
+    def __init__(self, dataset: tf.data.Dataset, devices: Devices, axis: str):
+        """Args: dataset: of whole batches, the same on every process; axis: of the mesh."""
+        self._batches = iter(dataset)
+        self._devices = devices
+        self._axis = axis
+
+    def __next__(self) -> Any:
+        """The next batch, a structure of tensors."""
+        return tf.nest.map_structure(self._laid, next(self._batches))
+
+    def _laid(self, value: tf.Tensor) -> tf.Tensor:
+        return self._devices.lay(value, _rows(value.shape, self._devices.mesh.axes[self._axis], self._axis))
