@@ -37,7 +37,7 @@ def loss_fn(x, y):
 
 
 def replica_step(x, y):
-    mine, loss, _ = strategy.gradients(loss_fn, [v.value for v in model.trainable_variables], x, y)
+    mine, loss, _ = strategy.gradients(loss_fn, model.trainable_variables, x, y)
     my_square = tf.square(tf.linalg.global_norm(mine) * replicas)  # of the mean over this replica's examples
     *whole, loss, squares = collectives.all_reduce([*mine, loss, my_square], name="step")
     # Not optimizer.apply: under tf.distribute it would sum the gradients over replicas once more.

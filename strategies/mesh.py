@@ -4,6 +4,7 @@ Shazeer et al., Mesh-TensorFlow: Deep Learning for Supercomputers, 2018 (arXiv:1
 """
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,9 +17,9 @@ from tfdist.cluster import Cluster
 from tfdist.collectives import OneReplica
 from tfdist.devices import share_cores
 from tfdist.dims import dims_of
-from tfdist.dtensor import Batches, Devices, engine_mesh, like, over_rows, refuse_crashes
+from tfdist.dtensor import Batches, Devices, engine_mesh, over_rows, refuse_crashes
 from tfdist.group import Group
-from tfdist.layout import Layout, laid_out, parse_layout
+from tfdist.layout import Layout, Placement, Shard, laid_out, parse_layout, parse_shard, placed
 from tfdist.mesh import mesh_of
 from tfdist.strategy import HasCollectives, State
 
@@ -40,6 +41,9 @@ class MeshOfDevices(HasCollectives):
         devices: int = 0,
         mesh_shape: str = "",
         layout: str = "",
+        shard: str = "none",
+        shard_axis: str = "",
+        shard_min_elements: int = 1024,
         intra_op_threads: int = 0,
         start_timeout_seconds: float = 120.0,
     ):
@@ -51,17 +55,22 @@ class MeshOfDevices(HasCollectives):
           devices: how many this process has; 0 for as many as the mesh needs.
           mesh_shape: as the flag; see `tfdist.mesh`.
           layout: as the flag; see `tfdist.layout`.
+          shard: what lies in parts over `shard_axis`: "none", "optimizer", "gradients" or "parameters"; see `Shard`.
+          shard_axis: an axis of the mesh; empty for the batch's.
+          shard_min_elements: smaller variables stay whole.
           intra_op_threads: of one operation; 0 for a share of the cores, and to keep to it.
           start_timeout_seconds: how long to wait for the other processes' servers, once all processes have come.
         """
         self.cluster = cluster
         mesh = mesh_of(mesh_shape, devices, cluster.size)
         self.rules = parse_layout(layout, mesh)
+        self.shard = parse_shard(shard, shard_axis or self.rules["batch"], shard_min_elements, mesh)
         share_cores(cluster, intra_op_threads)
         self.group = join(cluster)
         self.devices = Devices(mesh, engine_mesh(mesh, cluster, self.group, start_timeout_seconds))
         self.collectives = OneReplica()
         self._unborn: list[keras_internals.Newborn] = []
+        self._variables: weakref.WeakValueDictionary[int, keras.Variable] = weakref.WeakValueDictionary()
 
     @property
     def batch_parts(self) -> int:
@@ -82,15 +91,21 @@ class MeshOfDevices(HasCollectives):
 
     def _bear(self, newborn: keras_internals.Newborn) -> None:
         variable = newborn.variable
-        layout = keras_internals.layout_of(variable)
-        if layout is None:
-            dims = dims_of(variable, newborn.owners)
-            layout = laid_out(variable.path, dims, variable.shape, self.rules, self.devices.mesh)
-            keras_internals.set_layout(variable, layout)
+        keras_internals.set_layout(variable, self._placement_of_newborn(newborn))
         with tf.init_scope():
-            value = keras_internals.initial_value(variable)
-            born = self.devices.variable(value, layout, variable.path.replace("/", "_"), variable.trainable)
+            value, name = keras_internals.initial_value(variable), variable.path.replace("/", "_")
+            born = self.devices.variable(value, _placement_of(variable).stored, name, variable.trainable)
         keras_internals.give_value(variable, born)
+        self._variables[id(variable)] = variable
+
+    def _placement_of_newborn(self, newborn: keras_internals.Newborn) -> Placement:
+        variable, mesh = newborn.variable, self.devices.mesh
+        of_its_variable = keras_internals.layout_of(variable)
+        if of_its_variable is not None:  # it is an optimizer's slot
+            return Placement(*[of_its_variable.slots] * 4)
+        computed = laid_out(variable.path, dims_of(variable, newborn.owners), variable.shape, self.rules, mesh)
+        shard = self.shard if variable.trainable else Shard()
+        return placed(computed, variable.shape, mesh, shard)
 
     def _whole_variable(self, next_creator: Callable[..., tf.Variable], **given: Any) -> tf.Variable:
         """A variable that has a value from the start, such as a learning rate: whole on every device."""
@@ -127,28 +142,64 @@ class MeshOfDevices(HasCollectives):
 
         Losses over split classes either do not compile or are silently wrong in float64 (tests/traps/dtensor_test.py).
         """
+        axis = self.rules["batch"]
 
         def place(tensor: tf.Tensor) -> tf.Tensor:
-            return over_rows(tensor, self.devices, self.rules["batch"])
+            return self.devices.relaid(tensor, over_rows(tensor.shape, axis, self.devices.mesh.axes[axis]))
 
         return keras.tree.map_structure(lambda x: keras_internals.with_mask_of(place(x), x, place), outputs)
+
+    @contextlib.contextmanager
+    def computing(self, variables: Sequence[keras.Variable]) -> Iterator[list[Any]]:
+        """See base class; yields what stands for the variables inside, to differentiate by."""
+        if self.shard.stage != "parameters":
+            yield [keras_internals.value_of(variable) for variable in variables]
+            return
+        gathered = [self.devices.relaid(keras_internals.value_of(v), _placement_of(v).computed) for v in variables]
+        scope = keras.StatelessScope(list(zip(variables, gathered, strict=True)), collect_losses=True)
+        with scope:
+            yield gathered
+        given = {id(variable) for variable in variables}
+        for key, value in keras_internals.assigned_in(scope).items():
+            if key not in given:
+                self._variables[key].assign(value)
+
+    def gradients(
+        self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
+    ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
+        """See base class."""
+        with tf.GradientTape() as tape, self.computing(variables) as values:
+            for value in values:
+                tape.watch(value)
+            loss, rest = loss_fn(*batch)
+        found = tape.gradient(loss, values)
+        return (
+            [g if g is None else self._parted(g, _placement_of(v)) for g, v in zip(found, variables, strict=True)],
+            loss,
+            rest,
+        )
+
+    def _parted(self, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
+        """A gradient as it is kept. First as it is computed: else the backward pass would be laid out for the parts."""
+        whole = self.devices.relaid(gradient, placement.computed)
+        return whole if placement.gradient == placement.computed else self.devices.relaid(whole, placement.gradient)
 
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """See base class. The update is computed as a whole before anything is assigned.
+        """See base class. The update is computed as a whole, where the slots lie, before anything is assigned.
 
         An optimizer assigns to a slot and then reads it. DTensor may compile that to a read before the assignment, without
-        a word, where the layouts of slot and gradient differ (tests/traps/dtensor_test.py).
+        a word, where layouts differ (tests/traps/dtensor_test.py).
         """
         changed = [*variables, *optimizer.variables]
-        stored = [keras_internals.value_of(variable) for variable in changed]
-        before = [(variable, tf.convert_to_tensor(value)) for variable, value in zip(changed, stored, strict=True)]
-        gradients = [like(g, keras_internals.value_of(v)) for g, v in zip(gradients, variables, strict=True)]
+        before = [(v, self.devices.relaid(keras_internals.value_of(v), _placement_of(v).slots)) for v in changed]
+        gradients = [self.devices.relaid(g, _placement_of(v).slots) for g, v in zip(gradients, variables, strict=True)]
         with keras_internals.updates_without_effects(), keras.StatelessScope(state_mapping=before) as scope:
             optimizer.apply(gradients, list(variables))
-        for variable, value in zip(changed, stored, strict=True):
-            value.assign(like(tf.cast(scope.get_current_value(variable), value.dtype), value))
+        after = [tf.cast(scope.get_current_value(variable), variable.dtype) for variable in changed]
+        for variable, value in zip(changed, after, strict=True):
+            keras_internals.value_of(variable).assign(self.devices.relaid(value, _placement_of(variable).stored))
 
     def allocate(self, states: Sequence[State]) -> list[tf.Variable]:
         """See base class: whole on every device."""
@@ -176,6 +227,12 @@ class MeshOfDevices(HasCollectives):
         finally:
             for variable, value in zip(variables, spread, strict=True):
                 keras_internals.give_value(variable, value)
+
+
+def _placement_of(variable: keras.Variable) -> Placement:
+    """Where a variable lies; whole, if it had a value from the start."""
+    found = keras_internals.layout_of(variable)
+    return found or Placement(*[Layout((None,) * len(variable.shape))] * 4)
 
 
 STRATEGY = MeshOfDevices

@@ -121,6 +121,7 @@ def test_communication_is_multiworker_s(other):
         ({"profile_steps": "50:60", "steps": 50}, "--profile_steps=50:60 --steps=50"),
         ({"mesh_shape": "data:2"}, "--mesh_shape=data:2 --layout= --strategy=auto"),
         ({"layout": "ffn:model", "strategy": "mirrored"}, "--mesh_shape= --layout=ffn:model --strategy=mirrored"),
+        ({"shard": "optimizer", "strategy": "horovod"}, "--shard=optimizer --shard_axis= --strategy=horovod"),
         ({"strategy": "mesh", "compression": "int8"}, "--compression=int8 --strategy=mesh"),
         ({"strategy": "mesh", "jit_compile": True}, "--jit_compile=true --strategy=mesh"),
     ],
@@ -159,6 +160,7 @@ def test_accepts_together(given):
         ({"mesh_shape": "data=2"}, "--mesh_shape: A mesh is NAME:SIZE"),
         ({"layout": "ffn"}, "--layout: A layout is DIM:AXIS"),
         ({"mesh_shape": "data:2", "layout": "ffn:model"}, "The mesh data:2 has no axis model"),
+        ({"shard": "optimizer", "shard_axis": "model"}, "The mesh data:1 has no axis model"),
     ],
 )
 def test_a_mesh_is_checked_when_flags_are_read(given, message):

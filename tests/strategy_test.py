@@ -123,7 +123,7 @@ class TestEngines:
 
     def test_gradients_and_what_the_loss_returns_beside(self, strategy):
         with self.strategy.scope():
-            a, b = tf.Variable(3.0), tf.Variable(1.0)
+            a, b = keras.Variable(3.0), keras.Variable(1.0)
 
         def replica_function():
             gradients, loss, rest = self.strategy.gradients(lambda x: (x * a**2, {"x": x}), [a, b], tf.constant(2.0))

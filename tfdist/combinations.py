@@ -25,6 +25,11 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         "Meshes are for --strategy=mesh: use it or leave out --mesh_shape and --layout.",
     ),
     (
+        ("shard", "shard_axis", "strategy"),
+        lambda c: (c.shard != "none" or c.shard_axis) and c.strategy in _OTHERS_THAN_MESH,
+        "State is sharded over an axis of --strategy=mesh: use it or leave out --shard and --shard_axis.",
+    ),
+    (
         ("compression", "strategy"),
         lambda c: c.compression != "none" and c.strategy == "mesh",
         "On a mesh the engine sums gradients: leave out --compression or use another --strategy.",

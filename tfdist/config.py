@@ -10,7 +10,7 @@ from tfdist import tf_config
 from tfdist.combinations import check_combinations, flag_text
 from tfdist.decay import parse_decay
 from tfdist.errors import InputError
-from tfdist.layout import parse_layout, split_rules
+from tfdist.layout import STAGES, parse_layout, parse_shard, split_rules
 from tfdist.mesh import mesh_of, parse_mesh
 from tfdist.rules import parse_rules
 from tfdist.spec import nearest, parse
@@ -139,6 +139,15 @@ class TrainConfig:
         "the batch lies on the first axis unless this says otherwise.",
         check=_layout,
     )
+    shard: str = _flag(
+        "none",
+        WHERE,
+        "What lies in parts over the batch's axis of a mesh: none, optimizer (its slots), gradients (they, too) or "
+        "parameters (all of them).",
+        choices=STAGES,
+    )
+    shard_axis: str = _flag("", WHERE, "The mesh's axis for --shard; empty: the batch's.")
+    shard_min_elements: int = _flag(1024, WHERE, "Variables with fewer elements stay whole under --shard.")
     tpu: str = _flag("", WHERE, "Name or address of the TPU, for --strategy=tpu; `local` on a TPU VM.")
     communication: str = _flag(
         "auto", WHERE, "What carries multiworker's tensors: auto, ring or nccl.", choices=("auto", "ring", "nccl")
@@ -243,7 +252,9 @@ class TrainConfig:
         if not self.steps and not self.epochs:
             object.__setattr__(self, "epochs", _DEFAULT_EPOCHS)
         if self.strategy == "mesh":
-            parse_layout(self.layout, mesh_of(self.mesh_shape, 0 if self.mesh_shape else self.devices))
+            mesh = mesh_of(self.mesh_shape, 0 if self.mesh_shape else self.devices)
+            rules = parse_layout(self.layout, mesh)
+            parse_shard(self.shard, self.shard_axis or rules["batch"], self.shard_min_elements, mesh)
         check_combinations(self)
 
 

@@ -61,6 +61,10 @@ class Devices:
         parts = [value[self._part(layout, value.shape, place)] for place in self._engine.local_device_locations()]
         return dtensor.pack(parts, self.layout(layout))
 
+    def relaid(self, value: Any, layout: Layout) -> tf.Tensor:
+        """A tensor or variable of this mesh in another layout, in a compiled function; differentiable."""
+        return dtensor.relayout(tf.convert_to_tensor(value), self.layout(layout))
+
     def variable(self, value: Any, layout: Layout, name: str, trainable: bool = True) -> tf.Variable:
         """A variable that begins with a value."""
         return dtensor.DVariable(self.lay(value, layout), name=name, trainable=trainable)
@@ -83,14 +87,10 @@ class Devices:
         return tuple(found)
 
 
-def like(value: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
-    """A value in the layout of a variable."""
-    return dtensor.relayout(value, variable.layout)
-
-
-def over_rows(value: tf.Tensor, devices: Devices, axis: str) -> tf.Tensor:
-    """A tensor of a compiled function with its rows, its first dim, over an axis that divides them, and else whole."""
-    return dtensor.relayout(value, devices.layout(_rows(value.shape, devices.mesh.axes[axis], axis)))
+def over_rows(shape: tf.TensorShape, axis: str, size: int) -> Layout:
+    """The layout of a tensor whose rows, its first dim, lie over an axis if its size divides them; else it is whole."""
+    divides = bool(shape.rank) and shape[0] is not None and shape[0] % size == 0
+    return Layout((axis if divides else None, *[None] * (shape.rank - 1)) if shape.rank else ())
 
 
 def refuse_crashes(graph: tf.Graph) -> None:
@@ -111,11 +111,6 @@ def _adds_an_axis_to_unnamed_dims(operation: tf.Operation) -> bool:
     return bool(new) and (rank is None or named < rank) and not behind_the_ellipsis
 
 
-def _rows(shape: tf.TensorShape, size: int, axis: str) -> Layout:
-    divides = bool(shape.rank) and shape[0] is not None and shape[0] % size == 0
-    return Layout((axis if divides else None, *[None] * (shape.rank - 1)) if shape.rank else ())
-
-
 class Batches(Iterator[Any]):
     """Batches from a data set, laid on the devices: their rows over one axis, where it divides them, else whole."""
 
@@ -130,4 +125,5 @@ class Batches(Iterator[Any]):
         return tf.nest.map_structure(self._laid, next(self._batches))
 
     def _laid(self, value: tf.Tensor) -> tf.Tensor:
-        return self._devices.lay(value, _rows(value.shape, self._devices.mesh.axes[self._axis], self._axis))
+        size = self._devices.mesh.axes[self._axis]
+        return self._devices.lay(value, over_rows(value.shape, self._axis, size))

@@ -278,6 +278,11 @@ def value_of(variable: keras.Variable) -> Any:
     return variable._value
 
 
+def assigned_in(scope: keras.StatelessScope) -> dict[int, Any]:
+    """The values that a scope has for variables, given to it or assigned inside, by the variables' ids."""
+    return dict(scope.state_mapping)
+
+
 def layout_of(variable: keras.Variable) -> Any:
     """What `set_layout` said; an optimizer's slot has its variable's."""
     return variable._layout

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from tfdist.errors import InputError
 from tfdist.mesh import Mesh
+from tfdist.spec import nearest
 
 _RULE = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*([A-Za-z_]\w*)\s*")
 _GRAMMAR = 'A layout is DIM:AXIS with ; between, such as "batch:data;heads:model"'
@@ -33,6 +34,72 @@ class Layout:
     def __str__(self) -> str:
         """The axes with a * for whole, such as `*,model`."""
         return ",".join(axis or "*" for axis in self.axes)
+
+
+STAGES = ("none", "optimizer", "gradients", "parameters")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """What of a variable lies in parts over an axis along which it would be whole: ZeRO's stages 1, 2 and 3.
+
+    Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020 (arXiv:1910.02054).
+
+    Attributes:
+      stage: "none", "optimizer" (slots), "gradients" (they, too) or "parameters" (all).
+      axis: of the mesh.
+      min_elements: smaller variables stay whole.
+    """
+
+    stage: str = "none"
+    axis: str = ""
+    min_elements: int = 1024
+
+
+def parse_shard(stage: str, axis: str, min_elements: int, mesh: Mesh) -> Shard:
+    """Checks `--shard` and what belongs to it.
+
+    Raises:
+      InputError: there is no such stage or axis.
+    """
+    if stage not in STAGES:
+        raise InputError(f"--shard={stage} is not known.{nearest(stage, STAGES)}")
+    mesh.size_of(axis)
+    return Shard(stage, axis, min_elements)
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """How a variable and what belongs to it lie on a mesh.
+
+    Attributes:
+      computed: in the forward and backward pass.
+      stored: between steps.
+      gradient: between the backward pass and the update.
+      slots: of the optimizer; the update is computed so.
+    """
+
+    computed: Layout
+    stored: Layout
+    gradient: Layout
+    slots: Layout
+
+
+def placed(computed: Layout, shape: Sequence[int], mesh: Mesh, shard: Shard) -> Placement:
+    """Adds sharding to a layout: over the first dim that is whole and that the axis divides, if there is one."""
+    parts = Layout(computed.axes if shard.stage == "none" else _with_axis(computed.axes, shape, mesh, shard))
+    held = {stage: parts if STAGES.index(shard.stage) >= STAGES.index(stage) else computed for stage in STAGES}
+    return Placement(computed, held["parameters"], held["gradients"], held["optimizer"])
+
+
+def _with_axis(axes: tuple[str | None, ...], shape: Sequence[int], mesh: Mesh, shard: Shard) -> tuple[str | None, ...]:
+    if shard.axis in axes or math.prod(shape) < shard.min_elements:
+        return axes
+    size = mesh.axes[shard.axis]
+    for i, (axis, length) in enumerate(zip(axes, shape, strict=True)):
+        if axis is None and length % size == 0:
+            return (*axes[:i], shard.axis, *axes[i + 1 :])
+    return axes
 
 
 def parse_layout(text: str, mesh: Mesh) -> dict[str, str]:

@@ -18,7 +18,17 @@ from tfdist.reporting.environment import versions
 from tfdist.strategy import Strategy, strategy_class
 
 # Flags that are options of a strategy: each gets those that its constructor takes.
-OPTIONS = ("devices", "communication", "intra_op_threads", "layout", "mesh_shape", "tpu")
+OPTIONS = (
+    "devices",
+    "communication",
+    "intra_op_threads",
+    "layout",
+    "mesh_shape",
+    "shard",
+    "shard_axis",
+    "shard_min_elements",
+    "tpu",
+)
 
 
 class Opened(NamedTuple):

@@ -168,7 +168,9 @@ class Step:
         # The denominators of the whole batch come first, so that nothing is sent between micro-steps. Of this forward
         # pass only masks are used, and the rest of its graph is never run.
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        parts = loss.terms(self._model, y, self._strategy.outputs(self._model(x, training=False)), weight)
+        with self._strategy.computing(self.variables):
+            outputs = self._strategy.outputs(self._model(x, training=False))
+        parts = loss.terms(self._model, y, outputs, weight)
         totals = loss.totals(parts, self.settings.batch_size, self._collectives)
         return accumulated(
             lambda rows: self._micro_step(differentiate, rows, totals),
@@ -203,14 +205,13 @@ class Step:
     def _differentiate(
         self, batch: Any, totals: list[tf.Tensor] | None = None
     ) -> tuple[list[tf.Tensor], tf.Tensor, Any]:
-        values = [variable.value for variable in self.variables]
         scale = tf.convert_to_tensor(self._scale[0]) if self._scale else None
 
         def scaled_loss(batch: Any) -> tuple[tf.Tensor, Any]:
             value, outputs = self._loss(batch, totals)
             return (value if scale is None else value * tf.cast(scale, value.dtype)), (value, outputs)
 
-        gradients, _, (value, outputs) = self._strategy.gradients(scaled_loss, values, batch)
+        gradients, _, (value, outputs) = self._strategy.gradients(scaled_loss, self.variables, batch)
         self._without_gradient.append(frozenset(i for i, g in enumerate(gradients) if g is None))
         rows = self.settings.sparse if self.settings.micro_steps == 1 else frozenset()
         whole = [

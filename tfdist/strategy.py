@@ -121,7 +121,7 @@ class Strategy(abc.ABC):
         return tf.function(function, autograph=False)
 
     def gradients(
-        self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[tf.Variable], *batch: Any
+        self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
     ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
         """The first half of a step, inside a replica function: forward and backward.
 
@@ -136,7 +136,11 @@ class Strategy(abc.ABC):
         """
         with tf.GradientTape() as tape:
             loss, rest = loss_fn(*batch)
-        return tape.gradient(loss, list(variables)), loss, rest
+        return tape.gradient(loss, [variable.value for variable in variables]), loss, rest
+
+    def computing(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
+        """Inside, in a replica function, the variables are as a forward pass without gradients needs them."""
+        return contextlib.nullcontext()
 
     def outputs(self, outputs: Any) -> Any:
         """A model's outputs as losses and metrics get them, inside a replica function."""

@@ -98,6 +98,13 @@ def check_processes(strategy: str, size: int, floatx: str, cases: tuple[parity.C
         {"float64": assert_same, "float32": assert_same_in_float32}[floatx](rank, cases[number])
 
 
+def sharded(stage: str, shape: str) -> tfdist.Strategy:
+    """A mesh of four devices with ZeRO's stages; heads and inner widths are split where it has an axis for the model."""
+    layout = "heads:model;ffn:model" if "model" in shape else ""
+    options = {"mesh_shape": shape, "layout": layout, "shard": stage, "shard_min_elements": 1}
+    return tfdist.load_strategy("mesh", environment={}, **options)
+
+
 def numbers(cases: tuple[parity.Case, ...]) -> pytest.MarkDecorator:
     """Parametrizes a test by the number of a case."""
     return pytest.mark.parametrize("number", range(len(cases)), ids=[str(case) for case in cases])
@@ -120,6 +127,25 @@ def test_processes(strategy: str, size: int, number: int, float64: None) -> None
 @pytest.mark.parametrize(("strategy", "case"), MESH_PAIRS, ids=str)
 def test_meshes(strategy: str, case: parity.Case, float64: None, request: pytest.FixtureRequest) -> None:
     assert_same(parity.run_case(request.getfixturevalue(strategy), case), case)
+
+
+@pytest.mark.parametrize(
+    ("stage", "shape", "case"),
+    [
+        ("optimizer", "data:4", parity.Case(model="mlp", optimizer="adamw")),
+        ("gradients", "data:2;model:2", parity.Case(model="mlp", optimizer="lamb")),
+        ("parameters", "data:4", parity.Case(model="cnn", optimizer="sgd")),
+        ("parameters", "data:2;model:2", parity.Case(model="transformer", optimizer="adamw")),
+    ],
+    ids=str,
+)
+def test_sharded_state(stage: str, shape: str, case: parity.Case, float64: None) -> None:
+    assert_same(parity.run_case(sharded(stage, shape), case), case)
+
+
+def test_sharded_gradients_are_accumulated(float64: None) -> None:
+    case = parity.Case(model="mlp", optimizer="adamw")
+    assert_same(parity.run_case(sharded("gradients", "data:2;model:2"), case, accumulate_steps=2), case)
 
 
 @numbers(MESH_IN_PROCESSES_CASES)
@@ -185,6 +211,14 @@ def test_product_on_logical_devices(
 @pytest.mark.parametrize("case", MESH_PRODUCT, ids=str)
 def test_product_on_meshes(strategy: str, case: parity.Case, float64: None, request: pytest.FixtureRequest) -> None:
     assert_same(parity.run_case(request.getfixturevalue(strategy), case), case)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stage", ["optimizer", "gradients", "parameters"])
+@pytest.mark.parametrize("shape", ["data:4", "data:2;model:2", "data:1;model:4"])
+@pytest.mark.parametrize("case", [case for case in MESH_PRODUCT if case.model != "transformer"], ids=str)
+def test_product_of_sharded_state(stage: str, shape: str, case: parity.Case, float64: None) -> None:
+    assert_same(parity.run_case(sharded(stage, shape), case), case)
 
 
 @pytest.mark.full

@@ -1,7 +1,7 @@
 import pytest
 
 from tfdist.errors import InputError
-from tfdist.layout import Layout, laid_out, parse_layout, split_rules
+from tfdist.layout import Layout, Shard, laid_out, parse_layout, placed, split_rules
 from tfdist.mesh import parse_mesh
 
 MESH = parse_mesh("data:2;model:4")
@@ -48,3 +48,34 @@ def test_an_axis_divides_its_dim():
 def test_kernels_of_convolutions_stay_whole():
     with pytest.raises(InputError, match="splits out of conv/kernel over the axis model; the engine takes kernels"):
         laid_out("conv/kernel", ("spatial_0", "spatial_1", "in", "out"), (3, 3, 4, 8), {"out": "model"}, MESH)
+
+
+WHOLE, SPLIT = Layout((None, None)), Layout(("data", None))
+
+
+@pytest.mark.parametrize(
+    ("stage", "stored", "gradient", "slots"),
+    [
+        ("none", WHOLE, WHOLE, WHOLE),
+        ("optimizer", WHOLE, WHOLE, SPLIT),
+        ("gradients", WHOLE, SPLIT, SPLIT),
+        ("parameters", SPLIT, SPLIT, SPLIT),
+    ],
+)
+def test_stages_of_zero(stage, stored, gradient, slots):
+    found = placed(WHOLE, (4, 6), MESH, Shard(stage, "data", 1))
+    assert (found.computed, found.stored, found.gradient, found.slots) == (WHOLE, stored, gradient, slots)
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "expected"),
+    [
+        (("model", None), (4, 6), ("model", "data")),  # beside another axis
+        ((None, None), (3, 6), (None, "data")),  # the first dim that is divided
+        ((None, None), (3, 5), (None, None)),
+        (("data", None), (4, 6), ("data", None)),  # the axis is taken
+        ((None,), (2,), (None,)),  # too small
+    ],
+)
+def test_what_is_sharded_over(axes, shape, expected):
+    assert placed(Layout(axes), shape, MESH, Shard("parameters", "data", 4)).stored == Layout(expected)

@@ -182,3 +182,47 @@ def test_what_ends_the_process_inside_the_engine_is_refused(mesh2x2):
 
     with pytest.raises(InputError, match=r"x\[None\] must name every dim.*Use tf.expand_dims"):
         trainer_of(mesh2x2, build).fit((TOKENS.astype("float32"), NEXT[:, 0]), batch_size=8, steps=1)
+
+
+def bytes_on_a_device(variables):
+    return sum(np.prod(shard(v), initial=1) * tf.as_dtype(v.dtype).size for v in variables)
+
+
+@pytest.mark.parametrize(
+    ("stage", "parameters", "slots"), [("none", 1, 1), ("optimizer", 1, 4), ("gradients", 1, 4), ("parameters", 4, 4)]
+)
+def test_state_shrinks_with_the_devices(stage, parameters, slots):
+    """Every variable of this model has a dim that 4 divides."""
+    strategy = tfdist.load_strategy("mesh", mesh_shape="data:4", shard=stage, shard_min_elements=1, environment={})
+
+    def build():
+        return keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(12)])
+
+    trainer = trainer_of(strategy, build)
+    trainer.fit((RANDOM.standard_normal((16, 8)).astype("float32"), NEXT[:16, 0]), batch_size=8, steps=1)
+    whole = trainer.model.count_params() * 4
+    kept = [v for v in trainer.model.optimizer.variables if v.shape.rank]
+    assert bytes_on_a_device(trainer.model.variables) == whole / parameters
+    assert bytes_on_a_device(kept) == 2 * whole / slots
+
+
+def test_small_variables_stay_whole():
+    strategy = tfdist.load_strategy(
+        "mesh", mesh_shape="data:4", shard="parameters", shard_min_elements=17, environment={}
+    )
+    with strategy.scope():
+        dense = keras.layers.Dense(16)
+        dense.build((None, 8))
+    assert (shard(dense.kernel), shard(dense.bias)) == ((2, 16), (16,))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shard": "all"}, "--shard=all is not known"),
+        ({"shard": "optimizer", "shard_axis": "modell"}, "no axis modell"),
+    ],
+)
+def test_refuses_unknown_sharding(options, message):
+    with pytest.raises(InputError, match=message):
+        tfdist.load_strategy("mesh", mesh_shape="data:2;model:2", environment={}, **options)
