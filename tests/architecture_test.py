@@ -18,7 +18,7 @@ LAYERS = {
     "commands": "__init__ __main__ benching command comparison flags help_text launching opening session spawning startup"
     " testing",
     "trainer": "trainer callbacks evaluation inspections kept loop metrics run step steps",
-    "parts of a step": "checkpoint data gradients keras_objects layers loss models optimizers reporting",
+    "parts of a step": "checkpoint data gradients keras_objects layers loss models optimizers recomputing reporting",
     "strategies": "strategies dtensor horovod_rendezvous servers tf_distribute",
     "strategy": "strategy loading",
     "talking": "collectives group",

@@ -26,6 +26,7 @@ def test_tfdist():
         "models",
         "name_dims",
         "optimizers",
+        "recompute",
         "spawn",
     ]
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tfdist.gradients import LossScaler
     from tfdist.group import Group
     from tfdist.loading import load_strategy
+    from tfdist.recomputing import recompute
     from tfdist.spawning import spawn
     from tfdist.strategy import Strategy, current_strategy
     from tfdist.trainer import Trainer
@@ -36,6 +37,7 @@ __all__ = [
     "models",
     "name_dims",
     "optimizers",
+    "recompute",
     "spawn",
 ]
 
@@ -49,6 +51,7 @@ _HOMES = {
     "current_strategy": "tfdist.strategy",
     "load_strategy": "tfdist.loading",
     "name_dims": "tfdist.dims",
+    "recompute": "tfdist.recomputing",
     "spawn": "tfdist.spawning",
 }
 

@@ -218,6 +218,12 @@ class TrainConfig:
     )
     clip_norm: float = _flag(0.0, GRADIENTS, "Largest global norm of the whole gradient; 0: no limit.")
     clip_value: float = _flag(0.0, GRADIENTS, "Largest absolute value in the whole gradient; 0: no limit.")
+    recompute: str = _flag(
+        "none",
+        GRADIENTS,
+        "Layers computed again in the backward pass, which saves memory for time: none, full, or a regular expression for "
+        "the whole path of a layer.",
+    )
     compression: str = _flag(
         "none",
         GRADIENTS,

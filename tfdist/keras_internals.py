@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 from keras.src.backend import get_keras_mask, set_keras_mask
-from keras.src.backend.common import global_state
+from keras.src.backend.common import global_state, remat
 from keras.src.backend.common import variables as keras_variables
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.losses.loss import apply_mask, reduce_weighted_values
@@ -315,3 +315,9 @@ def updates_without_effects() -> Iterator[None]:
     finally:
         for name, method in kept.items():
             setattr(kind, name, method)
+
+
+def wrap_call(layer: keras.Layer, wrap: Callable[[keras.Layer, Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Puts `wrap(layer, layer.call)` in the place of a layer's `call`, as Keras does for its own rematerialization."""
+    layer._remat_mode = remat.RematMode("full", 0, [])
+    layer.rematerialized_call = lambda call, *_, **__: wrap(layer, call)

@@ -17,6 +17,7 @@ from tfdist.gradients.compression import check
 from tfdist.keras_objects import create_loss, create_metrics, create_optimizer
 from tfdist.opening import opened_strategy
 from tfdist.optimizers import make_learning_rate
+from tfdist.recomputing import recompute
 from tfdist.strategy import Strategy
 from tfdist.trainer import Trainer
 
@@ -57,6 +58,7 @@ def make_trainer(session: Session, strategy: Strategy) -> Trainer:
         model = models.build(config.model, *_sizes(session.data))
         if config.batch_norm == "synchronized":
             model = models.with_batch_norm(model, "synchronized")
+        recompute(model, config.recompute)
         return Trainer(
             model,
             optimizer=create_optimizer(config.optimizer, _learning_rate(session), config.momentum_correction),

@@ -1,0 +1,99 @@
+"""Recomputation: a layer's activations are dropped after the forward pass and computed again for the backward pass.
+
+Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016 (arXiv:1604.06174).
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.errors import InputError
+
+FULL, NONE = "full", "none"
+_log = logging.getLogger(__name__)
+
+
+def recompute(model: keras.Model, which: str = FULL) -> keras.Model:
+    """Lets layers of a model keep their inputs alone for the backward pass; under any strategy.
+
+    Weights and results are the same: a layer that draws random numbers or updates state is computed again from the state
+    it had, and moves that once. Cost: those layers' forward pass once more; of a layer, what lies between its input and its
+    output is not held between the passes.
+
+    Args:
+      model: before its first step.
+      which: "full" for every layer that has weights; "none"; or a regular expression that the whole path of a layer matches,
+        such as "block_.*_attention".
+
+    Returns:
+      The model.
+
+    Raises:
+      InputError: it is no regular expression, or matches no layer.
+    """
+    if which == NONE:
+        return model
+    layers = keras_internals.layers_of(model)
+    chosen = [layer for layer in layers if layer.variables] if which == FULL else _matched(layers, which)
+    outermost = [layer for layer in chosen if not any(layer is not other and _inside(layer, other) for other in chosen)]
+    for layer in outermost:
+        keras_internals.wrap_call(layer, _recomputed)
+    _log.debug("Recomputed in the backward pass: %s", ", ".join(_path(layer) for layer in outermost))
+    return model
+
+
+def _matched(layers: list[keras.Layer], which: str) -> list[keras.Layer]:
+    try:
+        pattern = re.compile(which)
+    except re.error as error:
+        raise InputError(
+            f"--recompute must be none, full or a regular expression. Received: {which!r}: {error}."
+        ) from error
+    found = [layer for layer in layers if pattern.fullmatch(_path(layer))]
+    if not found:
+        paths = ", ".join(_path(layer) for layer in layers[:4])
+        raise InputError(
+            f"--recompute must match the whole path of a layer. Received: {which!r}, with layers such as {paths}."
+        )
+    return found
+
+
+def _path(layer: keras.Layer) -> str:
+    """A layer's path; one that has no weights may have a name alone."""
+    return layer.path or layer.name
+
+
+def _inside(layer: keras.Layer, other: keras.Layer) -> bool:
+    return any(layer is inner for inner in keras_internals.layers_of(other))
+
+
+def _recomputed(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        given = keras.tree.flatten((args, kwargs))
+        places = [i for i, value in enumerate(given) if tf.is_tensor(value)]
+        if keras.config.backend() != "tensorflow" or any(isinstance(value, keras.KerasTensor) for value in given):
+            return call(*args, **kwargs)
+        weights, state = list(layer.trainable_variables), list(layer.non_trainable_variables)
+
+        def forward(tensors: list[tf.Tensor], weight_values: list[tf.Tensor], before: list[tf.Tensor]) -> Any:
+            filled = list(given)
+            for place, tensor in zip(places, tensors, strict=True):
+                filled[place] = keras_internals.with_mask_of(tensor, given[place], tf.identity)
+            own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
+            mapping = [*zip(weights, weight_values, strict=True), *zip(state, before, strict=True)]
+            with keras.StatelessScope(state_mapping=mapping) as scope:
+                outputs = call(*own_args, **own_kwargs)
+            return outputs, [scope.get_current_value(variable) for variable in state]
+
+        values = [[tf.convert_to_tensor(variable) for variable in variables] for variables in (weights, state)]
+        outputs, after = tf.recompute_grad(forward)([given[place] for place in places], *values)
+        for variable, value in zip(state, after, strict=True):
+            variable.assign(value)
+        return outputs
+
+    return wrapped
