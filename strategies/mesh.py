@@ -16,11 +16,11 @@ from tfdist import keras_internals
 from tfdist.cluster import Cluster
 from tfdist.collectives import OneReplica
 from tfdist.devices import share_cores
-from tfdist.dims import dims_of
 from tfdist.dtensor import Batches, Devices, engine_mesh, over_rows, refuse_crashes
 from tfdist.group import Group
-from tfdist.layout import Layout, Placement, Shard, laid_out, parse_layout, parse_shard, placed
+from tfdist.layouts import Layout, Placement, parse_layout, parse_shard
 from tfdist.mesh import mesh_of
+from tfdist.placing import placement
 from tfdist.strategy import HasCollectives, State
 
 
@@ -54,7 +54,7 @@ class MeshOfDevices(HasCollectives):
           join: joins the job's group.
           devices: how many this process has; 0 for as many as the mesh needs.
           mesh_shape: as the flag; see `tfdist.mesh`.
-          layout: as the flag; see `tfdist.layout`.
+          layout: as the flag; see `tfdist.layouts`.
           shard: what lies in parts over `shard_axis`: "none", "optimizer", "gradients" or "parameters"; see `Shard`.
           shard_axis: an axis of the mesh; empty for the batch's.
           shard_min_elements: smaller variables stay whole.
@@ -91,21 +91,12 @@ class MeshOfDevices(HasCollectives):
 
     def _bear(self, newborn: keras_internals.Newborn) -> None:
         variable = newborn.variable
-        keras_internals.set_layout(variable, self._placement_of_newborn(newborn))
+        keras_internals.set_layout(variable, placement(newborn, self.rules, self.devices.mesh, self.shard))
         with tf.init_scope():
             value, name = keras_internals.initial_value(variable), variable.path.replace("/", "_")
             born = self.devices.variable(value, _placement_of(variable).stored, name, variable.trainable)
         keras_internals.give_value(variable, born)
         self._variables[id(variable)] = variable
-
-    def _placement_of_newborn(self, newborn: keras_internals.Newborn) -> Placement:
-        variable, mesh = newborn.variable, self.devices.mesh
-        of_its_variable = keras_internals.layout_of(variable)
-        if of_its_variable is not None:  # it is an optimizer's slot
-            return Placement(*[of_its_variable.slots] * 4)
-        computed = laid_out(variable.path, dims_of(variable, newborn.owners), variable.shape, self.rules, mesh)
-        shard = self.shard if variable.trainable else Shard()
-        return placed(computed, variable.shape, mesh, shard)
 
     def _whole_variable(self, next_creator: Callable[..., tf.Variable], **given: Any) -> tf.Variable:
         """A variable that has a value from the start, such as a learning rate: whole on every device."""

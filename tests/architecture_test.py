@@ -15,15 +15,15 @@ ROOT = pathlib.Path(__file__).parents[1]
 # From the top to the bottom. A module imports its own layer and those below it. A module that runs when started
 # (`if __name__ == "__main__"`) is a command, without being named here.
 LAYERS = {
-    "commands": "__init__ __main__ benching command comparison flags help_text launching opening session spawning startup"
-    " testing",
+    "commands": "__init__ __main__ benching command comparison flags help_text launching layout opening"
+    " planning session spawning startup testing",
     "trainer": "trainer callbacks evaluation inspections kept loop metrics run step steps",
     "parts of a step": "checkpoint data gradients keras_objects layers loss models optimizers recomputing reporting",
-    "strategies": "strategies dtensor horovod_rendezvous servers tf_distribute",
+    "strategies": "strategies dtensor horovod_rendezvous placing servers tf_distribute",
     "strategy": "strategy loading",
     "talking": "collectives group",
     "foundation": "cluster combinations config cores decay detect devices dims endings engine_errors errors fitting"
-    " horovod_build hostlist keras_internals layout mesh own_code randomness rules spec tf_config",
+    " horovod_build hostlist keras_internals layouts mesh own_code randomness rules spec tf_config",
 }
 ORDER = list(LAYERS)
 COMMANDS, FOUNDATION = ORDER[0], ORDER[-1]

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tfdist.config import TrainConfig, VerifyConfig
+from tfdist.config import LayoutConfig, TrainConfig, VerifyConfig
 from tfdist.errors import InputError
 
 
@@ -166,6 +166,14 @@ def test_accepts_together(given):
 def test_a_mesh_is_checked_when_flags_are_read(given, message):
     with pytest.raises(InputError, match=message):
         TrainConfig(strategy="mesh", **given)
+
+
+def test_a_search_for_a_layout_has_a_limit():
+    LayoutConfig(mesh_shape="data:2;model:2", layout="auto", memory_gb=0.5)
+    with pytest.raises(InputError, match="give both --layout=auto and --memory_gb or neither"):
+        LayoutConfig(mesh_shape="data:2", layout="auto")
+    with pytest.raises(InputError, match="--layout: auto is searched for by `python -m tfdist.layout`"):
+        TrainConfig(strategy="mesh", layout="auto")
 
 
 def test_a_chosen_strategy_is_checked_again():

@@ -15,13 +15,22 @@ from tfdist.__main__ import commands
 from tfdist.benching.config import BenchConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
-NAMES = ("README.md", "BUILD.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/gradients.md", "examples/README.md")
+NAMES = (
+    "README.md",
+    "BUILD.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/gradients.md",
+    "docs/meshes.md",
+    "examples/README.md",
+)
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
 DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
     "bench": lambda values: flags.define(values, BenchConfig),
     "train": flags.define,
     "verify": lambda values: flags.define(values, config.VerifyConfig),
     "launch": launch.define_flags,
+    "layout": lambda values: flags.define(values, config.LayoutConfig),
     "install_horovod": install_horovod.define_flags,
 }
 EVERY_COMMANDS = ("help", "flagfile")

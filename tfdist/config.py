@@ -10,7 +10,7 @@ from tfdist import tf_config
 from tfdist.combinations import check_combinations, flag_text
 from tfdist.decay import parse_decay
 from tfdist.errors import InputError
-from tfdist.layout import STAGES, parse_layout, parse_shard, split_rules
+from tfdist.layouts import STAGES, parse_layout, parse_shard, split_rules
 from tfdist.mesh import mesh_of, parse_mesh
 from tfdist.rules import parse_rules
 from tfdist.spec import nearest, parse
@@ -81,7 +81,12 @@ def _mesh(text: str) -> str:
     return str(parse_mesh(text)) if text else ""
 
 
+AUTO = "auto"  # a layout that is searched for
+
+
 def _layout(text: str) -> str:
+    if text == AUTO:
+        raise InputError("auto is searched for by `python -m tfdist.layout`, which prints it as a flag")
     return ";".join(f"{dim}:{axis}" for dim, axis in split_rules(text).items())
 
 
@@ -259,9 +264,32 @@ class TrainConfig:
             object.__setattr__(self, "epochs", _DEFAULT_EPOCHS)
         if self.strategy == "mesh":
             mesh = mesh_of(self.mesh_shape, 0 if self.mesh_shape else self.devices)
-            rules = parse_layout(self.layout, mesh)
+            rules = parse_layout("" if self.layout == AUTO else self.layout, mesh)
             parse_shard(self.shard, self.shard_axis or rules["batch"], self.shard_min_elements, mesh)
         check_combinations(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayoutConfig(TrainConfig):
+    """A plan of a mesh: train's fields; the strategy is mesh if nothing is said."""
+
+    strategy: str = _flag("mesh", WHERE, "mesh.", choices=("mesh",))
+    layout: str = _flag(
+        "",
+        WHERE,
+        "As for training; or auto: the layout that sends least of those that fit --memory_gb, printed as a flag.",
+        check=lambda text: text if text == AUTO else _layout(text),
+    )
+    memory_gb: float = _flag(0.0, WHERE, "GiB of a device for state and activations, for --layout=auto.")
+
+    def __post_init__(self) -> None:
+        """Checks that a search has a limit; then as for training."""
+        super().__post_init__()
+        if (self.layout == AUTO) != bool(self.memory_gb):
+            raise InputError(
+                "A search for a layout needs room to fit into: give both --layout=auto and --memory_gb or neither. Received: "
+                f"{flag_text('layout', self.layout)} {flag_text('memory_gb', self.memory_gb)}."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

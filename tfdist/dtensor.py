@@ -12,7 +12,7 @@ from tfdist.cluster import Cluster
 from tfdist.devices import local_device_names
 from tfdist.errors import InputError
 from tfdist.group import Group
-from tfdist.layout import Layout
+from tfdist.layouts import Layout
 from tfdist.mesh import Mesh
 from tfdist.servers import starting, with_addresses
 
@@ -94,8 +94,13 @@ def over_rows(shape: tf.TensorShape, axis: str, size: int) -> Layout:
 
 
 def refuse_crashes(graph: tf.Graph) -> None:
-    """Raises `InputError` for what is known to end the process inside DTensor's compiler (tests/traps/dtensor_test.py)."""
+    """Raises `InputError` for what ends the process inside DTensor's compiler, or fails there now and then."""
     for operation in keras_internals.operations_of(graph):
+        if operation.type in ("While", "StatelessWhile"):
+            raise InputError(
+                f"A model on a mesh must have no loop: DTensor mixes the bodies of loops up. Received: {operation.name}. Build "
+                "recurrent layers with unroll=True."
+            )
         if operation.type == "StridedSlice" and _adds_an_axis_to_unnamed_dims(operation):
             raise InputError(
                 f"On a mesh x[None] must name every dim, as in x[None, :, :]; DTensor ends the process otherwise. Received: "

@@ -203,6 +203,19 @@ def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, Any]:
         return keras.tree.map_structure(float, model._compile_metrics.result())
 
 
+def slots_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+    """What an optimizer would keep for variables that have no values; nothing is computed."""
+    unborn: list[Newborn] = []
+    key = tf_optimizer.TFOptimizer._var_key
+    tf_optimizer.TFOptimizer._var_key = lambda self, variable: id(variable)
+    try:
+        with tf.Graph().as_default(), births_deferred(unborn, unborn.append):
+            optimizer.build(list(variables))
+    finally:
+        tf_optimizer.TFOptimizer._var_key = key
+    return [newborn.variable for newborn in unborn]
+
+
 def operations_of(graph: tf.Graph) -> Iterator[tf.Operation]:
     """Every operation of a graph, those inside its loops, branches and functions among them."""
     yield from graph.get_operations()

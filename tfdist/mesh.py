@@ -1,6 +1,6 @@
 """Meshes: devices in a grid whose axes have names, as in Mesh TensorFlow. No TensorFlow.
 
-A mesh has axes, a tensor has dims; see `tfdist.layout` for what lays dims out on axes.
+A mesh has axes, a tensor has dims; see `tfdist.layouts` for what lays dims out on axes.
 
 Shazeer et al., Mesh-TensorFlow: Deep Learning for Supercomputers, 2018 (arXiv:1811.02084).
 """

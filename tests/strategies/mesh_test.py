@@ -10,7 +10,7 @@ import tfdist
 from tfdist import keras_internals
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.gradients import LossScale
-from tfdist.layout import Layout
+from tfdist.layouts import Layout
 
 RANDOM = np.random.default_rng(3)
 TOKENS = RANDOM.integers(0, 12, (64, 6)).astype("int32")
@@ -182,6 +182,21 @@ def test_what_ends_the_process_inside_the_engine_is_refused(mesh2x2):
 
     with pytest.raises(InputError, match=r"x\[None\] must name every dim.*Use tf.expand_dims"):
         trainer_of(mesh2x2, build).fit((TOKENS.astype("float32"), NEXT[:, 0]), batch_size=8, steps=1)
+
+
+@pytest.mark.parametrize("unroll", [True, False])
+def test_loops_are_refused(mesh4x1, unroll):
+    def build():
+        inputs = keras.Input((6, 2))
+        return keras.Model(inputs, keras.layers.Dense(12)(keras.layers.SimpleRNN(4, unroll=unroll)(inputs)))
+
+    trainer = trainer_of(mesh4x1, build, "sgd")
+    data = (RANDOM.standard_normal((16, 6, 2)).astype("float32"), NEXT[:16, 0])
+    if unroll:
+        trainer.fit(data, batch_size=8, steps=1)
+    else:
+        with pytest.raises(InputError, match="must have no loop.*unroll=True"):
+            trainer.fit(data, batch_size=8, steps=1)
 
 
 def bytes_on_a_device(variables):

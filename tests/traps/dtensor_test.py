@@ -7,7 +7,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from tfdist.dims import name_dims
-from tfdist.layout import Layout
+from tfdist.layouts import Layout
 
 
 @pytest.fixture

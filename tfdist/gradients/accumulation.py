@@ -28,9 +28,12 @@ def accumulated(
       micro_steps: at least 2, at most the number of rows.
       shapes: shapes and dtypes of the gradients.
       dtype: of the loss.
-      parts: if rows lie in so many parts on as many devices, each micro-step takes an equal share of each part.
+      parts: if rows lie in so many parts on as many devices, each micro-step takes an equal share of each part. Then the
+        graph has each micro-step by itself: DTensor mixes the bodies of loops up, now and then, and refuses.
     """
-    part = _shares_of_parts(batch, micro_steps, parts) if parts else _successive_rows(batch, micro_steps)
+    if parts:
+        return _unrolled(differentiate, _shares_of_parts(batch, micro_steps, parts), micro_steps)
+    part = _successive_rows(batch, micro_steps)
 
     def body(number: tf.Tensor, gradients: list[tf.Tensor], loss: tf.Tensor) -> tuple[Any, ...]:
         more, value = differentiate(part(number))
@@ -47,6 +50,16 @@ def accumulated(
     return gradients, loss
 
 
+def _unrolled(
+    differentiate: Differentiate, part: Callable[[int], Any], micro_steps: int
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    gradients, loss = differentiate(part(0))
+    for number in range(1, micro_steps):
+        more, value = differentiate(part(number))
+        gradients, loss = [a + b for a, b in zip(gradients, more, strict=True)], loss + value
+    return gradients, loss
+
+
 def _successive_rows(batch: Any, micro_steps: int) -> Callable[[tf.Tensor], Any]:
     rows = tf.shape(tf.nest.flatten(batch)[0])[0]
     static = tf.nest.flatten(batch)[0].shape[0]
@@ -60,12 +73,12 @@ def _successive_rows(batch: Any, micro_steps: int) -> Callable[[tf.Tensor], Any]
     return part
 
 
-def _shares_of_parts(batch: Any, micro_steps: int, parts: int) -> Callable[[tf.Tensor], Any]:
+def _shares_of_parts(batch: Any, micro_steps: int, parts: int) -> Callable[[int], Any]:
     def split(x: tf.Tensor) -> tf.Tensor:
         return tf.reshape(x, [parts, micro_steps, x.shape[0] // (parts * micro_steps), *x.shape[1:]])
 
-    def joined(x: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(tf.gather(x, number, axis=1), [x.shape[0] * x.shape[2], *x.shape[3:]])
+    def joined(x: tf.Tensor, number: int) -> tf.Tensor:
+        return tf.reshape(x[:, number], [x.shape[0] * x.shape[2], *x.shape[3:]])
 
     shares = tf.nest.map_structure(split, batch)
     return lambda number: tf.nest.map_structure(lambda x: joined(x, number), shares)

@@ -1,7 +1,7 @@
 import pytest
 
 from tfdist.errors import InputError
-from tfdist.layout import Layout, Shard, laid_out, parse_layout, placed, split_rules
+from tfdist.layouts import Layout, Shard, laid_out, parse_layout, placed, split_rules
 from tfdist.mesh import parse_mesh
 
 MESH = parse_mesh("data:2;model:4")

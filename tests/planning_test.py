@@ -1,0 +1,140 @@
+"""The plan is what happens: bytes are those of the arrays, collectives those that the engine runs."""
+
+import collections
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+import tfdist
+from tfdist import keras_internals, planning
+from tfdist.errors import InputError
+from tfdist.layouts import Shard, parse_layout
+from tfdist.mesh import parse_mesh
+
+RANDOM = np.random.default_rng(0)
+TOKENS, NEXT = (RANDOM.integers(0, 32, (16, 8)).astype("int32") for _ in range(2))
+
+
+def transformer():
+    return tfdist.models.transformer(input_shape=(8,), classes=32, layers=2, width=16, heads=4)
+
+
+def planned(shape, layout="", stage="none", optimizer="adam", axis="data", batch_size=8):
+    mesh = parse_mesh(shape)
+    return unborn(optimizer).plan(mesh, parse_layout(layout, mesh), Shard(stage, axis, 16), batch_size)
+
+
+def unborn(optimizer="adam"):
+    return planning.Unborn(lambda: (transformer(), keras.optimizers.get(optimizer)))
+
+
+def trainer_of(shape, layout="", stage="none", optimizer="adam"):
+    strategy = tfdist.load_strategy(
+        "mesh", mesh_shape=shape, layout=layout, shard=stage, shard_min_elements=16, environment={}
+    )
+    with strategy.scope():
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        return tfdist.Trainer(transformer(), optimizer=optimizer, loss=loss)
+
+
+def on_a_device(variables):
+    parts = [dtensor.unpack(tf.convert_to_tensor(keras_internals.value_of(v)))[0] for v in variables]
+    return sum(part.shape.num_elements() * part.dtype.size for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "stage"),
+    [
+        ("data:4", "", "none"),
+        ("data:4", "", "parameters"),
+        ("data:2;model:2", "heads:model;ffn:model;vocab:model", "optimizer"),
+    ],
+)
+def test_bytes_are_those_of_the_arrays(shape, layout, stage):
+    totals = planned(shape, layout, stage).totals()
+    trainer = trainer_of(shape, layout, stage)
+    trainer.build(tfdist.data.ArraySource((TOKENS, NEXT)))
+    assert totals["parameters"] == on_a_device(trainer.model.variables)
+    assert totals["slots"] == on_a_device(v for v in trainer.model.optimizer.variables if v.shape.rank)
+
+
+def collectives(trainer, folder: pathlib.Path) -> collections.Counter:
+    """The collectives of one step on one device, by the operation that DTensor put each behind."""
+    trainer.fit((TOKENS, NEXT), batch_size=8, steps=1)
+    tf.profiler.experimental.start(str(folder))
+    trainer.fit((TOKENS, NEXT), batch_size=8, steps=1)
+    tf.profiler.experimental.stop()
+    [file] = folder.rglob("*.xplane.pb")
+    trace = xplane_pb2.XSpace.FromString(file.read_bytes())
+    names = [
+        plane.event_metadata[e.metadata_id].name for plane in trace.planes for line in plane.lines for e in line.events
+    ]
+    found = collections.Counter(
+        name.split(":")[0] for name in names if name.endswith((":CollectiveReduceV2", ":CollectiveGatherV2"))
+    )
+    return collections.Counter({name: count // trainer.strategy.devices.mesh.size for name, count in found.items()})
+
+
+def test_a_block_sends_what_megatron_s_does(tmp_path):
+    """Two all-reduces forward and two backward a block, and no weights."""
+    layout = "heads:model;ffn:model"
+    sent = planned("data:1;model:2", layout).sent
+    assert collections.Counter((one.kind, one.axis) for one in sent) == {("all-reduce", "model"): 2 * (2 + 2)}
+    assert {one.bytes for one in sent} == {8 * 8 * 16 * 4}
+    found = collectives(trainer_of("data:1;model:2", layout, optimizer="sgd"), tmp_path)
+    of_blocks = {name: n for name, n in found.items() if "block_" in name or "/AddN" in name}
+    assert sum(of_blocks.values()) == 2 * (2 + 2), found
+    assert not any("Gather" in name for name in found)
+
+
+def test_a_split_vocabulary_gathers_its_table_and_the_outputs(tmp_path):
+    sent = planned("data:1;model:2", "vocab:model").sent
+    assert [(one.kind, one.bytes) for one in sent if one.kind == "all-gather"] == [
+        ("all-gather", 32 * 16 * 4),
+        ("all-gather", 8 * 8 * 32 * 4),
+    ]
+    found = collectives(trainer_of("data:1;model:2", "vocab:model", optimizer="sgd"), tmp_path)
+    assert sum("AllGather" in name for name in found) == 2, found
+
+
+def test_what_the_update_sends():
+    def kinds(stage):
+        return [(one.what, one.kind) for one in planned("data:4", stage=stage).sent]
+
+    gradients = ("gradients, together", "all-reduce")
+    assert kinds("none") == [gradients]
+    assert kinds("optimizer") == kinds("gradients") == [gradients, ("updated variables", "all-gather")]
+    assert kinds("parameters") == [gradients, ("variables for the forward pass", "all-gather")]
+
+
+def test_slots_are_the_optimizer_s():
+    assert planned("data:1", optimizer="sgd").totals()["slots"] == 0
+    plain = planned("data:1", optimizer="adam").totals()
+    assert plain["slots"] == 2 * plain["parameters"]
+
+
+def searched(shape, memory, rules=""):
+    mesh = parse_mesh(shape)
+    return planning.cheapest(unborn(), mesh, parse_layout(rules, mesh), Shard("none", "data"), 8, memory)
+
+
+def test_the_search_takes_what_sends_least_and_fits():
+    """Without a split nothing is sent, until the memory is too small for whole variables."""
+    shape = "data:1;model:2"
+    whole = sum(planned(shape).totals().values())
+    assert searched(shape, whole)[0] == {"batch": "data"}
+    rules, plan = searched(shape, whole - 1)
+    assert set(rules.values()) == {"data", "model"} and sum(plan.totals().values()) < whole
+    tighter, less = searched(shape, sum(plan.totals().values()) - 1)
+    assert sum(less.totals().values()) < sum(plan.totals().values()) and len(tighter) >= len(rules)
+    assert searched(shape, whole, "ffn:model")[0] == {"batch": "data", "ffn": "model"}
+
+
+def test_the_search_says_what_the_least_would_be():
+    with pytest.raises(InputError, match="of which the smallest takes .* Use more devices"):
+        searched("data:2;model:2", 1000)

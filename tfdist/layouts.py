@@ -1,0 +1,166 @@
+"""Layouts: which named dim of a tensor is split over which axis of a mesh. No TensorFlow.
+
+A rule `heads:model` holds wherever a tensor has a dim of that name, so a model is laid out by a handful of rules, and
+another layout is another text. What no rule names is whole on every device.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from tfdist.errors import InputError
+from tfdist.mesh import Mesh
+from tfdist.spec import nearest
+
+_RULE = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*([A-Za-z_]\w*)\s*")
+_GRAMMAR = 'A layout is DIM:AXIS with ; between, such as "batch:data;heads:model"'
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How one tensor lies on a mesh.
+
+    Attributes:
+      axes: for each dim the axis that it is split over, or None where it is whole.
+    """
+
+    axes: tuple[str | None, ...]
+
+    def parts(self, mesh: Mesh) -> int:
+        """In how many different parts it lies on the devices."""
+        return math.prod(mesh.axes[axis] for axis in self.axes if axis)
+
+    def __str__(self) -> str:
+        """The axes with a * for whole, such as `*,model`."""
+        return ",".join(axis or "*" for axis in self.axes)
+
+
+STAGES = ("none", "optimizer", "gradients", "parameters")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """What of a variable lies in parts over an axis along which it would be whole: ZeRO's stages 1, 2 and 3.
+
+    Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020 (arXiv:1910.02054).
+
+    Attributes:
+      stage: "none", "optimizer" (slots), "gradients" (they, too) or "parameters" (all).
+      axis: of the mesh.
+      min_elements: smaller variables stay whole.
+    """
+
+    stage: str = "none"
+    axis: str = ""
+    min_elements: int = 1024
+
+
+def parse_shard(stage: str, axis: str, min_elements: int, mesh: Mesh) -> Shard:
+    """Checks `--shard` and what belongs to it.
+
+    Raises:
+      InputError: there is no such stage or axis.
+    """
+    if stage not in STAGES:
+        raise InputError(f"--shard={stage} is not known.{nearest(stage, STAGES)}")
+    mesh.size_of(axis)
+    return Shard(stage, axis, min_elements)
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """How a variable and what belongs to it lie on a mesh.
+
+    Attributes:
+      computed: in the forward and backward pass.
+      stored: between steps.
+      gradient: between the backward pass and the update.
+      slots: of the optimizer; the update is computed so.
+    """
+
+    computed: Layout
+    stored: Layout
+    gradient: Layout
+    slots: Layout
+
+
+def placed(computed: Layout, shape: Sequence[int], mesh: Mesh, shard: Shard) -> Placement:
+    """Adds sharding to a layout: over the first dim that is whole and that the axis divides, if there is one."""
+    parts = Layout(computed.axes if shard.stage == "none" else _with_axis(computed.axes, shape, mesh, shard))
+    held = {stage: parts if STAGES.index(shard.stage) >= STAGES.index(stage) else computed for stage in STAGES}
+    return Placement(computed, held["parameters"], held["gradients"], held["optimizer"])
+
+
+def _with_axis(axes: tuple[str | None, ...], shape: Sequence[int], mesh: Mesh, shard: Shard) -> tuple[str | None, ...]:
+    if shard.axis in axes or math.prod(shape) < shard.min_elements:
+        return axes
+    size = mesh.axes[shard.axis]
+    for i, (axis, length) in enumerate(zip(axes, shape, strict=True)):
+        if axis is None and length % size == 0:
+            return (*axes[:i], shard.axis, *axes[i + 1 :])
+    return axes
+
+
+def parse_layout(text: str, mesh: Mesh) -> dict[str, str]:
+    """Reads `--layout`, such as "batch:data;heads:model"; without a rule for it, batch lies on the first axis.
+
+    Raises:
+      InputError: `text` does not follow the grammar, has two rules for a dim, or names an axis that there is not.
+    """
+    rules = split_rules(text)
+    for axis in rules.values():
+        mesh.size_of(axis)
+    return {"batch": next(iter(mesh.axes))} | rules
+
+
+def split_rules(text: str) -> dict[str, str]:
+    """Reads the rules alone, axis by dim; see `parse_layout`."""
+    rules: dict[str, str] = {}
+    for part in filter(str.strip, text.split(";")):
+        found = _RULE.fullmatch(part)
+        if not found:
+            raise InputError(f"{_GRAMMAR}. Received: {part.strip()!r} in {text!r}.")
+        dim, axis = found.groups()
+        if rules.get(dim, axis) != axis:
+            raise InputError(f"{_GRAMMAR}, each dim once. Received: {dim} on {rules[dim]} and on {axis} in {text!r}.")
+        rules[dim] = axis
+    return rules
+
+
+def laid_out(
+    name: str, dims: Sequence[str | None], shape: Sequence[int], rules: Mapping[str, str], mesh: Mesh
+) -> Layout:
+    """Applies rules to one tensor.
+
+    Args:
+      name: of the tensor, for messages.
+      dims: the name of each dim; None for one that is always whole.
+      shape: static sizes, as many.
+      rules: axis by dim.
+      mesh: has these axes.
+
+    Raises:
+      InputError: two dims lie on one axis, or an axis does not divide its dim.
+    """
+    axes = tuple(rules.get(dim) if dim else None for dim in dims)
+    for i, axis in enumerate(axes):
+        if axis is None:
+            continue
+        if any(dim and dim.startswith("spatial_") for dim in dims):
+            raise InputError(
+                f"--layout splits {dims[i]} of {name} over the axis {axis}; the engine takes kernels of convolutions whole. "
+                "Rename its dims with tfdist.name_dims, or leave out the rule."
+            )
+        if axis in axes[:i]:
+            first = dims[axes.index(axis)]
+            raise InputError(
+                f"--layout puts {first} and {dims[i]} of {name} on the axis {axis}; an axis splits one dim of a tensor. "
+                "Leave out one rule, or rename a dim with tfdist.name_dims."
+            )
+        if shape[i] % mesh.axes[axis]:
+            raise InputError(
+                f"--layout splits {dims[i]} of {name} over the {mesh.axes[axis]} devices of {axis}, which must divide it. "
+                f"Received: {dims[i]} of {shape[i]}."
+            )
+    return Layout(axes)

@@ -1,0 +1,257 @@
+"""What a layout means for each device, before anything runs: bytes of state, and what a step sends between devices."""
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.errors import InputError
+from tfdist.layouts import Layout, Placement, Shard
+from tfdist.mesh import Mesh
+from tfdist.placing import dims_of_newborn, placement
+
+_MOST_LAYOUTS = 20_000
+_UNCOUNTED = ("embed", "head_dim")  # split, they make operations between layers communicate
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """One variable.
+
+    Attributes:
+      path: of the model's variable.
+      dims: their names, with a * for one without.
+      shape: static sizes.
+      bytes: of the whole variable.
+      placement: where it lies.
+      slots: how many variables of its shape the optimizer keeps for it.
+      trainable: whether it has a gradient.
+    """
+
+    path: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    bytes: int
+    placement: Placement
+    slots: int
+    trainable: bool
+
+    def on_a_device(self, mesh: Mesh) -> dict[str, int]:
+        """Bytes of the variable between steps, of its gradient, and of its slots."""
+
+        def part(layout: Layout) -> int:
+            return self.bytes // layout.parts(mesh)
+
+        gradient = part(self.placement.gradient) if self.trainable else 0
+        return {
+            "parameters": part(self.placement.stored),
+            "gradients": gradient,
+            "slots": self.slots * part(self.placement.slots),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """One collective of a step.
+
+    Attributes:
+      what: why it is sent.
+      kind: the operation.
+      axis: the axis along which the devices speak.
+      bytes: of a device's tensor.
+    """
+
+    what: str
+    kind: str
+    axis: str
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All of it; see `Unborn.plan`."""
+
+    mesh: Mesh
+    variables: list[Planned]
+    sent: list[Sent]
+    activations: int
+
+    def totals(self) -> dict[str, int]:
+        """Bytes on each device."""
+        each = [variable.on_a_device(self.mesh) for variable in self.variables]
+        found = {kind: sum(one[kind] for one in each) for kind in ("parameters", "gradients", "slots")}
+        return {**found, "activations": self.activations}
+
+
+class Unborn:
+    """A model whose variables have no values yet, to be planned under one layout or many."""
+
+    def __init__(self, make: Callable[[], tuple[keras.Model, keras.Optimizer]]):
+        """Args: make: makes a functional or sequential model, and its optimizer, which is not built."""
+        newborns: list[keras_internals.Newborn] = []
+        with keras_internals.births_deferred(newborns, newborns.append):
+            self.model, optimizer = make()
+        own = {id(variable) for variable in self.model.variables}
+        self._newborns = [newborn for newborn in newborns if id(newborn.variable) in own]
+        self._slots = _slots(self.model, optimizer)
+
+    @property
+    def dims(self) -> list[str]:
+        """The names of all dims that a rule may speak of, in the order of the variables."""
+        return list(dict.fromkeys(dim for newborn in self._newborns for dim in dims_of_newborn(newborn) if dim))
+
+    def plan(self, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int) -> Plan:
+        """Plans a step.
+
+        Args:
+          mesh: its axes.
+          rules: axis by dim, that of `batch` among them.
+          shard: what of the state is in parts.
+          batch_size: rows of a global batch.
+
+        Raises:
+          InputError: a rule cannot be applied.
+        """
+        variables = [self._planned(newborn, mesh, rules, shard) for newborn in self._newborns]
+        layers = _between_layers(self.model, mesh, rules, batch_size)
+        sent = [*layers, *_for_the_update(variables, mesh, rules["batch"], shard)]
+        return Plan(mesh, variables, sent, _activations(self.model, mesh.axes[rules["batch"]], batch_size))
+
+    def _planned(self, newborn: keras_internals.Newborn, mesh: Mesh, rules: Mapping[str, str], shard: Shard) -> Planned:
+        variable = newborn.variable
+        keras_internals.set_layout(variable, None)
+        place = placement(newborn, rules, mesh, shard)
+        keras_internals.set_layout(variable, place)
+        size = math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
+        dims = tuple(dim or "*" for dim in dims_of_newborn(newborn))
+        slots = self._slots.get(id(variable), 0)
+        return Planned(variable.path, dims, tuple(variable.shape), size, place, slots, variable.trainable)
+
+
+def cheapest(
+    unborn: Unborn, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int, memory: float
+) -> tuple[dict[str, str], Plan]:
+    """The layout that sends least of those that fit, by trying each assignment of dims to axes beside the batch's.
+
+    Dims whose splitting makes more than layers with weights communicate are not tried; see `uncounted`.
+
+    Args:
+      unborn: the model.
+      mesh: its axes.
+      rules: given ones, which stay; that of `batch` among them.
+      shard: what of the state is in parts.
+      batch_size: rows of a global batch.
+      memory: bytes of a device, for state and activations.
+
+    Returns:
+      The rules and their plan. Of equal ones that with the least memory, then that with the fewest rules.
+
+    Raises:
+      InputError: there are too many assignments, or none fits.
+    """
+    free = [dim for dim in unborn.dims if dim not in (*rules, *_UNCOUNTED) and not dim.startswith("spatial_")]
+    axes = [axis for axis, size in mesh.axes.items() if size > 1 and axis != rules["batch"]]
+    if (len(axes) + 1) ** len(free) > _MOST_LAYOUTS:
+        raise InputError(
+            f"--layout=auto tries every assignment of dims to axes, at most {_MOST_LAYOUTS}. Received: {len(free)} dims "
+            f"({', '.join(free)}) and {len(axes)} axes. Give rules for some in --layout, without auto."
+        )
+    found = []
+    for chosen in itertools.product((None, *axes), repeat=len(free)):
+        tried = {**rules, **{dim: axis for dim, axis in zip(free, chosen, strict=True) if axis}}
+        with contextlib.suppress(InputError):
+            plan = unborn.plan(mesh, tried, shard, batch_size)
+            found.append((sum(one.bytes for one in plan.sent), sum(plan.totals().values()), len(tried), tried, plan))
+    fitting = [one for one in found if one[1] <= memory]
+    if not fitting:
+        least = min((one[1] for one in found), default=math.inf)
+        raise InputError(
+            f"--memory_gb must have room for some layout. Received: {memory / 2**30:g}, with {len(found)} layouts of which the "
+            f"smallest takes {least / 2**30:.3g}. Use more devices, --shard, a smaller batch, or more memory."
+        )
+    *_, tried, plan = min(fitting, key=lambda one: one[:3])
+    return tried, unborn.plan(mesh, tried, shard, batch_size)
+
+
+def uncounted(rules: Mapping[str, str]) -> list[str]:
+    """The rules of which a plan does not know all that is sent: embed, head_dim, and any on the batch's axis."""
+    batch = rules["batch"]
+    return [f"{d}:{axis}" for d, axis in rules.items() if d != "batch" and (d in _UNCOUNTED or axis == batch)]
+
+
+def _slots(model: keras.Model, optimizer: keras.Optimizer) -> dict[int, int]:
+    """How many slots the optimizer keeps for each variable, by the variable's id."""
+    for variable in model.trainable_variables:
+        keras_internals.set_layout(variable, variable)  # which Keras hands on to its slots
+    kept = [keras_internals.layout_of(slot) for slot in keras_internals.slots_of(optimizer, model.trainable_variables)]
+    return dict(collections.Counter(id(variable) for variable in kept if variable is not None))
+
+
+def _activations(model: keras.Model, parts: int, batch_size: int) -> int:
+    """Outputs of all layers for a device's rows, as if no other dim were split: what the backward pass holds, roughly."""
+    return sum(_bytes_of(layer.output, batch_size // parts) for layer in model.layers if hasattr(layer, "output"))
+
+
+def _bytes_of(tensors: object, rows: int) -> int:
+    return sum(
+        rows * math.prod(size or 1 for size in tensor.shape[1:]) * tf.as_dtype(tensor.dtype).size
+        for tensor in keras.tree.flatten(tensors)
+    )
+
+
+def _between_layers(model: keras.Model, mesh: Mesh, rules: Mapping[str, str], batch_size: int) -> Iterator[Sent]:
+    """All-reduces of tensor parallelism, as in Megatron: where the dim is split over which a layer sums."""
+    rows = batch_size // mesh.axes[rules["batch"]]
+    for layer in keras_internals.layers_of(model):
+        if isinstance(layer, keras.layers.Embedding):
+            yield from _table(layer, mesh)
+            continue
+        if isinstance(layer, keras.layers.MultiHeadAttention | keras.layers.GroupQueryAttention):
+            axis = rules.get("heads")
+            forward = backward = axis if axis and mesh.axes[axis] > 1 else None
+        elif isinstance(layer, keras.layers.Dense):
+            axes = keras_internals.layout_of(layer.kernel).computed.axes
+            forward, backward = (axis if axis and mesh.axes[axis] > 1 else None for axis in axes)
+        else:
+            continue
+        if forward and forward != rules["batch"]:
+            yield Sent(f"output of {layer.path}", "all-reduce", forward, _bytes_of(layer.output, rows))
+        if backward and backward != rules["batch"]:
+            yield Sent(f"gradient of the input of {layer.path}", "all-reduce", backward, _bytes_of(_first(layer), rows))
+
+        if backward and layer.output is model.output:
+            yield Sent("outputs, for the loss", "all-gather", backward, _bytes_of(layer.output, rows))
+
+
+def _table(layer: keras.layers.Embedding, mesh: Mesh) -> Iterator[Sent]:
+    """DTensor looks rows up in a whole table."""
+    [variable] = layer.variables
+    vocabulary, *others = keras_internals.layout_of(variable).computed.axes
+    if vocabulary and mesh.axes[vocabulary] > 1:
+        size = math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
+        yield Sent(f"table of {layer.path}", "all-gather", vocabulary, size // Layout((None, *others)).parts(mesh))
+
+
+def _first(layer: keras.Layer) -> object:
+    return keras.tree.flatten(layer.input)[0]
+
+
+def _for_the_update(variables: list[Planned], mesh: Mesh, batch_axis: str, shard: Shard) -> Iterator[Sent]:
+    trainable = [variable for variable in variables if variable.trainable]
+    over_batch = [v for v in trainable if batch_axis not in v.placement.computed.axes]
+    if mesh.axes[batch_axis] > 1 and over_batch:
+        total = sum(v.bytes // v.placement.computed.parts(mesh) for v in over_batch)
+        yield Sent("gradients, together", "all-reduce", batch_axis, total)
+    for kind, split in (
+        ("updated variables", [v for v in trainable if v.placement.slots != v.placement.stored]),
+        ("variables for the forward pass", [v for v in trainable if v.placement.stored != v.placement.computed]),
+    ):
+        if split:
+            total = sum(v.bytes // v.placement.computed.parts(mesh) for v in split)
+            yield Sent(kind, "all-gather", shard.axis, total)
