@@ -5,6 +5,7 @@ Shazeer et al., Mesh-TensorFlow: Deep Learning for Supercomputers, 2018 (arXiv:1
 
 import contextlib
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -70,6 +71,7 @@ class MeshOfDevices(HasCollectives):
         self.devices = Devices(mesh, engine_mesh(mesh, cluster, self.group, start_timeout_seconds))
         self.collectives = OneReplica()
         self._unborn: list[keras_internals.Newborn] = []
+        self._checksums: dict[int, int] = {}
         self._variables: weakref.WeakValueDictionary[int, keras.Variable] = weakref.WeakValueDictionary()
 
     @property
@@ -86,14 +88,22 @@ class MeshOfDevices(HasCollectives):
         self._bear_all()
 
     def _bear_all(self) -> None:
+        born = [newborn.variable for newborn in self._unborn]
         while self._unborn:
             self._bear(self._unborn.pop(0))
+        if born and self.cluster.size > 1:
+            drawn = {variable.path: self._checksums.pop(id(variable)) for variable in born}
+            self.group.agree(
+                "mesh/births", drawn, "With keras.utils.set_random_seed on every process, a first value of "
+            )
 
     def _bear(self, newborn: keras_internals.Newborn) -> None:
         variable = newborn.variable
         keras_internals.set_layout(variable, placement(newborn, self.rules, self.devices.mesh, self.shard))
         with tf.init_scope():
             value, name = keras_internals.initial_value(variable), variable.path.replace("/", "_")
+            if self.cluster.size > 1:  # each process draws for its own devices, so all must draw the same
+                self._checksums[id(variable)] = zlib.crc32(value.numpy().tobytes())
             born = self.devices.variable(value, _placement_of(variable).stored, name, variable.trainable)
         keras_internals.give_value(variable, born)
         self._variables[id(variable)] = variable
@@ -111,14 +121,14 @@ class MeshOfDevices(HasCollectives):
         return self.in_replica(function)(*args)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """See base class; checks first for what crashes the engine."""
-        compiled = tf.function(function, autograph=False)
+        """See base class; a trace is checked for what crashes the engine before that gets it."""
 
         def checked(*args: Any) -> Any:
-            refuse_crashes(compiled.get_concrete_function(*args).graph)
-            return compiled(*args)
+            result = function(*args)
+            refuse_crashes(tf.compat.v1.get_default_graph())
+            return result
 
-        return checked
+        return tf.function(checked, autograph=False)
 
     def local(self, value: Any) -> list[Any]:
         """See base class; outside of a compiled function the value is a whole, ordinary tensor."""

@@ -66,8 +66,10 @@ class Devices:
         return dtensor.relayout(tf.convert_to_tensor(value), self.layout(layout))
 
     def variable(self, value: Any, layout: Layout, name: str, trainable: bool = True) -> tf.Variable:
-        """A variable that begins with a value."""
-        return dtensor.DVariable(self.lay(value, layout), name=name, trainable=trainable)
+        """A variable that begins with a value. Read as an array it is whole; what is assigned to it may be an array, too."""
+        made = _Variable(self.lay(value, layout), name=name, trainable=trainable)
+        made.devices, made.placed = self, layout
+        return made
 
     def whole(self, value: Any) -> tf.Tensor:
         """An ordinary tensor with all of a value; what is no value of this mesh is returned as it is."""
@@ -85,6 +87,23 @@ class Devices:
             first = each * place[axis] if axis else 0
             found.append(slice(first, first + each))
         return tuple(found)
+
+
+class _Variable(dtensor.DVariable):
+    """A variable that callbacks can read and set: with several processes, all of them at the same time."""
+
+    devices: Devices
+    placed: Layout
+
+    def numpy(self) -> Any:
+        """All of it."""
+        return self.devices.whole(self.read_value()).numpy()
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Takes values of the mesh, and whole ones."""
+        if tf.executing_eagerly() and not dtensor.is_dtensor(value):
+            value = self.devices.lay(tf.cast(value, self.dtype), self.placed)
+        return super().assign(value, *args, **kwargs)
 
 
 def over_rows(shape: tf.TensorShape, axis: str, size: int) -> Layout:

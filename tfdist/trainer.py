@@ -93,6 +93,11 @@ class Trainer:
         self.step = 0
         self.seed = seed
         self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, bucket_bytes=bucket_bytes)
+        if self.strategy.global_view and (jit_compile or compression != "none"):
+            raise InputError(
+                "On a mesh the engine compiles and sums gradients by itself: leave out jit_compile and compression. Received: "
+                f"jit_compile={jit_compile}, compression={compression!r}."
+            )
         optimizer, taken = _without_loss_scale(keras.optimizers.get(optimizer))
         clip = clip or Clip()
         _check_optimizer(optimizer, clip)

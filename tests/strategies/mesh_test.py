@@ -241,3 +241,23 @@ def test_small_variables_stay_whole():
 def test_refuses_unknown_sharding(options, message):
     with pytest.raises(InputError, match=message):
         tfdist.load_strategy("mesh", mesh_shape="data:2;model:2", environment={}, **options)
+
+
+def test_callbacks_read_and_set_weights(mesh2x2):
+    trainer = trainer_of(mesh2x2)
+    first = values(trainer)
+    best = keras.callbacks.EarlyStopping("loss", patience=0, restore_best_weights=True, mode="max", start_from_epoch=0)
+    trainer.fit((TOKENS[:16], NEXT[:16]), batch_size=8, epochs=3, callbacks=[best])
+    assert trainer.step < 6  # the loss fell, which counts as worse here
+    kept = trainer.model.get_weights()
+    trainer.model.set_weights([weight + 1 for weight in kept])
+    for variable, weight in zip(trainer.model.weights, kept, strict=True):
+        np.testing.assert_allclose(np.array(variable), weight + 1, err_msg=variable.path)
+    assert shard(trainer.model.get_layer("block_0_ffn_in").kernel) == (8, 16)
+    assert any(np.any(first[v.path] != weight) for v, weight in zip(trainer.model.weights, kept, strict=True))
+
+
+@pytest.mark.parametrize("options", [{"jit_compile": True}, {"compression": "int8"}])
+def test_what_the_engine_does_itself_is_refused(mesh2x2, options):
+    with pytest.raises(InputError, match="On a mesh the engine compiles and sums"):
+        trainer_of(mesh2x2, **options)
