@@ -24,6 +24,10 @@ from tfdist.mesh import mesh_of
 from tfdist.placing import placement
 from tfdist.strategy import HasCollectives, State
 
+_SAME_SEED = (
+    "Call keras.utils.set_random_seed with one number on every process: each draws its devices' initial values."
+)
+
 
 class MeshOfDevices(HasCollectives):
     """One replica whose tensors are spread over a mesh: the engine splits its computation, and adds what has to be sent."""
@@ -93,9 +97,7 @@ class MeshOfDevices(HasCollectives):
             self._bear(self._unborn.pop(0))
         if born and self.cluster.size > 1:
             drawn = {variable.path: self._checksums.pop(id(variable)) for variable in born}
-            self.group.agree(
-                "mesh/births", drawn, "With keras.utils.set_random_seed on every process, a first value of "
-            )
+            self.group.agree("mesh/births", drawn, f"{_SAME_SEED} The first value of ")
 
     def _bear(self, newborn: keras_internals.Newborn) -> None:
         variable = newborn.variable
