@@ -4,7 +4,6 @@ Shazeer et al., Mesh-TensorFlow: Deep Learning for Supercomputers, 2018 (arXiv:1
 """
 
 import contextlib
-import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -75,8 +74,7 @@ class MeshOfDevices(HasCollectives):
         self.devices = Devices(mesh, engine_mesh(mesh, cluster, self.group, start_timeout_seconds))
         self.collectives = OneReplica()
         self._unborn: list[keras_internals.Newborn] = []
-        self._checksums: dict[int, int] = {}
-        self._variables: weakref.WeakValueDictionary[int, keras.Variable] = weakref.WeakValueDictionary()
+        self._drawn: dict[str, int] = {}
 
     @property
     def batch_parts(self) -> int:
@@ -86,17 +84,24 @@ class MeshOfDevices(HasCollectives):
     @contextlib.contextmanager
     def _placement(self) -> Iterator[None]:
         """See base class: variables with initializers are laid out at the end, when the names of their dims are known."""
-        self._bear_all()
-        with keras_internals.births_deferred(self._unborn, self._bear), tf.variable_creator_scope(self._whole_variable):
-            yield
-        self._bear_all()
+        try:
+            self._bear_all()
+            with (
+                keras_internals.births_deferred(self._unborn, self._bear),
+                tf.variable_creator_scope(self._whole_variable),
+            ):
+                yield
+            self._bear_all()
+        except BaseException:
+            self._unborn.clear()  # what was made before the failure is nobody's
+            self._drawn.clear()
+            raise
 
     def _bear_all(self) -> None:
-        born = [newborn.variable for newborn in self._unborn]
         while self._unborn:
             self._bear(self._unborn.pop(0))
-        if born and self.cluster.size > 1:
-            drawn = {variable.path: self._checksums.pop(id(variable)) for variable in born}
+        if self._drawn:
+            drawn, self._drawn = self._drawn, {}
             self.group.agree("mesh/births", drawn, f"{_SAME_SEED} The first value of ")
 
     def _bear(self, newborn: keras_internals.Newborn) -> None:
@@ -104,19 +109,23 @@ class MeshOfDevices(HasCollectives):
         keras_internals.set_layout(variable, placement(newborn, self.rules, self.devices.mesh, self.shard))
         with tf.init_scope():
             value, name = keras_internals.initial_value(variable), variable.path.replace("/", "_")
-            if self.cluster.size > 1:  # each process draws for its own devices, so all must draw the same
-                self._checksums[id(variable)] = zlib.crc32(value.numpy().tobytes())
+            self._note_drawn(variable.path, value)
             born = self.devices.variable(value, _placement_of(variable).stored, name, variable.trainable)
         keras_internals.give_value(variable, born)
-        self._variables[id(variable)] = variable
+
+    def _note_drawn(self, name: str, value: tf.Tensor) -> None:
+        """Each process draws for its own devices, so all must draw the same: compared at the scope's end."""
+        if self.cluster.size > 1:
+            self._drawn[name] = zlib.crc32(value.numpy().tobytes(), self._drawn.get(name, 0))
 
     def _whole_variable(self, next_creator: Callable[..., tf.Variable], **given: Any) -> tf.Variable:
         """A variable that has a value from the start, such as a learning rate: whole on every device."""
         with tf.init_scope():
             value = given["initial_value"]
             value = tf.convert_to_tensor(value() if callable(value) else value, given.get("dtype"))
-            layout = Layout((None,) * value.shape.rank)
-            return self.devices.variable(value, layout, given.get("name") or "variable", given.get("trainable", True))
+            name = given.get("name") or "variable"
+            self._note_drawn(name, value)
+            return self.devices.variable(value, Layout((None,) * value.shape.rank), name, given.get("trainable", True))
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """See base class."""
@@ -159,13 +168,10 @@ class MeshOfDevices(HasCollectives):
             yield [keras_internals.value_of(variable) for variable in variables]
             return
         gathered = [self.devices.relaid(keras_internals.value_of(v), _placement_of(v).computed) for v in variables]
-        scope = keras.StatelessScope(list(zip(variables, gathered, strict=True)), collect_losses=True)
-        with scope:
+        with keras_internals.RecordedScope(list(zip(variables, gathered, strict=True))) as scope:
             yield gathered
-        given = {id(variable) for variable in variables}
-        for key, value in keras_internals.assigned_in(scope).items():
-            if key not in given:
-                self._variables[key].assign(value)
+        for variable, value in scope.assigned:
+            variable.assign(value)
 
     def gradients(
         self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
@@ -223,9 +229,12 @@ class MeshOfDevices(HasCollectives):
     def whole(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
         """See base class."""
         spread = [keras_internals.value_of(variable) for variable in variables]
-        for variable, value in zip(variables, spread, strict=True):
-            keras_internals.give_value(variable, tf.Variable(self.devices.whole(value)))
         try:
+            for variable, value in zip(variables, spread, strict=True):
+                whole = self.devices.whole(value)
+                if self.is_chief:
+                    with tf.device("CPU:0"):
+                        keras_internals.give_value(variable, tf.Variable(whole))
             yield
         finally:
             for variable, value in zip(variables, spread, strict=True):

@@ -138,3 +138,28 @@ def test_the_search_takes_what_sends_least_and_fits():
 def test_the_search_says_what_the_least_would_be():
     with pytest.raises(InputError, match="of which the smallest takes .* Use more devices"):
         searched("data:2;model:2", 1000)
+
+
+def test_a_model_without_variables_cannot_be_planned():
+    with pytest.raises(InputError, match="has its variables when it is made"):
+        planning.Unborn(lambda: (keras.Sequential([keras.layers.Dense(4)]), keras.optimizers.SGD()))
+
+
+class Inner(keras.layers.Layer):
+    def __init__(self):
+        super().__init__(name="block")
+        self.dense = keras.layers.Dense(4, name="dense")
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def test_layers_inside_others_are_named_not_counted():
+    mesh = parse_mesh("data:1;model:2")
+    made = planning.Unborn(lambda: (keras.Sequential([keras.Input((4,)), Inner()]), keras.optimizers.SGD()))
+    plan = made.plan(mesh, parse_layout("out:model", mesh), Shard("none", "data"), 8)
+    assert len(plan.unknown) == 1 and plan.unknown[0].endswith("dense")
+    assert plan.totals()["parameters"] == (4 * 4 + 4) * 4 / 2

@@ -81,3 +81,76 @@ def test_refuses(which, message):
     with pytest.raises(InputError) as raised:
         recompute(transformer(), which)
     assert message in str(raised.value)
+
+
+class Block(keras.layers.Layer):
+    """Its `call` takes no `training`: the dropout in it knows by the call's context."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense, self.dropout = keras.layers.Dense(6), keras.layers.Dropout(0.5)
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, inputs):
+        return self.dropout(self.dense(inputs))
+
+
+def of_blocks():
+    inputs = keras.Input((6,))
+    return keras.Model(inputs, keras.layers.Dense(12)(Block(name="second")(Block(name="first")(inputs))))
+
+
+def of_a_masked_sequence():
+    inner = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Embedding(12, 4, mask_zero=True), keras.layers.LSTM(5, return_sequences=True)]
+    )
+    inputs = keras.Input((6,), dtype="int32")
+    return keras.Model(inputs, keras.layers.Dense(12)(inner(inputs)))
+
+
+def unbuilt():
+    return keras.Sequential([keras.layers.Dense(8, activation="gelu"), keras.layers.Dense(12)])
+
+
+@pytest.mark.parametrize(
+    ("build", "data"),
+    [
+        (of_blocks, (RANDOM.standard_normal((32, 6)), NEXT[:, 0])),
+        (of_a_masked_sequence, (TOKENS, NEXT)),
+        (unbuilt, (RANDOM.standard_normal((32, 6)), NEXT[:, 0])),
+    ],
+)
+def test_layers_of_layers_masks_and_models_that_are_built_later(single, float64, build, data):
+    expected, found = (trained(single, which, build, data) for which in ("none", "full"))
+    assert list(found) == list(expected)
+    for path, value in expected.items():
+        np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)
+
+
+def test_frozen_weights_keep_every_bit_in_mixed_precision(single):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+
+        def build():
+            model = normalized()
+            model.get_layer("first").trainable = False
+            return model
+
+        data = (RANDOM.standard_normal((32, 6)).astype("float32"), NEXT[:, 0])
+        expected, found = (trained(single, which, build, data) for which in ("none", "full"))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    np.testing.assert_array_equal(found["first/kernel"], expected["first/kernel"])
+    np.testing.assert_allclose(found["last/kernel"], expected["last/kernel"], atol=0.02)
+
+
+def test_losses_inside_are_refused(single):
+    def build():
+        inputs = keras.Input((6,))
+        inner = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6, activity_regularizer="l2")], name="inner")
+        return keras.Model(inputs, keras.layers.Dense(12)(inner(inputs)))
+
+    with pytest.raises(InputError, match="must add no loss inside. Received: inner"):
+        trained(single, "full", build, (RANDOM.standard_normal((32, 6)).astype("float32"), NEXT[:, 0]))

@@ -28,6 +28,8 @@ class Callbacks:
                 "Only one of several processes would restore its weights. Received: BackupAndRestore in a job of "
                 f"{strategy.cluster.size} processes. Leave it out."
             )
+        if strategy.global_view and strategy.cluster.size > 1:
+            _refuse_reads_on_the_chief(callbacks)
         chosen = [c for c in callbacks if strategy.is_chief or not isinstance(c, WRITE_FILES)]
         model.stop_training = False
         self._model = model
@@ -45,6 +47,20 @@ class Callbacks:
             return False
         self._model.stop_training = any(self._group.gather(f"callbacks/stop/{step}", bool(self._model.stop_training)))
         return self._model.stop_training
+
+
+def _refuse_reads_on_the_chief(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """To read a variable that lies on several processes takes all of them."""
+    reading = [
+        type(c).__name__
+        for c in callbacks
+        if isinstance(c, keras.callbacks.ModelCheckpoint) or getattr(c, "histogram_freq", None)
+    ]
+    if reading:
+        raise InputError(
+            "On a mesh of several processes the chief cannot read weights alone. Received: "
+            f"{', '.join(reading)}. Call trainer.save on every process instead."
+        )
 
 
 def validation_logs(results: Mapping[str, float]) -> dict[str, float]:

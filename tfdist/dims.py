@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from tfdist import keras_internals
 from tfdist.errors import InputError
 
 Dims = tuple[str | None, ...]  # None for a dim that is whole in every layout
@@ -64,6 +65,11 @@ def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
             if theirs != dims:
                 raise InputError(
                     f"tfdist.name_dims: {other!r} and {expression!r} disagree about {variable.path}. Leave one of them."
+                )
+            if keras_internals.layout_of(variable) is not None and getattr(variable, "tfdist_dims", None) != dims:
+                raise InputError(
+                    f"tfdist.name_dims must come before variables are laid out. Received: {variable.path}, which is. "
+                    "Call it inside the strategy's scope, right after the model is made, of layers that have a `build`."
                 )
             variable.tfdist_dims = dims
     return model

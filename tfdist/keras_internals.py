@@ -158,6 +158,11 @@ def layers_of(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers(include_self=False))
 
 
+def has_shapes(layer: keras.Layer) -> bool:
+    """Whether a layer's `input` and `output` are known: it is a node of a functional or sequential model, and once."""
+    return len(layer._inbound_nodes) == 1
+
+
 def embeddings(model: keras.Model) -> list[keras.Variable]:
     """The variables of which a step uses some rows alone, so that their gradients may be `tf.IndexedSlices`."""
     return [layer._embeddings for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding)]
@@ -206,13 +211,9 @@ def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, Any]:
 def slots_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
     """What an optimizer would keep for variables that have no values; nothing is computed."""
     unborn: list[Newborn] = []
-    key = tf_optimizer.TFOptimizer._var_key
-    tf_optimizer.TFOptimizer._var_key = lambda self, variable: id(variable)
-    try:
-        with tf.Graph().as_default(), births_deferred(unborn, unborn.append):
-            optimizer.build(list(variables))
-    finally:
-        tf_optimizer.TFOptimizer._var_key = key
+    with tf.Graph().as_default(), births_deferred(unborn, unborn.append):
+        tf_optimizer.TFOptimizer._var_key = lambda self, variable: id(variable)  # which that restores at its end
+        optimizer.build(list(variables))
     return [newborn.variable for newborn in unborn]
 
 
@@ -240,11 +241,12 @@ def births_deferred(unborn: list[Newborn], bear: Callable[[Newborn], None]) -> I
       unborn: gets each such variable.
       bear: called for a variable that Keras made while it traced a model and wants to have now.
     """
-    kind = keras.Variable
-    initialize, assign, register = (
+    kind, optimizers = keras.Variable, tf_optimizer.TFOptimizer
+    initialize, assign, register, key = (
         kind._initialize_with_initializer,
         kind._direct_assign,
         keras_variables.register_uninitialized_variable,
+        optimizers._var_key,
     )
     traced: dict[int, Newborn] = {}
 
@@ -267,12 +269,19 @@ def births_deferred(unborn: list[Newborn], bear: Callable[[Newborn], None]) -> I
             given = tf.cast(value, variable.dtype)
             variable._initializer = lambda *_, **__: given
 
-    kind._initialize_with_initializer, kind._direct_assign = defer, assign_to
+    def key_of(optimizer: keras.Optimizer, variable: keras.Variable) -> Any:
+        for i, newborn in enumerate(unborn):  # an optimizer that is built here wants the variable as it will be
+            if newborn.variable is variable:
+                bear(unborn.pop(i))
+                break
+        return key(optimizer, variable)
+
+    kind._initialize_with_initializer, kind._direct_assign, optimizers._var_key = defer, assign_to, key_of
     keras_variables.register_uninitialized_variable = note
     try:
         yield
     finally:
-        kind._initialize_with_initializer, kind._direct_assign = initialize, assign
+        kind._initialize_with_initializer, kind._direct_assign, optimizers._var_key = initialize, assign, key
         keras_variables.register_uninitialized_variable = register
 
 
@@ -291,9 +300,55 @@ def value_of(variable: keras.Variable) -> Any:
     return variable._value
 
 
-def assigned_in(scope: keras.StatelessScope) -> dict[int, Any]:
-    """The values that a scope has for variables, given to it or assigned inside, by the variables' ids."""
-    return dict(scope.state_mapping)
+class RecordedScope(keras.StatelessScope):
+    """A scope that knows what was assigned inside, and keeps the losses that layers add.
+
+    Attributes:
+      assigned: variable and value, in the order of the last assignments; what the scope was given is not among them.
+    """
+
+    def __init__(self, state_mapping: Sequence[tuple[keras.Variable, Any]]):
+        """Args: state_mapping: values of variables inside."""
+        super().__init__(state_mapping=state_mapping, collect_losses=True)
+        self._updates: dict[int, tuple[keras.Variable, Any]] = {}
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """See base class."""
+        super().add_update(update)
+        self._updates[id(update[0])] = update
+
+    @property
+    def assigned(self) -> list[tuple[keras.Variable, Any]]:
+        """See the class."""
+        return list(self._updates.values())
+
+
+def uncast_value(variable: keras.Variable) -> tf.Tensor:
+    """A variable's value in its own dtype, also where a layer of mixed precision computes."""
+    with keras_variables.AutocastScope(None):
+        return tf.convert_to_tensor(variable.value)
+
+
+def same_call_again(layer: keras.Layer) -> Callable[[], contextlib.AbstractContextManager]:
+    """Makes what surrounds a layer's `call` now, so that it can be called so once more: its dtype, whether it trains."""
+    context, dtype = global_state.get_global_attribute("current_call_ctx"), layer.compute_dtype
+
+    @contextlib.contextmanager
+    def surroundings() -> Iterator[None]:
+        now = global_state.get_global_attribute("current_call_ctx")
+        global_state.set_global_attribute("current_call_ctx", context)
+        try:
+            with keras_variables.AutocastScope(dtype if layer.autocast else None):
+                yield
+        finally:
+            global_state.set_global_attribute("current_call_ctx", now)
+
+    return surroundings
+
+
+def mask_of(tensor: Any) -> tf.Tensor | None:
+    """The mask that travels with a tensor, if one does."""
+    return get_keras_mask(tensor)
 
 
 def layout_of(variable: keras.Variable) -> Any:

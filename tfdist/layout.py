@@ -16,7 +16,10 @@ _UNITS = ("B", "KiB", "MiB", "GiB")
 def main(config: LayoutConfig) -> int:
     """Prints the plan."""
     startup.load_tensorflow()  # only now: flags are read, and help is printed, before
+    import keras
+
     from tfdist import data, models, planning
+    from tfdist.data import check_equal_shares
     from tfdist.keras_objects import create_optimizer
     from tfdist.layouts import parse_layout, parse_shard
     from tfdist.mesh import mesh_of
@@ -25,16 +28,20 @@ def main(config: LayoutConfig) -> int:
         optimizer = create_optimizer(config.optimizer, config.learning_rate, config.momentum_correction)
         return models.build(config.model, *_sizes(whole)), optimizer
 
+    if config.precision != "float32":
+        keras.config.set_dtype_policy(config.precision)
     whole = data.load(config.dataset, config.data_dir)
     unborn = planning.Unborn(make)
     mesh = mesh_of(config.mesh_shape, 0 if config.mesh_shape else config.devices)
     chosen = parse_layout("" if config.layout == AUTO else config.layout, mesh)
+    check_equal_shares(config.batch_size, mesh.axes[chosen["batch"]] * config.accumulate_steps)
+    rows = config.batch_size // config.accumulate_steps
     shard = parse_shard(config.shard, config.shard_axis or chosen["batch"], config.shard_min_elements, mesh)
     if config.layout == AUTO:
-        chosen, found = planning.cheapest(unborn, mesh, chosen, shard, config.batch_size, config.memory_gb * 2**30)
+        chosen, found = planning.cheapest(unborn, mesh, chosen, shard, rows, config.memory_gb * 2**30)
         print(f"--layout={';'.join(f'{dim}:{axis}' for dim, axis in chosen.items())}")
     else:
-        found = unborn.plan(mesh, chosen, shard, config.batch_size)
+        found = unborn.plan(mesh, chosen, shard, rows)
     for line in _lines(found, chosen, planning.uncounted(chosen)):
         print(line)
     return 0
@@ -69,6 +76,8 @@ def _lines(found: "Plan", rules: Mapping[str, str], missing: Sequence[str]) -> I
         yield "A step sends, of a device's tensors:"
         sent = [(one.what, one.kind, one.axis, _size(one.bytes)) for one in found.sent]
         yield from _table([("what", "operation", "axis", "bytes"), *sent])
+    if found.unknown:
+        yield f"Not counted: what these layers inside others send and hold: {', '.join(found.unknown)}."
     if missing:
         yield f"Not counted: what is sent because of {'; '.join(missing)}."
 

@@ -61,7 +61,7 @@ def opened_strategy(config: Any, own_flags: Sequence[str]) -> Iterator[Opened]:
     # Rules between flags that the strategy decides are checked before anything starts.
     config = dataclasses.replace(config, strategy=detection.strategy)
     taken = inspect.signature(strategy_class(detection.strategy)).parameters
-    options = {name: getattr(config, name) for name in OPTIONS if name in taken}
+    options = {name: getattr(config, name) for name in OPTIONS if name in taken and hasattr(config, name)}
     # Watched from when the group is up: an engine that starts may wait for ever for a peer that is lost meanwhile.
     with ExitStack() as watching:
 

@@ -17,6 +17,7 @@ from tfdist.mesh import Mesh
 from tfdist.placing import dims_of_newborn, placement
 
 _MOST_LAYOUTS = 20_000
+_ATTENTIONS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
 _UNCOUNTED = ("embed", "head_dim")  # split, they make operations between layers communicate
 
 
@@ -75,12 +76,21 @@ class Sent:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All of it; see `Unborn.plan`."""
+    """All of it; see `Unborn.plan`.
+
+    Attributes:
+      mesh: its axes.
+      variables: of the model.
+      sent: by a step.
+      activations: bytes of the layers' outputs for a device's rows.
+      unknown: layers inside others, whose inputs and outputs have no known shape: what they send and hold is not counted.
+    """
 
     mesh: Mesh
     variables: list[Planned]
     sent: list[Sent]
     activations: int
+    unknown: list[str]
 
     def totals(self) -> dict[str, int]:
         """Bytes on each device."""
@@ -99,6 +109,11 @@ class Unborn:
             self.model, optimizer = make()
         own = {id(variable) for variable in self.model.variables}
         self._newborns = [newborn for newborn in newborns if id(newborn.variable) in own]
+        if not self._newborns:
+            raise InputError(
+                f"A plan needs a model that has its variables when it is made. Received: {self.model.name}, which has none. "
+                "Give it an Input."
+            )
         self._slots = _slots(self.model, optimizer)
 
     @property
@@ -119,9 +134,17 @@ class Unborn:
           InputError: a rule cannot be applied.
         """
         variables = [self._planned(newborn, mesh, rules, shard) for newborn in self._newborns]
-        layers = _between_layers(self.model, mesh, rules, batch_size)
-        sent = [*layers, *_for_the_update(variables, mesh, rules["batch"], shard)]
-        return Plan(mesh, variables, sent, _activations(self.model, mesh.axes[rules["batch"]], batch_size))
+        layers = [
+            layer for layer in keras_internals.layers_of(self.model) if layer.variables or layer in self.model.layers
+        ]
+        known = [layer for layer in layers if keras_internals.has_shapes(layer)]
+        sent = [
+            *_between_layers(self.model, known, mesh, rules, batch_size),
+            *_for_the_update(variables, mesh, rules["batch"], shard),
+        ]
+        rows = batch_size // mesh.axes[rules["batch"]]
+        unknown = [layer.path for layer in layers if layer not in known and not _inside_attention(layer, known)]
+        return Plan(mesh, variables, sent, sum(_bytes_of(layer.output, rows) for layer in known), unknown)
 
     def _planned(self, newborn: keras_internals.Newborn, mesh: Mesh, rules: Mapping[str, str], shard: Shard) -> Planned:
         variable = newborn.variable
@@ -193,9 +216,10 @@ def _slots(model: keras.Model, optimizer: keras.Optimizer) -> dict[int, int]:
     return dict(collections.Counter(id(variable) for variable in kept if variable is not None))
 
 
-def _activations(model: keras.Model, parts: int, batch_size: int) -> int:
-    """Outputs of all layers for a device's rows, as if no other dim were split: what the backward pass holds, roughly."""
-    return sum(_bytes_of(layer.output, batch_size // parts) for layer in model.layers if hasattr(layer, "output"))
+def _inside_attention(layer: keras.Layer, known: list[keras.Layer]) -> bool:
+    """Whether it is a projection, which the attention is counted for."""
+    attentions = [x for x in known if isinstance(x, _ATTENTIONS)]
+    return any(layer is part for attention in attentions for part in keras_internals.layers_of(attention))
 
 
 def _bytes_of(tensors: object, rows: int) -> int:
@@ -205,14 +229,16 @@ def _bytes_of(tensors: object, rows: int) -> int:
     )
 
 
-def _between_layers(model: keras.Model, mesh: Mesh, rules: Mapping[str, str], batch_size: int) -> Iterator[Sent]:
+def _between_layers(
+    model: keras.Model, layers: list[keras.Layer], mesh: Mesh, rules: Mapping[str, str], batch_size: int
+) -> Iterator[Sent]:
     """All-reduces of tensor parallelism, as in Megatron: where the dim is split over which a layer sums."""
     rows = batch_size // mesh.axes[rules["batch"]]
-    for layer in keras_internals.layers_of(model):
+    for layer in layers:
         if isinstance(layer, keras.layers.Embedding):
             yield from _table(layer, mesh)
             continue
-        if isinstance(layer, keras.layers.MultiHeadAttention | keras.layers.GroupQueryAttention):
+        if isinstance(layer, _ATTENTIONS):
             axis = rules.get("heads")
             forward = backward = axis if axis and mesh.axes[axis] > 1 else None
         elif isinstance(layer, keras.layers.Dense):
@@ -231,7 +257,7 @@ def _between_layers(model: keras.Model, mesh: Mesh, rules: Mapping[str, str], ba
 
 def _table(layer: keras.layers.Embedding, mesh: Mesh) -> Iterator[Sent]:
     """DTensor looks rows up in a whole table."""
-    [variable] = layer.variables
+    variable = layer.embeddings
     vocabulary, *others = keras_internals.layout_of(variable).computed.axes
     if vocabulary and mesh.axes[vocabulary] > 1:
         size = math.prod(variable.shape) * tf.as_dtype(variable.dtype).size

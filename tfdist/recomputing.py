@@ -21,9 +21,10 @@ _log = logging.getLogger(__name__)
 def recompute(model: keras.Model, which: str = FULL) -> keras.Model:
     """Lets layers of a model keep their inputs alone for the backward pass; under any strategy.
 
-    Weights and results are the same: a layer that draws random numbers or updates state is computed again from the state
-    it had, and moves that once. Cost: those layers' forward pass once more; of a layer, what lies between its input and its
-    output is not held between the passes.
+    Results are the same: a layer that draws random numbers or updates state is computed again from the state it had, and
+    moves that once. One difference: a weight on which the loss does not depend has a gradient of zeros, so that an
+    optimizer with decay moves it. Cost: those layers' forward pass once more; of a layer, what lies between its input and
+    its output is not held between the passes.
 
     Args:
       model: before its first step.
@@ -39,7 +40,7 @@ def recompute(model: keras.Model, which: str = FULL) -> keras.Model:
     if which == NONE:
         return model
     layers = keras_internals.layers_of(model)
-    chosen = [layer for layer in layers if layer.variables] if which == FULL else _matched(layers, which)
+    chosen = [x for x in layers if x.variables or not x.built] if which == FULL else _matched(layers, which)
     outermost = [layer for layer in chosen if not any(layer is not other and _inside(layer, other) for other in chosen)]
     for layer in outermost:
         keras_internals.wrap_call(layer, _recomputed)
@@ -75,25 +76,41 @@ def _inside(layer: keras.Layer, other: keras.Layer) -> bool:
 def _recomputed(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         given = keras.tree.flatten((args, kwargs))
-        places = [i for i, value in enumerate(given) if tf.is_tensor(value)]
-        if keras.config.backend() != "tensorflow" or any(isinstance(value, keras.KerasTensor) for value in given):
+        if any(isinstance(value, keras.KerasTensor) for value in given):
             return call(*args, **kwargs)
-        weights, state = list(layer.trainable_variables), list(layer.non_trainable_variables)
+        places = [i for i, value in enumerate(given) if tf.is_tensor(value) and value.dtype.is_floating]
+        weights = list(layer.trainable_variables)
+        before = [(variable, keras_internals.uncast_value(variable)) for variable in layer.non_trainable_variables]
+        surroundings = keras_internals.same_call_again(layer)
+        first: list[tuple[list[Any], list[tuple[keras.Variable, Any]]]] = []
 
-        def forward(tensors: list[tf.Tensor], weight_values: list[tf.Tensor], before: list[tf.Tensor]) -> Any:
+        def forward(tensors: list[tf.Tensor], values: list[tf.Tensor]) -> Any:
             filled = list(given)
             for place, tensor in zip(places, tensors, strict=True):
                 filled[place] = keras_internals.with_mask_of(tensor, given[place], tf.identity)
             own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
-            mapping = [*zip(weights, weight_values, strict=True), *zip(state, before, strict=True)]
-            with keras.StatelessScope(state_mapping=mapping) as scope:
+            with surroundings(), keras_internals.RecordedScope([*zip(weights, values, strict=True), *before]) as scope:
                 outputs = call(*own_args, **own_kwargs)
-            return outputs, [scope.get_current_value(variable) for variable in state]
+            _refuse_losses(layer, scope)
+            first.append(([keras_internals.mask_of(x) for x in keras.tree.flatten(outputs)], scope.assigned))
+            return outputs
 
-        values = [[tf.convert_to_tensor(variable) for variable in variables] for variables in (weights, state)]
-        outputs, after = tf.recompute_grad(forward)([given[place] for place in places], *values)
-        for variable, value in zip(state, after, strict=True):
+        tensors, values = [given[place] for place in places], [keras_internals.uncast_value(v) for v in weights]
+        outputs = tf.recompute_grad(forward)(tensors, values)
+        masks, assigned = first[0]
+        for variable, value in assigned:
             variable.assign(value)
+        for output, mask in zip(keras.tree.flatten(outputs), masks, strict=True):
+            if mask is not None:
+                keras_internals.set_keras_mask(output, mask)
         return outputs
 
     return wrapped
+
+
+def _refuse_losses(layer: keras.Layer, scope: keras.StatelessScope) -> None:
+    if scope.losses:
+        raise InputError(
+            f"A layer that is computed again must add no loss inside. Received: {_path(layer)}, which does by add_loss or by "
+            "an activity regularizer of a layer in it. Leave it out of --recompute."
+        )

@@ -261,3 +261,54 @@ def test_callbacks_read_and_set_weights(mesh2x2):
 def test_what_the_engine_does_itself_is_refused(mesh2x2, options):
     with pytest.raises(InputError, match="On a mesh the engine compiles and sums"):
         trainer_of(mesh2x2, **options)
+
+
+def test_a_saved_model_is_loaded_under_the_scope(mesh2x2, tmp_path):
+    trainer = trainer_of(mesh2x2)
+    trainer.fit((TOKENS, NEXT), batch_size=8, steps=1)
+    trainer.save(str(tmp_path / "model.keras"))
+    with mesh2x2.scope():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    for path, value in values(trainer).items():
+        found = {v.path: v for v in loaded.variables}[path]
+        np.testing.assert_array_equal(np.array(found), value, err_msg=path)
+
+
+def test_names_come_before_variables_are_laid_out(mesh2x2):
+    with mesh2x2.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="dense")])
+    with pytest.raises(InputError, match="must come before variables are laid out. Received: .*dense/kernel"):
+        tfdist.name_dims(model, {".*kernel": "embed ffn"})
+
+
+def test_a_scope_that_fails_leaves_nothing_behind(mesh2x2):
+    with pytest.raises(InputError, match="splits out of .*odd/kernel"), mesh2x2.scope():
+        layer = keras.layers.Dense(3, name="odd")
+        layer.build((None, 2))
+    with mesh2x2.scope():
+        keras.layers.Dense(4).build((None, 2))
+
+
+class Counting(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.calls = keras.Variable(0.0, trainable=False)
+
+    def call(self, inputs):
+        self.calls.assign(self.calls + 1.0)
+        return inputs
+
+
+def test_a_layer_s_own_state_moves_with_sharded_parameters():
+    strategy = tfdist.load_strategy(
+        "mesh", mesh_shape="data:4", shard="parameters", shard_min_elements=1, environment={}
+    )
+    counting = []
+
+    def build():
+        counting.append(Counting())
+        return keras.Sequential([keras.Input((4,)), counting[0], keras.layers.Dense(12)])
+
+    trainer = trainer_of(strategy, build, "sgd")
+    trainer.fit((RANDOM.standard_normal((16, 4)).astype("float32"), NEXT[:16, 0]), batch_size=8, steps=3)
+    assert float(np.array(counting[0].calls)) == 3
