@@ -17,7 +17,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("devices", "strategy"),
         lambda c: c.devices > 1 and c.strategy in ("single", "multiworker", "tpu", "horovod"),
-        "Only mirrored and mesh have several devices in one process: use one of them or leave out --devices.",
+        "Only mirrored and mesh have several devices in one process: use --strategy=mirrored or mesh, or leave out --devices.",
     ),
     (
         ("mesh_shape", "layout", "strategy"),
