@@ -125,7 +125,7 @@ class MeshOfDevices(HasCollectives):
             value = tf.convert_to_tensor(value() if callable(value) else value, given.get("dtype"))
             name = given.get("name") or "variable"
             self._note_drawn(name, value)
-            return self.devices.variable(value, Layout((None,) * value.shape.rank), name, given.get("trainable", True))
+            return self.devices.variable(value, Layout.whole(value.shape.rank), name, given.get("trainable", True))
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """See base class."""
@@ -215,9 +215,7 @@ class MeshOfDevices(HasCollectives):
         found = []
         for state in states:
             initial = tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape)
-            found.append(
-                self.devices.variable(initial, Layout((None,) * len(state.shape)), state.name, trainable=False)
-            )
+            found.append(self.devices.variable(initial, Layout.whole(len(state.shape)), state.name, trainable=False))
         return found
 
     def owns(self, variable: keras.Variable) -> bool:
@@ -244,7 +242,7 @@ class MeshOfDevices(HasCollectives):
 def _placement_of(variable: keras.Variable) -> Placement:
     """Where a variable lies; whole, if it had a value from the start."""
     found = keras_internals.layout_of(variable)
-    return found or Placement(*[Layout((None,) * len(variable.shape))] * 4)
+    return found or Placement.same(Layout.whole(len(variable.shape)))
 
 
 STRATEGY = MeshOfDevices

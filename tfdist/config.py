@@ -10,7 +10,7 @@ from tfdist import tf_config
 from tfdist.combinations import check_combinations, flag_text
 from tfdist.decay import parse_decay
 from tfdist.errors import InputError
-from tfdist.layouts import STAGES, parse_layout, parse_shard, split_rules
+from tfdist.layouts import STAGES, parse_layout, parse_shard, rules_text, split_rules
 from tfdist.mesh import mesh_of, parse_mesh
 from tfdist.rules import parse_rules
 from tfdist.spec import nearest, parse
@@ -87,7 +87,7 @@ AUTO = "auto"  # a layout that is searched for
 def _layout(text: str) -> str:
     if text == AUTO:
         raise InputError("auto is searched for by `python -m tfdist.layout`, which prints it as a flag")
-    return ";".join(f"{dim}:{axis}" for dim, axis in split_rules(text).items())
+    return rules_text(split_rules(text))
 
 
 def _address(text: str) -> str:

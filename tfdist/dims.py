@@ -24,7 +24,7 @@ _ATTENTION = {
     "gate": _PROJECTION,
     "attention_output": {"kernel": ("heads", "head_dim", "embed"), "bias": ("embed",)},
 }
-_ATTENTIONS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+ATTENTIONS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
 _CONVOLUTIONS = tuple(getattr(keras.layers, f"Conv{n}D{kind}") for n in (1, 2, 3) for kind in ("", "Transpose"))
 _DEPTHWISE = tuple(getattr(keras.layers, f"DepthwiseConv{n}D") for n in (1, 2))
 _NORMS = (
@@ -105,7 +105,7 @@ def _matched(model: keras.Model, expression: str) -> list[keras.Variable]:
 def _by_type(owners: Sequence[Any], name: str, rank: int) -> Dims | None:
     """What a layer's type calls the dims of its variable `name`."""
     layer = owners[-1]
-    if isinstance(layer, keras.layers.EinsumDense) and any(isinstance(owner, _ATTENTIONS) for owner in owners):
+    if isinstance(layer, keras.layers.EinsumDense) and any(isinstance(owner, ATTENTIONS) for owner in owners):
         return _ATTENTION.get(layer.name, {}).get(name)
     if isinstance(layer, keras.layers.Dense):
         return {"kernel": ("in", "out"), "bias": ("out",)}.get(name)

@@ -21,12 +21,13 @@ def main(config: LayoutConfig) -> int:
     from tfdist import data, models, planning
     from tfdist.data import check_equal_shares
     from tfdist.keras_objects import create_optimizer
-    from tfdist.layouts import parse_layout, parse_shard
+    from tfdist.layouts import parse_layout, parse_shard, rules_text
     from tfdist.mesh import mesh_of
+    from tfdist.session import sizes
 
     def make() -> Any:
         optimizer = create_optimizer(config.optimizer, config.learning_rate, config.momentum_correction)
-        return models.build(config.model, *_sizes(whole)), optimizer
+        return models.build(config.model, *sizes(whole)), optimizer
 
     if config.precision != "float32":
         keras.config.set_dtype_policy(config.precision)
@@ -39,16 +40,12 @@ def main(config: LayoutConfig) -> int:
     shard = parse_shard(config.shard, config.shard_axis or chosen["batch"], config.shard_min_elements, mesh)
     if config.layout == AUTO:
         chosen, found = planning.cheapest(unborn, mesh, chosen, shard, rows, config.memory_gb * 2**30)
-        print(f"--layout={';'.join(f'{dim}:{axis}' for dim, axis in chosen.items())}")
+        print(f"--layout={rules_text(chosen)}")
     else:
         found = unborn.plan(mesh, chosen, shard, rows)
     for line in _lines(found, chosen, planning.uncounted(chosen)):
         print(line)
     return 0
-
-
-def _sizes(whole: Any) -> tuple[Any, Any]:
-    return whole.input_shape, whole.classes
 
 
 def _lines(found: "Plan", rules: Mapping[str, str], missing: Sequence[str]) -> Iterator[str]:

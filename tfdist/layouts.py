@@ -27,6 +27,11 @@ class Layout:
 
     axes: tuple[str | None, ...]
 
+    @classmethod
+    def whole(cls, rank: int) -> "Layout":
+        """Of a tensor with so many dims that is whole on every device."""
+        return cls((None,) * rank)
+
     def parts(self, mesh: Mesh) -> int:
         """In how many different parts it lies on the devices."""
         return math.prod(mesh.axes[axis] for axis in self.axes if axis)
@@ -84,6 +89,11 @@ class Placement:
     gradient: Layout
     slots: Layout
 
+    @classmethod
+    def same(cls, layout: Layout) -> "Placement":
+        """One layout for all of it."""
+        return cls(layout, layout, layout, layout)
+
 
 def placed(computed: Layout, shape: Sequence[int], mesh: Mesh, shard: Shard) -> Placement:
     """Adds sharding to a layout: over the first dim that is whole and that the axis divides, if there is one."""
@@ -126,6 +136,11 @@ def split_rules(text: str) -> dict[str, str]:
             raise InputError(f"{_GRAMMAR}, each dim once. Received: {dim} on {rules[dim]} and on {axis} in {text!r}.")
         rules[dim] = axis
     return rules
+
+
+def rules_text(rules: Mapping[str, str]) -> str:
+    """Rules as `--layout` has them."""
+    return ";".join(f"{dim}:{axis}" for dim, axis in rules.items())
 
 
 def laid_out(

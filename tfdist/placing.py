@@ -22,6 +22,6 @@ def placement(newborn: Newborn, rules: Mapping[str, str], mesh: Mesh, shard: Sha
     variable = newborn.variable
     of_its_variable = layout_of(variable)
     if of_its_variable is not None:
-        return Placement(*[of_its_variable.slots] * 4)
+        return Placement.same(of_its_variable.slots)
     computed = laid_out(variable.path, dims_of_newborn(newborn), variable.shape, rules, mesh)
     return placed(computed, variable.shape, mesh, shard if variable.trainable else Shard())

@@ -11,13 +11,13 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.dims import ATTENTIONS
 from tfdist.errors import InputError
 from tfdist.layouts import Layout, Placement, Shard
 from tfdist.mesh import Mesh
 from tfdist.placing import dims_of_newborn, placement
 
 _MOST_LAYOUTS = 20_000
-_ATTENTIONS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
 _UNCOUNTED = ("embed", "head_dim")  # split, they make operations between layers communicate
 
 
@@ -115,6 +115,7 @@ class Unborn:
                 "Give it an Input."
             )
         self._slots = _slots(self.model, optimizer)
+        self._layers, self._unknown = _layers_of(self.model)
 
     @property
     def dims(self) -> list[str]:
@@ -134,24 +135,19 @@ class Unborn:
           InputError: a rule cannot be applied.
         """
         variables = [self._planned(newborn, mesh, rules, shard) for newborn in self._newborns]
-        layers = [
-            layer for layer in keras_internals.layers_of(self.model) if layer.variables or layer in self.model.layers
-        ]
-        known = [layer for layer in layers if keras_internals.has_shapes(layer)]
+        rows = batch_size // mesh.axes[rules["batch"]]
         sent = [
-            *_between_layers(self.model, known, mesh, rules, batch_size),
+            *_between_layers(self.model, self._layers, mesh, rules, rows),
             *_for_the_update(variables, mesh, rules["batch"], shard),
         ]
-        rows = batch_size // mesh.axes[rules["batch"]]
-        unknown = [layer.path for layer in layers if layer not in known and not _inside_attention(layer, known)]
-        return Plan(mesh, variables, sent, sum(_bytes_of(layer.output, rows) for layer in known), unknown)
+        return Plan(mesh, variables, sent, sum(_bytes_of(layer.output, rows) for layer in self._layers), self._unknown)
 
     def _planned(self, newborn: keras_internals.Newborn, mesh: Mesh, rules: Mapping[str, str], shard: Shard) -> Planned:
         variable = newborn.variable
         keras_internals.set_layout(variable, None)
         place = placement(newborn, rules, mesh, shard)
         keras_internals.set_layout(variable, place)
-        size = math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
+        size = _size_of(variable)
         dims = tuple(dim or "*" for dim in dims_of_newborn(newborn))
         slots = self._slots.get(id(variable), 0)
         return Planned(variable.path, dims, tuple(variable.shape), size, place, slots, variable.trainable)
@@ -199,7 +195,7 @@ def cheapest(
             f"smallest takes {least / 2**30:.3g}. Use more devices, --shard, a smaller batch, or more memory."
         )
     *_, tried, plan = min(fitting, key=lambda one: one[:3])
-    return tried, unborn.plan(mesh, tried, shard, batch_size)
+    return tried, plan
 
 
 def uncounted(rules: Mapping[str, str]) -> list[str]:
@@ -216,10 +212,21 @@ def _slots(model: keras.Model, optimizer: keras.Optimizer) -> dict[int, int]:
     return dict(collections.Counter(id(variable) for variable in kept if variable is not None))
 
 
-def _inside_attention(layer: keras.Layer, known: list[keras.Layer]) -> bool:
-    """Whether it is a projection, which the attention is counted for."""
-    attentions = [x for x in known if isinstance(x, _ATTENTIONS)]
-    return any(layer is part for attention in attentions for part in keras_internals.layers_of(attention))
+def _layers_of(model: keras.Model) -> tuple[list[keras.Layer], list[str]]:
+    """The layers whose inputs and outputs have known shapes, and the paths of those that are not counted.
+
+    A projection of an attention is counted with that.
+    """
+    layers = [layer for layer in keras_internals.layers_of(model) if layer.variables or layer in model.layers]
+    known = [layer for layer in layers if keras_internals.has_shapes(layer)]
+    attentions = [layer for layer in known if isinstance(layer, ATTENTIONS)]
+    counted = {id(x) for x in known} | {id(part) for x in attentions for part in keras_internals.layers_of(x)}
+    return known, [layer.path for layer in layers if id(layer) not in counted]
+
+
+def _size_of(variable: keras.Variable) -> int:
+    """Bytes of a whole variable."""
+    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
 def _bytes_of(tensors: object, rows: int) -> int:
@@ -230,15 +237,14 @@ def _bytes_of(tensors: object, rows: int) -> int:
 
 
 def _between_layers(
-    model: keras.Model, layers: list[keras.Layer], mesh: Mesh, rules: Mapping[str, str], batch_size: int
+    model: keras.Model, layers: list[keras.Layer], mesh: Mesh, rules: Mapping[str, str], rows: int
 ) -> Iterator[Sent]:
     """All-reduces of tensor parallelism, as in Megatron: where the dim is split over which a layer sums."""
-    rows = batch_size // mesh.axes[rules["batch"]]
     for layer in layers:
         if isinstance(layer, keras.layers.Embedding):
             yield from _table(layer, mesh)
             continue
-        if isinstance(layer, _ATTENTIONS):
+        if isinstance(layer, ATTENTIONS):
             axis = rules.get("heads")
             forward = backward = axis if axis and mesh.axes[axis] > 1 else None
         elif isinstance(layer, keras.layers.Dense):
@@ -250,7 +256,6 @@ def _between_layers(
             yield Sent(f"output of {layer.path}", "all-reduce", forward, _bytes_of(layer.output, rows))
         if backward and backward != rules["batch"]:
             yield Sent(f"gradient of the input of {layer.path}", "all-reduce", backward, _bytes_of(_first(layer), rows))
-
         if backward and layer.output is model.output:
             yield Sent("outputs, for the loss", "all-gather", backward, _bytes_of(layer.output, rows))
 
@@ -260,7 +265,7 @@ def _table(layer: keras.layers.Embedding, mesh: Mesh) -> Iterator[Sent]:
     variable = layer.embeddings
     vocabulary, *others = keras_internals.layout_of(variable).computed.axes
     if vocabulary and mesh.axes[vocabulary] > 1:
-        size = math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
+        size = _size_of(variable)
         yield Sent(f"table of {layer.path}", "all-gather", vocabulary, size // Layout((None, *others)).parts(mesh))
 
 

@@ -41,7 +41,8 @@ def recompute(model: keras.Model, which: str = FULL) -> keras.Model:
         return model
     layers = keras_internals.layers_of(model)
     chosen = [x for x in layers if x.variables or not x.built] if which == FULL else _matched(layers, which)
-    outermost = [layer for layer in chosen if not any(layer is not other and _inside(layer, other) for other in chosen)]
+    inside = {id(inner) for layer in chosen for inner in keras_internals.layers_of(layer)}
+    outermost = [layer for layer in chosen if id(layer) not in inside]
     for layer in outermost:
         keras_internals.wrap_call(layer, _recomputed)
     _log.debug("Recomputed in the backward pass: %s", ", ".join(_path(layer) for layer in outermost))
@@ -67,10 +68,6 @@ def _matched(layers: list[keras.Layer], which: str) -> list[keras.Layer]:
 def _path(layer: keras.Layer) -> str:
     """A layer's path; one that has no weights may have a name alone."""
     return layer.path or layer.name
-
-
-def _inside(layer: keras.Layer, other: keras.Layer) -> bool:
-    return any(layer is inner for inner in keras_internals.layers_of(other))
 
 
 def _recomputed(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..., Any]:

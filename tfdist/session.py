@@ -55,7 +55,7 @@ def make_trainer(session: Session, strategy: Strategy) -> Trainer:
         keras.config.set_dtype_policy(config.precision)
     keras.utils.set_random_seed(config.seed)
     with strategy.scope():
-        model = models.build(config.model, *_sizes(session.data))
+        model = models.build(config.model, *sizes(session.data))
         if config.batch_norm == "synchronized":
             model = models.with_batch_norm(model, "synchronized")
         recompute(model, config.recompute)
@@ -100,6 +100,6 @@ def _gradient_options(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _sizes(whole: data.DataSet) -> tuple[Any, Any]:
+def sizes(whole: data.DataSet) -> tuple[Any, Any]:
     """What a model is built for; a data set that does not know is one for a user's own model, which does not ask."""
     return whole.input_shape, whole.classes
