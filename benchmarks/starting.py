@@ -65,9 +65,11 @@ class Side:
             return cls(text, (str(PEERS), str(HERE / "ddp.py"), *flags), _LAUNCHERS[name])
         if name == "ddp":
             raise SystemExit("The side ddp needs PyTorch in .venv-peers. Run `make peers`.")
+        if name == "dtensor":
+            return cls(text, (sys.executable, str(HERE / "dtensor.py"), *flags), "")
         if name in BY_HAND:
             return cls(text, (sys.executable, str(HERE / "by_hand.py"), name, *flags), _LAUNCHERS.get(name, ""))
-        raise SystemExit(f"{name} is not a side. Known: tfdist, ddp, {', '.join(BY_HAND)}.")
+        raise SystemExit(f"{name} is not a side. Known: tfdist, ddp, dtensor, {', '.join(BY_HAND)}.")
 
     def run(self, workload: str, watch: stopwatch.Stopwatch, deadline: float) -> Run:
         """Starts the side's processes, waits for them and reads the result; raises `SideFailed`."""

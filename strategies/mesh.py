@@ -4,6 +4,7 @@ Shazeer et al., Mesh-TensorFlow: Deep Learning for Supercomputers, 2018 (arXiv:1
 """
 
 import contextlib
+import logging
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,13 +17,15 @@ from tfdist import keras_internals
 from tfdist.cluster import Cluster
 from tfdist.collectives import OneReplica
 from tfdist.devices import share_cores
+from tfdist.dims import Dims
 from tfdist.dtensor import Batches, Devices, engine_mesh, over_rows, refuse_crashes
 from tfdist.group import Group
-from tfdist.layouts import Layout, Placement, parse_layout, parse_shard
+from tfdist.layouts import Layout, Placement, given_way, idle, laid_out, parse_layout, parse_shard
 from tfdist.mesh import mesh_of
-from tfdist.placing import placement
+from tfdist.placing import dims_of_newborn, placement
 from tfdist.strategy import HasCollectives, State
 
+_log = logging.getLogger(__name__)
 _SAME_SEED = (
     "Call keras.utils.set_random_seed with one number on every process: each draws its devices' initial values."
 )
@@ -75,6 +78,8 @@ class MeshOfDevices(HasCollectives):
         self.collectives = OneReplica()
         self._unborn: list[keras_internals.Newborn] = []
         self._drawn: dict[str, int] = {}
+        self._dims: set[str] = set()
+        self._warned = False
 
     @property
     def batch_parts(self) -> int:
@@ -106,6 +111,7 @@ class MeshOfDevices(HasCollectives):
 
     def _bear(self, newborn: keras_internals.Newborn) -> None:
         variable = newborn.variable
+        self._dims |= {dim for dim in dims_of_newborn(newborn) if dim}
         keras_internals.set_layout(variable, placement(newborn, self.rules, self.devices.mesh, self.shard))
         with tf.init_scope():
             value, name = keras_internals.initial_value(variable), variable.path.replace("/", "_")
@@ -135,11 +141,40 @@ class MeshOfDevices(HasCollectives):
         """See base class; a trace is checked for what crashes the engine before that gets it."""
 
         def checked(*args: Any) -> Any:
-            result = function(*args)
+            products = keras_internals.products_keep_dims() if "context" in self.rules else contextlib.nullcontext()
+            with products, keras_internals.attentions_placed(self._attending, self._attended):
+                result = function(*args)
             refuse_crashes(tf.compat.v1.get_default_graph())
+            self._warn_of_what_is_idle()
             return result
 
         return tf.function(checked, autograph=False)
+
+    def _warn_of_what_is_idle(self) -> None:
+        """Once, when the names of all dims of a model have been seen."""
+        if not self._warned and self.is_chief:
+            for line in idle(self.rules, self._dims, self.shard, self.devices.mesh):
+                _log.warning("%s", line)
+        self._warned = True
+
+    def _attending(self, name: str, *projected: tf.Tensor) -> list[tf.Tensor]:
+        """Context parallelism: each device has its part of the queries, and all keys and values."""
+        if "context" not in self.rules or projected[0].shape.rank != 4:
+            return list(projected)
+        return [
+            self.constrain(x, ("batch", sequence, "heads", None), f"the {what} of {name}")
+            for x, what, sequence in zip(projected, ("queries", "keys", "values"), ("context", None, None), strict=True)
+        ]
+
+    def _attended(self, name: str, output: tf.Tensor) -> tf.Tensor:
+        """So that its gradient comes with the whole sequence, if the rest of the model has that on the axis of the heads.
+
+        The projection's gradient would move the axis between inner dims, which DTensor does wrongly without a word
+        (tests/traps/dtensor_test.py).
+        """
+        if "heads" not in self.rules or output.shape.rank != 3:
+            return output
+        return self.constrain(output, ("batch", "context", None), f"the output of {name}")
 
     def local(self, value: Any) -> list[Any]:
         """See base class; outside of a compiled function the value is a whole, ordinary tensor."""
@@ -148,6 +183,14 @@ class MeshOfDevices(HasCollectives):
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
         """See base class."""
         return Batches(make_dataset(self.local_replicas, self.replicas), self.devices, self.rules["batch"])
+
+    def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
+        """See base class; symbolic tensors of a functional model are checked alone."""
+        mesh, names = self.devices.mesh, given_way(dims, self.rules)
+        self._dims |= {name for name in names if name}
+        shape = [mesh.size if size is None else size for size in x.shape]  # what is not known yet is divided
+        layout = laid_out(name, names, shape, self.rules, mesh, lenient=("batch",))
+        return x if isinstance(x, keras.KerasTensor) else self.devices.relaid(x, layout)
 
     def outputs(self, outputs: Any) -> Any:
         """See base class: split over rows alone.

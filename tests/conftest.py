@@ -12,13 +12,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.strategy import Strategy
-
-MESHES = {  # by columns, by rows, the batch alone, and an axis of one device
-    "2x2": ("data:2;model:2", "heads:model;ffn:model;out:model"),
-    "1x4": ("data:1;model:4", "ffn:model;in:model"),
-    "4x1": ("data:4;model:1", ""),
-    "2x2x1": ("data:2;model:2;expert:1", "heads:model;in:model;embed:expert"),
-}
+from tfdist.testing import parity
 
 # Their number is fixed when TensorFlow first uses them, so it is set before any test does.
 tf.config.set_logical_device_configuration(
@@ -79,5 +73,5 @@ def mesh2x2x1() -> Strategy:
 
 
 def _mesh(name: str) -> Strategy:
-    shape, layout = MESHES[name]
+    shape, layout = parity.MESHES[name]
     return tfdist.load_strategy("mesh", mesh_shape=shape, layout=layout, environment={})

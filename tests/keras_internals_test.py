@@ -45,7 +45,7 @@ def test_build_takes_sample_weights():
 
 def test_the_start_of_tensorflow_s_servers_has_a_deadline(monkeypatch):
     """That TensorFlow heeds it is shown with processes, in tests/endings_process_test.py."""
-    current = keras_internals.context.context()
+    current = keras_internals.engine.context.context()
     monkeypatch.setattr(current, "_coordination_service_config", None)
     keras_internals.limit_start_of_workers(3, 1.5)
     config = current.config.experimental.coordination_config
@@ -279,9 +279,9 @@ def test_an_update_without_effects_is_the_update(optimizer):
 
 def test_masks_go_along_through_a_place():
     tensor, other = tf.ones([2]), tf.ones([2])
-    keras_internals.set_keras_mask(other, tf.constant([True, False]))
+    keras_internals.set_mask(other, tf.constant([True, False]))
     found = keras_internals.with_mask_of(tensor, other, tf.logical_not)
-    np.testing.assert_array_equal(keras_internals.get_keras_mask(found), [False, True])
+    np.testing.assert_array_equal(keras_internals.mask_of(found), [False, True])
 
 
 def test_operations_of_a_graph_and_of_what_it_calls():

@@ -17,29 +17,30 @@ from tfdist.layouts import Shard, parse_layout
 from tfdist.mesh import parse_mesh
 
 RANDOM = np.random.default_rng(0)
+KINDS = ("CollectiveReduceV2", "CollectiveGatherV2", "CollectiveAllToAllV2")
 TOKENS, NEXT = (RANDOM.integers(0, 32, (16, 8)).astype("int32") for _ in range(2))
 
 
-def transformer():
-    return tfdist.models.transformer(input_shape=(8,), classes=32, layers=2, width=16, heads=4)
+def transformer(**arguments):
+    return tfdist.models.transformer(input_shape=(8,), classes=32, layers=2, width=16, heads=4, **arguments)
 
 
-def planned(shape, layout="", stage="none", optimizer="adam", axis="data", batch_size=8):
+def planned(shape, layout="", stage="none", optimizer="adam", axis="data", batch_size=8, **arguments):
     mesh = parse_mesh(shape)
-    return unborn(optimizer).plan(mesh, parse_layout(layout, mesh), Shard(stage, axis, 16), batch_size)
+    return unborn(optimizer, **arguments).plan(mesh, parse_layout(layout, mesh), Shard(stage, axis, 16), batch_size)
 
 
-def unborn(optimizer="adam"):
-    return planning.Unborn(lambda: (transformer(), keras.optimizers.get(optimizer)))
+def unborn(optimizer="adam", **arguments):
+    return planning.Unborn(lambda: (transformer(**arguments), keras.optimizers.get(optimizer)))
 
 
-def trainer_of(shape, layout="", stage="none", optimizer="adam"):
+def trainer_of(shape, layout="", stage="none", optimizer="adam", **arguments):
     strategy = tfdist.load_strategy(
         "mesh", mesh_shape=shape, layout=layout, shard=stage, shard_min_elements=16, environment={}
     )
     with strategy.scope():
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        return tfdist.Trainer(transformer(), optimizer=optimizer, loss=loss)
+        return tfdist.Trainer(transformer(**arguments), optimizer=optimizer, loss=loss)
 
 
 def on_a_device(variables):
@@ -74,9 +75,7 @@ def collectives(trainer, folder: pathlib.Path) -> collections.Counter:
     names = [
         plane.event_metadata[e.metadata_id].name for plane in trace.planes for line in plane.lines for e in line.events
     ]
-    found = collections.Counter(
-        name.split(":")[0] for name in names if name.endswith((":CollectiveReduceV2", ":CollectiveGatherV2"))
-    )
+    found = collections.Counter(name.split(":")[0] for name in names if name.rpartition(":")[2] in KINDS)
     return collections.Counter({name: count // trainer.strategy.devices.mesh.size for name, count in found.items()})
 
 
@@ -90,6 +89,50 @@ def test_a_block_sends_what_megatron_s_does(tmp_path):
     of_blocks = {name: n for name, n in found.items() if "block_" in name or "/AddN" in name}
     assert sum(of_blocks.values()) == 2 * (2 + 2), found
     assert not any("Gather" in name for name in found)
+
+
+def test_sequence_parallelism_gathers_between_blocks(tmp_path):
+    """Behind norms forward, and gradients behind what blocks add: two and two a block, beside its all-reduces."""
+    layout = "heads:model;ffn:model;sequence:model"
+    sent = planned("data:1;model:2", layout).sent
+    of_blocks = [one for one in sent if "block_" in one.what]
+    assert collections.Counter(one.kind for one in of_blocks) == {"all-reduce": 2 * 4, "all-gather": 2 * 4}
+    assert {one.bytes for one in of_blocks} == {8 * 8 * 16 * 4}
+    found = collectives(trainer_of("data:1;model:2", layout, optimizer="sgd"), tmp_path)
+    gathers = {name: n for name, n in found.items() if "Gather" in name and "embedding" not in name}
+    assert sum(gathers.values()) == 2 * 4 + 1, found  # and in front of the logits
+    activations = [
+        planned("data:1;model:2", rules).totals()["activations"] for rules in ("heads:model;ffn:model", layout)
+    ]
+    assert activations[1] < activations[0]
+
+
+def test_context_parallelism_gathers_keys_and_values(tmp_path):
+    """The engine sends both together, and their gradients."""
+    layout = "sequence:context;context:context"
+    sent = planned("data:1;context:2", layout).sent
+    of_blocks = [(one.kind, one.bytes) for one in sent if "block_" in one.what]
+    assert of_blocks == [("all-gather", 2 * 8 * 8 * 16 * 4), ("all-reduce", 2 * 8 * 8 * 16 * 4)] * 2
+    found = collectives(trainer_of("data:1;context:2", layout, optimizer="sgd"), tmp_path)
+    assert sorted(n for name, n in found.items() if "block_" in name) == [1, 1, 1, 1], found
+    assert sum("block_" in name and "Gather" in name for name in found) == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "kinds"),
+    [
+        ("data:2", "experts:data", {"all-to-all": 2}),  # each with its gradient's
+        ("data:1;model:2", "experts:model", {"all-reduce": 1, "all-gather": 1}),
+    ],
+)
+def test_expert_parallelism_moves_tokens(shape, layout, kinds, tmp_path):
+    sent = planned(shape, layout, experts=4).sent
+    assert collections.Counter(one.kind for one in sent if "experts" in one.what) == kinds
+    found = collectives(trainer_of(shape, layout, optimizer="sgd", experts=4), tmp_path)
+    of_experts = collections.Counter(
+        kind for name, n in found.items() for kind in ("AllToAll", "AllGather") if kind in name for _ in range(n)
+    )
+    assert of_experts == ({"AllToAll": 4} if "all-to-all" in kinds else {"AllGather": 1}), found
 
 
 def test_a_split_vocabulary_gathers_its_table_and_the_outputs(tmp_path):

@@ -18,6 +18,7 @@ def test_tfdist():
         "Strategy",
         "Trainer",
         "collectives",
+        "constrain",
         "current_strategy",
         "data",
         "gradients",
@@ -75,7 +76,7 @@ def test_parts():
         "plan",
         "unscaled",
     ]
-    assert layers.__all__ == ["SyncBatchNormalization"]
+    assert layers.__all__ == ["MixtureOfExperts", "SyncBatchNormalization"]
     assert models.NAMES == ("mlp", "cnn", "resnet50", "transformer")
 
 

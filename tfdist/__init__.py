@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tfdist import collectives, data, gradients, layers, models, optimizers
     from tfdist.cluster import Cluster
     from tfdist.collectives import Collectives
+    from tfdist.constraining import constrain
     from tfdist.dims import name_dims
     from tfdist.gradients import LossScaler
     from tfdist.group import Group
@@ -29,6 +30,7 @@ __all__ = [
     "Strategy",
     "Trainer",
     "collectives",
+    "constrain",
     "current_strategy",
     "data",
     "gradients",
@@ -48,6 +50,7 @@ _HOMES = {
     "LossScaler": "tfdist.gradients",
     "Strategy": "tfdist.strategy",
     "Trainer": "tfdist.trainer",
+    "constrain": "tfdist.constraining",
     "current_strategy": "tfdist.strategy",
     "load_strategy": "tfdist.loading",
     "name_dims": "tfdist.dims",

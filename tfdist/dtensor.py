@@ -1,5 +1,6 @@
 """Values on a mesh of devices: DTensor lays them out, and makes one program for all devices of what is computed with them."""
 
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -62,8 +63,21 @@ class Devices:
         return dtensor.pack(parts, self.layout(layout))
 
     def relaid(self, value: Any, layout: Layout) -> tf.Tensor:
-        """A tensor or variable of this mesh in another layout, in a compiled function; differentiable."""
-        return dtensor.relayout(tf.convert_to_tensor(value), self.layout(layout))
+        """A tensor or variable of this mesh in another layout, in a compiled function; differentiable.
+
+        DTensor moves an axis between two inner dims of a tensor of four dims wrongly, without a word
+        (tests/traps/dtensor_test.py). Such a tensor goes with its last dims as one, or through one that is split by rows alone.
+        """
+        value = tf.convert_to_tensor(value)
+        rank = len(layout.axes)
+        if rank <= 3:
+            return dtensor.relayout(value, self.layout(layout))
+        if any(layout.axes[3:]):
+            rows = dtensor.relayout(value, self.layout(Layout((layout.axes[0], *[None] * (rank - 1)))))
+            return dtensor.relayout(rows, self.layout(layout))
+        shape = [-1 if size is None else size for size in value.shape]
+        merged = tf.reshape(value, [*shape[:2], math.prod(shape[2:])])
+        return tf.reshape(dtensor.relayout(merged, self.layout(Layout(layout.axes[:3]))), shape)
 
     def variable(self, value: Any, layout: Layout, name: str, trainable: bool = True) -> tf.Variable:
         """A variable that begins with a value. Read as an array it is whole; what is assigned to it may be an array, too."""
@@ -125,6 +139,16 @@ def refuse_crashes(graph: tf.Graph) -> None:
                 f"On a mesh x[None] must name every dim, as in x[None, :, :]; DTensor ends the process otherwise. Received: "
                 f"{operation.name} of a tensor {operation.inputs[0].shape}. Use tf.expand_dims or keras.ops.expand_dims."
             )
+        if operation.type == "SelectV2" and _has_a_scalar_condition(operation):
+            raise InputError(
+                f"On a mesh tf.where must not have a scalar condition; DTensor ends the process otherwise. Received: "
+                f"{operation.name} of tensors {operation.inputs[1].shape}. Broadcast the condition to their shape."
+            )
+
+
+def _has_a_scalar_condition(operation: tf.Operation) -> bool:
+    condition, *others = (x.shape.rank for x in operation.inputs)
+    return condition == 0 and all(others)
 
 
 def _adds_an_axis_to_unnamed_dims(operation: tf.Operation) -> bool:

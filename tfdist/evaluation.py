@@ -67,15 +67,16 @@ class Evaluator:
     def _batch(self, batch: Any) -> tf.Tensor:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
+        variables = keras_internals.metric_variables(self._model)
+        before = [tf.identity(variable) for variable in variables]
         with self._strategy.computing(self._model.trainable_variables):
             outputs = self._strategy.outputs(self._model(x, training=False))
             parts = loss.terms(self._model, y, outputs, weight)
             sums = loss.evaluation_sums(self._model, parts, rows)
-        variables = keras_internals.metric_variables(self._model)
-        before = [tf.identity(variable) for variable in variables]
         keras_internals.update_metrics(self._model, y, outputs, weight)
         for variable, value in zip(variables, before, strict=True):  # no rows leave no trace, not even a mean's NaN
-            variable.assign(tf.where(rows > 0, tf.convert_to_tensor(variable), value))
+            some = tf.broadcast_to(rows > 0, variable.shape)  # a scalar would end the process inside DTensor
+            variable.assign(tf.where(some, tf.convert_to_tensor(variable), value))
         return sums
 
     def _merge(self, mine: tf.Tensor) -> tf.Tensor:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist import command, flags, startup
 from tfdist.config import AUTO, LayoutConfig
+from tfdist.layouts import Shard, idle, parse_layout, parse_shard, rules_text
 
 if TYPE_CHECKING:
     from tfdist.planning import Plan
@@ -21,7 +22,6 @@ def main(config: LayoutConfig) -> int:
     from tfdist import data, models, planning
     from tfdist.data import check_equal_shares
     from tfdist.keras_objects import create_optimizer
-    from tfdist.layouts import parse_layout, parse_shard, rules_text
     from tfdist.mesh import mesh_of
     from tfdist.session import sizes
 
@@ -43,12 +43,12 @@ def main(config: LayoutConfig) -> int:
         print(f"--layout={rules_text(chosen)}")
     else:
         found = unborn.plan(mesh, chosen, shard, rows)
-    for line in _lines(found, chosen, planning.uncounted(chosen)):
+    for line in _lines(found, chosen, shard, planning.uncounted(chosen)):
         print(line)
     return 0
 
 
-def _lines(found: "Plan", rules: Mapping[str, str], missing: Sequence[str]) -> Iterator[str]:
+def _lines(found: "Plan", rules: Mapping[str, str], shard: Shard, missing: Sequence[str]) -> Iterator[str]:
     header = ("variable", "dims", "shape", "computed", "stored", "slots", "a device")
     rows = [
         (
@@ -66,9 +66,8 @@ def _lines(found: "Plan", rules: Mapping[str, str], missing: Sequence[str]) -> I
     yield from _table([header, *rows])
     yield ""
     yield "On each device: " + ", ".join(f"{kind} {_size(size)}" for kind, size in found.totals().items())
-    for axis in found.mesh.axes:
-        if found.mesh.axes[axis] > 1 and not _uses(found, rules, axis):
-            yield f"Warning: nothing lies on the axis {axis}: its {found.mesh.axes[axis]} devices do the same work."
+    for line in idle(rules, found.dims, shard, found.mesh):
+        yield f"Warning: {line}"
     if found.sent:
         yield "A step sends, of a device's tensors:"
         sent = [(one.what, one.kind, one.axis, _size(one.bytes)) for one in found.sent]
@@ -77,10 +76,6 @@ def _lines(found: "Plan", rules: Mapping[str, str], missing: Sequence[str]) -> I
         yield f"Not counted: what these layers inside others send and hold: {', '.join(found.unknown)}."
     if missing:
         yield f"Not counted: what is sent because of {'; '.join(missing)}."
-
-
-def _uses(found: "Plan", rules: Mapping[str, str], axis: str) -> bool:
-    return axis == rules["batch"] or any(axis in v.placement.slots.axes for v in found.variables)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -7,7 +7,7 @@ another layout is another text. What no rule names is whole on every device.
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tfdist.errors import InputError
 from tfdist.mesh import Mesh
@@ -144,7 +144,12 @@ def rules_text(rules: Mapping[str, str]) -> str:
 
 
 def laid_out(
-    name: str, dims: Sequence[str | None], shape: Sequence[int], rules: Mapping[str, str], mesh: Mesh
+    name: str,
+    dims: Sequence[str | None],
+    shape: Sequence[int],
+    rules: Mapping[str, str],
+    mesh: Mesh,
+    lenient: Sequence[str] = (),
 ) -> Layout:
     """Applies rules to one tensor.
 
@@ -154,11 +159,16 @@ def laid_out(
       shape: static sizes, as many.
       rules: axis by dim.
       mesh: has these axes.
+      lenient: dims that are whole where their axis does not divide them.
 
     Raises:
       InputError: two dims lie on one axis, or an axis does not divide its dim.
     """
     axes = tuple(rules.get(dim) if dim else None for dim in dims)
+    axes = tuple(
+        None if axis and dim in lenient and size % mesh.axes[axis] else axis
+        for axis, dim, size in zip(axes, dims, shape, strict=True)
+    )
     for i, axis in enumerate(axes):
         if axis is None:
             continue
@@ -179,3 +189,38 @@ def laid_out(
                 f"Received: {dims[i]} of {shape[i]}."
             )
     return Layout(axes)
+
+
+def given_way(dims: Sequence[str | None], rules: Mapping[str, str]) -> list[str | None]:
+    """Names without marks: a dim that is marked with a ? has none where another one lies on its axis."""
+    taken = {rules[dim] for dim in dims if dim and dim in rules}
+    found: list[str | None] = []
+    for dim in dims:
+        name = dim and dim.removesuffix("?")
+        found.append(None if name and name != dim and rules.get(name) in taken else name)
+    return found
+
+
+def idle(rules: Mapping[str, str], dims: Collection[str], shard: Shard, mesh: Mesh) -> list[str]:
+    """What is wrong with rules that can be applied: one line for each rule without effect, and for each axis without use.
+
+    Args:
+      rules: axis by dim.
+      dims: that tensors of the model have.
+      shard: uses an axis, too.
+      mesh: has these axes.
+    """
+    used = {axis for dim, axis in rules.items() if dim in dims or dim == "batch"}
+    used |= {shard.axis} if shard.stage != "none" else set()
+    return [
+        *(
+            f"The rule {dim}:{axis} has no effect: no tensor of the model has a dim {dim}.{nearest(dim, sorted(dims))}"
+            for dim, axis in rules.items()
+            if dim not in dims and dim != "batch"
+        ),
+        *(
+            f"Nothing lies on the axis {axis}: its {size} devices do the same work."
+            for axis, size in mesh.axes.items()
+            if size > 1 and axis not in used
+        ),
+    ]

@@ -8,14 +8,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 import keras
-import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.activations import Activations
 from tfdist.dims import ATTENTIONS
 from tfdist.errors import InputError
 from tfdist.layouts import Layout, Placement, Shard
 from tfdist.mesh import Mesh
 from tfdist.placing import dims_of_newborn, placement
+from tfdist.sending import Sent, between_layers, of_gradients
 
 _MOST_LAYOUTS = 20_000
 _UNCOUNTED = ("embed", "head_dim")  # split, they make operations between layers communicate
@@ -58,23 +59,6 @@ class Planned:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sent:
-    """One collective of a step.
-
-    Attributes:
-      what: why it is sent.
-      kind: the operation.
-      axis: the axis along which the devices speak.
-      bytes: of a device's tensor.
-    """
-
-    what: str
-    kind: str
-    axis: str
-    bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Plan:
     """All of it; see `Unborn.plan`.
 
@@ -83,6 +67,7 @@ class Plan:
       variables: of the model.
       sent: by a step.
       activations: bytes of the layers' outputs for a device's rows.
+      dims: the names of dims of variables and activations, of which a rule may speak.
       unknown: layers inside others, whose inputs and outputs have no known shape: what they send and hold is not counted.
     """
 
@@ -90,6 +75,7 @@ class Plan:
     variables: list[Planned]
     sent: list[Sent]
     activations: int
+    dims: frozenset[str]
     unknown: list[str]
 
     def totals(self) -> dict[str, int]:
@@ -135,19 +121,27 @@ class Unborn:
           InputError: a rule cannot be applied.
         """
         variables = [self._planned(newborn, mesh, rules, shard) for newborn in self._newborns]
-        rows = batch_size // mesh.axes[rules["batch"]]
+        names = {id(newborn.variable): dims_of_newborn(newborn) for newborn in self._newborns}
+        held = Activations(self._layers, names, mesh, rules, batch_size)
+        computed = {
+            id(newborn.variable): planned.bytes // planned.placement.computed.parts(mesh)
+            for newborn, planned in zip(self._newborns, variables, strict=True)
+            if planned.trainable and rules["batch"] not in planned.placement.computed.axes
+        }
         sent = [
-            *_between_layers(self.model, self._layers, mesh, rules, rows),
-            *_for_the_update(variables, mesh, rules["batch"], shard),
+            *between_layers(self.model, self._layers, held, mesh, rules),
+            *of_gradients(self._layers, held, mesh, rules["batch"], computed),
+            *_for_the_update(variables, mesh, shard),
         ]
-        return Plan(mesh, variables, sent, sum(_bytes_of(layer.output, rows) for layer in self._layers), self._unknown)
+        activations = sum(held.bytes(layer.output) for layer in self._layers)
+        return Plan(mesh, variables, sent, activations, frozenset(held.dims | set(self.dims)), self._unknown)
 
     def _planned(self, newborn: keras_internals.Newborn, mesh: Mesh, rules: Mapping[str, str], shard: Shard) -> Planned:
         variable = newborn.variable
         keras_internals.set_layout(variable, None)
         place = placement(newborn, rules, mesh, shard)
         keras_internals.set_layout(variable, place)
-        size = _size_of(variable)
+        size = keras_internals.bytes_of(variable)
         dims = tuple(dim or "*" for dim in dims_of_newborn(newborn))
         slots = self._slots.get(id(variable), 0)
         return Planned(variable.path, dims, tuple(variable.shape), size, place, slots, variable.trainable)
@@ -224,65 +218,13 @@ def _layers_of(model: keras.Model) -> tuple[list[keras.Layer], list[str]]:
     return known, [layer.path for layer in layers if id(layer) not in counted]
 
 
-def _size_of(variable: keras.Variable) -> int:
-    """Bytes of a whole variable."""
-    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
-
-
-def _bytes_of(tensors: object, rows: int) -> int:
-    return sum(
-        rows * math.prod(size or 1 for size in tensor.shape[1:]) * tf.as_dtype(tensor.dtype).size
-        for tensor in keras.tree.flatten(tensors)
-    )
-
-
-def _between_layers(
-    model: keras.Model, layers: list[keras.Layer], mesh: Mesh, rules: Mapping[str, str], rows: int
-) -> Iterator[Sent]:
-    """All-reduces of tensor parallelism, as in Megatron: where the dim is split over which a layer sums."""
-    for layer in layers:
-        if isinstance(layer, keras.layers.Embedding):
-            yield from _table(layer, mesh)
-            continue
-        if isinstance(layer, ATTENTIONS):
-            axis = rules.get("heads")
-            forward = backward = axis if axis and mesh.axes[axis] > 1 else None
-        elif isinstance(layer, keras.layers.Dense):
-            axes = keras_internals.layout_of(layer.kernel).computed.axes
-            forward, backward = (axis if axis and mesh.axes[axis] > 1 else None for axis in axes)
-        else:
-            continue
-        if forward and forward != rules["batch"]:
-            yield Sent(f"output of {layer.path}", "all-reduce", forward, _bytes_of(layer.output, rows))
-        if backward and backward != rules["batch"]:
-            yield Sent(f"gradient of the input of {layer.path}", "all-reduce", backward, _bytes_of(_first(layer), rows))
-        if backward and layer.output is model.output:
-            yield Sent("outputs, for the loss", "all-gather", backward, _bytes_of(layer.output, rows))
-
-
-def _table(layer: keras.layers.Embedding, mesh: Mesh) -> Iterator[Sent]:
-    """DTensor looks rows up in a whole table."""
-    variable = layer.embeddings
-    vocabulary, *others = keras_internals.layout_of(variable).computed.axes
-    if vocabulary and mesh.axes[vocabulary] > 1:
-        size = _size_of(variable)
-        yield Sent(f"table of {layer.path}", "all-gather", vocabulary, size // Layout((None, *others)).parts(mesh))
-
-
-def _first(layer: keras.Layer) -> object:
-    return keras.tree.flatten(layer.input)[0]
-
-
-def _for_the_update(variables: list[Planned], mesh: Mesh, batch_axis: str, shard: Shard) -> Iterator[Sent]:
+def _for_the_update(variables: list[Planned], mesh: Mesh, shard: Shard) -> Iterator[Sent]:
+    """What sharded state sends."""
     trainable = [variable for variable in variables if variable.trainable]
-    over_batch = [v for v in trainable if batch_axis not in v.placement.computed.axes]
-    if mesh.axes[batch_axis] > 1 and over_batch:
-        total = sum(v.bytes // v.placement.computed.parts(mesh) for v in over_batch)
-        yield Sent("gradients, together", "all-reduce", batch_axis, total)
-    for kind, split in (
+    for what, split in (
         ("updated variables", [v for v in trainable if v.placement.slots != v.placement.stored]),
         ("variables for the forward pass", [v for v in trainable if v.placement.stored != v.placement.computed]),
     ):
         if split:
             total = sum(v.bytes // v.placement.computed.parts(mesh) for v in split)
-            yield Sent(kind, "all-gather", shard.axis, total)
+            yield Sent(what, "all-gather", shard.axis, total)

@@ -99,7 +99,7 @@ def _recomputed(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..., A
             variable.assign(value)
         for output, mask in zip(keras.tree.flatten(outputs), masks, strict=True):
             if mask is not None:
-                keras_internals.set_keras_mask(output, mask)
+                keras_internals.set_mask(output, mask)
         return outputs
 
     return wrapped

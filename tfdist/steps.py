@@ -160,8 +160,11 @@ class Steps:
 
     @property
     def cost(self) -> dict[str, float]:
-        """What a step sends: `payload_bytes` of one replica and the `compression_ratio`; empty before the first step."""
-        sent = self._current.sent if self._current else None
+        """What a step sends: `payload_bytes` of one replica and the `compression_ratio`.
+
+        Empty before the first step, and where the engine sends by itself; `python -m tfdist.layout` has a plan of that.
+        """
+        sent = self._current.sent if self._current and not self.strategy.global_view else None
         if sent is None or not sent.payload_bytes:
             return {}
         whole = sum(spec.shape.num_elements() * spec.dtype.size for spec in self.specs)

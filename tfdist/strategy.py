@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdist.cluster import Cluster
 from tfdist.collectives import Collectives, using
+from tfdist.dims import Dims
 from tfdist.errors import InputError
 from tfdist.group import Group
 from tfdist.spec import load_object, nearest
@@ -80,12 +81,8 @@ class Strategy(abc.ABC):
     @contextlib.contextmanager
     def scope(self) -> Iterator["Strategy"]:
         """Variables born inside are placed for this strategy; it is `tfdist.current_strategy()` inside."""
-        token = _current.set(self)
-        try:
-            with self._placement():
-                yield self
-        finally:
-            _current.reset(token)
+        with _in_use(self), self._placement():
+            yield self
 
     def _placement(self) -> contextlib.AbstractContextManager:
         """The engine's own scope; by default variables are placed where TensorFlow places them."""
@@ -142,6 +139,10 @@ class Strategy(abc.ABC):
         """Inside, in a replica function, the variables are as a forward pass without gradients needs them."""
         return contextlib.nullcontext()
 
+    def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
+        """A tensor of a model in the layout that its dims have; `name` is for messages. See `tfdist.constrain`."""
+        return x
+
     def outputs(self, outputs: Any) -> Any:
         """A model's outputs as losses and metrics get them, inside a replica function."""
         return outputs
@@ -178,11 +179,11 @@ class HasCollectives(Strategy):
     collectives: Collectives
 
     def in_replica(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a replica function so that layers inside it find the strategy's collectives."""
+        """Wraps a replica function so that layers inside it find the strategy and its collectives."""
 
         @tf.autograph.experimental.do_not_convert
         def replica_function(*args: Any) -> Any:
-            with using(self.collectives):
+            with using(self.collectives), _in_use(self):
                 return function(*args)
 
         return replica_function
@@ -202,9 +203,23 @@ def _variable(state: State) -> tf.Variable:
 _current: contextvars.ContextVar[Strategy | None] = contextvars.ContextVar("strategy", default=None)
 
 
+@contextlib.contextmanager
+def _in_use(strategy: Strategy) -> Iterator[None]:
+    token = _current.set(strategy)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def strategy_in_use() -> Strategy | None:
+    """The strategy whose `scope()` is open, or one of whose replica functions this is; None for none."""
+    return _current.get()
+
+
 def current_strategy() -> Strategy:
-    """Returns the strategy whose `scope()` is open."""
-    strategy = _current.get()
+    """Returns the strategy whose `scope()` is open, or one of whose replica functions this is."""
+    strategy = strategy_in_use()
     if strategy is None:
         raise InputError(
             "A strategy's scope must be open here. Received: none. Write `with strategy.scope():` around it."

@@ -22,8 +22,20 @@ from tfdist.testing import parity, processes
 WORKER = pathlib.Path(__file__).with_name("worker.py")
 IN_PROCESS = ("mirrored2", "mirrored4")
 IN_PROCESSES = (("multiworker", 2), ("horovod", 2), ("horovod", 3))
-MESHES = ("mesh2x2", "mesh1x4", "mesh4x1", "mesh2x2x1")
-MESH_IN_PROCESSES = "mesh(mesh_shape='data:2;model:2', layout='heads:model;ffn:model;in:model')"
+LAYOUTS = (  # sequence, context and expert parallel, beside others
+    ("transformer", "data:2;model:2", "heads:model;ffn:model;sequence:model"),
+    ("transformer", "data:1;model:2;context:2", "heads:model;ffn:model;sequence:context;context:context"),
+    ("experts", "data:2;model:2", "heads:model;ffn:model;sequence:model;experts:model"),
+    ("experts", "data:2;model:2", "experts:data;expert_ffn:model"),
+)
+FULL_LAYOUTS = (
+    ("transformer", "data:2;context:2", "sequence:context;context:context"),
+    ("transformer", "context:4", "batch:context;sequence:context;context:context"),
+    ("experts", "data:4", "experts:data"),
+    ("experts", "data:1;model:4", "experts:model"),
+    ("experts", "data:2;context:2", "experts:data;sequence:context;context:context"),
+)
+MESH_IN_PROCESSES = "mesh(mesh_shape='data:2;model:2', layout='heads:model;ffn:model;in:model;experts:model')"
 MESH_PAIRS = (  # each model and each optimizer on some mesh, each mesh with some of them
     ("mesh2x2", parity.Case(model="transformer", optimizer="adamw")),
     ("mesh2x2", parity.Case(model="mlp", optimizer="sgd", weighted=True)),
@@ -37,10 +49,14 @@ MESH_PAIRS = (  # each model and each optimizer on some mesh, each mesh with som
 )
 MESH_PRODUCT = tuple(
     parity.Case(model=model, optimizer=optimizer)
-    for model in ("mlp", "transformer", "masked", "regularized")
+    for model in ("mlp", "transformer", "experts", "cnn", "masked", "regularized")
     for optimizer in ("sgd", "adamw")
 )
-MESH_IN_PROCESSES_CASES = (MESH_PRODUCT[0], MESH_PRODUCT[3])
+MESH_PRODUCT_IN_PROCESSES = tuple(case for case in MESH_PRODUCT if case.model != "cnn")
+MESH_IN_PROCESSES_CASES = (
+    parity.Case(model="mlp", optimizer="sgd"),
+    parity.Case(model="experts", optimizer="adamw"),
+)
 IN_PROCESSES_FLOAT32 = (("multiworker", 2), ("horovod", 2))
 FLOAT32 = tuple(parity.Case(model=model, optimizer="sgd", batch_size=13) for model in ("mlp", "cnn", "transformer"))
 PRODUCT = tuple(
@@ -48,7 +64,7 @@ PRODUCT = tuple(
     for model, optimizer, batch_size, weighted in itertools.product(
         dict.fromkeys(case.model for case in parity.CASES), parity.OPTIMIZERS, (16, 13), (False, True)
     )
-    if not (weighted and model in ("transformer", "masked"))
+    if not (weighted and model in ("transformer", "experts", "masked"))
 )
 
 
@@ -98,6 +114,12 @@ def check_processes(strategy: str, size: int, floatx: str, cases: tuple[parity.C
         {"float64": assert_same, "float32": assert_same_in_float32}[floatx](rank, cases[number])
 
 
+def on_a_mesh(case: parity.Case, shape: str, layout: str) -> parity.Outcome:
+    """Trains a case; kernels of convolutions stay whole."""
+    options = {"mesh_shape": shape, "layout": "" if case.model == "cnn" else layout}
+    return parity.run_case(tfdist.load_strategy("mesh", environment={}, **options), case)
+
+
 def sharded(stage: str, shape: str) -> tfdist.Strategy:
     """A mesh of four devices with ZeRO's stages; heads and inner widths are split where it has an axis for the model."""
     layout = "heads:model;ffn:model" if "model" in shape else ""
@@ -127,6 +149,12 @@ def test_processes(strategy: str, size: int, number: int, float64: None) -> None
 @pytest.mark.parametrize(("strategy", "case"), MESH_PAIRS, ids=str)
 def test_meshes(strategy: str, case: parity.Case, float64: None, request: pytest.FixtureRequest) -> None:
     assert_same(parity.run_case(request.getfixturevalue(strategy), case), case)
+
+
+@pytest.mark.parametrize(("model", "shape", "layout"), LAYOUTS)
+def test_layouts_of_activations(model: str, shape: str, layout: str, float64: None) -> None:
+    case = parity.Case(model=model, optimizer="adamw")
+    assert_same(on_a_mesh(case, shape, layout), case)
 
 
 @pytest.mark.parametrize(
@@ -208,30 +236,38 @@ def test_product_on_logical_devices(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("strategy", MESHES)
+@pytest.mark.parametrize(("model", "shape", "layout"), [*LAYOUTS, *FULL_LAYOUTS])
+@pytest.mark.parametrize("optimizer", ["sgd", "lamb"])
+def test_product_of_layouts_of_activations(model: str, shape: str, layout: str, optimizer: str, float64: None) -> None:
+    case = parity.Case(model=model, optimizer=optimizer)
+    assert_same(on_a_mesh(case, shape, layout), case)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mesh", parity.MESHES)
 @pytest.mark.parametrize("case", MESH_PRODUCT, ids=str)
-def test_product_on_meshes(strategy: str, case: parity.Case, float64: None, request: pytest.FixtureRequest) -> None:
-    assert_same(parity.run_case(request.getfixturevalue(strategy), case), case)
+def test_product_on_meshes(mesh: str, case: parity.Case, float64: None) -> None:
+    assert_same(on_a_mesh(case, *parity.MESHES[mesh]), case)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("stage", ["optimizer", "gradients", "parameters"])
 @pytest.mark.parametrize("shape", ["data:4", "data:2;model:2", "data:1;model:4"])
-@pytest.mark.parametrize("case", [case for case in MESH_PRODUCT if case.model != "transformer"], ids=str)
+@pytest.mark.parametrize("case", MESH_PRODUCT, ids=str)
 def test_product_of_sharded_state(stage: str, shape: str, case: parity.Case, float64: None) -> None:
     assert_same(parity.run_case(sharded(stage, shape), case), case)
 
 
 @pytest.mark.full
-@numbers(MESH_PRODUCT)
+@numbers(MESH_PRODUCT_IN_PROCESSES)
 def test_product_on_a_mesh_over_processes(number: int, float64: None) -> None:
-    check_processes(MESH_IN_PROCESSES, 2, "float64", MESH_PRODUCT, number)
+    check_processes(MESH_IN_PROCESSES, 2, "float64", MESH_PRODUCT_IN_PROCESSES, number)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", MESH_PRODUCT, ids=str)
-def test_product_on_a_mesh_in_float32(case: parity.Case, mesh2x2: tfdist.Strategy) -> None:
-    assert_same_in_float32(parity.run_case(mesh2x2, case), case)
+def test_product_on_a_mesh_in_float32(case: parity.Case) -> None:
+    assert_same_in_float32(on_a_mesh(case, *parity.MESHES["2x2"]), case)
 
 
 @pytest.mark.full

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tfdist.reporting import PlainReporter, RunPlan
-from tfdist.reporting.plain import line, rounded
+from tfdist.reporting.plain import line, loss_and_metrics, rounded
 
 TRAIN = {
     "kind": "train",
@@ -56,6 +56,11 @@ def test_any_field_may_be_missing(missing):
 
 def test_values_that_json_has_as_text_are_shown():
     assert line({"step": 3, "loss": "nan", "accuracy": "inf"}) == "step 3  train  loss nan  accuracy inf"
+
+
+def test_the_load_of_each_expert_is_in_the_file_alone():
+    record = {"loss": 1.0, "accuracy_1": 0.5, "moe_load_cv": 0.25, "moe_load_0": 0.1, "moe_load_11": 0.9}
+    assert list(loss_and_metrics(record)) == ["loss 1.0000", "accuracy_1 0.5000", "moe_load_cv 0.2500"]
 
 
 def test_no_control_character_gets_through():

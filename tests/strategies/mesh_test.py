@@ -149,6 +149,12 @@ def test_keras_alone_loads_what_is_saved(mesh2x2, tmp_path):
     trainer.fit((TOKENS, NEXT), batch_size=8, steps=1)  # the variables are the mesh's once more
 
 
+def test_no_bytes_are_told_where_the_engine_sends(single, mesh2x2):
+    for strategy in (single, mesh2x2):
+        record = trainer_of(strategy).fit((TOKENS, NEXT), batch_size=8, steps=2, log_every=1).last("train")
+        assert ("payload_bytes" in record) == (strategy is single)
+
+
 def test_dropout_differs_between_rows_of_a_batch(mesh2x2):
     class Dropped(keras.layers.Layer):
         def __init__(self):
@@ -171,16 +177,26 @@ def test_rows_must_be_divisible(mesh2x2):
         trainer_of(mesh2x2).fit((TOKENS, NEXT), batch_size=7, steps=1)
 
 
-def test_what_ends_the_process_inside_the_engine_is_refused(mesh2x2):
+@pytest.mark.parametrize(
+    ("crashing", "message"),
+    [
+        (lambda x: x[None][0], r"x\[None\] must name every dim.*Use tf.expand_dims"),
+        (
+            lambda x: tf.where(tf.reduce_sum(x) > 0, x, -x),
+            "where must not have a scalar condition.*Broadcast the condition",
+        ),
+    ],
+)
+def test_what_ends_the_process_inside_the_engine_is_refused(mesh2x2, crashing, message):
     class Crashing(keras.layers.Layer):
         def call(self, inputs):
-            return inputs[None][0]
+            return crashing(inputs)
 
     def build():
         inputs = keras.Input((6,))
         return keras.Model(inputs, keras.layers.Dense(12)(Crashing()(inputs)))
 
-    with pytest.raises(InputError, match=r"x\[None\] must name every dim.*Use tf.expand_dims"):
+    with pytest.raises(InputError, match=message):
         trainer_of(mesh2x2, build).fit((TOKENS.astype("float32"), NEXT[:, 0]), batch_size=8, steps=1)
 
 

@@ -79,3 +79,30 @@ def test_a_split_random_tensor_has_other_numbers(devices):
     draw = tf.function(lambda: keras.random.uniform([4, 4], seed=3))
     split = dtensor.call_with_layout(draw, devices.layout(Layout(("data", "model"))))
     assert not np.allclose(devices.whole(split), draw())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "right"),
+    [
+        (("data", "model", None), ("data", None, "model"), True),
+        ((None, "model", None, None), ("model", None, None, None), True),
+        (("data", "model", None, None), ("data", None, "model", None), False),
+        ((None, None, "model", None), (None, None, None, "model"), False),
+    ],
+)
+def test_an_axis_that_moves_between_inner_dims_of_four_is_wrong(devices, before, after, right):
+    value = np.arange(np.prod([4, 8, 12, 16][: len(before)]), dtype="float32").reshape([4, 8, 12, 16][: len(before)])
+    moved = tf.function(lambda x: dtensor.relayout(x * 1, devices.layout(Layout(after))))(lay(devices, value, *before))
+    assert np.array_equal(devices.whole(moved), value) == right
+    assert np.array_equal(
+        devices.whole(tf.function(lambda x: devices.relaid(x * 1, Layout(after)))(lay(devices, value, *before))), value
+    )
+
+
+def test_a_product_makes_one_dim_of_rows_and_sequence(devices):
+    """So a split sequence is gathered."""
+    x, kernel = np.ones([4, 8, 6], "float32"), np.ones([6, 2], "float32")
+    product = tf.function(lambda x, y: tf.tensordot(x, y, 1))(
+        lay(devices, x, None, "model", None), lay(devices, kernel, None, None)
+    )
+    assert dtensor.fetch_layout(product).sharding_specs == [dtensor.UNSHARDED] * 3

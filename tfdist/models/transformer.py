@@ -1,12 +1,15 @@
 """A small decoder language model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 
+from tfdist.constraining import constrain
 from tfdist.dims import name_dims
 from tfdist.errors import InputError
+from tfdist.layers import MixtureOfExperts
 from tfdist.models import arguments
 
 # A bias on the keys adds the same number to all scores of a query, and softmax does not see it.
@@ -23,6 +26,9 @@ DIMS = {
     "logits/bias": "vocab",
 }
 
+# The sequence has two names, so that it can be split in other ways between blocks and inside them; see `tfdist.constrain`.
+BETWEEN, INSIDE = "batch sequence embed", "batch context embed"
+
 
 def transformer(
     *,
@@ -33,6 +39,9 @@ def transformer(
     heads: int = 4,
     ffn: int | None = None,
     dropout: float = 0.0,
+    experts: int = 0,
+    choices: int = 2,
+    capacity_factor: float = 1.25,
 ) -> keras.Model:
     """Pre-norm blocks of causal attention and a two-layer perceptron; learned positions (Radford et al., 2019).
 
@@ -44,6 +53,10 @@ def transformer(
       heads: attention heads in each block.
       ffn: the width inside the perceptrons; 4 * width if None.
       dropout: rate, in [0, 1), on the embeddings and on what each block adds; there is no such layer if 0.
+      experts: of `tfdist.layers.MixtureOfExperts` in the place of the perceptron of every second block, as in GShard; 0 for
+        none.
+      choices: experts of a token.
+      capacity_factor: places of an expert, as a multiple of an even load.
 
     Returns:
       A model of (batch, length) token numbers to (batch, length, classes): logits of each next token.
@@ -59,31 +72,51 @@ def transformer(
     inner = arguments.positive("transformer", "ffn", 4 * width if ffn is None else ffn)
     dropout = arguments.rate("transformer", "dropout", dropout)
 
-    tokens = keras.Input((length,), dtype="int32", name="tokens")
+    inputs = keras.Input((length,), dtype="int32", name="tokens")
+    tokens = constrain(inputs, "batch sequence", "tokens_between")
     # Derived from the input: a layer called on a constant would leave the graph, and its variable would be a constant.
-    positions = tokens * 0 + np.arange(length, dtype="int32")
+    positions = constrain(inputs * 0 + np.arange(length, dtype="int32"), "batch sequence", "positions_between")
     x = keras.layers.Add(name="embedding")(
         [
             keras.layers.Embedding(vocabulary, width, name="token_embedding")(tokens),
             keras.layers.Embedding(length, width, name="position_embedding")(positions),
         ]
     )
-    x = _dropout(x, dropout, "embedding_dropout")
+    x = _dropout(constrain(x, BETWEEN, "embedding_between"), dropout, "embedding_dropout")
+    mixture = {"experts": experts, "choices": choices, "capacity_factor": capacity_factor}
     for i in range(arguments.positive("transformer", "layers", layers)):
-        x = _block(x, f"block_{i}", width, heads, inner, dropout)
+        x = _attention(x, f"block_{i}", width, heads, dropout)
+        x = _perceptron(x, f"block_{i}", width, inner, dropout, mixture if experts and i % 2 else {})
     x = keras.layers.LayerNormalization(name="final_norm")(x)
-    logits = keras.layers.Dense(vocabulary, name="logits")(x)
-    return name_dims(keras.Model(tokens, logits, name="transformer"), DIMS)
+    logits = keras.layers.Dense(vocabulary, name="logits")(constrain(x, INSIDE, "logits_inside"))
+    return name_dims(keras.Model(inputs, logits, name="transformer"), DIMS)
 
 
-def _block(x: keras.KerasTensor, name: str, width: int, heads: int, inner: int, dropout: float) -> keras.KerasTensor:
-    y = keras.layers.LayerNormalization(name=f"{name}_attention_norm")(x)
+def _attention(x: keras.KerasTensor, name: str, width: int, heads: int, dropout: float) -> keras.KerasTensor:
+    y = _normalized(x, f"{name}_attention")
     y = keras.layers.MultiHeadAttention(heads, width // heads, name=f"{name}_attention")(y, y, use_causal_mask=True)
-    x = keras.layers.Add(name=f"{name}_attention_add")([x, _dropout(y, dropout, f"{name}_attention_dropout")])
-    y = keras.layers.LayerNormalization(name=f"{name}_ffn_norm")(x)
-    y = keras.layers.Dense(inner, activation="gelu", name=f"{name}_ffn_in")(y)
-    y = keras.layers.Dense(width, name=f"{name}_ffn_out")(y)
-    return keras.layers.Add(name=f"{name}_ffn_add")([x, _dropout(y, dropout, f"{name}_ffn_dropout")])
+    return _added(x, y, f"{name}_attention", dropout)
+
+
+def _perceptron(
+    x: keras.KerasTensor, name: str, width: int, inner: int, dropout: float, mixture: Mapping[str, Any]
+) -> keras.KerasTensor:
+    y = _normalized(x, f"{name}_ffn")
+    if mixture:
+        y = MixtureOfExperts(width=inner, name=f"{name}_experts", **mixture)(y)
+    else:
+        y = keras.layers.Dense(inner, activation="gelu", name=f"{name}_ffn_in")(y)
+        y = keras.layers.Dense(width, name=f"{name}_ffn_out")(y)
+    return _added(x, y, f"{name}_ffn", dropout)
+
+
+def _normalized(x: keras.KerasTensor, name: str) -> keras.KerasTensor:
+    return constrain(keras.layers.LayerNormalization(name=f"{name}_norm")(x), INSIDE, f"{name}_inside")
+
+
+def _added(x: keras.KerasTensor, y: keras.KerasTensor, name: str, dropout: float) -> keras.KerasTensor:
+    y = _dropout(constrain(y, BETWEEN, f"{name}_between"), dropout, f"{name}_dropout")
+    return keras.layers.Add(name=f"{name}_add")([x, y])
 
 
 def _dropout(x: keras.KerasTensor, rate: float, name: str) -> keras.KerasTensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tfdist.group import Json
 from tfdist.reporting.reporter import Reporter, RunPlan
-from tfdist.reporting.schema import EVAL, TRAIN, metrics_of, number
+from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +54,7 @@ class CurvesReporter(Reporter):
         if "step" not in record:
             return
         kind = str(record.get("kind", TRAIN))
-        for name, value in {"loss": record.get("loss"), **metrics_of(record)}.items():
+        for name, value in {"loss": record.get("loss"), **main_metrics(record)}.items():
             point = number(value)
             if point is not None:
                 self._curves.setdefault(name, {}).setdefault(kind, []).append((int(record["step"]), point))

@@ -6,7 +6,7 @@ from typing import TextIO
 
 from tfdist.group import Json
 from tfdist.reporting.reporter import Reporter, RunPlan
-from tfdist.reporting.schema import TRAIN, metrics_of, number
+from tfdist.reporting.schema import TRAIN, main_metrics, number
 
 
 class PlainReporter(Reporter):
@@ -79,7 +79,7 @@ def communication(record: Mapping[str, Json]) -> Iterator[str]:
 def loss_and_metrics(record: Mapping[str, Json], most: int | None = None) -> Iterator[str]:
     """Yields `name value` for the loss and for at most `most` metrics (all, if None), in the record's order."""
     loss = {"loss": record["loss"]} if "loss" in record else {}
-    metrics = list(metrics_of(record).items())[:most]
+    metrics = list(main_metrics(record).items())[:most]
     for name, value in (*loss.items(), *metrics):
         shown = number(value)
         yield f"{name} {value if shown is None else rounded(shown)}"

@@ -29,6 +29,7 @@ field does not change it.
 import dataclasses
 import math
 import numbers
+import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
@@ -89,9 +90,17 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
 )
 
 
+_OF_ONE_EXPERT = re.compile(r"_load_\d+$")  # see `tfdist.layers.MixtureOfExperts`
+
+
 def metrics_of(record: Mapping[str, Json]) -> dict[str, Json]:
     """Returns the metrics of a record: what `FIELDS` does not name, in the record's order."""
     return {name: value for name, value in record.items() if name not in FIELDS}
+
+
+def main_metrics(record: Mapping[str, Json]) -> dict[str, Json]:
+    """Returns the metrics that a person is shown: all but the load of each single expert, of which there may be hundreds."""
+    return {name: value for name, value in metrics_of(record).items() if not _OF_ONE_EXPERT.search(name)}
 
 
 def check_metric_names(names: Iterable[str]) -> None:

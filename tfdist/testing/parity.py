@@ -97,10 +97,13 @@ MODELS: Mapping[str, Callable[..., keras.Model]] = {
     "cnn": lambda **sizes: models.build("cnn(filters=(4, 8), batch_norm='synchronized')", **sizes),
     "cnn_frozen": _frozen_statistics,
     "transformer": lambda **sizes: models.build("transformer(layers=2, width=16, heads=2, ffn=32)", **sizes),
+    "experts": lambda **sizes: models.build("transformer(layers=2, width=16, heads=2, ffn=32, experts=4)", **sizes),
     "masked": _masked,
     "regularized": _regularized,
     "resnet50": lambda **sizes: models.build("resnet50(batch_norm='synchronized')", **sizes),
 }
+
+LANGUAGE = ("transformer", "experts")  # models of tokens
 
 OPTIMIZERS: Mapping[str, Callable[[], keras.Optimizer]] = {
     "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
@@ -120,12 +123,21 @@ CASES = (
     Case(model="cnn_frozen", optimizer="sgd", weighted=True),
     Case(model="transformer", optimizer="adamw", batch_size=13),
     Case(model="transformer", optimizer="sgd"),
+    Case(model="experts", optimizer="adamw", batch_size=13),
     Case(model="masked", optimizer="sgd", batch_size=13),
     Case(model="mlp", optimizer="momentum_corrected_sgd", batch_size=13),
     Case(model="cnn", optimizer="lars", batch_size=13),
     Case(model="transformer", optimizer="lamb", batch_size=13),
     Case(model="regularized", optimizer="sgd", batch_size=13, weighted=True),
 )
+
+# Meshes of four devices and layouts for any of the models: by columns, by rows, the batch alone, and an axis of one device.
+MESHES: Mapping[str, tuple[str, str]] = {
+    "2x2": ("data:2;model:2", "heads:model;ffn:model;out:model;experts:model"),
+    "1x4": ("data:1;model:4", "ffn:model;in:model;experts:model"),
+    "4x1": ("data:4;model:1", ""),
+    "2x2x1": ("data:2;model:2;expert:1", "heads:model;in:model;embed:expert;experts:model"),
+}
 
 SLOW_CASES = (Case(model="resnet50", optimizer="sgd", batch_size=8, steps=3),)  # a minute or more under each strategy
 
@@ -194,14 +206,14 @@ def is_noise(path: str, model: str) -> bool:
 
 
 def _sizes(case: Case) -> dict[str, Any]:
-    if case.model == "transformer":
+    if case.model in LANGUAGE:
         return {"input_shape": (12,), "classes": 11}
     return {"input_shape": (32, 32, 3) if case.model == "resnet50" else (8, 8, 1), "classes": 10}
 
 
 def _source(case: Case) -> ArraySource:
     random = np.random.default_rng(5)
-    if case.model == "transformer":
+    if case.model in LANGUAGE:
         arrays: tuple[np.ndarray, ...] = tuple(random.integers(0, 11, (EXAMPLES, 12)) for _ in range(2))
     elif case.model == "masked":
         lengths = random.integers(1, 7, (EXAMPLES, 1))

@@ -1,0 +1,55 @@
+"""Memory of one device in training steps, by its process's peak beyond what was there before them.
+
+    python benchmarks/memory.py --model="transformer(layers=2,width=64)" --dataset="text(length=1024)" --batch_size=1
+    python -m tfdist.launch --processes=4 -- python benchmarks/memory.py --strategy=mesh --mesh_shape=... --layout=...
+
+Takes the flags of `python -m tfdist.train`. One device a process; each prints a line. `building` is the peak while the model
+and the optimizer's slots are made, `steps` that of three steps, `state` what parameters and slots take of a device's memory.
+"""
+
+import resource
+import sys
+
+import psutil
+import tensorflow as tf
+
+from tfdist import command, flags, keras_internals, session
+from tfdist.config import TrainConfig
+
+STEPS = 3
+MIB = 2**20
+
+
+def main(config: TrainConfig) -> None:
+    """Trains for some steps, and prints what they took."""
+    with session.opened(config) as opened:
+        start = _now()
+        trainer = session.make_trainer(opened, opened.strategy)
+        trainer.build(opened.data.train)
+        building, built = _peak() - start, _now()
+        trainer.fit(opened.data.train, batch_size=config.batch_size, steps=STEPS, steps_per_call=1, measure_every=0)
+        state = sum(_bytes(v) for v in (*trainer.model.variables, *trainer.model.optimizer.variables))
+        print(
+            f"rank {opened.strategy.cluster.rank}: building {building / MIB:.0f} MiB, steps {(_peak() - built) / MIB:.0f} MiB, "
+            f"state {state / MIB:.0f} MiB",
+            flush=True,
+        )
+
+
+def _bytes(variable: object) -> int:
+    """Of this device's part."""
+    value = tf.convert_to_tensor(keras_internals.value_of(variable))
+    parts = tf.experimental.dtensor.unpack(value) if tf.experimental.dtensor.is_dtensor(value) else [value]
+    return parts[0].shape.num_elements() * parts[0].dtype.size
+
+
+def _now() -> int:
+    return psutil.Process().memory_info().rss
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    sys.exit(command.run("train", flags.define, lambda values: main(flags.config(values))))

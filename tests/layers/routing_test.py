@@ -1,0 +1,115 @@
+"""Routing against a loop over tokens, and what holds for any probabilities."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfdist.layers import routing
+
+SIZES = st.tuples(
+    st.integers(0, 2**16),
+    st.integers(1, 3),
+    st.integers(1, 9),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.sampled_from(routing.OVERFLOWS),
+)
+
+
+def drawn(seed, groups, tokens, experts):
+    random = np.random.default_rng(seed)
+    scores = random.exponential(size=(groups, tokens, experts)) ** 2  # uneven, so that experts overflow
+    real = (random.random((groups, tokens)) < 0.9).astype("float64")
+    return scores / scores.sum(-1, keepdims=True), real
+
+
+def by_hand(probabilities, real, choices, capacity, overflow):
+    """As one would say it: first choices of all tokens in order, then second ones, then what overflowed."""
+    groups, tokens, experts = probabilities.shape
+    dispatch = np.zeros((groups, tokens, experts, capacity))
+    dropped = 0
+    for g in range(groups):
+        load, waiting = [0] * experts, []
+        for choice in range(choices):
+            for t in range(tokens):
+                if not real[g, t]:
+                    continue
+                expert = np.argsort(-probabilities[g, t], kind="stable")[choice]
+                if load[expert] < capacity:
+                    dispatch[g, t, expert, load[expert]] = 1
+                    load[expert] += 1
+                else:
+                    waiting.append(t)
+        for t in waiting:
+            expert = int(np.argmin(load))
+            if overflow == "spill" and load[expert] < capacity:
+                dispatch[g, t, expert, load[expert]] = 1
+                load[expert] += 1
+            else:
+                dropped += 1
+    return dispatch, dropped
+
+
+@given(SIZES)
+def test_routes_are_those_of_a_loop(sizes):
+    seed, groups, tokens, experts, capacity, overflow = sizes
+    choices = min(2, experts)
+    probabilities, real = drawn(seed, groups, tokens, experts)
+    found = routing.routes(tf.constant(probabilities), tf.constant(real), choices, capacity, overflow)
+    dispatch, dropped = by_hand(probabilities, real, choices, capacity, overflow)
+    np.testing.assert_array_equal(found.dispatch, dispatch)
+    assert float(found.dropped) == dropped
+    np.testing.assert_array_equal(found.load, dispatch.sum((0, 1, 3)))
+    assert float(tf.reduce_sum(found.load)) + dropped == choices * real.sum()  # no token is lost or made
+
+
+@given(SIZES)
+def test_a_place_has_one_token_and_weights_are_shares(sizes):
+    seed, groups, tokens, experts, capacity, overflow = sizes
+    choices = min(2, experts)
+    probabilities, real = drawn(seed, groups, tokens, experts)
+    found = routing.routes(tf.constant(probabilities), tf.constant(real), choices, capacity, overflow)
+    assert np.max(np.sum(found.dispatch, axis=1)) <= 1
+    weights, served = found.weights.numpy(), np.sum(found.dispatch, axis=3)
+    assert np.all(weights[served == 0] == 0)
+    if choices > 1:
+        np.testing.assert_allclose(weights.sum(-1), served.any(-1))
+    else:
+        np.testing.assert_allclose(weights, probabilities * served)
+
+
+def test_spilled_tokens_go_to_the_least_loaded_experts():
+    """Six tokens want expert 0, which has three places; expert 1 has one token already."""
+    wanted = [1, 0, 0, 0, 0, 0, 0]
+    probabilities = tf.constant([[[0.9 if e == w else 0.05 for e in range(3)] for w in wanted]])
+    found = routing.routes(probabilities, tf.ones([1, 7]), 1, 3, "spill")
+    assert found.load.numpy().tolist() == [3, 2, 2] and float(found.dropped) == 0
+    assert np.argmax(np.sum(found.dispatch[0], axis=-1), axis=-1).tolist() == [1, 0, 0, 0, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "choices", "factor", "capacity"),
+    [(16, 4, 1, 1.0, 4), (16, 4, 2, 1.25, 10), (16, 4, 1, 4.0, 16), (16, 4, 2, 8.0, 16), (2, 8, 1, 1.0, 1)],
+)
+def test_capacity(tokens, experts, choices, factor, capacity):
+    assert routing.capacity_of(tokens, experts, choices, factor) == capacity
+
+
+def test_an_even_load_has_a_balance_of_one_and_a_collapse_that_of_all_experts():
+    even = tf.one_hot([[0, 1, 2, 3]], 4) * 0.97 + 0.0075
+    assert float(routing.balance_loss(even, tf.ones([1, 4]))) == pytest.approx(1)
+    collapsed = tf.one_hot([[2, 2, 2, 2]], 4)
+    assert float(routing.balance_loss(collapsed, tf.ones([1, 4]))) == pytest.approx(4)
+
+
+def test_padding_counts_in_no_loss():
+    logits = tf.constant([[[3.0, 1.0], [0.0, 9.0]]])
+    first = tf.constant([[1.0, 0.0]])
+    assert float(routing.z_loss(logits, first)) == pytest.approx(np.log(np.exp(3) + np.exp(1)) ** 2, rel=1e-6)
+    probabilities = tf.nn.softmax(logits)
+    assert float(routing.balance_loss(probabilities, first)) == pytest.approx(
+        2 * float(probabilities[0, 0, 0]), rel=1e-6
+    )
+    assert float(routing.balance_loss(probabilities, first * 0)) == 0

@@ -1,0 +1,114 @@
+"""What layers hand on to each other, and how it lies on a mesh: the names of dims, followed through a model."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import keras
+import tensorflow as tf
+
+from tfdist.dims import ATTENTIONS, Dims
+from tfdist.mesh import Mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Activation:
+    """One tensor between layers.
+
+    Attributes:
+      axes: for each dim the axis that it is split over, or None.
+      bytes: of a device's part.
+    """
+
+    axes: tuple[str | None, ...]
+    bytes: int
+
+    @property
+    def sequence_axes(self) -> list[str]:
+        """The axes over which its dims between rows and features are split."""
+        return [axis for axis in self.axes[1:-1] if axis]
+
+
+class Activations:
+    """How the inputs and outputs of layers lie, as far as names are known; rows of what else there is are split."""
+
+    def __init__(
+        self,
+        layers: Sequence[keras.Layer],
+        variables: Mapping[int, Dims],
+        mesh: Mesh,
+        rules: Mapping[str, str],
+        rows: int,
+    ):
+        """Follows names through layers.
+
+        Args:
+          layers: in the order of computation, with known inputs and outputs.
+          variables: the names of the dims of each variable, by its id.
+          mesh: its axes.
+          rules: axis by dim.
+          rows: of a global batch.
+        """
+        self._mesh, self._rules, self._rows = mesh, rules, rows
+        self._names: dict[int, Dims] = {}
+        for layer in layers:
+            if not keras.tree.flatten(layer.input):  # an input's own layer
+                continue
+            for tensor in keras.tree.flatten(layer.output):
+                self._names[id(tensor)] = _names_behind(layer, self._names_of(_first(layer.input)), tensor, variables)
+
+    @property
+    def dims(self) -> set[str]:
+        """All names."""
+        return {name for names in self._names.values() for name in names if name}
+
+    def of(self, tensors: object) -> Activation:
+        """The first tensor of a structure."""
+        tensor = _first(tensors)
+        axes: list[str | None] = []
+        for name, size in zip(self._names_of(tensor), _shape(tensor, self._rows), strict=True):
+            axis = self._rules.get(name) if name else None
+            fits = (
+                axis is not None and self._mesh.axes[axis] > 1 and axis not in axes and not size % self._mesh.axes[axis]
+            )
+            axes.append(axis if fits else None)
+        return Activation(tuple(axes), self.bytes_with(tensor, axes))
+
+    def bytes_with(self, tensor: keras.KerasTensor, axes: Sequence[str | None]) -> int:
+        """Bytes of a device's part of a tensor that lies so."""
+        parts = math.prod(self._mesh.axes[axis] for axis in axes if axis)
+        return math.prod(_shape(tensor, self._rows)) * tf.as_dtype(tensor.dtype).size // parts
+
+    def bytes(self, tensors: object) -> int:
+        """Bytes of a device's parts of all tensors of a structure."""
+        return sum(self.of(tensor).bytes for tensor in keras.tree.flatten(tensors))
+
+    def _names_of(self, tensor: keras.KerasTensor) -> Dims:
+        rank = len(tensor.shape)
+        return self._names.get(id(tensor), ("batch", *[None] * (rank - 1)) if rank else ())
+
+
+def _names_behind(layer: keras.Layer, names: Dims, output: keras.KerasTensor, variables: Mapping[int, Dims]) -> Dims:
+    """The names of a layer's output, given those of its first input."""
+    rank = len(output.shape)
+    found: Dims
+    if constrained := getattr(layer, "tfdist_dims", None):
+        found = constrained
+    elif isinstance(layer, keras.layers.Embedding):
+        found = (*names, variables[id(layer.embeddings)][-1])
+    elif isinstance(layer, keras.layers.Dense):
+        found = (*names[:-1], variables[id(layer.kernel)][-1])
+    elif isinstance(layer, ATTENTIONS) or len(names) != rank or tuple(_first(layer.input).shape) != tuple(output.shape):
+        found = (*names[: rank - 1], None) if isinstance(layer, ATTENTIONS) else ("batch", *[None] * (rank - 1))
+    else:
+        found = names
+    return found if len(found) == rank else ("batch", *[None] * (rank - 1))
+
+
+def _first(tensors: object) -> keras.KerasTensor:
+    return keras.tree.flatten(tensors)[0]
+
+
+def _shape(tensor: keras.KerasTensor, rows: int) -> list[int]:
+    """With so many rows; other unknown sizes count as 1."""
+    return [rows if i == 0 else size or 1 for i, size in enumerate(tensor.shape)]

@@ -1,0 +1,53 @@
+"""TensorFlow: its servers, its iterators, its graphs."""
+
+import contextlib
+from collections.abc import Iterator
+
+import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.data.ops import multi_device_iterator_ops
+from tensorflow.python.eager import context
+
+
+def limit_start_of_workers(workers: int, seconds: float) -> None:
+    """Makes TensorFlow's servers of a job, of which this process will start one, give up waiting for each other.
+
+    By itself `MultiWorkerMirroredStrategy` waits without end for a process that died before its own server was up, in
+    a call that holds Python's lock: no thread runs, and no signal is handled. Afterwards it raises a
+    `DeadlineExceededError`.
+
+    Args:
+      workers: how many servers there will be; task 0 of the job `worker` coordinates them.
+      seconds: until all must be up, from when this one is.
+    """
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        cluster_register_timeout_in_ms=int(1000 * seconds),
+        coordinated_jobs=[coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=workers)],
+    )
+    context.context().coordination_service.cluster_register_with_barrier = True
+
+
+@contextlib.contextmanager
+def untuned_device_iterators() -> Iterator[None]:
+    """Iterators over distributed data sets that are made inside end at once.
+
+    tf.distribute puts a data set of its own on each device, which has a thread that tunes its buffer of one element and
+    sleeps for up to a minute; an iterator's end waits until it wakes. No public option reaches these data sets.
+    """
+    make = multi_device_iterator_ops._create_device_dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    multi_device_iterator_ops._create_device_dataset = lambda *args: make(*args).with_options(options)
+    try:
+        yield
+    finally:
+        multi_device_iterator_ops._create_device_dataset = make
+
+
+def operations_of(graph: tf.Graph) -> Iterator[tf.Operation]:
+    """Every operation of a graph, those inside its loops, branches and functions among them."""
+    yield from graph.get_operations()
+    for function in graph._functions.values():
+        yield from operations_of(function.graph)

@@ -1,0 +1,115 @@
+"""Keras's layers: how they are called, and what travels with their tensors."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend import get_keras_mask, set_keras_mask
+from keras.src.backend.common import global_state, remat
+from keras.src.backend.common import variables as keras_variables
+from keras.src.backend.tensorflow import numpy as keras_numpy
+
+
+def with_mask_of(tensor: tf.Tensor, other: tf.Tensor, place: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """A tensor with the mask of another one, if that has one, put through `place`."""
+    mask = get_keras_mask(other)
+    if mask is not None:
+        set_keras_mask(tensor, place(mask))
+    return tensor
+
+
+def mask_of(tensor: Any) -> tf.Tensor | None:
+    """The mask that travels with a tensor, if one does."""
+    return get_keras_mask(tensor)
+
+
+def set_mask(tensor: Any, mask: tf.Tensor) -> None:
+    """Lets a mask travel with a tensor."""
+    set_keras_mask(tensor, mask)
+
+
+def same_call_again(layer: keras.Layer) -> Callable[[], contextlib.AbstractContextManager]:
+    """Makes what surrounds a layer's `call` now, so that it can be called so once more: its dtype, whether it trains."""
+    context, dtype = global_state.get_global_attribute("current_call_ctx"), layer.compute_dtype
+
+    @contextlib.contextmanager
+    def surroundings() -> Iterator[None]:
+        now = global_state.get_global_attribute("current_call_ctx")
+        global_state.set_global_attribute("current_call_ctx", context)
+        try:
+            with keras_variables.AutocastScope(dtype if layer.autocast else None):
+                yield
+        finally:
+            global_state.set_global_attribute("current_call_ctx", now)
+
+    return surroundings
+
+
+def wrap_call(layer: keras.Layer, wrap: Callable[[keras.Layer, Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Puts `wrap(layer, layer.call)` in the place of a layer's `call`, as Keras does for its own rematerialization."""
+    layer._remat_mode = remat.RematMode("full", 0, [])
+    layer.rematerialized_call = lambda call, *_, **__: wrap(layer, call)
+
+
+def replace_call(layer: keras.Layer, call: Callable[..., Any]) -> None:
+    """Gives one layer another `call`, which is not saved with it."""
+    layer.call = call
+
+
+@contextlib.contextmanager
+def attentions_placed(
+    inside: Callable[[str, Any, Any, Any], Sequence[Any]], behind: Callable[[str, Any], Any]
+) -> Iterator[None]:
+    """Inside, Keras's attention layers attend with other tensors, and return another one, to lay them out.
+
+    Args:
+      inside: given a layer's path, query, key and value, [batch, sequence, heads, head_dim] behind the projections, returns
+        what takes their places. Not called in subclasses with a `_compute_attention` of their own.
+      behind: given a layer's path and its output, returns what takes its place.
+    """
+    kinds = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+    kept = [(kind, name, getattr(kind, name)) for kind in kinds for name in ("_compute_attention", "call")]
+
+    def attending(method: Callable[..., Any]) -> Callable[..., Any]:
+        def attend(layer: keras.Layer, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+            return method(layer, *inside(layer.path, query, key, value), *args, **kwargs)
+
+        return attend
+
+    def calling(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+            outputs = method(layer, *args, **kwargs)
+            if isinstance(outputs, tuple):  # the scores are second
+                return (behind(layer.path, outputs[0]), *outputs[1:])
+            return with_mask_of(behind(layer.path, outputs), outputs, tf.identity)
+
+        return call
+
+    for kind, name, method in kept:
+        setattr(kind, name, (calling if name == "call" else attending)(method))
+    try:
+        yield
+    finally:
+        for kind, name, method in kept:
+            setattr(kind, name, method)
+
+
+@contextlib.contextmanager
+def products_keep_dims() -> Iterator[None]:
+    """Inside, Keras multiplies [..., n] by [n, m] without making one dim of the first ones: DTensor gathers a split one."""
+    matmul = keras_numpy.matmul
+
+    def product(x1: Any, x2: Any) -> Any:
+        if not (tf.is_tensor(x1) and 2 < (x1.shape.rank or 0) < 9 and len(x2.shape) == 2):
+            return matmul(x1, x2)
+        dtype = keras.backend.result_type(x1.dtype, x2.dtype)
+        others = "abcdefgh"[: x1.shape.rank - 1]
+        return tf.einsum(f"{others}n,nm->{others}m", tf.cast(x1, dtype), tf.cast(x2, dtype))
+
+    keras_numpy.matmul = product
+    try:
+        yield
+    finally:
+        keras_numpy.matmul = matmul

@@ -1,0 +1,149 @@
+"""Keras's models: what they were compiled with, their losses and metrics."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from keras.src.backend import get_keras_mask
+from keras.src.losses.loss import apply_mask, reduce_weighted_values
+
+from tfdist.errors import InputError
+
+
+def build(model: keras.Model, batch: Any) -> None:
+    """Creates every variable of a compiled model: weights, metrics, the loss's trackers and the optimizer's slots.
+
+    Args:
+      model: a compiled model.
+      batch: a structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec` with the batch's dim first.
+    """
+    try:
+        model._symbolic_build(data_batch=batch)
+    except RuntimeError as error:
+        if error.__context__ is None:
+            raise
+        raise error.__context__ from None  # which Keras hides behind advice that is of no use here
+
+
+@contextlib.contextmanager
+def not_compiled(model: keras.Model) -> Iterator[keras.Model]:
+    """The model as if it had not been compiled: what is saved inside needs no optimizer to be loaded."""
+    compiled, model.compiled = model.compiled, False
+    try:
+        yield model
+    finally:
+        model.compiled = compiled
+
+
+class FlatLoss(NamedTuple):
+    """One of the losses that a model was compiled with: where its output is, the function, its weight."""
+
+    path: tuple[Any, ...]
+    loss: keras.Loss
+    weight: float | None
+
+
+def flat_losses(model: keras.Model) -> list[FlatLoss]:
+    """The losses of a compiled and built model, one for each output that has one."""
+    if model._compile_loss is None:
+        return []
+    return [FlatLoss(flat.path, flat.loss, flat.loss_weights) for flat in model._compile_loss._flat_losses]
+
+
+def matched(model: keras.Model, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
+    """Labels and outputs in the structures to which the paths of `flat_losses` belong."""
+    compiled = model._compile_loss
+    y_pred = keras.tree.pack_sequence_as(compiled._y_pred_build_structure, keras.tree.flatten(y_pred))
+    y_true = keras.tree.pack_sequence_as(compiled._y_true_build_structure, keras.tree.flatten(y_true))
+    return y_true, y_pred
+
+
+def loss_values(loss: keras.Loss, y_true: Any, y_pred: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """A loss before its reduction, as `Loss.__call__` computes it, and the mask that goes with it."""
+    if type(loss).__call__ is not keras.Loss.__call__:
+        raise InputError(
+            f"A loss must define `call`, so that it can be reduced over replicas. Received: {type(loss).__name__}, which "
+            "overrides `__call__`. Move its computation to `call` and return one value for each example."
+        )
+    in_mask = get_keras_mask(y_pred)
+    y_pred = keras.tree.map_structure(lambda x: keras.ops.convert_to_tensor(x, dtype=loss.dtype), y_pred)
+    y_true = keras.tree.map_structure(lambda x: keras.ops.convert_to_tensor(x, dtype=loss.dtype), y_true)
+    values = loss.call(y_true, y_pred)
+    masks = [mask for mask in (in_mask, get_keras_mask(values)) if mask is not None]
+    return values, (masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None)
+
+
+def weighted_sum(values: tf.Tensor, sample_weight: Any, mask: tf.Tensor | None, dtype: str) -> tf.Tensor:
+    """The sum of values times weights times mask, with Keras's broadcasting."""
+    return reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=dtype)
+
+
+def sum_of_weights(sample_weight: Any, mask: tf.Tensor | None, dtype: str) -> tf.Tensor:
+    """The sum of weights times mask, with Keras's broadcasting; one of the two is not None."""
+    return keras.ops.sum(apply_mask(sample_weight, mask, dtype=dtype, reduction="sum"))
+
+
+def layers_of(model: keras.Model) -> list[keras.Layer]:
+    """Every layer of a model, at any depth, without the model itself."""
+    return list(model._flatten_layers(include_self=False))
+
+
+def has_shapes(layer: keras.Layer) -> bool:
+    """Whether a layer's `input` and `output` are known: it is a node of a functional or sequential model, and once."""
+    return len(layer._inbound_nodes) == 1
+
+
+def embeddings(model: keras.Model) -> list[keras.Variable]:
+    """The variables of which a step uses some rows alone, so that their gradients may be `tf.IndexedSlices`."""
+    return [layer._embeddings for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding)]
+
+
+def weight_losses(model: keras.Model) -> list[tf.Tensor]:
+    """The regularisation of a model's weights: the same on every replica."""
+    return model._get_regularization_losses()
+
+
+def data_losses(model: keras.Model) -> list[tf.Tensor]:
+    """What `add_loss` and activity regularisers left in the last forward pass: means over the replica's rows."""
+    return [loss for layer in model._flatten_layers() for loss in layer._get_own_losses()]
+
+
+def metrics_of(model: keras.Model) -> list[keras.Metric]:
+    """The metrics of a compiled and built model, without its loss trackers: compiled ones, and those that layers update."""
+    compiled = model._compile_metrics.metrics if model._compile_metrics is not None else []
+    return [*compiled, *(metric for _, metric in _metrics_of_layers(model))]
+
+
+def metric_variables(model: keras.Model) -> list[keras.Variable]:
+    """The variables of these metrics, in their order."""
+    return [variable for metric in metrics_of(model) for variable in metric.variables]
+
+
+def _metrics_of_layers(model: keras.Model) -> list[tuple[str, keras.Metric]]:
+    return [(layer.name, metric) for layer in layers_of(model) for metric in layer._metrics]
+
+
+def moving_statistics(model: keras.Model) -> list[keras.Variable]:
+    """The floating variables that a forward pass may change, such as the moving mean of BatchNormalization."""
+    return [v for v in model.non_trainable_variables if v.trainable is False and tf.as_dtype(v.dtype).is_floating]
+
+
+def update_metrics(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> None:
+    """Updates the compiled metrics with one batch."""
+    if model._compile_metrics is not None:
+        model._compile_metrics.update_state(y_true, y_pred, sample_weight)
+
+
+def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, Any]:
+    """The metrics' results by their names in logs, for the given values of their variables; a layer's have its name first."""
+    results: dict[str, Any] = {}
+    with keras.StatelessScope(state_mapping=list(zip(metric_variables(model), values, strict=True))):
+        if model._compile_metrics is not None:
+            results |= model._compile_metrics.result()
+        for layer, metric in _metrics_of_layers(model):
+            found = metric.result()
+            named = found if isinstance(found, dict) else {metric.name: found}
+            results |= {f"{layer}_{name}": value for name, value in named.items()}
+    return keras.tree.map_structure(float, results)

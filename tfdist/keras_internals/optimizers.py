@@ -1,0 +1,55 @@
+"""Keras's optimizers: their update, their slots, their rate."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import optimizer as tf_optimizer
+from keras.src.optimizers import base_optimizer
+
+from tfdist.keras_internals.variables import Newborn, births_deferred, value_of
+
+
+def switch_off_second_sum(optimizer: keras.Optimizer) -> None:
+    """Keeps Keras's optimizer from summing gradients over replicas: they arrive whole.
+
+    Keras 3 sums them inside `apply` and has no public switch for it.
+    """
+    optimizer._all_reduce_sum_gradients = list
+
+
+def last_learning_rate(optimizer: keras.Optimizer) -> float:
+    """The rate of the last update; a schedule's rate is that of the next one."""
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        rate = rate(tf.maximum(tf.convert_to_tensor(optimizer.iterations) - 1, 0))
+    return float(tf.convert_to_tensor(rate))
+
+
+def slots_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+    """What an optimizer would keep for variables that have no values; nothing is computed."""
+    unborn: list[Newborn] = []
+    with tf.Graph().as_default(), births_deferred(unborn, unborn.append):
+        tf_optimizer.TFOptimizer._var_key = lambda self, variable: id(variable)  # which that restores at its end
+        optimizer.build(list(variables))
+    return [newborn.variable for newborn in unborn]
+
+
+@contextlib.contextmanager
+def updates_without_effects() -> Iterator[None]:
+    """Inside, optimizers assign by Keras's variables alone, so that in `keras.StatelessScope` nothing is assigned.
+
+    On TensorFlow, Keras's optimizers assign to TensorFlow's variables, inside an update of tf.distribute's strategy.
+    """
+    kind, base = tf_optimizer.TFOptimizer, base_optimizer.BaseOptimizer
+    names = ("assign", "assign_add", "assign_sub", "_apply_weight_decay", "_backend_update_step")
+    kept = {name: getattr(kind, name) for name in (*names, "_var_key")}
+    for name in names:
+        setattr(kind, name, getattr(base, name))
+    kind._var_key = lambda self, variable: value_of(variable)._unique_id
+    try:
+        yield
+    finally:
+        for name, method in kept.items():
+            setattr(kind, name, method)

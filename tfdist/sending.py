@@ -1,0 +1,169 @@
+"""What a step on a mesh sends between devices, and why."""
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import keras
+
+from tfdist import keras_internals
+from tfdist.activations import Activations
+from tfdist.dims import ATTENTIONS
+from tfdist.layers import MixtureOfExperts
+from tfdist.layouts import Layout
+from tfdist.mesh import Mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """One collective of a step, or several of one kind that the engine sends together.
+
+    Attributes:
+      what: why it is sent.
+      kind: the operation.
+      axis: the axis along which the devices speak; several with & between.
+      bytes: of a device's tensor.
+    """
+
+    what: str
+    kind: str
+    axis: str
+    bytes: int
+
+
+_KEYS = ("key", "value")  # the projections in Keras's attention layers
+
+
+def between_layers(
+    model: keras.Model, layers: Sequence[keras.Layer], held: Activations, mesh: Mesh, rules: Mapping[str, str]
+) -> Iterator[Sent]:
+    """What a forward and a backward pass send."""
+    batch = rules["batch"]
+    for layer in layers:
+        if isinstance(layer, keras.layers.Embedding):
+            yield from _lookup(layer, held, mesh)
+        elif isinstance(layer, ATTENTIONS):
+            yield from _attention(layer, held, mesh, rules)
+        elif isinstance(layer, MixtureOfExperts):
+            yield from _experts(layer, held, mesh, rules)
+        elif isinstance(layer, keras.layers.Dense):
+            yield from _dense(layer, held, mesh, batch)
+        elif getattr(layer, "tfdist_dims", None):
+            yield from _constraint(layer, held)
+    for output in keras.tree.flatten(model.outputs):
+        for axis in held.of(output).axes[1:]:
+            if axis:
+                rows = (held.of(output).axes[0], *[None] * (len(output.shape) - 1))
+                yield Sent("outputs, for the loss", "all-gather", axis, held.bytes_with(output, rows))
+
+
+def of_gradients(
+    layers: Sequence[keras.Layer], held: Activations, mesh: Mesh, batch_axis: str, sizes: Mapping[int, int]
+) -> Iterator[Sent]:
+    """The sums of gradients over the axes along which their layers see different rows, or parts of a sequence.
+
+    Args:
+      layers: with known inputs.
+      held: of these layers.
+      mesh: its axes.
+      batch_axis: over which every variable's gradient is summed.
+      sizes: bytes of a device's part of each trainable variable as it is computed, by its id.
+    """
+    summed: dict[tuple[str, ...], int] = collections.Counter()
+    axes_of: dict[int, list[str]] = {}
+    for layer in (layer for layer in layers if layer.variables):
+        found = held.of(layer.input)
+        tokens = (
+            [axis for axis in found.axes[1:] if axis]
+            if isinstance(layer, keras.layers.Embedding)
+            else found.sequence_axes
+        )
+        for variable in layer.variables:
+            axes_of.setdefault(id(variable), tokens)
+    for variable, size in sizes.items():
+        over = dict.fromkeys([batch_axis, *axes_of.get(variable, [])])
+        summed[tuple(axis for axis in over if mesh.axes[axis] > 1)] += size
+    for axes, total in summed.items():
+        if axes:
+            yield Sent("gradients, together", "all-reduce", "&".join(axes), total)
+
+
+def _dense(layer: keras.layers.Dense, held: Activations, mesh: Mesh, batch: str) -> Iterator[Sent]:
+    """Where the dim that a product sums over is split, its parts are added up (Megatron's f and g)."""
+    rows, columns = (
+        axis if axis and axis != batch and mesh.axes[axis] > 1 else None
+        for axis in keras_internals.layout_of(layer.kernel).computed.axes
+    )
+    given, whole = held.of(layer.input), keras.tree.flatten(layer.input)[0]
+    if given.axes[-1] and columns == given.axes[-1] and rows != columns:
+        yield Sent(f"input of {layer.path}", "all-gather", columns, held.bytes_with(whole, (*given.axes[:-1], None)))
+    elif axis := rows or given.axes[-1]:
+        yield Sent(f"output of {layer.path}", "all-reduce", axis, held.of(layer.output).bytes)
+    if columns:
+        gradient = held.bytes_with(whole, (*given.axes[:-1], rows))
+        yield Sent(f"gradient of the input of {layer.path}", "all-reduce", columns, gradient)
+
+
+def _attention(layer: keras.Layer, held: Activations, mesh: Mesh, rules: Mapping[str, str]) -> Iterator[Sent]:
+    heads, given = rules.get("heads"), held.of(layer.input)
+    if heads and heads != rules["batch"] and mesh.axes[heads] > 1:
+        yield Sent(f"output of {layer.path}", "all-reduce", heads, held.of(layer.output).bytes)
+        yield Sent(f"gradient of the input of {layer.path}", "all-reduce", heads, given.bytes)
+    source = keras.tree.flatten(layer.input)[0]
+    for axis in given.sequence_axes:
+        tokens = held.bytes_with(source, (given.axes[0], *[None] * (len(given.axes) - 1))) // source.shape[-1]
+        size = tokens * sum(
+            _width(part.kernel, mesh) for part in keras_internals.layers_of(layer) if part.name in _KEYS
+        )
+        yield Sent(f"keys and values of {layer.path}", "all-gather", axis, size)
+        yield Sent(f"gradients of keys and values of {layer.path}", "all-reduce", axis, size)
+
+
+def _experts(layer: MixtureOfExperts, held: Activations, mesh: Mesh, rules: Mapping[str, str]) -> Iterator[Sent]:
+    """Tokens on their way to experts and back, and gradients; or parts of sums, where each device has all tokens."""
+    axis = rules.get("experts")
+    if not axis or mesh.axes[axis] == 1:
+        return
+    given = held.of(layer.input)
+    tokens = layer.experts * layer.capacity(layer.input.shape[1], training=True)
+    size = given.bytes // layer.input.shape[1] * tokens
+    if axis == rules["batch"]:
+        for what in ("tokens to the experts", "tokens from the experts"):
+            yield Sent(f"{what} of {layer.path}, and their gradients", "all-to-all", axis, 2 * size)
+        return
+    yield Sent(f"output of {layer.path}", "all-reduce", axis, held.of(layer.output).bytes)
+    weights = given.bytes // layer.input.shape[2] * layer.experts
+    yield Sent(f"gradients of tokens and weights of {layer.path}", "all-gather", axis, size + weights)
+
+
+def _width(kernel: keras.Variable, mesh: Mesh) -> int:
+    """How many numbers a device has of each token, behind a projection [embed, heads, head_dim]."""
+    parts = Layout((None, *keras_internals.layout_of(kernel).computed.axes[1:])).parts(mesh)
+    return kernel.shape[1] * kernel.shape[2] // parts
+
+
+def _constraint(layer: keras.Layer, held: Activations) -> Iterator[Sent]:
+    """What is split and then is not is gathered; and the other way round its gradient is."""
+    before, after = held.of(layer.input), held.of(layer.output)
+    tensor = keras.tree.flatten(layer.input)[0]
+    for i, (old, new) in enumerate(zip(before.axes, after.axes, strict=True)):
+        if old and old != new:
+            rest = (*before.axes[:i], None, *before.axes[i + 1 :])
+            yield Sent(f"tensor in {layer.name}", "all-gather", old, held.bytes_with(tensor, rest))
+        if new and old != new and tensor.dtype != "int32":
+            rest = (*after.axes[:i], None, *after.axes[i + 1 :])
+            yield Sent(f"gradient in {layer.name}", "all-gather", new, held.bytes_with(tensor, rest))
+
+
+def _lookup(layer: keras.layers.Embedding, held: Activations, mesh: Mesh) -> Iterator[Sent]:
+    """DTensor looks rows up in a whole table, for tokens that are split by rows alone."""
+    tokens = held.of(layer.input)
+    for axis in tokens.axes[1:]:
+        if axis:
+            size = held.bytes_with(keras.tree.flatten(layer.input)[0], tokens.axes[:1])
+            yield Sent(f"tokens of {layer.path}", "all-gather", axis, size)
+    variable = layer.embeddings
+    vocabulary, *others = keras_internals.layout_of(variable).computed.axes
+    if vocabulary and mesh.axes[vocabulary] > 1:
+        whole = Layout((None, *others)).parts(mesh)
+        yield Sent(f"table of {layer.path}", "all-gather", vocabulary, keras_internals.bytes_of(variable) // whole)
