@@ -49,7 +49,7 @@ def test_a_loss_that_wants_other_labels():
 
 def test_a_label_that_is_no_class():
     text = refused(keras.layers.Dense(2), y=Y + 5)
-    assert "outside the valid range of [0, 2)" in text and "keras_internals.py, line" in text and "with step 0" in text
+    assert "outside the valid range of [0, 2)" in text and "models.py, line" in text and "with step 0" in text
 
 
 def test_a_label_that_is_no_class_on_several_devices():
