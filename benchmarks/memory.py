@@ -4,10 +4,11 @@
     python -m tfdist.launch --processes=4 -- python benchmarks/memory.py --strategy=mesh --mesh_shape=... --layout=...
 
 Takes the flags of `python -m tfdist.train`. One device a process; each prints a line. `building` is the peak while the model
-and the optimizer's slots are made, `steps` that of three steps, `state` what parameters and slots take of a device's memory.
+and the optimizer's slots are made, `steps` that of three steps, `state` what parameters and slots take of a device's
+memory. On Linux alone.
 """
 
-import resource
+import pathlib
 import sys
 
 import psutil
@@ -24,9 +25,11 @@ def main(config: TrainConfig) -> None:
     """Trains for some steps, and prints what they took."""
     with session.opened(config) as opened:
         start = _now()
+        _forget_the_peak()
         trainer = session.make_trainer(opened, opened.strategy)
         trainer.build(opened.data.train)
         building, built = _peak() - start, _now()
+        _forget_the_peak()
         trainer.fit(opened.data.train, batch_size=config.batch_size, steps=STEPS, steps_per_call=1, measure_every=0)
         state = sum(_bytes(v) for v in (*trainer.model.variables, *trainer.model.optimizer.variables))
         print(
@@ -48,7 +51,12 @@ def _now() -> int:
 
 
 def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    [line] = [line for line in pathlib.Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+
+def _forget_the_peak() -> None:
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
 
 
 if __name__ == "__main__":

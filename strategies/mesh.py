@@ -185,12 +185,12 @@ class MeshOfDevices(HasCollectives):
         return Batches(make_dataset(self.local_replicas, self.replicas), self.devices, self.rules["batch"])
 
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
-        """See base class; symbolic tensors of a functional model are checked alone."""
+        """See base class; outside of compiled functions, as in a functional model, it is checked alone."""
         mesh, names = self.devices.mesh, given_way(dims, self.rules)
         self._dims |= {name for name in names if name}
         shape = [mesh.size if size is None else size for size in x.shape]  # what is not known yet is divided
         layout = laid_out(name, names, shape, self.rules, mesh, lenient=("batch",))
-        return x if isinstance(x, keras.KerasTensor) else self.devices.relaid(x, layout)
+        return self.devices.relaid(x, layout) if tf.is_tensor(x) and tf.inside_function() else x
 
     def outputs(self, outputs: Any) -> Any:
         """See base class: split over rows alone.

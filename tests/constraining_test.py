@@ -118,3 +118,26 @@ def test_rules_without_effect_are_told(caplog):
     trained(strategy)
     assert "The rule head:model has no effect: no tensor of the model has a dim head." in caplog.text
     assert "Nothing lies on the axis model: its 2 devices do the same work." in caplog.text
+
+
+def test_a_constraint_keeps_the_precision_of_its_tensor():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        inputs = keras.Input((6, 4))
+        found = tfdist.constrain(keras.layers.Softmax(dtype="float32")(inputs), "batch sequence embed")
+        assert found.dtype == "float32"
+        assert keras.Model(inputs, found)(X).dtype == tf.float32
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def test_it_is_checked_alone_outside_of_a_step(split):
+    with split.scope():
+        assert tfdist.constrain(tf.ones([4, 6, 4]), "batch sequence embed").shape == (4, 6, 4)
+        inputs = keras.Input((None, 3, 4))
+
+        class Four(keras.layers.Layer):
+            def call(self, x):
+                return tfdist.constrain(x, "batch sequence * *")
+
+        assert Four()(inputs).shape == (None, None, 3, 4)

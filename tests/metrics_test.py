@@ -89,9 +89,9 @@ def test_a_metric_that_is_no_sum_is_refused(single):
 
     with single.scope():
         good, bad = make_model(), make_model([Largest()])
-    metrics.check_additive(good)
+    metrics.check(good)
     with pytest.raises(InputError, match="Received: largest with .*aggregation='mean'"):
-        metrics.check_additive(bad)
+        metrics.check(bad)
 
 
 @pytest.mark.parametrize("strategy", ["mirrored2", "mirrored4"])

@@ -102,7 +102,7 @@ def test_sequence_parallelism_gathers_between_blocks(tmp_path):
     gathers = {name: n for name, n in found.items() if "Gather" in name and "embedding" not in name}
     assert sum(gathers.values()) == 2 * 4 + 1, found  # and in front of the logits
     activations = [
-        planned("data:1;model:2", rules).totals()["activations"] for rules in ("heads:model;ffn:model", layout)
+        planned("data:1;model:4", rules).totals()["activations"] for rules in ("heads:model;ffn:model", layout)
     ]
     assert activations[1] < activations[0]
 
@@ -206,3 +206,33 @@ def test_layers_inside_others_are_named_not_counted():
     plan = made.plan(mesh, parse_layout("out:model", mesh), Shard("none", "data"), 8)
     assert len(plan.unknown) == 1 and plan.unknown[0].endswith("dense")
     assert plan.totals()["parameters"] == (4 * 4 + 4) * 4 / 2
+
+
+def test_experts_widths_and_attention_without_constraints_are_counted():
+    sent = planned("data:1;model:2", "expert_ffn:model", experts=4).sent
+    assert ("all-reduce", "model") in [(one.kind, one.axis) for one in sent if "experts' products" in one.what]
+    mesh = parse_mesh("data:1;context:2")
+
+    def plain():
+        inputs = keras.Input((8, 16))
+        return keras.Model(inputs, keras.layers.MultiHeadAttention(4, 4)(inputs, inputs)), keras.optimizers.SGD()
+
+    found = planning.Unborn(plain).plan(mesh, parse_layout("context:context", mesh), Shard(), 8)
+    assert "context" in found.dims
+    assert [one.kind for one in found.sent] == ["all-gather", "all-reduce"]
+
+
+def test_experts_on_the_batch_s_axis_are_counted():
+    assert planning.uncounted({"batch": "data", "experts": "data", "in": "data"}) == ["in:data"]
+
+
+def test_a_plan_refuses_what_training_would():
+    with pytest.raises(InputError, match="splits sequence of .*over the 3 devices"):
+        planned("data:1;context:3", "sequence:context")
+
+
+def test_constraints_without_effect_hold_nothing():
+    inner = planned("data:1").totals()["activations"]
+    layers = [layer for layer in transformer().layers if not isinstance(layer, keras.layers.Identity)]
+    tensors = [t for layer in layers for t in keras.tree.flatten(layer.output)]
+    assert inner == sum(8 * int(np.prod(t.shape[1:])) * 4 for t in tensors)

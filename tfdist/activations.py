@@ -8,6 +8,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.dims import ATTENTIONS, Dims
+from tfdist.layers import MixtureOfExperts
+from tfdist.layouts import given_way, laid_out
 from tfdist.mesh import Mesh
 
 
@@ -55,7 +57,22 @@ class Activations:
             if not keras.tree.flatten(layer.input):  # an input's own layer
                 continue
             for tensor in keras.tree.flatten(layer.output):
-                self._names[id(tensor)] = _names_behind(layer, self._names_of(_first(layer.input)), tensor, variables)
+                constrained = getattr(layer, "tfdist_dims", None)
+                self._names[id(tensor)] = (
+                    self._checked(layer, constrained)
+                    if constrained
+                    else _names_behind(layer, self._names_of(_first(layer.input)), tensor, variables)
+                )
+
+    def _checked(self, layer: keras.Layer, dims: Dims) -> Dims:
+        """The names that a constraint gives; raises `InputError` if they cannot be laid out."""
+        names = tuple(given_way(dims, self._rules))
+        laid_out(layer.name, names, _shape(layer.output, self._rows), self._rules, self._mesh, lenient=("batch",))
+        return names
+
+    def is_kept(self, layer: keras.Layer) -> bool:
+        """Whether a layer's output is its input as it lies: a constraint without effect."""
+        return hasattr(layer, "tfdist_dims") and self.of(layer.input) == self.of(layer.output)
 
     @property
     def dims(self) -> set[str]:
@@ -92,8 +109,8 @@ def _names_behind(layer: keras.Layer, names: Dims, output: keras.KerasTensor, va
     """The names of a layer's output, given those of its first input."""
     rank = len(output.shape)
     found: Dims
-    if constrained := getattr(layer, "tfdist_dims", None):
-        found = constrained
+    if isinstance(layer, MixtureOfExperts):
+        found = ("batch", None, names[-1])
     elif isinstance(layer, keras.layers.Embedding):
         found = (*names, variables[id(layer.embeddings)][-1])
     elif isinstance(layer, keras.layers.Dense):

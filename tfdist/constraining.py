@@ -34,11 +34,12 @@ def constrain(x: tf.Tensor | keras.KerasTensor, dims: str, name: str | None = No
     names: Dims = tuple(None if dim == "*" else dim for dim in dims.split())
     if len(names) != len(x.shape):
         raise InputError(
-            f"tfdist.constrain must name each dim of a tensor. Received: {dims!r} for a tensor of the shape {tuple(x.shape)}."
+            f"tfdist.constrain must name each dim of a tensor. Received: {dims!r} for a tensor of the shape {tuple(x.shape)}. "
+            "Give each a name, or a * to one that is whole."
         )
     if not isinstance(x, keras.KerasTensor):
         return _laid_out(x, names, name or "a tensor")
-    layer = keras.layers.Identity(name=name)
+    layer = keras.layers.Identity(name=name, dtype=x.dtype)  # it must not cast to the precision of the model
     layer.tfdist_dims = names
     keras_internals.replace_call(layer, lambda inputs: _laid_out(inputs, names, layer.name))
     _laid_out(x, names, layer.name)  # checks it, now that the line is known

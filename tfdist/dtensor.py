@@ -72,10 +72,10 @@ class Devices:
         rank = len(layout.axes)
         if rank <= 3:
             return dtensor.relayout(value, self.layout(layout))
-        if any(layout.axes[3:]):
+        if any(layout.axes[3:]) or None in value.shape[1:]:
             rows = dtensor.relayout(value, self.layout(Layout((layout.axes[0], *[None] * (rank - 1)))))
             return dtensor.relayout(rows, self.layout(layout))
-        shape = [-1 if size is None else size for size in value.shape]
+        shape = [-1 if size is None else size for size in value.shape]  # rows may be unknown
         merged = tf.reshape(value, [*shape[:2], math.prod(shape[2:])])
         return tf.reshape(dtensor.relayout(merged, self.layout(Layout(layout.axes[:3]))), shape)
 
@@ -90,8 +90,9 @@ class Devices:
         value = tf.convert_to_tensor(value)
         if not dtensor.is_dtensor(value):
             return value
-        everywhere = dtensor.relayout(value, dtensor.Layout.replicated(self._engine, rank=value.shape.rank))
-        return dtensor.unpack(everywhere)[0]
+        if not dtensor.fetch_layout(value).is_fully_replicated():
+            value = dtensor.relayout(value, dtensor.Layout.replicated(self._engine, rank=value.shape.rank))
+        return dtensor.unpack(value)[0]
 
     def _part(self, layout: Layout, shape: tf.TensorShape, place: dict[str, int]) -> tuple[slice, ...]:
         """Which part of a value lies on the device at a place of the mesh."""

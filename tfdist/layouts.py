@@ -181,12 +181,12 @@ def laid_out(
             first = dims[axes.index(axis)]
             raise InputError(
                 f"--layout puts {first} and {dims[i]} of {name} on the axis {axis}; an axis splits one dim of a tensor. "
-                "Leave out one rule, or rename a dim with tfdist.name_dims."
+                "Leave out one rule, or rename a dim (tfdist.name_dims for weights, tfdist.constrain for activations)."
             )
         if shape[i] % mesh.axes[axis]:
             raise InputError(
                 f"--layout splits {dims[i]} of {name} over the {mesh.axes[axis]} devices of {axis}, which must divide it. "
-                f"Received: {dims[i]} of {shape[i]}."
+                f"Received: {dims[i]} of {shape[i]}. Change the rule, the mesh or the model."
             )
     return Layout(axes)
 

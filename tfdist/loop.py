@@ -104,31 +104,46 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
 
 
 def _on_the_host(step: Step, strategy: HasCollectives) -> Loop:
+    """The host hands out all steps of a call and then waits: a step learns from the one before whether it counts."""
     one = strategy.compiled(lambda *args: _one(step, strategy, *args))
 
     def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> Result:
-        losses, counted, waited = [], [], 0.0
+        made: list[_Made] = []
+        waited, going = 0.0, tf.constant(True)
         for done in range(int(steps)):
             started = time.perf_counter()
             batch = next(iterator)
             waited += time.perf_counter() - started
             wanted = tf.constant(bool(with_norm) and done == int(steps) - 1)
-            made = _Made(*(strategy.local(value)[0] for value in one(batch, first_step + done, wanted)))
-            losses.append(made.loss)
-            counted.append(made.counted)
-            if not bool(made.may_go_on):
-                break
-        seconds = np.float64(waited)
-        return Result(
-            tf.stack(losses), tf.stack(counted), made.norm, made.may_go_on, made.gradient_finite, seconds, made.busy
+            made.append(one(batch, first_step + done, wanted, going))
+            going = made[-1].may_go_on
+        ended = [not whole(each.may_go_on) for each in made]
+        made = made[: ended.index(True) + 1] if True in ended else made
+        losses, counted = (
+            tf.stack([whole(each.loss) for each in made]),
+            tf.stack([whole(each.counted) for each in made]),
         )
+        last = _Made(*map(whole, made[-1]))
+        return Result(losses, counted, last.norm, last.may_go_on, last.gradient_finite, np.float64(waited), last.busy)
+
+    def whole(value: tf.Tensor) -> tf.Tensor:
+        return strategy.local(value)[0]
 
     return loop
 
 
-def _one(step: Step, strategy: HasCollectives, batch: Any, number: tf.Tensor, with_norm: tf.Tensor) -> _Made:
-    """One step, inside a compiled function."""
+def _one(
+    step: Step,
+    strategy: HasCollectives,
+    batch: Any,
+    number: tf.Tensor,
+    with_norm: tf.Tensor,
+    going: tf.Tensor | None = None,
+) -> _Made:
+    """One step, inside a compiled function; where `going` is false it changes nothing."""
     computed = strategy.run(step.compute, batch, number, with_norm)
+    if going is not None:
+        computed = strategy.run(step.held, computed, going)
     loss, norm = (tf.cast(strategy.local(x)[0], keras.config.floatx()) for x in (computed.loss, computed.norm))
     finite = strategy.local(computed.finite)[0]
     unused = step.unused()
@@ -146,7 +161,7 @@ def _one(step: Step, strategy: HasCollectives, batch: Any, number: tf.Tensor, wi
         loss,
         finite,
         norm,
-        may_go_on=step.may_go_on(computed),
+        may_go_on=step.may_go_on(computed) if going is None else tf.logical_and(going, step.may_go_on(computed)),
         gradient_finite=tf.cond(finite, update, skip),
         busy=tf.stack(strategy.local(computed.busy)),
     )

@@ -32,8 +32,14 @@ class Totals:
         return keras_internals.metric_results(model, self._sums) if self._sums else {}
 
 
-def check_additive(model: keras.Model) -> None:
-    """Raises `InputError` for a metric whose variables are not sums over replicas."""
+def check(model: keras.Model) -> None:
+    """Raises `InputError` for a metric whose variables are not sums over replicas, and for layers' metrics of one name."""
+    names = keras_internals.names_of_layers_metrics(model)
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(
+                f"Metrics of layers must have names of their own. Received twice: {name}. Rename the layers."
+            )
     for metric in keras_internals.metrics_of(model):
         for variable in metric.variables:
             if variable.aggregation != "sum":
@@ -45,7 +51,7 @@ def check_additive(model: keras.Model) -> None:
 
 def make_drain(model: keras.Model, strategy: HasCollectives) -> Callable[[], list[np.ndarray]]:
     """Returns a function that merges the metrics' variables over replicas, zeroes them and returns the sums."""
-    variables = [variable for metric in keras_internals.metrics_of(model) for variable in metric.variables]
+    variables = keras_internals.metric_variables(model)
     if not variables:
         return list
 
@@ -67,7 +73,7 @@ def make_drain(model: keras.Model, strategy: HasCollectives) -> Callable[[], lis
 def make_average_statistics(model: keras.Model, strategy: HasCollectives) -> Callable[[], None]:
     """Returns a function that replaces moving statistics by their mean over replicas, before they are used or saved."""
     variables = [v for v in model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
-    if not variables:
+    if not variables or strategy.replicas == 1:
         return lambda: None
 
     def replica_function() -> None:

@@ -133,8 +133,10 @@ class Unborn:
             *of_gradients(self._layers, held, mesh, rules["batch"], computed),
             *_for_the_update(variables, mesh, shard),
         ]
-        activations = sum(held.bytes(layer.output) for layer in self._layers)
-        return Plan(mesh, variables, sent, activations, frozenset(held.dims | set(self.dims)), self._unknown)
+        activations = sum(held.bytes(layer.output) for layer in self._layers if not held.is_kept(layer))
+        attends = {"context"} if any(isinstance(layer, ATTENTIONS) for layer in self._layers) else set()
+        dims = frozenset(held.dims | attends | set(self.dims))
+        return Plan(mesh, variables, sent, activations, dims, self._unknown)
 
     def _planned(self, newborn: keras_internals.Newborn, mesh: Mesh, rules: Mapping[str, str], shard: Shard) -> Planned:
         variable = newborn.variable
@@ -193,9 +195,10 @@ def cheapest(
 
 
 def uncounted(rules: Mapping[str, str]) -> list[str]:
-    """The rules of which a plan does not know all that is sent: embed, head_dim, and any on the batch's axis."""
+    """The rules of which a plan does not know all that is sent: embed, head_dim, and most on the batch's axis."""
     batch = rules["batch"]
-    return [f"{d}:{axis}" for d, axis in rules.items() if d != "batch" and (d in _UNCOUNTED or axis == batch)]
+    own = ("batch", "experts")
+    return [f"{d}:{axis}" for d, axis in rules.items() if d not in own and (d in _UNCOUNTED or axis == batch)]
 
 
 def _slots(model: keras.Model, optimizer: keras.Optimizer) -> dict[int, int]:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.errors import InputError
+from tfdist.layers import MixtureOfExperts
 
 FULL, NONE = "full", "none"
 _log = logging.getLogger(__name__)
@@ -28,8 +29,8 @@ def recompute(model: keras.Model, which: str = FULL) -> keras.Model:
 
     Args:
       model: before its first step.
-      which: "full" for every layer that has weights; "none"; or a regular expression that the whole path of a layer matches,
-        such as "block_.*_attention".
+      which: "full" for every layer that has weights, without mixtures of experts, which add losses; "none"; or a regular
+        expression that the whole path of a layer matches, such as "block_.*_attention".
 
     Returns:
       The model.
@@ -40,13 +41,19 @@ def recompute(model: keras.Model, which: str = FULL) -> keras.Model:
     if which == NONE:
         return model
     layers = keras_internals.layers_of(model)
-    chosen = [x for x in layers if x.variables or not x.built] if which == FULL else _matched(layers, which)
+    chosen = [x for x in layers if _by_itself(x)] if which == FULL else _matched(layers, which)
     inside = {id(inner) for layer in chosen for inner in keras_internals.layers_of(layer)}
     outermost = [layer for layer in chosen if id(layer) not in inside]
     for layer in outermost:
         keras_internals.wrap_call(layer, _recomputed)
     _log.debug("Recomputed in the backward pass: %s", ", ".join(_path(layer) for layer in outermost))
     return model
+
+
+def _by_itself(layer: keras.Layer) -> bool:
+    """Whether "full" has a layer computed again: not one that adds losses, nor what such a layer is inside of."""
+    inside = [layer, *keras_internals.layers_of(layer)]
+    return bool(layer.variables or not layer.built) and not any(isinstance(x, MixtureOfExperts) for x in inside)
 
 
 def _matched(layers: list[keras.Layer], which: str) -> list[keras.Layer]:

@@ -165,6 +165,7 @@ class Run:
         iterator = self._strategy.distribute(pipeline.dataset)
         self._iterator = iterator
         self._reporter.start(plan)
+        trainer.drain()  # metrics of layers count every call of the model
         self._callbacks.on_train_begin()
         with contextlib.closing(self._profile):
             while trainer.step < self._schedule.steps:

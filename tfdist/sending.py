@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import keras
 
 from tfdist import keras_internals
-from tfdist.activations import Activations
+from tfdist.activations import Activation, Activations
 from tfdist.dims import ATTENTIONS
 from tfdist.layers import MixtureOfExperts
 from tfdist.layouts import Layout
@@ -45,7 +45,7 @@ def between_layers(
         elif isinstance(layer, ATTENTIONS):
             yield from _attention(layer, held, mesh, rules)
         elif isinstance(layer, MixtureOfExperts):
-            yield from _experts(layer, held, mesh, rules)
+            yield from _experts(layer, held, mesh, rules["batch"])
         elif isinstance(layer, keras.layers.Dense):
             yield from _dense(layer, held, mesh, batch)
         elif getattr(layer, "tfdist_dims", None):
@@ -72,20 +72,23 @@ def of_gradients(
     summed: dict[tuple[str, ...], int] = collections.Counter()
     axes_of: dict[int, list[str]] = {}
     for layer in (layer for layer in layers if layer.variables):
-        found = held.of(layer.input)
-        tokens = (
-            [axis for axis in found.axes[1:] if axis]
-            if isinstance(layer, keras.layers.Embedding)
-            else found.sequence_axes
-        )
         for variable in layer.variables:
-            axes_of.setdefault(id(variable), tokens)
+            axes_of.setdefault(id(variable), _axes_of_tokens(layer, held.of(layer.input)))
     for variable, size in sizes.items():
         over = dict.fromkeys([batch_axis, *axes_of.get(variable, [])])
         summed[tuple(axis for axis in over if mesh.axes[axis] > 1)] += size
     for axes, total in summed.items():
         if axes:
             yield Sent("gradients, together", "all-reduce", "&".join(axes), total)
+
+
+def _axes_of_tokens(layer: keras.Layer, given: Activation) -> list[str]:
+    """The axes besides that of the rows over which devices see different tokens."""
+    if isinstance(layer, MixtureOfExperts):  # gathers them
+        return []
+    return (
+        [axis for axis in given.axes[1:] if axis] if isinstance(layer, keras.layers.Embedding) else given.sequence_axes
+    )
 
 
 def _dense(layer: keras.layers.Dense, held: Activations, mesh: Mesh, batch: str) -> Iterator[Sent]:
@@ -110,7 +113,9 @@ def _attention(layer: keras.Layer, held: Activations, mesh: Mesh, rules: Mapping
         yield Sent(f"output of {layer.path}", "all-reduce", heads, held.of(layer.output).bytes)
         yield Sent(f"gradient of the input of {layer.path}", "all-reduce", heads, given.bytes)
     source = keras.tree.flatten(layer.input)[0]
-    for axis in given.sequence_axes:
+    context = rules.get("context", rules["batch"])
+    split = [*given.sequence_axes, *([context] if context != rules["batch"] and mesh.axes[context] > 1 else [])]
+    for axis in dict.fromkeys(split):
         tokens = held.bytes_with(source, (given.axes[0], *[None] * (len(given.axes) - 1))) // source.shape[-1]
         size = tokens * sum(
             _width(part.kernel, mesh) for part in keras_internals.layers_of(layer) if part.name in _KEYS
@@ -119,21 +124,26 @@ def _attention(layer: keras.Layer, held: Activations, mesh: Mesh, rules: Mapping
         yield Sent(f"gradients of keys and values of {layer.path}", "all-reduce", axis, size)
 
 
-def _experts(layer: MixtureOfExperts, held: Activations, mesh: Mesh, rules: Mapping[str, str]) -> Iterator[Sent]:
+def _experts(layer: MixtureOfExperts, held: Activations, mesh: Mesh, batch: str) -> Iterator[Sent]:
     """Tokens on their way to experts and back, and gradients; or parts of sums, where each device has all tokens."""
-    axis = rules.get("experts")
-    if not axis or mesh.axes[axis] == 1:
-        return
-    given = held.of(layer.input)
-    tokens = layer.experts * layer.capacity(layer.input.shape[1], training=True)
-    size = given.bytes // layer.input.shape[1] * tokens
-    if axis == rules["batch"]:
+    given, source = held.of(layer.input), keras.tree.flatten(layer.input)[0]
+    whole = held.bytes_with(source, (given.axes[0], None, None))
+    for sequence in given.sequence_axes:
+        yield Sent(f"tokens of {layer.path}, and their gradients", "all-gather", sequence, 2 * whole)
+    size = whole // source.shape[1] * layer.experts * layer.capacity(source.shape[1], training=True)
+    experts, _, width = keras_internals.layout_of(layer.in_kernel).computed.axes
+    parts = mesh.axes[experts] if experts else 1
+    if width and mesh.axes[width] > 1:
+        yield Sent(
+            f"sums of the experts' products of {layer.path}, and gradients", "all-reduce", width, 2 * size // parts
+        )
+    if parts > 1 and experts == batch:
         for what in ("tokens to the experts", "tokens from the experts"):
-            yield Sent(f"{what} of {layer.path}, and their gradients", "all-to-all", axis, 2 * size)
-        return
-    yield Sent(f"output of {layer.path}", "all-reduce", axis, held.of(layer.output).bytes)
-    weights = given.bytes // layer.input.shape[2] * layer.experts
-    yield Sent(f"gradients of tokens and weights of {layer.path}", "all-gather", axis, size + weights)
+            yield Sent(f"{what} of {layer.path}, and their gradients", "all-to-all", experts, 2 * size)
+    elif parts > 1:
+        yield Sent(f"output of {layer.path}", "all-reduce", experts, whole)
+        weights = whole // source.shape[2] * layer.experts
+        yield Sent(f"gradients of tokens and weights of {layer.path}", "all-gather", experts, size + weights)
 
 
 def _width(kernel: keras.Variable, mesh: Mesh) -> int:
@@ -150,7 +160,7 @@ def _constraint(layer: keras.Layer, held: Activations) -> Iterator[Sent]:
         if old and old != new:
             rest = (*before.axes[:i], None, *before.axes[i + 1 :])
             yield Sent(f"tensor in {layer.name}", "all-gather", old, held.bytes_with(tensor, rest))
-        if new and old != new and tensor.dtype != "int32":
+        if new and old != new and keras.backend.is_float_dtype(tensor.dtype):
             rest = (*after.axes[:i], None, *after.axes[i + 1 :])
             yield Sent(f"gradient in {layer.name}", "all-gather", new, held.bytes_with(tensor, rest))
 

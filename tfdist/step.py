@@ -142,6 +142,14 @@ class Step:
         """As if `compute` had not been called: the forward pass leaves no trace. A replica function."""
         _assign(self._restored, computed.before)
 
+    def held(self, computed: Computed, going: tf.Tensor) -> Computed:
+        """The same, but where `going`, a scalar bool, is false the step does not count. A replica function."""
+        scale = [
+            tf.where(going, new, tf.convert_to_tensor(old))
+            for new, old in zip(computed.scale, self._scale, strict=True)
+        ]
+        return computed._replace(finite=tf.logical_and(computed.finite, going), scale=scale)
+
     def may_go_on(self, computed: Computed) -> tf.Tensor:
         """Whether the run goes on after this step, a scalar bool; outside of replica functions."""
         finite = self._strategy.local(computed.finite)[0]
@@ -169,7 +177,9 @@ class Step:
         # pass only masks are used, and the rest of its graph is never run.
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         with self._strategy.computing(self.variables):
-            outputs = self._strategy.outputs(self._model(x, training=False))
+            values = [(variable, variable.value) for variable in self._model.variables]
+            with keras.StatelessScope(state_mapping=values):  # metrics of layers must not count it
+                outputs = self._strategy.outputs(self._model(x, training=False))
         parts = loss.terms(self._model, y, outputs, weight)
         totals = loss.totals(parts, self.settings.batch_size, self._collectives)
         return accumulated(

@@ -215,6 +215,7 @@ class Trainer:
         examples = as_examples(data)
         self.build(examples)
         self.average_statistics()
+        self.drain()  # metrics of layers count every call of the model
         return self._evaluator.evaluate(examples, batch_size)
 
     def build(self, data: Examples) -> None:
@@ -229,8 +230,9 @@ class Trainer:
         if not self.model.trainable_variables:
             raise InputError("A model needs variables to be trained. Received: no trainable variable.")
         self._trained = [id(variable) for variable in self.model.trainable_variables]
-        metrics.check_additive(self.model)
-        check_metric_names(metric.name for metric in keras_internals.metrics_of(self.model))
+        metrics.check(self.model)
+        check_metric_names(keras_internals.names_of_compiled_metrics(self.model))
+        check_metric_names(keras_internals.names_of_layers_metrics(self.model))
         self.drain = metrics.make_drain(self.model, self.strategy)
         self.average_statistics = metrics.make_average_statistics(self.model, self.strategy)
         self._evaluator = Evaluator(self.model, self.strategy, self.drain)
@@ -253,9 +255,9 @@ class Trainer:
     def save(self, path: str) -> None:
         """Writes the model in Keras's own format, on the chief; every process calls it.
 
-        Keras alone can load it: in inference, synchronized BatchNorm is an ordinary one, and is saved as one. The
-        optimizer goes with the model unless a layer had to be replaced so, or Keras does not know it: tfdist's own, or one
-        whose rate has a warm-up.
+        Keras alone can load it, with tfdist imported if the model has layers of tfdist's. In inference, synchronized BatchNorm
+        is an ordinary one, and is saved as one. The optimizer goes with the model unless a layer had to be replaced so, or
+        Keras does not know it: tfdist's own, or one whose rate has a warm-up.
         """
         self.average_statistics()
         with self.strategy.whole([*self.model.variables, *self.model.optimizer.variables]):

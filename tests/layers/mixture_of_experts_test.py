@@ -70,7 +70,7 @@ def test_tokens_of_a_full_expert_are_dropped_or_spilled():
         layer.router.assign(np.eye(6, 4))
         layer(np.tile([[5.0, 1, 0, 0, 0, 0]], (1, 12, 1)).astype("float32"), training=True)
     found = {key: float(value) for key, value in dropping.load.result().items()}
-    assert found["dropped"] == pytest.approx(9 / 12) and found["load_0"] == 1
+    assert found["dropped"] == pytest.approx(9 / 12) and found["expert_0"] == 1
     assert found["load_cv"] == pytest.approx(3**0.5)
     found = {key: float(value) for key, value in spilling.load.result().items()}
     assert found["dropped"] == 0 and found["load_cv"] == 0
@@ -165,7 +165,63 @@ def test_metrics_of_a_layer_are_those_of_all_replicas(single, mirrored2):
     expected, found = (trained(strategy, 20) for strategy in (single, mirrored2))
     for a, b in zip(expected[:2], found[:2], strict=True):
         assert a == pytest.approx(b, rel=1e-4)
-    names = [f"moe_load_{i}" for i in range(4)]
+    names = [f"moe_expert_{i}" for i in range(4)]
     last = found[2].last("train")
     assert sum(last[name] for name in names) == pytest.approx(1)
     assert last["moe_dropped"] == 0
+
+
+def test_loads_are_added_up_in_float32_where_layers_compute_in_16_bits(single):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        layer = made()
+        for _ in range(40):
+            layer(np.tile(X, (8, 1, 1)), training=False)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert float(tf.reduce_sum(layer.load.tokens) + layer.load.dropped) == 40 * 64 * 12 * 2
+
+
+def test_micro_steps_and_other_calls_of_the_model_count_no_token_twice(single):
+    records = []
+    for micro_steps in (1, 4):
+        keras.utils.set_random_seed(2)
+        with single.scope():
+            inputs = keras.Input((12, 6))
+            model = keras.Model(inputs, MixtureOfExperts(4, 8, name="moe", evaluation_capacity_factor=4.0)(inputs))
+            trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse", accumulate_steps=micro_steps)
+        model(np.zeros([64, 12, 6], "float32"))
+        records.append(trainer.fit((X, X), batch_size=8, steps=1, log_every=1).last("train"))
+        model(np.zeros([64, 12, 6], "float32"))
+        records.append(trainer.evaluate((X, X), batch_size=8))
+    one, evaluated, four, again = records
+    for a, b in ((one, four), (evaluated, again)):
+        names = [name for name in a if name.startswith("moe")]
+        assert len(names) == 6 and {n: a[n] for n in names} == pytest.approx({n: b[n] for n in names}, abs=1e-6)
+    assert one["moe_dropped"] > 0 == evaluated["moe_dropped"]
+
+
+def test_layers_with_metrics_have_names_of_their_own(single):
+    def tower(name):
+        inputs = keras.Input((12, 6))
+        return keras.Model(inputs, MixtureOfExperts(2, 4, name="experts")(inputs), name=name)
+
+    with single.scope():
+        inputs = keras.Input((12, 6))
+        model = keras.Model(inputs, tower("second")(tower("first")(inputs)))
+        trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse")
+    with pytest.raises(InputError, match="names of their own. Received twice: experts_load. Rename the layers"):
+        trainer.fit((X, X), batch_size=8, steps=1)
+
+
+def test_all_layers_but_experts_are_computed_again(single):
+    with single.scope():
+        trainer = tfdist.Trainer(
+            tfdist.recompute(
+                tfdist.models.transformer(input_shape=(6,), classes=5, layers=2, width=8, heads=2, experts=2)
+            ),
+            optimizer="sgd",
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    tokens = RANDOM.integers(0, 5, (8, 6))
+    assert np.isfinite(trainer.fit((tokens, tokens), batch_size=8, steps=2).last("train")["loss"])

@@ -72,12 +72,10 @@ def test_a_place_has_one_token_and_weights_are_shares(sizes):
     probabilities, real = drawn(seed, groups, tokens, experts)
     found = routing.routes(tf.constant(probabilities), tf.constant(real), choices, capacity, overflow)
     assert np.max(np.sum(found.dispatch, axis=1)) <= 1
-    weights, served = found.weights.numpy(), np.sum(found.dispatch, axis=3)
-    assert np.all(weights[served == 0] == 0)
-    if choices > 1:
-        np.testing.assert_allclose(weights.sum(-1), served.any(-1))
-    else:
-        np.testing.assert_allclose(weights, probabilities * served)
+    served = np.sum(found.dispatch, axis=3) > 0
+    total = np.sort(probabilities)[..., -choices:].sum(-1, keepdims=True) if choices > 1 else 1
+    returned = np.sum(found.dispatch * found.weights[..., None], axis=3)
+    np.testing.assert_allclose(returned, np.where(served, probabilities / total, 0))
 
 
 def test_spilled_tokens_go_to_the_least_loaded_experts():
@@ -113,3 +111,12 @@ def test_padding_counts_in_no_loss():
         2 * float(probabilities[0, 0, 0]), rel=1e-6
     )
     assert float(routing.balance_loss(probabilities, first * 0)) == 0
+
+
+def test_two_places_of_one_expert_share_its_weight():
+    """The second choice of the last token is full, and the expert of its first has the least load."""
+    probabilities = np.array([[[0.1, 0.5, 0.4], [0.1, 0.5, 0.4], [0.6, 0.3, 0.1]]])
+    found = routing.routes(tf.constant(probabilities), tf.ones([1, 3], tf.float64), 2, 2, "spill")
+    assert np.sum(found.dispatch[0], axis=-1).tolist() == [[0, 1, 1], [0, 1, 1], [2, 0, 0]]
+    returned = np.sum(found.dispatch * found.weights[..., None], axis=3)[0]
+    np.testing.assert_allclose(returned, [[0, 5 / 9, 4 / 9], [0, 5 / 9, 4 / 9], [2 / 3, 0, 0]])

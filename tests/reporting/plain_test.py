@@ -59,7 +59,7 @@ def test_values_that_json_has_as_text_are_shown():
 
 
 def test_the_load_of_each_expert_is_in_the_file_alone():
-    record = {"loss": 1.0, "accuracy_1": 0.5, "moe_load_cv": 0.25, "moe_load_0": 0.1, "moe_load_11": 0.9}
+    record = {"loss": 1.0, "accuracy_1": 0.5, "moe_load_cv": 0.25, "moe_expert_0": 0.1, "moe_expert_11": 0.9}
     assert list(loss_and_metrics(record)) == ["loss 1.0000", "accuracy_1 0.5000", "moe_load_cv 0.2500"]
 
 

@@ -112,13 +112,26 @@ def data_losses(model: keras.Model) -> list[tf.Tensor]:
 
 def metrics_of(model: keras.Model) -> list[keras.Metric]:
     """The metrics of a compiled and built model, without its loss trackers: compiled ones, and those that layers update."""
-    compiled = model._compile_metrics.metrics if model._compile_metrics is not None else []
-    return [*compiled, *(metric for _, metric in _metrics_of_layers(model))]
+    return [*_compiled_metrics(model), *(metric for _, metric in _metrics_of_layers(model))]
+
+
+def names_of_compiled_metrics(model: keras.Model) -> list[str]:
+    """Names that the model was compiled with; with several outputs they are logged with the outputs' names first."""
+    return [metric.name for metric in _compiled_metrics(model)]
+
+
+def _compiled_metrics(model: keras.Model) -> list[keras.Metric]:
+    return model._compile_metrics.metrics if model._compile_metrics is not None else []
 
 
 def metric_variables(model: keras.Model) -> list[keras.Variable]:
     """The variables of these metrics, in their order."""
     return [variable for metric in metrics_of(model) for variable in metric.variables]
+
+
+def names_of_layers_metrics(model: keras.Model) -> list[str]:
+    """The names of the metrics that layers update, with those of the layers first, as they are logged."""
+    return [f"{layer}_{metric.name}" for layer, metric in _metrics_of_layers(model)]
 
 
 def _metrics_of_layers(model: keras.Model) -> list[tuple[str, keras.Metric]]:

@@ -5,6 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.keras_internals import uncast_value
+
 
 class ExpertLoad(keras.metrics.Metric):
     """Sums over batches: the tokens of each expert, and the choices that were dropped."""
@@ -17,14 +19,15 @@ class ExpertLoad(keras.metrics.Metric):
 
     def update_state(self, tokens: tf.Tensor, dropped: tf.Tensor) -> None:
         """Adds a batch: tokens, [experts], and a scalar."""
-        self.tokens.assign(self.tokens + tf.cast(tokens, self.tokens.dtype))
-        self.dropped.assign(self.dropped + tf.cast(dropped, self.dropped.dtype))
+        for variable, addend in ((self.tokens, tokens), (self.dropped, dropped)):
+            before = uncast_value(variable)  # a layer of mixed precision would add up in 16 bits
+            variable.assign(before + tf.cast(addend, before.dtype))
 
     def result(self) -> dict[str, tf.Tensor]:
         """Parts of the tokens by expert, their coefficient of variation, and the part of the choices that was dropped."""
         tokens, dropped = tf.convert_to_tensor(self.tokens), tf.convert_to_tensor(self.dropped)
         total = tf.reduce_sum(tokens)
         parts = tf.math.divide_no_nan(tokens, total)
-        each = {f"load_{i}": parts[i] for i in range(parts.shape[0])}
+        each = {f"expert_{i}": part for i, part in enumerate(tf.unstack(parts))}
         variation = tf.math.reduce_std(parts) * parts.shape[0]
         return {"load_cv": variation, "dropped": tf.math.divide_no_nan(dropped, total + dropped), **each}

@@ -29,7 +29,7 @@ class MixtureOfExperts(keras.layers.Layer):
     experts over an axis, also the batch's; `expert_ffn` is the width inside. The router computes in float32 at least.
 
     `balance_weight` times Switch's balancing loss and `z_weight` times ST-MoE's z-loss are added to the model's loss. The
-    metrics `load_0`, `load_1` ... are the parts of the tokens that each expert computed, `load_cv` their coefficient of
+    metrics `expert_0`, `expert_1` ... are the parts of the tokens that each expert computed, `load_cv` their coefficient of
     variation, and `dropped` the part of the choices that found no place; the layer's name stands before each.
 
     Cost for a batch of B examples of S tokens of width M, with E experts of C places: the experts' products, and two of

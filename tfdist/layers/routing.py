@@ -17,7 +17,7 @@ class Routes(NamedTuple):
 
     Attributes:
       dispatch: [groups, tokens, experts, capacity]; 1 where a token has this place of this expert.
-      weights: [groups, tokens, experts]; of what comes back from an expert, 0 from all others.
+      weights: [groups, tokens, experts]; of what comes back from each place that a token has with an expert, else 0.
       load: [experts]; tokens that each expert computes, of all groups.
       dropped: scalar; choices that found no place.
     """
@@ -36,8 +36,8 @@ def capacity_of(tokens: int, experts: int, choices: int, factor: float) -> int:
 def routes(probabilities: tf.Tensor, real: tf.Tensor, choices: int, capacity: int, overflow: str) -> Routes:
     """Routes each token to its `choices` most probable experts, in the order of the tokens, first choices first.
 
-    Gradients reach the router by the weights: the probability with one choice (Switch); with several those of the chosen
-    ones, divided by their sum (GShard).
+    Gradients reach the router by the weights: an expert's probability with one choice (Switch); with several, divided by the
+    sum of those of the chosen ones, whether they had room or not (GShard).
 
     Args:
       probabilities: [groups, tokens, experts]; the router's.
@@ -47,10 +47,11 @@ def routes(probabilities: tf.Tensor, real: tf.Tensor, choices: int, capacity: in
       overflow: "drop": a choice of a full expert is void. "spill": it goes to the expert of its group with the least load.
     """
     left, taken, places = probabilities, tf.zeros_like(probabilities[:, 0, :]), []
-    overflowed = []
+    overflowed, total = [], tf.zeros_like(real)
     for _ in range(choices):
         chosen = _chosen(left)
         left = left * (1 - chosen) - chosen  # below every probability, also one that is zero
+        total = total + tf.reduce_sum(probabilities * chosen, axis=-1)
         chosen = chosen * tf.expand_dims(real, -1)
         position = tf.cumsum(chosen, axis=1, exclusive=True) + tf.expand_dims(taken, 1)
         kept = chosen * tf.cast(position < capacity, chosen.dtype)
@@ -64,9 +65,10 @@ def routes(probabilities: tf.Tensor, real: tf.Tensor, choices: int, capacity: in
             places.append(spilled)
             overflowed[i] = tokens - tf.reduce_sum(spilled, axis=[2, 3])
     dispatch = tf.stop_gradient(tf.add_n(places))
-    weights = probabilities * tf.reduce_sum(dispatch, axis=-1)
+    # A spilled token may have two places of one expert, which share its weight.
+    weights = tf.math.divide_no_nan(probabilities, tf.reduce_sum(dispatch, axis=-1))
     if choices > 1:
-        weights = tf.math.divide_no_nan(weights, tf.reduce_sum(weights, axis=-1, keepdims=True))
+        weights = weights / tf.expand_dims(total, -1)
     return Routes(dispatch, weights, tf.reduce_sum(taken, axis=0), tf.add_n([tf.reduce_sum(x) for x in overflowed]))
 
 

@@ -83,6 +83,10 @@ def transformer(
         ]
     )
     x = _dropout(constrain(x, BETWEEN, "embedding_between"), dropout, "embedding_dropout")
+    if experts and layers < 2:
+        raise InputError(
+            f"transformer: experts are in every second block. Received: experts={experts}, layers={layers}."
+        )
     mixture = {"experts": experts, "choices": choices, "capacity_factor": capacity_factor}
     for i in range(arguments.positive("transformer", "layers", layers)):
         x = _attention(x, f"block_{i}", width, heads, dropout)

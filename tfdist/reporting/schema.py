@@ -90,7 +90,7 @@ FIELDS: Mapping[str, Field] = MappingProxyType(
 )
 
 
-_OF_ONE_EXPERT = re.compile(r"_load_\d+$")  # see `tfdist.layers.MixtureOfExperts`
+_OF_ONE_EXPERT = re.compile(r"_expert_\d+$")  # see `tfdist.layers.MixtureOfExperts`
 
 
 def metrics_of(record: Mapping[str, Json]) -> dict[str, Json]:
