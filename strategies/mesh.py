@@ -157,14 +157,21 @@ class MeshOfDevices(HasCollectives):
                 _log.warning("%s", line)
         self._warned = True
 
-    def _attending(self, name: str, *projected: tf.Tensor) -> list[tf.Tensor]:
+    def _attending(
+        self, name: str, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, causal: bool
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
         """Context parallelism: each device has its part of the queries, and all keys and values."""
-        if "context" not in self.rules or projected[0].shape.rank != 4:
-            return list(projected)
-        return [
-            self.constrain(x, ("batch", sequence, "heads", None), f"the {what} of {name}")
-            for x, what, sequence in zip(projected, ("queries", "keys", "values"), ("context", None, None), strict=True)
-        ]
+        if "context" not in self.rules or query.shape.rank != 4:
+            return query, key, value, None
+        mask = self._causal_mask(query.shape[1], key.shape[1], f"the mask of {name}") if causal else None
+        query = self.constrain(query, ("batch", "context", "heads", None), f"the queries of {name}")
+        key, value = (self.constrain(x, ("batch", None, "heads", None), f"the keys of {name}") for x in (key, value))
+        return query, key, value, mask
+
+    def _causal_mask(self, queries: int, keys: int, name: str) -> tf.Tensor:
+        """A part of it on each device, where Keras's own would be whole, and everything that it is compared with."""
+        own = self.constrain(tf.expand_dims(tf.range(queries), 1), ("context", None), name)
+        return tf.expand_dims(own >= tf.expand_dims(tf.range(keys), 0), 0)
 
     def _attended(self, name: str, output: tf.Tensor) -> tf.Tensor:
         """So that its gradient comes with the whole sequence, if the rest of the model has that on the axis of the heads.

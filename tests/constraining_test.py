@@ -141,3 +141,27 @@ def test_it_is_checked_alone_outside_of_a_step(split):
                 return tfdist.constrain(x, "batch sequence * *")
 
         assert Four()(inputs).shape == (None, None, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [
+        (lambda: keras.layers.GroupQueryAttention(2, 4, 2), {"use_causal_mask": True}),
+        (lambda: keras.layers.MultiHeadAttention(2, 4), {"use_causal_mask": True, "return_attention_scores": True}),
+        (lambda: keras.layers.MultiHeadAttention(2, 4, dropout=1e-9), {"use_causal_mask": True}),
+    ],
+    ids=["grouped", "with scores", "with dropout"],
+)
+def test_any_attention_is_split_over_the_context(single, attention, options):
+    losses = []
+    mesh = tfdist.load_strategy("mesh", mesh_shape="data:2;context:2", layout="context:context", environment={})
+    for strategy in (single, mesh):
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            inputs = keras.Input((6, 4))
+            outputs = keras.tree.flatten(attention()(inputs, inputs, **options))[0]
+            model = keras.Model(inputs, keras.layers.Dense(4)(outputs))
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            trainer = tfdist.Trainer(model, optimizer="sgd", loss=loss)
+        losses.append(trainer.fit((X, Y), batch_size=8, steps=3).last("train")["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -1,7 +1,7 @@
 """Keras's layers: how they are called, and what travels with their tensors."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -60,21 +60,30 @@ def replace_call(layer: keras.Layer, call: Callable[..., Any]) -> None:
 
 @contextlib.contextmanager
 def attentions_placed(
-    inside: Callable[[str, Any, Any, Any], Sequence[Any]], behind: Callable[[str, Any], Any]
+    inside: Callable[[str, Any, Any, Any, bool], tuple[Any, Any, Any, Any]], behind: Callable[[str, Any], Any]
 ) -> Iterator[None]:
     """Inside, Keras's attention layers attend with other tensors, and return another one, to lay them out.
 
     Args:
-      inside: given a layer's path, query, key and value, [batch, sequence, heads, head_dim] behind the projections, returns
-        what takes their places. Not called in subclasses with a `_compute_attention` of their own.
+      inside: given a layer's path, query, key and value, [batch, sequence, heads, head_dim] behind the projections, and whether
+        a causal mask is all the mask there is, returns what takes the places of the tensors, and that mask, [1, queries,
+        keys] bool, or None for Keras's own. Not called in subclasses with a `_compute_attention` of their own.
       behind: given a layer's path and its output, returns what takes its place.
     """
     kinds = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
     kept = [(kind, name, getattr(kind, name)) for kind in kinds for name in ("_compute_attention", "call")]
 
     def attending(method: Callable[..., Any]) -> Callable[..., Any]:
-        def attend(layer: keras.Layer, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-            return method(layer, *inside(layer.path, query, key, value), *args, **kwargs)
+        def attend(
+            layer: keras.Layer, query: Any, key: Any, value: Any, attention_mask: Any = None, *args: Any, **kwargs: Any
+        ) -> Any:
+            causal = kwargs.pop("use_causal_mask", False)
+            query, key, value, mask = inside(layer.path, query, key, value, causal)
+            if mask is not None:
+                attention_mask = mask
+            elif causal:
+                kwargs["use_causal_mask"] = True
+            return method(layer, query, key, value, attention_mask, *args, **kwargs)
 
         return attend
 
