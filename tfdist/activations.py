@@ -56,13 +56,12 @@ class Activations:
         for layer in layers:
             if not keras.tree.flatten(layer.input):  # an input's own layer
                 continue
+            if constrained := getattr(layer, "tfdist_dims", None):
+                self._names[id(layer.output)] = self._checked(layer, constrained)
+                continue
+            names = self._names_of(first(layer.input))
             for tensor in keras.tree.flatten(layer.output):
-                constrained = getattr(layer, "tfdist_dims", None)
-                self._names[id(tensor)] = (
-                    self._checked(layer, constrained)
-                    if constrained
-                    else _names_behind(layer, self._names_of(_first(layer.input)), tensor, variables)
-                )
+                self._names[id(tensor)] = _names_behind(layer, names, tensor, variables)
 
     def _checked(self, layer: keras.Layer, dims: Dims) -> Dims:
         """The names that a constraint gives; raises `InputError` if they cannot be laid out."""
@@ -81,7 +80,7 @@ class Activations:
 
     def of(self, tensors: object) -> Activation:
         """The first tensor of a structure."""
-        tensor = _first(tensors)
+        tensor = first(tensors)
         axes: list[str | None] = []
         for name, size in zip(self._names_of(tensor), _shape(tensor, self._rows), strict=True):
             axis = self._rules.get(name) if name else None
@@ -101,28 +100,30 @@ class Activations:
         return sum(self.of(tensor).bytes for tensor in keras.tree.flatten(tensors))
 
     def _names_of(self, tensor: keras.KerasTensor) -> Dims:
-        rank = len(tensor.shape)
-        return self._names.get(id(tensor), ("batch", *[None] * (rank - 1)) if rank else ())
+        return self._names.get(id(tensor)) or _rows_alone(tensor)
 
 
 def _names_behind(layer: keras.Layer, names: Dims, output: keras.KerasTensor, variables: Mapping[int, Dims]) -> Dims:
     """The names of a layer's output, given those of its first input."""
-    rank = len(output.shape)
-    found: Dims
+    found = names if tuple(first(layer.input).shape) == tuple(output.shape) else _rows_alone(output)
     if isinstance(layer, MixtureOfExperts):
         found = ("batch", None, names[-1])
     elif isinstance(layer, keras.layers.Embedding):
         found = (*names, variables[id(layer.embeddings)][-1])
     elif isinstance(layer, keras.layers.Dense):
         found = (*names[:-1], variables[id(layer.kernel)][-1])
-    elif isinstance(layer, ATTENTIONS) or len(names) != rank or tuple(_first(layer.input).shape) != tuple(output.shape):
-        found = (*names[: rank - 1], None) if isinstance(layer, ATTENTIONS) else ("batch", *[None] * (rank - 1))
-    else:
-        found = names
-    return found if len(found) == rank else ("batch", *[None] * (rank - 1))
+    elif isinstance(layer, ATTENTIONS):
+        found = (*names[:-1], None)
+    return found if len(found) == len(output.shape) else _rows_alone(output)
 
 
-def _first(tensors: object) -> keras.KerasTensor:
+def _rows_alone(tensor: keras.KerasTensor) -> Dims:
+    """The names of a tensor of which nothing else is known."""
+    return ("batch", *[None] * (len(tensor.shape) - 1)) if tensor.shape else ()
+
+
+def first(tensors: object) -> keras.KerasTensor:
+    """The first tensor of a structure."""
     return keras.tree.flatten(tensors)[0]
 
 

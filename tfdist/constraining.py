@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.dims import Dims
+from tfdist.dims import Dims, parse_dims
 from tfdist.errors import InputError
 from tfdist.strategy import strategy_in_use
 
@@ -31,7 +31,7 @@ def constrain(x: tf.Tensor | keras.KerasTensor, dims: str, name: str | None = No
     Raises:
       InputError: the tensor has another number of dims, two of them lie on one axis, or an axis does not divide its dim.
     """
-    names: Dims = tuple(None if dim == "*" else dim for dim in dims.split())
+    names = parse_dims(dims)
     if len(names) != len(x.shape):
         raise InputError(
             f"tfdist.constrain must name each dim of a tensor. Received: {dims!r} for a tensor of the shape {tuple(x.shape)}. "

@@ -35,6 +35,11 @@ _NORMS = (
 )
 
 
+def parse_dims(text: str) -> Dims:
+    """Reads names with spaces between, such as "embed ffn"; a * is a dim without one."""
+    return tuple(None if name == "*" else name for name in text.split())
+
+
 def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
     """Names dims of a model's variables, for `--layout`; has no effect under strategies without a mesh.
 
@@ -54,7 +59,7 @@ def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
     """
     named: dict[str, tuple[str, Dims]] = {}
     for expression, text in table.items():
-        dims = tuple(None if name == "*" else name for name in text.split())
+        dims = parse_dims(text)
         for variable in _matched(model, expression):
             if len(dims) != len(variable.shape):
                 raise InputError(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import keras
 
 from tfdist import keras_internals
-from tfdist.activations import Activation, Activations
+from tfdist.activations import Activation, Activations, first
 from tfdist.dims import ATTENTIONS
 from tfdist.layers import MixtureOfExperts
 from tfdist.layouts import Layout
@@ -45,7 +45,7 @@ def between_layers(
         elif isinstance(layer, ATTENTIONS):
             yield from _attention(layer, held, mesh, rules)
         elif isinstance(layer, MixtureOfExperts):
-            yield from _experts(layer, held, mesh, rules["batch"])
+            yield from _experts(layer, held, mesh, batch)
         elif isinstance(layer, keras.layers.Dense):
             yield from _dense(layer, held, mesh, batch)
         elif getattr(layer, "tfdist_dims", None):
@@ -97,7 +97,7 @@ def _dense(layer: keras.layers.Dense, held: Activations, mesh: Mesh, batch: str)
         axis if axis and axis != batch and mesh.axes[axis] > 1 else None
         for axis in keras_internals.layout_of(layer.kernel).computed.axes
     )
-    given, whole = held.of(layer.input), keras.tree.flatten(layer.input)[0]
+    given, whole = held.of(layer.input), first(layer.input)
     if given.axes[-1] and columns == given.axes[-1] and rows != columns:
         yield Sent(f"input of {layer.path}", "all-gather", columns, held.bytes_with(whole, (*given.axes[:-1], None)))
     elif axis := rows or given.axes[-1]:
@@ -112,7 +112,7 @@ def _attention(layer: keras.Layer, held: Activations, mesh: Mesh, rules: Mapping
     if heads and heads != rules["batch"] and mesh.axes[heads] > 1:
         yield Sent(f"output of {layer.path}", "all-reduce", heads, held.of(layer.output).bytes)
         yield Sent(f"gradient of the input of {layer.path}", "all-reduce", heads, given.bytes)
-    source = keras.tree.flatten(layer.input)[0]
+    source = first(layer.input)
     context = rules.get("context", rules["batch"])
     split = [*given.sequence_axes, *([context] if context != rules["batch"] and mesh.axes[context] > 1 else [])]
     for axis in dict.fromkeys(split):
@@ -126,7 +126,7 @@ def _attention(layer: keras.Layer, held: Activations, mesh: Mesh, rules: Mapping
 
 def _experts(layer: MixtureOfExperts, held: Activations, mesh: Mesh, batch: str) -> Iterator[Sent]:
     """Tokens on their way to experts and back, and gradients; or parts of sums, where each device has all tokens."""
-    given, source = held.of(layer.input), keras.tree.flatten(layer.input)[0]
+    given, source = held.of(layer.input), first(layer.input)
     whole = held.bytes_with(source, (given.axes[0], None, None))
     for sequence in given.sequence_axes:
         yield Sent(f"tokens of {layer.path}, and their gradients", "all-gather", sequence, 2 * whole)
@@ -155,7 +155,7 @@ def _width(kernel: keras.Variable, mesh: Mesh) -> int:
 def _constraint(layer: keras.Layer, held: Activations) -> Iterator[Sent]:
     """What is split and then is not is gathered; and the other way round its gradient is."""
     before, after = held.of(layer.input), held.of(layer.output)
-    tensor = keras.tree.flatten(layer.input)[0]
+    tensor = first(layer.input)
     for i, (old, new) in enumerate(zip(before.axes, after.axes, strict=True)):
         if old and old != new:
             rest = (*before.axes[:i], None, *before.axes[i + 1 :])
@@ -170,7 +170,7 @@ def _lookup(layer: keras.layers.Embedding, held: Activations, mesh: Mesh) -> Ite
     tokens = held.of(layer.input)
     for axis in tokens.axes[1:]:
         if axis:
-            size = held.bytes_with(keras.tree.flatten(layer.input)[0], tokens.axes[:1])
+            size = held.bytes_with(first(layer.input), tokens.axes[:1])
             yield Sent(f"tokens of {layer.path}", "all-gather", axis, size)
     variable = layer.embeddings
     vocabulary, *others = keras_internals.layout_of(variable).computed.axes

@@ -25,6 +25,14 @@ def drawn(seed, groups, tokens, experts):
     return scores / scores.sum(-1, keepdims=True), real
 
 
+def routed(seed, groups, tokens, experts, capacity, overflow):
+    """The arguments of a case, and what routes makes of them."""
+    probabilities, real = drawn(seed, groups, tokens, experts)
+    choices = min(2, experts)
+    found = routing.routes(tf.constant(probabilities), tf.constant(real), choices, capacity, overflow)
+    return (probabilities, real, choices, capacity, overflow), found
+
+
 def by_hand(probabilities, real, choices, capacity, overflow):
     """As one would say it: first choices of all tokens in order, then second ones, then what overflowed."""
     groups, tokens, experts = probabilities.shape
@@ -54,11 +62,9 @@ def by_hand(probabilities, real, choices, capacity, overflow):
 
 @given(SIZES)
 def test_routes_are_those_of_a_loop(sizes):
-    seed, groups, tokens, experts, capacity, overflow = sizes
-    choices = min(2, experts)
-    probabilities, real = drawn(seed, groups, tokens, experts)
-    found = routing.routes(tf.constant(probabilities), tf.constant(real), choices, capacity, overflow)
-    dispatch, dropped = by_hand(probabilities, real, choices, capacity, overflow)
+    case, found = routed(*sizes)
+    _, real, choices, *_ = case
+    dispatch, dropped = by_hand(*case)
     np.testing.assert_array_equal(found.dispatch, dispatch)
     assert float(found.dropped) == dropped
     np.testing.assert_array_equal(found.load, dispatch.sum((0, 1, 3)))
@@ -67,10 +73,7 @@ def test_routes_are_those_of_a_loop(sizes):
 
 @given(SIZES)
 def test_a_place_has_one_token_and_weights_are_shares(sizes):
-    seed, groups, tokens, experts, capacity, overflow = sizes
-    choices = min(2, experts)
-    probabilities, real = drawn(seed, groups, tokens, experts)
-    found = routing.routes(tf.constant(probabilities), tf.constant(real), choices, capacity, overflow)
+    (probabilities, _, choices, *_), found = routed(*sizes)
     assert np.max(np.sum(found.dispatch, axis=1)) <= 1
     served = np.sum(found.dispatch, axis=3) > 0
     total = np.sort(probabilities)[..., -choices:].sum(-1, keepdims=True) if choices > 1 else 1

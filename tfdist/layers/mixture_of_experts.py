@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.constraining import constrain
+from tfdist.dims import parse_dims
 from tfdist.errors import InputError
 from tfdist.layers.expert_load import ExpertLoad
 from tfdist.layers.routing import OVERFLOWS, balance_loss, capacity_of, routes, z_loss
@@ -113,7 +114,7 @@ class MixtureOfExperts(keras.layers.Layer):
         self.out_kernel = self.add_weight((self.experts, self.width, embed), other, name="out_kernel")
         self.out_bias = self.add_weight((self.experts, embed), "zeros", name="out_bias")
         for name, dims in _DIMS.items():
-            getattr(self, name).tfdist_dims = tuple(None if dim == "*" else dim for dim in dims.split())
+            getattr(self, name).tfdist_dims = parse_dims(dims)
 
     def call(self, inputs: tf.Tensor, mask: tf.Tensor | None = None, training: bool = False) -> tf.Tensor:
         """Returns a tensor of the shape and dtype of `inputs`, [batch, tokens, embed]; tokens without a mask go nowhere."""
