@@ -20,7 +20,7 @@ LAYERS = {
     "trainer": "trainer callbacks evaluation inspections kept loop metrics run step steps",
     "parts of a step": "activations checkpoint constraining data gradients keras_objects layers loss models optimizers"
     " recomputing reporting",
-    "strategies": "strategies dtensor horovod_rendezvous placing servers tf_distribute",
+    "strategies": "strategies dtensor horovod_rendezvous placing rematerialization servers tf_distribute",
     "strategy": "strategy loading",
     "talking": "collectives group",
     "foundation": "cluster combinations config cores decay detect devices dims endings engine_errors errors fitting"

@@ -293,3 +293,30 @@ def test_operations_of_a_graph_and_of_what_it_calls():
 
     graph = loop.get_concrete_function(tf.constant(0.0)).graph
     assert {"Sqrt", "AddV2", "Less"} <= {operation.type for operation in keras_internals.operations_of(graph)}
+
+
+def test_a_scope_s_losses_know_who_added_them():
+    inner = keras.layers.Dense(2, activity_regularizer="l2")
+    outer = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), inner])
+    with keras_internals.RecordedScope([]) as scope:
+        outer(tf.ones([2, 3]))
+    assert keras_internals.adders_of(outer, scope.losses) == [inner]
+
+
+def test_what_is_held_of_a_variable():
+    variable = keras.Variable(2.0)
+    assert float(keras_internals.held_value(variable)) == 2.0
+    with keras_internals.RecordedScope([(variable, tf.constant(4.0))], [(variable, tf.constant(3.0))]):
+        assert (float(variable.value), float(keras_internals.held_value(variable))) == (4.0, 3.0)
+        with keras_internals.RecordedScope([(variable, tf.constant(5.0))]):
+            assert float(keras_internals.held_value(variable)) == 5.0
+
+
+def test_tapes_do_not_see_what_is_not_recorded():
+    x = tf.constant(3.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        with keras_internals.no_gradients_recorded():
+            square = x * x
+        both = square + x
+    assert float(tape.gradient(both, x)) == 1.0

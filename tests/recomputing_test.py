@@ -6,6 +6,7 @@ import tensorflow as tf
 import tfdist
 from tfdist import keras_internals
 from tfdist.errors import InputError
+from tfdist.keras_internals import metrics_of
 from tfdist.recomputing import recompute
 
 RANDOM = np.random.default_rng(5)
@@ -29,7 +30,8 @@ def trained(strategy, which, build=transformer, data=(TOKENS, NEXT)):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         trainer = tfdist.Trainer(recompute(build(), which), optimizer=keras.optimizers.Adam(0.01), loss=loss, seed=4)
     trainer.fit(data, batch_size=8, steps=6)
-    return {v.path: np.array(strategy.local(v.value)[0]) for v in trainer.model.variables}
+    kept = [*trainer.model.variables, *(v for metric in metrics_of(trainer.model) for v in metric.variables)]
+    return {v.path: np.array(strategy.local(v.value)[0]) for v in kept}
 
 
 @pytest.mark.parametrize("which", ["full", "block_._attention", "drop.*|block_0_ffn_in|block_1_attention_dropout"])
@@ -146,11 +148,22 @@ def test_frozen_weights_keep_every_bit_in_mixed_precision(single):
     np.testing.assert_allclose(found["last/kernel"], expected["last/kernel"], atol=0.02)
 
 
-def test_losses_inside_are_refused(single):
-    def build():
-        inputs = keras.Input((6,))
-        inner = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6, activity_regularizer="l2")], name="inner")
-        return keras.Model(inputs, keras.layers.Dense(12)(inner(inputs)))
+def of_losses_inside():
+    inputs = keras.Input((6,))
+    regularized = keras.layers.Dense(6, activity_regularizer=keras.regularizers.L2(3.0))
+    inner = keras.Sequential([keras.Input((6,)), regularized], name="inner")
+    return keras.Model(inputs, keras.layers.Dense(12, kernel_regularizer="l2")(inner(inputs)))
 
-    with pytest.raises(InputError, match="must add no loss inside. Received: inner"):
-        trained(single, "full", build, (RANDOM.standard_normal((32, 6)).astype("float32"), NEXT[:, 0]))
+
+def of_experts():
+    return tfdist.models.transformer(input_shape=(6,), classes=12, layers=2, width=8, heads=2, experts=4)
+
+
+@pytest.mark.parametrize(
+    ("build", "data"),
+    [(of_losses_inside, (RANDOM.standard_normal((32, 6)), NEXT[:, 0])), (of_experts, (TOKENS, NEXT))],
+)
+def test_losses_and_metrics_inside_count_once(single, float64, build, data):
+    expected, found = (trained(single, which, build, data) for which in ("none", "full"))
+    for path, value in expected.items():
+        np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)

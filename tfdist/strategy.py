@@ -139,6 +139,16 @@ class Strategy(abc.ABC):
         """Inside, in a replica function, the variables are as a forward pass without gradients needs them."""
         return contextlib.nullcontext()
 
+    def computed_from(self, variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """What a layer computes with, differentiable by what is held of a variable between layers; by default the same.
+
+        Args:
+          variable: of the layer.
+          held: its value as it is held.
+          inputs: of the layer; the result need not be there before them.
+        """
+        return held
+
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
         """A tensor of a model in the layout that its dims have; `name` is for messages. See `tfdist.constrain`."""
         return x

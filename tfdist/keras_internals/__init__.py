@@ -1,7 +1,14 @@
 """Every private corner of Keras and TensorFlow that is touched, in one place; tests/keras_internals_test.py pins each."""
 
-from tfdist.keras_internals.engine import limit_start_of_workers, operations_of, untuned_device_iterators
+from tfdist.keras_internals.engine import (
+    limit_start_of_workers,
+    no_gradients_recorded,
+    operations_of,
+    untuned_device_iterators,
+    wait_for_devices,
+)
 from tfdist.keras_internals.layers import (
+    adders_of,
     attentions_placed,
     mask_of,
     products_keep_dims,
@@ -45,6 +52,7 @@ from tfdist.keras_internals.variables import (
     births_deferred,
     bytes_of,
     give_value,
+    held_value,
     initial_value,
     layout_of,
     set_layout,
@@ -56,6 +64,7 @@ __all__ = [
     "FlatLoss",
     "Newborn",
     "RecordedScope",
+    "adders_of",
     "attentions_placed",
     "births_deferred",
     "build",
@@ -65,6 +74,7 @@ __all__ = [
     "flat_losses",
     "give_value",
     "has_shapes",
+    "held_value",
     "initial_value",
     "last_learning_rate",
     "layers_of",
@@ -79,6 +89,7 @@ __all__ = [
     "moving_statistics",
     "names_of_compiled_metrics",
     "names_of_layers_metrics",
+    "no_gradients_recorded",
     "not_compiled",
     "operations_of",
     "products_keep_dims",
@@ -94,6 +105,7 @@ __all__ = [
     "update_metrics",
     "updates_without_effects",
     "value_of",
+    "wait_for_devices",
     "weight_losses",
     "weighted_sum",
     "with_mask_of",

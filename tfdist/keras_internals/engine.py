@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.data.ops import multi_device_iterator_ops
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context, record
 
 
 def limit_start_of_workers(workers: int, seconds: float) -> None:
@@ -44,6 +44,19 @@ def untuned_device_iterators() -> Iterator[None]:
         yield
     finally:
         multi_device_iterator_ops._create_device_dataset = make
+
+
+def no_gradients_recorded() -> contextlib.AbstractContextManager:
+    """Inside, no gradient tape sees what is computed."""
+    return record.stop_recording()
+
+
+def wait_for_devices() -> None:
+    """Returns when all devices have done what they were given; other threads of Python run meanwhile.
+
+    A value that is fetched from DTensor before it is there holds Python's lock until then.
+    """
+    context.context().sync_executors()
 
 
 def operations_of(graph: tf.Graph) -> Iterator[tf.Operation]:

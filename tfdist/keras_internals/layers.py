@@ -1,7 +1,7 @@
 """Keras's layers: how they are called, and what travels with their tensors."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -51,6 +51,12 @@ def wrap_call(layer: keras.Layer, wrap: Callable[[keras.Layer, Callable[..., Any
     """Puts `wrap(layer, layer.call)` in the place of a layer's `call`, as Keras does for its own rematerialization."""
     layer._remat_mode = remat.RematMode("full", 0, [])
     layer.rematerialized_call = lambda call, *_, **__: wrap(layer, call)
+
+
+def adders_of(layer: keras.Layer, losses: Sequence[Any]) -> list[keras.Layer]:
+    """For each loss of a stateless scope the layer, in a layer, that added it."""
+    layers = list(layer._flatten_layers())
+    return [next(one for one in layers if id(loss) in one._loss_ids) for loss in losses]
 
 
 def replace_call(layer: keras.Layer, call: Callable[..., Any]) -> None:

@@ -2,13 +2,14 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.common import variables as keras_variables
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 
 
@@ -93,11 +94,17 @@ class RecordedScope(keras.StatelessScope):
 
     Attributes:
       assigned: variable and value, in the order of the last assignments; what the scope was given is not among them.
+      held: by the ids of variables, what their values are computed from.
     """
 
-    def __init__(self, state_mapping: Sequence[tuple[keras.Variable, Any]]):
-        """Args: state_mapping: values of variables inside."""
-        super().__init__(state_mapping=state_mapping, collect_losses=True)
+    def __init__(
+        self,
+        state_mapping: Iterable[tuple[keras.Variable, Any]],
+        held: Iterable[tuple[keras.Variable, Any]] = (),
+    ):
+        """Args: state_mapping: values of variables inside; held: what they are computed from, where that is another tensor."""
+        super().__init__(state_mapping=list(state_mapping), collect_losses=True)
+        self.held = {id(variable): value for variable, value in held}
         self._updates: dict[int, tuple[keras.Variable, Any]] = {}
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
@@ -109,6 +116,14 @@ class RecordedScope(keras.StatelessScope):
     def assigned(self) -> list[tuple[keras.Variable, Any]]:
         """See the class."""
         return list(self._updates.values())
+
+
+def held_value(variable: keras.Variable) -> tf.Tensor:
+    """What a variable's value is computed from, in the innermost `RecordedScope` if one is open; by itself its value."""
+    scope = get_stateless_scope()
+    if isinstance(scope, RecordedScope) and id(variable) in scope.held:
+        return scope.held[id(variable)]
+    return uncast_value(variable)
 
 
 def uncast_value(variable: keras.Variable) -> tf.Tensor:

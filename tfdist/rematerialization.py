@@ -1,0 +1,110 @@
+"""A layer's activations are dropped after the forward pass, and computed again for the backward pass.
+
+Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016 (arXiv:1604.06174). A layer's variables that lie in parts are
+put together for each of the two passes, as FSDP does with its units.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.strategy import strategy_in_use
+
+
+def rematerialize(layer: keras.Layer) -> None:
+    """Lets a layer keep its inputs and what its variables are computed from, and nothing else, for the backward pass."""
+    keras_internals.wrap_call(layer, _rematerialized)
+
+
+class _First(NamedTuple):
+    """What the forward pass left besides the outputs."""
+
+    masks: list[Any]
+    assigned: list[tuple[keras.Variable, Any]]
+    adders: list[keras.Layer]
+
+
+def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        given = keras.tree.flatten((args, kwargs))
+        if any(isinstance(value, keras.KerasTensor) for value in given):
+            return call(*args, **kwargs)
+        places = [i for i, value in enumerate(given) if tf.is_tensor(value) and value.dtype.is_floating]
+        weights = list(layer.trainable_variables)
+        before = [(variable, keras_internals.uncast_value(variable)) for variable in layer.non_trainable_variables]
+        surroundings = keras_internals.same_call_again(layer)
+        first: list[_First] = []
+
+        def forward(tensors: Sequence[tf.Tensor], held: Sequence[tf.Tensor]) -> Any:
+            filled = list(given)
+            for place, tensor in zip(places, tensors, strict=True):
+                filled[place] = keras_internals.with_mask_of(tensor, given[place], tf.identity)
+            own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
+            values = [_computed(variable, x, tensors) for variable, x in zip(weights, held, strict=True)]
+            own = list(zip(weights, values, strict=True))
+            with (
+                surroundings(),
+                keras_internals.RecordedScope([*own, *before], zip(weights, held, strict=True)) as scope,
+            ):
+                outputs = call(*own_args, **own_kwargs)
+            masks = [keras_internals.mask_of(x) for x in keras.tree.flatten(outputs)]
+            first.append(_First(masks, scope.assigned, keras_internals.adders_of(layer, scope.losses)))
+            return outputs, list(scope.losses)
+
+        tensors, held = [given[place] for place in places], [keras_internals.held_value(v) for v in weights]
+        outputs, losses = _again(forward)(tensors, held)
+        for variable, value in first[0].assigned:
+            variable.assign(value)
+        for adder, loss in zip(first[0].adders, losses, strict=True):
+            adder.add_loss(loss)
+        for output, mask in zip(keras.tree.flatten(outputs), first[0].masks, strict=True):
+            if mask is not None:
+                keras_internals.set_mask(output, mask)
+        return outputs
+
+    return wrapped
+
+
+def _computed(variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+    strategy = strategy_in_use()
+    return strategy.computed_from(variable, held, inputs) if strategy else held
+
+
+def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls a function of two lists of tensors; its gradient calls it once more.
+
+    As `tf.recompute_grad`, which reads one element of a gradient to wait for it: on a mesh that would gather all of it.
+    """
+
+    def call(tensors: Sequence[tf.Tensor], held: Sequence[tf.Tensor]) -> Any:
+        @tf.custom_gradient
+        def run(*both: tf.Tensor) -> Any:
+            with keras_internals.no_gradients_recorded():
+                outputs = forward(both[: len(tensors)], both[len(tensors) :])
+
+            def gradient(*upstream: tf.Tensor, variables: Sequence[tf.Variable] | None = None) -> Any:
+                others = list(variables or [])
+                with tf.GradientTape() as tape:
+                    inputs = waiting(both, next(x for x in upstream if x.dtype.is_floating))
+                    tape.watch([*inputs, *others])
+                    again = forward(inputs[: len(tensors)], inputs[len(tensors) :])
+                found = tape.gradient(
+                    again, [*inputs, *others], list(upstream), unconnected_gradients=tf.UnconnectedGradients.ZERO
+                )
+                own = found[: len(inputs)]
+                return (own, found[len(inputs) :]) if variables is not None else own
+
+            return outputs, gradient
+
+        return run(*tensors, *held)
+
+    return call
+
+
+def waiting(tensors: Sequence[tf.Tensor], other: tf.Tensor) -> list[tf.Tensor]:
+    """The same tensors, but not there before another one is. Cost: one pass over each of them."""
+    nothing = tf.math.is_nan(tf.reduce_max(other))  # of an inf and of no elements, too
+    return [x + tf.cast(nothing, x.dtype) for x in tensors]
