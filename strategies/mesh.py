@@ -18,11 +18,12 @@ from tfdist.cluster import Cluster
 from tfdist.collectives import OneReplica
 from tfdist.devices import share_cores
 from tfdist.dims import Dims
-from tfdist.dtensor import Batches, Devices, engine_mesh, over_rows, refuse_crashes
+from tfdist.dtensor import Batches, Devices, engine_mesh, over_rows, refuse_crashes, sum_together
 from tfdist.group import Group
 from tfdist.layouts import Layout, Placement, given_way, idle, laid_out, parse_layout, parse_shard
 from tfdist.mesh import mesh_of
 from tfdist.placing import dims_of_newborn, placement
+from tfdist.rematerialization import rematerialize, waiting
 from tfdist.strategy import HasCollectives, State
 
 _log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class MeshOfDevices(HasCollectives):
         self.rules = parse_layout(layout, mesh)
         self.shard = parse_shard(shard, shard_axis or self.rules["batch"], shard_min_elements, mesh)
         share_cores(cluster, intra_op_threads)
+        sum_together(self.shard.stage not in ("gradients", "parameters"))
         self.group = join(cluster)
         self.devices = Devices(mesh, engine_mesh(mesh, cluster, self.group, start_timeout_seconds))
         self.collectives = OneReplica()
@@ -118,6 +120,8 @@ class MeshOfDevices(HasCollectives):
             self._note_drawn(variable.path, value)
             born = self.devices.variable(value, _placement_of(variable).stored, name, variable.trainable)
         keras_internals.give_value(variable, born)
+        if newborn.owners and _placement_of(variable).stored != _placement_of(variable).computed:
+            _gather_in_turn(newborn.owners[-1])
 
     def _note_drawn(self, name: str, value: tf.Tensor) -> None:
         """Each process draws for its own devices, so all must draw the same: compared at the scope's end."""
@@ -217,11 +221,27 @@ class MeshOfDevices(HasCollectives):
         if self.shard.stage != "parameters":
             yield [keras_internals.value_of(variable) for variable in variables]
             return
-        gathered = [self.devices.relaid(keras_internals.value_of(v), _placement_of(v).computed) for v in variables]
-        with keras_internals.RecordedScope(list(zip(variables, gathered, strict=True))) as scope:
-            yield gathered
+        held = [tf.convert_to_tensor(keras_internals.value_of(variable)) for variable in variables]
+        values = [self.computed_from(variable, part, ()) for variable, part in zip(variables, held, strict=True)]
+        own = zip(variables, values, strict=True)
+        with keras_internals.RecordedScope(own, zip(variables, held, strict=True)) as scope:
+            yield held
         for variable, value in scope.assigned:
             variable.assign(value)
+
+    def computed_from(self, variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See base class: all parts together, and a gradient in parts, when the layer's turn has come."""
+        placement = _placement_of(variable)
+        if placement.stored == placement.computed:
+            return held
+
+        @tf.custom_gradient
+        def gathered(part: tf.Tensor) -> Any:
+            if inputs:  # else the engine would gather at once what the last layer needs
+                [part] = waiting([part], inputs[0])
+            return self.devices.relaid(part, placement.computed), lambda gradient: self._parted(gradient, placement)
+
+        return gathered(held)
 
     def gradients(
         self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
@@ -233,10 +253,16 @@ class MeshOfDevices(HasCollectives):
             loss, rest = loss_fn(*batch)
         found = tape.gradient(loss, values)
         return (
-            [g if g is None else self._parted(g, _placement_of(v)) for g, v in zip(found, variables, strict=True)],
+            [g if g is None else self._summed(g, _placement_of(v)) for g, v in zip(found, variables, strict=True)],
             loss,
             rest,
         )
+
+    def _summed(self, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
+        """A gradient behind the backward pass, as it is kept."""
+        if placement.stored != placement.computed:
+            return gradient  # in parts since its layer was done
+        return self._parted(gradient, placement)
 
     def _parted(self, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
         """A gradient as it is kept. First as it is computed: else the backward pass would be laid out for the parts."""
@@ -287,6 +313,13 @@ class MeshOfDevices(HasCollectives):
         finally:
             for variable, value in zip(variables, spread, strict=True):
                 keras_internals.give_value(variable, value)
+
+
+def _gather_in_turn(owner: Any) -> None:
+    """Lets a layer gather its variables in its call; not a cell, called for each token, nor a layer with layers inside."""
+    is_cell = hasattr(owner, "state_size")
+    if isinstance(owner, keras.Layer) and not is_cell and not keras_internals.layers_of(owner):
+        rematerialize(owner)
 
 
 def _placement_of(variable: keras.Variable) -> Placement:

@@ -1,6 +1,7 @@
 """What the documents show exists: commands, flags, files, named tests; and CONTRIBUTING's picture is the tree's."""
 
 import importlib.util
+import itertools
 import pathlib
 import re
 import shlex
@@ -52,8 +53,9 @@ def uses(text: str) -> list[tuple[str, list[str]]]:
     for line in shown:
         for part in line.split("python -m tfdist.")[1:]:
             command, *arguments = shlex.split(part.replace("\\|", "|").replace("...", ""), comments=True)
+            own = itertools.takewhile(lambda argument: argument != "--", arguments)
             if not command.startswith("<"):
-                found.append((command, [a.partition("=")[0][2:] for a in arguments if re.match(r"--\w", a)]))
+                found.append((command, [a.partition("=")[0][2:] for a in own if re.match(r"--\w", a)]))
     return found
 
 

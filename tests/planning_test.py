@@ -152,7 +152,17 @@ def test_what_the_update_sends():
     gradients = ("gradients, together", "all-reduce")
     assert kinds("none") == [gradients]
     assert kinds("optimizer") == kinds("gradients") == [gradients, ("updated variables", "all-gather")]
-    assert kinds("parameters") == [gradients, ("variables for the forward pass", "all-gather")]
+    twice = [(f"variables, layer by layer, {way}", "all-gather") for way in ("forward", "backward")]
+    assert kinds("parameters") == [gradients, *twice]
+
+
+def test_layers_gather_sharded_parameters_in_turn_and_once_more_backward(tmp_path):
+    """An embedding's table is not needed backward; gamma and beta, and the three projections of attention, are one message."""
+    found = collectives(trainer_of("data:4", stage="parameters", optimizer="sgd"), tmp_path)
+    gathers = [name for name in found if "AllGather" in name]
+    forward = [name for name in gathers if "transformer" in name]
+    assert len(forward) == 2 * 6 + 2  # norm, projections, output, norm, in, out; final norm, logits
+    assert len(gathers) - len(forward) - 1 >= 2 * 6
 
 
 def test_slots_are_the_optimizer_s():

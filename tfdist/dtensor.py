@@ -2,9 +2,10 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
@@ -44,6 +45,11 @@ def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> d
     return dtensor.create_distributed_mesh(axes, local_devices=[f"{kind}:{i}" for i in range(local)], device_type=kind)
 
 
+def sum_together(together: bool) -> None:
+    """Whether the engine makes one message of all sums that do not need each other, for which all have to be there."""
+    os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "1" if together else "0"
+
+
 class Devices:
     """The devices of a mesh, and what this process does with those of its own."""
 
@@ -58,8 +64,11 @@ class Devices:
 
     def lay(self, value: Any, layout: Layout) -> tf.Tensor:
         """Puts a value, which every process has whole, on the devices: to each its part."""
-        value = tf.convert_to_tensor(value)
-        parts = [value[self._part(layout, value.shape, place)] for place in self._engine.local_device_locations()]
+        whole = np.asarray(value)
+        # A tensor's slice would keep all of the value in memory.
+        parts = [
+            whole[self._part(layout, whole.shape, place)].copy() for place in self._engine.local_device_locations()
+        ]
         return dtensor.pack(parts, self.layout(layout))
 
     def relaid(self, value: Any, layout: Layout) -> tf.Tensor:
@@ -92,9 +101,10 @@ class Devices:
             return value
         if not dtensor.fetch_layout(value).is_fully_replicated():
             value = dtensor.relayout(value, dtensor.Layout.replicated(self._engine, rank=value.shape.rank))
+        keras_internals.wait_for_devices()  # the group's threads must run during a long step, or the process counts as lost
         return dtensor.unpack(value)[0]
 
-    def _part(self, layout: Layout, shape: tf.TensorShape, place: dict[str, int]) -> tuple[slice, ...]:
+    def _part(self, layout: Layout, shape: Sequence[int], place: dict[str, int]) -> tuple[slice, ...]:
         """Which part of a value lies on the device at a place of the mesh."""
         found = []
         for axis, size in zip(layout.axes, shape, strict=True):

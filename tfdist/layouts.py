@@ -96,7 +96,10 @@ class Placement:
 
 
 def placed(computed: Layout, shape: Sequence[int], mesh: Mesh, shard: Shard) -> Placement:
-    """Adds sharding to a layout: over the first dim that is whole and that the axis divides, if there is one."""
+    """Adds sharding to a layout: over a dim that is whole and that the axis divides, if there is one.
+
+    The first dim comes last: TensorFlow's slice of it is no copy, so that a part would keep the whole tensor in memory.
+    """
     parts = Layout(computed.axes if shard.stage == "none" else _with_axis(computed.axes, shape, mesh, shard))
     held = {stage: parts if STAGES.index(shard.stage) >= STAGES.index(stage) else computed for stage in STAGES}
     return Placement(computed, held["parameters"], held["gradients"], held["optimizer"])
@@ -106,8 +109,8 @@ def _with_axis(axes: tuple[str | None, ...], shape: Sequence[int], mesh: Mesh, s
     if shard.axis in axes or math.prod(shape) < shard.min_elements:
         return axes
     size = mesh.axes[shard.axis]
-    for i, (axis, length) in enumerate(zip(axes, shape, strict=True)):
-        if axis is None and length % size == 0:
+    for i in (*range(1, len(shape)), 0)[: len(shape)]:
+        if axes[i] is None and shape[i] % size == 0:
             return (*axes[:i], shard.axis, *axes[i + 1 :])
     return axes
 

@@ -131,7 +131,7 @@ class Unborn:
         sent = [
             *between_layers(self.model, self._layers, held, mesh, rules),
             *of_gradients(self._layers, held, mesh, rules["batch"], computed),
-            *_for_the_update(variables, mesh, shard),
+            *_of_parts(variables, keras_internals.embeddings(self.model), mesh, shard),
         ]
         activations = sum(held.bytes(layer.output) for layer in self._layers if not held.is_kept(layer))
         attends = {"context"} if any(isinstance(layer, ATTENTIONS) for layer in self._layers) else set()
@@ -221,12 +221,15 @@ def _layers_of(model: keras.Model) -> tuple[list[keras.Layer], list[str]]:
     return known, [layer.path for layer in layers if id(layer) not in counted]
 
 
-def _for_the_update(variables: list[Planned], mesh: Mesh, shard: Shard) -> Iterator[Sent]:
-    """What sharded state sends."""
+def _of_parts(variables: list[Planned], tables: list[keras.Variable], mesh: Mesh, shard: Shard) -> Iterator[Sent]:
+    """What sharded state sends. Backwards a table of embeddings is not needed."""
     trainable = [variable for variable in variables if variable.trainable]
+    parts = [v for v in trainable if v.placement.stored != v.placement.computed]
+    looked_up = {table.path for table in tables}
     for what, split in (
         ("updated variables", [v for v in trainable if v.placement.slots != v.placement.stored]),
-        ("variables for the forward pass", [v for v in trainable if v.placement.stored != v.placement.computed]),
+        ("variables, layer by layer, forward", parts),
+        ("variables, layer by layer, backward", [v for v in parts if v.path not in looked_up]),
     ):
         if split:
             total = sum(v.bytes // v.placement.computed.parts(mesh) for v in split)

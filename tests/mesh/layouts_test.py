@@ -50,7 +50,7 @@ def test_kernels_of_convolutions_stay_whole():
         laid_out("conv/kernel", ("spatial_0", "spatial_1", "in", "out"), (3, 3, 4, 8), {"out": "model"}, MESH)
 
 
-WHOLE, SPLIT = Layout((None, None)), Layout(("data", None))
+WHOLE, SPLIT = Layout((None, None)), Layout((None, "data"))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,8 @@ def test_stages_of_zero(stage, stored, gradient, slots):
     ("axes", "shape", "expected"),
     [
         (("model", None), (4, 6), ("model", "data")),  # beside another axis
-        ((None, None), (3, 6), (None, "data")),  # the first dim that is divided
+        ((None, None, None), (4, 6, 8), (None, "data", None)),  # the first one behind the first
+        ((None, None), (4, 5), ("data", None)),  # the first, where no other is divided
         ((None, None), (3, 5), (None, None)),
         (("data", None), (4, 6), ("data", None)),  # the axis is taken
         ((None,), (2,), (None,)),  # too small
