@@ -8,5 +8,7 @@ group=/sys/fs/cgroup/memory/tfdist$$
 trap 'rmdir "$group"' EXIT
 mkdir "$group"
 echo "$1" > "$group/memory.limit_in_bytes"
+swap=$group/memory.memsw.limit_in_bytes
+[ ! -e "$swap" ] || echo "$1" > "$swap"
 shift
 (echo "$BASHPID" > "$group/cgroup.procs" && exec "$@")

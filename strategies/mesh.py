@@ -22,7 +22,7 @@ from tfdist.dtensor import Batches, Devices, engine_mesh, over_rows, refuse_cras
 from tfdist.group import Group
 from tfdist.layouts import Layout, Placement, given_way, idle, laid_out, parse_layout, parse_shard
 from tfdist.mesh import mesh_of
-from tfdist.placing import dims_of_newborn, placement
+from tfdist.placing import dims_of_newborn, is_gathered_in_turn, placement
 from tfdist.rematerialization import rematerialize, waiting
 from tfdist.strategy import HasCollectives, State
 
@@ -74,7 +74,7 @@ class MeshOfDevices(HasCollectives):
         self.rules = parse_layout(layout, mesh)
         self.shard = parse_shard(shard, shard_axis or self.rules["batch"], shard_min_elements, mesh)
         share_cores(cluster, intra_op_threads)
-        sum_together(self.shard.stage not in ("gradients", "parameters"))
+        sum_together(self.shard.sums_together)
         self.group = join(cluster)
         self.devices = Devices(mesh, engine_mesh(mesh, cluster, self.group, start_timeout_seconds))
         self.collectives = OneReplica()
@@ -120,8 +120,8 @@ class MeshOfDevices(HasCollectives):
             self._note_drawn(variable.path, value)
             born = self.devices.variable(value, _placement_of(variable).stored, name, variable.trainable)
         keras_internals.give_value(variable, born)
-        if newborn.owners and _placement_of(variable).stored != _placement_of(variable).computed:
-            _gather_in_turn(newborn.owners[-1])
+        if _placement_of(variable).stored != _placement_of(variable).computed and is_gathered_in_turn(newborn):
+            rematerialize(newborn.owners[-1])
 
     def _note_drawn(self, name: str, value: tf.Tensor) -> None:
         """Each process draws for its own devices, so all must draw the same: compared at the scope's end."""
@@ -216,16 +216,16 @@ class MeshOfDevices(HasCollectives):
         return keras.tree.map_structure(lambda x: keras_internals.with_mask_of(place(x), x, place), outputs)
 
     @contextlib.contextmanager
-    def computing(self, variables: Sequence[keras.Variable]) -> Iterator[list[Any]]:
-        """See base class; yields what stands for the variables inside, to differentiate by."""
+    def computing(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
+        """See base class."""
         if self.shard.stage != "parameters":
-            yield [keras_internals.value_of(variable) for variable in variables]
+            yield
             return
         held = [tf.convert_to_tensor(keras_internals.value_of(variable)) for variable in variables]
         values = [self.computed_from(variable, part, ()) for variable, part in zip(variables, held, strict=True)]
         own = zip(variables, values, strict=True)
         with keras_internals.RecordedScope(own, zip(variables, held, strict=True)) as scope:
-            yield held
+            yield
         for variable, value in scope.assigned:
             variable.assign(value)
 
@@ -247,11 +247,11 @@ class MeshOfDevices(HasCollectives):
         self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
     ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
         """See base class."""
-        with tf.GradientTape() as tape, self.computing(variables) as values:
-            for value in values:
-                tape.watch(value)
+        stored = [keras_internals.value_of(variable) for variable in variables]
+        with tf.GradientTape() as tape, self.computing(variables):
+            tape.watch(stored)
             loss, rest = loss_fn(*batch)
-        found = tape.gradient(loss, values)
+        found = tape.gradient(loss, stored)
         return (
             [g if g is None else self._summed(g, _placement_of(v)) for g, v in zip(found, variables, strict=True)],
             loss,
@@ -260,8 +260,8 @@ class MeshOfDevices(HasCollectives):
 
     def _summed(self, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
         """A gradient behind the backward pass, as it is kept."""
-        if placement.stored != placement.computed:
-            return gradient  # in parts since its layer was done
+        if placement.stored != placement.computed:  # in parts since its layer was done
+            return self.devices.relaid(gradient, placement.gradient)
         return self._parted(gradient, placement)
 
     def _parted(self, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
@@ -313,13 +313,6 @@ class MeshOfDevices(HasCollectives):
         finally:
             for variable, value in zip(variables, spread, strict=True):
                 keras_internals.give_value(variable, value)
-
-
-def _gather_in_turn(owner: Any) -> None:
-    """Lets a layer gather its variables in its call; not a cell, called for each token, nor a layer with layers inside."""
-    is_cell = hasattr(owner, "state_size")
-    if isinstance(owner, keras.Layer) and not is_cell and not keras_internals.layers_of(owner):
-        rematerialize(owner)
 
 
 def _placement_of(variable: keras.Variable) -> Placement:

@@ -2,6 +2,7 @@
 
 import collections
 import pathlib
+import re
 
 import keras
 import numpy as np
@@ -151,18 +152,33 @@ def test_what_the_update_sends():
 
     gradients = ("gradients, together", "all-reduce")
     assert kinds("none") == [gradients]
-    assert kinds("optimizer") == kinds("gradients") == [gradients, ("updated variables", "all-gather")]
-    twice = [(f"variables, layer by layer, {way}", "all-gather") for way in ("forward", "backward")]
-    assert kinds("parameters") == [gradients, *twice]
+    alone = ("gradients, one by one", "all-reduce")
+    assert kinds("optimizer") == [gradients, ("updated variables", "all-gather")]
+    assert kinds("gradients") == [alone, ("updated variables", "all-gather")]
+    assert kinds("parameters") == [alone, ("variables, forward", "all-gather"), ("variables, backward", "all-gather")]
 
 
 def test_layers_gather_sharded_parameters_in_turn_and_once_more_backward(tmp_path):
-    """An embedding's table is not needed backward; gamma and beta, and the three projections of attention, are one message."""
     found = collectives(trainer_of("data:4", stage="parameters", optimizer="sgd"), tmp_path)
     gathers = [name for name in found if "AllGather" in name]
-    forward = [name for name in gathers if "transformer" in name]
-    assert len(forward) == 2 * 6 + 2  # norm, projections, output, norm, in, out; final norm, logits
-    assert len(gathers) - len(forward) - 1 >= 2 * 6
+    layers = {
+        f"block_{i}_{name}"
+        for i in range(2)
+        for name in ("attention_norm", "attention", "ffn_norm", "ffn_in", "ffn_out")
+    }
+    layers |= {"final_norm", "logits"}
+    assert layers_in(gathers) == layers
+    assert (
+        layers_in(name for name in found if "/Max/" in name) == layers
+    )  # they wait, else all would be gathered at once
+    backward = [name for name in gathers if not layers_in([name])]
+    assert len(backward) > len(layers)  # and tables of embeddings, which have no inputs to wait for
+    assert sum("AllReduce" in name and "gradient_tape" in name for name in found) > 10  # one message would need all
+
+
+def layers_in(names):
+    found = (re.search(r"transformer\w*/(\w+?)_\d+/", name) for name in names)
+    return {match[1] for match in found if match}
 
 
 def test_slots_are_the_optimizer_s():

@@ -60,6 +60,11 @@ class Shard:
     axis: str = ""
     min_elements: int = 1024
 
+    @property
+    def sums_together(self) -> bool:
+        """Whether all gradients may be there at the same time, to be sent as one message."""
+        return self.stage in ("none", "optimizer")
+
 
 def parse_shard(stage: str, axis: str, min_elements: int, mesh: Mesh) -> Shard:
     """Checks `--shard` and what belongs to it.

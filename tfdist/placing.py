@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 
+import keras
+
 from tfdist.dims import Dims, dims_of
-from tfdist.keras_internals import Newborn, layout_of
+from tfdist.keras_internals import Newborn, layers_of, layout_of
 from tfdist.layouts import Placement, Shard, laid_out, placed
 from tfdist.mesh import Mesh
 
@@ -25,3 +27,13 @@ def placement(newborn: Newborn, rules: Mapping[str, str], mesh: Mesh, shard: Sha
         return Placement.same(of_its_variable.slots)
     computed = laid_out(variable.path, dims_of_newborn(newborn), variable.shape, rules, mesh)
     return placed(computed, variable.shape, mesh, shard if variable.trainable else Shard())
+
+
+def is_gathered_in_turn(newborn: Newborn) -> bool:
+    """Whether a layer gathers a variable that lies in parts in its own call, and drops it, forward and backward.
+
+    Not a cell of a recurrent layer, called for each token, nor a layer with layers inside, which would be computed again.
+    """
+    owner = newborn.owners[-1] if newborn.owners else None
+    is_cell = hasattr(owner, "state_size")
+    return isinstance(owner, keras.Layer) and not is_cell and not layers_of(owner)

@@ -15,7 +15,7 @@ from tfdist.dims import ATTENTIONS
 from tfdist.errors import InputError
 from tfdist.layouts import Layout, Placement, Shard
 from tfdist.mesh import Mesh
-from tfdist.placing import dims_of_newborn, placement
+from tfdist.placing import dims_of_newborn, is_gathered_in_turn, placement
 from tfdist.sending import Sent, between_layers, of_gradients
 
 _MOST_LAYOUTS = 20_000
@@ -130,8 +130,8 @@ class Unborn:
         }
         sent = [
             *between_layers(self.model, self._layers, held, mesh, rules),
-            *of_gradients(self._layers, held, mesh, rules["batch"], computed),
-            *_of_parts(variables, keras_internals.embeddings(self.model), mesh, shard),
+            *of_gradients(self._layers, held, mesh, rules["batch"], computed, shard),
+            *self._of_parts(variables, mesh, shard),
         ]
         activations = sum(held.bytes(layer.output) for layer in self._layers if not held.is_kept(layer))
         attends = {"context"} if any(isinstance(layer, ATTENTIONS) for layer in self._layers) else set()
@@ -147,6 +147,27 @@ class Unborn:
         dims = tuple(dim or "*" for dim in dims_of_newborn(newborn))
         slots = self._slots.get(id(variable), 0)
         return Planned(variable.path, dims, tuple(variable.shape), size, place, slots, variable.trainable)
+
+    def _of_parts(self, variables: list[Planned], mesh: Mesh, shard: Shard) -> Iterator[Sent]:
+        """What sharded state sends."""
+        tables = {
+            id(table) for table in keras_internals.embeddings(self.model)
+        }  # which the backward pass does not need
+        twice = {
+            newborn.variable.path
+            for newborn in self._newborns
+            if is_gathered_in_turn(newborn) and id(newborn.variable) not in tables
+        }
+        trainable = [variable for variable in variables if variable.trainable]
+        parts = [v for v in trainable if v.placement.stored != v.placement.computed]
+        for what, split in (
+            ("updated variables", [v for v in trainable if v.placement.slots != v.placement.stored]),
+            ("variables, forward", parts),
+            ("variables, backward", [v for v in parts if v.path in twice]),
+        ):
+            if split:
+                total = sum(v.bytes // v.placement.computed.parts(mesh) for v in split)
+                yield Sent(what, "all-gather", shard.axis, total)
 
 
 def cheapest(
@@ -219,18 +240,3 @@ def _layers_of(model: keras.Model) -> tuple[list[keras.Layer], list[str]]:
     attentions = [layer for layer in known if isinstance(layer, ATTENTIONS)]
     counted = {id(x) for x in known} | {id(part) for x in attentions for part in keras_internals.layers_of(x)}
     return known, [layer.path for layer in layers if id(layer) not in counted]
-
-
-def _of_parts(variables: list[Planned], tables: list[keras.Variable], mesh: Mesh, shard: Shard) -> Iterator[Sent]:
-    """What sharded state sends. Backwards a table of embeddings is not needed."""
-    trainable = [variable for variable in variables if variable.trainable]
-    parts = [v for v in trainable if v.placement.stored != v.placement.computed]
-    looked_up = {table.path for table in tables}
-    for what, split in (
-        ("updated variables", [v for v in trainable if v.placement.slots != v.placement.stored]),
-        ("variables, layer by layer, forward", parts),
-        ("variables, layer by layer, backward", [v for v in parts if v.path not in looked_up]),
-    ):
-        if split:
-            total = sum(v.bytes // v.placement.computed.parts(mesh) for v in split)
-            yield Sent(what, "all-gather", shard.axis, total)

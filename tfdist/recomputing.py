@@ -17,9 +17,8 @@ def recompute(model: keras.Model, which: str = FULL) -> keras.Model:
     """Lets layers of a model keep their inputs alone for the backward pass; under any strategy (arXiv:1604.06174).
 
     Results are the same: a layer that draws random numbers or updates state is computed again from the state it had, and
-    moves that once. One difference: a weight on which the loss does not depend has a gradient of zeros, so that an
-    optimizer with decay moves it. Cost: those layers' forward pass once more; of a layer, what lies between its input and
-    its output is not held between the passes.
+    moves that once. What reaches a layer other than as an argument gets no gradient through it. Cost: those layers' forward
+    pass once more; of a layer, what lies between its input and its output is not held between the passes.
 
     Args:
       model: before its first step.

@@ -22,6 +22,7 @@ def rematerialize(layer: keras.Layer) -> None:
 class _First(NamedTuple):
     """What the forward pass left besides the outputs."""
 
+    outputs: Any
     masks: list[Any]
     assigned: list[tuple[keras.Variable, Any]]
     adders: list[keras.Layer]
@@ -34,7 +35,8 @@ def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..
             return call(*args, **kwargs)
         places = [i for i, value in enumerate(given) if tf.is_tensor(value) and value.dtype.is_floating]
         weights = list(layer.trainable_variables)
-        before = [(variable, keras_internals.uncast_value(variable)) for variable in layer.non_trainable_variables]
+        state = (*layer.non_trainable_variables, *layer.metrics_variables)
+        before = [(variable, keras_internals.uncast_value(variable)) for variable in state]
         surroundings = keras_internals.same_call_again(layer)
         first: list[_First] = []
 
@@ -44,26 +46,29 @@ def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..
                 filled[place] = keras_internals.with_mask_of(tensor, given[place], tf.identity)
             own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
             values = [_computed(variable, x, tensors) for variable, x in zip(weights, held, strict=True)]
-            own = list(zip(weights, values, strict=True))
-            with (
-                surroundings(),
-                keras_internals.RecordedScope([*own, *before], zip(weights, held, strict=True)) as scope,
-            ):
+            scope = keras_internals.RecordedScope(
+                [*zip(weights, values, strict=True), *before],
+                held=zip(weights, held, strict=True),
+                read=lambda variable: _read(variable, tensors),
+            )
+            with surroundings(), scope:
                 outputs = call(*own_args, **own_kwargs)
-            masks = [keras_internals.mask_of(x) for x in keras.tree.flatten(outputs)]
-            first.append(_First(masks, scope.assigned, keras_internals.adders_of(layer, scope.losses)))
-            return outputs, list(scope.losses)
+            found = [x for x in keras.tree.flatten(outputs) if tf.is_tensor(x)]
+            masks, adders = [keras_internals.mask_of(x) for x in found], keras_internals.adders_of(layer, scope.losses)
+            first.append(_First(outputs, masks, scope.assigned, adders))
+            return found, list(scope.losses)
 
         tensors, held = [given[place] for place in places], [keras_internals.held_value(v) for v in weights]
-        outputs, losses = _again(forward)(tensors, held)
+        found, losses = _again(forward)(tensors, held)
         for variable, value in first[0].assigned:
             variable.assign(value)
         for adder, loss in zip(first[0].adders, losses, strict=True):
             adder.add_loss(loss)
-        for output, mask in zip(keras.tree.flatten(outputs), first[0].masks, strict=True):
+        for output, mask in zip(found, first[0].masks, strict=True):
             if mask is not None:
                 keras_internals.set_mask(output, mask)
-        return outputs
+        made = iter(found)
+        return keras.tree.map_structure(lambda x: next(made) if tf.is_tensor(x) else x, first[0].outputs)
 
     return wrapped
 
@@ -71,6 +76,14 @@ def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..
 def _computed(variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
     strategy = strategy_in_use()
     return strategy.computed_from(variable, held, inputs) if strategy else held
+
+
+def _read(variable: keras.Variable, inputs: Sequence[tf.Tensor]) -> tf.Tensor | None:
+    """Another layer's weight, such as a tied one; its gradient goes to the variable itself."""
+    value = keras_internals.value_of(variable)
+    return (
+        _computed(variable, tf.convert_to_tensor(value), inputs) if variable.trainable and value is not None else None
+    )
 
 
 def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,9 +104,7 @@ def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
                     inputs = waiting(both, next(x for x in upstream if x.dtype.is_floating))
                     tape.watch([*inputs, *others])
                     again = forward(inputs[: len(tensors)], inputs[len(tensors) :])
-                found = tape.gradient(
-                    again, [*inputs, *others], list(upstream), unconnected_gradients=tf.UnconnectedGradients.ZERO
-                )
+                found = tape.gradient(keras.tree.flatten(again), [*inputs, *others], list(upstream))
                 own = found[: len(inputs)]
                 return (own, found[len(inputs) :]) if variables is not None else own
 
@@ -106,5 +117,6 @@ def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def waiting(tensors: Sequence[tf.Tensor], other: tf.Tensor) -> list[tf.Tensor]:
     """The same tensors, but not there before another one is. Cost: one pass over each of them."""
-    nothing = tf.math.is_nan(tf.reduce_max(other))  # of an inf and of no elements, too
+    largest = tf.reduce_max(other)
+    nothing = tf.math.is_nan(largest) & tf.math.is_inf(largest)  # which no compiler knows to be false
     return [x + tf.cast(nothing, x.dtype) for x in tensors]

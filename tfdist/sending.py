@@ -10,7 +10,7 @@ from tfdist import keras_internals
 from tfdist.activations import Activation, Activations, first
 from tfdist.dims import ATTENTIONS
 from tfdist.layers import MixtureOfExperts
-from tfdist.layouts import Layout
+from tfdist.layouts import Layout, Shard
 from tfdist.mesh import Mesh
 
 
@@ -58,7 +58,12 @@ def between_layers(
 
 
 def of_gradients(
-    layers: Sequence[keras.Layer], held: Activations, mesh: Mesh, batch_axis: str, sizes: Mapping[int, int]
+    layers: Sequence[keras.Layer],
+    held: Activations,
+    mesh: Mesh,
+    batch_axis: str,
+    sizes: Mapping[int, int],
+    shard: Shard,
 ) -> Iterator[Sent]:
     """The sums of gradients over the axes along which their layers see different rows, or parts of a sequence.
 
@@ -68,6 +73,7 @@ def of_gradients(
       mesh: its axes.
       batch_axis: over which every variable's gradient is summed.
       sizes: bytes of a device's part of each trainable variable as it is computed, by its id.
+      shard: of the state; where gradients lie in parts, they are not sent together, for which all would have to be there.
     """
     summed: dict[tuple[str, ...], int] = collections.Counter()
     axes_of: dict[int, list[str]] = {}
@@ -79,7 +85,8 @@ def of_gradients(
         summed[tuple(axis for axis in over if mesh.axes[axis] > 1)] += size
     for axes, total in summed.items():
         if axes:
-            yield Sent("gradients, together", "all-reduce", "&".join(axes), total)
+            how = "together" if shard.sums_together else "one by one"
+            yield Sent(f"gradients, {how}", "all-reduce", "&".join(axes), total)
 
 
 def _axes_of_tokens(layer: keras.Layer, given: Activation) -> list[str]:

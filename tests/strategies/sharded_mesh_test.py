@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 
@@ -25,15 +26,32 @@ class Composite(keras.layers.Layer):
         return hidden @ keras.ops.transpose(self.inner.kernel)
 
 
+class Tied(keras.layers.Layer):
+    """Has a weight of its own, and reads another layer's that Keras does not know of."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.read = read
+
+    def build(self, shape):
+        self.bias = self.add_weight(shape=(8,), name="bias")
+
+    def call(self, inputs):
+        return inputs @ keras.ops.transpose(self.read()) + self.bias
+
+
 def of_odd_layers():
     inputs = keras.Input((4, 8))
     recurrent = keras.layers.GRU(8, unroll=True, return_sequences=True)(inputs)
-    return keras.Model(inputs, keras.layers.Dense(12)(Composite()(keras.layers.Flatten()(recurrent)[:, :8])))
+    shared = keras.layers.Dense(8, name="shared")
+    hidden = shared(shared(keras.layers.Flatten()(recurrent)[:, :8]))
+    tied = Tied(lambda: shared.kernel)(Composite()(hidden))
+    return keras.Model(inputs, keras.layers.Dense(12)(tied))
 
 
-@pytest.mark.parametrize("which", ["none", "full"])
-def test_sharded_weights_that_more_than_their_layers_read(single, float64, which):
-    """Weights of composites, cells, regularizers and ties; and with recomputation beside."""
+@pytest.mark.parametrize(("which", "accumulate_steps"), [("none", 2), ("composite|dense", 1)])
+def test_sharded_weights_that_more_than_their_layers_read(single, float64, which, accumulate_steps):
+    """Weights of composites, cells, regularizers, ties and layers called twice; and with recomputation beside."""
     sharded = tfdist.load_strategy(
         "mesh", mesh_shape="data:4", shard="parameters", shard_min_elements=1, environment={}
     )
@@ -45,7 +63,7 @@ def test_sharded_weights_that_more_than_their_layers_read(single, float64, which
         with strategy.scope():
             model = tfdist.recompute(of_odd_layers(), which)
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            trainer = tfdist.Trainer(model, optimizer="sgd", loss=loss)
+            trainer = tfdist.Trainer(model, optimizer="sgd", loss=loss, accumulate_steps=accumulate_steps)
         trainer.fit(data, batch_size=8, steps=3)
         return {v.path: np.array(strategy.local(v.value)[0]) for v in model.variables}
 
@@ -53,3 +71,25 @@ def test_sharded_weights_that_more_than_their_layers_read(single, float64, which
     assert list(found) == list(expected)
     for path, value in expected.items():
         np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)
+
+
+def test_rows_that_are_nan_leave_the_others_alone(single):
+    sharded = tfdist.load_strategy(
+        "mesh", mesh_shape="data:4", shard="parameters", shard_min_elements=1, environment={}
+    )
+    rows = np.ones([8, 8], "float32")
+    rows[0] = np.nan
+
+    def outputs(strategy):
+        keras.utils.set_random_seed(11)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(4)])
+
+        def forward(x):
+            with strategy.computing(model.trainable_variables):
+                return model(x)
+
+        batch = next(strategy.distribute(lambda *_: tf.data.Dataset.from_tensors(rows)))
+        return strategy.local(strategy.compiled(lambda x: strategy.run(forward, x))(batch))[0]
+
+    np.testing.assert_allclose(outputs(sharded), outputs(single), rtol=1e-5)

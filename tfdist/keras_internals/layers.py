@@ -56,7 +56,7 @@ def wrap_call(layer: keras.Layer, wrap: Callable[[keras.Layer, Callable[..., Any
 def adders_of(layer: keras.Layer, losses: Sequence[Any]) -> list[keras.Layer]:
     """For each loss of a stateless scope the layer, in a layer, that added it."""
     layers = list(layer._flatten_layers())
-    return [next(one for one in layers if id(loss) in one._loss_ids) for loss in losses]
+    return [next((one for one in layers if id(loss) in one._loss_ids), layer) for loss in losses]
 
 
 def replace_call(layer: keras.Layer, call: Callable[..., Any]) -> None:

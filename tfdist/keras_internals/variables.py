@@ -101,16 +101,30 @@ class RecordedScope(keras.StatelessScope):
         self,
         state_mapping: Iterable[tuple[keras.Variable, Any]],
         held: Iterable[tuple[keras.Variable, Any]] = (),
+        read: Callable[[keras.Variable], Any] = lambda variable: None,
     ):
-        """Args: state_mapping: values of variables inside; held: what they are computed from, where that is another tensor."""
+        """Opens no scope yet.
+
+        Args:
+          state_mapping: values of variables inside.
+          held: what they are computed from, where that is another tensor.
+          read: gives the value of another variable, or None for its own.
+        """
         super().__init__(state_mapping=list(state_mapping), collect_losses=True)
+        self._read = read
         self.held = {id(variable): value for variable, value in held}
         self._updates: dict[int, tuple[keras.Variable, Any]] = {}
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """See base class."""
+        value = super().get_current_value(variable)
+        return self._read(variable) if value is None else value
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """See base class."""
         super().add_update(update)
         self._updates[id(update[0])] = update
+        self.held.pop(id(update[0]), None)  # from now on its value is what was assigned
 
     @property
     def assigned(self) -> list[tuple[keras.Variable, Any]]:
