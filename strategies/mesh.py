@@ -120,7 +120,7 @@ class MeshOfDevices(HasCollectives):
             self._note_drawn(variable.path, value)
             born = self.devices.variable(value, _placement_of(variable).stored, name, variable.trainable)
         keras_internals.give_value(variable, born)
-        if _placement_of(variable).stored != _placement_of(variable).computed and is_gathered_in_turn(newborn):
+        if _placement_of(variable).is_gathered and is_gathered_in_turn(newborn):
             rematerialize(newborn.owners[-1])
 
     def _note_drawn(self, name: str, value: tf.Tensor) -> None:
@@ -232,7 +232,7 @@ class MeshOfDevices(HasCollectives):
     def computed_from(self, variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
         """See base class: all parts together, and a gradient in parts, when the layer's turn has come."""
         placement = _placement_of(variable)
-        if placement.stored == placement.computed:
+        if not placement.is_gathered:
             return held
 
         @tf.custom_gradient
@@ -260,7 +260,7 @@ class MeshOfDevices(HasCollectives):
 
     def _summed(self, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
         """A gradient behind the backward pass, as it is kept."""
-        if placement.stored != placement.computed:  # in parts since its layer was done
+        if placement.is_gathered:  # in parts since its layer was done
             return self.devices.relaid(gradient, placement.gradient)
         return self._parted(gradient, placement)
 

@@ -168,9 +168,8 @@ def test_layers_gather_sharded_parameters_in_turn_and_once_more_backward(tmp_pat
     }
     layers |= {"final_norm", "logits"}
     assert layers_in(gathers) == layers
-    assert (
-        layers_in(name for name in found if "/Max/" in name) == layers
-    )  # they wait, else all would be gathered at once
+    waits = [name for name in found if "/Max/" in name]
+    assert layers_in(waits) == layers  # else all would be gathered at once
     backward = [name for name in gathers if not layers_in([name])]
     assert len(backward) > len(layers)  # and tables of embeddings, which have no inputs to wait for
     assert sum("AllReduce" in name and "gradient_tape" in name for name in found) > 10  # one message would need all

@@ -6,7 +6,6 @@ import tensorflow as tf
 import tfdist
 from tfdist import keras_internals
 from tfdist.errors import InputError
-from tfdist.keras_internals import metrics_of
 from tfdist.recomputing import recompute
 
 RANDOM = np.random.default_rng(5)
@@ -30,7 +29,8 @@ def trained(strategy, which, build=transformer, data=(TOKENS, NEXT)):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         trainer = tfdist.Trainer(recompute(build(), which), optimizer=keras.optimizers.Adam(0.01), loss=loss, seed=4)
     trainer.fit(data, batch_size=8, steps=6)
-    kept = [*trainer.model.variables, *(v for metric in metrics_of(trainer.model) for v in metric.variables)]
+    metrics = keras_internals.metrics_of(trainer.model)
+    kept = [*trainer.model.variables, *(v for metric in metrics for v in metric.variables)]
     return {v.path: np.array(strategy.local(v.value)[0]) for v in kept}
 
 

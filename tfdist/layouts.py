@@ -99,6 +99,11 @@ class Placement:
         """One layout for all of it."""
         return cls(layout, layout, layout, layout)
 
+    @property
+    def is_gathered(self) -> bool:
+        """Whether it is put together from its parts before something is computed with it."""
+        return self.stored != self.computed
+
 
 def placed(computed: Layout, shape: Sequence[int], mesh: Mesh, shard: Shard) -> Placement:
     """Adds sharding to a layout: over a dim that is whole and that the axis divides, if there is one.

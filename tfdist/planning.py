@@ -159,7 +159,7 @@ class Unborn:
             if is_gathered_in_turn(newborn) and id(newborn.variable) not in tables
         }
         trainable = [variable for variable in variables if variable.trainable]
-        parts = [v for v in trainable if v.placement.stored != v.placement.computed]
+        parts = [v for v in trainable if v.placement.is_gathered]
         for what, split in (
             ("updated variables", [v for v in trainable if v.placement.slots != v.placement.stored]),
             ("variables, forward", parts),

@@ -59,7 +59,7 @@ def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..
             return found, list(scope.losses)
 
         tensors, held = [given[place] for place in places], [keras_internals.held_value(v) for v in weights]
-        found, losses = _again(forward)(tensors, held)
+        found, losses = _again(forward, tensors, held)
         for variable, value in first[0].assigned:
             variable.assign(value)
         for adder, loss in zip(first[0].adders, losses, strict=True):
@@ -86,33 +86,30 @@ def _read(variable: keras.Variable, inputs: Sequence[tf.Tensor]) -> tf.Tensor | 
     )
 
 
-def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _again(forward: Callable[..., Any], tensors: Sequence[tf.Tensor], held: Sequence[tf.Tensor]) -> Any:
     """Calls a function of two lists of tensors; its gradient calls it once more.
 
     As `tf.recompute_grad`, which reads one element of a gradient to wait for it: on a mesh that would gather all of it.
     """
 
-    def call(tensors: Sequence[tf.Tensor], held: Sequence[tf.Tensor]) -> Any:
-        @tf.custom_gradient
-        def run(*both: tf.Tensor) -> Any:
-            with keras_internals.no_gradients_recorded():
-                outputs = forward(both[: len(tensors)], both[len(tensors) :])
+    @tf.custom_gradient
+    def run(*both: tf.Tensor) -> Any:
+        with keras_internals.no_gradients_recorded():
+            outputs = forward(both[: len(tensors)], both[len(tensors) :])
 
-            def gradient(*upstream: tf.Tensor, variables: Sequence[tf.Variable] | None = None) -> Any:
-                others = list(variables or [])
-                with tf.GradientTape() as tape:
-                    inputs = waiting(both, next(x for x in upstream if x.dtype.is_floating))
-                    tape.watch([*inputs, *others])
-                    again = forward(inputs[: len(tensors)], inputs[len(tensors) :])
-                found = tape.gradient(keras.tree.flatten(again), [*inputs, *others], list(upstream))
-                own = found[: len(inputs)]
-                return (own, found[len(inputs) :]) if variables is not None else own
+        def gradient(*upstream: tf.Tensor, variables: Sequence[tf.Variable] | None = None) -> Any:
+            others = list(variables or [])
+            with tf.GradientTape() as tape:
+                inputs = waiting(both, next(x for x in upstream if x.dtype.is_floating))
+                tape.watch([*inputs, *others])
+                again = forward(inputs[: len(tensors)], inputs[len(tensors) :])
+            found = tape.gradient(keras.tree.flatten(again), [*inputs, *others], list(upstream))
+            own = found[: len(inputs)]
+            return (own, found[len(inputs) :]) if variables is not None else own
 
-            return outputs, gradient
+        return outputs, gradient
 
-        return run(*tensors, *held)
-
-    return call
+    return run(*tensors, *held)
 
 
 def waiting(tensors: Sequence[tf.Tensor], other: tf.Tensor) -> list[tf.Tensor]:

@@ -10,6 +10,11 @@ import tfdist
 RANDOM = np.random.default_rng(3)
 
 
+@pytest.fixture
+def sharded():
+    return tfdist.load_strategy("mesh", mesh_shape="data:4", shard="parameters", shard_min_elements=1, environment={})
+
+
 class Composite(keras.layers.Layer):
     """Has a weight of its own and a layer, and reads another layer's weights."""
 
@@ -50,11 +55,8 @@ def of_odd_layers():
 
 
 @pytest.mark.parametrize(("which", "accumulate_steps"), [("none", 2), ("composite|dense", 1)])
-def test_sharded_weights_that_more_than_their_layers_read(single, float64, which, accumulate_steps):
+def test_sharded_weights_that_more_than_their_layers_read(single, sharded, float64, which, accumulate_steps):
     """Weights of composites, cells, regularizers, ties and layers called twice; and with recomputation beside."""
-    sharded = tfdist.load_strategy(
-        "mesh", mesh_shape="data:4", shard="parameters", shard_min_elements=1, environment={}
-    )
     data = (RANDOM.standard_normal((16, 4, 8)), RANDOM.integers(0, 12, 16))
 
     def trained(strategy):
@@ -73,10 +75,7 @@ def test_sharded_weights_that_more_than_their_layers_read(single, float64, which
         np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)
 
 
-def test_rows_that_are_nan_leave_the_others_alone(single):
-    sharded = tfdist.load_strategy(
-        "mesh", mesh_shape="data:4", shard="parameters", shard_min_elements=1, environment={}
-    )
+def test_rows_that_are_nan_leave_the_others_alone(single, sharded):
     rows = np.ones([8, 8], "float32")
     rows[0] = np.nan
 
