@@ -1,6 +1,6 @@
 """A language model's learning curve under several meshes: the same one.
 
-    python benchmarks/curves.py --steps=1500 -- "--mesh_shape=data:4" "--mesh_shape=data:1;model:4 --layout=heads:model;ffn:model"
+    python benchmarks/curves.py -- "--mesh_shape=data:4" "--mesh_shape=data:1;model:4 --layout=heads:model;ffn:model"
 
 Each side is flags of `python -m tfdist.train` beside those that all have. Prints a Markdown table: bits a byte on held-out text
 at each evaluation, the largest difference from the first side, and the minutes that training took.
