@@ -105,7 +105,11 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
 
 def _on_the_host(step: Step, strategy: HasCollectives) -> Loop:
     """The host hands out all steps of a call and then waits: a step learns from the one before whether it counts."""
-    one = strategy.compiled(lambda *args: _one(step, strategy, *args))
+
+    def numbered(batch: Any, number: tf.Tensor, *args: Any) -> _Made:
+        return _one(step, strategy, batch, tf.cast(number, tf.int64), *args)
+
+    one = strategy.compiled(numbered)
 
     def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> Result:
         made: list[_Made] = []
@@ -115,7 +119,9 @@ def _on_the_host(step: Step, strategy: HasCollectives) -> Loop:
             batch = next(iterator)
             waited += time.perf_counter() - started
             wanted = tf.constant(bool(with_norm) and done == int(steps) - 1)
-            made.append(one(batch, first_step + done, wanted, going))
+            # DTensor takes a small int64 for a constant of the program, and compiles all of it again when that changes.
+            number = tf.cast(first_step + done, tf.uint64)
+            made.append(one(batch, number, wanted, going))
             going = made[-1].may_go_on
         ended = [not whole(each.may_go_on) for each in made]
         made = made[: ended.index(True) + 1] if True in ended else made

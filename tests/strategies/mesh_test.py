@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.dtensor.python.api import _dtensor_device
 from tensorflow.experimental import dtensor
 
 import tfdist
@@ -158,6 +159,14 @@ def test_other_threads_run_while_a_step_is_waited_for(mesh2x2):
     done.set()
     thread.join()
     assert max(np.diff(ticks)) < waited / 2
+
+
+def test_a_step_is_compiled_once(mesh2x2):
+    """The engine does it again when a small number that comes from the host changes (tests/traps/dtensor_test.py)."""
+    trainer = trainer_of(mesh2x2, lambda: keras.Sequential([keras.Input((6,)), keras.layers.Dense(12)]))
+    trainer.fit((TOKENS, NEXT[:, 0]), batch_size=8, steps=3)
+    programs = [name for name in _dtensor_device()._get_stats() if "__inference_checked_" in name and "__func_" in name]
+    assert len({name.split("__func_")[0] for name in programs}) == len(programs) > 0
 
 
 def test_micro_steps_give_the_same(mesh2x2):

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.dtensor.python.api import _dtensor_device
 from tensorflow.experimental import dtensor
 
 from tfdist.dims import name_dims
@@ -106,3 +107,17 @@ def test_a_product_makes_one_dim_of_rows_and_sequence(devices):
         lay(devices, x, None, "model", None), lay(devices, kernel, None, None)
     )
     assert dtensor.fetch_layout(product).sharding_specs == [dtensor.UNSHARDED] * 3
+
+
+@pytest.mark.parametrize(("dtype", "programs"), [("int64", 2), ("uint64", 1)])
+def test_a_number_that_changes_is_a_constant_at_first(devices, dtype, programs):
+    """So what is computed with it is compiled twice, unless it has a type that is not taken for a size or an axis."""
+    add = tf.function(lambda x, number: x + tf.cast(number, x.dtype), autograph=False)
+    rows, before = lay(devices, np.ones([8, 8], "float32"), "data", None), compiled_programs()
+    for number in range(3):
+        add(rows, tf.constant(number, dtype))
+    assert compiled_programs() - before == programs
+
+
+def compiled_programs():
+    return _dtensor_device()._get_stats()["function_manager.miss"]
