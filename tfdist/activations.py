@@ -84,9 +84,7 @@ class Activations:
         axes: list[str | None] = []
         for name, size in zip(self._names_of(tensor), _shape(tensor, self._rows), strict=True):
             axis = self._rules.get(name) if name else None
-            fits = (
-                axis is not None and self._mesh.axes[axis] > 1 and axis not in axes and not size % self._mesh.axes[axis]
-            )
+            fits = self._mesh.splits(axis) and axis not in axes and not size % self._mesh.axes[axis]
             axes.append(axis if fits else None)
         return Activation(tuple(axes), self.bytes_with(tensor, axes))
 

@@ -8,6 +8,7 @@ Shazeer et al., Mesh-TensorFlow: Deep Learning for Supercomputers, 2018 (arXiv:1
 import dataclasses
 import math
 import re
+from typing import TypeGuard
 
 from tfdist.errors import InputError
 from tfdist.spec import nearest
@@ -40,6 +41,10 @@ class Mesh:
         if axis not in self.axes:
             raise InputError(f"The mesh {self} has no axis {axis}.{nearest(axis, self.axes)}")
         return self.axes[axis]
+
+    def splits(self, axis: str | None) -> TypeGuard[str]:
+        """Whether a dim on this axis, if on any, lies in more than one part."""
+        return axis is not None and self.axes[axis] > 1
 
     def __str__(self) -> str:
         """As it is written in `--mesh_shape`."""

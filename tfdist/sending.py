@@ -82,7 +82,7 @@ def of_gradients(
             axes_of.setdefault(id(variable), _axes_of_tokens(layer, held.of(layer.input)))
     for variable, size in sizes.items():
         over = dict.fromkeys([batch_axis, *axes_of.get(variable, [])])
-        summed[tuple(axis for axis in over if mesh.axes[axis] > 1)] += size
+        summed[tuple(axis for axis in over if mesh.splits(axis))] += size
     for axes, total in summed.items():
         if axes:
             how = "together" if shard.sums_together else "one by one"
@@ -101,7 +101,7 @@ def _axes_of_tokens(layer: keras.Layer, given: Activation) -> list[str]:
 def _dense(layer: keras.layers.Dense, held: Activations, mesh: Mesh, batch: str) -> Iterator[Sent]:
     """Where the dim that a product sums over is split, its parts are added up (Megatron's f and g)."""
     rows, columns = (
-        axis if axis and axis != batch and mesh.axes[axis] > 1 else None
+        axis if axis != batch and mesh.splits(axis) else None
         for axis in keras_internals.layout_of(layer.kernel).computed.axes
     )
     given, whole = held.of(layer.input), first(layer.input)
@@ -116,12 +116,12 @@ def _dense(layer: keras.layers.Dense, held: Activations, mesh: Mesh, batch: str)
 
 def _attention(layer: keras.Layer, held: Activations, mesh: Mesh, rules: Mapping[str, str]) -> Iterator[Sent]:
     heads, given = rules.get("heads"), held.of(layer.input)
-    if heads and heads != rules["batch"] and mesh.axes[heads] > 1:
+    if heads != rules["batch"] and mesh.splits(heads):
         yield Sent(f"output of {layer.path}", "all-reduce", heads, held.of(layer.output).bytes)
         yield Sent(f"gradient of the input of {layer.path}", "all-reduce", heads, given.bytes)
     source = first(layer.input)
     context = rules.get("context", rules["batch"])
-    split = [*given.sequence_axes, *([context] if context != rules["batch"] and mesh.axes[context] > 1 else [])]
+    split = [*given.sequence_axes, *([context] if context != rules["batch"] and mesh.splits(context) else [])]
     for axis in dict.fromkeys(split):
         tokens = held.bytes_with(source, (given.axes[0], *[None] * (len(given.axes) - 1))) // source.shape[-1]
         size = tokens * sum(
@@ -140,7 +140,7 @@ def _experts(layer: MixtureOfExperts, held: Activations, mesh: Mesh, batch: str)
     size = whole // source.shape[1] * layer.experts * layer.capacity(source.shape[1], training=True)
     experts, _, width = keras_internals.layout_of(layer.in_kernel).computed.axes
     parts = mesh.axes[experts] if experts else 1
-    if width and mesh.axes[width] > 1:
+    if mesh.splits(width):
         yield Sent(
             f"sums of the experts' products of {layer.path}, and gradients", "all-reduce", width, 2 * size // parts
         )
@@ -181,6 +181,6 @@ def _lookup(layer: keras.layers.Embedding, held: Activations, mesh: Mesh) -> Ite
             yield Sent(f"tokens of {layer.path}", "all-gather", axis, size)
     variable = layer.embeddings
     vocabulary, *others = keras_internals.layout_of(variable).computed.axes
-    if vocabulary and mesh.axes[vocabulary] > 1:
+    if mesh.splits(vocabulary):
         whole = Layout((None, *others)).parts(mesh)
         yield Sent(f"table of {layer.path}", "all-gather", vocabulary, keras_internals.bytes_of(variable) // whole)

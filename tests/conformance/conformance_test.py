@@ -30,7 +30,7 @@ LAYOUTS = (  # sequence, context and expert parallel, beside others
 )
 FULL_LAYOUTS = (
     ("transformer", "data:2;context:2", "sequence:context;context:context"),
-    ("transformer", "context:4", "batch:context;sequence:context;context:context"),
+    ("transformer", "data:1;context:4", "sequence:context;context:context"),
     ("experts", "data:4", "experts:data"),
     ("experts", "data:1;model:4", "experts:model"),
     ("experts", "data:2;context:2", "experts:data;sequence:context;context:context"),
