@@ -59,8 +59,10 @@ class Devices:
         self._engine = engine
 
     def layout(self, layout: Layout) -> dtensor.Layout:
-        """DTensor's form of a layout."""
-        return dtensor.Layout([axis or dtensor.UNSHARDED for axis in layout.axes], self._engine)
+        """DTensor's form of a layout, without axes of one device: it refuses products of dims on two axes, whatever their sizes."""
+        return dtensor.Layout(
+            [axis if self.mesh.splits(axis) else dtensor.UNSHARDED for axis in layout.axes], self._engine
+        )
 
     def lay(self, value: Any, layout: Layout) -> tf.Tensor:
         """Puts a value, which every process has whole, on the devices: to each its part."""

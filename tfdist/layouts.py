@@ -116,7 +116,7 @@ def placed(computed: Layout, shape: Sequence[int], mesh: Mesh, shard: Shard) -> 
 
 
 def _with_axis(axes: tuple[str | None, ...], shape: Sequence[int], mesh: Mesh, shard: Shard) -> tuple[str | None, ...]:
-    if shard.axis in axes or math.prod(shape) < shard.min_elements:
+    if not mesh.splits(shard.axis) or shard.axis in axes or math.prod(shape) < shard.min_elements:
         return axes
     size = mesh.axes[shard.axis]
     for i in (*range(1, len(shape)), 0)[: len(shape)]:

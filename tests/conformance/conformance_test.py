@@ -121,8 +121,8 @@ def on_a_mesh(case: parity.Case, shape: str, layout: str) -> parity.Outcome:
 
 
 def sharded(stage: str, shape: str) -> tfdist.Strategy:
-    """A mesh of four devices with ZeRO's stages; heads and inner widths are split where it has an axis for the model."""
-    layout = "heads:model;ffn:model" if "model" in shape else ""
+    """A mesh of four devices with ZeRO's stages, beside tensor parallelism where it has an axis for the model."""
+    layout = {"data:4": "", "data:2;model:2": "heads:model;ffn:model", "data:1;model:4": "ffn:model"}[shape]
     options = {"mesh_shape": shape, "layout": layout, "shard": stage, "shard_min_elements": 1}
     return tfdist.load_strategy("mesh", environment={}, **options)
 
