@@ -241,7 +241,8 @@ class MeshOfDevices(HasCollectives):
                 [part] = waiting([part], inputs[0])
             return self.devices.relaid(part, placement.computed), lambda gradient: self._parted(gradient, placement)
 
-        return gathered(held)
+        # Said once more: TensorFlow puts an identity behind a custom gradient, which the engine may lay out as a later layer wants.
+        return self.devices.relaid(gathered(held), placement.computed)
 
     def gradients(
         self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any

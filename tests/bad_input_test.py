@@ -78,6 +78,42 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]] = {
     "no TPU": (("--strategy=tpu",), {}, ("--strategy=tpu", "--tpu=NAME")),
     "batch too small": (("--strategy=mirrored", "--devices=2", "--batch_size=1"), {}, ("--batch_size=1", "2 replicas")),
     "devices of single": (("--strategy=single", "--devices=2"), {}, ("--devices=2", "--strategy=mirrored")),
+    "mesh has another grammar": (("--strategy=mesh", "--mesh_shape=data=4"), {}, ("--mesh_shape", "'data=4'")),
+    "mesh has other devices": (
+        ("--strategy=mesh", "--mesh_shape=data:4", "--devices=2"),
+        {},
+        ("4 places", "--devices=2"),
+    ),
+    "mesh has no such axis": (
+        ("--strategy=mesh", "--mesh_shape=data:4", "--layout=out:modle"),
+        {},
+        ("The mesh data:4 has no axis modle",),
+    ),
+    "axis twice in a variable": (
+        ("--strategy=mesh", "--mesh_shape=data:2;model:2", "--layout=in:model;out:model"),
+        {},
+        ("in and out of", "kernel on the axis model"),
+    ),
+    "axis does not divide": (
+        ("--strategy=mesh", "--mesh_shape=data:1;model:4", "--layout=out:model"),
+        {},
+        ("splits out of", "over the 4 devices of model", "out of 10"),
+    ),
+    "convolution is split": (
+        ("--strategy=mesh", "--mesh_shape=data:2;model:2", "--model=cnn", "--layout=out:model"),
+        {},
+        ("splits out of", "convolutions whole", "tfdist.name_dims"),
+    ),
+    "mesh does not divide the batch": (
+        ("--strategy=mesh", "--mesh_shape=data:4", "--batch_size=6"),
+        {},
+        ("--batch_size=6", "4 replicas", "4 or 8"),
+    ),
+    "axis without sharding": (
+        ("--strategy=mesh", "--mesh_shape=data:4", "--shard_axis=data"),
+        {},
+        ("--shard_axis=data", "--shard=none"),
+    ),
     "steps and epochs": (("--epochs=2",), {}, ("--steps=1", "--epochs=2")),
     "learning rate twice": (
         ("--optimizer=sgd(learning_rate=0.1)", "--learning_rate=0.2"),

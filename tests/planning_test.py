@@ -256,6 +256,26 @@ def test_a_plan_refuses_what_training_would():
         planned("data:1;context:3", "sequence:context")
 
 
+@pytest.mark.parametrize("named", [{}, {".*kernel": "* * embed ffn"}])
+@pytest.mark.parametrize("convolution", [keras.layers.Conv2D, keras.layers.Conv2DTranspose])
+def test_kernels_of_convolutions_stay_whole(convolution, named):
+    def make():
+        layer = convolution(4, 3, name="first", use_bias=False)
+        return tfdist.name_dims(keras.Sequential([keras.Input((6, 6, 2)), layer]), named), keras.optimizers.SGD()
+
+    mesh = parse_mesh("data:1;model:2")
+    rules = "ffn:model" if named else "out:model"
+    with pytest.raises(
+        InputError, match="splits (ffn|out) of .*first/kernel over the axis model; the engine takes kernels"
+    ):
+        planning.Unborn(make).plan(mesh, parse_layout(rules, mesh), Shard(), 8)
+    mesh = parse_mesh("data:2;model:1")  # which splits nothing
+    assert (
+        planning.Unborn(make).plan(mesh, parse_layout(rules, mesh), Shard(), 8).totals()["parameters"]
+        == 3 * 3 * 2 * 4 * 4
+    )
+
+
 def test_constraints_without_effect_hold_nothing():
     inner = planned("data:1").totals()["activations"]
     layers = [layer for layer in transformer().layers if not isinstance(layer, keras.layers.Identity)]

@@ -30,6 +30,11 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         "State is sharded over an axis of --strategy=mesh: use it or leave out --shard and --shard_axis.",
     ),
     (
+        ("shard_axis", "shard"),
+        lambda c: c.shard_axis and c.shard == "none",
+        "--shard_axis is an axis for --shard: add --shard=optimizer, gradients or parameters or leave out --shard_axis.",
+    ),
+    (
         ("compression", "strategy"),
         lambda c: c.compression != "none" and c.strategy == "mesh",
         "On a mesh the engine sums gradients: leave out --compression or use another --strategy.",

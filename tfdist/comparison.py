@@ -168,15 +168,19 @@ def _first_batch(session: Session) -> Any:
 
 def _introduce(session: Session, model: keras.Model, limit: float, say: Callable[[str], None]) -> None:
     say(f"{session.detection.reason}")
-    by_nature = [layer.path for layer in keras_internals.layers_of(model) if _differs_by_nature(layer)]
+    by_nature = [
+        layer.path
+        for layer in keras_internals.layers_of(model)
+        if _differs_by_nature(layer, session.strategy.global_view)
+    ]
     for path in by_nature:
         say(f"Differs by nature: {path} draws numbers or takes statistics for each replica; do not expect equality.")
     say(f"Tolerance {limit:.0e} for {keras.config.floatx()} and {type(model.optimizer).__name__}.")
     say(f"{'step':>5}  {'loss':<14} {'of one device':<14} {'relative':>9} {'absolute':>9}  largest difference in")
 
 
-def _differs_by_nature(layer: keras.Layer) -> bool:
-    local_norm = type(layer) is keras.layers.BatchNormalization and layer.trainable
+def _differs_by_nature(layer: keras.Layer, global_view: bool) -> bool:
+    local_norm = type(layer) is keras.layers.BatchNormalization and layer.trainable and not global_view
     rate = getattr(layer, "rate", getattr(layer, "stddev", 0))
     return (
         local_norm or (bool(getattr(layer, "_seed_generators", ())) or hasattr(layer, "seed_generator")) and bool(rate)

@@ -199,7 +199,7 @@ class TrainConfig:
     batch_norm: str = _flag(
         "local",
         LEARNS,
-        "BatchNormalization's moments: local (each replica's own rows) or synchronized (the global batch).",
+        "BatchNormalization's moments: local (a replica's rows; on a mesh all) or synchronized (the global batch).",
         choices=("local", "synchronized"),
     )
     precision: str = _flag(

@@ -26,7 +26,8 @@ _ATTENTION = {
 }
 ATTENTIONS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
 _CONVOLUTIONS = tuple(getattr(keras.layers, f"Conv{n}D{kind}") for n in (1, 2, 3) for kind in ("", "Transpose"))
-_DEPTHWISE = tuple(getattr(keras.layers, f"DepthwiseConv{n}D") for n in (1, 2))
+_BY_CHANNEL = tuple(getattr(keras.layers, f"{kind}Conv{n}D") for n in (1, 2) for kind in ("Depthwise", "Separable"))
+CONVOLUTIONS = (*_CONVOLUTIONS, *_BY_CHANNEL)
 _NORMS = (
     keras.layers.BatchNormalization,
     keras.layers.GroupNormalization,
@@ -116,7 +117,7 @@ def _by_type(owners: Sequence[Any], name: str, rank: int) -> Dims | None:
         return {"kernel": ("in", "out"), "bias": ("out",)}.get(name)
     if isinstance(layer, keras.layers.Embedding):
         return {"embeddings": ("vocab", "embed")}.get(name)
-    if isinstance(layer, (*_CONVOLUTIONS, *_DEPTHWISE)):
+    if isinstance(layer, CONVOLUTIONS):
         spatial = tuple(f"spatial_{i}" for i in range(rank - 2))
         channels = ("out", "in") if "Transpose" in type(layer).__name__ else ("in", "out")
         return {"kernel": (*spatial, *channels), "bias": ("out",)}.get(name)

@@ -59,7 +59,7 @@ class Devices:
         self._engine = engine
 
     def layout(self, layout: Layout) -> dtensor.Layout:
-        """DTensor's form of a layout, without axes of one device: it refuses products of dims on two axes, whatever their sizes."""
+        """DTensor's form of a layout, without axes of one device, which it refuses beside others in some products."""
         return dtensor.Layout(
             [axis if self.mesh.splits(axis) else dtensor.UNSHARDED for axis in layout.axes], self._engine
         )

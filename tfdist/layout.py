@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist import command, flags, startup
 from tfdist.config import AUTO, LayoutConfig
-from tfdist.layouts import Shard, idle, parse_layout, parse_shard, rules_text
+from tfdist.layouts import Shard, idle, parse_layout, parse_shard, rules_text, why_whole
 
 if TYPE_CHECKING:
-    from tfdist.planning import Plan
+    from tfdist.planning import Plan, Planned
 
 _UNITS = ("B", "KiB", "MiB", "GiB")
+_SHOWN = 3  # paths of variables that are alike
 
 
 def main(config: LayoutConfig) -> int:
@@ -43,12 +44,14 @@ def main(config: LayoutConfig) -> int:
         print(f"--layout={rules_text(chosen)}")
     else:
         found = unborn.plan(mesh, chosen, shard, rows)
-    for line in _lines(found, chosen, shard, planning.uncounted(chosen)):
+    for line in _lines(found, chosen, shard, planning.uncounted(chosen), config.accumulate_steps):
         print(line)
     return 0
 
 
-def _lines(found: "Plan", rules: Mapping[str, str], shard: Shard, missing: Sequence[str]) -> Iterator[str]:
+def _lines(
+    found: "Plan", rules: Mapping[str, str], shard: Shard, missing: Sequence[str], micro_steps: int
+) -> Iterator[str]:
     header = ("variable", "dims", "shape", "computed", "stored", "slots", "a device")
     rows = [
         (
@@ -64,18 +67,31 @@ def _lines(found: "Plan", rules: Mapping[str, str], shard: Shard, missing: Seque
     ]
     yield f"Mesh {found.mesh}; rules {'; '.join(f'{dim}:{axis}' for dim, axis in rules.items())}"
     yield from _table([header, *rows])
+    yield from _whole(found, shard)
     yield ""
     yield "On each device: " + ", ".join(f"{kind} {_size(size)}" for kind, size in found.totals().items())
     for line in idle(rules, found.dims, shard, found.mesh):
         yield f"Warning: {line}"
     if found.sent:
-        yield "A step sends, of a device's tensors:"
+        each = f"Each of a step's {micro_steps} micro-steps" if micro_steps > 1 else "A step"
+        yield f"{each} sends, of a device's tensors:"
         sent = [(one.what, one.kind, one.axis, _size(one.bytes)) for one in found.sent]
         yield from _table([("what", "operation", "axis", "bytes"), *sent])
     if found.unknown:
         yield f"Not counted: what these layers inside others send and hold: {', '.join(found.unknown)}."
     if missing:
         yield f"Not counted: what is sent because of {'; '.join(missing)}."
+
+
+def _whole(found: "Plan", shard: Shard) -> Iterator[str]:
+    """What every device has all of, and why."""
+    reasons: dict[str, list[Planned]] = {}
+    for v in found.variables:
+        if v.placement.slots.parts(found.mesh) == 1:
+            reasons.setdefault(why_whole(v.shape, v.trainable, found.mesh, shard), []).append(v)
+    for why, alike in reasons.items():
+        paths = ", ".join(v.path for v in alike[:_SHOWN]) + (", ..." if len(alike) > _SHOWN else "")
+        yield f"Whole on each device: {len(alike)} variables, {_size(sum(v.bytes for v in alike))}, {why} ({paths})"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -125,6 +125,17 @@ def _with_axis(axes: tuple[str | None, ...], shape: Sequence[int], mesh: Mesh, s
     return axes
 
 
+def why_whole(shape: Sequence[int], trainable: bool, mesh: Mesh, shard: Shard) -> str:
+    """Why a variable that no rule splits does not lie in parts either; see `placed`."""
+    if shard.stage == "none" or not mesh.splits(shard.axis):
+        return "no rule for its dims"
+    if not trainable:
+        return "not trained, so its layer needs it as it is"
+    if math.prod(shape) < shard.min_elements:
+        return f"fewer than {shard.min_elements} elements (--shard_min_elements)"
+    return f"no dim that the {mesh.axes[shard.axis]} devices of {shard.axis} divide"
+
+
 def parse_layout(text: str, mesh: Mesh) -> dict[str, str]:
     """Reads `--layout`, such as "batch:data;heads:model"; without a rule for it, batch lies on the first axis.
 
@@ -185,11 +196,6 @@ def laid_out(
     for i, axis in enumerate(axes):
         if axis is None:
             continue
-        if any(dim and dim.startswith("spatial_") for dim in dims):
-            raise InputError(
-                f"--layout splits {dims[i]} of {name} over the axis {axis}; the engine takes kernels of convolutions whole. "
-                "Rename its dims with tfdist.name_dims, or leave out the rule."
-            )
         if axis in axes[:i]:
             first = dims[axes.index(axis)]
             raise InputError(

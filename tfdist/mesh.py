@@ -14,6 +14,8 @@ from tfdist.errors import InputError
 from tfdist.spec import nearest
 
 _AXIS = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*(\d{1,6})\s*")
+_TAKEN = ("unsharded", "match")  # by DTensor, for layouts without an axis
+_MOST_DEVICES = 2**16
 _GRAMMAR = 'A mesh is NAME:SIZE with ; between, such as "data:2;model:4"'
 
 
@@ -65,12 +67,19 @@ def parse_mesh(text: str) -> Mesh:
         name, size = found[1], int(found[2])
         if name in axes:
             raise InputError(f"{_GRAMMAR}, each name once. Received: {name} twice in {text!r}.")
+        if name in _TAKEN:
+            raise InputError(
+                f"{_GRAMMAR}, with other names than {' and '.join(_TAKEN)}. Received: {part.strip()!r} in {text!r}."
+            )
         if not size:
             raise InputError(f"{_GRAMMAR}, each of at least 1 device. Received: {part.strip()!r} in {text!r}.")
         axes[name] = size
     if not axes:
         raise InputError(f"{_GRAMMAR}. Received: no axis in {text!r}.")
-    return Mesh(axes)
+    mesh = Mesh(axes)
+    if mesh.size > _MOST_DEVICES:
+        raise InputError(f"{_GRAMMAR}, of at most {_MOST_DEVICES} devices. Received: {mesh.size} in {text!r}.")
+    return mesh
 
 
 def mesh_of(mesh_shape: str, devices: int, processes: int = 1) -> Mesh:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import keras
 
-from tfdist.dims import Dims, dims_of
+from tfdist.dims import CONVOLUTIONS, Dims, dims_of
+from tfdist.errors import InputError
 from tfdist.keras_internals import Newborn, layers_of, layout_of
 from tfdist.layouts import Placement, Shard, laid_out, placed
 from tfdist.mesh import Mesh
@@ -25,7 +26,14 @@ def placement(newborn: Newborn, rules: Mapping[str, str], mesh: Mesh, shard: Sha
     of_its_variable = layout_of(variable)
     if of_its_variable is not None:
         return Placement.same(of_its_variable.slots)
-    computed = laid_out(variable.path, dims_of_newborn(newborn), variable.shape, rules, mesh)
+    dims = dims_of_newborn(newborn)
+    computed = laid_out(variable.path, dims, variable.shape, rules, mesh)
+    if len(dims) > 2 and newborn.owners and isinstance(newborn.owners[-1], CONVOLUTIONS) and computed.parts(mesh) > 1:
+        split = next(dim for dim, axis in zip(dims, computed.axes, strict=True) if mesh.splits(axis))
+        raise InputError(
+            f"--layout splits {split} of {variable.path} over the axis {rules[str(split)]}; the engine takes kernels of "
+            "convolutions whole. Name its dims * with tfdist.name_dims, or leave out the rule."
+        )
     return placed(computed, variable.shape, mesh, shard if variable.trainable else Shard())
 
 

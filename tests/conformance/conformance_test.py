@@ -35,7 +35,9 @@ FULL_LAYOUTS = (
     ("experts", "data:1;model:4", "experts:model"),
     ("experts", "data:2;context:2", "experts:data;sequence:context;context:context"),
 )
-MESH_IN_PROCESSES = "mesh(mesh_shape='data:2;model:2', layout='heads:model;ffn:model;in:model;experts:model')"
+ON_A_MESH = "mesh_shape='data:2;model:2', layout='heads:model;ffn:model;in:model;experts:model'"
+MESH_IN_PROCESSES = f"mesh({ON_A_MESH})"
+SHARDED_IN_PROCESSES = f"mesh({ON_A_MESH}, shard='parameters', shard_min_elements=1)"
 MESH_PAIRS = (  # each model and each optimizer on some mesh, each mesh with some of them
     ("mesh2x2", parity.Case(model="transformer", optimizer="adamw")),
     ("mesh2x2", parity.Case(model="mlp", optimizer="sgd", weighted=True)),
@@ -53,10 +55,6 @@ MESH_PRODUCT = tuple(
     for optimizer in ("sgd", "adamw")
 )
 MESH_PRODUCT_IN_PROCESSES = tuple(case for case in MESH_PRODUCT if case.model != "cnn")
-MESH_IN_PROCESSES_CASES = (
-    parity.Case(model="mlp", optimizer="sgd"),
-    parity.Case(model="experts", optimizer="adamw"),
-)
 IN_PROCESSES_FLOAT32 = (("multiworker", 2), ("horovod", 2))
 FLOAT32 = tuple(parity.Case(model=model, optimizer="sgd", batch_size=13) for model in ("mlp", "cnn", "transformer"))
 PRODUCT = tuple(
@@ -176,9 +174,16 @@ def test_sharded_gradients_are_accumulated(float64: None) -> None:
     assert_same(parity.run_case(sharded("gradients", "data:2;model:2"), case, accumulate_steps=2), case)
 
 
-@numbers(MESH_IN_PROCESSES_CASES)
-def test_a_mesh_over_processes(number: int, float64: None) -> None:
-    check_processes(MESH_IN_PROCESSES, 2, "float64", MESH_IN_PROCESSES_CASES, number)
+@pytest.mark.parametrize(
+    ("strategy", "case"),
+    [
+        (MESH_IN_PROCESSES, parity.Case(model="experts", optimizer="adamw")),
+        (SHARDED_IN_PROCESSES, parity.Case(model="mlp", optimizer="adamw")),
+    ],
+    ids=["experts", "sharded"],
+)
+def test_a_mesh_over_processes(strategy: str, case: parity.Case, float64: None) -> None:
+    check_processes(strategy, 2, "float64", (case,), 0)
 
 
 def test_a_mesh_in_float32(mesh2x2: tfdist.Strategy) -> None:
@@ -259,9 +264,21 @@ def test_product_of_sharded_state(stage: str, shape: str, case: parity.Case, flo
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("strategy", [MESH_IN_PROCESSES, SHARDED_IN_PROCESSES], ids=["whole", "sharded"])
 @numbers(MESH_PRODUCT_IN_PROCESSES)
-def test_product_on_a_mesh_over_processes(number: int, float64: None) -> None:
-    check_processes(MESH_IN_PROCESSES, 2, "float64", MESH_PRODUCT_IN_PROCESSES, number)
+def test_product_on_a_mesh_over_processes(strategy: str, number: int, float64: None) -> None:
+    check_processes(strategy, 2, "float64", MESH_PRODUCT_IN_PROCESSES, number)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stage", ["optimizer", "gradients", "parameters"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_product_of_hybrid_sharding(stage: str, optimizer: str, float64: None) -> None:
+    """In parts over pairs that share each sequence, alike on both pairs."""
+    options = {"mesh_shape": "data:2;pair:2", "layout": "sequence:pair;context:pair", "shard_axis": "pair"}
+    strategy = tfdist.load_strategy("mesh", environment={}, shard=stage, shard_min_elements=1, **options)
+    case = parity.Case(model="transformer", optimizer=optimizer)
+    assert_same(parity.run_case(strategy, case), case)
 
 
 @pytest.mark.full

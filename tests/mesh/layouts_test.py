@@ -45,11 +45,6 @@ def test_an_axis_divides_its_dim():
         laid_out("w", ("embed", "ffn"), (4, 6), {"ffn": "model"}, MESH)
 
 
-def test_kernels_of_convolutions_stay_whole():
-    with pytest.raises(InputError, match="splits out of conv/kernel over the axis model; the engine takes kernels"):
-        laid_out("conv/kernel", ("spatial_0", "spatial_1", "in", "out"), (3, 3, 4, 8), {"out": "model"}, MESH)
-
-
 WHOLE, SPLIT = Layout((None, None)), Layout((None, "data"))
 
 

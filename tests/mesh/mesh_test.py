@@ -22,6 +22,8 @@ def test_axes_keep_their_order():
         ("data:2;data:2", "data twice"),
         ("data:2;model:0", "'model:0'"),
         (";", "no axis in ';'"),
+        ("data:2;unsharded:2", "'unsharded:2' in"),
+        ("data:256;model:512", "131072 in"),
     ],
 )
 def test_refuses(text, received):

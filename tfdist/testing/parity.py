@@ -133,8 +133,8 @@ CASES = (
 
 # Meshes of four devices and layouts for any of the models: by columns, by rows, the batch alone, and an axis of one device.
 MESHES: Mapping[str, tuple[str, str]] = {
-    "2x2": ("data:2;model:2", "heads:model;ffn:model;out:model;experts:model"),
-    "1x4": ("data:1;model:4", "ffn:model;in:model;experts:model"),
+    "2x2": ("data:2;model:2", "heads:model;ffn:model;out:model;vocab:model;experts:model"),
+    "1x4": ("data:1;model:4", "ffn:model;in:model;vocab:model;experts:model"),
     "4x1": ("data:4;model:1", ""),
     "2x2x1": ("data:2;model:2;expert:1", "heads:model;in:model;embed:expert;experts:model"),
 }
@@ -208,14 +208,14 @@ def is_noise(path: str, model: str) -> bool:
 
 def _sizes(case: Case) -> dict[str, Any]:
     if case.model in LANGUAGE:
-        return {"input_shape": (12,), "classes": 11}
+        return {"input_shape": (12,), "classes": 12}
     return {"input_shape": (32, 32, 3) if case.model == "resnet50" else (8, 8, 1), "classes": 10}
 
 
 def _source(case: Case) -> ArraySource:
     random = np.random.default_rng(5)
     if case.model in LANGUAGE:
-        arrays: tuple[np.ndarray, ...] = tuple(random.integers(0, 11, (EXAMPLES, 12)) for _ in range(2))
+        arrays: tuple[np.ndarray, ...] = tuple(random.integers(0, 12, (EXAMPLES, 12)) for _ in range(2))
     elif case.model == "masked":
         lengths = random.integers(1, 7, (EXAMPLES, 1))
         tokens = random.integers(1, 20, (EXAMPLES, 6)) * (np.arange(6) < lengths)

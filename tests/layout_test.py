@@ -1,0 +1,78 @@
+"""The plan as a user sees it."""
+
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from tfdist import command, flags, layout
+from tfdist.config import LayoutConfig
+
+ROOT = pathlib.Path(__file__).parents[1]
+MESHES = sorted(
+    path for path in (ROOT / "examples" / "flagfiles").glob("*.flags") if "--strategy=mesh\n" in path.read_text()
+)
+LANGUAGE = ("--model=transformer(layers=1,width=16,heads=2)", "--dataset=text(length=16)", "--batch_size=8")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
+    found = command.run(
+        "layout",
+        lambda values: flags.define(values, LayoutConfig),
+        lambda values: layout.main(flags.config(values, LayoutConfig)),
+        ("layout", *argv),
+    )
+    output = capsys.readouterr()
+    assert found == code, output.err
+    return output.err if code else output.out
+
+
+def test_what_the_document_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each line of docs/meshes.md, in its order; three dots stand for some."""
+    text = (ROOT / "docs" / "meshes.md").read_text(encoding="utf-8")
+    [(shown, lines)] = re.findall(r"```console\n\$ python -m tfdist\.layout (.*?[^\\])\n(.*?)```", text, re.DOTALL)
+    found = printed(capsys, *shlex.split(shown.replace("\\\n", " ")))
+    pattern = re.escape(lines).replace(re.escape("...\n"), r"(.*\n)*")
+    assert re.fullmatch(pattern, found), found
+
+
+@pytest.mark.parametrize("path", MESHES, ids=lambda path: path.stem)
+def test_flag_files_lay_their_model_out(path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, f"--flagfile={path}")
+    assert "A step sends" in found and "Warning" not in found
+
+
+def test_why_variables_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Whole on each device: 22 variables, 46.9 KiB, no rule for" in printed(
+        capsys, "--mesh_shape=data:2", *LANGUAGE
+    )
+    sharded = printed(capsys, "--mesh_shape=data:3", "--shard=optimizer", *LANGUAGE[:2], "--batch_size=9")
+    assert "fewer than 1024 elements (--shard_min_elements) " in sharded
+    assert "no dim that the 3 devices of data divide " in sharded
+    moving = ("--model=cnn(filters=(64,))", "--dataset=digits", "--batch_size=8", "--shard_min_elements=1")
+    assert "2 variables, 512 B, not trained, so its layer needs it as it is" in printed(
+        capsys, "--mesh_shape=data:2", "--shard=parameters", *moving
+    )
+
+
+def test_micro_steps_and_what_has_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, "--mesh_shape=data:2;model:2", "--layout=hedas:model", "--accumulate_steps=4", *LANGUAGE)
+    assert "Each of a step's 4 micro-steps sends" in found
+    assert "Warning: The rule hedas:model has no effect" in found and 'Did you mean "heads"' in found
+
+
+def test_the_layout_that_is_found_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    [first, *_] = printed(
+        capsys, "--mesh_shape=data:1;model:2", "--layout=auto", "--memory_gb=1", *LANGUAGE
+    ).splitlines()
+    again = printed(capsys, "--mesh_shape=data:1;model:2", first, *LANGUAGE)
+    assert "Mesh data:1;model:2; rules batch:data" in again
+    assert "--memory_gb must have room" in printed(
+        capsys, "--mesh_shape=data:1;model:2", "--layout=auto", "--memory_gb=0.00001", *LANGUAGE, code=2
+    )
+
+
+def test_a_batch_that_the_mesh_does_not_divide(capsys: pytest.CaptureFixture[str]) -> None:
+    error = printed(capsys, "--mesh_shape=data:4", *LANGUAGE[:2], "--batch_size=6", code=2)
+    assert "--batch_size=6 and 4 replicas" in error
