@@ -241,7 +241,7 @@ class MeshOfDevices(HasCollectives):
                 [part] = waiting([part], inputs[0])
             return self.devices.relaid(part, placement.computed), lambda gradient: self._parted(gradient, placement)
 
-        # Said once more: TensorFlow puts an identity behind a custom gradient, which the engine may lay out as a later layer wants.
+        # Said once more, as TensorFlow puts an identity behind, which the engine may lay out as a later layer wants.
         return self.devices.relaid(gathered(held), placement.computed)
 
     def gradients(

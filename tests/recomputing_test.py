@@ -52,8 +52,10 @@ def test_state_moves_once(single, mirrored2, float64, which):
 
 
 def test_on_a_mesh(mesh2x2, float64):
+    """With dropout, whose numbers are drawn once."""
+
     def build():
-        return tfdist.models.transformer(input_shape=(6,), classes=12, layers=1, width=8, heads=2)
+        return tfdist.models.transformer(input_shape=(6,), classes=12, layers=1, width=8, heads=2, dropout=0.2)
 
     expected, found = (trained(mesh2x2, which, build) for which in ("none", "full"))
     for path, value in expected.items():

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import tfdist
+from tfdist.gradients import Clip
 from tfdist.testing import parity, processes
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
@@ -88,8 +89,12 @@ def outcomes(strategy: str, size: int, floatx: str, cases: tuple[parity.Case, ..
 
 
 def assert_same(outcome: parity.Outcome, case: parity.Case, bound: float = 1e-9) -> None:
-    """In float64: max|a - b| <= bound max(1, max|a|) for every variable, and the same losses and evaluation."""
-    expected = reference(case, "float64")
+    """In float64: what a single device makes of the case, to rounding."""
+    assert_equal(outcome, reference(case, "float64"), bound)
+
+
+def assert_equal(outcome: parity.Outcome, expected: parity.Outcome, bound: float = 1e-9) -> None:
+    """max|a - b| <= bound max(1, max|a|) for every variable, and the same losses and evaluation."""
     for path, a in expected.variables.items():
         b = outcome.variables[path]
         assert np.max(np.abs(a - b), initial=0) <= bound * max(1.0, np.max(np.abs(a), initial=0)), path
@@ -120,7 +125,7 @@ def on_a_mesh(case: parity.Case, shape: str, layout: str) -> parity.Outcome:
 
 def sharded(stage: str, shape: str) -> tfdist.Strategy:
     """A mesh of four devices with ZeRO's stages, beside tensor parallelism where it has an axis for the model."""
-    layout = {"data:4": "", "data:2;model:2": "heads:model;ffn:model", "data:1;model:4": "ffn:model"}[shape]
+    layout = {"data:4": "", "data:2;model:2": "heads:model;ffn:model;in:model", "data:1;model:4": "ffn:model"}[shape]
     options = {"mesh_shape": shape, "layout": layout, "shard": stage, "shard_min_elements": 1}
     return tfdist.load_strategy("mesh", environment={}, **options)
 
@@ -162,11 +167,21 @@ def test_layouts_of_activations(model: str, shape: str, layout: str, float64: No
         ("gradients", "data:2;model:2", parity.Case(model="mlp", optimizer="lamb")),
         ("parameters", "data:4", parity.Case(model="cnn", optimizer="sgd")),
         ("parameters", "data:2;model:2", parity.Case(model="transformer", optimizer="adamw")),
+        ("parameters", "data:2;model:2", parity.Case(model="masked", optimizer="sgd")),
     ],
     ids=str,
 )
 def test_sharded_state(stage: str, shape: str, case: parity.Case, float64: None) -> None:
     assert_same(parity.run_case(sharded(stage, shape), case), case)
+
+
+@pytest.mark.parametrize("stage", ["gradients", "parameters"])
+def test_the_norm_that_clips_is_that_of_all_parts(stage: str, single: tfdist.Strategy, float64: None) -> None:
+    case, clip = parity.Case(model="mlp", optimizer="sgd"), Clip(norm=0.05)
+    clipped = parity.run_case(single, case, clip=clip)
+    assert_equal(parity.run_case(sharded(stage, "data:2;model:2"), case, clip=clip), clipped)
+    with pytest.raises(AssertionError):
+        assert_same(clipped, case)
 
 
 def test_sharded_gradients_are_accumulated(float64: None) -> None:

@@ -51,17 +51,31 @@ def test_with_room_for_all_tokens_it_is_the_dense_evaluation(choices):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("shape", "layout"), [("data:2;model:2", "experts:model"), ("data:4", "experts:data")])
-def test_expert_parallel_is_the_dense_evaluation(shape, layout):
+def on_a_mesh(shape, layout, **arguments):
+    """What a layer makes of X there."""
     strategy = tfdist.load_strategy("mesh", mesh_shape=shape, layout=layout, environment={})
-    alone = made(capacity_factor=2.0)
     with strategy.scope():
-        layer = made(capacity_factor=2.0)
+        layer = made(**arguments)
     rows = strategy.devices.lay(X, tfdist.layouts.Layout(("data", None, None)))
-    found = strategy.devices.whole(
-        strategy.compiled(lambda x: strategy.run(lambda x: layer(x, training=True), x))(rows)
-    )
-    np.testing.assert_allclose(found, dense(alone, tf.constant(X), 2), rtol=1e-4, atol=1e-5)
+    return strategy.devices.whole(strategy.compiled(lambda x: strategy.run(lambda x: layer(x, training=True), x))(rows))
+
+
+LAYOUTS = [("data:2;model:2", "experts:model"), ("data:4", "experts:data")]
+
+
+@pytest.mark.parametrize(("shape", "layout"), LAYOUTS)
+def test_expert_parallel_is_the_dense_evaluation(shape, layout):
+    found = on_a_mesh(shape, layout, capacity_factor=2.0)
+    np.testing.assert_allclose(found, dense(made(capacity_factor=2.0), tf.constant(X), 2), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "layout"), LAYOUTS)
+@pytest.mark.parametrize(("choices", "overflow"), [(1, "drop"), (1, "spill"), (2, "spill")])
+def test_full_experts_take_the_same_tokens_on_a_mesh(shape, layout, choices, overflow):
+    options = {"choices": choices, "overflow": overflow, "capacity_factor": 0.75}
+    alone = made(**options)(X, training=True)
+    np.testing.assert_allclose(on_a_mesh(shape, layout, **options), alone, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(alone, dense(made(**options), tf.constant(X), choices), atol=1e-3)
 
 
 def test_tokens_of_a_full_expert_are_dropped_or_spilled():

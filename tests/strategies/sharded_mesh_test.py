@@ -75,6 +75,35 @@ def test_sharded_weights_that_more_than_their_layers_read(single, sharded, float
         np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)
 
 
+@pytest.fixture(params=["mixed_bfloat16", "mixed_float16"])
+def mixed(request):
+    keras.config.set_dtype_policy(request.param)
+    yield request.param
+    keras.config.set_dtype_policy("float32")
+
+
+def test_mixed_precision(single, sharded, mixed):
+    """Computed in 16 bits, kept and updated in 32: as near to one device as those bits allow."""
+    data = (RANDOM.integers(0, 12, (16, 6)), RANDOM.integers(0, 12, (16, 6)))
+
+    def trained(strategy):
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(11)
+        with strategy.scope():
+            model = tfdist.models.transformer(input_shape=(6,), classes=12, layers=1, width=8, heads=2)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            trainer = tfdist.Trainer(model, optimizer=keras.optimizers.SGD(0.1), loss=loss)
+        last = trainer.fit(data, batch_size=8, steps=3, log_every=3).last("train")
+        assert {v.dtype for v in model.trainable_variables} == {"float32"}
+        assert last.get("skipped_steps", 0) == 0
+        return {v.path: np.array(strategy.local(v.value)[0]) for v in model.variables}
+
+    expected, found = trained(single), trained(sharded)
+    for path, value in expected.items():
+        assert np.linalg.norm(found[path] - value) <= 0.01 * np.linalg.norm(value) + 0.002, path
+    assert any(np.any(found[path] != value) for path, value in expected.items())
+
+
 def test_rows_that_are_nan_leave_the_others_alone(single, sharded):
     rows = np.ones([8, 8], "float32")
     rows[0] = np.nan
