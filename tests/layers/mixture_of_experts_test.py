@@ -98,6 +98,14 @@ def test_padding_goes_nowhere():
     assert float(tf.reduce_sum(layer.load.tokens)) == 2 * mask.sum()
 
 
+def test_the_transformer_hands_its_options_on():
+    model = tfdist.models.build("transformer(layers=2, width=8, heads=2, experts=4, overflow='spill')", (6,), 12)
+    config = model.get_layer("block_1_experts").get_config()
+    assert (config["experts"], config["overflow"]) == (4, "spill")
+    with pytest.raises(InputError, match="overflow"):
+        tfdist.models.build("transformer(experts=4, overflow='spil')", (6,), 12)
+
+
 def test_experts_begin_as_dense_layers_do_and_differ():
     layer = made(width=64, shape=(12, 32))
     kernels = layer.in_kernel.numpy()

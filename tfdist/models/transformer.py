@@ -42,6 +42,7 @@ def transformer(
     experts: int = 0,
     choices: int = 2,
     capacity_factor: float = 1.25,
+    overflow: str = "drop",
 ) -> keras.Model:
     """Pre-norm blocks of causal attention and a two-layer perceptron; learned positions (Radford et al., 2019).
 
@@ -57,6 +58,7 @@ def transformer(
         none.
       choices: experts of a token.
       capacity_factor: places of an expert, as a multiple of an even load.
+      overflow: what becomes of tokens for which an expert has no place: "drop", or "spill" to the least loaded one.
 
     Returns:
       A model of (batch, length) token numbers to (batch, length, classes): logits of each next token.
@@ -87,7 +89,7 @@ def transformer(
         raise InputError(
             f"transformer: experts are in every second block. Received: experts={experts}, layers={layers}."
         )
-    mixture = {"experts": experts, "choices": choices, "capacity_factor": capacity_factor}
+    mixture = {"experts": experts, "choices": choices, "capacity_factor": capacity_factor, "overflow": overflow}
     for i in range(arguments.positive("transformer", "layers", layers)):
         x = _attention(x, f"block_{i}", width, heads, dropout)
         x = _perceptron(x, f"block_{i}", width, inner, dropout, mixture if experts and i % 2 else {})
