@@ -30,6 +30,7 @@ LAYOUTS = (  # sequence, context and expert parallel, beside others
     ("experts", "data:2;model:2", "experts:data;expert_ffn:model"),
 )
 FULL_LAYOUTS = (
+    ("transformer", "data:1;model:4", "ffn:model;vocab:model"),
     ("transformer", "data:2;context:2", "sequence:context;context:context"),
     ("transformer", "data:1;context:4", "sequence:context;context:context"),
     ("experts", "data:4", "experts:data"),

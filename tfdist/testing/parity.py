@@ -134,7 +134,7 @@ CASES = (
 # Meshes of four devices and layouts for any of the models: by columns, by rows, the batch alone, and an axis of one device.
 MESHES: Mapping[str, tuple[str, str]] = {
     "2x2": ("data:2;model:2", "heads:model;ffn:model;out:model;vocab:model;experts:model"),
-    "1x4": ("data:1;model:4", "ffn:model;in:model;vocab:model;experts:model"),
+    "1x4": ("data:1;model:4", "ffn:model;in:model;experts:model"),
     "4x1": ("data:4;model:1", ""),
     "2x2x1": ("data:2;model:2;expert:1", "heads:model;in:model;embed:expert;experts:model"),
 }
