@@ -19,6 +19,7 @@ from tfdist.collectives import OneReplica
 from tfdist.devices import share_cores
 from tfdist.dims import Dims
 from tfdist.dtensor import Batches, Devices, engine_mesh, over_rows, refuse_crashes, sum_together
+from tfdist.engine_errors import layout_refused
 from tfdist.group import Group
 from tfdist.layouts import Layout, Placement, given_way, idle, laid_out, parse_layout, parse_shard
 from tfdist.mesh import mesh_of
@@ -152,7 +153,18 @@ class MeshOfDevices(HasCollectives):
             self._warn_of_what_is_idle()
             return result
 
-        return tf.function(checked, autograph=False)
+        program = tf.function(checked, autograph=False)
+
+        def called(*args: Any) -> Any:
+            try:
+                return program(*args)
+            except tf.errors.OpError as error:
+                refused = layout_refused(error)
+                if refused is None:
+                    raise
+                raise refused from error
+
+        return called
 
     def _warn_of_what_is_idle(self) -> None:
         """Once, when the names of all dims of a model have been seen."""

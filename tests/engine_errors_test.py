@@ -76,5 +76,14 @@ def test_engine_errors_are_known_by_name(error, engine):
     assert engine_errors.is_engine_error(error) is engine
 
 
+def test_a_layout_that_does_not_compile_is_told_in_one_line():
+    text = "main.py:3:1: error: layouts do not agree.\n  params: x\ntensorflow/dtensor/mlir/spmd_expander.cc:206 :: \nand more"
+    line = str(engine_errors.layout_refused(OpError(text)))
+    assert line.startswith(
+        "--layout must be one that DTensor can compile. Received: layouts do not agree. Leave out a rule"
+    )
+    assert engine_errors.layout_refused(OpError("main.py: error: another\nof another engine")) is None
+
+
 def test_one_line_keeps_columns():
     assert engine_errors.one_line(" a  b \r\n\n  c ") == "a  b c"

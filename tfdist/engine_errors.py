@@ -3,7 +3,7 @@
 import math
 import re
 
-from tfdist.errors import OutOfMemoryError
+from tfdist.errors import InputError, OutOfMemoryError
 
 _ENGINE = frozenset(
     ("UnavailableError", "AbortedError", "InternalError", "CancelledError", "DeadlineExceededError")
@@ -50,6 +50,19 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
     )
     lack.__cause__ = error
     return lack
+
+
+def layout_refused(error: BaseException) -> InputError | None:
+    """Returns one line about a layout that DTensor cannot compile, or None for any other error."""
+    text = str(error)
+    if "tensorflow/dtensor/" not in text:
+        return None
+    [cause, *_] = text.rpartition(" error: ")[2].strip().splitlines()
+    cause = cause[:_LONGEST_CAUSE].strip().rstrip(".")
+    return InputError(
+        f"--layout must be one that DTensor can compile. Received: {cause}. Leave out a rule, or "
+        "lay out what is in front with tfdist.constrain (docs/meshes.md, What DTensor cannot do)."
+    )
 
 
 def one_line(text: str) -> str:

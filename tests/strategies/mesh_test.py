@@ -169,6 +169,19 @@ def test_a_step_is_compiled_once(mesh2x2):
     assert len({name.split("__func_")[0] for name in programs}) == len(programs) > 0
 
 
+def test_a_layout_that_the_engine_cannot_compile_is_refused():
+    strategy = tfdist.load_strategy("mesh", mesh_shape="data:1;model:4", layout="vocab:model;in:model", environment={})
+
+    def table_and_dense():
+        inputs = keras.Input((6,), dtype="int32")
+        return keras.Model(inputs, keras.layers.Dense(12)(keras.layers.Embedding(12, 8)(inputs)))
+
+    with pytest.raises(
+        InputError, match="--layout must be one that DTensor can compile. Received: input and output layout"
+    ):
+        trainer_of(strategy, table_and_dense).fit((TOKENS, NEXT), batch_size=8, steps=1)
+
+
 def test_micro_steps_give_the_same(mesh2x2):
     one, two = (
         trainer_of(mesh2x2, optimizer="sgd", accumulate_steps=n).fit((TOKENS, NEXT), batch_size=16, steps=3)
