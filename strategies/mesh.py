@@ -215,17 +215,18 @@ class MeshOfDevices(HasCollectives):
         layout = laid_out(name, names, shape, self.rules, mesh, lenient=("batch",))
         return self.devices.relaid(x, layout) if tf.is_tensor(x) and tf.inside_function() else x
 
-    def outputs(self, outputs: Any) -> Any:
+    def by_rows(self, tensors: Any) -> Any:
         """See base class: split over rows alone.
 
-        Losses over split classes either do not compile or are silently wrong in float64 (tests/traps/dtensor_test.py).
+        Losses over split classes either do not compile or are silently wrong in float64 (tests/traps/dtensor_test.py), and
+        rows that are cut out of a batch would be laid out as a layer with split inputs wants.
         """
         axis = self.rules["batch"]
 
         def place(tensor: tf.Tensor) -> tf.Tensor:
             return self.devices.relaid(tensor, over_rows(tensor.shape, axis, self.devices.mesh.axes[axis]))
 
-        return keras.tree.map_structure(lambda x: keras_internals.with_mask_of(place(x), x, place), outputs)
+        return keras.tree.map_structure(lambda x: keras_internals.with_mask_of(place(x), x, place), tensors)
 
     @contextlib.contextmanager
     def computing(self, variables: Sequence[keras.Variable]) -> Iterator[None]:

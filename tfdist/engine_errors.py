@@ -53,15 +53,15 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
 
 
 def layout_refused(error: BaseException) -> InputError | None:
-    """Returns one line about a layout that DTensor cannot compile, or None for any other error."""
+    """Returns one line about a model that DTensor cannot compile in its layout, or None for any other error."""
     text = str(error)
     if "tensorflow/dtensor/" not in text:
         return None
     [cause, *_] = text.rpartition(" error: ")[2].strip().splitlines()
     cause = cause[:_LONGEST_CAUSE].strip().rstrip(".")
     return InputError(
-        f"--layout must be one that DTensor can compile. Received: {cause}. Leave out a rule, or "
-        "lay out what is in front with tfdist.constrain (docs/meshes.md, What DTensor cannot do)."
+        f"DTensor cannot compile the model in this layout. Received: {cause}. Leave out a rule of --layout, lay out what is in "
+        "front with tfdist.constrain, or write the operation in another way (docs/meshes.md, What DTensor cannot do)."
     )
 
 

@@ -70,7 +70,7 @@ class Evaluator:
         variables = keras_internals.metric_variables(self._model)
         before = [tf.identity(variable) for variable in variables]
         with self._strategy.computing(self._model.trainable_variables):
-            outputs = self._strategy.outputs(self._model(x, training=False))
+            outputs = self._strategy.by_rows(self._model(x, training=False))
             parts = loss.terms(self._model, y, outputs, weight)
             sums = loss.evaluation_sums(self._model, parts, rows)
         keras_internals.update_metrics(self._model, y, outputs, weight)

@@ -84,14 +84,16 @@ def _lines(
 
 
 def _whole(found: "Plan", shard: Shard) -> Iterator[str]:
-    """What every device has all of, and why."""
+    """Of which variables nothing lies in parts, and why."""
     reasons: dict[str, list[Planned]] = {}
     for v in found.variables:
-        if v.placement.slots.parts(found.mesh) == 1:
-            reasons.setdefault(why_whole(v.shape, v.trainable, found.mesh, shard), []).append(v)
+        held = (v.placement.stored, v.placement.gradient, *([v.placement.slots] if v.slots else []))
+        if all(layout.parts(found.mesh) == 1 for layout in held):
+            reasons.setdefault(why_whole(v.shape, v.trainable, v.slots, found.mesh, shard), []).append(v)
     for why, alike in reasons.items():
         paths = ", ".join(v.path for v in alike[:_SHOWN]) + (", ..." if len(alike) > _SHOWN else "")
-        yield f"Whole on each device: {len(alike)} variables, {_size(sum(v.bytes for v in alike))}, {why} ({paths})"
+        count = f"{len(alike)} variable{'s' if len(alike) > 1 else ''}"
+        yield f"Whole on each device: {count}, {_size(sum(v.bytes for v in alike))}, {why} ({paths})"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -120,17 +120,19 @@ def _with_axis(axes: tuple[str | None, ...], shape: Sequence[int], mesh: Mesh, s
         return axes
     size = mesh.axes[shard.axis]
     for i in (*range(1, len(shape)), 0)[: len(shape)]:
-        if axes[i] is None and shape[i] % size == 0:
+        if not mesh.splits(axes[i]) and shape[i] % size == 0:
             return (*axes[:i], shard.axis, *axes[i + 1 :])
     return axes
 
 
-def why_whole(shape: Sequence[int], trainable: bool, mesh: Mesh, shard: Shard) -> str:
-    """Why a variable that no rule splits does not lie in parts either; see `placed`."""
+def why_whole(shape: Sequence[int], trainable: bool, slots: int, mesh: Mesh, shard: Shard) -> str:
+    """Why nothing of a variable that no rule splits lies in parts; see `placed`."""
     if shard.stage == "none" or not mesh.splits(shard.axis):
         return "no rule for its dims"
     if not trainable:
         return "not trained, so its layer needs it as it is"
+    if not slots and shard.stage == "optimizer":
+        return "without slots"
     if math.prod(shape) < shard.min_elements:
         return f"fewer than {shard.min_elements} elements (--shard_min_elements)"
     return f"no dim that the {mesh.axes[shard.axis]} devices of {shard.axis} divide"

@@ -14,8 +14,8 @@ from tfdist.errors import InputError
 from tfdist.spec import nearest
 
 _AXIS = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*(\d{1,6})\s*")
-_TAKEN = ("unsharded", "match")  # by DTensor, for layouts without an axis
-_MOST_DEVICES = 2**16
+_TAKEN = ("unsharded", "match", "any")  # by DTensor, for dims that lie on no axis, or on one that it chooses
+_MOST_DEVICES = 2**16  # more than any cluster has, and a plan of so many is quick
 _GRAMMAR = 'A mesh is NAME:SIZE with ; between, such as "data:2;model:4"'
 
 
@@ -57,7 +57,8 @@ def parse_mesh(text: str) -> Mesh:
     """Reads `--mesh_shape`, such as "data:2;model:4".
 
     Raises:
-      InputError: `text` does not follow the grammar, names no axis or one twice, or gives one no device.
+      InputError: `text` does not follow the grammar, names no axis, one twice or one as the engine may not, gives one no
+        device, or has too many.
     """
     axes: dict[str, int] = {}
     for part in filter(str.strip, text.split(";")):

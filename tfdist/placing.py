@@ -27,13 +27,13 @@ def placement(newborn: Newborn, rules: Mapping[str, str], mesh: Mesh, shard: Sha
     if of_its_variable is not None:
         return Placement.same(of_its_variable.slots)
     dims = dims_of_newborn(newborn)
-    computed = laid_out(variable.path, dims, variable.shape, rules, mesh)
-    if len(dims) > 2 and newborn.owners and isinstance(newborn.owners[-1], CONVOLUTIONS) and computed.parts(mesh) > 1:
-        split = next(dim for dim, axis in zip(dims, computed.axes, strict=True) if mesh.splits(axis))
+    split = next((dim for dim in dims if dim and mesh.splits(rules.get(dim))), None)
+    if split and len(dims) > 2 and newborn.owners and isinstance(newborn.owners[-1], CONVOLUTIONS):
         raise InputError(
-            f"--layout splits {split} of {variable.path} over the axis {rules[str(split)]}; the engine takes kernels of "
-            "convolutions whole. Name its dims * with tfdist.name_dims, or leave out the rule."
+            f"--layout splits {split} of {variable.path} over the axis {rules[split]}; the engine takes kernels of "
+            "convolutions whole. Name its dims, and its bias's, * with tfdist.name_dims, or leave out the rule."
         )
+    computed = laid_out(variable.path, dims, variable.shape, rules, mesh)
     return placed(computed, variable.shape, mesh, shard if variable.trainable else Shard())
 
 

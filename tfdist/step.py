@@ -179,11 +179,11 @@ class Step:
         with self._strategy.computing(self.variables):
             values = [(variable, variable.value) for variable in self._model.variables]
             with keras.StatelessScope(state_mapping=values):  # metrics of layers must not count it
-                outputs = self._strategy.outputs(self._model(x, training=False))
+                outputs = self._strategy.by_rows(self._model(x, training=False))
         parts = loss.terms(self._model, y, outputs, weight)
         totals = loss.totals(parts, self.settings.batch_size, self._collectives)
         return accumulated(
-            lambda rows: self._micro_step(differentiate, rows, totals),
+            lambda rows: self._micro_step(differentiate, self._strategy.by_rows(rows), totals),
             batch,
             self.settings.micro_steps,
             [tf.TensorSpec(v.shape, v.dtype) for v in self.variables],
@@ -232,7 +232,7 @@ class Step:
 
     def _loss(self, batch: Any, totals: list[tf.Tensor] | None) -> tuple[tf.Tensor, Any]:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        outputs = self._strategy.outputs(self._model(x, training=True))
+        outputs = self._strategy.by_rows(self._model(x, training=True))
         parts = loss.terms(self._model, y, outputs, weight)
         batch_size = self.settings.batch_size
         if totals is None:

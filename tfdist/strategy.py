@@ -153,9 +153,9 @@ class Strategy(abc.ABC):
         """A tensor of a model in the layout that its dims have; `name` is for messages. See `tfdist.constrain`."""
         return x
 
-    def outputs(self, outputs: Any) -> Any:
-        """A model's outputs as losses and metrics get them, inside a replica function."""
-        return outputs
+    def by_rows(self, tensors: Any) -> Any:
+        """A model's outputs as losses and metrics get them, or the rows of a micro-step; inside a replica function."""
+        return tensors
 
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]

@@ -75,3 +75,11 @@ def test_stages_of_zero(stage, stored, gradient, slots):
 )
 def test_what_is_sharded_over(axes, shape, expected):
     assert placed(Layout(axes), shape, MESH, Shard("parameters", "data", 4)).stored == Layout(expected)
+
+
+def test_an_axis_of_one_device_splits_nothing():
+    mesh = parse_mesh("data:2;model:1")
+    assert placed(Layout((None, "model")), (3, 4), mesh, Shard("parameters", "data", 4)).stored == Layout(
+        (None, "data")
+    )
+    assert placed(Layout((None, None)), (3, 4), mesh, Shard("parameters", "model", 4)).stored == Layout((None, None))

@@ -93,15 +93,18 @@ def test_mixed_precision(single, sharded, mixed):
             model = tfdist.models.transformer(input_shape=(6,), classes=12, layers=1, width=8, heads=2)
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             trainer = tfdist.Trainer(model, optimizer=keras.optimizers.SGD(0.1), loss=loss)
+        first = {v.path: np.array(strategy.local(v.value)[0]) for v in model.variables}
         last = trainer.fit(data, batch_size=8, steps=3, log_every=3).last("train")
         assert {v.dtype for v in model.trainable_variables} == {"float32"}
         assert last.get("skipped_steps", 0) == 0
-        return {v.path: np.array(strategy.local(v.value)[0]) for v in model.variables}
+        assert model.get_layer("block_0_ffn_in").compute_dtype == mixed.removeprefix("mixed_")
+        return first, {v.path: np.array(strategy.local(v.value)[0]) for v in model.variables}
 
-    expected, found = trained(single), trained(sharded)
+    (first, expected), (_, found) = trained(single), trained(sharded)
     for path, value in expected.items():
         assert np.linalg.norm(found[path] - value) <= 0.01 * np.linalg.norm(value) + 0.002, path
-    assert any(np.any(found[path] != value) for path, value in expected.items())
+    moved = "block_0_ffn_in/kernel"
+    assert np.linalg.norm(expected[moved] - first[moved]) > 0.02 * np.linalg.norm(expected[moved])
 
 
 def test_rows_that_are_nan_leave_the_others_alone(single, sharded):
