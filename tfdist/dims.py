@@ -120,7 +120,8 @@ def _by_type(owners: Sequence[Any], name: str, rank: int) -> Dims | None:
     if isinstance(layer, CONVOLUTIONS):
         spatial = tuple(f"spatial_{i}" for i in range(rank - 2))
         channels = ("out", "in") if "Transpose" in type(layer).__name__ else ("in", "out")
-        return ("out",) if name == "bias" else (*spatial, *channels)  # a separable convolution has two kernels
+        kernels = dict.fromkeys(("kernel", "depthwise_kernel", "pointwise_kernel"), (*spatial, *channels))
+        return {**kernels, "bias": ("out",)}.get(name)
     if isinstance(layer, _NORMS) and rank == 1:
         return ("embed",)
     return None

@@ -46,6 +46,19 @@ def test_types_of_layers_name_dims():
     assert found["dense/bias"] == ("out",)
 
 
+class Gained(keras.layers.Conv1D):
+    """A convolution with a weight of its own."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.gain = self.add_weight(shape=(5, 5), name="gain")
+
+
+def test_a_weight_that_a_type_does_not_have_has_no_names():
+    found = named(lambda: keras.Sequential([keras.Input((6, 8)), Gained(5, 3, name="conv")]))
+    assert next(dims for path, dims in found.items() if path.endswith("conv/gain")) == (None, None)
+
+
 def test_a_table_goes_before_types():
     found = named(lambda: name_dims(small(), {"first/kernel": "in ffn", "last/kernel": "ffn *"}))
     assert found["first/kernel"] == ("in", "ffn")
