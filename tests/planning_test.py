@@ -1,4 +1,4 @@
-"""The plan is what happens: bytes are those of the arrays, collectives those that the engine runs."""
+"""The plan is what happens: bytes are those of the arrays; what is sent is in tests/mesh/collectives_test.py."""
 
 import collections
 import pathlib
@@ -80,72 +80,6 @@ def collectives(trainer, folder: pathlib.Path) -> collections.Counter:
     return collections.Counter({name: count // trainer.strategy.devices.mesh.size for name, count in found.items()})
 
 
-def test_a_block_sends_what_megatron_s_does(tmp_path):
-    """Two all-reduces forward and two backward a block, and no weights."""
-    layout = "heads:model;ffn:model"
-    sent = planned("data:1;model:2", layout).sent
-    assert collections.Counter((one.kind, one.axis) for one in sent) == {("all-reduce", "model"): 2 * (2 + 2)}
-    assert {one.bytes for one in sent} == {8 * 8 * 16 * 4}
-    found = collectives(trainer_of("data:1;model:2", layout, optimizer="sgd"), tmp_path)
-    of_blocks = {name: n for name, n in found.items() if "block_" in name or "/AddN" in name}
-    assert sum(of_blocks.values()) == 2 * (2 + 2), found
-    assert not any("Gather" in name for name in found)
-
-
-def test_sequence_parallelism_gathers_between_blocks(tmp_path):
-    """Behind norms forward, and gradients behind what blocks add: two and two a block, beside its all-reduces."""
-    layout = "heads:model;ffn:model;sequence:model"
-    sent = planned("data:1;model:2", layout).sent
-    of_blocks = [one for one in sent if "block_" in one.what]
-    assert collections.Counter(one.kind for one in of_blocks) == {"all-reduce": 2 * 4, "all-gather": 2 * 4}
-    assert {one.bytes for one in of_blocks} == {8 * 8 * 16 * 4}
-    found = collectives(trainer_of("data:1;model:2", layout, optimizer="sgd"), tmp_path)
-    gathers = {name: n for name, n in found.items() if "Gather" in name and "embedding" not in name}
-    assert sum(gathers.values()) == 2 * 4 + 1, found  # and in front of the logits
-    activations = [
-        planned("data:1;model:4", rules).totals()["activations"] for rules in ("heads:model;ffn:model", layout)
-    ]
-    assert activations[1] < activations[0]
-
-
-def test_context_parallelism_gathers_keys_and_values(tmp_path):
-    """The engine sends both together, and their gradients."""
-    layout = "sequence:context;context:context"
-    sent = planned("data:1;context:2", layout).sent
-    of_blocks = [(one.kind, one.bytes) for one in sent if "block_" in one.what]
-    assert of_blocks == [("all-gather", 2 * 8 * 8 * 16 * 4), ("all-reduce", 2 * 8 * 8 * 16 * 4)] * 2
-    found = collectives(trainer_of("data:1;context:2", layout, optimizer="sgd"), tmp_path)
-    assert sorted(n for name, n in found.items() if "block_" in name) == [1, 1, 1, 1], found
-    assert sum("block_" in name and "Gather" in name for name in found) == 2
-
-
-@pytest.mark.parametrize(
-    ("shape", "layout", "kinds"),
-    [
-        ("data:2", "experts:data", {"all-to-all": 2}),  # each with its gradient's
-        ("data:1;model:2", "experts:model", {"all-reduce": 1, "all-gather": 1}),
-    ],
-)
-def test_expert_parallelism_moves_tokens(shape, layout, kinds, tmp_path):
-    sent = planned(shape, layout, experts=4).sent
-    assert collections.Counter(one.kind for one in sent if "experts" in one.what) == kinds
-    found = collectives(trainer_of(shape, layout, optimizer="sgd", experts=4), tmp_path)
-    of_experts = collections.Counter(
-        kind for name, n in found.items() for kind in ("AllToAll", "AllGather") if kind in name for _ in range(n)
-    )
-    assert of_experts == ({"AllToAll": 4} if "all-to-all" in kinds else {"AllGather": 1}), found
-
-
-def test_a_split_vocabulary_gathers_its_table_and_the_outputs(tmp_path):
-    sent = planned("data:1;model:2", "vocab:model").sent
-    assert [(one.kind, one.bytes) for one in sent if one.kind == "all-gather"] == [
-        ("all-gather", 32 * 16 * 4),
-        ("all-gather", 8 * 8 * 32 * 4),
-    ]
-    found = collectives(trainer_of("data:1;model:2", "vocab:model", optimizer="sgd"), tmp_path)
-    assert sum("AllGather" in name for name in found) == 2, found
-
-
 def test_what_the_update_sends():
     def kinds(stage):
         return [(one.what, one.kind) for one in planned("data:4", stage=stage).sent]
@@ -171,7 +105,7 @@ def test_layers_gather_sharded_parameters_in_turn_and_once_more_backward(tmp_pat
     waits = [name for name in found if "/Max/" in name]
     assert layers_in(waits) == layers  # else all would be gathered at once
     backward = [name for name in gathers if not layers_in([name])]
-    assert len(backward) > len(layers)  # and tables of embeddings, which have no inputs to wait for
+    assert len(backward) > len(layers)
     assert sum("AllReduce" in name and "gradient_tape" in name for name in found) > 10  # one message would need all
 
 

@@ -36,7 +36,7 @@ def main(config: LayoutConfig) -> int:
     unborn = planning.Unborn(make)
     mesh = mesh_of(config.mesh_shape, 0 if config.mesh_shape else config.devices)
     chosen = parse_layout("" if config.layout == AUTO else config.layout, mesh)
-    check_equal_shares(config.batch_size, mesh.axes[chosen["batch"]] * config.accumulate_steps)
+    check_equal_shares(config.batch_size, mesh.axes[chosen["batch"]], config.accumulate_steps)
     rows = config.batch_size // config.accumulate_steps
     shard = parse_shard(config.shard, config.shard_axis or chosen["batch"], config.shard_min_elements, mesh)
     if config.layout == AUTO:
@@ -79,6 +79,8 @@ def _lines(
         yield from _table([("what", "operation", "axis", "bytes"), *sent])
     if found.unknown:
         yield f"Not counted: what these layers inside others send and hold: {', '.join(found.unknown)}."
+    if found.unclear:
+        yield f"Not all counted: what these layers send, split by inputs that come whole: {', '.join(found.unclear)}."
     if missing:
         yield f"Not counted: what is sent because of {'; '.join(missing)}."
 
@@ -87,8 +89,7 @@ def _whole(found: "Plan", shard: Shard) -> Iterator[str]:
     """Of which variables nothing lies in parts, and why."""
     reasons: dict[str, list[Planned]] = {}
     for v in found.variables:
-        held = (v.placement.stored, v.placement.gradient, *([v.placement.slots] if v.slots else []))
-        if all(layout.parts(found.mesh) == 1 for layout in held):
+        if v.is_whole(found.mesh):
             reasons.setdefault(why_whole(v.shape, v.trainable, v.slots, found.mesh, shard), []).append(v)
     for why, alike in reasons.items():
         paths = ", ".join(v.path for v in alike[:_SHOWN]) + (", ..." if len(alike) > _SHOWN else "")

@@ -40,8 +40,9 @@ def placement(newborn: Newborn, rules: Mapping[str, str], mesh: Mesh, shard: Sha
 def is_gathered_in_turn(newborn: Newborn) -> bool:
     """Whether a layer gathers a variable that lies in parts in its own call, and drops it, forward and backward.
 
-    Not a cell of a recurrent layer, called for each token, nor a layer with layers inside, which would be computed again.
+    Not a cell of a recurrent layer, called for each token, nor a layer with layers inside, which would be computed again,
+    nor an embedding, whose gradient does not need its table: TensorFlow drops that behind the look-up by itself.
     """
     owner = newborn.owners[-1] if newborn.owners else None
-    is_cell = hasattr(owner, "state_size")
-    return isinstance(owner, keras.Layer) and not is_cell and not layers_of(owner)
+    is_exempt = hasattr(owner, "state_size") or type(owner) is keras.layers.Embedding
+    return isinstance(owner, keras.Layer) and not is_exempt and not layers_of(owner)

@@ -16,7 +16,7 @@ from tfdist.errors import InputError
 from tfdist.layouts import Layout, Placement, Shard
 from tfdist.mesh import Mesh
 from tfdist.placing import dims_of_newborn, is_gathered_in_turn, placement
-from tfdist.sending import Sent, between_layers, of_gradients
+from tfdist.sending import Sent, between_layers, of_gradients, unclear
 
 _MOST_LAYOUTS = 20_000
 _UNCOUNTED = ("embed", "head_dim")  # split, they make operations between layers communicate
@@ -57,6 +57,16 @@ class Planned:
             "slots": self.slots * part(self.placement.slots),
         }
 
+    def is_whole(self, mesh: Mesh) -> bool:
+        """Whether nothing of it lies in parts."""
+        held = (self.placement.stored, self.placement.gradient, *([self.placement.slots] if self.slots else []))
+        return all(layout.parts(mesh) == 1 for layout in held)
+
+    def bytes_of_gradient(self, mesh: Mesh, is_table: bool) -> int:
+        """Of a device when it is computed; that of a table that is looked up in has all rows."""
+        computed = self.placement.computed
+        return self.bytes // (Layout((None, *computed.axes[1:])) if is_table else computed).parts(mesh)
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -69,6 +79,7 @@ class Plan:
       activations: bytes of the layers' outputs for a device's rows.
       dims: the names of dims of variables and activations, of which a rule may speak.
       unknown: layers inside others, whose inputs and outputs have no known shape: what they send and hold is not counted.
+      unclear: layers that are split by inputs that come whole: what they send is not all counted.
     """
 
     mesh: Mesh
@@ -77,6 +88,7 @@ class Plan:
     activations: int
     dims: frozenset[str]
     unknown: list[str]
+    unclear: list[str]
 
     def totals(self) -> dict[str, int]:
         """Bytes on each device."""
@@ -123,8 +135,9 @@ class Unborn:
         variables = [self._planned(newborn, mesh, rules, shard) for newborn in self._newborns]
         names = {id(newborn.variable): dims_of_newborn(newborn) for newborn in self._newborns}
         held = Activations(self._layers, names, mesh, rules, batch_size)
+        tables = {id(table) for table in keras_internals.embeddings(self.model)}
         computed = {
-            id(newborn.variable): planned.bytes // planned.placement.computed.parts(mesh)
+            id(newborn.variable): planned.bytes_of_gradient(mesh, id(newborn.variable) in tables)
             for newborn, planned in zip(self._newborns, variables, strict=True)
             if planned.trainable and rules["batch"] not in planned.placement.computed.axes
         }
@@ -136,7 +149,7 @@ class Unborn:
         activations = sum(held.bytes(layer.output) for layer in self._layers if not held.is_kept(layer))
         attends = {"context"} if any(isinstance(layer, ATTENTIONS) for layer in self._layers) else set()
         dims = frozenset(held.dims | attends | set(self.dims))
-        return Plan(mesh, variables, sent, activations, dims, self._unknown)
+        return Plan(mesh, variables, sent, activations, dims, self._unknown, unclear(self._layers, held, mesh))
 
     def _planned(self, newborn: keras_internals.Newborn, mesh: Mesh, rules: Mapping[str, str], shard: Shard) -> Planned:
         variable = newborn.variable
@@ -150,14 +163,7 @@ class Unborn:
 
     def _of_parts(self, variables: list[Planned], mesh: Mesh, shard: Shard) -> Iterator[Sent]:
         """What sharded state sends."""
-        tables = {
-            id(table) for table in keras_internals.embeddings(self.model)
-        }  # which the backward pass does not need
-        twice = {
-            newborn.variable.path
-            for newborn in self._newborns
-            if is_gathered_in_turn(newborn) and id(newborn.variable) not in tables
-        }
+        twice = {newborn.variable.path for newborn in self._newborns if is_gathered_in_turn(newborn)}
         trainable = [variable for variable in variables if variable.trainable]
         parts = [v for v in trainable if v.placement.is_gathered]
         for what, split in (
@@ -186,7 +192,8 @@ def cheapest(
       memory: bytes of a device, for state and activations.
 
     Returns:
-      The rules and their plan. Of equal ones that with the least memory, then that with the fewest rules.
+      The rules and their plan: of those of which most is known. Of equal ones that with the least memory, then that with the
+      fewest rules.
 
     Raises:
       InputError: there are too many assignments, or none fits.
@@ -203,15 +210,16 @@ def cheapest(
         tried = {**rules, **{dim: axis for dim, axis in zip(free, chosen, strict=True) if axis}}
         with contextlib.suppress(InputError):
             plan = unborn.plan(mesh, tried, shard, batch_size)
-            found.append((sum(one.bytes for one in plan.sent), sum(plan.totals().values()), len(tried), tried, plan))
-    fitting = [one for one in found if one[1] <= memory]
+            sent, held = sum(one.bytes for one in plan.sent), sum(plan.totals().values())
+            found.append((len(plan.unclear), sent, held, len(tried), tried, plan))
+    fitting = [one for one in found if one[2] <= memory]
     if not fitting:
-        least = min((one[1] for one in found), default=math.inf)
+        least = min((one[2] for one in found), default=math.inf)
         raise InputError(
             f"--memory_gb must have room for some layout. Received: {memory / 2**30:g}, with {len(found)} layouts of which the "
             f"smallest takes {least / 2**30:.3g}. Use more devices, --shard, a smaller batch, or more memory."
         )
-    *_, tried, plan = min(fitting, key=lambda one: one[:3])
+    *_, tried, plan = min(fitting, key=lambda one: one[:4])
     return tried, plan
 
 

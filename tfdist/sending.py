@@ -39,22 +39,38 @@ def between_layers(
 ) -> Iterator[Sent]:
     """What a forward and a backward pass send."""
     batch = rules["batch"]
+    added = {
+        id(term): layer
+        for layer in layers
+        if isinstance(layer, keras.layers.Add)
+        for term in keras.tree.flatten(layer.input)
+    }
+    learned = _with_gradients(layers)
+    yield from _gradients_of_lookups(layers, held, added)
     for layer in layers:
+        is_learned = any(id(tensor) in learned for tensor in keras.tree.flatten(layer.input))
         if isinstance(layer, keras.layers.Embedding):
             yield from _lookup(layer, held, mesh)
         elif isinstance(layer, ATTENTIONS):
-            yield from _attention(layer, held, mesh, rules)
+            yield from _attention(layer, held, mesh, rules, is_learned)
         elif isinstance(layer, MixtureOfExperts):
             yield from _experts(layer, held, mesh, batch)
         elif isinstance(layer, keras.layers.Dense):
-            yield from _dense(layer, held, mesh, batch)
+            yield from _dense(layer, held, mesh, batch, is_learned)
         elif getattr(layer, "tfdist_dims", None):
-            yield from _constraint(layer, held)
+            yield from _constraint(layer, held, is_learned)
     for output in keras.tree.flatten(model.outputs):
         for axis in held.of(output).axes[1:]:
             if axis:
                 rows = (held.of(output).axes[0], *[None] * (len(output.shape) - 1))
                 yield Sent("outputs, for the loss", "all-gather", axis, held.bytes_with(output, rows))
+
+
+def unclear(layers: Sequence[keras.Layer], held: Activations, mesh: Mesh) -> list[str]:
+    """The paths of layers that the engine lays out by its own lights: split by inputs that come whole."""
+    dense = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
+    rows = {id(layer): keras_internals.layout_of(layer.kernel).computed.axes[0] for layer in dense}
+    return [x.path for x in dense if mesh.splits(rows[id(x)]) and held.of(x.input).axes[-1] != rows[id(x)]]
 
 
 def of_gradients(
@@ -77,9 +93,13 @@ def of_gradients(
     """
     summed: dict[tuple[str, ...], int] = collections.Counter()
     axes_of: dict[int, list[str]] = {}
+    constrained = {id(first(layer.input)): held.of(layer.output) for layer in layers if hasattr(layer, "tfdist_dims")}
     for layer in (layer for layer in layers if layer.variables):
         for variable in layer.variables:
             axes_of.setdefault(id(variable), _axes_of_tokens(layer, held.of(layer.input)))
+        behind = constrained.get(id(layer.output))
+        if behind and isinstance(layer, keras.layers.Dense) and layer.use_bias:  # added where the output will lie
+            axes_of[id(layer.bias)] = list(dict.fromkeys([*axes_of[id(layer.bias)], *behind.sequence_axes]))
     for variable, size in sizes.items():
         over = dict.fromkeys([batch_axis, *axes_of.get(variable, [])])
         summed[tuple(axis for axis in over if mesh.splits(axis))] += size
@@ -90,15 +110,20 @@ def of_gradients(
 
 
 def _axes_of_tokens(layer: keras.Layer, given: Activation) -> list[str]:
-    """The axes besides that of the rows over which devices see different tokens."""
-    if isinstance(layer, MixtureOfExperts):  # gathers them
-        return []
-    return (
-        [axis for axis in given.axes[1:] if axis] if isinstance(layer, keras.layers.Embedding) else given.sequence_axes
-    )
+    """The axes besides that of the rows over which devices see different tokens, of which none gathers what it needs."""
+    return [] if isinstance(layer, MixtureOfExperts | keras.layers.Embedding) else given.sequence_axes
 
 
-def _dense(layer: keras.layers.Dense, held: Activations, mesh: Mesh, batch: str) -> Iterator[Sent]:
+def _with_gradients(layers: Sequence[keras.Layer]) -> set[int]:
+    """The tensors, by id, that depend on a weight that is trained."""
+    found: set[int] = set()
+    for layer in layers:
+        if layer.trainable_variables or any(id(tensor) in found for tensor in keras.tree.flatten(layer.input)):
+            found |= {id(tensor) for tensor in keras.tree.flatten(layer.output)}
+    return found
+
+
+def _dense(layer: keras.layers.Dense, held: Activations, mesh: Mesh, batch: str, is_learned: bool) -> Iterator[Sent]:
     """Where the dim that a product sums over is split, its parts are added up (Megatron's f and g)."""
     rows, columns = (
         axis if axis != batch and mesh.splits(axis) else None
@@ -109,16 +134,19 @@ def _dense(layer: keras.layers.Dense, held: Activations, mesh: Mesh, batch: str)
         yield Sent(f"input of {layer.path}", "all-gather", columns, held.bytes_with(whole, (*given.axes[:-1], None)))
     elif axis := rows or given.axes[-1]:
         yield Sent(f"output of {layer.path}", "all-reduce", axis, held.of(layer.output).bytes)
-    if columns:
+    if columns and is_learned:
         gradient = held.bytes_with(whole, (*given.axes[:-1], rows))
         yield Sent(f"gradient of the input of {layer.path}", "all-reduce", columns, gradient)
 
 
-def _attention(layer: keras.Layer, held: Activations, mesh: Mesh, rules: Mapping[str, str]) -> Iterator[Sent]:
+def _attention(
+    layer: keras.Layer, held: Activations, mesh: Mesh, rules: Mapping[str, str], is_learned: bool
+) -> Iterator[Sent]:
     heads, given = rules.get("heads"), held.of(layer.input)
     if heads != rules["batch"] and mesh.splits(heads):
         yield Sent(f"output of {layer.path}", "all-reduce", heads, held.of(layer.output).bytes)
-        yield Sent(f"gradient of the input of {layer.path}", "all-reduce", heads, given.bytes)
+        if is_learned:
+            yield Sent(f"gradient of the input of {layer.path}", "all-reduce", heads, given.bytes)
     source = first(layer.input)
     context = rules.get("context", rules["batch"])
     split = [*given.sequence_axes, *([context] if context != rules["batch"] and mesh.splits(context) else [])]
@@ -135,22 +163,23 @@ def _experts(layer: MixtureOfExperts, held: Activations, mesh: Mesh, batch: str)
     """Tokens on their way to experts and back, and gradients; or parts of sums, where each device has all tokens."""
     given, source = held.of(layer.input), first(layer.input)
     whole = held.bytes_with(source, (given.axes[0], None, None))
+    if mesh.splits(batch):
+        yield Sent(f"load of {layer.path}", "all-reduce", batch, keras_internals.bytes_of(layer.load.tokens))
     for sequence in given.sequence_axes:
-        yield Sent(f"tokens of {layer.path}, and their gradients", "all-gather", sequence, 2 * whole)
+        yield Sent(f"tokens of {layer.path}", "all-gather", sequence, whole)
     size = whole // source.shape[1] * layer.experts * layer.capacity(source.shape[1], training=True)
     experts, _, width = keras_internals.layout_of(layer.in_kernel).computed.axes
     parts = mesh.axes[experts] if experts else 1
     if mesh.splits(width):
-        yield Sent(
-            f"sums of the experts' products of {layer.path}, and gradients", "all-reduce", width, 2 * size // parts
-        )
+        own = size if experts == batch else size // parts  # of all rows, or those of the device
+        yield Sent(f"sums of the experts' products of {layer.path}, and gradients", "all-reduce", width, 2 * own)
     if parts > 1 and experts == batch:
         for what in ("tokens to the experts", "tokens from the experts"):
             yield Sent(f"{what} of {layer.path}, and their gradients", "all-to-all", experts, 2 * size)
     elif parts > 1:
-        yield Sent(f"output of {layer.path}", "all-reduce", experts, whole)
+        yield Sent(f"output of {layer.path}, and gradients of its tokens", "all-reduce", experts, 2 * whole)
         weights = whole // source.shape[2] * layer.experts
-        yield Sent(f"gradients of tokens and weights of {layer.path}", "all-gather", experts, size + weights)
+        yield Sent(f"gradients of the weights of tokens of {layer.path}", "all-gather", experts, weights)
 
 
 def _width(kernel: keras.Variable, mesh: Mesh) -> int:
@@ -159,7 +188,7 @@ def _width(kernel: keras.Variable, mesh: Mesh) -> int:
     return kernel.shape[1] * kernel.shape[2] // parts
 
 
-def _constraint(layer: keras.Layer, held: Activations) -> Iterator[Sent]:
+def _constraint(layer: keras.Layer, held: Activations, is_learned: bool) -> Iterator[Sent]:
     """What is split and then is not is gathered; and the other way round its gradient is."""
     before, after = held.of(layer.input), held.of(layer.output)
     tensor = first(layer.input)
@@ -167,9 +196,24 @@ def _constraint(layer: keras.Layer, held: Activations) -> Iterator[Sent]:
         if old and old != new:
             rest = (*before.axes[:i], None, *before.axes[i + 1 :])
             yield Sent(f"tensor in {layer.name}", "all-gather", old, held.bytes_with(tensor, rest))
-        if new and old != new and keras.backend.is_float_dtype(tensor.dtype):
+        if new and old != new and is_learned:
             rest = (*after.axes[:i], None, *after.axes[i + 1 :])
             yield Sent(f"gradient in {layer.name}", "all-gather", new, held.bytes_with(tensor, rest))
+
+
+def _gradients_of_lookups(
+    layers: Sequence[keras.Layer], held: Activations, added: Mapping[int, keras.Layer]
+) -> Iterator[Sent]:
+    """DTensor adds up a table's gradient from those of all tokens; once for tables whose rows are added to each other."""
+    told = set()
+    for layer in (layer for layer in layers if isinstance(layer, keras.layers.Embedding)):
+        given = added.get(id(layer.output), layer)
+        rows = held.of(layer.output).axes[:1]
+        for axis in held.of(layer.input).axes[1:]:
+            if axis and (given.path, axis) not in told:
+                told.add((given.path, axis))
+                size = held.bytes_with(layer.output, (*rows, *[None] * (len(layer.output.shape) - 1)))
+                yield Sent(f"gradient of the output of {given.path}", "all-gather", axis, size)
 
 
 def _lookup(layer: keras.layers.Embedding, held: Activations, mesh: Mesh) -> Iterator[Sent]:

@@ -113,8 +113,12 @@ def attentions_placed(
 
 @contextlib.contextmanager
 def products_keep_dims() -> Iterator[None]:
-    """Inside, Keras multiplies [..., n] by [n, m] without making one dim of the first ones: DTensor gathers a split one."""
-    matmul = keras_numpy.matmul
+    """Inside, Keras multiplies tensors as they are, where it would make one dim of some: DTensor gathers a split one.
+
+    Keras's `einsum` becomes a product of matrices for each row of a batch. The gradient of a weight would be one for each row,
+    and be sent so before they are added up.
+    """
+    matmul, einsum = keras_numpy.matmul, keras_numpy.einsum
 
     def product(x1: Any, x2: Any) -> Any:
         if not (tf.is_tensor(x1) and 2 < (x1.shape.rank or 0) < 9 and len(x2.shape) == 2):
@@ -123,8 +127,14 @@ def products_keep_dims() -> Iterator[None]:
         others = "abcdefgh"[: x1.shape.rank - 1]
         return tf.einsum(f"{others}n,nm->{others}m", tf.cast(x1, dtype), tf.cast(x2, dtype))
 
-    keras_numpy.matmul = product
+    def general(subscripts: str, *operands: Any, **kwargs: Any) -> Any:
+        values = [tf.convert_to_tensor(x) for x in operands]
+        dtypes = {x.dtype for x in values}
+        plain = len(dtypes) == 1 and dtypes.pop().is_floating and "." not in subscripts
+        return (tf.einsum if plain else einsum)(subscripts, *values, **kwargs)
+
+    keras_numpy.matmul, keras_numpy.einsum = product, general
     try:
         yield
     finally:
-        keras_numpy.matmul = matmul
+        keras_numpy.matmul, keras_numpy.einsum = matmul, einsum
