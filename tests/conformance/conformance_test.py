@@ -40,16 +40,18 @@ FULL_LAYOUTS = (
 ON_A_MESH = "mesh_shape='data:2;model:2', layout='heads:model;ffn:model;in:model;experts:model'"
 MESH_IN_PROCESSES = f"mesh({ON_A_MESH})"
 SHARDED_IN_PROCESSES = f"mesh({ON_A_MESH}, shard='parameters', shard_min_elements=1)"
-MESH_PAIRS = (  # each model and each optimizer on some mesh, each mesh with some of them
-    ("mesh2x2", parity.Case(model="transformer", optimizer="adamw")),
-    ("mesh2x2", parity.Case(model="mlp", optimizer="sgd", weighted=True)),
-    ("mesh1x4", parity.Case(model="transformer", optimizer="sgd")),
-    ("mesh1x4", parity.Case(model="mlp", optimizer="adamw")),
-    ("mesh1x4", parity.Case(model="mlp", optimizer="lamb")),
-    ("mesh4x1", parity.Case(model="cnn", optimizer="adamw")),
-    ("mesh4x1", parity.Case(model="masked", optimizer="sgd")),
-    ("mesh2x2x1", parity.Case(model="regularized", optimizer="sgd")),
-    ("mesh2x2x1", parity.Case(model="mlp", optimizer="lars")),
+STAGES = ("none", "optimizer", "gradients", "parameters")
+PAIRWISE = tuple(  # any two of model, mesh, optimizer and what is in parts meet in some case
+    (mesh, STAGES[(i + j) % 4], parity.Case(model=model, optimizer=("sgd", "adamw")[(i + j // 2) % 2]))
+    for i, model in enumerate(("transformer", "mlp", "cnn", "experts"))
+    for j, mesh in enumerate(parity.MESHES)
+)
+BESIDE = (  # optimizers with norms, masks, regularizers, weights of examples
+    ("2x2", "gradients", parity.Case(model="mlp", optimizer="lamb")),
+    ("1x4", "none", parity.Case(model="mlp", optimizer="lamb", weighted=True)),
+    ("2x2x1", "none", parity.Case(model="mlp", optimizer="lars")),
+    ("2x2", "parameters", parity.Case(model="masked", optimizer="sgd")),
+    ("2x2x1", "none", parity.Case(model="regularized", optimizer="sgd")),
 )
 MESH_PRODUCT = tuple(
     parity.Case(model=model, optimizer=optimizer)
@@ -118,17 +120,11 @@ def check_processes(strategy: str, size: int, floatx: str, cases: tuple[parity.C
         {"float64": assert_same, "float32": assert_same_in_float32}[floatx](rank, cases[number])
 
 
-def on_a_mesh(case: parity.Case, shape: str, layout: str) -> parity.Outcome:
-    """Trains a case; kernels of convolutions stay whole."""
-    options = {"mesh_shape": shape, "layout": "" if case.model == "cnn" else layout}
-    return parity.run_case(tfdist.load_strategy("mesh", environment={}, **options), case)
-
-
-def sharded(stage: str, shape: str) -> tfdist.Strategy:
-    """A mesh of four devices with ZeRO's stages, beside tensor parallelism where it has an axis for the model."""
-    layout = {"data:4": "", "data:2;model:2": "heads:model;ffn:model;in:model", "data:1;model:4": "ffn:model"}[shape]
-    options = {"mesh_shape": shape, "layout": layout, "shard": stage, "shard_min_elements": 1}
-    return tfdist.load_strategy("mesh", environment={}, **options)
+def on_a_mesh(mesh: tuple[str, str], model: str, stage: str = "none", **options: str) -> tfdist.Strategy:
+    """Four devices, with a shape and a layout; kernels of convolutions stay whole."""
+    shape, layout = mesh
+    options |= {"mesh_shape": shape, "layout": "" if model == "cnn" else layout, "shard": stage}
+    return tfdist.load_strategy("mesh", environment={}, shard_min_elements=1, **options)
 
 
 def numbers(cases: tuple[parity.Case, ...]) -> pytest.MarkDecorator:
@@ -150,44 +146,38 @@ def test_processes(strategy: str, size: int, number: int, float64: None) -> None
     check_processes(strategy, size, "float64", parity.CASES, number)
 
 
-@pytest.mark.parametrize(("strategy", "case"), MESH_PAIRS, ids=str)
-def test_meshes(strategy: str, case: parity.Case, float64: None, request: pytest.FixtureRequest) -> None:
-    assert_same(parity.run_case(request.getfixturevalue(strategy), case), case)
+@pytest.mark.parametrize(("mesh", "stage", "case"), [*PAIRWISE, *BESIDE], ids=str)
+def test_meshes(mesh: str, stage: str, case: parity.Case, float64: None) -> None:
+    assert_same(parity.run_case(on_a_mesh(parity.MESHES[mesh], case.model, stage), case), case)
+
+
+def test_the_cases_of_meshes_are_a_pairwise_cover() -> None:
+    found = [(mesh, stage, case.model, case.optimizer) for mesh, stage, case in PAIRWISE]
+    for a, b in itertools.combinations(range(4), 2):
+        values = [{one[place] for one in found} for place in (a, b)]
+        assert {(one[a], one[b]) for one in found} == set(itertools.product(*values))
 
 
 @pytest.mark.parametrize(("model", "shape", "layout"), LAYOUTS)
 def test_layouts_of_activations(model: str, shape: str, layout: str, float64: None) -> None:
     case = parity.Case(model=model, optimizer="adamw")
-    assert_same(on_a_mesh(case, shape, layout), case)
-
-
-@pytest.mark.parametrize(
-    ("stage", "shape", "case"),
-    [
-        ("optimizer", "data:4", parity.Case(model="mlp", optimizer="adamw")),
-        ("gradients", "data:2;model:2", parity.Case(model="mlp", optimizer="lamb")),
-        ("parameters", "data:4", parity.Case(model="cnn", optimizer="sgd")),
-        ("parameters", "data:2;model:2", parity.Case(model="transformer", optimizer="adamw")),
-        ("parameters", "data:2;model:2", parity.Case(model="masked", optimizer="sgd")),
-    ],
-    ids=str,
-)
-def test_sharded_state(stage: str, shape: str, case: parity.Case, float64: None) -> None:
-    assert_same(parity.run_case(sharded(stage, shape), case), case)
+    assert_same(parity.run_case(on_a_mesh((shape, layout), model), case), case)
 
 
 @pytest.mark.parametrize("stage", ["gradients", "parameters"])
 def test_the_norm_that_clips_is_that_of_all_parts(stage: str, single: tfdist.Strategy, float64: None) -> None:
     case, clip = parity.Case(model="mlp", optimizer="sgd"), Clip(norm=0.05)
     clipped = parity.run_case(single, case, clip=clip)
-    assert_equal(parity.run_case(sharded(stage, "data:2;model:2"), case, clip=clip), clipped)
+    strategy = on_a_mesh(parity.MESHES["2x2"], case.model, stage)
+    assert_equal(parity.run_case(strategy, case, clip=clip), clipped)
     with pytest.raises(AssertionError):
         assert_same(clipped, case)
 
 
 def test_sharded_gradients_are_accumulated(float64: None) -> None:
     case = parity.Case(model="mlp", optimizer="adamw")
-    assert_same(parity.run_case(sharded("gradients", "data:2;model:2"), case, accumulate_steps=2), case)
+    strategy = on_a_mesh(parity.MESHES["2x2"], case.model, "gradients")
+    assert_same(parity.run_case(strategy, case, accumulate_steps=2), case)
 
 
 @pytest.mark.parametrize(
@@ -261,22 +251,15 @@ def test_product_on_logical_devices(
 @pytest.mark.parametrize("optimizer", ["sgd", "lamb"])
 def test_product_of_layouts_of_activations(model: str, shape: str, layout: str, optimizer: str, float64: None) -> None:
     case = parity.Case(model=model, optimizer=optimizer)
-    assert_same(on_a_mesh(case, shape, layout), case)
+    assert_same(parity.run_case(on_a_mesh((shape, layout), model), case), case)
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("mesh", parity.MESHES)
 @pytest.mark.parametrize("case", MESH_PRODUCT, ids=str)
-def test_product_on_meshes(mesh: str, case: parity.Case, float64: None) -> None:
-    assert_same(on_a_mesh(case, *parity.MESHES[mesh]), case)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("stage", ["optimizer", "gradients", "parameters"])
-@pytest.mark.parametrize("shape", ["data:4", "data:2;model:2", "data:1;model:4"])
-@pytest.mark.parametrize("case", MESH_PRODUCT, ids=str)
-def test_product_of_sharded_state(stage: str, shape: str, case: parity.Case, float64: None) -> None:
-    assert_same(parity.run_case(sharded(stage, shape), case), case)
+def test_product_on_meshes(stage: str, mesh: str, case: parity.Case, float64: None) -> None:
+    assert_same(parity.run_case(on_a_mesh(parity.MESHES[mesh], case.model, stage), case), case)
 
 
 @pytest.mark.full
@@ -291,8 +274,8 @@ def test_product_on_a_mesh_over_processes(strategy: str, number: int, float64: N
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_product_of_hybrid_sharding(stage: str, optimizer: str, float64: None) -> None:
     """In parts over pairs that share each sequence, alike on both pairs."""
-    options = {"mesh_shape": "data:2;pair:2", "layout": "sequence:pair;context:pair", "shard_axis": "pair"}
-    strategy = tfdist.load_strategy("mesh", environment={}, shard=stage, shard_min_elements=1, **options)
+    pairs = ("data:2;pair:2", "sequence:pair;context:pair")
+    strategy = on_a_mesh(pairs, "transformer", stage, shard_axis="pair")
     case = parity.Case(model="transformer", optimizer=optimizer)
     assert_same(parity.run_case(strategy, case), case)
 
@@ -300,7 +283,7 @@ def test_product_of_hybrid_sharding(stage: str, optimizer: str, float64: None) -
 @pytest.mark.full
 @pytest.mark.parametrize("case", MESH_PRODUCT, ids=str)
 def test_product_on_a_mesh_in_float32(case: parity.Case) -> None:
-    assert_same_in_float32(on_a_mesh(case, *parity.MESHES["2x2"]), case)
+    assert_same_in_float32(parity.run_case(on_a_mesh(parity.MESHES["2x2"], case.model), case), case)
 
 
 @pytest.mark.full
