@@ -8,6 +8,8 @@ import shlex
 import subprocess
 import sys
 
+import keras
+import numpy as np
 import pytest
 from absl import flags as absl_flags
 
@@ -108,6 +110,16 @@ def test_the_run_of_make_train_is_the_flagfiles_and_learns(tmp_path: pathlib.Pat
     output = run(["-m", "tfdist.train", f"--flagfile={path}", "--output_dir=run"], tmp_path)
     (accuracy,) = re.findall(r"^eval after 450 steps: loss .*  accuracy ([\d.]+)$", output, re.MULTILINE)
     assert float(accuracy) >= 0.97, output
+
+
+def test_a_mesh_over_two_processes_leaves_one_model(tmp_path: pathlib.Path):
+    path = EXAMPLES / "flagfiles" / "mesh.flags"
+    smaller = ["--model=transformer(layers=1,width=16,heads=2)", "--dataset=text(length=16)", "--steps=3"]
+    train = [sys.executable, "-m", "tfdist.train", f"--flagfile={path}", *smaller, "--output_dir=run"]
+    output = run(["-m", "tfdist.launch", "--processes=2", "--", *train], tmp_path)
+    assert re.search(r"eval after 3 steps: loss [\d.]+", output), output
+    model = keras.models.load_model(tmp_path / "run" / "model.keras")
+    assert model.predict(np.zeros([2, 16], "int32"), verbose=0).shape == (2, 16, 256)
 
 
 @pytest.mark.parametrize("path", FLAGFILES, ids=lambda path: path.name)

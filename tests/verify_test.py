@@ -25,6 +25,13 @@ def test_a_sum_too_many_is_found_at_the_first_step(capsys, monkeypatch):
     assert "past the tolerance" in first
 
 
+def test_a_mesh_gives_the_result_of_one_device(capsys):
+    layout = {"mesh_shape": "data:2;model:2", "layout": "in:model", "shard": "parameters", "shard_min_elements": 1}
+    code, out = verified(capsys, strategy="mesh", devices=0, batch_size=12, optimizer="adamw", **layout)
+    assert code == 0
+    assert "past the tolerance" not in out
+
+
 @pytest.mark.parametrize(("tolerance", "expected"), [(1e-7, 1), (1.0, 0)])
 def test_compression_is_held_against_one_device_without_it(capsys, tolerance, expected):
     lossy = {"compression": "int8(bits=2)", "compression_min_bytes": 0, "tolerance": tolerance}

@@ -9,8 +9,7 @@ import keras
 
 from tfdist import data, models
 from tfdist.config import TrainConfig
-from tfdist.data import check_equal_shares, steps_in_epochs
-from tfdist.data.pipeline import check_batch_size
+from tfdist.data import check_batch_size, steps_in_epochs
 from tfdist.detect import Detection
 from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.gradients.compression import check
@@ -43,10 +42,9 @@ def opened(config: TrainConfig) -> Iterator[Session]:
     """
     _gradient_options(config)  # what is wrong with them is said before anything starts
     with opened_strategy(config, OWN_FLAGS) as (config, detection, strategy):
-        shares = strategy.batch_parts * config.accumulate_steps
-        check_batch_size(config.batch_size, shares)
-        if strategy.compiles_replicas:
-            check_equal_shares(config.batch_size, shares)
+        check_batch_size(
+            config.batch_size, strategy.batch_parts, config.accumulate_steps, equal=strategy.compiles_replicas
+        )
         yield Session(config, detection, strategy, data.load(config.dataset, config.data_dir))
 
 

@@ -12,12 +12,11 @@ from tfdist.data import (
     Examples,
     as_data_set,
     as_examples,
-    check_equal_shares,
+    check_batch_size,
     epoch_of_step,
     steps_in_epochs,
     with_class_weight,
 )
-from tfdist.data.pipeline import check_batch_size
 from tfdist.errors import InputError
 from tfdist.evaluation import Evaluator
 from tfdist.fitting import must_fit
@@ -168,10 +167,9 @@ class Trainer:
           InputError: an argument is wrong.
           NotFiniteError: a loss is inf or NaN; names the step.
         """
-        shares = self.strategy.batch_parts * self._settings.micro_steps
-        if self.strategy.compiles_replicas:
-            check_equal_shares(batch_size, shares)
-        check_batch_size(batch_size, shares)
+        check_batch_size(
+            batch_size, self.strategy.batch_parts, self._settings.micro_steps, equal=self.strategy.compiles_replicas
+        )
         whole = as_data_set(data, "data")
         train, test = whole.train, whole.test
         if bool(steps) == bool(epochs) or min(steps, epochs) < 0 or int(steps) != steps or int(epochs) != epochs:

@@ -67,6 +67,12 @@ def test_counts_are_static_where_they_can_be():
 
 def test_equal_shares_pass():
     check_equal_shares(12, 4)
+    check_equal_shares(12, 2, micro_steps=3)
+
+
+def test_micro_steps_have_equal_shares_too():
+    with pytest.raises(InputError, match="batch_size=14 and 2 replicas of 3 micro-steps each. Use 12 or 18."):
+        check_equal_shares(14, 2, micro_steps=3)
 
 
 @pytest.mark.parametrize(("batch_size", "replicas", "use"), [(13, 4, "Use 12 or 16."), (3, 4, "Use 4.")])

@@ -6,7 +6,7 @@ from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Element, Examples, Transform
 from tfdist.data.order import epoch_of_step, last_step_of_epoch, steps_in_epochs
 from tfdist.data.own import as_data_set, as_examples
-from tfdist.data.pipeline import EvaluationPipeline, Pipeline
+from tfdist.data.pipeline import EvaluationPipeline, Pipeline, check_batch_size
 from tfdist.data.rows import check_equal_shares, rows
 from tfdist.data.source import ArraySource, Source
 from tfdist.data.stream import StreamSource
@@ -25,6 +25,7 @@ __all__ = [
     "Transform",
     "as_data_set",
     "as_examples",
+    "check_batch_size",
     "check_equal_shares",
     "epoch_of_step",
     "last_step_of_epoch",

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.examples import Examples
-from tfdist.data.rows import Deal
+from tfdist.data.rows import Deal, check_equal_shares, in_words
 from tfdist.errors import InputError
 
 _STEPS_AHEAD = 2
@@ -89,12 +89,20 @@ def _check_batch_size(batch_size: int) -> None:
         raise InputError(f"--batch_size must be at least 1. Received: {batch_size}.")
 
 
-def check_batch_size(batch_size: int, replicas: int) -> None:
-    """Raises `InputError` if there are more replicas than rows in a step."""
-    if replicas > batch_size:
+def check_batch_size(batch_size: int, replicas: int, micro_steps: int = 1, equal: bool = False) -> None:
+    """Checks that every replica has a row in each micro-step, and, for strategies that need static shapes, equally many.
+
+    On a mesh a replica is a device along the batch's axis.
+
+    Raises:
+      InputError: it is not so.
+    """
+    if equal:
+        check_equal_shares(batch_size, replicas, micro_steps)
+    if replicas * micro_steps > batch_size:
         raise InputError(
             f"--batch_size must be at least the number of replicas. Received: --batch_size={batch_size} and "
-            f"{replicas} replicas. Every replica needs a row of every step."
+            f"{in_words(replicas, micro_steps)}. Every replica needs a row of every step."
         )
 
 

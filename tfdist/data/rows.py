@@ -24,19 +24,25 @@ def rows(batch_size: int, replica: int, replicas: int) -> tuple[int, int]:
     return replica * quotient + min(replica, extra), quotient + (replica < extra)
 
 
-def check_equal_shares(batch_size: int, replicas: int) -> None:
-    """Checks that every replica gets the same number of rows, for strategies that need static shapes.
+def check_equal_shares(batch_size: int, replicas: int, micro_steps: int = 1) -> None:
+    """Checks that every replica gets the same number of rows in each micro-step, for strategies that need static shapes.
 
     Raises:
       InputError: it is not so.
     """
-    if batch_size % replicas:
-        below = batch_size - batch_size % replicas
-        near = " or ".join(str(size) for size in (below, below + replicas) if size)
+    shares = replicas * micro_steps
+    if batch_size % shares:
+        below = batch_size - batch_size % shares
+        near = " or ".join(str(size) for size in (below, below + shares) if size)
         raise InputError(
             "--batch_size must be divisible by the number of replicas for this strategy. "
-            f"Received: --batch_size={batch_size} and {replicas} replicas. Use {near}."
+            f"Received: --batch_size={batch_size} and {in_words(replicas, micro_steps)}. Use {near}."
         )
+
+
+def in_words(replicas: int, micro_steps: int) -> str:
+    """What shares a batch, for messages."""
+    return f"{replicas} replicas" + (f" of {micro_steps} micro-steps each" if micro_steps > 1 else "")
 
 
 @dataclasses.dataclass(frozen=True)
