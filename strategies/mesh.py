@@ -147,7 +147,7 @@ class MeshOfDevices(HasCollectives):
 
         def checked(*args: Any) -> Any:
             products = keras_internals.products_keep_dims() if "context" in self.rules else contextlib.nullcontext()
-            with products, keras_internals.attentions_placed(self._attending, self._attended):
+            with products, keras_internals.attentions_placed(self._asking, self._attending, self._attended):
                 result = function(*args)
             refuse_crashes(tf.compat.v1.get_default_graph())
             self._warn_of_what_is_idle()
@@ -172,6 +172,12 @@ class MeshOfDevices(HasCollectives):
             for line in idle(self.rules, self._dims, self.shard, self.devices.mesh):
                 _log.warning("%s", line)
         self._warned = True
+
+    def _asking(self, name: str, query: tf.Tensor) -> tf.Tensor:
+        """So that projections know how their input lies, and its gradient is added up before it is sent."""
+        if not {"heads", "context"} & self.rules.keys() or query.shape.rank != 3:
+            return query
+        return self.constrain(query, ("batch", "context", None), f"the input of {name}")
 
     def _attending(
         self, name: str, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, causal: bool
@@ -213,7 +219,13 @@ class MeshOfDevices(HasCollectives):
         self._dims |= {name for name in names if name}
         shape = [mesh.size if size is None else size for size in x.shape]  # what is not known yet is divided
         layout = laid_out(name, names, shape, self.rules, mesh, lenient=("batch",))
-        return self.devices.relaid(x, layout) if tf.is_tensor(x) and tf.inside_function() else x
+        if not tf.is_tensor(x) or not tf.inside_function():
+            return x
+
+        def place(tensor: tf.Tensor) -> tf.Tensor:
+            return self.devices.relaid(tensor, layout) if tensor.shape.rank == len(layout.axes) else tensor
+
+        return keras_internals.with_companions_of(place(x), x, place)
 
     def by_rows(self, tensors: Any) -> Any:
         """See base class: split over rows alone.
@@ -226,7 +238,7 @@ class MeshOfDevices(HasCollectives):
         def place(tensor: tf.Tensor) -> tf.Tensor:
             return self.devices.relaid(tensor, over_rows(tensor.shape, axis, self.devices.mesh.axes[axis]))
 
-        return keras.tree.map_structure(lambda x: keras_internals.with_mask_of(place(x), x, place), tensors)
+        return keras.tree.map_structure(lambda x: keras_internals.with_companions_of(place(x), x, place), tensors)
 
     @contextlib.contextmanager
     def computing(self, variables: Sequence[keras.Variable]) -> Iterator[None]:

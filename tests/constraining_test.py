@@ -159,7 +159,8 @@ def test_any_attention_is_split_over_the_context(single, attention, options):
         keras.utils.set_random_seed(3)
         with strategy.scope():
             inputs = keras.Input((6, 4))
-            outputs = keras.tree.flatten(attention()(inputs, inputs, **options))[0]
+            hidden = keras.layers.LayerNormalization()(keras.layers.Dense(4)(inputs))
+            outputs = keras.tree.flatten(attention()(hidden, hidden, **options))[0]
             model = keras.Model(inputs, keras.layers.Dense(4)(outputs))
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             trainer = tfdist.Trainer(model, optimizer="sgd", loss=loss)

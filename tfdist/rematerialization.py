@@ -23,7 +23,8 @@ class _First(NamedTuple):
     """What the forward pass left besides the outputs."""
 
     outputs: Any
-    masks: list[Any]
+    masks: Sequence[Any]
+    has_logits: Sequence[bool]
     assigned: list[tuple[keras.Variable, Any]]
     adders: list[keras.Layer]
 
@@ -43,7 +44,7 @@ def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..
         def forward(tensors: Sequence[tf.Tensor], held: Sequence[tf.Tensor]) -> Any:
             filled = list(given)
             for place, tensor in zip(places, tensors, strict=True):
-                filled[place] = keras_internals.with_mask_of(tensor, given[place], tf.identity)
+                filled[place] = keras_internals.with_companions_of(tensor, given[place], tf.identity)
             own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
             values = [_computed(variable, x, tensors) for variable, x in zip(weights, held, strict=True)]
             scope = keras_internals.RecordedScope(
@@ -54,19 +55,20 @@ def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..
             with surroundings(), scope:
                 outputs = call(*own_args, **own_kwargs)
             found = [x for x in keras.tree.flatten(outputs) if tf.is_tensor(x)]
-            masks, adders = [keras_internals.mask_of(x) for x in found], keras_internals.adders_of(layer, scope.losses)
-            first.append(_First(outputs, masks, scope.assigned, adders))
-            return found, list(scope.losses)
+            masks, logits = zip(*map(keras_internals.companions_of, found), strict=True) if found else ((), ())
+            adders = keras_internals.adders_of(layer, scope.losses)
+            first.append(_First(outputs, masks, [x is not None for x in logits], scope.assigned, adders))
+            return found, [x for x in logits if x is not None], list(scope.losses)
 
         tensors, held = [given[place] for place in places], [keras_internals.held_value(v) for v in weights]
-        found, losses = _again(forward, tensors, held)
+        found, logits, losses = _again(forward, tensors, held)
         for variable, value in first[0].assigned:
             variable.assign(value)
         for adder, loss in zip(first[0].adders, losses, strict=True):
             adder.add_loss(loss)
-        for output, mask in zip(found, first[0].masks, strict=True):
-            if mask is not None:
-                keras_internals.set_mask(output, mask)
+        behind = iter(logits)
+        for output, mask, has_logits in zip(found, first[0].masks, first[0].has_logits, strict=True):
+            keras_internals.set_companions(output, mask, next(behind) if has_logits else None)
         made = iter(found)
         return keras.tree.map_structure(lambda x: next(made) if tf.is_tensor(x) else x, first[0].outputs)
 

@@ -123,3 +123,24 @@ def test_rows_that_are_nan_leave_the_others_alone(single, sharded):
         return strategy.local(strategy.compiled(lambda x: strategy.run(forward, x))(batch))[0]
 
     np.testing.assert_allclose(outputs(sharded), outputs(single), rtol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", tf.nn.softmax])
+@pytest.mark.parametrize(("where", "which"), [("mesh4x1", "none"), ("sharded", "none"), ("single", "full")])
+def test_losses_of_probabilities_are_those_of_their_logits(activation, where, which, single, request):
+    """Keras computes them from what is behind an activation, as gradients of saturated probabilities are lost."""
+    classes = RANDOM.integers(0, 4, 16)
+    data = 60 * RANDOM.standard_normal((16, 8)).astype("float32"), np.eye(4, dtype="float32")[classes]
+    loss = keras.losses.BinaryCrossentropy if activation == "sigmoid" else keras.losses.CategoricalCrossentropy
+
+    def trained(strategy, recomputed):
+        keras.utils.set_random_seed(11)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, activation=activation)])
+            trainer = tfdist.Trainer(
+                tfdist.recompute(model, recomputed), optimizer=keras.optimizers.SGD(0.01), loss=loss()
+            )
+        return [trainer.fit(data, batch_size=8, steps=2, log_every=1).last("train")["loss"] for _ in range(2)]
+
+    expected, found = trained(single, "none"), trained(request.getfixturevalue(where), which)
+    assert found == pytest.approx(expected, rel=1e-4)

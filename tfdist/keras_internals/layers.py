@@ -12,22 +12,27 @@ from keras.src.backend.common import variables as keras_variables
 from keras.src.backend.tensorflow import numpy as keras_numpy
 
 
-def with_mask_of(tensor: tf.Tensor, other: tf.Tensor, place: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """A tensor with the mask of another one, if that has one, put through `place`."""
-    mask = get_keras_mask(other)
-    if mask is not None:
-        set_keras_mask(tensor, place(mask))
+def with_companions_of(tensor: tf.Tensor, other: tf.Tensor, place: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """A tensor with what travels with another one, put through `place`."""
+    mask, logits = companions_of(other)
+    set_companions(tensor, None if mask is None else place(mask), None if logits is None else place(logits))
     return tensor
 
 
-def mask_of(tensor: Any) -> tf.Tensor | None:
-    """The mask that travels with a tensor, if one does."""
-    return get_keras_mask(tensor)
+def companions_of(tensor: Any) -> tuple[tf.Tensor | None, tf.Tensor | None]:
+    """What travels with a tensor: its mask, and the logits of probabilities, which Keras's losses are computed from."""
+    logits = getattr(tensor, "_keras_logits", None)
+    if logits is None and tf.is_symbolic_tensor(tensor) and tensor.op.type in ("Softmax", "Sigmoid"):
+        [logits] = tensor.op.inputs
+    return get_keras_mask(tensor), logits
 
 
-def set_mask(tensor: Any, mask: tf.Tensor) -> None:
-    """Lets a mask travel with a tensor."""
-    set_keras_mask(tensor, mask)
+def set_companions(tensor: Any, mask: tf.Tensor | None, logits: tf.Tensor | None) -> None:
+    """Lets a mask and logits travel with a tensor."""
+    if mask is not None:
+        set_keras_mask(tensor, mask)
+    if logits is not None:
+        tensor._keras_logits = logits
 
 
 def same_call_again(layer: keras.Layer) -> Callable[[], contextlib.AbstractContextManager]:
@@ -66,11 +71,15 @@ def replace_call(layer: keras.Layer, call: Callable[..., Any]) -> None:
 
 @contextlib.contextmanager
 def attentions_placed(
-    inside: Callable[[str, Any, Any, Any, bool], tuple[Any, Any, Any, Any]], behind: Callable[[str, Any], Any]
+    before: Callable[[str, Any], Any],
+    inside: Callable[[str, Any, Any, Any, bool], tuple[Any, Any, Any, Any]],
+    behind: Callable[[str, Any], Any],
 ) -> Iterator[None]:
-    """Inside, Keras's attention layers attend with other tensors, and return another one, to lay them out.
+    """Inside, Keras's attention layers get another query, attend with other tensors, and return another one, to lay them out.
 
     Args:
+      before: given a layer's path and its query, [batch, sequence, embed], returns what takes its place, also as key and
+        value if they are the same tensor.
       inside: given a layer's path, query, key and value, [batch, sequence, heads, head_dim] behind the projections, and whether
         a causal mask is all the mask there is, returns what takes the places of the tensors, and that mask, [1, queries,
         keys] bool, or None for Keras's own. Not called in subclasses with a `_compute_attention` of their own.
@@ -95,10 +104,15 @@ def attentions_placed(
 
     def calling(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+            query = args[0] if args else kwargs["query"]
+            if tf.is_tensor(query):
+                placed = before(layer.path, query)
+                args = tuple(placed if x is query else x for x in args)
+                kwargs = {name: placed if x is query else x for name, x in kwargs.items()}
             outputs = method(layer, *args, **kwargs)
             if isinstance(outputs, tuple):  # the scores are second
                 return (behind(layer.path, outputs[0]), *outputs[1:])
-            return with_mask_of(behind(layer.path, outputs), outputs, tf.identity)
+            return with_companions_of(behind(layer.path, outputs), outputs, tf.identity)
 
         return call
 

@@ -100,6 +100,11 @@ def embeddings(model: keras.Model) -> list[keras.Variable]:
     return [layer._embeddings for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding)]
 
 
+def kernel_of(layer: keras.Layer) -> keras.Variable:
+    """The variable behind the kernel of a dense layer, or behind the table of an embedding; LoRA adds to what it is read as."""
+    return layer._embeddings if isinstance(layer, keras.layers.Embedding) else layer._kernel
+
+
 def weight_losses(model: keras.Model) -> list[tf.Tensor]:
     """The regularisation of a model's weights: the same on every replica."""
     return model._get_regularization_losses()
