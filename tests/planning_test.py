@@ -167,6 +167,41 @@ def test_layers_inside_others_are_named_not_counted():
     assert plan.totals()["parameters"] == (4 * 4 + 4) * 4 / 2
 
 
+def nested(inputs):
+    return keras.Sequential([keras.Input((8, 16)), keras.layers.Dense(16)])(inputs)
+
+
+def cross_attention(inputs):
+    return keras.layers.MultiHeadAttention(4, 4)(inputs, keras.layers.ZeroPadding1D((0, 4))(inputs))
+
+
+def pooled(inputs):
+    split = tfdist.constrain(keras.layers.Dense(16)(inputs), "batch context embed")
+    return keras.layers.GlobalAveragePooling1D()(split)
+
+
+@pytest.mark.parametrize(
+    ("build", "layout", "unknown", "unclear"),
+    [
+        (nested, "out:model", 2, 0),
+        (cross_attention, "context:model", 0, 1),
+        (pooled, "context:model", 0, 1),
+        (keras.layers.Dense(16), "in:model", 0, 1),
+        (keras.layers.Dense(16, lora_rank=2), "", 0, 1),
+        (keras.layers.Dense(16), "out:model", 0, 0),
+    ],
+    ids=["nested", "cross-attention", "pooled", "rows alone", "LoRA", "columns"],
+)
+def test_what_a_plan_does_not_know_is_named(build, layout, unknown, unclear):
+    def make():
+        inputs = keras.Input((8, 16))
+        return keras.Model(inputs, build(inputs)), keras.optimizers.SGD()
+
+    mesh = parse_mesh("data:2;model:2")
+    plan = planning.Unborn(make).plan(mesh, parse_layout(layout, mesh), Shard(axis="data"), 8)
+    assert (len(plan.unknown), len(plan.unclear)) == (unknown, unclear)
+
+
 def test_experts_widths_and_attention_without_constraints_are_counted():
     sent = planned("data:1;model:2", "expert_ffn:model", experts=4).sent
     assert ("all-reduce", "model") in [(one.kind, one.axis) for one in sent if "experts' products" in one.what]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import keras
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.dims import ATTENTIONS, Dims
 from tfdist.layers import MixtureOfExperts
 from tfdist.layouts import given_way, laid_out
@@ -107,9 +108,9 @@ def _names_behind(layer: keras.Layer, names: Dims, output: keras.KerasTensor, va
     if isinstance(layer, MixtureOfExperts):
         found = ("batch", None, names[-1])
     elif isinstance(layer, keras.layers.Embedding):
-        found = (*names, variables[id(layer.embeddings)][-1])
+        found = (*names, variables[id(keras_internals.kernel_of(layer))][-1])
     elif isinstance(layer, keras.layers.Dense):
-        found = (*names[:-1], variables[id(layer.kernel)][-1])
+        found = (*names[:-1], variables[id(keras_internals.kernel_of(layer))][-1])
     elif isinstance(layer, ATTENTIONS):
         found = (*names[:-1], None)
     return found if len(found) == len(output.shape) else _rows_alone(output)

@@ -55,6 +55,11 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
 def layout_refused(error: BaseException) -> InputError | None:
     """Returns one line about a model that DTensor cannot compile in its layout, or None for any other error."""
     text = str(error)
+    if "was expecting a DTensor" in text:
+        return InputError(
+            "On a mesh a layer must not use a tensor that was made outside of its call: that lies on one device alone. "
+            f"Received: {one_line(text)[:_LONGEST_CAUSE]}. Make it a weight that is not trained, or a NumPy array."
+        )
     if "tensorflow/dtensor/" not in text:
         return None
     [cause, *_] = text.rpartition(" error: ")[2].strip().splitlines()

@@ -24,11 +24,12 @@ def main(config: LayoutConfig) -> int:
     from tfdist.data import check_equal_shares
     from tfdist.keras_objects import create_optimizer
     from tfdist.mesh import mesh_of
+    from tfdist.recomputing import NONE, recompute
     from tfdist.session import sizes
 
     def make() -> Any:
         optimizer = create_optimizer(config.optimizer, config.learning_rate, config.momentum_correction)
-        return models.build(config.model, *sizes(whole)), optimizer
+        return recompute(models.build(config.model, *sizes(whole)), config.recompute), optimizer
 
     if config.precision != "float32":
         keras.config.set_dtype_policy(config.precision)
@@ -46,6 +47,12 @@ def main(config: LayoutConfig) -> int:
         found = unborn.plan(mesh, chosen, shard, rows)
     for line in _lines(found, chosen, shard, planning.uncounted(chosen), config.accumulate_steps):
         print(line)
+    if config.recompute != NONE:
+        print("Not counted: what layers send again that --recompute computes again.")
+    if "16" in config.precision:
+        print(
+            "Gradients and activations are counted in 32 bits where the engine sends those of layers that compute in 16."
+        )
     return 0
 
 
@@ -75,12 +82,13 @@ def _lines(
     if found.sent:
         each = f"Each of a step's {micro_steps} micro-steps" if micro_steps > 1 else "A step"
         yield f"{each} sends, of a device's tensors:"
-        sent = [(one.what, one.kind, one.axis, _size(one.bytes)) for one in found.sent]
+        once = {"updated variables": "updated variables, once a step"} if micro_steps > 1 else {}
+        sent = [(once.get(one.what, one.what), one.kind, one.axis, _size(one.bytes)) for one in found.sent]
         yield from _table([("what", "operation", "axis", "bytes"), *sent])
     if found.unknown:
         yield f"Not counted: what these layers inside others send and hold: {', '.join(found.unknown)}."
     if found.unclear:
-        yield f"Not all counted: what these layers send, split by inputs that come whole: {', '.join(found.unclear)}."
+        yield f"Not all counted: what these layers send, laid out by the engine's own lights: {', '.join(found.unclear)}."
     if missing:
         yield f"Not counted: what is sent because of {'; '.join(missing)}."
 

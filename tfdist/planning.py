@@ -79,7 +79,7 @@ class Plan:
       activations: bytes of the layers' outputs for a device's rows.
       dims: the names of dims of variables and activations, of which a rule may speak.
       unknown: layers inside others, whose inputs and outputs have no known shape: what they send and hold is not counted.
-      unclear: layers that are split by inputs that come whole: what they send is not all counted.
+      unclear: layers that the engine lays out by its own lights: what they send is not all counted.
     """
 
     mesh: Mesh
@@ -149,7 +149,8 @@ class Unborn:
         activations = sum(held.bytes(layer.output) for layer in self._layers if not held.is_kept(layer))
         attends = {"context"} if any(isinstance(layer, ATTENTIONS) for layer in self._layers) else set()
         dims = frozenset(held.dims | attends | set(self.dims))
-        return Plan(mesh, variables, sent, activations, dims, self._unknown, unclear(self._layers, held, mesh))
+        doubtful = list(unclear(self._layers, held, mesh, rules))
+        return Plan(mesh, variables, sent, activations, dims, self._unknown, doubtful)
 
     def _planned(self, newborn: keras_internals.Newborn, mesh: Mesh, rules: Mapping[str, str], shard: Shard) -> Planned:
         variable = newborn.variable
@@ -241,10 +242,11 @@ def _slots(model: keras.Model, optimizer: keras.Optimizer) -> dict[int, int]:
 def _layers_of(model: keras.Model) -> tuple[list[keras.Layer], list[str]]:
     """The layers whose inputs and outputs have known shapes, and the paths of those that are not counted.
 
-    A projection of an attention is counted with that.
+    A projection of an attention is counted with that; what is in a model inside is not, as its tensors are not the outer one's.
     """
     layers = [layer for layer in keras_internals.layers_of(model) if layer.variables or layer in model.layers]
-    known = [layer for layer in layers if keras_internals.has_shapes(layer)]
+    own = [layer for layer in model.layers if not isinstance(layer, keras.Model)]
+    known = [layer for layer in layers if layer in own and keras_internals.has_shapes(layer)]
     attentions = [layer for layer in known if isinstance(layer, ATTENTIONS)]
     counted = {id(x) for x in known} | {id(part) for x in attentions for part in keras_internals.layers_of(x)}
     return known, [layer.path for layer in layers if id(layer) not in counted]

@@ -45,18 +45,21 @@ def between_layers(
         if isinstance(layer, keras.layers.Add)
         for term in keras.tree.flatten(layer.input)
     }
-    learned = _with_gradients(layers)
+    given = _without_gradients(model, layers)
     yield from _gradients_of_lookups(layers, held, added)
     for layer in layers:
-        is_learned = any(id(tensor) in learned for tensor in keras.tree.flatten(layer.input))
+        is_learned = any(id(tensor) not in given for tensor in keras.tree.flatten(layer.input))
         if isinstance(layer, keras.layers.Embedding):
             yield from _lookup(layer, held, mesh)
         elif isinstance(layer, ATTENTIONS):
-            yield from _attention(layer, held, mesh, rules, is_learned)
+            yield from _attention(layer, held, mesh, rules, given)
         elif isinstance(layer, MixtureOfExperts):
             yield from _experts(layer, held, mesh, batch)
         elif isinstance(layer, keras.layers.Dense):
             yield from _dense(layer, held, mesh, batch, is_learned)
+        elif isinstance(layer, keras.layers.BatchNormalization) and mesh.splits(batch):
+            size = keras_internals.bytes_of(layer.moving_mean)
+            yield Sent(f"moments of {layer.path}, and their gradients", "all-reduce", batch, 2 * size)
         elif getattr(layer, "tfdist_dims", None):
             yield from _constraint(layer, held, is_learned)
     for output in keras.tree.flatten(model.outputs):
@@ -66,11 +69,32 @@ def between_layers(
                 yield Sent("outputs, for the loss", "all-gather", axis, held.bytes_with(output, rows))
 
 
-def unclear(layers: Sequence[keras.Layer], held: Activations, mesh: Mesh) -> list[str]:
-    """The paths of layers that the engine lays out by its own lights: split by inputs that come whole."""
-    dense = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
-    rows = {id(layer): keras_internals.layout_of(layer.kernel).computed.axes[0] for layer in dense}
-    return [x.path for x in dense if mesh.splits(rows[id(x)]) and held.of(x.input).axes[-1] != rows[id(x)]]
+def unclear(layers: Sequence[keras.Layer], held: Activations, mesh: Mesh, rules: Mapping[str, str]) -> Iterator[str]:
+    """The paths of layers that the engine lays out by its own lights.
+
+    Dense ones that are split by inputs that come whole, attention whose context is split and whose input is not, constraints
+    that move an axis to another dim, LoRA, and others that have a split input and an output of which less is known.
+    """
+    context = rules.get("context")
+    for layer in layers:
+        if not keras.tree.flatten(layer.input):
+            continue
+        asks = isinstance(layer, ATTENTIONS) and mesh.splits(context)
+        if _is_unclear(layer, held, mesh) or (asks and context not in held.of(layer.input).sequence_axes):
+            yield layer.path
+
+
+def _is_unclear(layer: keras.Layer, held: Activations, mesh: Mesh) -> bool:
+    given, made = held.of(layer.input).axes, held.of(layer.output).axes
+    if getattr(layer, "lora_enabled", False):
+        return True
+    if isinstance(layer, keras.layers.Dense):
+        rows = keras_internals.layout_of(keras_internals.kernel_of(layer)).computed.axes[0]
+        return mesh.splits(rows) and given[-1] != rows
+    if hasattr(layer, "tfdist_dims"):
+        return any(axis and axis in made and made.index(axis) != i for i, axis in enumerate(given))
+    is_known = isinstance(layer, (keras.layers.Embedding, MixtureOfExperts, *ATTENTIONS))
+    return not is_known and any(axis and axis not in made for axis in given[1:])
 
 
 def of_gradients(
@@ -114,11 +138,12 @@ def _axes_of_tokens(layer: keras.Layer, given: Activation) -> list[str]:
     return [] if isinstance(layer, MixtureOfExperts | keras.layers.Embedding) else given.sequence_axes
 
 
-def _with_gradients(layers: Sequence[keras.Layer]) -> set[int]:
-    """The tensors, by id, that depend on a weight that is trained."""
-    found: set[int] = set()
+def _without_gradients(model: keras.Model, layers: Sequence[keras.Layer]) -> set[int]:
+    """The tensors, by id, that are known to depend on no weight that is trained."""
+    found = {id(tensor) for tensor in keras.tree.flatten(model.inputs)}
     for layer in layers:
-        if layer.trainable_variables or any(id(tensor) in found for tensor in keras.tree.flatten(layer.input)):
+        given = keras.tree.flatten(layer.input)
+        if not layer.trainable_variables and all(id(tensor) in found for tensor in given):
             found |= {id(tensor) for tensor in keras.tree.flatten(layer.output)}
     return found
 
@@ -127,7 +152,7 @@ def _dense(layer: keras.layers.Dense, held: Activations, mesh: Mesh, batch: str,
     """Where the dim that a product sums over is split, its parts are added up (Megatron's f and g)."""
     rows, columns = (
         axis if axis != batch and mesh.splits(axis) else None
-        for axis in keras_internals.layout_of(layer.kernel).computed.axes
+        for axis in keras_internals.layout_of(keras_internals.kernel_of(layer)).computed.axes
     )
     given, whole = held.of(layer.input), first(layer.input)
     if given.axes[-1] and columns == given.axes[-1] and rows != columns:
@@ -140,21 +165,27 @@ def _dense(layer: keras.layers.Dense, held: Activations, mesh: Mesh, batch: str,
 
 
 def _attention(
-    layer: keras.Layer, held: Activations, mesh: Mesh, rules: Mapping[str, str], is_learned: bool
+    layer: keras.Layer, held: Activations, mesh: Mesh, rules: Mapping[str, str], without_gradients: set[int]
 ) -> Iterator[Sent]:
-    heads, given = rules.get("heads"), held.of(layer.input)
+    heads, tensors = rules.get("heads"), {id(tensor): tensor for tensor in keras.tree.flatten(layer.input)}
     if heads != rules["batch"] and mesh.splits(heads):
         yield Sent(f"output of {layer.path}", "all-reduce", heads, held.of(layer.output).bytes)
-        if is_learned:
-            yield Sent(f"gradient of the input of {layer.path}", "all-reduce", heads, given.bytes)
-    source = first(layer.input)
+        for tensor in (tensor for key, tensor in tensors.items() if key not in without_gradients):
+            yield Sent(f"gradient of the input of {layer.path}", "all-reduce", heads, held.of(tensor).bytes)
+    keys = list(tensors.values())[-1]
+    lies = held.of(keys)
     context = rules.get("context", rules["batch"])
-    split = [*given.sequence_axes, *([context] if context != rules["batch"] and mesh.splits(context) else [])]
+    split = [*lies.sequence_axes, *([context] if context != rules["batch"] and mesh.splits(context) else [])]
     for axis in dict.fromkeys(split):
-        tokens = held.bytes_with(source, (given.axes[0], *[None] * (len(given.axes) - 1))) // source.shape[-1]
-        size = tokens * sum(
-            _width(part.kernel, mesh) for part in keras_internals.layers_of(layer) if part.name in _KEYS
-        )
+        tokens = held.bytes_with(keys, (lies.axes[0], *[None] * (len(lies.axes) - 1))) // keys.shape[-1]
+        widths = [
+            _width(keras_internals.kernel_of(part), mesh)
+            for part in keras_internals.layers_of(layer)
+            if part.name in _KEYS
+        ]
+        size = (
+            tokens * sum(widths) * getattr(layer, "num_repeats", 1)
+        )  # grouped queries share keys, which Keras repeats
         yield Sent(f"keys and values of {layer.path}", "all-gather", axis, size)
         yield Sent(f"gradients of keys and values of {layer.path}", "all-reduce", axis, size)
 
@@ -174,8 +205,10 @@ def _experts(layer: MixtureOfExperts, held: Activations, mesh: Mesh, batch: str)
         own = size if experts == batch else size // parts  # of all rows, or those of the device
         yield Sent(f"sums of the experts' products of {layer.path}, and gradients", "all-reduce", width, 2 * own)
     if parts > 1 and experts == batch:
+        gathers = any(keras_internals.layout_of(variable).is_gathered for variable in layer.trainable_variables)
+        times = 3 if gathers else 2  # such a layer is computed again for the backward pass
         for what in ("tokens to the experts", "tokens from the experts"):
-            yield Sent(f"{what} of {layer.path}, and their gradients", "all-to-all", experts, 2 * size)
+            yield Sent(f"{what} of {layer.path}, and their gradients", "all-to-all", experts, times * size)
     elif parts > 1:
         yield Sent(f"output of {layer.path}, and gradients of its tokens", "all-reduce", experts, 2 * whole)
         weights = whole // source.shape[2] * layer.experts
@@ -196,7 +229,7 @@ def _constraint(layer: keras.Layer, held: Activations, is_learned: bool) -> Iter
         if old and old != new:
             rest = (*before.axes[:i], None, *before.axes[i + 1 :])
             yield Sent(f"tensor in {layer.name}", "all-gather", old, held.bytes_with(tensor, rest))
-        if new and old != new and is_learned:
+        if new and old != new and is_learned and keras.backend.is_float_dtype(tensor.dtype):
             rest = (*after.axes[:i], None, *after.axes[i + 1 :])
             yield Sent(f"gradient in {layer.name}", "all-gather", new, held.bytes_with(tensor, rest))
 
@@ -206,7 +239,7 @@ def _gradients_of_lookups(
 ) -> Iterator[Sent]:
     """DTensor adds up a table's gradient from those of all tokens; once for tables whose rows are added to each other."""
     told = set()
-    for layer in (layer for layer in layers if isinstance(layer, keras.layers.Embedding)):
+    for layer in (layer for layer in layers if isinstance(layer, keras.layers.Embedding) and layer.trainable_variables):
         given = added.get(id(layer.output), layer)
         rows = held.of(layer.output).axes[:1]
         for axis in held.of(layer.input).axes[1:]:
@@ -223,7 +256,7 @@ def _lookup(layer: keras.layers.Embedding, held: Activations, mesh: Mesh) -> Ite
         if axis:
             size = held.bytes_with(first(layer.input), tokens.axes[:1])
             yield Sent(f"tokens of {layer.path}", "all-gather", axis, size)
-    variable = layer.embeddings
+    variable = keras_internals.kernel_of(layer)
     vocabulary, *others = keras_internals.layout_of(variable).computed.axes
     if mesh.splits(vocabulary):
         whole = Layout((None, *others)).parts(mesh)

@@ -28,6 +28,7 @@ def case(model, arguments, mesh_shape, layout="", shard="none"):
 
 CASES = {
     "data": case("mlp", MLP, "data:4"),
+    "convolutions": case("cnn", {"input_shape": (8, 8, 1), "classes": 12, "filters": (8, 16)}, "data:4"),
     "columns of kernels": case("mlp", MLP, "data:2;model:2", "out:model"),
     "megatron": case("transformer", TRANSFORMER, "data:1;model:2", TENSOR),
     "megatron and data": case("transformer", TRANSFORMER, "data:2;model:2", TENSOR),
@@ -43,6 +44,7 @@ CASES = {
     "experts and context": case(
         "transformer", EXPERTS, "data:2;context:2", "experts:data;sequence:context;context:context"
     ),
+    "sharded experts": case("transformer", EXPERTS, "data:2", "experts:data", "parameters"),
     "optimizer": case("transformer", TRANSFORMER, "data:4", shard="optimizer"),
     "gradients": case("transformer", TRANSFORMER, "data:2;model:2", f"{TENSOR};vocab:model", "gradients"),
     "parameters": case("transformer", TRANSFORMER, "data:2;model:2", f"{TENSOR};vocab:model", "parameters"),

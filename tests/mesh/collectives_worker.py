@@ -15,7 +15,7 @@ import pathlib
 import re
 import sys
 
-BYTES = {"f32": 4, "i32": 4, "i64": 8, "f64": 8}
+BYTES = {"i1": 1, "bf16": 2, "f16": 2, "f32": 4, "i32": 4, "f64": 8, "i64": 8}
 KINDS = {
     "AllReduce": "all-reduce",
     "ReduceScatter": "all-reduce",  # which it becomes on a CPU
@@ -81,7 +81,7 @@ def collectives(text, axes):
                 given = operands.split(", ")
                 kind = "all-gather" if given[0] in placed else KINDS[name]
                 axis = moved(rest) if kind == "all-to-all" else along[constants[given[1]]]
-                found.append((kind, axis, math.prod(map(int, shape)) * BYTES.get(dtype, 1)))
+                found.append((kind, axis, math.prod(map(int, shape)) * BYTES[dtype]))
     return found
 
 

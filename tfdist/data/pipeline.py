@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.examples import Examples
-from tfdist.data.rows import Deal, check_equal_shares, in_words
+from tfdist.data.rows import Deal, check_equal_shares, in_words, what_shares
 from tfdist.errors import InputError
 
 _STEPS_AHEAD = 2
@@ -101,7 +101,7 @@ def check_batch_size(batch_size: int, replicas: int, micro_steps: int = 1, equal
         check_equal_shares(batch_size, replicas, micro_steps)
     if replicas * micro_steps > batch_size:
         raise InputError(
-            f"--batch_size must be at least the number of replicas. Received: --batch_size={batch_size} and "
+            f"--batch_size must be at least the number of {what_shares(micro_steps)}. Received: --batch_size={batch_size} and "
             f"{in_words(replicas, micro_steps)}. Every replica needs a row of every step."
         )
 

@@ -35,13 +35,18 @@ def check_equal_shares(batch_size: int, replicas: int, micro_steps: int = 1) -> 
         below = batch_size - batch_size % shares
         near = " or ".join(str(size) for size in (below, below + shares) if size)
         raise InputError(
-            "--batch_size must be divisible by the number of replicas for this strategy. "
+            f"--batch_size must be divisible by the number of {what_shares(micro_steps)} for this strategy. "
             f"Received: --batch_size={batch_size} and {in_words(replicas, micro_steps)}. Use {near}."
         )
 
 
+def what_shares(micro_steps: int) -> str:
+    """What it is that shares a batch, for messages."""
+    return "replicas times that of micro-steps" if micro_steps > 1 else "replicas"
+
+
 def in_words(replicas: int, micro_steps: int) -> str:
-    """What shares a batch, for messages."""
+    """How many share a batch, for messages."""
     return f"{replicas} replicas" + (f" of {micro_steps} micro-steps each" if micro_steps > 1 else "")
 
 
