@@ -32,6 +32,12 @@ def test_a_mesh_gives_the_result_of_one_device(capsys):
     assert "past the tolerance" not in out
 
 
+def test_looking_for_noise_is_no_step_of_the_reference(capsys):
+    """Moving averages of one update more differed by half."""
+    code, out = verified(capsys, strategy="single", devices=0, model="cnn(filters=(4,))", steps=2)
+    assert code == 0, out
+
+
 @pytest.mark.parametrize(("tolerance", "expected"), [(1e-7, 1), (1.0, 0)])
 def test_compression_is_held_against_one_device_without_it(capsys, tolerance, expected):
     lossy = {"compression": "int8(bits=2)", "compression_min_bytes": 0, "tolerance": tolerance}

@@ -148,8 +148,11 @@ def _noise(session: Session, reference: Trainer) -> set[str]:
     model = reference.model
     named = models.zero_gradient_patterns(session.config.model)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(_first_batch(session))
+    state = [(variable, tf.identity(variable.value)) for variable in model.non_trainable_variables]
     with tf.GradientTape() as tape:
         loss = model.compute_loss(x, y, model(x, training=True), sample_weight=weight, training=True)
+    for variable, value in state:  # moving averages and random numbers: this was not a step
+        variable.assign(value)
     gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
     sizes = {
         v.path: float(tf.reduce_max(tf.abs(tf.convert_to_tensor(g))))
@@ -169,7 +172,7 @@ def _first_batch(session: Session) -> Any:
 def _introduce(session: Session, model: keras.Model, limit: float, say: Callable[[str], None]) -> None:
     say(f"{session.detection.reason}")
     by_nature = [
-        layer.path
+        layer.path or layer.name
         for layer in keras_internals.layers_of(model)
         if _differs_by_nature(layer, session.strategy.global_view)
     ]

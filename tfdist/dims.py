@@ -103,7 +103,7 @@ def _matched(model: keras.Model, expression: str) -> list[keras.Variable]:
         paths = ", ".join(variable.path for variable in model.variables[:3])
         raise InputError(
             f"tfdist.name_dims: {expression!r} matches no variable; its whole path must match. Received: variables such as "
-            f"{paths}."
+            f"{paths}. With .* in front it matches whatever a path begins with."
         )
     return matched
 
