@@ -135,7 +135,8 @@ def check_combinations(config: Any) -> None:
     """Raises `InputError` for the first rule that a configuration breaks, with the flags that it is about."""
     for names, broken, rule in _RULES:
         if broken(config):
-            received = " ".join(flag_text(name, getattr(config, name)) for name in names)
+            given = [(name, getattr(config, name)) for name in names]
+            received = " ".join(flag_text(name, value) for name, value in given if value != "")
             raise InputError(f"{rule} Received: {received}.")
 
 
