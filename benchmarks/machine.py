@@ -17,7 +17,7 @@ def description(peers: pathlib.Path) -> dict[str, Any]:
     Args:
       peers: the Python of the environment that has PyTorch; it may be absent.
     """
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    versions = {name: found.version for name in PACKAGES for found in importlib.metadata.distributions(name=name)}
     folders = [str(path) for path in peers.parent.parent.glob("lib/python*/site-packages")]
     for torch in importlib.metadata.distributions(name="torch", path=folders):
         versions["torch"] = torch.version
