@@ -200,6 +200,7 @@ def test_what_a_plan_does_not_know_is_named(build, layout, unknown, unclear):
     mesh = parse_mesh("data:2;model:2")
     plan = planning.Unborn(make).plan(mesh, parse_layout(layout, mesh), Shard(axis="data"), 8)
     assert (len(plan.unknown), len(plan.unclear)) == (unknown, unclear)
+    assert all(isinstance(name, str) for name in (*plan.unknown, *plan.unclear))
 
 
 def test_experts_widths_and_attention_without_constraints_are_counted():

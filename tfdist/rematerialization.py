@@ -44,7 +44,8 @@ def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..
         def forward(tensors: Sequence[tf.Tensor], held: Sequence[tf.Tensor]) -> Any:
             filled = list(given)
             for place, tensor in zip(places, tensors, strict=True):
-                filled[place] = keras_internals.with_companions_of(tensor, given[place], tf.identity)
+                filled[place] = tensor
+                keras_internals.set_companions(tensor, keras_internals.companions_of(given[place])[0], None)
             own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
             values = [_computed(variable, x, tensors) for variable, x in zip(weights, held, strict=True)]
             scope = keras_internals.RecordedScope(

@@ -81,7 +81,7 @@ def unclear(layers: Sequence[keras.Layer], held: Activations, mesh: Mesh, rules:
             continue
         asks = isinstance(layer, ATTENTIONS) and mesh.splits(context)
         if _is_unclear(layer, held, mesh) or (asks and context not in held.of(layer.input).sequence_axes):
-            yield layer.path
+            yield layer.path or layer.name
 
 
 def _is_unclear(layer: keras.Layer, held: Activations, mesh: Mesh) -> bool:
@@ -178,14 +178,9 @@ def _attention(
     split = [*lies.sequence_axes, *([context] if context != rules["batch"] and mesh.splits(context) else [])]
     for axis in dict.fromkeys(split):
         tokens = held.bytes_with(keys, (lies.axes[0], *[None] * (len(lies.axes) - 1))) // keys.shape[-1]
-        widths = [
-            _width(keras_internals.kernel_of(part), mesh)
-            for part in keras_internals.layers_of(layer)
-            if part.name in _KEYS
-        ]
-        size = (
-            tokens * sum(widths) * getattr(layer, "num_repeats", 1)
-        )  # grouped queries share keys, which Keras repeats
+        kernels = [keras_internals.kernel_of(x) for x in keras_internals.layers_of(layer) if x.name in _KEYS]
+        repeats = getattr(layer, "num_repeats", 1)  # grouped queries share keys, which Keras repeats before it attends
+        size = tokens * repeats * sum(_width(kernel, mesh) for kernel in kernels)
         yield Sent(f"keys and values of {layer.path}", "all-gather", axis, size)
         yield Sent(f"gradients of keys and values of {layer.path}", "all-reduce", axis, size)
 
@@ -243,10 +238,10 @@ def _gradients_of_lookups(
         given = added.get(id(layer.output), layer)
         rows = held.of(layer.output).axes[:1]
         for axis in held.of(layer.input).axes[1:]:
-            if axis and (given.path, axis) not in told:
-                told.add((given.path, axis))
+            if axis and (id(given), axis) not in told:
+                told.add((id(given), axis))
                 size = held.bytes_with(layer.output, (*rows, *[None] * (len(layer.output.shape) - 1)))
-                yield Sent(f"gradient of the output of {given.path}", "all-gather", axis, size)
+                yield Sent(f"gradient of the output of {given.path or given.name}", "all-gather", axis, size)
 
 
 def _lookup(layer: keras.layers.Embedding, held: Activations, mesh: Mesh) -> Iterator[Sent]:
