@@ -66,12 +66,6 @@ def mesh4x1() -> Strategy:
     return _mesh("4x1")
 
 
-@pytest.fixture(scope="session")
-def mesh2x2x1() -> Strategy:
-    """Four devices and three axes."""
-    return _mesh("2x2x1")
-
-
 def _mesh(name: str) -> Strategy:
     shape, layout = parity.MESHES[name]
     return tfdist.load_strategy("mesh", mesh_shape=shape, layout=layout, environment={})

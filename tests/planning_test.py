@@ -80,6 +80,12 @@ def collectives(trainer, folder: pathlib.Path) -> collections.Counter:
     return collections.Counter({name: count // trainer.strategy.devices.mesh.size for name, count in found.items()})
 
 
+def test_sequence_parallelism_holds_less():
+    tensor = "heads:model;ffn:model"
+    held = [planned("data:1;model:4", rules).totals()["activations"] for rules in (tensor, f"{tensor};sequence:model")]
+    assert held[1] < held[0]
+
+
 def test_what_the_update_sends():
     def kinds(stage):
         return [(one.what, one.kind) for one in planned("data:4", stage=stage).sent]
@@ -242,7 +248,9 @@ def test_kernels_of_convolutions_stay_whole(convolution, named):
     ):
         planning.Unborn(make).plan(mesh, parse_layout(rules, mesh), Shard(), 8)
     mesh = parse_mesh("data:2;model:1")  # which splits nothing
-    assert planning.Unborn(make).plan(mesh, parse_layout(rules, mesh), Shard(), 8).variables
+    made = planning.Unborn(make)
+    plan = made.plan(mesh, parse_layout(rules, mesh), Shard(), 8)
+    assert plan.totals()["parameters"] == made.model.count_params() * 4 > 0
 
 
 def test_constraints_without_effect_hold_nothing():

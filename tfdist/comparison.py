@@ -172,7 +172,7 @@ def _first_batch(session: Session) -> Any:
 def _introduce(session: Session, model: keras.Model, limit: float, say: Callable[[str], None]) -> None:
     say(f"{session.detection.reason}")
     by_nature = [
-        layer.path or layer.name
+        keras_internals.path_of(layer)
         for layer in keras_internals.layers_of(model)
         if _differs_by_nature(layer, session.strategy.global_view)
     ]

@@ -249,4 +249,4 @@ def _layers_of(model: keras.Model) -> tuple[list[keras.Layer], list[str]]:
     known = [layer for layer in layers if layer in own and keras_internals.has_shapes(layer)]
     attentions = [layer for layer in known if isinstance(layer, ATTENTIONS)]
     counted = {id(x) for x in known} | {id(part) for x in attentions for part in keras_internals.layers_of(x)}
-    return known, [layer.path or layer.name for layer in layers if id(layer) not in counted]
+    return known, [keras_internals.path_of(layer) for layer in layers if id(layer) not in counted]

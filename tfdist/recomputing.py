@@ -39,7 +39,7 @@ def recompute(model: keras.Model, which: str = FULL) -> keras.Model:
     outermost = [layer for layer in chosen if id(layer) not in inside]
     for layer in outermost:
         rematerialize(layer)
-    _log.debug("Recomputed in the backward pass: %s", ", ".join(_path(layer) for layer in outermost))
+    _log.debug("Recomputed in the backward pass: %s", ", ".join(keras_internals.path_of(layer) for layer in outermost))
     return model
 
 
@@ -50,15 +50,10 @@ def _matched(layers: list[keras.Layer], which: str) -> list[keras.Layer]:
         raise InputError(
             f"--recompute must be none, full or a regular expression. Received: {which!r}: {error}."
         ) from error
-    found = [layer for layer in layers if pattern.fullmatch(_path(layer))]
+    found = [layer for layer in layers if pattern.fullmatch(keras_internals.path_of(layer))]
     if not found:
-        paths = ", ".join(_path(layer) for layer in layers[:4])
+        paths = ", ".join(keras_internals.path_of(layer) for layer in layers[:4])
         raise InputError(
             f"--recompute must match the whole path of a layer. Received: {which!r}, with layers such as {paths}."
         )
     return found
-
-
-def _path(layer: keras.Layer) -> str:
-    """A layer's path; one that has no weights may have a name alone."""
-    return layer.path or layer.name

@@ -39,14 +39,8 @@ def between_layers(
 ) -> Iterator[Sent]:
     """What a forward and a backward pass send."""
     batch = rules["batch"]
-    added = {
-        id(term): layer
-        for layer in layers
-        if isinstance(layer, keras.layers.Add)
-        for term in keras.tree.flatten(layer.input)
-    }
     given = _without_gradients(model, layers)
-    yield from _gradients_of_lookups(layers, held, added)
+    yield from _gradients_of_lookups(layers, held)
     for layer in layers:
         is_learned = any(id(tensor) not in given for tensor in keras.tree.flatten(layer.input))
         if isinstance(layer, keras.layers.Embedding):
@@ -81,7 +75,7 @@ def unclear(layers: Sequence[keras.Layer], held: Activations, mesh: Mesh, rules:
             continue
         asks = isinstance(layer, ATTENTIONS) and mesh.splits(context)
         if _is_unclear(layer, held, mesh) or (asks and context not in held.of(layer.input).sequence_axes):
-            yield layer.path or layer.name
+            yield keras_internals.path_of(layer)
 
 
 def _is_unclear(layer: keras.Layer, held: Activations, mesh: Mesh) -> bool:
@@ -229,10 +223,10 @@ def _constraint(layer: keras.Layer, held: Activations, is_learned: bool) -> Iter
             yield Sent(f"gradient in {layer.name}", "all-gather", new, held.bytes_with(tensor, rest))
 
 
-def _gradients_of_lookups(
-    layers: Sequence[keras.Layer], held: Activations, added: Mapping[int, keras.Layer]
-) -> Iterator[Sent]:
+def _gradients_of_lookups(layers: Sequence[keras.Layer], held: Activations) -> Iterator[Sent]:
     """DTensor adds up a table's gradient from those of all tokens; once for tables whose rows are added to each other."""
+    sums = [layer for layer in layers if isinstance(layer, keras.layers.Add)]
+    added = {id(term): layer for layer in sums for term in keras.tree.flatten(layer.input)}
     told = set()
     for layer in (layer for layer in layers if isinstance(layer, keras.layers.Embedding) and layer.trainable_variables):
         given = added.get(id(layer.output), layer)
@@ -241,7 +235,7 @@ def _gradients_of_lookups(
             if axis and (id(given), axis) not in told:
                 told.add((id(given), axis))
                 size = held.bytes_with(layer.output, (*rows, *[None] * (len(layer.output.shape) - 1)))
-                yield Sent(f"gradient of the output of {given.path or given.name}", "all-gather", axis, size)
+                yield Sent(f"gradient of the output of {keras_internals.path_of(given)}", "all-gather", axis, size)
 
 
 def _lookup(layer: keras.layers.Embedding, held: Activations, mesh: Mesh) -> Iterator[Sent]:

@@ -12,6 +12,11 @@ from keras.src.backend.common import variables as keras_variables
 from keras.src.backend.tensorflow import numpy as keras_numpy
 
 
+def path_of(layer: keras.Layer) -> str:
+    """A layer's path; one that has no weights may have a name alone."""
+    return layer.path or layer.name
+
+
 def with_companions_of(tensor: tf.Tensor, other: tf.Tensor, place: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     """A tensor with what travels with another one, put through `place`."""
     mask, logits = companions_of(other)
