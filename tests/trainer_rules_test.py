@@ -7,7 +7,7 @@ import pytest
 import tfdist
 from tfdist.callbacks import Callbacks
 from tfdist.errors import InputError
-from tfdist.run import Schedule
+from tfdist.training import Schedule
 
 X = np.random.default_rng(0).standard_normal((70, 4)).astype("float32")
 DATA = (X, X[:, :1])

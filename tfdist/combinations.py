@@ -81,7 +81,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     ),
     (
         ("precision", "float64"),
-        lambda c: getattr(c, "float64", False) and c.precision != "float32",
+        lambda c: c.float64 and c.precision != "float32",
         "--float64 is a precision of its own: leave out --precision or --float64.",
     ),
     (
@@ -132,9 +132,12 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
 
 
 def check_combinations(config: Any) -> None:
-    """Raises `InputError` for the first rule that a configuration breaks, with the flags that it is about."""
+    """Raises `InputError` for the first rule that a configuration breaks, with the flags that it is about.
+
+    Rules about flags that this kind of configuration does not have are left out.
+    """
     for names, broken, rule in _RULES:
-        if broken(config):
+        if all(hasattr(config, name) for name in names) and broken(config):
             given = [(name, getattr(config, name)) for name in names]
             received = " ".join(flag_text(name, value) for name, value in given if value != "")
             raise InputError(f"{rule} Received: {received}.")

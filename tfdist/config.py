@@ -22,6 +22,7 @@ LEARNS = "How it learns"
 GRADIENTS = "What becomes of gradients"
 WRITTEN = "What is written"
 CHECKS = "Checks"
+TOPICS = (WHAT, LONG, WHERE, LEARNS, GRADIENTS, WRITTEN, CHECKS)  # in the help's order
 
 _DEFAULT_EPOCHS = 10
 _LARGEST_SEED = 2**31 - 1
@@ -108,12 +109,86 @@ def _flag(default: Any, *args: Any, **more: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """One training run. A field has the name and the meaning of its flag; `python -m tfdist.train --help` shows both.
+class JobConfig:
+    """Where a job runs and what becomes of its gradients, whatever it trains. A field has the name and meaning of its flag.
 
     Raises:
       InputError: a field is out of its range, or two exclude each other.
     """
+
+    strategy: str = _flag(
+        "auto", WHERE, "auto, single, mirrored, multiworker, horovod, tpu, mesh, or package.module:Class."
+    )
+    devices: int = _flag(
+        0, WHERE, "Devices of this process, for mirrored and mesh; 0: all GPUs, or one CPU device; a mesh's."
+    )
+    tpu: str = _flag("", WHERE, "Name or address of the TPU, for --strategy=tpu; `local` on a TPU VM.")
+    communication: str = _flag(
+        "auto", WHERE, "What carries multiworker's tensors: auto, ring or nccl.", choices=("auto", "ring", "nccl")
+    )
+    coordinator: str = _flag(
+        "", WHERE, "HOST:PORT at which rank 0 is met, where the environment does not say it.", check=_address
+    )
+    start_timeout_seconds: float = _flag(120.0, WHERE, "How long to wait for the other processes.", least=1)
+    intra_op_threads: int = _flag(
+        0, WHERE, "Threads of one operation; 0: a fair share of the host's cores, to which the process keeps."
+    )
+    steps_per_call: int = _flag(10, WHERE, "Steps in one call of the compiled loop; changes speed alone.", least=1)
+    jit_compile: bool = _flag(False, WHERE, "Compile forward and backward with XLA.")
+    precision: str = _flag(
+        "float32",
+        LEARNS,
+        "float32, mixed_bfloat16 or mixed_float16: layers compute in 16 bits, weights stay in 32.",
+        choices=("float32", "mixed_bfloat16", "mixed_float16"),
+    )
+    loss_scale: str = _flag(
+        "",
+        LEARNS,
+        "dynamic(initial_power=15, growth_interval=2000, hysteresis=1, floor=..., cap=...) or a number, for "
+        "mixed_float16; empty: dynamic there.",
+        check=_number_or_spec,
+    )
+    max_skipped_steps: int = _flag(
+        50, LEARNS, "So many steps in a row skipped because of overflow end the run.", least=1
+    )
+    accumulate_steps: int = _flag(
+        1, GRADIENTS, "Parts in which a replica computes its rows of a step; changes memory and time alone.", least=1
+    )
+    clip_norm: float = _flag(0.0, GRADIENTS, "Largest global norm of the whole gradient; 0: no limit.")
+    clip_value: float = _flag(0.0, GRADIENTS, "Largest absolute value in the whole gradient; 0: no limit.")
+    recompute: str = _flag(
+        "none",
+        GRADIENTS,
+        "Layers computed again in the backward pass, which saves memory for time: none, full, or a regular expression for "
+        "the whole path of a layer.",
+    )
+    compression: str = _flag(
+        "none",
+        GRADIENTS,
+        "How gradients travel: a method such as powersgd(rank=4), topk(ratio=0.01)|fp16, "
+        f"{_OWN}, or rules such as 'size>=10000: int8; *: none'.",
+        check=_methods,
+    )
+    compression_min_bytes: int = _flag(65536, GRADIENTS, "Gradients smaller than this are not compressed.")
+    bucket_mb: float = _flag(
+        4.0, GRADIENTS, "Small gradients travel together in messages of at most so many MiB.", least=0.001, most=1024
+    )
+    seed: int = _flag(0, LEARNS, "Of initial weights, the order of examples and random layers.", most=_LARGEST_SEED)
+
+    def __post_init__(self) -> None:
+        """Checks each field, then all rules between fields."""
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, checked(field, getattr(self, field.name)))
+        self._complete()
+        check_combinations(self)
+
+    def _complete(self) -> None:
+        """Fills in what depends on several fields, and checks what is not a rule about them alone."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig(JobConfig):
+    """One training run; `python -m tfdist.train --help` shows its fields."""
 
     model: str = _flag(
         "cnn", WHAT, f"mlp, cnn, resnet50 or transformer, with arguments if wanted, {_OWN}.", check=_spec
@@ -127,12 +202,6 @@ class TrainConfig:
     steps: int = _flag(0, LONG, "How many updates; 0: --epochs says how long.")
     epochs: int = _flag(
         0, LONG, f"How many times every example is used; 0: {_DEFAULT_EPOCHS}, unless --steps is given."
-    )
-    strategy: str = _flag(
-        "auto", WHERE, "auto, single, mirrored, multiworker, horovod, tpu, mesh, or package.module:Class."
-    )
-    devices: int = _flag(
-        0, WHERE, "Devices of this process, for mirrored and mesh; 0: all GPUs, or one CPU device; a mesh's."
     )
     mesh_shape: str = _flag(
         "", WHERE, "The mesh's axes, such as data:2;model:4, for --strategy=mesh; empty: data:DEVICES.", check=_mesh
@@ -153,19 +222,6 @@ class TrainConfig:
     )
     shard_axis: str = _flag("", WHERE, "The mesh's axis for --shard; empty: the batch's.")
     shard_min_elements: int = _flag(1024, WHERE, "Variables with fewer elements stay whole under --shard.")
-    tpu: str = _flag("", WHERE, "Name or address of the TPU, for --strategy=tpu; `local` on a TPU VM.")
-    communication: str = _flag(
-        "auto", WHERE, "What carries multiworker's tensors: auto, ring or nccl.", choices=("auto", "ring", "nccl")
-    )
-    coordinator: str = _flag(
-        "", WHERE, "HOST:PORT at which rank 0 is met, where the environment does not say it.", check=_address
-    )
-    start_timeout_seconds: float = _flag(120.0, WHERE, "How long to wait for the other processes.", least=1)
-    intra_op_threads: int = _flag(
-        0, WHERE, "Threads of one operation; 0: a fair share of the host's cores, to which the process keeps."
-    )
-    steps_per_call: int = _flag(10, WHERE, "Steps in one call of the compiled loop; changes speed alone.", least=1)
-    jit_compile: bool = _flag(False, WHERE, "Compile forward and backward with XLA.")
     batch_size: int = _flag(64, LEARNS, "Examples in a step, over all replicas.", least=1)
     optimizer: str = _flag(
         "adamw", LEARNS, f"A Keras optimizer in lower case, as in sgd(momentum=0.9), {_OWN}.", check=_spec
@@ -202,51 +258,12 @@ class TrainConfig:
         "BatchNormalization's moments: local (a replica's rows; on a mesh all) or synchronized (the global batch).",
         choices=("local", "synchronized"),
     )
-    precision: str = _flag(
-        "float32",
-        LEARNS,
-        "float32, mixed_bfloat16 or mixed_float16: layers compute in 16 bits, weights stay in 32.",
-        choices=("float32", "mixed_bfloat16", "mixed_float16"),
-    )
-    loss_scale: str = _flag(
-        "",
-        LEARNS,
-        "dynamic(initial_power=15, growth_interval=2000, hysteresis=1, floor=..., cap=...) or a number, for "
-        "mixed_float16; empty: dynamic there.",
-        check=_number_or_spec,
-    )
-    max_skipped_steps: int = _flag(
-        50, LEARNS, "So many steps in a row skipped because of overflow end the run.", least=1
-    )
-    accumulate_steps: int = _flag(
-        1, GRADIENTS, "Parts in which a replica computes its rows of a step; changes memory and time alone.", least=1
-    )
-    clip_norm: float = _flag(0.0, GRADIENTS, "Largest global norm of the whole gradient; 0: no limit.")
-    clip_value: float = _flag(0.0, GRADIENTS, "Largest absolute value in the whole gradient; 0: no limit.")
-    recompute: str = _flag(
-        "none",
-        GRADIENTS,
-        "Layers computed again in the backward pass, which saves memory for time: none, full, or a regular expression for "
-        "the whole path of a layer.",
-    )
-    compression: str = _flag(
-        "none",
-        GRADIENTS,
-        "How gradients travel: a method such as powersgd(rank=4), topk(ratio=0.01)|fp16, "
-        f"{_OWN}, or rules such as 'size>=10000: int8; *: none'.",
-        check=_methods,
-    )
-    compression_min_bytes: int = _flag(65536, GRADIENTS, "Gradients smaller than this are not compressed.")
     compression_check_every: int = _flag(
         0, GRADIENTS, "Steps between two comparisons of compressed gradients with exact ones; 0: never."
     )
     compression_max_error: float = _flag(
         0.0, GRADIENTS, "Compression that errs by more than this part of a gradient's norm is given up; 0: no limit."
     )
-    bucket_mb: float = _flag(
-        4.0, GRADIENTS, "Small gradients travel together in messages of at most so many MiB.", least=0.001, most=1024
-    )
-    seed: int = _flag(0, LEARNS, "Of initial weights, the order of examples and random layers.", most=_LARGEST_SEED)
     output_dir: str = _flag("", WRITTEN, "New or empty folder for the run; empty: runs/DATASET-MODEL-STRATEGY-TIME.")
     log_every: int = _flag(10, WRITTEN, "Steps between two records of metrics.", least=1)
     eval_every: int = _flag(0, WRITTEN, "Steps between two evaluations; 0: at each epoch's end.")
@@ -256,17 +273,14 @@ class TrainConfig:
     profile_steps: str = _flag("", WRITTEN, "A:B writes a profile of the steps from A to B.", check=_window)
     dry_run: bool = _flag(False, CHECKS, "Print what would run, and end.")
 
-    def __post_init__(self) -> None:
-        """Checks each field, then all rules between fields."""
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, checked(field, getattr(self, field.name)))
+    def _complete(self) -> None:
+        """See base class."""
         if not self.steps and not self.epochs:
             object.__setattr__(self, "epochs", _DEFAULT_EPOCHS)
         if self.strategy == "mesh":
             mesh = mesh_of(self.mesh_shape, 0 if self.mesh_shape else self.devices)
             rules = parse_layout("" if self.layout == AUTO else self.layout, mesh)
             parse_shard(self.shard, self.shard_axis or rules["batch"], self.shard_min_elements, mesh)
-        check_combinations(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from absl import flags as absl_flags
 
 from tfdist.combinations import flag_text
-from tfdist.config import TrainConfig
+from tfdist.config import TOPICS, TrainConfig
 
 Config = TypeVar("Config")  # a dataclass whose fields have a `tfdist.config.Flag` each
 
@@ -27,12 +27,18 @@ def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainCon
       flag_values: where; a command uses a fresh one, so that it has these flags alone.
       config_type: `TrainConfig`, or another dataclass whose fields have a `tfdist.config.Flag` each.
     """
-    for field in dataclasses.fields(config_type):
+    for field in sorted(dataclasses.fields(config_type), key=_topic):
         flag = field.metadata["flag"]
         # absl groups flags by the module that defines them; the reader of a help text wants them by topic.
         _DEFINE[type(field.default)](
             field.name, field.default, flag.help, flag_values=flag_values, module_name=flag.topic
         )
+
+
+def _topic(field: dataclasses.Field) -> int:
+    """A place in the help; a command's own topics come first."""
+    topic = field.metadata["flag"].topic
+    return TOPICS.index(topic) if topic in TOPICS else -1
 
 
 def config(flag_values: absl_flags.FlagValues, config_type: type[Config] = TrainConfig) -> Config:  # type: ignore[assignment]  # a TypeVar's default

@@ -29,10 +29,10 @@ from tfdist.layers import SyncBatchNormalization
 from tfdist.models import with_batch_norm
 from tfdist.reporting import NullProfile, NullReporter, Reporter
 from tfdist.reporting.schema import check_metric_names
-from tfdist.run import History, Run, Schedule
 from tfdist.step import Settings
 from tfdist.steps import Compression, Steps
 from tfdist.strategy import HasCollectives, Strategy, current_strategy
+from tfdist.training import History, Run, Schedule
 
 _log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.run import History, Schedule
+from tfdist.training import History, Schedule
 
 
 def test_calls_end_where_something_falls():
