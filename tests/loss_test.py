@@ -160,9 +160,7 @@ def test_training_loss(case, strategy, float64, request):
         outputs = model(x, training=True)
         parts = loss.terms(model, y, outputs, weight)
         totals = loss.totals(parts, ROWS, strategy.collectives)
-        return loss.training_loss(
-            model, parts, totals, tf.shape(x)[0], batch_size=ROWS, shares=strategy.collectives.size
-        )
+        return loss.training_loss(model, parts, totals, tf.shape(x)[0], batch_size=ROWS)
 
     total = float(sum(on_replicas(strategy, batch, summand)))
     assert total == pytest.approx(keras_loss(model, batch), rel=1e-12)
@@ -200,7 +198,7 @@ def test_all_weights_0_give_a_loss_of_0(single, float64):
     model = compiled(single, make, options, batch)
     parts = loss.terms(model, tf.constant(NEXT), model(tf.constant(TOKENS)), tf.constant(batch[2]))
     totals = loss.totals(parts, ROWS, OneReplica())
-    assert float(loss.training_loss(model, parts, totals, tf.constant(ROWS), batch_size=ROWS, shares=1)) == 0.0
+    assert float(loss.training_loss(model, parts, totals, tf.constant(ROWS), batch_size=ROWS)) == 0.0
 
 
 def test_a_loss_that_overrides_call_dunder_is_refused(single):

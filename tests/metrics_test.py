@@ -39,21 +39,21 @@ def test_totals_of_calls_and_replicas(strategy, request):
     strategy = request.getfixturevalue(strategy)
     with strategy.scope():
         model = make_model()
-    drain = metrics.make_drain(model, strategy)
+    drain = metrics.make_drain(metrics.ModelMetrics(model), strategy)
     totals = metrics.Totals()
-    assert totals.results(model) == {}
+    assert totals.results(metrics.ModelMetrics(model)) == {}
     for first, last in ((0, 4), (4, 16)):
         update(strategy, model, first, last)
         totals.add(drain())
     expected = make_model().evaluate(X, Y, sample_weight=WEIGHTS, batch_size=16, return_dict=True, verbose=0)
     expected.pop("loss")
-    assert totals.results(model) == pytest.approx(expected, rel=1e-6)
+    assert totals.results(metrics.ModelMetrics(model)) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_device_starts_again_from_zero(mirrored2):
     with mirrored2.scope():
         model = make_model()
-    drain = metrics.make_drain(model, mirrored2)
+    drain = metrics.make_drain(metrics.ModelMetrics(model), mirrored2)
     update(mirrored2, model, 0, 16)
     assert any(value.any() for value in drain())
     assert not any(value.any() for value in drain())
@@ -64,7 +64,7 @@ def test_without_metrics_there_is_no_message(mirrored2, monkeypatch):
     with mirrored2.scope():
         model = make_model([])
     monkeypatch.setattr(mirrored2, "run", None)
-    assert metrics.make_drain(model, mirrored2)() == []
+    assert metrics.make_drain(metrics.ModelMetrics(model), mirrored2)() == []
 
 
 def test_sums_on_the_host_lose_nothing():
@@ -89,9 +89,9 @@ def test_a_metric_that_is_no_sum_is_refused(single):
 
     with single.scope():
         good, bad = make_model(), make_model([Largest()])
-    metrics.check(good)
+    metrics.check_sums(keras_internals.metrics_of(good))
     with pytest.raises(InputError, match="Received: largest with .*aggregation='mean'"):
-        metrics.check(bad)
+        metrics.check_sums(keras_internals.metrics_of(bad))
 
 
 @pytest.mark.parametrize("strategy", ["mirrored2", "mirrored4"])

@@ -21,6 +21,7 @@ def test_tfdist():
         "constrain",
         "current_strategy",
         "data",
+        "distribute",
         "gradients",
         "layers",
         "load_strategy",

@@ -14,6 +14,7 @@ from tfdist.data import ArraySource, Pipeline
 from tfdist.gradients import Bucketed, Sum
 from tfdist.kept import Kept
 from tfdist.loop import compile_loop
+from tfdist.metrics import ModelMetrics
 from tfdist.step import Settings, Step
 
 RANDOM = np.random.default_rng(0)
@@ -36,7 +37,7 @@ def make(strategy, spec, shape, data, batch_size=4):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         trainer = tfdist.Trainer(model, optimizer="adamw", loss=loss, metrics=["accuracy"])
     trainer.build(ArraySource(data))
-    step = Step(model, strategy, Bucketed(Sum()), Kept(strategy), Settings(batch_size=batch_size))
+    step = Step(model, strategy, Bucketed(Sum()), Kept(strategy), Settings(batch_size=batch_size), ModelMetrics(model))
     return model, step
 
 
@@ -113,6 +114,6 @@ def test_the_loop_is_traced_once_and_sends_one_message(mirrored2, monkeypatch):
 
 def test_embeddings_gradients_are_dense(single):
     _, step = make(single, "transformer(layers=1, width=4, heads=2, ffn=4)", (4,), (TOKENS, TOKENS))
-    gradients, _, _ = step._differentiate((tf.constant(TOKENS), tf.constant(TOKENS)))
+    gradients, _, _ = step._differentiate((tf.constant(TOKENS), tf.constant(TOKENS)), 8)
     assert all(isinstance(gradient, tf.Tensor) for gradient in gradients)
     assert gradients[0].shape == (5, 4)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tfdist.collectives import Collectives
     from tfdist.constraining import constrain
     from tfdist.dims import name_dims
+    from tfdist.distributing import distribute
     from tfdist.gradients import LossScaler
     from tfdist.group import Group
     from tfdist.loading import load_strategy
@@ -33,6 +34,7 @@ __all__ = [
     "constrain",
     "current_strategy",
     "data",
+    "distribute",
     "gradients",
     "layers",
     "load_strategy",
@@ -52,6 +54,7 @@ _HOMES = {
     "Trainer": "tfdist.trainer",
     "constrain": "tfdist.constraining",
     "current_strategy": "tfdist.strategy",
+    "distribute": "tfdist.distributing",
     "load_strategy": "tfdist.loading",
     "name_dims": "tfdist.dims",
     "recompute": "tfdist.recomputing",

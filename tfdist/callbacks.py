@@ -23,19 +23,11 @@ class Callbacks:
         self, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, strategy: Strategy, **params: Any
     ):
         """Args: callbacks: as given on every process; params: what Keras tells them (`epochs`, `steps`)."""
-        if strategy.cluster.size > 1 and any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks):
-            raise InputError(
-                "Only one of several processes would restore its weights. Received: BackupAndRestore in a job of "
-                f"{strategy.cluster.size} processes. Leave it out."
-            )
-        if strategy.global_view and strategy.cluster.size > 1:
-            _refuse_reads_on_the_chief(callbacks)
-        chosen = [c for c in callbacks if strategy.is_chief or not isinstance(c, WRITE_FILES)]
         model.stop_training = False
         self._model = model
         self._group = strategy.group
         self._any = bool(callbacks)
-        self._list = keras.callbacks.CallbackList(chosen, model=model, **params)
+        self._list = keras.callbacks.CallbackList(chosen(callbacks, strategy), model=model, **params)
 
     def __getattr__(self, name: str) -> Any:
         """The events of `keras.callbacks.CallbackList`."""
@@ -47,6 +39,22 @@ class Callbacks:
             return False
         self._model.stop_training = any(self._group.gather(f"callbacks/stop/{step}", bool(self._model.stop_training)))
         return self._model.stop_training
+
+
+def chosen(callbacks: Sequence[keras.callbacks.Callback], strategy: Strategy) -> list[keras.callbacks.Callback]:
+    """The callbacks of this process: those that write files act on the chief.
+
+    Raises:
+      InputError: one of them does not work in a job of several processes.
+    """
+    if strategy.cluster.size > 1 and any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks):
+        raise InputError(
+            "Only one of several processes would restore its weights. Received: BackupAndRestore in a job of "
+            f"{strategy.cluster.size} processes. Leave it out."
+        )
+    if strategy.global_view and strategy.cluster.size > 1:
+        _refuse_reads_on_the_chief(callbacks)
+    return [c for c in callbacks if strategy.is_chief or not isinstance(c, WRITE_FILES)]
 
 
 def _refuse_reads_on_the_chief(callbacks: Sequence[keras.callbacks.Callback]) -> None:

@@ -72,7 +72,7 @@ def run(
     try:
         define(values)
         _define_help(values)
-        rest = _parse(values, list(sys.argv if argv is None else argv), program, arguments)
+        rest = parse(values, list(sys.argv if argv is None else argv), program, arguments)
         return int((call(values, rest) if arguments else call(values)) or ExitCode.DONE)
     except _HelpWanted:
         width = min(shutil.get_terminal_size().columns, 120)
@@ -102,8 +102,18 @@ def _define_help(values: absl_flags.FlagValues) -> None:
         absl_flags.DEFINE_flag(flag, values, "tfdist.command")
 
 
-def _parse(values: absl_flags.FlagValues, argv: list[str], program: str, arguments: str) -> list[str]:
-    """Sets the values and returns what stands behind the flags; raises `InputError` with one line of our own."""
+def parse(values: absl_flags.FlagValues, argv: list[str], program: str, arguments: str) -> list[str]:
+    """Sets the values and returns what stands behind the flags.
+
+    Args:
+      values: with the flags defined.
+      argv: the program's name, and the command line behind it.
+      program: the command's name in messages.
+      arguments: what it takes behind its flags; empty if it takes flags only.
+
+    Raises:
+      InputError: in one line of our own.
+    """
     remedy = f"`python -m {program} --help` lists the flags."
     try:
         rest = values(argv)[1:]

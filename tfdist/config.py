@@ -187,6 +187,26 @@ class JobConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig(JobConfig):
+    """How a program of the user's own runs, which calls Keras's `fit`, `evaluate` and `predict`."""
+
+    stall_shutdown_seconds: float = _flag(
+        600.0,
+        CHECKS,
+        "How long a process waits for the others: at a call of Keras's fit, evaluate or predict, and at the program's end.",
+        least=1,
+    )
+
+    def _complete(self) -> None:
+        """See base class."""
+        if self.strategy in ("mesh", "tpu"):
+            raise InputError(
+                "Keras's own fit runs on single, mirrored, multiworker and horovod. Received: "
+                f"{flag_text('strategy', self.strategy)}. Use one of these, or tfdist.Trainer."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(JobConfig):
     """One training run; `python -m tfdist.train --help` shows its fields."""
 

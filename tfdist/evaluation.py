@@ -10,18 +10,19 @@ from tfdist import keras_internals, loss
 from tfdist.data import EvaluationPipeline, check_equal_shares
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
-from tfdist.metrics import Totals, make_drain
+from tfdist.metrics import ModelMetrics, Totals
 from tfdist.strategy import HasCollectives
 
 
 class Evaluator:
     """Evaluates one model; keeps what it compiled."""
 
-    def __init__(self, model: keras.Model, strategy: HasCollectives, drain: Any = None):
+    def __init__(self, model: keras.Model, strategy: HasCollectives, metrics: ModelMetrics, drain: Any):
         """Args: model: compiled and built under the strategy's scope; drain: see `tfdist.metrics.make_drain`."""
         self._model = model
         self._strategy = strategy
-        self._drain = drain or make_drain(model, strategy)
+        self._metrics = metrics
+        self._drain = drain
         if strategy.global_view:
             self._one = strategy.compiled(lambda batch: strategy.run(self._batch, batch))
             self._run = self._batches_on_the_host
@@ -47,7 +48,7 @@ class Evaluator:
         sums = self._run(iterator, tf.constant(pipeline.steps))
         totals = Totals()
         totals.add(self._drain())
-        return {"loss": loss.evaluation_loss(self._model, np.asarray(sums)), **totals.results(self._model)}
+        return {"loss": loss.evaluation_loss(self._model, np.asarray(sums)), **totals.results(self._metrics)}
 
     def _batches_on_the_host(self, iterator: Any, steps: tf.Tensor) -> tf.Tensor:
         return tf.add_n([self._strategy.local(self._one(next(iterator)))[0] for _ in range(int(steps))])
@@ -67,14 +68,13 @@ class Evaluator:
     def _batch(self, batch: Any) -> tf.Tensor:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
-        variables = keras_internals.metric_variables(self._model)
-        before = [tf.identity(variable) for variable in variables]
+        before = [tf.identity(variable) for variable in self._metrics.variables]
         with self._strategy.computing(self._model.trainable_variables):
             outputs = self._strategy.by_rows(self._model(x, training=False))
             parts = loss.terms(self._model, y, outputs, weight)
             sums = loss.evaluation_sums(self._model, parts, rows)
         keras_internals.update_metrics(self._model, y, outputs, weight)
-        for variable, value in zip(variables, before, strict=True):  # no rows leave no trace, not even a mean's NaN
+        for variable, value in zip(self._metrics.variables, before, strict=True):  # no rows leave no trace
             some = tf.broadcast_to(rows > 0, variable.shape)  # a scalar would end the process inside DTensor
             variable.assign(tf.where(some, tf.convert_to_tensor(variable), value))
         return sums

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ from tfdist.cluster import Cluster
 from tfdist.detect import Detection, detect
 from tfdist.group import Group, join
 from tfdist.strategy import Strategy, create, strategy_class
+
+_started: list[weakref.ref[Strategy]] = []
 
 
 def load_strategy(
@@ -61,4 +64,11 @@ def start(
 
     if "start_timeout_seconds" in inspect.signature(strategy_class(detection.strategy)).parameters:
         options = {**options, "start_timeout_seconds": start_timeout_seconds}
-    return create(detection.strategy, detection.cluster, join_group, options)
+    strategy = create(detection.strategy, detection.cluster, join_group, options)
+    _started.append(weakref.ref(strategy))
+    return strategy
+
+
+def started() -> list[Strategy]:
+    """The strategies that were started in this process and are still in use, in order."""
+    return [strategy for found in _started if (strategy := found()) is not None]

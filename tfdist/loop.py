@@ -6,13 +6,14 @@ named is the true one; with one it goes on, unless too many in a row were skippe
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.errors import NotFiniteError
 from tfdist.step import Step
 from tfdist.strategy import HasCollectives
 
@@ -58,7 +59,33 @@ def compile_loop(step: Step, strategy: HasCollectives) -> Loop:
 
     `with_norm` asks for the gradient's norm at the last step of the call.
     """
-    return _on_the_host(step, strategy) if strategy.global_view else _compiled(step, strategy)
+    return loop_on_the_host(step, strategy) if strategy.global_view else _compiled(step, strategy)
+
+
+def not_finite(
+    step: int, loss: float, result: Result, variables: Sequence[keras.Variable], scale: float | None
+) -> NotFiniteError:
+    """What to raise when a run cannot go on.
+
+    Args:
+      step: that was not finite.
+      loss: its.
+      result: of the call of the loop that ended with it.
+      variables: the trainable ones.
+      scale: the loss scale; None without one.
+    """
+    if scale is not None:
+        return NotFiniteError(
+            "As many steps in a row as --max_skipped_steps allows were skipped, because gradients were not finite: the "
+            f"last is step {step}, with a loss of {loss:g} and the loss scale at {scale:g}. The weights are those "
+            "of the last good step. Try a lower --learning_rate, or --precision=mixed_bfloat16."
+        )
+    bad = [v.path for v, good in zip(variables, result.gradient_finite.numpy(), strict=True) if not good]
+    where = f" The first variable whose gradient is not finite: {bad[0]}." if bad else ""
+    remedy = "Look for inf and NaN in the data" if step == 0 else "Try a lower --learning_rate"
+    return NotFiniteError(
+        f"The loss is {loss:g} at step {step}.{where} The weights are those before that step. {remedy}."
+    )
 
 
 def _compiled(step: Step, strategy: HasCollectives) -> Loop:
@@ -103,8 +130,11 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
     return loop
 
 
-def _on_the_host(step: Step, strategy: HasCollectives) -> Loop:
-    """The host hands out all steps of a call and then waits: a step learns from the one before whether it counts."""
+def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
+    """For engines that take one step at a time, and for iterators of Python's: see `compile_loop`.
+
+    The host hands out all steps of a call and then waits: a step learns from the one before whether it counts.
+    """
 
     def numbered(batch: Any, number: tf.Tensor, *args: Any) -> _Made:
         return _one(step, strategy, batch, tf.cast(number, tf.int64), *args)

@@ -14,6 +14,8 @@ from tfdist import keras_internals
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError
 
+_NO_LOSS = "A model needs a loss to be trained. Received: none. Pass `loss=` or use `add_loss` in a layer."
+
 
 class Term(NamedTuple):
     """One replica's part of one loss.
@@ -44,7 +46,7 @@ def terms(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> l
     return found
 
 
-def totals(parts: list[Term], batch_size: int, collectives: Collectives) -> list[tf.Tensor]:
+def totals(parts: list[Term], batch_size: int | tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
     """The denominators of the global batch, one for each term.
 
     Args:
@@ -53,7 +55,7 @@ def totals(parts: list[Term], batch_size: int, collectives: Collectives) -> list
       collectives: asked for the total of denominators that depend on the data: one message for all, and only then.
     """
     unknown = [i for i, part in enumerate(parts) if part.per_row is None]
-    found = [tf.constant(float((part.per_row or 0) * batch_size), part.numerator.dtype) for part in parts]
+    found = [(part.per_row or 0) * tf.cast(batch_size, part.numerator.dtype) for part in parts]
     if unknown:
         asked = collectives.all_reduce([parts[i].denominator[None] for i in unknown], name="loss/denominators")
         for i, total in zip(unknown, asked, strict=True):
@@ -62,7 +64,12 @@ def totals(parts: list[Term], batch_size: int, collectives: Collectives) -> list
 
 
 def training_loss(
-    model: keras.Model, parts: list[Term], totals: list[tf.Tensor], rows: tf.Tensor, *, batch_size: int, shares: int
+    model: keras.Model,
+    parts: list[Term],
+    totals: list[tf.Tensor],
+    rows: tf.Tensor,
+    *,
+    batch_size: int | tf.Tensor,
 ) -> tf.Tensor:
     """A share of the global batch's loss, to be differentiated; the sum over the shares is the loss.
 
@@ -72,19 +79,43 @@ def training_loss(
       totals: what `totals` returned.
       rows: scalar integer; rows of this share.
       batch_size: rows of the global batch.
-      shares: replicas times micro-steps.
     """
-    summands = [_scaled(part, total) for part, total in zip(parts, totals, strict=True)]
-    share = tf.cast(rows, keras.config.floatx()) / batch_size
-    summands += [
-        tf.cast(tf.reduce_sum(loss), keras.config.floatx()) * share for loss in keras_internals.data_losses(model)
-    ]
-    summands += [tf.reduce_sum(loss) / shares for loss in keras_internals.weight_losses(model)]
+    share = _floating(rows) / _floating(batch_size)
+    summands = _of_data(model, parts, totals, share)
+    summands += [tf.reduce_sum(loss) * tf.cast(share, loss.dtype) for loss in keras_internals.weight_losses(model)]
     if not summands:
-        raise InputError(
-            "A model needs a loss to be trained. Received: none. Pass `loss=` or use `add_loss` in a layer."
-        )
+        raise InputError(_NO_LOSS)
     return sum(summands[1:], start=summands[0])
+
+
+def shares_of(parts: list[Term], totals: list[tf.Tensor]) -> list[tf.Tensor]:
+    """One replica's share of each loss that the model was compiled with, before its weight."""
+    return [
+        part.numerator if part.per_row == 0 else tf.math.divide_no_nan(part.numerator, total)
+        for part, total in zip(parts, totals, strict=True)
+    ]
+
+
+def mean_over_rows(
+    model: keras.Model, parts: list[Term], totals: list[tf.Tensor], rows: tf.Tensor, batch_size: tf.Tensor
+) -> tf.Tensor:
+    """The global batch's loss as a mean over this replica's rows: means, weighted by rows, add up to the loss.
+
+    For code that knows of one device alone, and takes a batch's loss for a mean over its rows.
+    """
+    part, whole = _floating(rows), _floating(batch_size)
+    summands = _of_data(model, parts, totals, tf.math.divide_no_nan(part, whole))
+    summands = [tf.math.divide_no_nan(summand * whole, part) for summand in summands]
+    summands += [tf.reduce_sum(loss) for loss in keras_internals.weight_losses(model)]
+    if not summands:
+        raise InputError(_NO_LOSS)
+    return sum(summands[1:], start=summands[0])
+
+
+def mean(loss: keras.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+    """A loss of some rows by themselves, as Keras reduces it on one device."""
+    part = _term(loss, y_true, y_pred, sample_weight, 1.0)
+    return tf.math.divide_no_nan(part.numerator, part.denominator)
 
 
 def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor) -> tf.Tensor:
@@ -128,14 +159,26 @@ def _denominator(
     if loss.reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
         return keras_internals.sum_of_weights(sample_weight, mask, loss.dtype), None
     if mask is not None:
-        per_entry = tf.cast(tf.size(values) / tf.size(mask), loss.dtype)
+        per_entry = tf.cast(tf.size(values) / tf.maximum(tf.size(mask), 1), loss.dtype)
         return tf.reduce_sum(tf.cast(mask, loss.dtype)) * per_entry, None
     return tf.cast(tf.size(values), loss.dtype), tf.TensorShape(values.shape[1:]).num_elements()
 
 
-def _scaled(part: Term, total: tf.Tensor) -> tf.Tensor:
-    value = part.numerator if part.per_row == 0 else tf.math.divide_no_nan(part.numerator, total)
-    return value if part.weight == 1.0 else value * part.weight
+def _of_data(
+    model: keras.Model, parts: list[Term], totals: list[tf.Tensor], share_of_rows: tf.Tensor
+) -> list[tf.Tensor]:
+    """One replica's shares of the losses that depend on its rows, weighted."""
+    own = [tf.cast(tf.reduce_sum(loss), keras.config.floatx()) for loss in keras_internals.data_losses(model)]
+    weighted = [
+        share if part.weight == 1.0 else share * part.weight
+        for part, share in zip(parts, shares_of(parts, totals), strict=True)
+    ]
+    # A mean over no rows is NaN, and counts for nothing.
+    return weighted + [tf.math.multiply_no_nan(value, share_of_rows) for value in own]
+
+
+def _floating(number: int | tf.Tensor) -> tf.Tensor:
+    return tf.cast(number, keras.config.floatx())
 
 
 def _at(structure: Any, path: tuple[Any, ...]) -> Any:

@@ -5,6 +5,7 @@ replicas and over calls. Merged values leave the device once a call, and the dev
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -14,6 +15,90 @@ from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
 from tfdist.strategy import HasCollectives
+
+
+class Share(NamedTuple):
+    """One replica's part in the loss of some rows of a global batch.
+
+    Attributes:
+      value: scalar; the sum over all shares is the global batch's loss.
+      terms: scalars likewise, one for each loss that the model was compiled with, before its weight.
+      rows: scalar integer; rows of this share.
+      batch_size: rows of the global batch.
+    """
+
+    value: tf.Tensor
+    terms: list[tf.Tensor]
+    rows: tf.Tensor
+    batch_size: int | tf.Tensor
+
+
+class ModelMetrics:
+    """The metrics of a compiled and built model, as a trainer records them: the compiled ones and those of layers."""
+
+    def __init__(self, model: keras.Model):
+        """Args: model: compiled and built."""
+        self._model = model
+        self.variables = keras_internals.metric_variables(model)
+
+    def update(self, y: Any, outputs: Any, weight: Any, share: Share) -> None:
+        """Takes one replica's rows into the metrics; inside a replica function."""
+        keras_internals.update_metrics(self._model, y, outputs, weight)
+
+    def results(self, values: Sequence[np.ndarray]) -> dict[str, float]:
+        """The metrics by their names in records, for values of their variables."""
+        return keras_internals.metric_results(self._model, values)
+
+
+class KerasMetrics(ModelMetrics):
+    """All that `keras.Model.metrics` lists, as Keras's own `fit` logs it: the means of the losses, too."""
+
+    def __init__(self, model: keras.Model):
+        """Args: model: compiled and built."""
+        self._model = model
+        self.variables = [variable for metric in model.metrics for variable in metric.variables]
+
+    def update(self, y: Any, outputs: Any, weight: Any, share: Share) -> None:
+        """See base class."""
+        super().update(y, outputs, weight, share)
+        whole, *outputs = keras_internals.loss_means(self._model)
+        track_loss(whole, share.value, share.rows, share.batch_size)
+        track_outputs(outputs, share.terms, share.rows, share.batch_size)
+
+    def results(self, values: Sequence[np.ndarray]) -> dict[str, float]:
+        """The logs of Keras, by its names."""
+        logs: dict[str, Any] = {}
+        with keras.StatelessScope(state_mapping=list(zip(self.variables, values, strict=True))):
+            for metric in self._model.metrics:
+                found = metric.result()
+                found = found if isinstance(found, dict) else {metric.name: found}
+                logs |= {name: _plain(value) for name, value in found.items()}
+        return logs
+
+
+def _plain(value: Any) -> Any:
+    """A number, or an array of them."""
+    array = np.asarray(value)
+    return array if array.ndim else array.item()
+
+
+def track_loss(mean: keras.metrics.Mean, value: tf.Tensor, rows: tf.Tensor, batch_size: int | tf.Tensor) -> None:
+    """Takes a share of a loss into Keras's mean over batches, in which each batch weighs as many rows as it has."""
+    mean.total.assign_add(tf.cast(value, mean.total.dtype) * tf.cast(batch_size, mean.total.dtype))
+    mean.count.assign_add(tf.cast(rows, mean.count.dtype))
+
+
+def track_outputs(
+    means: Sequence[keras.metrics.Mean], values: Sequence[tf.Tensor], rows: tf.Tensor, batch_size: int | tf.Tensor
+) -> None:
+    """Takes shares of the outputs' losses into Keras's means over batches, in which batches weigh alike.
+
+    Keras weighs them by their static size, which batches of different sizes do not have. A model with one loss has no mean
+    of its own for it.
+    """
+    for mean, value in zip(means, values, strict=False):
+        mean.total.assign_add(tf.cast(value, mean.total.dtype))
+        mean.count.assign_add(tf.cast(rows, mean.count.dtype) / tf.cast(batch_size, mean.count.dtype))
 
 
 class Totals:
@@ -27,20 +112,24 @@ class Totals:
         """Adds what one call merged."""
         self._sums = [a + b for a, b in zip(self._sums, values, strict=True)] if self._sums else list(values)
 
-    def results(self, model: keras.Model) -> dict[str, float]:
+    def results(self, metrics: ModelMetrics) -> dict[str, float]:
         """The metrics of all that was added; empty before anything was."""
-        return keras_internals.metric_results(model, self._sums) if self._sums else {}
+        return metrics.results(self._sums) if self._sums else {}
 
 
-def check(model: keras.Model) -> None:
-    """Raises `InputError` for a metric whose variables are not sums over replicas, and for layers' metrics of one name."""
+def check_names(model: keras.Model) -> None:
+    """Raises `InputError` for layers' metrics of one name."""
     names = keras_internals.names_of_layers_metrics(model)
     for name in names:
         if names.count(name) > 1:
             raise InputError(
                 f"Metrics of layers must have names of their own. Received twice: {name}. Rename the layers."
             )
-    for metric in keras_internals.metrics_of(model):
+
+
+def check_sums(metrics: Sequence[keras.Metric]) -> None:
+    """Raises `InputError` for a metric whose variables are not sums over replicas."""
+    for metric in metrics:
         for variable in metric.variables:
             if variable.aggregation != "sum":
                 raise InputError(
@@ -49,9 +138,9 @@ def check(model: keras.Model) -> None:
                 )
 
 
-def make_drain(model: keras.Model, strategy: HasCollectives) -> Callable[[], list[np.ndarray]]:
+def make_drain(metrics: ModelMetrics, strategy: HasCollectives) -> Callable[[], list[np.ndarray]]:
     """Returns a function that merges the metrics' variables over replicas, zeroes them and returns the sums."""
-    variables = keras_internals.metric_variables(model)
+    variables = metrics.variables
     if not variables:
         return list
 

@@ -47,8 +47,14 @@ def choose(config: Any, environment: Mapping[str, str] = os.environ) -> Detectio
     return detect(environment, config.strategy, config.devices or max(gpus, 1))
 
 
+def load(config: Any) -> Strategy:
+    """Starts the strategy that a configuration says, for a program that does not leave it."""
+    detection = choose(config)
+    return start(detection, config.start_timeout_seconds, os.environ, _options(config, detection.strategy))
+
+
 @contextmanager
-def opened_strategy(config: Any, own_flags: Sequence[str]) -> Iterator[Opened]:
+def opened_strategy(config: Any, own_flags: Sequence[str], end_timeout_seconds: float = 0) -> Iterator[Opened]:
     """Starts the strategy and checks that all processes have the same flags and versions.
 
     Whatever ends the block is told to the other processes; if one of them is lost, this one ends with code 5.
@@ -56,12 +62,12 @@ def opened_strategy(config: Any, own_flags: Sequence[str]) -> Iterator[Opened]:
     Args:
       config: a configuration with the fields of the flags that say where a run is.
       own_flags: names of the flags that may differ between the processes of a job.
+      end_timeout_seconds: how long who is done early waits for the others; 0 for as long as at the start.
     """
     detection = choose(config)
     # Rules between flags that the strategy decides are checked before anything starts.
     config = dataclasses.replace(config, strategy=detection.strategy)
-    taken = inspect.signature(strategy_class(detection.strategy)).parameters
-    options = {name: getattr(config, name) for name in OPTIONS if name in taken and hasattr(config, name)}
+    options = _options(config, detection.strategy)
     # Watched from when the group is up: an engine that starts may wait for ever for a peer that is lost meanwhile.
     with ExitStack() as watching:
 
@@ -74,8 +80,13 @@ def opened_strategy(config: Any, own_flags: Sequence[str]) -> Iterator[Opened]:
         strategy.group.agree("versions", versions(), "version of ")
         yield Opened(config, detection, strategy)
         # Who is done early waits, so that nobody's last collective finds it gone.
-        strategy.group.barrier("end", deadline=config.start_timeout_seconds)
+        strategy.group.barrier("end", deadline=end_timeout_seconds or config.start_timeout_seconds)
     strategy.close()
+
+
+def _options(config: Any, strategy: str) -> dict[str, Any]:
+    taken = inspect.signature(strategy_class(strategy)).parameters
+    return {name: getattr(config, name) for name in OPTIONS if name in taken and hasattr(config, name)}
 
 
 def hosts(strategy: Strategy) -> list[str]:

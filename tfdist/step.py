@@ -15,9 +15,11 @@ import tensorflow as tf
 
 from tfdist import keras_internals, loss, randomness
 from tfdist.collectives import Collectives, OneReplica, Recording
+from tfdist.data.batches import Dealt, count_rows
 from tfdist.fitting import not_compilable
 from tfdist.gradients import Clip, LossScale, Reducer, accumulated, unscaled
 from tfdist.kept import Kept
+from tfdist.metrics import ModelMetrics, Share
 from tfdist.strategy import HasCollectives
 
 _log = logging.getLogger(__name__)
@@ -28,7 +30,7 @@ class Settings:
     """How a step is made.
 
     Attributes:
-      batch_size: rows of a global batch.
+      batch_size: rows of a global batch; None if they vary, and each batch is a `Dealt`, which says its own.
       seed: of random layers.
       jit_compile: whether XLA compiles forward and backward.
       micro_steps: in how many parts a replica computes its rows, one after the other.
@@ -38,7 +40,7 @@ class Settings:
       sparse: paths of the variables whose gradients the reducer takes as rows.
     """
 
-    batch_size: int
+    batch_size: int | None
     seed: int = 0
     jit_compile: bool = False
     micro_steps: int = 1
@@ -82,6 +84,7 @@ class Step:
         reducer: Reducer,
         kept: Kept,
         settings: Settings,
+        metrics: ModelMetrics,
         collectives: Collectives | None = None,
     ):
         """Args: model: compiled and built under the strategy's scope; kept: where state is; collectives: the strategy's."""
@@ -91,25 +94,30 @@ class Step:
         self._reducer = reducer
         self.settings = settings
         self.variables = list(model.trainable_variables)
+        self._metrics = metrics
         self._seeds = randomness.seed_states(model)
         self._without_gradient: list[frozenset[int]] = []
         self._state = kept.variables(reducer.state(specs(model)))
         self._scale = kept.variables(settings.loss_scale.state()) if settings.loss_scale else []
-        self._restored = [*keras_internals.moving_statistics(model), *keras_internals.metric_variables(model)]
+        self._restored = [*keras_internals.moving_statistics(model), *metrics.variables]
         self.sent: Recording | None = None
 
     def compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
         """Forward, backward, reduction. A replica function.
 
         Args:
-          batch: this replica's rows, (x, y) or (x, y, sample_weight).
+          batch: this replica's rows, (x, y) or (x, y, sample_weight), or a `Dealt` of such.
           step: scalar int64; steps made so far.
           with_norm: scalar bool; whether the global norm is wanted, which costs a pass over the gradients.
         """
         arrived = self._now(batch)
+        is_dealt = isinstance(batch, Dealt)
+        batch, batch_size = batch if is_dealt else (batch, self.settings.batch_size)
         before = [tf.identity(variable) for variable in self._restored]
         randomness.reseed(self._seeds, self.settings.seed, step, self._collectives.rank)
-        gradients, value = self._local_gradients(batch)
+        gradients, value = self._local_gradients(batch, batch_size)
+        if is_dealt:
+            gradients = self._of_rows(count_rows(batch), gradients, before)
         busy = self._now(gradients) - arrived
         state = [tf.convert_to_tensor(variable) for variable in self._state]
         self.sent = Recording(self._collectives)  # of the last trace: what one replica hands over
@@ -168,11 +176,11 @@ class Step:
             _log.warning("The loss does not depend on these variables; they are left alone: %s", names)
         return unused
 
-    def _local_gradients(self, batch: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
+    def _local_gradients(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
         """This replica's gradients and its share of the loss, in one go or in micro-steps."""
         differentiate = self._compiled(self._differentiate)
         if self.settings.micro_steps == 1:
-            return self._micro_step(differentiate, batch)
+            return self._micro_step(differentiate, batch, batch_size)
         # The denominators of the whole batch come first, so that nothing is sent between micro-steps. Of this forward
         # pass only masks are used, and the rest of its graph is never run.
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -181,9 +189,9 @@ class Step:
             with keras.StatelessScope(state_mapping=values):  # metrics of layers must not count it
                 outputs = self._strategy.by_rows(self._model(x, training=False))
         parts = loss.terms(self._model, y, outputs, weight)
-        totals = loss.totals(parts, self.settings.batch_size, self._collectives)
+        totals = loss.totals(parts, batch_size, self._collectives)
         return accumulated(
-            lambda rows: self._micro_step(differentiate, self._strategy.by_rows(rows), totals),
+            lambda rows: self._micro_step(differentiate, self._strategy.by_rows(rows), batch_size, totals),
             batch,
             self.settings.micro_steps,
             [tf.TensorSpec(v.shape, v.dtype) for v in self.variables],
@@ -191,13 +199,29 @@ class Step:
             self._strategy.batch_parts if self._strategy.global_view else 0,
         )
 
+    def _of_rows(
+        self, rows: tf.Tensor, gradients: list[tf.Tensor | tf.IndexedSlices], before: list[tf.Tensor]
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
+        """The gradients; those of no row are zeros, where means over them would be NaN, and leave no trace either."""
+        restore_without_rows(rows, self._restored, before)
+        return [
+            tf.IndexedSlices(_unless_empty(g.values, rows), g.indices, g.dense_shape)
+            if isinstance(g, tf.IndexedSlices)
+            else _unless_empty(g, rows)
+            for g in gradients
+        ]
+
     def _micro_step(
-        self, differentiate: Callable[..., Any], batch: Any, totals: list[tf.Tensor] | None = None
+        self,
+        differentiate: Callable[..., Any],
+        batch: Any,
+        batch_size: int | tf.Tensor,
+        totals: list[tf.Tensor] | None = None,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        gradients, value, outputs = differentiate(batch, totals)
+        gradients, share, outputs = differentiate(batch, batch_size, totals)
         _, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        keras_internals.update_metrics(self._model, y, outputs, weight)
-        return gradients, value
+        self._metrics.update(y, outputs, weight, share)
+        return gradients, share.value
 
     def _compiled(self, differentiate: Callable[..., Any]) -> Callable[..., Any]:
         if not self.settings.jit_compile:
@@ -213,33 +237,33 @@ class Step:
         return compiled if isinstance(self._collectives, OneReplica) else without_communication
 
     def _differentiate(
-        self, batch: Any, totals: list[tf.Tensor] | None = None
-    ) -> tuple[list[tf.Tensor], tf.Tensor, Any]:
+        self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None = None
+    ) -> tuple[list[tf.Tensor], Share, Any]:
         scale = tf.convert_to_tensor(self._scale[0]) if self._scale else None
 
         def scaled_loss(batch: Any) -> tuple[tf.Tensor, Any]:
-            value, outputs = self._loss(batch, totals)
-            return (value if scale is None else value * tf.cast(scale, value.dtype)), (value, outputs)
+            share, outputs = self._loss(batch, batch_size, totals)
+            value = share.value
+            return (value if scale is None else value * tf.cast(scale, value.dtype)), (share, outputs)
 
-        gradients, _, (value, outputs) = self._strategy.gradients(scaled_loss, self.variables, batch)
+        gradients, _, (share, outputs) = self._strategy.gradients(scaled_loss, self.variables, batch)
         self._without_gradient.append(frozenset(i for i, g in enumerate(gradients) if g is None))
         rows = self.settings.sparse if self.settings.micro_steps == 1 else frozenset()
         whole = [
             g if v.path in rows and isinstance(g, tf.IndexedSlices) else _dense(g, v)
             for g, v in zip(gradients, self.variables, strict=True)
         ]
-        return (whole if scale is None else [unscaled(g, scale) for g in whole]), value, outputs
+        return (whole if scale is None else [unscaled(g, scale) for g in whole]), share, outputs
 
-    def _loss(self, batch: Any, totals: list[tf.Tensor] | None) -> tuple[tf.Tensor, Any]:
+    def _loss(self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None) -> tuple[Share, Any]:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         outputs = self._strategy.by_rows(self._model(x, training=True))
         parts = loss.terms(self._model, y, outputs, weight)
-        batch_size = self.settings.batch_size
         if totals is None:
             totals = loss.totals(parts, batch_size, self._collectives)
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
-        shares = self._collectives.size * self.settings.micro_steps
-        return loss.training_loss(self._model, parts, totals, rows, batch_size=batch_size, shares=shares), outputs
+        value = loss.training_loss(self._model, parts, totals, rows, batch_size=batch_size)
+        return Share(value, loss.shares_of(parts, totals), rows, batch_size), outputs
 
     def _now(self, after: Any) -> tf.Tensor:
         """The time, in seconds, when all tensors of a structure are there."""
@@ -263,6 +287,16 @@ def specs(model: keras.Model) -> list[tf.TensorSpec]:
     """Names, shapes and dtypes of what a step reduces: a gradient for each trainable variable, and the loss."""
     gradients = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in model.trainable_variables]
     return [*gradients, tf.TensorSpec([], keras.config.floatx(), "loss")]
+
+
+def restore_without_rows(rows: tf.Tensor, variables: Sequence[keras.Variable], before: Sequence[tf.Tensor]) -> None:
+    """A replica that had no row of a batch leaves no trace: its means would be NaN. Inside a replica function."""
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(tf.where(rows > 0, tf.convert_to_tensor(variable), value))
+
+
+def _unless_empty(gradient: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    return tf.cond(rows > 0, lambda: gradient, lambda: tf.zeros_like(gradient))
 
 
 def _global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -14,7 +14,8 @@ from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, chosen, compressed, parse_choice
 from tfdist.gradients.sparse import SPARSE_MIN_BYTES
 from tfdist.kept import Kept
-from tfdist.loop import Result, compile_loop
+from tfdist.loop import Loop, compile_loop
+from tfdist.metrics import ModelMetrics
 from tfdist.step import Settings, Step, specs
 from tfdist.strategy import HasCollectives, State
 
@@ -63,7 +64,13 @@ class Steps:
     """Makes the steps of one model that is built. Each plan's loop is compiled once; all plans share the state."""
 
     def __init__(
-        self, model: keras.Model, strategy: HasCollectives, settings: Settings, compression: Compression, kept: Kept
+        self,
+        model: keras.Model,
+        strategy: HasCollectives,
+        settings: Settings,
+        compression: Compression,
+        kept: Kept,
+        metrics: ModelMetrics,
     ):
         """Args: model: compiled and built; kept: where state is; see `Trainer` for the others."""
         self.model = model
@@ -76,16 +83,22 @@ class Steps:
         rows = {variable.path for variable in keras_internals.embeddings(model)} & set(large)
         self._settings = replace(settings, sparse=frozenset() if dense else frozenset(rows))
         self._kept = kept
-        self._loops: dict[tuple[int, tuple[tuple[str, str], ...]], tuple[Step, Callable[..., Result]]] = {}
+        self._metrics = metrics
+        self._loops: dict[Any, tuple[Step, Loop]] = {}
         self._current: Step | None = None
 
-    def loop(self, batch_size: int) -> Callable[..., Result]:
-        """The compiled loop for a batch size and the plan of now; see `tfdist.loop.compile_loop`."""
-        key = (batch_size, tuple(sorted(self.overrides.items())))
+    def loop(self, batch_size: int | None, make: Callable[[Step, HasCollectives], Loop] = compile_loop) -> Loop:
+        """The loop for a batch size and the plan of now.
+
+        Args:
+          batch_size: see `Settings`.
+          make: `compile_loop`, or `loop_on_the_host` for batches that are at hand.
+        """
+        key = (batch_size, make, tuple(sorted(self.overrides.items())))
         if key not in self._loops:
             settings = replace(self._settings, batch_size=batch_size)
-            step = Step(self.model, self.strategy, self.reducer(), self._kept, settings)
-            self._loops[key] = (step, compile_loop(step, self.strategy))
+            step = Step(self.model, self.strategy, self.reducer(), self._kept, settings, self._metrics)
+            self._loops[key] = (step, make(step, self.strategy))
         self._current, loop = self._loops[key]
         return loop
 
@@ -148,7 +161,7 @@ class Steps:
         spoken = collectives or self.strategy.collectives
         sparse = self._settings.sparse if reducer is None else frozenset()  # only the plan's knows of rows
         settings = replace(self._settings, batch_size=batch_size, sparse=sparse)
-        step = Step(self.model, self.strategy, reducer or self.reducer(), self._kept, settings, spoken)
+        step = Step(self.model, self.strategy, reducer or self.reducer(), self._kept, settings, self._metrics, spoken)
 
         def replica_function(batch: Any, number: tf.Tensor) -> Any:
             with using(spoken):

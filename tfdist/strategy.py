@@ -104,6 +104,11 @@ class Strategy(abc.ABC):
     def local(self, value: Any) -> list[Any]:
         """This process's replicas' values of a per-replica tensor or variable, in the order of `local_replicas`."""
 
+    def per_replica(self, values: Sequence[Any]) -> Any:
+        """What `run` takes apart: the structures of this process's replicas, in the order of `local_replicas`."""
+        [value] = values
+        return value
+
     @abc.abstractmethod
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
         """Returns an iterator over per-replica elements for `run`, usable inside `tf.function` with `next`.

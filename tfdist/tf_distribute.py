@@ -1,7 +1,8 @@
 """A `Strategy` on any strategy of tf.distribute: mirrored, multiworker and TPU are this class with another engine."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,7 +11,9 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.cluster import Cluster
 from tfdist.collectives.replica_context import ReplicaContextCollectives
-from tfdist.group import Group
+from tfdist.detect import detect
+from tfdist.errors import InputError
+from tfdist.group import Group, join
 from tfdist.strategy import HasCollectives
 
 
@@ -48,6 +51,17 @@ class TensorFlowStrategy(HasCollectives):
         """See base class."""
         return list(self.engine.experimental_local_results(value))
 
+    def per_replica(self, values: Sequence[Any]) -> Any:
+        """See base class."""
+        leaves, first = [tf.nest.flatten(value) for value in values], self.local_replicas.start
+
+        def placed(i: int) -> Any:
+            return self.engine.experimental_distribute_values_from_function(
+                lambda context: leaves[context.replica_id_in_sync_group - first][i]
+            )
+
+        return tf.nest.pack_sequence_as(values[0], [placed(i) for i in range(len(leaves[0]))])
+
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
@@ -64,3 +78,31 @@ class TensorFlowStrategy(HasCollectives):
         dataset = make_dataset(self.local_replicas, self.replicas)
         with keras_internals.untuned_device_iterators():
             return iter(self.engine.distribute_datasets_from_function(lambda _: dataset))
+
+
+def adopted(
+    engine: tf.distribute.Strategy,
+    start_timeout_seconds: float = 120.0,
+    environment: Mapping[str, str] = os.environ,
+) -> TensorFlowStrategy:
+    """A `Strategy` on an engine of tf.distribute that a program has made by itself.
+
+    Args:
+      engine: a `MirroredStrategy`, `OneDeviceStrategy` or `MultiWorkerMirroredStrategy`.
+      start_timeout_seconds: how long to wait for the other processes.
+      environment: says, for several workers, who this process is, as it did to the engine.
+
+    Raises:
+      InputError: the engine is none of these.
+    """
+    cluster = Cluster()
+    if isinstance(engine, tf.distribute.MultiWorkerMirroredStrategy):
+        cluster = detect(environment).cluster
+    elif not isinstance(engine, tf.distribute.MirroredStrategy | tf.distribute.OneDeviceStrategy):
+        raise InputError(
+            "A model is trained under MirroredStrategy, MultiWorkerMirroredStrategy or tfdist's own strategies. Received: "
+            f"{type(engine).__name__}. Make it under one of those."
+        )
+    group = join(cluster, start_timeout=start_timeout_seconds, environment=environment)
+    name = "multiworker" if cluster.size > 1 else "mirrored"
+    return TensorFlowStrategy(name, engine, cluster=cluster, group=group)

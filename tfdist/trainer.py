@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals, metrics
+from tfdist.accepting import check_born_here, check_optimizer, default_loss_scale, without_loss_scale
 from tfdist.data import (
     Examples,
     as_data_set,
@@ -85,9 +86,9 @@ class Trainer:
           bucket_bytes: small gradients travel together in messages of at most this size.
         """
         self.strategy = _with_collectives(current_strategy())
-        _check_born_here(self.strategy, "model", model.variables)
+        check_born_here(self.strategy, "model", model.variables)
         if isinstance(optimizer, keras.Optimizer):
-            _check_born_here(self.strategy, "optimizer", optimizer.variables)
+            check_born_here(self.strategy, "optimizer", optimizer.variables)
         self.model = model
         self.step = 0
         self.seed = seed
@@ -97,9 +98,9 @@ class Trainer:
                 "On a mesh the engine compiles and sums gradients by itself: leave out jit_compile and compression. Received: "
                 f"jit_compile={jit_compile}, compression={compression!r}."
             )
-        optimizer, taken = _without_loss_scale(keras.optimizers.get(optimizer))
+        optimizer, taken = without_loss_scale(keras.optimizers.get(optimizer))
         clip = clip or Clip()
-        _check_optimizer(optimizer, clip)
+        check_optimizer(optimizer, clip)
         model.compile(
             optimizer=optimizer,
             loss=loss,
@@ -116,7 +117,7 @@ class Trainer:
             jit_compile=jit_compile,
             micro_steps=accumulate_steps,
             clip=clip,
-            loss_scale=loss_scale or taken or _default_loss_scale(model),
+            loss_scale=loss_scale or taken or default_loss_scale(model),
             max_skipped_steps=max_skipped_steps,
         )
         self._kept = Kept(self.strategy)
@@ -228,14 +229,16 @@ class Trainer:
         if not self.model.trainable_variables:
             raise InputError("A model needs variables to be trained. Received: no trainable variable.")
         self._trained = [id(variable) for variable in self.model.trainable_variables]
-        metrics.check(self.model)
+        metrics.check_names(self.model)
+        metrics.check_sums(keras_internals.metrics_of(self.model))
         check_metric_names(keras_internals.names_of_compiled_metrics(self.model))
         check_metric_names(keras_internals.names_of_layers_metrics(self.model))
-        self.drain = metrics.make_drain(self.model, self.strategy)
+        self.metrics = metrics.ModelMetrics(self.model)
+        self.drain = metrics.make_drain(self.metrics, self.strategy)
         self.average_statistics = metrics.make_average_statistics(self.model, self.strategy)
-        self._evaluator = Evaluator(self.model, self.strategy, self.drain)
+        self._evaluator = Evaluator(self.model, self.strategy, self.metrics, self.drain)
         self._check_micro_steps()
-        self.steps = Steps(self.model, self.strategy, self._settings, self._compression, self._kept)
+        self.steps = Steps(self.model, self.strategy, self._settings, self._compression, self._kept, self.metrics)
         self._built = True
 
     @property
@@ -315,52 +318,3 @@ def _with_collectives(strategy: Strategy) -> HasCollectives:
     if not isinstance(strategy, HasCollectives):
         raise InputError(f"The trainer needs a strategy that has collectives. Received: {type(strategy).__name__}.")
     return strategy
-
-
-def _check_born_here(strategy: Strategy, what: str, variables: Sequence[keras.Variable]) -> None:
-    strange = next((variable.path for variable in variables if not strategy.owns(variable)), None)
-    if strange is not None:
-        raise InputError(
-            f"The {what} must be created inside the strategy's scope, where its variables are placed for the strategy. "
-            f"Received: {strange}, created outside. Create the {what} under `with strategy.scope():`."
-        )
-
-
-def _without_loss_scale(optimizer: keras.Optimizer) -> tuple[keras.Optimizer, LossScale | None]:
-    """Takes Keras's loss scaling apart: it looks at one replica's gradients, so replicas would skip different steps."""
-    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return optimizer, None
-    found = LossScale(initial=optimizer.initial_scale, growth_interval=optimizer.dynamic_growth_steps)
-    _log.info("The loss is scaled by tfdist, for all replicas alike, as the LossScaleOptimizer says: %s", found)
-    return optimizer.inner_optimizer, found
-
-
-def _default_loss_scale(model: keras.Model) -> LossScale | None:
-    half = any(layer.compute_dtype == "float16" for layer in keras_internals.layers_of(model))
-    return LossScale() if half else None
-
-
-def _check_optimizer(optimizer: keras.Optimizer, clip: Clip) -> None:
-    refused = {name: getattr(optimizer, name, None) for name in _REFUSED}
-    found = [name for name, value in refused.items() if value]
-    if found:
-        raise InputError(f"{_REFUSED[found[0]]} Received: {found[0]}={refused[found[0]]}.")
-    if isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
-        raise InputError("One optimizer updates all variables. Received: MultiOptimizer. Pass one of those in it.")
-    own = {name: getattr(optimizer, name) for name in ("clipnorm", "global_clipnorm", "clipvalue")}
-    given = [f"{name}={value}" for name, value in own.items() if value]
-    if given and (clip.norm or clip.value):
-        raise InputError(
-            f"Gradients are clipped in one place. Received: {clip} and an optimizer with {', '.join(given)}. "
-            "Leave out one of them."
-        )
-    if given:
-        _log.info("The optimizer clips whole gradients, after they are summed over replicas: %s", ", ".join(given))
-
-
-_REFUSED = {
-    "gradient_accumulation_steps": "The optimizer must not accumulate gradients by itself: leave that out and use "
-    "accumulate_steps. A step's batch is `batch_size` as a whole.",
-    "loss_scale_factor": "The optimizer must not divide gradients by itself: leave that out and use loss_scale.",
-    "use_ema": "The optimizer must not average weights by itself: leave that out.",
-}

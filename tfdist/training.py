@@ -14,10 +14,10 @@ import tensorflow as tf
 from tfdist import keras_internals, metrics
 from tfdist.callbacks import Callbacks, validation_logs
 from tfdist.data import Examples, Pipeline, epoch_of_step, last_step_of_epoch, steps_in_epochs
-from tfdist.errors import InputError, NotFiniteError
+from tfdist.errors import InputError
 from tfdist.fitting import must_fit
 from tfdist.inspections import Inspection, Site, advice
-from tfdist.loop import Result
+from tfdist.loop import Result, not_finite
 from tfdist.reporting import NullProfile, Reporter, RunPlan, StepTimer
 from tfdist.reporting.memory import peak_memory
 from tfdist.reporting.timing import over_ranks
@@ -37,6 +37,7 @@ class Trains(Protocol):
       strategy: where it runs.
       step: updates done so far; the run counts it on.
       seed: of the order of examples.
+      metrics: what is recorded of the model.
       drain: see `tfdist.metrics.make_drain`.
       average_statistics: see `tfdist.metrics.make_average_statistics`.
       loss_scale: the scale now; None without loss scaling.
@@ -47,6 +48,7 @@ class Trains(Protocol):
     strategy: HasCollectives
     step: int
     seed: int
+    metrics: metrics.ModelMetrics
     drain: Callable[[], list[np.ndarray]]
     average_statistics: Callable[[], None]
     steps: Steps
@@ -185,7 +187,7 @@ class Run:
         stopped = False
         while self._trainer.step < end and not stopped:
             stopped = self._one_call(end)
-        logs = {"loss": _mean(self._epoch_losses), **self._epoch.results(self._model)}
+        logs = {"loss": _mean(self._epoch_losses), **self._epoch.results(self._trainer.metrics)}
         if self._test is not None and not self._schedule.eval_every:
             logs |= validation_logs(self._evaluate())
         self._trainer.average_statistics()
@@ -210,7 +212,7 @@ class Run:
             self._end_not_finite(result, losses, counted)
         trainer.step += count
         self._account(losses, counted)
-        logs = {"loss": _mean(self._epoch_losses), **self._epoch.results(self._model)}
+        logs = {"loss": _mean(self._epoch_losses), **self._epoch.results(self._trainer.metrics)}
         self._reporter.progress(trainer.step, logs | self._timer.fields() | trainer.steps.cost | self._inspected)
         if log:
             self._record(result)
@@ -249,7 +251,7 @@ class Run:
         record = {
             **self._header("train"),
             "loss": _mean(self._window_losses),
-            **self._window.results(self._model),
+            **self._window.results(self._trainer.metrics),
             "learning_rate": keras_internals.last_learning_rate(self._model.optimizer),
             **self._timer.window(),
             **over_ranks(everyone),
@@ -284,23 +286,7 @@ class Run:
         step = self._trainer.step + len(losses) - 1
         self._trainer.step = step
         self._account(losses[:-1], counted[:-1])
-        scale = self._trainer.loss_scale
-        if scale is not None:
-            raise NotFiniteError(
-                "As many steps in a row as --max_skipped_steps allows were skipped, because gradients were not finite: the "
-                f"last is step {step}, with a loss of {losses[-1]:g} and the loss scale at {scale:g}. The weights are those "
-                "of the last good step. Try a lower --learning_rate, or --precision=mixed_bfloat16."
-            )
-        bad = [
-            v.path
-            for v, good in zip(self._model.trainable_variables, result.gradient_finite.numpy(), strict=True)
-            if not good
-        ]
-        where = f" The first variable whose gradient is not finite: {bad[0]}." if bad else ""
-        remedy = "Look for inf and NaN in the data" if step == 0 else "Try a lower --learning_rate"
-        raise NotFiniteError(
-            f"The loss is {losses[-1]:g} at step {step}.{where} The weights are those before that step. {remedy}."
-        )
+        raise not_finite(step, losses[-1], result, self._model.trainable_variables, self._trainer.loss_scale)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -51,7 +51,7 @@ class Pipeline:
         """
         check_batch_size(self.batch_size, size)
         deal = Deal(self.batch_size, tuple(replicas), size, self.first_step)
-        return _prepared(self.source.deal(deal, self.seed), deal)
+        return prepared(self.source.deal(deal, self.seed), len(deal.replicas))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class EvaluationPipeline:
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
         """The rows of this process's replicas, in turn: `steps * len(replicas)` elements; see `Pipeline.dataset`."""
         deal = Deal(self.batch_size, tuple(replicas), size, total=self.source.size)
-        return _prepared(self.source.deal(deal, seed=None), deal)
+        return prepared(self.source.deal(deal, seed=None), len(deal.replicas))
 
 
 def _check_batch_size(batch_size: int) -> None:
@@ -106,8 +106,8 @@ def check_batch_size(batch_size: int, replicas: int, micro_steps: int = 1, equal
         )
 
 
-def _prepared(dataset: tf.data.Dataset, deal: Deal) -> tf.data.Dataset:
-    """Reads ahead, in threads that do not take those of the training step."""
+def prepared(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
+    """Reads ahead for a process's replicas, in threads that do not take those of the training step."""
     options: Any = tf.data.Options()
     options.deterministic = True
     options.threading.private_threadpool_size = 0  # as many as there are cores, for sources that decode
@@ -115,5 +115,4 @@ def _prepared(dataset: tf.data.Dataset, deal: Deal) -> tf.data.Dataset:
     # An iterator's end waits until the thread that tunes wakes, which may take a minute. Without it AUTOTUNE is as many as
     # there are cores, at most 16.
     options.autotune.enabled = False
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return dataset.prefetch(_STEPS_AHEAD * len(deal.replicas)).with_options(options)
+    return dataset.prefetch(_STEPS_AHEAD * replicas).with_options(options)

@@ -24,6 +24,12 @@ def rows(batch_size: int, replica: int, replicas: int) -> tuple[int, int]:
     return replica * quotient + min(replica, extra), quotient + (replica < extra)
 
 
+def share(present: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """What `rows` returns, as tensors, for a number of rows and a replica that are not known before."""
+    quotient, extra = present // size, present % size
+    return replica * quotient + tf.minimum(replica, extra), quotient + tf.cast(replica < extra, present.dtype)
+
+
 def check_equal_shares(batch_size: int, replicas: int, micro_steps: int = 1) -> None:
     """Checks that every replica gets the same number of rows in each micro-step, for strategies that need static shapes.
 
@@ -89,9 +95,7 @@ class Deal:
         present = tf.constant(self.batch_size, tf.int64)
         if self.total is not None:
             present = tf.minimum(present, self.total - step * self.batch_size)
-        replica = tf.constant(self.replicas, tf.int64)[local]
-        quotient, extra = present // self.size, present % self.size
-        return replica * quotient + tf.minimum(replica, extra), quotient + tf.cast(replica < extra, tf.int64)
+        return share(present, tf.constant(self.replicas, tf.int64)[local], self.size)
 
     def positions(self, element: tf.Tensor) -> tf.Tensor:
         """The positions that an element covers, int64 [rows]; elements are counted from step 0."""

@@ -7,6 +7,14 @@ from tfdist.keras_internals.engine import (
     untuned_device_iterators,
     wait_for_devices,
 )
+from tfdist.keras_internals.fitting import (
+    compilation,
+    global_seed,
+    leave_strategy,
+    loss_means,
+    traced_without_effects,
+    trained_by,
+)
 from tfdist.keras_internals.layers import (
     adders_of,
     attentions_placed,
@@ -63,6 +71,12 @@ from tfdist.keras_internals.variables import (
 )
 
 __all__ = [
+    "compilation",
+    "global_seed",
+    "leave_strategy",
+    "loss_means",
+    "traced_without_effects",
+    "trained_by",
     "FlatLoss",
     "Newborn",
     "RecordedScope",

@@ -1,0 +1,55 @@
+"""Keras's own `fit`, `evaluate` and `predict` on replicas give plain Keras's numbers, in float64, metrics included."""
+
+import functools
+import pathlib
+import pickle
+import sys
+from typing import Any
+
+import keras
+import pytest
+
+import tfdist
+from tests.stock.comparing import differences, plain_run
+from tests.stock.models import PROGRAMS, run
+from tfdist.testing import processes
+
+WORKER = str(pathlib.Path(__file__).with_name("worker.py"))
+plain = functools.cache(plain_run)
+
+
+def our_run(name: str, strategy: tfdist.Strategy, **options: Any) -> dict[str, Any]:
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        program = PROGRAMS[name]()
+    tfdist.distribute(program.model, strategy, **options)
+    return run(program)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_two_replicas_give_the_numbers_of_plain_keras(name: str, float64: None, mirrored2: tfdist.Strategy) -> None:
+    assert not differences(our_run(name, mirrored2), plain(name))
+
+
+@pytest.mark.parametrize("name", ["functional", "recurrent", "custom_train_step"])
+def test_so_do_one_and_four_replicas(
+    name: str, float64: None, single: tfdist.Strategy, mirrored4: tfdist.Strategy
+) -> None:
+    """With four, the last batch of an epoch has fewer rows than there are replicas."""
+    assert not differences(our_run(name, single), plain(name))
+    assert not differences(our_run(name, mirrored4), plain(name))
+
+
+@pytest.mark.parametrize(("strategy", "size"), [("multiworker", 2), ("horovod", 2), ("horovod", 3)])
+def test_so_do_processes(strategy: str, size: int, float64: None, tmp_path: pathlib.Path) -> None:
+    """Every process has the same numbers, bit for bit where they come of the same sums."""
+    threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+    with processes.job([sys.executable, WORKER, strategy, str(tmp_path), "{rank}"], size, threads) as job:
+        ends = job.wait(400)
+    assert [end.code for end in ends] == [0] * size, "\n".join(end.output for end in ends)
+    outcomes = [pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(size)]
+    assert not {name: found for name in PROGRAMS if (found := differences(outcomes[0][name], plain(name)))}
+    first = [weight.tobytes() for name in PROGRAMS for weight in outcomes[0][name]["weights"]]
+    for other in outcomes[1:]:
+        assert [weight.tobytes() for name in PROGRAMS for weight in other[name]["weights"]] == first

@@ -1,0 +1,72 @@
+"""Which models and optimizers are trained, and what becomes of an optimizer's own loss scaling."""
+
+import logging
+from collections.abc import Sequence
+
+import keras
+
+from tfdist import keras_internals
+from tfdist.errors import InputError
+from tfdist.gradients import Clip, LossScale
+from tfdist.strategy import Strategy
+
+_log = logging.getLogger(__name__)
+
+
+def check_born_here(strategy: Strategy, what: str, variables: Sequence[keras.Variable]) -> None:
+    """Raises `InputError` if a variable was created outside of the strategy's scope, where that makes a difference."""
+    strange = next((variable.path for variable in variables if not strategy.owns(variable)), None)
+    if strange is not None:
+        raise InputError(
+            f"The {what} must be created inside the strategy's scope, where its variables are placed for the strategy. "
+            f"Received: {strange}, created outside. Create the {what} under `with strategy.scope():`."
+        )
+
+
+def without_loss_scale(optimizer: keras.Optimizer) -> tuple[keras.Optimizer, LossScale | None]:
+    """Takes Keras's loss scaling apart: it looks at one replica's gradients, so replicas would skip different steps."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer, None
+    found = LossScale(initial=optimizer.initial_scale, growth_interval=optimizer.dynamic_growth_steps)
+    _log.info("The loss is scaled by tfdist, for all replicas alike, as the LossScaleOptimizer says: %s", found)
+    return optimizer.inner_optimizer, found
+
+
+def default_loss_scale(model: keras.Model) -> LossScale | None:
+    """A dynamic scale if a layer computes in float16."""
+    half = any(layer.compute_dtype == "float16" for layer in keras_internals.layers_of(model))
+    return LossScale() if half else None
+
+
+def check_optimizer(optimizer: keras.Optimizer, clip: Clip) -> None:
+    """Raises `InputError` for an optimizer that would do by itself what a step does, or is wrapped by another library."""
+    wrapper = next((kind for kind in type(optimizer).__mro__ if kind.__module__.startswith(_WRAPPERS)), None)
+    if wrapper is not None:
+        raise InputError(
+            f"Gradients are summed over replicas once. Received: an optimizer wrapped by {wrapper.__module__}. "
+            "Pass Keras's own optimizer, without `DistributedOptimizer` around it."
+        )
+    refused = {name: getattr(optimizer, name, None) for name in _REFUSED}
+    found = [name for name, value in refused.items() if value]
+    if found:
+        raise InputError(f"{_REFUSED[found[0]]} Received: {found[0]}={refused[found[0]]}.")
+    if isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
+        raise InputError("One optimizer updates all variables. Received: MultiOptimizer. Pass one of those in it.")
+    own = {name: getattr(optimizer, name) for name in ("clipnorm", "global_clipnorm", "clipvalue")}
+    given = [f"{name}={value}" for name, value in own.items() if value]
+    if given and (clip.norm or clip.value):
+        raise InputError(
+            f"Gradients are clipped in one place. Received: {clip} and an optimizer with {', '.join(given)}. "
+            "Leave out one of them."
+        )
+    if given:
+        _log.info("The optimizer clips whole gradients, after they are summed over replicas: %s", ", ".join(given))
+
+
+_WRAPPERS = ("horovod", "tfdist.horovod")
+_REFUSED = {
+    "gradient_accumulation_steps": "The optimizer must not accumulate gradients by itself: leave that out and use "
+    "accumulate_steps. A step's batch is `batch_size` as a whole.",
+    "loss_scale_factor": "The optimizer must not divide gradients by itself: leave that out and use loss_scale.",
+    "use_ema": "The optimizer must not average weights by itself: leave that out.",
+}

@@ -1,0 +1,111 @@
+"""Data sets that are batched already: each element is a global batch, whose rows are dealt to replicas.
+
+Every process reads all of it, and keeps its own rows: what a step trains on does not depend on the number of replicas.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.pipeline import prepared
+from tfdist.data.rows import rows, share
+from tfdist.errors import InputError
+
+NOTE_EVERY = 100  # batches between two that are compared over processes
+
+
+class Dealt(NamedTuple):
+    """One replica's rows of a global batch.
+
+    Attributes:
+      batch: structure of tensors, the replica's rows first; it may have none.
+      batch_size: scalar int32; rows of the global batch.
+    """
+
+    batch: Any
+    batch_size: tf.Tensor
+
+
+def part(batch: Any, replica: int | tf.Tensor, size: int) -> Dealt:
+    """One replica's consecutive rows of a batch that is dealt as evenly as possible.
+
+    Args:
+      batch: structure of tensors with equally many rows.
+      replica: in [0, size).
+      size: how many replicas share the batch.
+    """
+    batch = tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batch)
+    total = count_rows(batch)
+    first, count = share(total, tf.cast(replica, tf.int32), size)
+    return Dealt(tf.nest.map_structure(lambda leaf: _cut(leaf, first, count, size), batch), total)
+
+
+def count_rows(batch: Any) -> tf.Tensor:
+    """The rows of a batch, a scalar int32."""
+    first = tf.nest.flatten(batch)[0]
+    return tf.cast(first.nrows(), tf.int32) if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
+
+
+def _cut(leaf: Any, first: tf.Tensor, count: tf.Tensor, size: int) -> Any:
+    if isinstance(leaf, tf.SparseTensor):
+        raise InputError(
+            "Rows of a batch are dealt to replicas. Received: a SparseTensor. Use tf.sparse.to_dense on it."
+        )
+    mine = leaf[first : first + count]
+    if isinstance(leaf, tf.RaggedTensor):
+        return mine
+    static = leaf.shape[0]
+    equal = rows(static, 0, size)[1] if static is not None and static % size == 0 else None
+    return tf.ensure_shape(mine, [equal, *leaf.shape[1:]])
+
+
+def dealt(
+    batches: tf.data.Dataset, replicas: Sequence[int], size: int, note: Callable[[int, int], None] | None = None
+) -> tf.data.Dataset:
+    """The rows of this process's replicas, in turn: a `Dealt` for each.
+
+    Args:
+      batches: global batches, the same on every process.
+      replicas: the numbers of this process's replicas.
+      size: the number of all replicas.
+      note: told the number and a checksum of the first batch and of each that is `NOTE_EVERY` further, when they are read.
+    """
+    mine = tf.constant(list(replicas), tf.int32)
+
+    def shares(number: tf.Tensor, batch: Any) -> tf.data.Dataset:
+        whole = batch if note is None else _noted(number, batch, note)
+        return tf.data.Dataset.range(len(replicas)).map(lambda local: part(whole, tf.gather(mine, local), size))
+
+    return prepared(batches.enumerate().flat_map(shares), len(replicas))
+
+
+def _noted(number: tf.Tensor, batch: Any, note: Callable[[int, int], None]) -> Any:
+    """The same batch; when it is read, its checksum is noted if it is its turn."""
+    leaves = tf.nest.flatten(batch, expand_composites=True)
+
+    def told(number: np.ndarray, *values: np.ndarray) -> np.int64:
+        note(int(number), checksum(values))
+        return np.int64(0)
+
+    with tf.control_dependencies(
+        [
+            tf.cond(
+                tf.equal(number % NOTE_EVERY, 0),
+                lambda: tf.numpy_function(told, [number, *leaves], tf.int64),
+                lambda: tf.constant(0, tf.int64),
+            )
+        ]
+    ):
+        return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
+
+
+def checksum(values: Sequence[np.ndarray]) -> int:
+    """A checksum of the bytes of arrays, in [0, 2**32)."""
+    found = 0
+    for value in values:
+        data = repr(value.tolist()).encode() if value.dtype == object else np.ascontiguousarray(value).tobytes()
+        found = zlib.crc32(data, found)
+    return found

@@ -1,0 +1,48 @@
+"""Keras's own `fit`: how it finds its strategy, and what it keeps of losses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend import compute_output_spec
+from tensorflow.python.eager import context
+
+
+def leave_strategy(model: keras.Model) -> None:
+    """Makes a model forget the strategy of tf.distribute in whose scope it was made.
+
+    With one, Keras builds the model by the first batch of a pass over the data that it begins for that alone.
+    """
+    model._distribute_strategy = None
+
+
+def compilation(model: keras.Model) -> Any:
+    """Something that is another object after each `compile`; None before the first."""
+    return model._loss_tracker if model.compiled else None
+
+
+def global_seed() -> int | None:
+    """What `tf.random.set_seed` was given last; None if it was not called."""
+    return context.global_seed()
+
+
+def loss_means(model: keras.Model) -> list[keras.metrics.Mean]:
+    """Keras's means of the losses of batches: of the whole loss and, where there are several losses, of each."""
+    return [model._loss_tracker, *(model._compile_loss.metrics if model._compile_loss is not None else [])]
+
+
+def traced_without_effects(function: Callable[..., Any], batch: Any) -> None:
+    """Calls a function of one batch with symbolic tensors; no variable changes.
+
+    Args:
+      function: of a batch.
+      batch: structure of `tf.TensorSpec`.
+    """
+    symbolic = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), batch)
+    compute_output_spec(function, symbolic)
+
+
+def trained_by(optimizer: keras.Optimizer) -> list[keras.Variable]:
+    """The variables that an optimizer was built for."""
+    return list(optimizer._trainable_variables)

@@ -1,0 +1,74 @@
+"""Run a Keras script of your own, as it is, on all devices or processes: its fit, evaluate and predict are distributed."""
+
+import os
+import pathlib
+import runpy
+import sys
+from collections.abc import Sequence
+
+from absl import flags as absl_flags
+
+from tfdist import command, flags, startup
+from tfdist.config import RunConfig
+from tfdist.errors import ExitCode, InputError
+
+OWN_FLAGS = ("intra_op_threads",)
+
+
+def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
+    """Runs a script in a strategy's scope.
+
+    Args:
+      config: where it runs and what becomes of gradients.
+      script: the file.
+      arguments: the script's own.
+
+    Returns:
+      The exit code.
+    """
+    if not pathlib.Path(script).is_file():
+        raise InputError(f"The script must be a file. Received: {script}.")
+    startup.load_tensorflow()  # only now: flags are read, and help is printed, before
+    import keras
+
+    from tfdist import opening, stock
+
+    if config.precision != "float32":
+        keras.config.set_dtype_policy(config.precision)
+    with opening.opened_strategy(config, OWN_FLAGS, config.stall_shutdown_seconds) as (config, _, strategy):
+        keras.utils.set_random_seed(config.seed)
+        with strategy.scope(), stock.attach_all(lambda model: stock.Distributed(model, strategy, config)):
+            run_script(script, arguments)
+    return ExitCode.DONE
+
+
+def run_script(script: str, arguments: Sequence[str]) -> None:
+    """Runs a file as `python script arguments` does; one that ends itself well has ended, and any other end is raised."""
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
+def _call(values: absl_flags.FlagValues, rest: list[str]) -> int:
+    if not rest:
+        raise InputError("The script must follow the flags: python -m tfdist.run --strategy=auto script.py ...")
+    return main(flags.config(values, RunConfig), rest[0], rest[1:])
+
+
+if __name__ == "__main__":
+    from tfdist.environment_flags import flags_of
+
+    sys.exit(
+        command.run(
+            "run",
+            lambda values: flags.define(values, RunConfig),
+            _call,
+            [sys.argv[0], *flags_of(), *sys.argv[1:]],
+            about=__doc__.partition(":")[0] + ".",
+            arguments="SCRIPT [ARGUMENTS]",
+        )
+    )

@@ -1,0 +1,277 @@
+"""A Keras model whose `fit`, `evaluate` and `predict` run on a strategy's replicas.
+
+Keras's own methods do what they do: callbacks, validation, epochs, history, the progress bar. What is replaced below them
+is what reads the batches and what runs a step: that is the trainer's.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.accepting import check_born_here
+from tfdist.config import RunConfig
+from tfdist.data.batches import Dealt, checksum, part
+from tfdist.errors import InputError
+from tfdist.fitting import must_fit
+from tfdist.recomputing import recompute
+from tfdist.stock import calls
+from tfdist.stock.functions import Functions
+from tfdist.stock.prediction import predicting
+from tfdist.stock.reading import GlobalBatches, Reading
+from tfdist.strategy import HasCollectives, Strategy
+
+Original = Callable[..., Any]  # Keras's own method of the model
+_numbers = itertools.count(1)
+_LOGGED_EVERY = 10  # steps between two looks at the metrics, where no callback looks at batches
+
+
+class Distributed:
+    """One model on one strategy. Its methods take the place of the model's, and are given Keras's own first."""
+
+    def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig):
+        """Args: model: made under the strategy's scope; options: what becomes of its gradients."""
+        self.strategy = _suitable(strategy)
+        check_born_here(strategy, "model", model.variables)
+        keras_internals.leave_strategy(model)
+        recompute(model, options.recompute)
+        self.model, self._options = model, options
+        self._call = _Call("", 0, [], fresh=True, goes_on=False)
+        self._functions: tuple[Any, Functions] | None = None
+        self._predict = predicting(model, self.strategy)
+        self._are_equal: set[int] = set()
+        self._step = 0
+        self._since_logged = 0
+        self._logs: dict[str, Any] = {}
+
+    # What a user calls.
+
+    def fit(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.fit`."""
+        given = calls.bound(original, args, kwargs)
+        callbacks = list(keras.tree.flatten(given.arguments["callbacks"] or []))
+        with self._calling("fit", given.arguments, callbacks) as call:
+            given.arguments["callbacks"] = calls.with_agreement(
+                callbacks, self.strategy, self._average_statistics, call.fresh
+            )
+            history = original(*given.args, **given.kwargs)
+            self._average_statistics()
+        return history
+
+    def evaluate(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.evaluate`."""
+        given = calls.bound(original, args, kwargs)
+        with self._calling("evaluate", given.arguments, given.arguments["callbacks"]):
+            self._average_statistics()
+            return original(*given.args, **given.kwargs)
+
+    def predict(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.predict`; every process gets all predictions."""
+        given = calls.bound(original, args, kwargs)
+        with self._calling("predict", given.arguments, given.arguments["callbacks"]):
+            self._average_statistics()
+            return original(*given.args, **given.kwargs)
+
+    def train_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.train_on_batch`, of a global batch that is the same on every process."""
+        return self._on_batch("train_on_batch", original, *args, **kwargs)
+
+    def test_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.test_on_batch`, likewise."""
+        self._average_statistics()
+        return self._on_batch("test_on_batch", original, *args, **kwargs)
+
+    def predict_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.predict_on_batch`, likewise."""
+        self._average_statistics()
+        return self._on_batch("predict_on_batch", original, *args, **kwargs)
+
+    # What Keras's own methods call.
+
+    def make_train_function(self, original: Original, force: bool = False) -> None:
+        """Gives Keras what runs steps."""
+        self.model.train_function = self._train
+
+    def make_test_function(self, original: Original, force: bool = False) -> None:
+        """Gives Keras what evaluates batches."""
+        self.model.test_function = self._test
+
+    def make_predict_function(self, original: Original, force: bool = False) -> None:
+        """Gives Keras what predicts."""
+        self.model.predict_function = self._predicted
+
+    def reset_metrics(self, original: Original) -> None:
+        """Metrics start anew, on this process's replicas."""
+        self._since_logged, self._logs = 0, {}
+        original() if self._functions is None else self._functions[1].reset_metrics()
+
+    def get_metrics_result(self, original: Original) -> dict[str, Any]:
+        """The metrics of all replicas."""
+        return original() if self._functions is None else self._functions[1].logs()
+
+    @property
+    def distribute_strategy(self) -> "Distributed":
+        """Keras asks this for its data set."""
+        return self
+
+    def experimental_distribute_dataset(self, batches: tf.data.Dataset) -> GlobalBatches:
+        """Global batches, as Keras makes them of whatever it is given, with their rows dealt to replicas."""
+        spec, in_a_pass = batches.element_spec, self._call.passes.pop(0)
+        self.strategy.group.agree("data", {"form of a batch": str(spec), "batches": in_a_pass}, "data: ")
+        self._build(spec)
+        return GlobalBatches(batches, self.strategy, f"{self._call.name} {self._call.number}", in_a_pass)
+
+    # The rest is ours.
+
+    @contextlib.contextmanager
+    def _calling(self, name: str, given: dict[str, Any], callbacks: Any) -> Iterator["_Call"]:
+        """Inside, a method of Keras runs: quietly but on the chief, as many steps at a time as its callbacks allow."""
+        listed = getattr(callbacks, "callbacks", None) or list(keras.tree.flatten(callbacks or []))
+        looked = self._announce(name, calls.look_at_batches(listed, training=name == "fit"))
+        passes = [] if given.get("kwargs", {}).get("_use_cached_eval_dataset") else calls.passes(given)
+        if None in passes:
+            raise InputError(
+                "How many batches a pass over the data has must be known. Received: a data set of unknown size. Give "
+                f"{'steps_per_epoch' if name == 'fit' else 'steps'}, or use tf.data.experimental.assert_cardinality."
+            )
+        if not self.strategy.is_chief:
+            given["verbose"] = 0
+        goes_on = any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in listed)
+        most = self.model.steps_per_execution if self.model.compiled else 1
+        kept, self._call = self._call, _Call(name, next(_numbers), list(passes), fresh=looked, goes_on=goes_on)
+        if name == "fit" and most == 1 and not looked:
+            self.model.steps_per_execution = calls.steps_at_a_time(passes[0], self._options.steps_per_call)
+        try:
+            yield self._call
+        finally:
+            self._call = kept
+            if self.model.compiled:
+                self.model.steps_per_execution = most
+
+    def _announce(self, name: str, looks: bool = False) -> bool:
+        return calls.announce(self.strategy.group, name, self._options.stall_shutdown_seconds, looks)
+
+    def _on_batch(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+        self._announce(name)
+        kept, self._call = self._call, _Call(name, next(_numbers), [], fresh=True, goes_on=False)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._call = kept
+
+    def _build(self, spec: Any) -> None:
+        """Creates every variable that there is not yet, and makes them equal on all processes."""
+        compilation = keras_internals.compilation(self.model)
+        predicts = self._call.name.startswith("predict")
+        if not predicts and self._functions is not None and self._functions[0] is compilation:
+            return
+        self._functions = None
+        with self.strategy.scope(), _must_fit(spec):
+            if not predicts:
+                keras_internals.build(self.model, spec)
+            elif not self.model.built:
+                x, *_ = keras.utils.unpack_x_y_sample_weight(spec)
+                self.model(keras.tree.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), x))
+        check_born_here(self.strategy, "model", self.model.variables)
+        self._make_equal(self.model.variables)
+        if not predicts:
+            check_born_here(self.strategy, "optimizer", self.model.optimizer.variables)
+            self._make_equal(self.model.optimizer.variables)
+            self._functions = compilation, Functions(self.model, self.strategy, self._options, spec)
+            self._functions[1].reset_metrics()
+
+    def _make_equal(self, variables: Any) -> None:
+        """Every process has the same variables, and from then on the same values in them."""
+        new = [variable for variable in variables if id(variable) not in self._are_equal]
+        described = {variable.path: f"{variable.dtype}{list(variable.shape)}" for variable in new}
+        self.strategy.group.agree("variables", described, "variable ")
+        self.strategy.synchronize(new)
+        self._are_equal.update(map(id, new))
+
+    def _average_statistics(self) -> None:
+        if self._functions is not None:
+            self._functions[1].average_statistics()
+
+    def _train(self, batches: Any) -> dict[str, Any]:
+        """Keras's `train_function`."""
+        batches = batches if isinstance(batches, Reading) else self._placed(next(iter(batches)))
+        _, functions = self._functions  # type: ignore[misc]  # built when the data was given
+        with _must_fit(functions.batch):
+            steps, more = functions.train(batches, self.model.steps_per_execution, self._step, self._call.goes_on)
+        self._step += steps
+        self._since_logged += steps
+        return self._logged(functions, batches, more)
+
+    def _test(self, batches: Any) -> dict[str, Any]:
+        """Keras's `test_function`."""
+        batches = batches if isinstance(batches, Reading) else self._placed(next(iter(batches)))
+        _, functions = self._functions  # type: ignore[misc]  # built when the data was given
+        with _must_fit(functions.batch):
+            steps, more = functions.test(batches, self.model.steps_per_execution)
+        self._since_logged += steps
+        return self._logged(functions, batches, more)
+
+    def _logged(self, functions: Functions, batches: Any, more: dict[str, Any]) -> dict[str, Any]:
+        """The logs; those of before where nobody looks, for they are asked of all replicas."""
+        ends = not isinstance(batches, Reading) or batches.at_end
+        if self._call.fresh or ends or not self._logs or self._since_logged >= _LOGGED_EVERY:
+            results = functions.logs()
+            # What a train_step returns is a metric's result or a value; a metric that it did not update is 0.
+            self._logs = {name: results.get(name) or value for name, value in more.items()} or results
+            self._since_logged = 0
+        return self._logs
+
+    def _predicted(self, data: Any) -> Any:
+        """Keras's `predict_function`."""
+        outputs = [self._predict(each if isinstance(each, Dealt) else self._placed(each)) for each in data]
+        return keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
+
+    def _placed(self, batch: Any) -> Any:
+        """A batch that is at hand, the same on every process, as `Strategy.run` takes it."""
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        given = [part for part in (x, y, weight) if part is not None]
+        whole = tf.nest.map_structure(tf.convert_to_tensor, tuple(given))
+        if self.strategy.cluster.size > 1:
+            found = checksum([leaf.numpy() for leaf in tf.nest.flatten(whole)])
+            self.strategy.group.agree("batch", {"batch": found}, f"{self._call.name}: the bytes of the ")
+        self._build(tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), whole))
+        shares = [part(whole, replica, self.strategy.replicas) for replica in self.strategy.local_replicas]
+        return self.strategy.per_replica(shares)
+
+
+class _Call(NamedTuple):
+    """A call of one of Keras's methods.
+
+    Attributes:
+      name: the method's.
+      number: of the call in this process.
+      passes: batches in a pass over each data set that Keras will ask for, in the order of its asking.
+      fresh: whether logs must be up to date behind each batch.
+      goes_on: whether a loss that is not finite is only logged.
+    """
+
+    name: str
+    number: int
+    passes: list[int | None]
+    fresh: bool
+    goes_on: bool
+
+
+def _suitable(strategy: Strategy) -> HasCollectives:
+    if not isinstance(strategy, HasCollectives) or strategy.global_view or strategy.compiles_replicas:
+        raise InputError(
+            "Keras's own fit runs on single, mirrored, multiworker and horovod. Received: "
+            f"{strategy.name}. Use tfdist.Trainer there."
+        )
+    return strategy
+
+
+def _must_fit(batch: Any) -> contextlib.AbstractContextManager:
+    """See `must_fit`; of data without labels nothing is said."""
+    if not (isinstance(batch, tuple) and len(batch) > 1):
+        return contextlib.nullcontext()
+    return must_fit(tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), batch))

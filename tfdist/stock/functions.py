@@ -1,0 +1,204 @@
+"""What one compilation of a model runs: its steps, evaluation and prediction on replicas, and its logs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.accepting import check_optimizer, default_loss_scale, without_loss_scale
+from tfdist.config import RunConfig
+from tfdist.data.batches import Dealt, count_rows
+from tfdist.errors import InputError, NotFiniteError
+from tfdist.gradients import Clip, parse_loss_scale
+from tfdist.kept import Kept
+from tfdist.loop import compile_loop, loop_on_the_host, not_finite
+from tfdist.metrics import KerasMetrics, Totals, check_sums, make_average_statistics, make_drain
+from tfdist.step import Settings, restore_without_rows
+from tfdist.steps import Compression, Steps
+from tfdist.stock.logs import Logs, look_at
+from tfdist.stock.loops import once, repeated
+from tfdist.stock.one_device import Replica, running
+from tfdist.stock.own_step import OwnStep
+from tfdist.stock.reading import Reading
+from tfdist.stock.replaced import overridden
+from tfdist.strategy import HasCollectives
+
+
+class Functions:
+    """The functions of a model that is compiled and built."""
+
+    def __init__(self, model: keras.Model, strategy: HasCollectives, options: RunConfig, batch: Any):
+        """Makes the state that they share.
+
+        Args:
+          model: compiled, and built for such batches.
+          strategy: where they run.
+          options: what becomes of gradients.
+          batch: structure of `tf.TensorSpec` of a batch.
+        """
+        check_sums([metric for metric in model.metrics if metric.variables])
+        self.model, self._strategy, self._options, self.batch = model, strategy, options, batch
+        self._metrics = KerasMetrics(model)
+        self._drain = make_drain(self._metrics, strategy)
+        self.average_statistics = make_average_statistics(model, strategy)
+        self._zero = _zeroed(self._metrics.variables, strategy)
+        self._totals = Totals()
+        self._training: _Steps | _OwnSteps | None = None
+        has_own_test = any(overridden(model, name) for name in ("test_step", "compute_metrics"))
+        shapes = look_at(model.test_step, batch) if has_own_test else {}
+        self._test_logs = Logs(shapes, strategy, Kept(strategy), "test_step")
+        self._tests = repeated(strategy, self._test), once(strategy, self._test)
+
+    def train(self, batches: Any, most: int, number: int, goes_on: bool) -> tuple[int, dict[str, Any]]:
+        """Makes steps.
+
+        Args:
+          batches: a `Reading`, or a `Dealt` for `Strategy.run`.
+          most: so many steps, unless the pass over the data ends before.
+          number: of the first step.
+          goes_on: whether to return the logs of a step that is not finite, instead of raising.
+
+        Returns:
+          How many steps were made, and what they add to the logs beside metrics.
+        """
+        if self._training is None:
+            has_own = any(overridden(self.model, name) for name in ("train_step", "compute_loss", "compute_metrics"))
+            self._training = (_OwnSteps if has_own else _Steps)(
+                self.model, self._strategy, self._options, self._metrics, self.batch
+            )
+        steps, more = self._training.go(batches, most, number)
+        bad = isinstance(more, NotFiniteError)
+        if bad and not goes_on:
+            raise more
+        return steps, {"loss": float("nan")} if bad else more
+
+    def test(self, batches: Any, most: int) -> tuple[int, dict[str, Any]]:
+        """Evaluates batches; takes and returns what `train` does."""
+        if not isinstance(batches, Reading):
+            self._tests[1](batches, 0)
+            return 1, self._test_logs.read()
+        steps = batches.ahead(most)
+        self._tests[0](batches.rows, 0, steps)
+        batches.took(steps)
+        return steps, self._test_logs.read()
+
+    def logs(self) -> dict[str, Any]:
+        """The metrics' results since they were reset."""
+        self._totals.add(self._drain())
+        return self._totals.results(self._metrics)
+
+    def reset_metrics(self) -> None:
+        """Metrics start anew."""
+        self._zero()
+        self._totals = Totals()
+        self._totals.add([np.zeros(variable.shape) for variable in self._metrics.variables])
+
+    def _test(self, dealt: Dealt, number: tf.Tensor) -> None:
+        """The model's `test_step` on one replica's rows."""
+        batch, batch_size = dealt
+        rows, variables = count_rows(batch), self._metrics.variables
+        before = [tf.identity(variable) for variable in variables]
+        with running(Replica(self._strategy.collectives, rows, batch_size)):
+            found = self.model.test_step(batch)
+        restore_without_rows(rows, variables, before)
+        self._test_logs.keep(found, rows, batch_size)
+
+
+class _Steps:
+    """The trainer's step."""
+
+    def __init__(
+        self, model: keras.Model, strategy: HasCollectives, options: RunConfig, metrics: KerasMetrics, batch: Any
+    ):
+        settings = _settings(model, strategy, options)
+        self._kept = Kept(strategy)
+        if settings.loss_scale:
+            self._kept.variables(settings.loss_scale.state())
+        self._scaled = settings.loss_scale is not None
+        self._model = model
+        self._steps = Steps(model, strategy, settings, _compression(options), self._kept, metrics)
+
+    def go(self, batches: Any, most: int, number: int) -> tuple[int, Any]:
+        read = isinstance(batches, Reading)
+        steps = batches.ahead(most) if read else 1
+        loop = self._steps.loop(None, compile_loop if read else loop_on_the_host)
+        rows = batches.rows if read else iter([batches])
+        result = loop(rows, tf.constant(number, tf.int64), tf.constant(steps), tf.constant(False))
+        if not bool(result.may_go_on):
+            losses = result.losses.numpy()
+            scale = float(self._kept.array("loss_scale/scale").values) if self._scaled else None
+            done = len(losses)
+            return done, not_finite(number + done - 1, losses[-1], result, self._model.trainable_variables, scale)
+        if read:
+            batches.took(steps)
+        return steps, {}
+
+
+class _OwnSteps:
+    """The model's own step."""
+
+    def __init__(
+        self, model: keras.Model, strategy: HasCollectives, options: RunConfig, metrics: KerasMetrics, batch: Any
+    ):
+        settings = _settings(model, strategy, options)
+        self._step = OwnStep(model, strategy, settings, _compression(options), Kept(strategy), metrics, batch)
+        self._repeated, self._once = repeated(strategy, self._step.run), once(strategy, self._step.run)
+
+    def go(self, batches: Any, most: int, number: int) -> tuple[int, Any]:
+        if not isinstance(batches, Reading):
+            self._once(batches, number)
+            return 1, self._checked(number)
+        steps = batches.ahead(most)
+        self._repeated(batches.rows, number, steps)
+        batches.took(steps)
+        return steps, self._checked(number + steps - 1)
+
+    def _checked(self, number: int) -> Any:
+        logs = self._step.logs.read()
+        bad = [name for name, value in logs.items() if not np.all(np.isfinite(value))]
+        if bad:
+            return NotFiniteError(f"What train_step returned is not finite at step {number}: {bad[0]}={logs[bad[0]]}.")
+        return logs
+
+
+def _settings(model: keras.Model, strategy: HasCollectives, options: RunConfig) -> Settings:
+    clip = Clip(norm=options.clip_norm, value=options.clip_value)
+    model.optimizer, taken = without_loss_scale(model.optimizer)
+    check_optimizer(model.optimizer, clip)
+    return Settings(
+        batch_size=None,
+        seed=options.seed,
+        jit_compile=options.jit_compile or (strategy.replicas == 1 and bool(model.jit_compile)),
+        micro_steps=options.accumulate_steps,
+        clip=clip,
+        loss_scale=parse_loss_scale(options.loss_scale) or taken or default_loss_scale(model),
+        max_skipped_steps=options.max_skipped_steps,
+    )
+
+
+def _compression(options: RunConfig) -> Compression:
+    found = Compression(
+        methods=options.compression,
+        min_bytes=options.compression_min_bytes,
+        bucket_bytes=int(options.bucket_mb * 2**20),
+    )
+    if found.choice:
+        raise InputError(
+            "Compression is chosen by measurement in tfdist's own trainer alone. Received: "
+            f"--compression={options.compression}. Name a method, or use `python -m tfdist.train`."
+        )
+    return found
+
+
+def _zeroed(variables: Sequence[keras.Variable], strategy: HasCollectives) -> Callable[[], None]:
+    def replica_function() -> None:
+        for variable in variables:
+            variable.assign(tf.zeros(variable.shape, variable.dtype))
+
+    @tf.function(autograph=False)
+    def zero() -> None:
+        strategy.run(replica_function)
+
+    return zero

@@ -1,0 +1,34 @@
+"""Compiled loops around a replica function that communicates by itself and changes variables, and returns nothing."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategy import HasCollectives
+
+ReplicaFunction = Callable[[Any, tf.Tensor], None]  # of a `Dealt` and the number of a step, scalar int64
+
+
+def repeated(strategy: HasCollectives, function: ReplicaFunction) -> Callable[[Iterator[Any], int, int], None]:
+    """Returns a function (rows, first step, steps) that runs a replica function for so many batches in one call."""
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def loop(rows: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor) -> None:
+        def body(done: tf.Tensor) -> tf.Tensor:
+            strategy.run(function, next(rows), first_step + tf.cast(done, tf.int64))
+            return done + 1
+
+        tf.while_loop(lambda done: done < steps, body, (tf.constant(0),), parallel_iterations=1)
+
+    return lambda rows, first_step, steps: loop(rows, tf.constant(first_step, tf.int64), tf.constant(steps))
+
+
+def once(strategy: HasCollectives, function: ReplicaFunction) -> Callable[[Any, int], None]:
+    """Returns a function (batch, step) that runs a replica function for one batch that is at hand."""
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def run(batch: Any, step: tf.Tensor) -> None:
+        strategy.run(function, batch, step)
+
+    return lambda batch, step: run(batch, tf.constant(step, tf.int64))

@@ -1,0 +1,151 @@
+"""A step of a model that has a `train_step` or a `compute_loss` of its own: its code runs as it is, on each replica's rows.
+
+Where it applies gradients they are summed over replicas first, each replica's weighted by its rows; see
+`tfdist.stock.one_device` for what is assumed of its losses. It may apply several times, by several optimizers. A step that
+is not finite cannot be taken back.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals, randomness
+from tfdist.data.batches import Dealt, count_rows
+from tfdist.errors import InputError
+from tfdist.gradients import Reducer
+from tfdist.kept import Kept
+from tfdist.metrics import ModelMetrics
+from tfdist.step import Settings, restore_without_rows
+from tfdist.steps import Compression
+from tfdist.stock.logs import Logs, look_at
+from tfdist.stock.one_device import Apply, Replica, running
+from tfdist.strategy import HasCollectives
+
+
+class _Application(NamedTuple):
+    """One call of an optimizer's `apply` in a step."""
+
+    optimizer: keras.Optimizer
+    variables: list[keras.Variable]
+    has_gradient: list[bool]
+
+
+class _Reduction(NamedTuple):
+    """How the gradients of one application are summed, and what that keeps from step to step."""
+
+    reducer: Reducer
+    state: list[tf.Variable]
+
+
+class OwnStep:
+    """The replica function that runs a model's own `train_step`.
+
+    Attributes:
+      logs: what the last step returned.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: HasCollectives,
+        settings: Settings,
+        compression: Compression,
+        kept: Kept,
+        metrics: ModelMetrics,
+        batch: Any,
+    ):
+        """Looks at what the model's code does with one batch.
+
+        Args:
+          model: compiled and built.
+          strategy: where it runs.
+          settings: without micro-steps and loss scale.
+          compression: how gradients are summed.
+          kept: where state is.
+          metrics: of the model.
+          batch: structure of `tf.TensorSpec` of a batch.
+        """
+        if settings.micro_steps > 1 or settings.loss_scale:
+            raise InputError(
+                "A train_step or compute_loss of the model's own takes its batch as one, in float32 or bfloat16. Received: "
+                f"accumulate_steps={settings.micro_steps}, loss_scale={settings.loss_scale}. Leave them out."
+            )
+        self._model, self._strategy, self._settings = model, strategy, settings
+        self._seeds = randomness.seed_states(model)
+        self._restored = [*keras_internals.moving_statistics(model), *metrics.variables]
+        applications: list[_Application] = []
+
+        def apply(
+            original: Any, optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[Any]
+        ) -> None:
+            applications.append(_Application(optimizer, list(variables), [g is not None for g in gradients]))
+
+        self.logs = Logs(look_at(model.train_step, batch, apply), strategy, kept, "train_step")
+        for optimizer, variables, _ in applications:
+            if not optimizer.built:
+                with strategy.scope():
+                    optimizer.build(variables)
+            strategy.synchronize(optimizer.variables)
+        self._reductions = [_reduction(each, compression, kept) for each in applications]
+
+    def run(self, dealt: Dealt, number: tf.Tensor) -> None:
+        """One step. A replica function.
+
+        Args:
+          dealt: the replica's rows.
+          number: scalar int64; steps made so far.
+        """
+        batch, batch_size = dealt
+        rows, collectives = count_rows(batch), self._strategy.collectives
+        before = [tf.identity(variable) for variable in self._restored]
+        randomness.reseed(self._seeds, self._settings.seed, number, collectives.rank)
+        part = tf.cast(rows, _floatx()) / tf.cast(batch_size, _floatx())
+        with running(Replica(collectives, rows, batch_size, self._applying(part))):
+            logs = self._model.train_step(batch)
+        restore_without_rows(rows, self._restored, before)
+        self.logs.keep(logs, rows, batch_size)
+
+    def _applying(self, part: tf.Tensor) -> Apply:
+        turns = itertools.count()
+
+        def apply(
+            original: Callable[..., Any],
+            optimizer: keras.Optimizer,
+            gradients: Sequence[Any],
+            variables: Sequence[keras.Variable],
+        ) -> None:
+            turn = next(turns)
+            reducer, state = self._reductions[turn]
+            found = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+            weighted = [tf.math.multiply_no_nan(_dense(g, v), tf.cast(part, g.dtype)) for g, v in found]
+            values = [tf.convert_to_tensor(variable) for variable in state]
+            reduced = reducer.reduce(weighted, values, self._strategy.collectives, name=f"gradients/{turn}")
+            clipped = self._settings.clip(reduced.totals, _norm(reduced.totals))
+            with running(None):  # what follows is not the model's code
+                self._strategy.apply(optimizer, clipped, [v for _, v in found])
+            for variable, value in zip(state, reduced.state, strict=True):
+                variable.assign(value)
+
+        return apply
+
+
+def _reduction(application: _Application, compression: Compression, kept: Kept) -> _Reduction:
+    with_gradient = itertools.compress(application.variables, application.has_gradient)
+    specs = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in with_gradient]
+    reducer = compression.reducer(specs, {}, frozenset())
+    return _Reduction(reducer, kept.variables(reducer.state(specs)))
+
+
+def _norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.sqrt(tf.add_n([tf.cast(tf.reduce_sum(tf.square(g)), _floatx()) for g in gradients]))
+
+
+def _dense(gradient: Any, variable: keras.Variable) -> tf.Tensor:
+    return tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
+
+
+def _floatx() -> tf.DType:
+    return tf.as_dtype(keras.config.floatx())

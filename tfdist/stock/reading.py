@@ -1,0 +1,92 @@
+"""Keras's batches on their way to replicas: Keras makes the global batches, and their rows are dealt."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data.batches import NOTE_EVERY, dealt
+from tfdist.errors import InputError
+from tfdist.strategy import Strategy
+
+
+class GlobalBatches:
+    """A data set of global batches, the same on every process; each pass over it is a `Reading`."""
+
+    def __init__(self, batches: tf.data.Dataset, strategy: Strategy, name: str, in_a_pass: int | None):
+        """Args: batches: as Keras makes them; name: of the call that reads them; in_a_pass: how many steps a pass has."""
+        self._batches = batches
+        self._strategy = strategy
+        self._name = name
+        self._in_a_pass = in_a_pass
+        self._passes = 0
+        self._notes: dict[int, int] = {}
+        self._dealt = functools.cache(self._deal)  # traced once, read in each pass
+
+    def __iter__(self) -> "Reading":
+        """Begins a pass; there is one at a time."""
+        self._passes += 1
+        self._notes.clear()
+        rows = self._strategy.distribute(lambda replicas, size: self._dealt(tuple(replicas), size))
+        return Reading(rows, self._notes, self._strategy, f"{self._name}/{self._passes}", self._in_a_pass)
+
+    def _deal(self, replicas: tuple[int, ...], size: int) -> tf.data.Dataset:
+        several = self._strategy.cluster.size > 1
+        return dealt(self._batches, replicas, size, self._notes.__setitem__ if several else None)
+
+
+class Reading:
+    """An iterator over what `Strategy.run` takes: this process's replicas' rows of each global batch.
+
+    Attributes:
+      rows: the engine's own iterator over them.
+    """
+
+    def __init__(
+        self, rows: Iterator[Any], notes: dict[int, int], strategy: Strategy, name: str, in_a_pass: int | None
+    ):
+        self.rows = rows
+        self._notes = notes
+        self._strategy = strategy
+        self._name = name
+        self._in_a_pass = in_a_pass
+        self._taken = 0
+        self._compared = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        """Itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch's rows."""
+        found = next(self.rows)
+        self.took(1)
+        return found
+
+    def ahead(self, most: int) -> int:
+        """How many batches to take now, up to `most`, so that a pass ends with a call."""
+        if self._in_a_pass is None:
+            return most
+        return min(most, self._in_a_pass - self._taken % self._in_a_pass)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether a pass over the data is complete."""
+        return self._in_a_pass is not None and self._taken % self._in_a_pass == 0
+
+    def took(self, count: int) -> None:
+        """So many more batches were taken: those that are noted must be the same on every process."""
+        self._taken += count
+        while self._strategy.cluster.size > 1 and self._compared < self._taken:
+            self._compare(self._compared)
+            self._compared += NOTE_EVERY
+
+    def _compare(self, number: int) -> None:
+        everyone = self._strategy.group.gather(f"batch/{self._name}/{number}", self._notes.pop(number))
+        if len(set(everyone)) > 1:
+            raise InputError(
+                "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. Received: "
+                f"batch {number} of {self._name} is not the same on all {len(everyone)}. Call keras.utils.set_random_seed "
+                "before the data is shuffled, and leave out sharding by rank."
+            )
