@@ -56,11 +56,12 @@ class Side:
     def parse(cls, text: str) -> "Side":
         """Reads a side; raises `SystemExit` with one line if it is not known or cannot run here."""
         name, *flags = shlex.split(text)
-        if name == "tfdist":
+        if name in ("tfdist", "fit"):
             said = dict(re.findall(r"--(strategy|devices)=(\w+)", text))
             launcher = _LAUNCHERS.get(said.get("strategy", ""), "")
             replicas = RANKS if launcher else int(said.get("devices", 1))
-            return cls(text, (sys.executable, str(HERE / "trained.py"), f"--replicas={replicas}", *flags), launcher)
+            program = HERE / ("trained.py" if name == "tfdist" else "fitted.py")
+            return cls(text, (sys.executable, str(program), f"--replicas={replicas}", *flags), launcher)
         if name == "ddp" and PEERS.exists():
             return cls(text, (str(PEERS), str(HERE / "ddp.py"), *flags), _LAUNCHERS[name])
         if name == "ddp":
@@ -69,7 +70,7 @@ class Side:
             return cls(text, (sys.executable, str(HERE / "dtensor.py"), *flags), "")
         if name in BY_HAND:
             return cls(text, (sys.executable, str(HERE / "by_hand.py"), name, *flags), _LAUNCHERS.get(name, ""))
-        raise SystemExit(f"{name} is not a side. Known: tfdist, ddp, dtensor, {', '.join(BY_HAND)}.")
+        raise SystemExit(f"{name} is not a side. Known: tfdist, fit, ddp, dtensor, {', '.join(BY_HAND)}.")
 
     def run(self, workload: str, watch: stopwatch.Stopwatch, deadline: float) -> Run:
         """Starts the side's processes, waits for them and reads the result; raises `SideFailed`."""

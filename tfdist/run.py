@@ -12,8 +12,6 @@ from tfdist import command, flags, startup
 from tfdist.config import RunConfig
 from tfdist.errors import ExitCode, InputError
 
-OWN_FLAGS = ("intra_op_threads",)
-
 
 def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
     """Runs a script in a strategy's scope.
@@ -35,7 +33,7 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
 
     if config.precision != "float32":
         keras.config.set_dtype_policy(config.precision)
-    with opening.opened_strategy(config, OWN_FLAGS, config.stall_shutdown_seconds) as (config, _, strategy):
+    with opening.opened_strategy(config, stock.OWN_FLAGS, config.stall_shutdown_seconds) as (config, _, strategy):
         keras.utils.set_random_seed(config.seed)
         with strategy.scope(), stock.attach_all(lambda model: stock.Distributed(model, strategy, config)):
             run_script(script, arguments)

@@ -14,12 +14,13 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals, loss, randomness
-from tfdist.collectives import Collectives, OneReplica, Recording
+from tfdist.collectives import Collectives, OneReplica, Recording, using
 from tfdist.data.batches import Dealt, count_rows
 from tfdist.fitting import not_compilable
 from tfdist.gradients import Clip, LossScale, Reducer, accumulated, unscaled
 from tfdist.kept import Kept
 from tfdist.metrics import ModelMetrics, Share
+from tfdist.plans import agree_on_plan
 from tfdist.strategy import HasCollectives
 
 _log = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class Step:
         self._state = kept.variables(reducer.state(specs(model)))
         self._scale = kept.variables(settings.loss_scale.state()) if settings.loss_scale else []
         self._restored = [*keras_internals.moving_statistics(model), *metrics.variables]
+        self._spoken = Recording(self._collectives)
         self.sent: Recording | None = None
 
     def compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
@@ -110,6 +112,11 @@ class Step:
           step: scalar int64; steps made so far.
           with_norm: scalar bool; whether the global norm is wanted, which costs a pass over the gradients.
         """
+        self._spoken = Recording(self._collectives)  # of the last trace: what one replica says
+        with using(self._spoken):
+            return self._computed(batch, step, with_norm)
+
+    def _computed(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
         arrived = self._now(batch)
         is_dealt = isinstance(batch, Dealt)
         batch, batch_size = batch if is_dealt else (batch, self.settings.batch_size)
@@ -120,7 +127,7 @@ class Step:
             gradients = self._of_rows(count_rows(batch), gradients, before)
         busy = self._now(gradients) - arrived
         state = [tf.convert_to_tensor(variable) for variable in self._state]
-        self.sent = Recording(self._collectives)  # of the last trace: what one replica hands over
+        self.sent = Recording(self._spoken)  # what of it are gradients
         reduced = self._reducer.reduce([*gradients, value], state, self.sent, name="gradients")
         *whole, value = reduced.totals
         # A sum shows an inf or a NaN anywhere in a witness, in one pass.
@@ -167,7 +174,12 @@ class Step:
         return tf.logical_or(finite, skipped_in_a_row < self.settings.max_skipped_steps)
 
     def unused(self) -> frozenset[int]:
-        """The variables that no replica of the job has a gradient for; called when `compute` has been traced."""
+        """The variables that no replica of the job has a gradient for; called when `compute` has been traced.
+
+        Raises:
+          InputError: replicas of other processes are about to say something else.
+        """
+        agree_on_plan(self._strategy.group, self._spoken.calls)
         mine = frozenset.intersection(*self._without_gradient) if self._without_gradient else frozenset()
         everyone = self._strategy.group.gather("step/without_gradient", sorted(mine))
         unused = frozenset.intersection(*(frozenset(indices) for indices in everyone))
@@ -189,7 +201,7 @@ class Step:
             with keras.StatelessScope(state_mapping=values):  # metrics of layers must not count it
                 outputs = self._strategy.by_rows(self._model(x, training=False))
         parts = loss.terms(self._model, y, outputs, weight)
-        totals = loss.totals(parts, batch_size, self._collectives)
+        totals = loss.totals(parts, batch_size, self._spoken)
         return accumulated(
             lambda rows: self._micro_step(differentiate, self._strategy.by_rows(rows), batch_size, totals),
             batch,
@@ -260,7 +272,7 @@ class Step:
         outputs = self._strategy.by_rows(self._model(x, training=True))
         parts = loss.terms(self._model, y, outputs, weight)
         if totals is None:
-            totals = loss.totals(parts, batch_size, self._collectives)
+            totals = loss.totals(parts, batch_size, self._spoken)
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
         value = loss.training_loss(self._model, parts, totals, rows, batch_size=batch_size)
         return Share(value, loss.shares_of(parts, totals), rows, batch_size), outputs

@@ -5,6 +5,7 @@ is what reads the batches and what runs a step: that is the trainer's.
 """
 
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -20,12 +21,13 @@ from tfdist.errors import InputError
 from tfdist.fitting import must_fit
 from tfdist.recomputing import recompute
 from tfdist.stock import calls
-from tfdist.stock.functions import Functions
+from tfdist.stock.functions import Functions, Made
 from tfdist.stock.prediction import predicting
 from tfdist.stock.reading import GlobalBatches, Reading
 from tfdist.strategy import HasCollectives, Strategy
 
 Original = Callable[..., Any]  # Keras's own method of the model
+OWN_FLAGS = ("intra_op_threads",)  # that may differ between processes
 _numbers = itertools.count(1)
 _LOGGED_EVERY = 10  # steps between two looks at the metrics, where no callback looks at batches
 
@@ -36,6 +38,8 @@ class Distributed:
     def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig):
         """Args: model: made under the strategy's scope; options: what becomes of its gradients."""
         self.strategy = _suitable(strategy)
+        shared = {f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in OWN_FLAGS}
+        strategy.group.agree("flags", shared)
         check_born_here(strategy, "model", model.variables)
         keras_internals.leave_strategy(model)
         recompute(model, options.recompute)
@@ -111,7 +115,7 @@ class Distributed:
 
     def get_metrics_result(self, original: Original) -> dict[str, Any]:
         """The metrics of all replicas."""
-        return original() if self._functions is None else self._functions[1].logs()
+        return original() if self._functions is None else self._functions[1].results()
 
     @property
     def distribute_strategy(self) -> "Distributed":
@@ -201,28 +205,24 @@ class Distributed:
         batches = batches if isinstance(batches, Reading) else self._placed(next(iter(batches)))
         _, functions = self._functions  # type: ignore[misc]  # built when the data was given
         with _must_fit(functions.batch):
-            steps, more = functions.train(batches, self.model.steps_per_execution, self._step, self._call.goes_on)
-        self._step += steps
-        self._since_logged += steps
-        return self._logged(functions, batches, more)
+            made = functions.train(batches, self.model.steps_per_execution, self._step, self._call.goes_on)
+        self._step += made.steps
+        return self._logged(functions, batches, made)
 
     def _test(self, batches: Any) -> dict[str, Any]:
         """Keras's `test_function`."""
         batches = batches if isinstance(batches, Reading) else self._placed(next(iter(batches)))
         _, functions = self._functions  # type: ignore[misc]  # built when the data was given
         with _must_fit(functions.batch):
-            steps, more = functions.test(batches, self.model.steps_per_execution)
-        self._since_logged += steps
-        return self._logged(functions, batches, more)
+            made = functions.test(batches, self.model.steps_per_execution)
+        return self._logged(functions, batches, made)
 
-    def _logged(self, functions: Functions, batches: Any, more: dict[str, Any]) -> dict[str, Any]:
+    def _logged(self, functions: Functions, batches: Any, made: Made) -> dict[str, Any]:
         """The logs; those of before where nobody looks, for they are asked of all replicas."""
+        self._since_logged += made.steps
         ends = not isinstance(batches, Reading) or batches.at_end
         if self._call.fresh or ends or not self._logs or self._since_logged >= _LOGGED_EVERY:
-            results = functions.logs()
-            # What a train_step returns is a metric's result or a value; a metric that it did not update is 0.
-            self._logs = {name: results.get(name) or value for name, value in more.items()} or results
-            self._since_logged = 0
+            self._logs, self._since_logged = functions.logs(made), 0
         return self._logs
 
     def _predicted(self, data: Any) -> Any:

@@ -1,13 +1,14 @@
 """What one compilation of a model runs: its steps, evaluation and prediction on replicas, and its logs."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist.accepting import check_optimizer, default_loss_scale, without_loss_scale
+from tfdist.collectives import Recording, using
 from tfdist.config import RunConfig
 from tfdist.data.batches import Dealt, count_rows
 from tfdist.errors import InputError, NotFiniteError
@@ -15,6 +16,7 @@ from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.kept import Kept
 from tfdist.loop import compile_loop, loop_on_the_host, not_finite
 from tfdist.metrics import KerasMetrics, Totals, check_sums, make_average_statistics, make_drain
+from tfdist.plans import agree_on_plan
 from tfdist.step import Settings, restore_without_rows
 from tfdist.steps import Compression, Steps
 from tfdist.stock.logs import Logs, look_at
@@ -45,53 +47,62 @@ class Functions:
         self.average_statistics = make_average_statistics(model, strategy)
         self._zero = _zeroed(self._metrics.variables, strategy)
         self._totals = Totals()
+        self._failed = False
         self._training: _Steps | _OwnSteps | None = None
+        self._spoken = Recording(strategy.collectives)
         has_own_test = any(overridden(model, name) for name in ("test_step", "compute_metrics"))
         shapes = look_at(model.test_step, batch) if has_own_test else {}
         self._test_logs = Logs(shapes, strategy, Kept(strategy), "test_step")
-        self._tests = repeated(strategy, self._test), once(strategy, self._test)
+        self._tests = repeated(strategy, self._test, self._test_traced), once(strategy, self._test, self._test_traced)
 
-    def train(self, batches: Any, most: int, number: int, goes_on: bool) -> tuple[int, dict[str, Any]]:
+    def train(self, batches: Any, most: int, number: int, goes_on: bool) -> "Made":
         """Makes steps.
 
         Args:
           batches: a `Reading`, or a `Dealt` for `Strategy.run`.
           most: so many steps, unless the pass over the data ends before.
           number: of the first step.
-          goes_on: whether to return the logs of a step that is not finite, instead of raising.
-
-        Returns:
-          How many steps were made, and what they add to the logs beside metrics.
+          goes_on: whether to return after a step that is not finite, instead of raising.
         """
         if self._training is None:
             has_own = any(overridden(self.model, name) for name in ("train_step", "compute_loss", "compute_metrics"))
             self._training = (_OwnSteps if has_own else _Steps)(
                 self.model, self._strategy, self._options, self._metrics, self.batch
             )
-        steps, more = self._training.go(batches, most, number)
-        bad = isinstance(more, NotFiniteError)
-        if bad and not goes_on:
-            raise more
-        return steps, {"loss": float("nan")} if bad else more
+        made = self._training.go(batches, most, number)
+        if made.failure and not goes_on:
+            raise made.failure
+        self._failed = self._failed or made.failure is not None
+        return made
 
-    def test(self, batches: Any, most: int) -> tuple[int, dict[str, Any]]:
+    def test(self, batches: Any, most: int) -> "Made":
         """Evaluates batches; takes and returns what `train` does."""
         if not isinstance(batches, Reading):
             self._tests[1](batches, 0)
-            return 1, self._test_logs.read()
+            return Made(1, self._test_logs.read())
         steps = batches.ahead(most)
         self._tests[0](batches.rows, 0, steps)
         batches.took(steps)
-        return steps, self._test_logs.read()
+        return Made(steps, self._test_logs.read())
 
-    def logs(self) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
         """The metrics' results since they were reset."""
         self._totals.add(self._drain())
-        return self._totals.results(self._metrics)
+        found = self._totals.results(self._metrics)
+        return found | {"loss": float("nan")} if self._failed else found
+
+    def logs(self, made: "Made") -> dict[str, Any]:
+        """What Keras is told behind steps: the metrics' results, or what the model's own step returned."""
+        results = self.results()
+        if made.failure:
+            return {**results, **made.returned}
+        # What a step returns is a metric's result or a value; a metric that it did not update is 0.
+        return {name: results.get(name) or value for name, value in made.returned.items()} or results
 
     def reset_metrics(self) -> None:
         """Metrics start anew."""
         self._zero()
+        self._failed = False
         self._totals = Totals()
         self._totals.add([np.zeros(variable.shape) for variable in self._metrics.variables])
 
@@ -100,10 +111,28 @@ class Functions:
         batch, batch_size = dealt
         rows, variables = count_rows(batch), self._metrics.variables
         before = [tf.identity(variable) for variable in variables]
-        with running(Replica(self._strategy.collectives, rows, batch_size)):
+        self._spoken = Recording(self._strategy.collectives)  # of the last trace
+        with using(self._spoken), running(Replica(self._spoken, rows, batch_size)):
             found = self.model.test_step(batch)
         restore_without_rows(rows, variables, before)
         self._test_logs.keep(found, rows, batch_size)
+
+    def _test_traced(self) -> None:
+        agree_on_plan(self._strategy.group, self._spoken.calls)
+
+
+class Made(NamedTuple):
+    """Steps that were made.
+
+    Attributes:
+      steps: how many.
+      returned: what the model's own step returned last; empty where it has none.
+      failure: what to raise if the last one was not finite.
+    """
+
+    steps: int
+    returned: Mapping[str, Any] = {}
+    failure: NotFiniteError | None = None
 
 
 class _Steps:
@@ -120,20 +149,20 @@ class _Steps:
         self._model = model
         self._steps = Steps(model, strategy, settings, _compression(options), self._kept, metrics)
 
-    def go(self, batches: Any, most: int, number: int) -> tuple[int, Any]:
+    def go(self, batches: Any, most: int, number: int) -> Made:
         read = isinstance(batches, Reading)
         steps = batches.ahead(most) if read else 1
         loop = self._steps.loop(None, compile_loop if read else loop_on_the_host)
         rows = batches.rows if read else iter([batches])
         result = loop(rows, tf.constant(number, tf.int64), tf.constant(steps), tf.constant(False))
-        if not bool(result.may_go_on):
-            losses = result.losses.numpy()
-            scale = float(self._kept.array("loss_scale/scale").values) if self._scaled else None
-            done = len(losses)
-            return done, not_finite(number + done - 1, losses[-1], result, self._model.trainable_variables, scale)
+        losses = result.losses.numpy()  # fewer than steps if one was not finite
         if read:
-            batches.took(steps)
-        return steps, {}
+            batches.took(len(losses))
+        if bool(result.may_go_on):
+            return Made(len(losses))
+        scale = float(self._kept.array("loss_scale/scale").values) if self._scaled else None
+        last, variables = number + len(losses) - 1, self._model.trainable_variables
+        return Made(len(losses), failure=not_finite(last, losses[-1], result, variables, scale))
 
 
 class _OwnSteps:
@@ -144,23 +173,29 @@ class _OwnSteps:
     ):
         settings = _settings(model, strategy, options)
         self._step = OwnStep(model, strategy, settings, _compression(options), Kept(strategy), metrics, batch)
-        self._repeated, self._once = repeated(strategy, self._step.run), once(strategy, self._step.run)
+        self._repeated = repeated(strategy, self._step.run, self._step.traced)
+        self._once = once(strategy, self._step.run, self._step.traced)
 
-    def go(self, batches: Any, most: int, number: int) -> tuple[int, Any]:
+    def go(self, batches: Any, most: int, number: int) -> Made:
         if not isinstance(batches, Reading):
             self._once(batches, number)
-            return 1, self._checked(number)
+            return self._made(1, number)
         steps = batches.ahead(most)
         self._repeated(batches.rows, number, steps)
         batches.took(steps)
-        return steps, self._checked(number + steps - 1)
+        return self._made(steps, number)
 
-    def _checked(self, number: int) -> Any:
+    def _made(self, steps: int, first: int) -> Made:
         logs = self._step.logs.read()
         bad = [name for name, value in logs.items() if not np.all(np.isfinite(value))]
-        if bad:
-            return NotFiniteError(f"What train_step returned is not finite at step {number}: {bad[0]}={logs[bad[0]]}.")
-        return logs
+        if not bad:
+            return Made(steps, logs)
+        last = first + steps - 1
+        return Made(
+            steps,
+            logs,
+            NotFiniteError(f"What train_step returned is not finite at step {last}: {bad[0]}={logs[bad[0]]}."),
+        )
 
 
 def _settings(model: keras.Model, strategy: HasCollectives, options: RunConfig) -> Settings:

@@ -10,13 +10,22 @@ from tfdist.strategy import HasCollectives
 ReplicaFunction = Callable[[Any, tf.Tensor], None]  # of a `Dealt` and the number of a step, scalar int64
 
 
-def repeated(strategy: HasCollectives, function: ReplicaFunction) -> Callable[[Iterator[Any], int, int], None]:
-    """Returns a function (rows, first step, steps) that runs a replica function for so many batches in one call."""
+def repeated(
+    strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[], None]
+) -> Callable[[Iterator[Any], int, int], None]:
+    """Returns a function (rows, first step, steps) that runs a replica function for so many batches in one call.
+
+    Args:
+      strategy: where it runs.
+      function: runs on each replica.
+      traced: called whenever the function has been traced, before it runs.
+    """
 
     @tf.function(autograph=False, reduce_retracing=True)
     def loop(rows: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor) -> None:
         def body(done: tf.Tensor) -> tf.Tensor:
             strategy.run(function, next(rows), first_step + tf.cast(done, tf.int64))
+            traced()
             return done + 1
 
         tf.while_loop(lambda done: done < steps, body, (tf.constant(0),), parallel_iterations=1)
@@ -24,11 +33,12 @@ def repeated(strategy: HasCollectives, function: ReplicaFunction) -> Callable[[I
     return lambda rows, first_step, steps: loop(rows, tf.constant(first_step, tf.int64), tf.constant(steps))
 
 
-def once(strategy: HasCollectives, function: ReplicaFunction) -> Callable[[Any, int], None]:
-    """Returns a function (batch, step) that runs a replica function for one batch that is at hand."""
+def once(strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[], None]) -> Callable[[Any, int], None]:
+    """As `repeated`; returns a function (batch, step) for one batch that is at hand."""
 
     @tf.function(autograph=False, reduce_retracing=True)
     def run(batch: Any, step: tf.Tensor) -> None:
         strategy.run(function, batch, step)
+        traced()
 
     return lambda batch, step: run(batch, tf.constant(step, tf.int64))

@@ -13,11 +13,13 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals, randomness
+from tfdist.collectives import Collectives, Recording, using
 from tfdist.data.batches import Dealt, count_rows
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.kept import Kept
 from tfdist.metrics import ModelMetrics
+from tfdist.plans import agree_on_plan
 from tfdist.step import Settings, restore_without_rows
 from tfdist.steps import Compression
 from tfdist.stock.logs import Logs, look_at
@@ -74,6 +76,7 @@ class OwnStep:
                 f"accumulate_steps={settings.micro_steps}, loss_scale={settings.loss_scale}. Leave them out."
             )
         self._model, self._strategy, self._settings = model, strategy, settings
+        self._spoken = Recording(strategy.collectives)
         self._seeds = randomness.seed_states(model)
         self._restored = [*keras_internals.moving_statistics(model), *metrics.variables]
         applications: list[_Application] = []
@@ -99,16 +102,21 @@ class OwnStep:
           number: scalar int64; steps made so far.
         """
         batch, batch_size = dealt
-        rows, collectives = count_rows(batch), self._strategy.collectives
+        rows = count_rows(batch)
+        self._spoken = collectives = Recording(self._strategy.collectives)  # of the last trace
         before = [tf.identity(variable) for variable in self._restored]
         randomness.reseed(self._seeds, self._settings.seed, number, collectives.rank)
         part = tf.cast(rows, _floatx()) / tf.cast(batch_size, _floatx())
-        with running(Replica(collectives, rows, batch_size, self._applying(part))):
+        with using(collectives), running(Replica(collectives, rows, batch_size, self._applying(part, collectives))):
             logs = self._model.train_step(batch)
         restore_without_rows(rows, self._restored, before)
         self.logs.keep(logs, rows, batch_size)
 
-    def _applying(self, part: tf.Tensor) -> Apply:
+    def traced(self) -> None:
+        """Compares what replicas are about to say with other processes; called when `run` has been traced."""
+        agree_on_plan(self._strategy.group, self._spoken.calls)
+
+    def _applying(self, part: tf.Tensor, collectives: Collectives) -> Apply:
         turns = itertools.count()
 
         def apply(
@@ -122,7 +130,7 @@ class OwnStep:
             found = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
             weighted = [tf.math.multiply_no_nan(_dense(g, v), tf.cast(part, g.dtype)) for g, v in found]
             values = [tf.convert_to_tensor(variable) for variable in state]
-            reduced = reducer.reduce(weighted, values, self._strategy.collectives, name=f"gradients/{turn}")
+            reduced = reducer.reduce(weighted, values, collectives, name=f"gradients/{turn}")
             clipped = self._settings.clip(reduced.totals, _norm(reduced.totals))
             with running(None):  # what follows is not the model's code
                 self._strategy.apply(optimizer, clipped, [v for _, v in found])

@@ -1,0 +1,82 @@
+"""The side `fit`: Keras's own `fit` of a workload, plain or under this library with any flags of `python -m tfdist.run`.
+
+    python benchmarks/fitted.py --plain
+    python benchmarks/fitted.py --strategy=horovod ...
+
+A call is an epoch, as Keras's callbacks see it.
+"""
+
+import argparse
+import contextlib
+import sys
+import time
+
+import keras
+import stopwatch
+from workload import LEARNING_RATE, WORKLOADS, arrays
+
+from tfdist import command, flags, models, opening, stock
+from tfdist.config import RunConfig
+
+
+class Epochs(keras.callbacks.Callback):
+    """Notes when each epoch ended."""
+
+    def __init__(self) -> None:
+        """Notes nothing yet."""
+        super().__init__()
+        self.at: list[float] = []
+        self.loss = float("nan")
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """See base class."""
+        self.at.append(time.perf_counter())
+        self.loss = float((logs or {})["loss"])
+
+
+def fit(workload: str, batch_size: int, watch: stopwatch.Stopwatch) -> tuple[list[float], float]:
+    """Fits a workload's model as a script does; returns the seconds a step of each epoch that counts, and the last loss."""
+    chosen = WORKLOADS[workload]
+    x, y = arrays(workload, batch_size * watch.wait)
+    keras.utils.set_random_seed(0)
+    model = models.build(chosen.model, chosen.shape, chosen.classes)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(LEARNING_RATE), loss)
+    epochs = Epochs()
+    model.fit(x, y, batch_size=batch_size, epochs=watch.warm_calls + 1 + watch.calls, verbose=0, callbacks=[epochs])
+    seconds = [(b - a) / watch.wait for a, b in zip(epochs.at, epochs.at[1:], strict=False)]
+    return seconds[watch.warm_calls :], epochs.loss
+
+
+def under_tfdist(config: RunConfig, given: argparse.Namespace) -> None:
+    """As `python -m tfdist.run` runs a script."""
+    with opening.opened_strategy(config, stock.OWN_FLAGS) as (config, _, strategy), contextlib.ExitStack() as on:
+        on.enter_context(strategy.scope())
+        on.enter_context(stock.attach_all(lambda model: stock.Distributed(model, strategy, config)))
+        seconds, loss = fit(given.workload, _rows(given), stopwatch.from_arguments(given))
+        chief = strategy.is_chief
+    if chief:
+        stopwatch.tell(seconds, loss)
+
+
+def _rows(given: argparse.Namespace) -> int:
+    return WORKLOADS[given.workload].rows * given.replicas
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plain", action="store_true", help="Keras alone")
+    parser.add_argument("--replicas", type=int, default=1, help="of the whole job, for the global batch")
+    stopwatch.add_arguments(parser)
+    known, rest = parser.parse_known_args()
+    if known.plain:
+        stopwatch.tell(*fit(known.workload, _rows(known), stopwatch.from_arguments(known)))
+        sys.exit()
+    sys.exit(
+        command.run(
+            "run",
+            lambda values: flags.define(values, RunConfig),
+            lambda values: under_tfdist(flags.config(values, RunConfig), known),
+            ["fitted", *rest],
+        )
+    )
