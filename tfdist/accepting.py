@@ -38,14 +38,18 @@ def default_loss_scale(model: keras.Model) -> LossScale | None:
     return LossScale() if half else None
 
 
-def check_optimizer(optimizer: keras.Optimizer, clip: Clip) -> None:
-    """Raises `InputError` for an optimizer that would do by itself what a step does, or is wrapped by another library."""
+def check_not_wrapped(optimizer: keras.Optimizer) -> None:
+    """Raises `InputError` for an optimizer that sums gradients over Horovod's ranks by itself, or means to."""
     wrapper = next((kind for kind in type(optimizer).__mro__ if kind.__module__.startswith(_WRAPPERS)), None)
     if wrapper is not None:
         raise InputError(
             f"Gradients are summed over replicas once. Received: an optimizer wrapped by {wrapper.__module__}. "
             "Pass Keras's own optimizer, without `DistributedOptimizer` around it."
         )
+
+
+def check_optimizer(optimizer: keras.Optimizer, clip: Clip) -> None:
+    """Raises `InputError` for an optimizer that would do by itself what a step does."""
     refused = {name: getattr(optimizer, name, None) for name in _REFUSED}
     found = [name for name, value in refused.items() if value]
     if found:

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals, metrics
-from tfdist.accepting import check_born_here, check_optimizer, default_loss_scale, without_loss_scale
+from tfdist.accepting import check_born_here, check_not_wrapped, check_optimizer, default_loss_scale, without_loss_scale
 from tfdist.data import (
     Examples,
     as_data_set,
@@ -100,6 +100,7 @@ class Trainer:
             )
         optimizer, taken = without_loss_scale(keras.optimizers.get(optimizer))
         clip = clip or Clip()
+        check_not_wrapped(optimizer)
         check_optimizer(optimizer, clip)
         model.compile(
             optimizer=optimizer,

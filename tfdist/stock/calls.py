@@ -4,7 +4,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -20,17 +20,29 @@ _TEST_EVENTS = ("on_test_batch_begin", "on_test_batch_end")
 _numbers = itertools.count(1)
 
 
-def announce(group: Group, name: str, deadline: float, looks: bool = False) -> bool:
-    """Returns when every process has come to the same call.
+class Announced(NamedTuple):
+    """What a process says of a call that it makes.
+
+    Attributes:
+      name: of the call.
+      looks: whether its callbacks look at batches.
+      seed: TensorFlow's global seed, if one was set.
+      drawn: a seed, for the case that none was.
+    """
+
+    name: str
+    looks: bool
+    seed: int | None
+    drawn: int
+
+
+def announce(group: Group, mine: Announced, deadline: float) -> list[Announced]:
+    """Returns what every process says when all have come to the same call.
 
     Args:
       group: of the job's processes.
-      name: of the call.
+      mine: what this one says.
       deadline: in seconds, from when this process comes.
-      looks: whether callbacks of this process look at batches.
-
-    Returns:
-      Whether callbacks of any process do.
 
     Raises:
       InputError: processes have come to different calls.
@@ -38,16 +50,16 @@ def announce(group: Group, name: str, deadline: float, looks: bool = False) -> b
     """
     number = next(_numbers)
     try:
-        everyone = group.gather(f"call {number} of Keras", [name, looks], deadline)
+        everyone = [Announced(*said) for said in group.gather(f"call {number} of Keras", mine, deadline)]
     except PeerLostError as error:
-        raise PeerLostError(f"{name} is a call for every process, and not all have made it: {error}") from error
-    if len({each for each, _ in everyone}) > 1:
-        said = ", ".join(f"rank {rank} {each}" for rank, (each, _) in enumerate(everyone))
+        raise PeerLostError(f"{mine.name} is a call for every process, and not all have made it: {error}") from error
+    if len({each.name for each in everyone}) > 1:
+        said = ", ".join(f"rank {rank} {each.name}" for rank, each in enumerate(everyone))
         raise InputError(
             f"Every process makes the same calls of Keras, in the same order. Received as call {number}: {said}. "
             "Leave out conditions on the rank around them."
         )
-    return any(looks for _, looks in everyone)
+    return everyone
 
 
 def bound(method: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> inspect.BoundArguments:

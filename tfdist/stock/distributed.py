@@ -7,6 +7,7 @@ is what reads the batches and what runs a step: that is the trainer's.
 import contextlib
 import dataclasses
 import itertools
+import secrets
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.accepting import check_born_here
+from tfdist.accepting import check_born_here, check_not_wrapped
 from tfdist.config import RunConfig
 from tfdist.data.batches import Dealt, checksum, part
 from tfdist.errors import InputError
@@ -157,7 +158,17 @@ class Distributed:
                 self.model.steps_per_execution = most
 
     def _announce(self, name: str, looks: bool = False) -> bool:
-        return calls.announce(self.strategy.group, name, self._options.stall_shutdown_seconds, looks)
+        """Comes to a call with the other processes; returns whether callbacks of any process look at batches.
+
+        From then on all have one seed: Keras shuffles arrays by it.
+        """
+        seed = keras_internals.global_seed()
+        mine = calls.Announced(name, looks, seed, secrets.randbelow(2**31))
+        everyone = calls.announce(self.strategy.group, mine, self._options.stall_shutdown_seconds)
+        chosen = everyone[0].drawn if everyone[0].seed is None else everyone[0].seed
+        if self.strategy.cluster.size > 1 and seed != chosen:
+            tf.random.set_seed(chosen)
+        return any(each.looks for each in everyone)
 
     def _on_batch(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
         self._announce(name)
@@ -174,6 +185,8 @@ class Distributed:
         if not predicts and self._functions is not None and self._functions[0] is compilation:
             return
         self._functions = None
+        if not predicts:
+            check_not_wrapped(self.model.optimizer)
         with self.strategy.scope(), _must_fit(spec):
             if not predicts:
                 keras_internals.build(self.model, spec)

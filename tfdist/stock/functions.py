@@ -40,6 +40,10 @@ class Functions:
           options: what becomes of gradients.
           batch: structure of `tf.TensorSpec` of a batch.
         """
+        if model.run_eagerly:
+            raise InputError(
+                "Steps on replicas are compiled. Received: run_eagerly=True. Leave it out, or debug without tfdist."
+            )
         check_sums([metric for metric in model.metrics if metric.variables])
         self.model, self._strategy, self._options, self.batch = model, strategy, options, batch
         self._metrics = KerasMetrics(model)

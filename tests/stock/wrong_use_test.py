@@ -1,0 +1,152 @@
+"""What a program can get wrong: one line with the rule, what was received, and the remedy; on every process."""
+
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tfdist.errors import InputError
+from tfdist.testing import processes
+
+WORKER = str(pathlib.Path(__file__).with_name("wrong_worker.py"))
+X, Y = np.zeros((12, 5), "float32"), np.zeros(12, "int64")
+
+
+def network(**options: Any) -> keras.Model:
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4)])
+    model.compile(**({"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"} | options))
+    return model
+
+
+def outside(strategy: tfdist.Strategy) -> None:
+    tfdist.distribute(network(), strategy)
+
+
+def twice(strategy: tfdist.Strategy) -> None:
+    with strategy.scope():
+        model = tfdist.distribute(network())
+    tfdist.distribute(model)
+
+
+def an_optimizer_from_outside(strategy: tfdist.Strategy) -> None:
+    optimizer = keras.optimizers.SGD()
+    with strategy.scope():
+        model = tfdist.distribute(network(optimizer=optimizer))
+    model.fit(X, Y, verbose=0)
+
+
+def a_wrapped_optimizer(strategy: tfdist.Strategy) -> None:
+    from horovod.tensorflow import keras as hvd
+
+    with strategy.scope():
+        model = tfdist.distribute(network(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD())))
+    model.fit(X, Y, verbose=0)
+
+
+def an_unknown_size(strategy: tfdist.Strategy) -> None:
+    def batches() -> Iterator[Any]:
+        yield X, Y
+
+    with strategy.scope():
+        tfdist.distribute(network()).fit(batches(), verbose=0)
+
+
+def an_unknown_option(strategy: tfdist.Strategy) -> None:
+    with strategy.scope():
+        tfdist.distribute(network(), compresion="fp16")
+
+
+def another_precision(strategy: tfdist.Strategy) -> None:
+    with strategy.scope():
+        tfdist.distribute(network(), precision="mixed_bfloat16")
+
+
+def eagerly(strategy: tfdist.Strategy) -> None:
+    with strategy.scope():
+        tfdist.distribute(network(run_eagerly=True)).fit(X, Y, verbose=0)
+
+
+def labels_that_do_not_fit(strategy: tfdist.Strategy) -> None:
+    with strategy.scope():
+        tfdist.distribute(network()).fit(X, np.zeros((12, 2, 2)), verbose=0)
+
+
+def more_rows_than_labels(strategy: tfdist.Strategy) -> None:
+    with strategy.scope():
+        tfdist.distribute(network()).fit(X, Y[:5], verbose=0)
+
+
+def measured_compression(strategy: tfdist.Strategy) -> None:
+    with strategy.scope():
+        tfdist.distribute(network(), compression="auto").fit(X, Y, verbose=0)
+
+
+WRONG: dict[Callable[[tfdist.Strategy], None], tuple[str, ...]] = {
+    outside: ("The model must be created inside the strategy's scope", "sequential/dense/kernel", "strategy.scope()"),
+    twice: ("A model is distributed once", "Leave out the second"),
+    an_optimizer_from_outside: ("The optimizer must be created inside", "SGD"),
+    a_wrapped_optimizer: ("Gradients are summed over replicas once", "horovod", "Keras's own optimizer"),
+    an_unknown_size: ("unknown size", "steps_per_epoch", "assert_cardinality"),
+    an_unknown_option: ("no option compresion", 'Did you mean "compression"'),
+    another_precision: ("--precision", "mixed_bfloat16", "keras.config.set_dtype_policy"),
+    eagerly: ("run_eagerly",),
+    labels_that_do_not_fit: ("Model, loss and metrics must fit the data", "float32[2, 2]"),
+    measured_compression: ("--compression=auto", "python -m tfdist.train"),
+}
+
+
+@pytest.mark.parametrize("use", WRONG, ids=lambda use: use.__name__)
+def test_it_is_one_line(use: Callable[[tfdist.Strategy], None], mirrored2: tfdist.Strategy) -> None:
+    keras.utils.clear_session(free_memory=False)
+    with pytest.raises(InputError) as caught:
+        use(mirrored2)
+    assert "\n" not in str(caught.value)
+    missing = [part for part in WRONG[use] if part.lower() not in str(caught.value).lower()]
+    assert not missing, str(caught.value)
+
+
+def test_keras_s_own_errors_stay(mirrored2: tfdist.Strategy) -> None:
+    with pytest.raises(ValueError, match="Make sure all arrays contain the same number of samples"):
+        more_rows_than_labels(mirrored2)
+
+
+def test_a_mesh_is_for_the_trainer(mesh2x2: tfdist.Strategy) -> None:
+    with mesh2x2.scope(), pytest.raises(InputError, match="Received: mesh. Use tfdist.Trainer there."):
+        tfdist.distribute(network())
+
+
+ON_PROCESSES = {
+    "horovod": {
+        "other models": ("InputError: variable ", "differs: rank 0 has", "rank 1 has"),
+        "own share": ("InputError: Every process must read the same batches", "leave out sharding by rank"),
+        "other sizes": ("InputError: data: batches differs: rank 0 has 3, rank 1 has 4",),
+        "another batch": ("InputError: train_on_batch: the bytes of the batch differs",),
+    },
+    "multiworker": {
+        "other order": ("InputError: Every process must read the same batches", "set_random_seed"),
+        "other options": ("InputError: --clip_norm differs: rank 0 has 1.0, rank 1 has 2.0",),
+        "another call": ("InputError: Every process makes the same calls", "rank 0 evaluate, rank 1 predict"),
+        "a stop on one": ("epochs 1",),
+        "a skipped call": (),  # the process that made it says so
+    },
+}
+
+
+@pytest.mark.parametrize("strategy", ON_PROCESSES)
+def test_every_process_says_it(strategy: str) -> None:
+    """A process that is alone in a call says so at the deadline, 5 seconds here."""
+    ways = ON_PROCESSES[strategy]
+    command = [sys.executable, WORKER, strategy, ",".join(ways)]
+    with processes.job(command, 2, {"TF_CPP_MIN_LOG_LEVEL": "2"}) as job:
+        if "a skipped call" in ways:
+            alone = "a skipped call: PeerLostError: evaluate is a call for every process, and not all have made it"
+            job.wait_for(0, alone, 90)
+        for end in job.wait(90):
+            lines = {way: [line for line in end.output.splitlines() if line.startswith(f"{way}: ")] for way in ways}
+            for way, parts in ways.items():
+                assert all(part in "".join(lines[way]) for part in parts), (way, end.output)
