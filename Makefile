@@ -1,7 +1,7 @@
 # make train        sets up .venv and trains a CNN on handwritten digits, on two logical devices
 # make test         the same set-up, Horovod built for the installed TensorFlow, then lint, types and every test
 # make lint         ruff and mypy
-# make conformance  the whole product of strategies, models, optimizers and batches
+# make conformance  the whole product of strategies, models, optimizers and batches; every program through fit
 # make peers        makes .venv-peers with PyTorch, which benchmarks/ compares with
 # make clean        removes .venv and what the tools leave behind; runs/ stays
 #
@@ -40,7 +40,7 @@ lint: $(TESTS)
 	$(PY) -m mypy
 
 conformance: $(HOROVOD)
-	$(PY) -m pytest tests/conformance -m "full or not full"
+	$(PY) -m pytest tests/conformance tests/stock/fit_test.py -m "full or not full"
 
 peers: $(PEERS)/.installed
 

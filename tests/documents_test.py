@@ -22,7 +22,9 @@ NAMES = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/gradients.md",
+    "docs/keras_fit.md",
     "docs/meshes.md",
+    "docs/migrating.md",
     "examples/README.md",
 )
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
@@ -31,6 +33,7 @@ DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
     "train": flags.define,
     "verify": lambda values: flags.define(values, config.VerifyConfig),
     "launch": launch.define_flags,
+    "run": lambda values: flags.define(values, config.RunConfig),
     "layout": lambda values: flags.define(values, config.LayoutConfig),
     "install_horovod": install_horovod.define_flags,
 }
@@ -94,6 +97,7 @@ def test_flags_that_are_named_in_the_text_exist(name: str):
         "network-interfaces",  # horovodrun
         "gpus-per-task",  # Slurm
         "gpus-per-node",
+        "nproc-per-node",  # torchrun
     }
     ours = {flag for command in DEFINE for flag in known_flags(command)} | set(EVERY_COMMANDS)
     prose = re.sub(r"```.*?```", "", TEXTS[name], flags=re.DOTALL)

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tfdist import flags
-from tfdist.config import TrainConfig, VerifyConfig
+from tfdist.config import JobConfig, RunConfig, TrainConfig, VerifyConfig
 from tfdist.errors import InputError
 
 # Users write these names into scripts: one may be added, and none renamed.
@@ -23,6 +23,11 @@ NAMES = """
     profile_steps recompute seed shard shard_axis shard_min_elements start_timeout_seconds
     steps steps_per_call strategy tpu warmup_start warmup_steps
 """.split()
+RUN_NAMES = """
+    accumulate_steps bucket_mb clip_norm clip_value communication compression compression_min_bytes coordinator devices
+    intra_op_threads jit_compile loss_scale max_skipped_steps precision recompute seed stall_shutdown_seconds
+    start_timeout_seconds steps_per_call strategy
+""".split()
 
 
 def _parsed(*arguments: str, kind: type[TrainConfig] = TrainConfig) -> TrainConfig:
@@ -32,7 +37,7 @@ def _parsed(*arguments: str, kind: type[TrainConfig] = TrainConfig) -> TrainConf
     return flags.config(values, kind)
 
 
-def _names(kind: type[TrainConfig]) -> list[str]:
+def _names(kind: type[JobConfig]) -> list[str]:
     values = absl_flags.FlagValues()
     flags.define(values, kind)
     return sorted(values)
@@ -41,6 +46,7 @@ def _names(kind: type[TrainConfig]) -> list[str]:
 def test_the_flag_set_is_pinned():
     assert _names(TrainConfig) == NAMES
     assert sorted(set(_names(VerifyConfig)) - set(NAMES)) == ["float64", "tolerance"]
+    assert _names(RunConfig) == RUN_NAMES
 
 
 def test_every_flag_says_what_it_means_under_a_topic():

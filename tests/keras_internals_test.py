@@ -320,3 +320,55 @@ def test_tapes_do_not_see_what_is_not_recorded():
             square = x * x
         both = square + x
     assert float(tape.gradient(both, x)) == 1.0
+
+
+def test_a_model_forgets_its_strategy(mirrored2):
+    """With one, Keras's fit would begin a pass over the data that it does not use."""
+    with mirrored2.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    assert model.distribute_strategy is mirrored2.engine
+    keras_internals.leave_strategy(model)
+    assert model.distribute_strategy is tf.distribute.get_strategy()
+    assert model._distribute_strategy is None
+
+
+def test_each_compilation_is_another_object():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    assert keras_internals.compilation(model) is None
+    found = []
+    for _ in range(2):
+        model.compile("sgd", "mse")
+        found.append(keras_internals.compilation(model))
+    assert found[0] is not None and found[0] is not found[1]
+
+
+def test_the_global_seed():
+    tf.random.set_seed(12)
+    assert keras_internals.global_seed() == 12
+
+
+def test_the_means_of_losses():
+    model = built(two_outputs(), (BATCH[0], {"a": BATCH[1], "b": BATCH[1]}))
+    assert [mean.name for mean in keras_internals.loss_means(model)] == ["loss", "b_loss", "a_loss"]
+    assert [flat.path for flat in keras_internals.flat_losses(model)] == [("b",), ("a",)]
+    assert [mean.name for mean in keras_internals.loss_means(built())] == ["loss"]
+
+
+def test_a_step_is_traced_without_effects():
+    model = built(metrics=["accuracy"])
+    before = [np.array(v) for v in (*model.variables, *keras_internals.metric_variables(model))]
+    seen = []
+
+    def step(batch):
+        seen.append([tensor.shape.as_list() for tensor in batch])
+        return model.compute_metrics(batch[0], batch[1], model(batch[0], training=True))
+
+    keras_internals.traced_without_effects(step, BATCH)
+    assert seen and all(isinstance(shape, list) for shape in seen[0])
+    after = [np.array(v) for v in (*model.variables, *keras_internals.metric_variables(model))]
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_the_variables_of_an_optimizer():
+    model = built()
+    assert [v.path for v in keras_internals.trained_by(model.optimizer)] == [v.path for v in model.trainable_variables]

@@ -8,6 +8,7 @@ import keras
 from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale
+from tfdist.layers import SyncBatchNormalization
 from tfdist.strategy import Strategy
 
 _log = logging.getLogger(__name__)
@@ -65,6 +66,22 @@ def check_optimizer(optimizer: keras.Optimizer, clip: Clip) -> None:
         )
     if given:
         _log.info("The optimizer clips whole gradients, after they are summed over replicas: %s", ", ".join(given))
+
+
+def synchronized_layers(model: keras.Model) -> list[keras.Layer]:
+    """The model's layers that normalize over all replicas."""
+    return [layer for layer in keras_internals.layers_of(model) if isinstance(layer, SyncBatchNormalization)]
+
+
+def check_micro_steps(model: keras.Model, micro_steps: int) -> None:
+    """Raises `InputError` for a layer that needs all rows of a step at once, where there are micro-steps."""
+    synchronized = synchronized_layers(model)
+    if micro_steps > 1 and synchronized:
+        raise InputError(
+            "Synchronized BatchNorm takes the moments of all rows of a step, which accumulation computes one part "
+            f"after the other. Received: accumulate_steps={micro_steps} and {synchronized[0].path}. "
+            "Use --batch_norm=local or --accumulate_steps=1."
+        )
 
 
 _WRAPPERS = ("horovod", "tfdist.horovod")

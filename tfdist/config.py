@@ -122,7 +122,6 @@ class JobConfig:
     devices: int = _flag(
         0, WHERE, "Devices of this process, for mirrored and mesh; 0: all GPUs, or one CPU device; a mesh's."
     )
-    tpu: str = _flag("", WHERE, "Name or address of the TPU, for --strategy=tpu; `local` on a TPU VM.")
     communication: str = _flag(
         "auto", WHERE, "What carries multiworker's tensors: auto, ring or nccl.", choices=("auto", "ring", "nccl")
     )
@@ -190,6 +189,8 @@ class JobConfig:
 class RunConfig(JobConfig):
     """How a program of the user's own runs, which calls Keras's `fit`, `evaluate` and `predict`."""
 
+    strategy: str = _flag("auto", WHERE, "auto, single, mirrored, multiworker, horovod, or package.module:Class.")
+    devices: int = _flag(0, WHERE, "Devices of this process, for mirrored; 0: all GPUs, or one CPU device.")
     stall_shutdown_seconds: float = _flag(
         600.0,
         CHECKS,
@@ -223,6 +224,7 @@ class TrainConfig(JobConfig):
     epochs: int = _flag(
         0, LONG, f"How many times every example is used; 0: {_DEFAULT_EPOCHS}, unless --steps is given."
     )
+    tpu: str = _flag("", WHERE, "Name or address of the TPU, for --strategy=tpu; `local` on a TPU VM.")
     mesh_shape: str = _flag(
         "", WHERE, "The mesh's axes, such as data:2;model:4, for --strategy=mesh; empty: data:DEVICES.", check=_mesh
     )

@@ -8,7 +8,15 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals, metrics
-from tfdist.accepting import check_born_here, check_not_wrapped, check_optimizer, default_loss_scale, without_loss_scale
+from tfdist.accepting import (
+    check_born_here,
+    check_micro_steps,
+    check_not_wrapped,
+    check_optimizer,
+    default_loss_scale,
+    synchronized_layers,
+    without_loss_scale,
+)
 from tfdist.data import (
     Examples,
     as_data_set,
@@ -26,7 +34,6 @@ from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
 from tfdist.inspections import Auto, Exposure, Guard, Inspection, Site
 from tfdist.kept import Kept, KeptArray
-from tfdist.layers import SyncBatchNormalization
 from tfdist.models import with_batch_norm
 from tfdist.reporting import NullProfile, NullReporter, Reporter
 from tfdist.reporting.schema import check_metric_names
@@ -238,7 +245,7 @@ class Trainer:
         self.drain = metrics.make_drain(self.metrics, self.strategy)
         self.average_statistics = metrics.make_average_statistics(self.model, self.strategy)
         self._evaluator = Evaluator(self.model, self.strategy, self.metrics, self.drain)
-        self._check_micro_steps()
+        check_micro_steps(self.model, self._settings.micro_steps)
         self.steps = Steps(self.model, self.strategy, self._settings, self._compression, self._kept, self.metrics)
         self._built = True
 
@@ -267,7 +274,7 @@ class Trainer:
                 self._save(path)
 
     def _save(self, path: str) -> None:
-        if _synchronized(self.model):
+        if synchronized_layers(self.model):
             with_batch_norm(self.model, "local").save(path)
         elif "tfdist" in str(keras.saving.serialize_keras_object(self.model.optimizer)):
             with keras_internals.not_compiled(self.model) as plain:
@@ -286,19 +293,6 @@ class Trainer:
             raise InputError(
                 "A trainer keeps its optimizer. Received: a model compiled anew. Make a new Trainer instead."
             )
-
-    def _check_micro_steps(self) -> None:
-        synchronized = _synchronized(self.model)
-        if self._settings.micro_steps > 1 and synchronized:
-            raise InputError(
-                "Synchronized BatchNorm takes the moments of all rows of a step, which accumulation computes one part "
-                f"after the other. Received: accumulate_steps={self._settings.micro_steps} and {synchronized[0].path}. "
-                "Use --batch_norm=local or --accumulate_steps=1."
-            )
-
-
-def _synchronized(model: keras.Model) -> list[keras.Layer]:
-    return [layer for layer in keras_internals.layers_of(model) if isinstance(layer, SyncBatchNormalization)]
 
 
 def _end_of_epochs(step: int, epochs: int, size: int, batch_size: int) -> int:

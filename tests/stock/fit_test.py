@@ -27,12 +27,24 @@ def our_run(name: str, strategy: tfdist.Strategy, **options: Any) -> dict[str, A
     return run(program)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+IN_ONE_PROCESS = (
+    "functional",
+    "several_inputs_and_outputs",
+    "recurrent",
+    "sparse_gradients",
+    "custom_train_step",
+    "two_optimizers",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in IN_ONE_PROCESS else pytest.param(n, marks=pytest.mark.full) for n in PROGRAMS]
+)
 def test_two_replicas_give_the_numbers_of_plain_keras(name: str, float64: None, mirrored2: tfdist.Strategy) -> None:
     assert not differences(our_run(name, mirrored2), plain(name))
 
 
-@pytest.mark.parametrize("name", ["functional", "recurrent", "custom_train_step"])
+@pytest.mark.parametrize("name", ["functional", "recurrent"])
 def test_so_do_one_and_four_replicas(
     name: str, float64: None, single: tfdist.Strategy, mirrored4: tfdist.Strategy
 ) -> None:
@@ -41,9 +53,12 @@ def test_so_do_one_and_four_replicas(
     assert not differences(our_run(name, mirrored4), plain(name))
 
 
-@pytest.mark.parametrize(("strategy", "size"), [("multiworker", 2), ("horovod", 2), ("horovod", 3)])
+@pytest.mark.parametrize(
+    ("strategy", "size"),
+    [("multiworker", 2), pytest.param("horovod", 2, marks=pytest.mark.full), ("horovod", 3)],
+)
 def test_so_do_processes(strategy: str, size: int, float64: None, tmp_path: pathlib.Path) -> None:
-    """Every process has the same numbers, bit for bit where they come of the same sums."""
+    """All twelve programs; the processes' weights are equal bit for bit."""
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     with processes.job([sys.executable, WORKER, strategy, str(tmp_path), "{rank}"], size, threads) as job:
         ends = job.wait(400)

@@ -135,7 +135,15 @@ def fitted(model: keras.Model) -> Any:
 
 
 @pytest.mark.parametrize(
-    "options", [{"accumulate_steps": 3}, {"bucket_mb": 0.001}, {"steps_per_call": 1}, {"recompute": "full"}], ids=str
+    "options",
+    [
+        {"accumulate_steps": 2},
+        {"accumulate_steps": 5},
+        {"bucket_mb": 0.001},
+        {"steps_per_call": 1},
+        {"recompute": "full"},
+    ],
+    ids=str,
 )
 def test_an_option_changes_no_number(options: dict[str, Any], float64: None, mirrored2: tfdist.Strategy) -> None:
     assert not differences(*both(mirrored2, fitted, **options))

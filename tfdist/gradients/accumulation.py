@@ -25,7 +25,7 @@ def accumulated(
     Args:
       differentiate: returns dense gradients and the loss of some rows; must not communicate.
       batch: structure of tensors with the replica's rows first.
-      micro_steps: at least 2, at most the number of rows.
+      micro_steps: at least 2; where there are fewer rows, so many are made.
       shapes: shapes and dtypes of the gradients.
       dtype: of the loss.
       parts: if rows lie in so many parts on as many devices, each micro-step takes an equal share of each part. Then the
@@ -33,7 +33,9 @@ def accumulated(
     """
     if parts:
         return _unrolled(differentiate, _shares_of_parts(batch, micro_steps, parts), micro_steps)
-    part = _successive_rows(batch, micro_steps)
+    rows = tf.shape(tf.nest.flatten(batch)[0])[0]
+    used = tf.minimum(micro_steps, rows)  # the last batch of a pass may have fewer rows than there are micro-steps
+    part = _successive_rows(batch, micro_steps, rows, used)
 
     def body(number: tf.Tensor, gradients: list[tf.Tensor], loss: tf.Tensor) -> tuple[Any, ...]:
         more, value = differentiate(part(number))
@@ -41,7 +43,7 @@ def accumulated(
 
     zeros = [tf.zeros(spec.shape, spec.dtype) for spec in shapes]
     _, gradients, loss = tf.while_loop(
-        lambda number, *_: number < micro_steps,
+        lambda number, *_: number < used,
         body,
         (tf.constant(0), zeros, tf.zeros([], dtype)),
         parallel_iterations=1,
@@ -60,13 +62,12 @@ def _unrolled(
     return gradients, loss
 
 
-def _successive_rows(batch: Any, micro_steps: int) -> Callable[[tf.Tensor], Any]:
-    rows = tf.shape(tf.nest.flatten(batch)[0])[0]
+def _successive_rows(batch: Any, micro_steps: int, rows: tf.Tensor, used: tf.Tensor) -> Callable[[tf.Tensor], Any]:
     static = tf.nest.flatten(batch)[0].shape[0]
     equal = static // micro_steps if static is not None and static % micro_steps == 0 else None
 
     def part(number: tf.Tensor) -> Any:
-        start, end = number * rows // micro_steps, (number + 1) * rows // micro_steps
+        start, end = number * rows // used, (number + 1) * rows // used
         cut = tf.nest.map_structure(lambda x: x[start:end], batch)
         return tf.nest.map_structure(lambda x: tf.ensure_shape(x, [equal, *x.shape[1:]]), cut)
 

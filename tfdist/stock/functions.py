@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.accepting import check_optimizer, default_loss_scale, without_loss_scale
+from tfdist.accepting import check_micro_steps, check_optimizer, default_loss_scale, without_loss_scale
 from tfdist.collectives import Recording, using
 from tfdist.config import RunConfig
 from tfdist.data.batches import Dealt, count_rows
@@ -206,6 +206,7 @@ def _settings(model: keras.Model, strategy: HasCollectives, options: RunConfig) 
     clip = Clip(norm=options.clip_norm, value=options.clip_value)
     model.optimizer, taken = without_loss_scale(model.optimizer)
     check_optimizer(model.optimizer, clip)
+    check_micro_steps(model, options.accumulate_steps)
     return Settings(
         batch_size=None,
         seed=options.seed,
