@@ -1,6 +1,7 @@
 """Every example runs, for a few steps, from another directory; flag files and cluster scripts say what they mean."""
 
 import difflib
+import json
 import os
 import pathlib
 import re
@@ -100,6 +101,28 @@ def test_few_lines_change_from_keras_to_tfdist():
     changes = [line for line in difflib.ndiff(plain, ours) if line[:2] in ("+ ", "- ") and line[2:]]
     assert len([line for line in changes if line[0] == "-"]) <= 5, changes
     assert len([line for line in changes if line[0] == "+"]) <= 11, changes
+
+
+def history(output: str) -> dict[str, list[float]]:
+    """What a program printed of its training, on rank 0 if there are several."""
+    return json.loads(re.findall(r"^(?:\[0\] )?(\{.*\})$", output, re.MULTILINE)[-1])
+
+
+def test_the_tutorial_for_several_workers_takes_one_line(tmp_path: pathlib.Path):
+    """On two workers its history is that of one process with the whole batch, without a strategy.
+
+    That it fails before is in tests/traps/keras_fit_test.py.
+    """
+    before, after = (EXAMPLES / "migration" / f"tf_distribute_{name}.py" for name in ("before", "after"))
+    first, second = (path.read_text(encoding="utf-8").partition('"""\n\n')[2].splitlines() for path in (before, after))
+    changes = [line for line in difflib.ndiff(first, second) if line[:2] in ("+ ", "- ") and line[2:]]
+    assert changes == ["+ import tfdist", "+ model = tfdist.distribute(model)"]
+    plain = tmp_path / "plain.py"
+    text = before.read_text(encoding="utf-8").replace("with strategy.scope():", "if True:")
+    plain.write_text(text.replace("strategy = tf.distribute.MultiWorkerMirroredStrategy()\n", ""), encoding="utf-8")
+    launch = ["-m", "tfdist.launch", "--processes=2", "--", sys.executable]
+    ours, expected = history(run([*launch, str(after), "2"], tmp_path)), history(run([str(plain), "2"], tmp_path))
+    assert ours == {name: pytest.approx(values, rel=1e-5) for name, values in expected.items()}
 
 
 def test_the_run_of_make_train_is_the_flagfiles_and_learns(tmp_path: pathlib.Path):
