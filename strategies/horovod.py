@@ -1,8 +1,5 @@
 """Several processes that speak Horovod's ring all-reduce. Horovod's operations only: its Keras wrappers reduce nothing."""
 
-import dataclasses
-import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,14 +21,7 @@ except ImportError as missing:
     ) from missing
 
 from tfdist.collectives.horovod import HorovodCollectives
-from tfdist.horovod_rendezvous import serve_and_describe
-
-SETTINGS = {
-    # Fusion by time of arrival changes the order of summation from run to run; our buckets are fixed.
-    "HOROVOD_FUSION_THRESHOLD": "0",
-    # Milliseconds between looks at the queue: the default of 1 adds its half to every message, 0.1 busies a third of a core.
-    "HOROVOD_CYCLE_TIME": "0.5",
-}
+from tfdist.horovod_rendezvous import start_horovod
 
 
 class Horovod(HasCollectives):
@@ -43,15 +33,7 @@ class Horovod(HasCollectives):
         """Args: intra_op_threads: threads for one operation; 0 for a share of the cores, and to keep to it."""
         share_cores(cluster, intra_op_threads)
         use_one_gpu(cluster.local_rank)
-        for name, value in SETTINGS.items():
-            os.environ.setdefault(name, value)
-        if "HOROVOD_RANK" in os.environ or cluster.source == "MPI":
-            hvd.init()
-            self.group = join(_with_coordinator(cluster))
-        else:  # any other cluster: the group tells everyone where rank 0 serves Horovod's rendezvous
-            self.group = join(cluster)
-            os.environ.update(serve_and_describe(cluster, self.group))
-            hvd.init()
+        self.group = start_horovod(cluster, join)
         self.cluster = cluster
         self.replicas = hvd.size()
         self.local_replicas = range(hvd.rank(), hvd.rank() + 1)
@@ -77,17 +59,6 @@ class Horovod(HasCollectives):
     def close(self) -> None:
         """See base class."""
         hvd.shutdown()
-
-
-def _with_coordinator(cluster: Cluster) -> Cluster:
-    """Rank 0 chooses a port for the group; Horovod, which is up, carries the address."""
-    if cluster.coordinator or cluster.size == 1:
-        return cluster
-    host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        address = f"{host}:{probe.getsockname()[1]}"
-    return dataclasses.replace(cluster, coordinator=hvd.broadcast_object(address, 0, name="group_address"))
 
 
 STRATEGY = Horovod

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 LAYERS = {
     "commands": "__init__ __main__ benching command comparison distributing environment_flags flags help_text launching layout"
     " opening planning sending session spawning startup testing",
-    "trainer": "trainer accepting callbacks evaluation inspections kept loop metrics plans step steps stock training",
+    "trainer": "trainer accepting callbacks evaluation horovod inspections kept loop metrics plans step steps stock training",
     "parts of a step": "activations checkpoint constraining data gradients keras_objects layers loss models optimizers"
     " recomputing reporting",
     "strategies": "strategies dtensor horovod_rendezvous placing rematerialization servers tf_distribute",

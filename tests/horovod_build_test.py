@@ -18,14 +18,22 @@ list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc"
 
 # Create library
 """
+GLOO = "\n  global_ranks_.reserve(size_);\n  {\n"
+VERSION = f"from horovod.runner import run\n\n__version__ = '{horovod_build.VERSION}'\n"
 JS_RUN = "import os\nfrom distutils.spawn import find_executable\n\nfind_executable('jsrun')\n"
 
 
 @pytest.fixture
 def source(tmp_path: pathlib.Path) -> pathlib.Path:
-    for name, text in (("tensorflow/CMakeLists.txt", CMAKE), ("runner/js_run.py", JS_RUN)):
+    texts = {
+        "tensorflow/CMakeLists.txt": CMAKE,
+        "runner/js_run.py": JS_RUN,
+        "common/gloo/gloo_controller.cc": GLOO,
+        "__init__.py": VERSION,
+    }
+    for name, text in texts.items():
         path = tmp_path / "horovod" / name
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return tmp_path
 
@@ -60,6 +68,12 @@ def test_patch_frees_horovodrun_of_distutils(source: pathlib.Path):
     assert "distutils" not in text
     compile(text, "js_run.py", "exec")
     assert "from shutil import which as find_executable\n" in text
+
+
+def test_patch_lets_the_stall_inspector_see_the_ranks_and_says_so_in_the_version(source: pathlib.Path):
+    horovod_build.patch(source)
+    assert "global_ranks_.resize(size_);" in (source / "horovod/common/gloo/gloo_controller.cc").read_text()
+    assert f"__version__ = '{horovod_build.PATCHED}'" in (source / "horovod/__init__.py").read_text()
 
 
 @pytest.mark.parametrize("text", ["# nothing\n", CMAKE + CMAKE])

@@ -1,7 +1,8 @@
 """What Horovod's build needs and what it changes: versions, patches, tools, environment variables.
 
 pip alone cannot build it: Horovod's last release adds an optional XLA bridge to its TensorFlow library, whose includes
-newer TensorFlows no longer have. Without that one line the release builds and works.
+newer TensorFlows no longer have. Without that one line the release builds and works. Another one keeps its stall inspector
+from seeing anything under Gloo, so that a call which one rank leaves out would wait for ever.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from tfdist.errors import InputError, TfdistError
 
 VERSION = "0.28.1"
 SDIST = f"horovod-{VERSION}.tar.gz"
+PATCHED = f"{VERSION}+tfdist.1"  # what the patched release calls itself; another number for other patches
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
 # (file, line as it stands there exactly once, what stands there instead)
@@ -36,6 +38,13 @@ PATCHES = (
         "from distutils.spawn import find_executable\n",
         "from shutil import which as find_executable\n",
     ),
+    # The ranks that the stall inspector counts: reserved, but none was ever there.
+    (
+        "horovod/common/gloo/gloo_controller.cc",
+        "  global_ranks_.reserve(size_);\n",
+        "  global_ranks_.resize(size_);\n",
+    ),
+    ("horovod/__init__.py", f"__version__ = '{VERSION}'\n", f"__version__ = '{PATCHED}'\n"),
 )
 
 # Horovod's setup.py needs an older setuptools, and its own imports. They lie on the build's path only.
@@ -60,7 +69,7 @@ class Build:
         python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
         machine = f"{platform.system().lower()}-{platform.machine()}"
         variant = ("-gpu" if self.gpu else "") + ("-mpi" if self.mpi else "")
-        return f"horovod-{VERSION}-tensorflow-{self.tensorflow}-{python}-{machine}{variant}"
+        return f"horovod-{PATCHED}-tensorflow-{self.tensorflow}-{python}-{machine}{variant}"
 
     @property
     def transports(self) -> frozenset[str]:

@@ -1,13 +1,68 @@
-"""Starting Horovod (Gloo) without horovodrun: rank 0 serves Horovod's own rendezvous, the group tells where."""
+"""Starting Horovod, also without horovodrun: rank 0 then serves Horovod's own rendezvous, the group tells where."""
 
+import dataclasses
+import os
 import socket
 import threading
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import horovod.tensorflow as hvd
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from tfdist.cluster import Cluster
 from tfdist.group import Group
+
+CHECK, SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+SETTINGS = {
+    # Fusion by time of arrival changes the order of summation from run to run; our buckets are fixed.
+    "HOROVOD_FUSION_THRESHOLD": "0",
+    # Milliseconds between looks at the queue: the default of 1 adds its half to every message, 0.1 busies a third of a core.
+    "HOROVOD_CYCLE_TIME": "0.5",
+}
+
+
+def start_horovod(cluster: Cluster, join: Callable[[Cluster], Group], **options: Any) -> Group:
+    """Initialises Horovod in this process, with our settings where the environment has none of its own.
+
+    Args:
+      cluster: this process among the job's.
+      join: joins the job's group; called once, when its address is known.
+      **options: arguments of Horovod's `init`.
+
+    Returns:
+      The job's group.
+    """
+    for name, value in {**SETTINGS, **stall_settings(os.environ)}.items():
+        os.environ.setdefault(name, value)
+    if "HOROVOD_RANK" in os.environ or cluster.source == "MPI":
+        hvd.init(**options)
+        return join(_with_coordinator(cluster))
+    group = join(cluster)  # any other cluster: the group tells everyone where rank 0 serves Horovod's rendezvous
+    os.environ.update(serve_and_describe(cluster, group))
+    hvd.init(**options)
+    return group
+
+
+def stall_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """After how many seconds a call that a rank leaves out is warned of, and ends Horovod; by default 60 and 600.
+
+    Horovod asks for the second to be the larger one; where the user says one of them, the other keeps to that.
+    """
+    check = int(environment.get(CHECK) or max(1, min(60, int(environment.get(SHUTDOWN) or 600) // 2)))
+    return {CHECK: str(check), SHUTDOWN: environment.get(SHUTDOWN) or str(max(600, 2 * check))}
+
+
+def _with_coordinator(cluster: Cluster) -> Cluster:
+    """Rank 0 chooses a port for the group; Horovod, which is up, carries the address."""
+    if cluster.coordinator or cluster.size == 1:
+        return cluster
+    host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        address = f"{host}:{probe.getsockname()[1]}"
+    return dataclasses.replace(cluster, coordinator=hvd.broadcast_object(address, 0, name="group_address"))
 
 
 def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:

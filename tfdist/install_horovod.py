@@ -20,7 +20,7 @@ from absl import flags
 
 from tfdist import command, horovod_build
 from tfdist.errors import InputError, TfdistError
-from tfdist.horovod_build import SDIST, SHA256, VERSION, Build
+from tfdist.horovod_build import PATCHED, SDIST, SHA256, VERSION, Build
 
 # Horovod's CMake asks the running Python for TensorFlow, so an isolated environment would not do.
 _FROM_SOURCE = ("--no-deps", "--use-pep517", "--no-build-isolation")
@@ -80,7 +80,7 @@ def install(options: Options) -> None:
     build = Build(_tensorflow_version(), options.gpu, options.mpi)
     if not options.force and importlib.util.find_spec("horovod"):
         try:
-            _say(f"Horovod {VERSION} ({_transports(build)}) works with TensorFlow {build.tensorflow}. Nothing to do.")
+            _say(f"Horovod {PATCHED} ({_transports(build)}) works with TensorFlow {build.tensorflow}. Nothing to do.")
             return
         except TfdistError as error:
             _say(f"Replacing the Horovod that is there. {error}")
@@ -90,7 +90,7 @@ def install(options: Options) -> None:
         log = Log(folder / "install.log")
     except OSError as error:
         raise InputError(f"The cache must be writable. Received: {error}. Pass another --cache_dir.") from error
-    _say(f"Horovod {VERSION} for TensorFlow {build.tensorflow}; log: {log.path}")
+    _say(f"Horovod {PATCHED} for TensorFlow {build.tensorflow}; log: {log.path}")
     wheel = next(folder.glob("*.whl"), None)
     if wheel is None or options.force:
         wheel = make_wheel(build, options.cache, log)
@@ -156,10 +156,10 @@ def _transports(build: Build) -> str:
     if done.returncode:
         raise TfdistError(f"`import horovod.tensorflow` failed: {horovod_build.last_error(done.stderr)}")
     version, tensorflow, transports = json.loads(done.stdout.splitlines()[-1])
-    if (version, tensorflow) != (VERSION, build.tensorflow) or not build.transports <= set(transports):
+    if (version, tensorflow) != (PATCHED, build.tensorflow) or not build.transports <= set(transports):
         wanted = ", ".join(sorted(build.transports))
         raise TfdistError(
-            f"It must be Horovod {VERSION} for TensorFlow {build.tensorflow} with {wanted}. "
+            f"It must be Horovod {PATCHED} for TensorFlow {build.tensorflow} with {wanted}. "
             f"Received: {version} for {tensorflow} with {', '.join(transports)}."
         )
     return ", ".join(transports)

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 pytest.importorskip("horovod.tensorflow")
 
-from tfdist.collectives.horovod import _not_constant
+from tfdist.collectives.horovod import not_constant
 
 
 def ancestors(tensor):
@@ -24,7 +24,7 @@ def test_a_message_waits_for_nothing_but_its_tensor():
     @tf.function(autograph=False)
     def step(gradient):
         timed = tf.timestamp()
-        message = _not_constant(gradient)
+        message = not_constant(gradient)
         types.update(ancestors(message))
         return message, timed
 

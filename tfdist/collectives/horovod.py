@@ -27,10 +27,11 @@ class HorovodCollectives(Collectives):
         exchanges=True,
     )
 
-    def __init__(self) -> None:
-        """Reads rank and size of the initialised Horovod."""
-        self.size = hvd.size()
-        self._rank = hvd.rank()
+    def __init__(self, process_set: hvd.ProcessSet = hvd.global_process_set) -> None:
+        """Reads rank and size of the initialised Horovod. Args: process_set: the group; this process is in it."""
+        self._process_set = process_set
+        self.size = process_set.size()
+        self._rank = process_set.rank()
 
     @property
     def rank(self) -> int:
@@ -39,11 +40,11 @@ class HorovodCollectives(Collectives):
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class."""
-        return _each(lambda tensor, name: hvd.allreduce(tensor, op=_OPS[op], name=name), tensors, name)
+        return self._each(lambda tensor, **call: hvd.allreduce(tensor, op=_OPS[op], **call), tensors, name)
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class."""
-        return _each(lambda tensor, name: hvd.allgather(tensor, name=name), tensors, name, rows_change=True)
+        return self._each(hvd.allgather, tensors, name, rows_change=True)
 
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class; an all-to-all and a local sum: n (N - 1) / N sent.
@@ -56,11 +57,12 @@ class HorovodCollectives(Collectives):
 
     def all_to_all(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class; n (N - 1) / N sent."""
-        return _each(lambda tensor, name: hvd.alltoall(tensor, name=name), tensors, name)
+        return self._each(hvd.alltoall, tensors, name)
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
         """See base class; n sent along a tree."""
-        return _each(lambda tensor, name: hvd.broadcast(tensor, root, name=name), tensors, name)
+        first = self._process_set.ranks[root]  # Horovod's root is a rank of the job
+        return self._each(lambda tensor, **call: hvd.broadcast(tensor, first, **call), tensors, name)
 
     def barrier(self, *, name: str) -> tf.Tensor:
         """See base class; an assertion uses the sum, for TensorFlow drops an operation of Horovod that is only waited for."""
@@ -71,21 +73,20 @@ class HorovodCollectives(Collectives):
     def _by_sender(self, tensor: tf.Tensor) -> tf.Tensor:
         return tf.reshape(tensor, tf.concat([[self.size, -1], tf.shape(tensor)[1:]], 0))
 
+    def _each(
+        self, call: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor], name: str, rows_change: bool = False
+    ) -> list[tf.Tensor]:
+        """Makes one call for each tensor; `rows_change` says that the result may have another first dim."""
+        results = []
+        for i, tensor in enumerate(tensors):
+            tensor = tf.convert_to_tensor(tensor)
+            result = call(not_constant(tensor), name=f"{name}/{i}", process_set=self._process_set)
+            shape = tf.TensorShape([None]).concatenate(tensor.shape[1:]) if rows_change else tensor.shape
+            results.append(tf.reshape(result, []) if tensor.shape.rank == 0 else tf.ensure_shape(result, shape))
+        return results
 
-def _each(
-    call: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor], name: str, rows_change: bool = False
-) -> list[tf.Tensor]:
-    """Makes one call for each tensor; `rows_change` says that the result may have another first dim."""
-    results = []
-    for i, tensor in enumerate(tensors):
-        tensor = tf.convert_to_tensor(tensor)
-        result = call(_not_constant(tensor), name=f"{name}/{i}")
-        shape = tf.TensorShape([None]).concatenate(tensor.shape[1:]) if rows_change else tensor.shape
-        results.append(tf.reshape(result, []) if tensor.shape.rank == 0 else tf.ensure_shape(result, shape))
-    return results
 
-
-def _not_constant(tensor: tf.Tensor) -> tf.Tensor:
+def not_constant(tensor: tf.Tensor) -> tf.Tensor:
     """The same elements, of which a graph's optimizer cannot know that they are constant; a scalar becomes a vector of one.
 
     To TensorFlow, Horovod's operations have no effect beside their result: it would communicate a constant once, while it

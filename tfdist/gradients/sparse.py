@@ -55,7 +55,7 @@ class SparseRows(Reducer):
         for i, (tensor, spec) in enumerate(zip(tensors, specs_of(tensors), strict=True)):
             mine, left = split_at(left, len(self._inner.state([spec])))
             if isinstance(tensor, tf.IndexedSlices) and self._goes_as_rows(tensor, collectives, i):
-                total, sent = _sum_rows(tensor, collectives, f"{name}/{i}")
+                total, sent = sum_rows(tensor, collectives, f"{name}/{i}")
                 part = Reduced([total], [sent], mine, [total])
             else:
                 given = tf.reshape(tf.convert_to_tensor(tensor), spec.shape)
@@ -66,22 +66,39 @@ class SparseRows(Reducer):
 
     def _goes_as_rows(self, slices: tf.IndexedSlices, collectives: Collectives, place: int) -> bool:
         """Whether rows send less; says so once for each tensor."""
-        indices, dense = slices.values.shape[0], slices.shape.num_elements() * slices.dtype.size
-        if not dense or indices is None or slices.dtype not in collectives.wire.gathers:
+        if not slices.shape.num_elements() or slices.values.shape[0] is None:
             return False
-        rows = min(indices, slices.shape[0])
-        sparse = rows * (dense // slices.shape[0] + 4) + 4
-        fewer = sparse * collectives.size < 2 * dense
+        fewer = rows_send_less(slices, collectives)
         if place not in self._said:
             self._said.add(place)
             name = self._names[place] if self._names else f"tensor {place}"
             way = "as rows" if fewer else "dense"
-            _log.info("The gradient of %s travels %s: rows are %d bytes, the whole is %d.", name, way, sparse, dense)
+            _log.info("The gradient of %s travels %s: rows are %d bytes, the whole is %d.", name, way, *_bytes(slices))
         return fewer
 
 
-def _sum_rows(slices: tf.IndexedSlices, collectives: Collectives, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-    """The dense sum over replicas, and this replica's own part of it."""
+def rows_send_less(slices: tf.IndexedSlices, collectives: Collectives) -> bool:
+    """Whether rows, gathered, send less than an exact sum of the whole tensor; see `SparseRows` for the cost.
+
+    Args:
+      slices: of static dense shape; of a number of rows that is not known when tracing, the whole is taken to send less.
+      collectives: those of the replica.
+    """
+    if not slices.shape.num_elements() or slices.values.shape[0] is None:
+        return False
+    sparse, dense = _bytes(slices)
+    return slices.dtype in collectives.wire.gathers and sparse * collectives.size < 2 * dense
+
+
+def _bytes(slices: tf.IndexedSlices) -> tuple[int, int]:
+    """Bytes of the rows with their indices and count, and of the whole."""
+    dense = slices.shape.num_elements() * slices.dtype.size
+    rows = min(slices.values.shape[0], slices.shape[0])
+    return rows * (dense // slices.shape[0] + 4) + 4, dense
+
+
+def sum_rows(slices: tf.IndexedSlices, collectives: Collectives, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+    """The dense sum over replicas of slices of static dense shape, and this replica's own part of it."""
     places, positions = tf.unique(tf.cast(slices.indices, tf.int32))
     count = tf.size(places)
     rows = tf.math.unsorted_segment_sum(slices.values, positions, count)

@@ -54,7 +54,9 @@ from tfdist.keras_internals.optimizers import (
     last_learning_rate,
     slots_of,
     switch_off_second_sum,
+    trained_by,
     updates_without_effects,
+    velocities_of,
 )
 from tfdist.keras_internals.variables import (
     Newborn,
@@ -118,11 +120,13 @@ __all__ = [
     "slots_of",
     "sum_of_weights",
     "switch_off_second_sum",
+    "trained_by",
     "uncast_value",
     "untuned_device_iterators",
     "update_metrics",
     "updates_without_effects",
     "value_of",
+    "velocities_of",
     "wait_for_devices",
     "weight_losses",
     "weighted_sum",

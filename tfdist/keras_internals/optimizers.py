@@ -27,6 +27,20 @@ def last_learning_rate(optimizer: keras.Optimizer) -> float:
     return float(tf.convert_to_tensor(rate))
 
 
+def trained_by(optimizer: keras.Optimizer) -> list[keras.Variable]:
+    """The variables that an optimizer was built for, in its order."""
+    return list(optimizer._trainable_variables)
+
+
+def velocities_of(optimizer: keras.Optimizer) -> list[keras.Variable]:
+    """The slots that a built optimizer with momentum adds rates times gradients up in; none for other optimizers."""
+    if isinstance(optimizer, keras.optimizers.RMSprop):
+        return [slot for slot in getattr(optimizer, "_momentums", []) if slot is not None]
+    if not isinstance(optimizer, keras.optimizers.SGD):
+        return []
+    return [slot for slot in optimizer.momentums if slot is not None]
+
+
 def slots_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
     """What an optimizer would keep for variables that have no values; nothing is computed."""
     unborn: list[Newborn] = []

@@ -1,0 +1,132 @@
+"""Horovod's Python API for Keras 3: `import tfdist.horovod as hvd` in place of Horovod's own, nothing else changed.
+
+It stands for `horovod.tensorflow`, `horovod.tensorflow.keras` and `horovod.keras`, whose optimizers reduce nothing under
+Keras 3. Operations are Horovod's; gradients are summed by tfdist's reducers, in buckets, with any of its compressions.
+
+Where Horovod is not installed the same script runs on tf.distribute's collectives, under `python -m tfdist.launch` or alone:
+`init` comes before anything else of TensorFlow, and then gradients, broadcasts, gathers, objects and callbacks work. What
+does not, raises `InputError` with the name of what to use: process sets of some ranks, `join`, `Adasum`, `elastic`, timelines,
+arguments of `init`, a second `init`, and `steps_per_execution` above 1. `alltoall`, `reducescatter`, Min, Max and Product are
+made of gathers there: N times the bytes. Every rank must trace the same functions in the same order.
+
+Objects (`broadcast_object`, `allgather_object`, elastic states) travel pickled, between the job's own ranks alone.
+"""
+
+from tfdist.horovod import callbacks, elastic
+from tfdist.horovod.compression import Compression, Compressor
+from tfdist.horovod.moves import (
+    allgather,
+    alltoall,
+    broadcast,
+    grouped_allgather,
+    grouped_reducescatter,
+    reducescatter,
+)
+from tfdist.horovod.objects import (
+    allgather_object,
+    broadcast_,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+)
+from tfdist.horovod.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+from tfdist.horovod.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from tfdist.horovod.process import (
+    add_process_set,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    remove_process_set,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from tfdist.horovod.process_sets import ProcessSet, global_process_set
+from tfdist.horovod.reductions import allreduce, grouped_allreduce
+from tfdist.horovod.saved import load_model
+from tfdist.horovod.sync_batch_norm import SyncBatchNormalization
+from tfdist.horovod.tape import DistributedGradientTape, PartialDistributedGradientTape
+from tfdist.horovod.waiting import barrier, join, local_rank_op, local_size_op, rank_op, size_op
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "Compressor",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "Max",
+    "Min",
+    "PartialDistributedGradientTape",
+    "PartialDistributedOptimizer",
+    "ProcessSet",
+    "Product",
+    "ReduceOp",
+    "Sum",
+    "SyncBatchNormalization",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "elastic",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "load_model",
+    "local_rank",
+    "local_rank_op",
+    "local_size",
+    "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rank_op",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "size_op",
+    "start_timeline",
+    "stop_timeline",
+]

@@ -1,0 +1,252 @@
+"""Horovod's Keras callbacks, for Keras 3."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals, randomness
+from tfdist.errors import InputError
+from tfdist.horovod.objects import broadcast_variables
+from tfdist.horovod.ops import Average, Min
+from tfdist.horovod.process import rank, size
+from tfdist.horovod.reductions import allreduce
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
+_log = logging.getLogger(__name__)
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+    """Makes the model's and the optimizer's variables equal to one rank's when training begins.
+
+    That is before the first step where the model is built (it has an `Input`, or was called), so that the first step counts
+    in full. Otherwise it is after the first batch, as Horovod does it: that step then has gradients of different weights.
+    States of random layers stay each rank's own.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None):
+        """Initializes the callback.
+
+        Args:
+          root_rank: whose variables the others get.
+          device: taken, and without effect.
+          local_variables: a variable, or several, that stay each rank's own.
+        """
+        super().__init__()
+        self.root_rank = root_rank
+        listed = local_variables if isinstance(local_variables, list | tuple | set) else [local_variables]
+        self._local = {_identity(variable) for variable in listed if variable is not None}
+        self.broadcast_done = False
+
+    def register_local_var(self, var: Any) -> None:
+        """Lets a variable stay each rank's own."""
+        self._local.add(_identity(var))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See base class."""
+        if self.broadcast_done:
+            return
+        if float(allreduce(tf.constant(float(self.model.built)), op=Min)):
+            self._broadcast()
+        else:
+            _log.warning(
+                "The model has no variables before its first batch, which each rank trains from its own: give it an Input."
+            )
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """See base class."""
+        if not self.broadcast_done:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        optimizer = self.model.optimizer
+        if not optimizer.built:
+            optimizer.build(self.model.trainable_variables)
+        kept = {id(state) for state in randomness.seed_states(self.model)}
+        variables = [v for v in self.model.variables if id(v) not in kept and _identity(v) not in self._local]
+        broadcast_variables([*variables, *optimizer.variables], self.root_rank)
+        self.broadcast_done = True
+
+
+class MetricAverageCallback(keras.callbacks.Callback):
+    """Averages the logs of an epoch over the ranks, in one message; put it before the callbacks that read them."""
+
+    def __init__(self, device: str = ""):
+        """Args: device: taken, and without effect."""
+        super().__init__()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """See base class."""
+        if logs:
+            names = sorted(logs)
+            values = np.array([float(logs[name]) for name in names])
+            means = allreduce(tf.constant(values, tf.float64), op=Average).numpy()
+            logs.update(zip(names, means.tolist(), strict=True))
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):
+    """Sets the learning rate to `initial_lr * multiplier(epoch)` from `start_epoch` until before `end_epoch`.
+
+    With `staircase` that is once an epoch, else at every batch, with epochs in fractions.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ):
+        """Initializes the callback.
+
+        Args:
+          initial_lr: the rate that is multiplied.
+          multiplier: a function of the epoch, or a number whose power it is: multiplier ^ (epoch - start_epoch).
+          start_epoch: the first epoch that it sets the rate in.
+          end_epoch: the first one in which it does no longer; None for never.
+          staircase: whether the rate changes between epochs alone.
+          momentum_correction: whether the velocities of SGD and RMSprop are scaled with the rate (Goyal et al.,
+            arXiv:1706.02677), which is what Horovod's change of the momentum for one batch does.
+          steps_per_epoch: by default what `fit` says.
+        """
+        super().__init__()
+        if initial_lr is None:
+            raise InputError("The callback needs initial_lr. Received: None. Pass the optimizer's rate.")
+        self.initial_lr, self.staircase, self.momentum_correction = initial_lr, staircase, momentum_correction
+        self.start_epoch, self.end_epoch, self.steps_per_epoch = start_epoch, end_epoch, steps_per_epoch
+        self.current_epoch = 0
+        if callable(multiplier):
+            self.multiplier: Callable[[float], float] = multiplier
+        else:
+            factor = float(multiplier)
+            self.multiplier = lambda epoch: factor ** (epoch - start_epoch)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See base class."""
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self.params.get("steps")
+            if not self.steps_per_epoch:
+                raise InputError(
+                    f"{type(self).__name__} must know the steps of an epoch. Received: data of unknown length. Pass "
+                    "steps_per_epoch."
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """See base class."""
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """See base class."""
+        if self.current_epoch < self.start_epoch or (
+            self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        ):
+            return
+        if self.staircase and batch == 0:
+            self._set(self.current_epoch)
+        elif not self.staircase:
+            self._set(self.current_epoch + batch / (self.steps_per_epoch or 1))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """See base class."""
+        if logs is not None:
+            logs["lr"] = self._rate()
+
+    def _rate(self) -> float:
+        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+
+    def _set(self, epoch: float) -> None:
+        optimizer = self.model.optimizer
+        old, new = self._rate(), self.initial_lr * self.multiplier(epoch)
+        try:
+            optimizer.learning_rate = new
+        except TypeError as error:
+            raise InputError(
+                f"{type(self).__name__} sets the learning rate. Received: an optimizer with a schedule. Give it a number."
+            ) from error
+        if self.momentum_correction and old and new != old and optimizer.built:
+            for slot in keras_internals.velocities_of(getattr(optimizer, "inner_optimizer", optimizer)):
+                slot.assign(slot * (new / old))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from `initial_lr / size()` to `initial_lr` over the first epochs, batch by batch.
+
+    rate = initial_lr / size * ((size - 1) * (epoch + 1 / steps_per_epoch) / warmup_epochs + 1)
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ):
+        """Initializes the callback.
+
+        Args:
+          initial_lr: the rate at the end of the warm-up.
+          warmup_epochs: how long it takes.
+          momentum_correction: see `LearningRateScheduleCallback`.
+          steps_per_epoch: by default what `fit` says.
+          verbose: whether rank 0 says when it is over.
+        """
+
+        def multiplier(epoch: float) -> float:
+            epoch += 1.0 / (self.steps_per_epoch or 1)  # round numbers at the ends of epochs
+            return (epoch * (size() - 1) / warmup_epochs + 1) / size()
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=warmup_epochs,  # type: ignore[arg-type]  # Horovod compares it as it is
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """See base class."""
+        super().on_epoch_end(epoch, logs)
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0 and rank() == 0:
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Keras's `ModelCheckpoint` of the best model so far; `filepath` is assigned before training."""
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+    ):
+        """Args: as those of `keras.callbacks.ModelCheckpoint`."""
+        super().__init__(
+            filepath="best.weights.h5" if save_weights_only else "best.keras",
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+
+
+def _identity(variable: Any) -> int:
+    return id(variable.value if isinstance(variable, keras.Variable) else variable)

@@ -1,0 +1,204 @@
+"""Elastic jobs: Horovod's states and callbacks, for Keras 3. They need Horovod, and horovodrun's elastic options to grow.
+
+Under any other launcher they are what they say for a job that does not change: `run` synchronizes the state and calls the
+function, `commit` keeps the state, an error of Horovod restores the last one that was kept and starts Horovod again.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.horovod.engine import needs_horovod
+from tfdist.horovod.objects import broadcast_object, broadcast_variables
+from tfdist.horovod.process import init, rank, shutdown
+
+try:
+    from horovod.common.elastic import ObjectState as _ObjectState
+    from horovod.common.elastic import State, run_fn
+    from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+except ImportError:
+
+    class State:  # type: ignore[no-redef]
+        """What a job keeps when its members change; needs Horovod."""
+
+        def __init__(self, *args: Any, **kwargs: Any):
+            raise needs_horovod("hvd.elastic", "Save checkpoints with Keras's ModelCheckpoint")
+
+    _ObjectState, HorovodInternalError, HostsUpdatedInterrupt = State, RuntimeError, RuntimeError
+
+    def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
+        """Needs Horovod."""
+        raise needs_horovod("hvd.elastic.run", "Call the function")
+
+
+__all__ = [
+    "CommitStateCallback",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "KerasState",
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
+_log = logging.getLogger(__name__)
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function of a state go on where it was, when ranks are lost or join.
+
+    Args:
+      func: its first argument is a `State`; it makes no collective call before that was synchronized.
+    """
+
+    @functools.wraps(func)
+    def translated(state: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return func(state, *args, **kwargs)
+        except tf.errors.UnknownError as error:  # how TensorFlow hands on that Horovod failed
+            if "Horovod" not in str(error):
+                raise
+            _log.warning("Horovod failed: %s", str(error).splitlines()[0])
+            raise HorovodInternalError(str(error)) from error
+
+    return run_fn(translated, _reset)
+
+
+def _reset() -> None:
+    shutdown()
+    init()
+
+
+class ObjectState(_ObjectState):
+    """Values, given as keywords and kept as attributes, that travel pickled between the job's own ranks."""
+
+    def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any):
+        """Args: bcast_object, get_rank: Horovod's, by default this package's; **kwargs: the values."""
+        super().__init__(bcast_object=bcast_object or broadcast_object, get_rank=get_rank or rank, **kwargs)
+
+
+class _VariablesState(ObjectState):
+    """Variables beside the values."""
+
+    def __init__(self, variables: Callable[[], Sequence[Any]], **kwargs: Any):
+        self._variables, self._kept = variables, [tf.identity(v) for v in variables()]
+        super().__init__(**kwargs)
+
+    def save(self) -> None:
+        """Keeps the variables and the values as they are."""
+        self._kept = [tf.identity(variable) for variable in self._variables()]
+        super().save()
+
+    def restore(self) -> None:
+        """Makes the variables and the values what they were when they were last kept; newer variables stay."""
+        for variable, value in zip(self._variables(), self._kept, strict=False):
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Makes the variables and the values equal to rank 0's, and keeps them."""
+        broadcast_variables(self._variables(), 0)
+        self._kept = [tf.identity(variable) for variable in self._variables()]
+        super().sync()
+
+
+class TensorFlowState(_VariablesState):
+    """Variables of TensorFlow, and values."""
+
+    def __init__(self, variables: Sequence[Any], session: None = None, **kwargs: Any):
+        """Args: variables: kept and synchronized; session: None; **kwargs: the values."""
+        self.variables = variables
+        super().__init__(lambda: variables, **kwargs)
+
+
+class TensorFlowKerasState(_VariablesState):
+    """A model, its optimizer, and values such as `batch` and `epoch`."""
+
+    def __init__(
+        self, model: keras.Model, optimizer: keras.Optimizer | None = None, backend: Any = None, **kwargs: Any
+    ):
+        """Initializes the state.
+
+        Args:
+          model: a built model.
+          optimizer: by default the one that the model was compiled with; it is built here.
+          backend: taken, and without effect.
+          **kwargs: the values.
+        """
+        if not model.built:
+            raise ValueError("The model must be built first. Received: one without variables. Give it an Input.")
+        self.model, self.optimizer = model, optimizer or model.optimizer
+        if not self.optimizer.built:
+            self.optimizer.build(model.trainable_variables)
+        super().__init__(lambda: [*model.variables, *self.optimizer.variables], **kwargs)
+
+
+class KerasState(TensorFlowKerasState):
+    """`TensorFlowKerasState` under the name that it has for Keras."""
+
+
+class CommitStateCallback(keras.callbacks.Callback):
+    """Commits a state every so many batches, and at the end of an epoch."""
+
+    def __init__(self, state: Any, batches_per_commit: int = 1):
+        """Args: state: committed; batches_per_commit: how many batches lie between."""
+        super().__init__()
+        self.state, self.batches_per_commit = state, batches_per_commit
+        self._left = batches_per_commit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See base class: every rank counts from here."""
+        self._left = self.batches_per_commit
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """See base class."""
+        self._left -= 1
+        if self._left == 0:
+            self._left = self.batches_per_commit
+            self.state.commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """See base class."""
+        self.state.commit()
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):
+    """Keeps `state.batch` at the number of the batch; it is 0 after an epoch."""
+
+    def __init__(self, state: Any):
+        """Args: state: has `batch`."""
+        super().__init__()
+        self.state = state
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """See base class."""
+        self.state.batch = batch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """See base class."""
+        self.state.batch = 0
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):
+    """Keeps `state.epoch` at the number of epochs that are done, over all resets."""
+
+    def __init__(self, state: Any):
+        """Args: state: has `epoch`."""
+        super().__init__()
+        self.state = state
+        self._first = state.epoch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See base class: Keras counts from 0 after each reset."""
+        self._first = self.state.epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """See base class."""
+        self.state.epoch = self._first + epoch + 1

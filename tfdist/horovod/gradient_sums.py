@@ -1,0 +1,221 @@
+"""The sums of gradients that the distributed optimizer and the distributed tape make, by tfdist's reducers."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.gradients import Reducer
+from tfdist.gradients.sparse import rows_send_less, sum_rows
+from tfdist.horovod.compression import Compression, is_lossless, reducer_of
+from tfdist.horovod.engine import Engine, scaled
+from tfdist.horovod.ops import Average, ReduceOp, Sum
+from tfdist.horovod.process import engine
+from tfdist.horovod.process_sets import global_process_set
+from tfdist.horovod.reductions import allreduce
+from tfdist.strategy import State
+
+Gradient = Any  # a tensor, tf.IndexedSlices or None
+_PLAN_SECONDS = 600.0  # a rank may build and trace that much longer than another
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """How gradients are reduced; Horovod's arguments.
+
+    Attributes:
+      name: of the messages.
+      compression: see `reducer_of`.
+      sparse_as_dense: whether slices are summed whole.
+      op: Average, Sum, or another one, which goes to the engine tensor by tensor.
+      gradient_predivide_factor: a mean divides by it before the sum, and by the rest afterwards.
+      process_set: the ranks that reduce; others keep their own.
+      scale_local_gradients: whether gradients of local variables are divided by the number of ranks.
+      device_dense: where dense gradients are reduced.
+    """
+
+    name: str
+    compression: Any = Compression.none
+    sparse_as_dense: bool = False
+    op: ReduceOp = Average
+    gradient_predivide_factor: float = 1.0
+    process_set: Any = global_process_set
+    scale_local_gradients: bool = True
+    device_dense: str = ""
+
+
+class LocalVariables:
+    """Variables whose gradients are each rank's own; Keras's and TensorFlow's have no hash."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._keys: set[int] = set()
+
+    def add(self, variable: Any) -> None:
+        """Adds one."""
+        self._keys.add(_key(variable))
+
+    def __contains__(self, variable: Any) -> bool:
+        return _key(variable) in self._keys
+
+
+class GradientSums:
+    """Reduces a model's gradients over the ranks, and keeps what the compression remembers.
+
+    Dense gradients travel in tfdist's buckets, slices as rows where that sends less (`SparseRows` has the cost), and arrive
+    dense. What is sent is decided when a set of gradients is first seen, and compared over the job's group then: ranks
+    whose models differ get an error that names the first difference, instead of waiting for each other.
+    """
+
+    def __init__(self, options: Options):
+        """Args: options: see there."""
+        self.options = options
+        self._plans: set[str] = set()
+        self._rows: dict[str, bool] = {}
+        self._state: dict[tuple[str, tuple[int, ...]], tf.Variable] = {}
+
+    def __call__(
+        self, gradients: Sequence[Gradient], variables: Sequence[Any], local: "LocalVariables"
+    ) -> list[Gradient]:
+        """Returns the reduced gradients; None stays None.
+
+        Args:
+          gradients: this rank's, one for each variable.
+          variables: whose they are, in the same order on every rank.
+          local: those of them whose gradients are each rank's own.
+
+        Raises:
+          InputError: on every rank, when the ranks' gradients differ in name, dtype or shape.
+        """
+        size, results = self.options.process_set.size(), list(gradients)
+        names = _names(variables)
+        reduced: dict[str, Gradient] = {}
+        for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            if gradient is None:
+                continue
+            if variable not in local:
+                reduced[names[i]] = self._given(gradient, variable)
+            elif self.options.scale_local_gradients:
+                results[i] = _divided(gradient, size)
+        with tf.device(self.options.device_dense or None):
+            totals = self._totals(reduced)
+        for i, name in enumerate(names):
+            results[i] = totals.get(name, results[i])
+        return results
+
+    def _given(self, gradient: Gradient, variable: Any) -> Gradient:
+        """A gradient of static shape; slices only where they may travel as such."""
+        if isinstance(gradient, tf.IndexedSlices) and not self.options.sparse_as_dense:
+            return tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(tuple(variable.shape), tf.int64))
+        return tf.reshape(tf.convert_to_tensor(gradient), variable.shape)
+
+    def _totals(self, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
+        if self.options.op not in (Average, Sum):
+            return {
+                name: allreduce(_dense(gradient), op=self.options.op, process_set=self.options.process_set)
+                for name, gradient in gradients.items()
+            }
+        used = engine()
+        collectives = used.collectives_of(self.options.process_set)
+        for name, gradient in gradients.items():
+            if name not in self._rows:
+                self._rows[name] = isinstance(gradient, tf.IndexedSlices) and rows_send_less(gradient, collectives)
+        rows = [n for n, g in gradients.items() if self._rows[n] and isinstance(g, tf.IndexedSlices)]
+        dense = {n: _dense(g) for n, g in gradients.items() if n not in rows}
+        message = f"{self.options.name}_{self._agreed(used, gradients, rows)}"
+        mean = self.options.op == Average
+        before = 1.0 / self.options.gradient_predivide_factor if mean else 1.0
+        after = self.options.gradient_predivide_factor / self.options.process_set.size() if mean else 1.0
+        totals: dict[str, Gradient] = {}
+        for i, name in enumerate(rows):
+            totals[name] = sum_rows(_scaled_rows(gradients[name], before), collectives, f"{message}/rows{i}")[0]
+        sums = self._dense_sums(list(dense), [scaled(g, before) for g in dense.values()], collectives, message)
+        totals |= dict(zip(dense, sums, strict=True))
+        return {name: scaled(total, after) for name, total in totals.items()}
+
+    def _dense_sums(
+        self, names: list[str], tensors: list[tf.Tensor], collectives: Any, message: str
+    ) -> list[tf.Tensor]:
+        if not tensors:
+            return []
+        wire = [x.dtype if x.dtype in collectives.wire.reduces else tf.float32 for x in tensors]
+        sent = [tf.cast(x, dtype) for x, dtype in zip(tensors, wire, strict=True)]
+        specs = [tf.TensorSpec(x.shape, x.dtype, name) for x, name in zip(sent, names, strict=True)]
+        reducer = reducer_of(self.options.compression, specs)
+        state = self._variables(reducer, specs)
+        before = [tf.convert_to_tensor(variable) for variable in state]
+        result = reducer.reduce(sent, before, collectives, name=message)
+        totals = result.totals
+        if not is_lossless(self.options.compression):
+            # What is not finite on one rank shows on all, and leaves no trace in what is remembered.
+            finite = tf.reduce_all([tf.math.is_finite(tf.reduce_sum(x)) for x in result.witnesses])
+            totals = [tf.where(finite, x, tf.constant(float("nan"), x.dtype)) for x in totals]
+            for variable, new, old in zip(state, result.state, before, strict=True):
+                variable.assign(tf.where(finite, new, old))
+        return [tf.cast(total, x.dtype) for total, x in zip(totals, tensors, strict=True)]
+
+    def _variables(self, reducer: Reducer, specs: Sequence[tf.TensorSpec]) -> list[tf.Variable]:
+        states = reducer.state(specs)
+        with tf.init_scope():
+            for state in states:
+                if (state.name, state.shape) not in self._state:
+                    self._state[state.name, state.shape] = _variable(state)
+        return [self._state[state.name, state.shape] for state in states]
+
+    def _agreed(self, used: Engine, gradients: dict[str, Gradient], rows: list[str]) -> str:
+        """A short name for this set of gradients, which every rank has, or all get an error; said once for each set."""
+        plan = {name: _described(gradient) + " as rows" * (name in rows) for name, gradient in gradients.items()}
+        digest = hashlib.sha256(json.dumps(list(plan.items())).encode()).hexdigest()[:12]
+        if digest not in self._plans:
+            if self.options.process_set is global_process_set and used.group.size == used.size:
+                _compare(used, digest, plan)
+            self._plans.add(digest)
+        return digest
+
+
+def _compare(used: Engine, digest: str, plan: dict[str, str]) -> None:
+    digests = used.group.gather("horovod/gradients", digest, _PLAN_SECONDS)
+    if len(set(digests)) > 1:
+        used.group.agree("horovod/gradients/named", plan, "The gradient ", _PLAN_SECONDS)
+        order = {f"number {i}": name for i, name in enumerate(plan)}
+        used.group.agree("horovod/gradients/order", order, "The gradient ", _PLAN_SECONDS)
+
+
+def _variable(state: State) -> tf.Variable:
+    initial = tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape)
+    return tf.Variable(initial, trainable=False, name=state.name.replace(":", "_"))
+
+
+def _described(gradient: Gradient) -> str:
+    return f"{gradient.dtype.name}{list(gradient.shape)}"
+
+
+def _dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    return tf.reshape(tf.convert_to_tensor(gradient), gradient.shape)
+
+
+def _scaled_rows(slices: tf.IndexedSlices, factor: float) -> tf.IndexedSlices:
+    return tf.IndexedSlices(scaled(slices.values, factor), slices.indices, slices.dense_shape)
+
+
+def _divided(gradient: tf.Tensor | tf.IndexedSlices, size: int) -> tf.Tensor | tf.IndexedSlices:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values / size, gradient.indices, gradient.dense_shape)
+    return gradient / size
+
+
+def _names(variables: Sequence[Any]) -> list[str]:
+    """A name for each variable, its path where it has one; the second of a name has a number behind it."""
+    names: list[str] = []
+    for variable in variables:
+        name = str(getattr(variable, "path", None) or getattr(variable, "name", "tensor"))
+        names.append(name if name not in names else f"{name}#{len(names)}")
+    return names
+
+
+def _key(variable: Any) -> int:
+    return id(variable.value if isinstance(variable, keras.Variable) else variable)

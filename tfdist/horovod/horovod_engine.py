@@ -1,0 +1,137 @@
+"""The engine that is Horovod: its operations, under names that hold eagerly too."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from tfdist.collectives import Collectives, OneReplica
+from tfdist.collectives.horovod import HorovodCollectives, not_constant
+from tfdist.detect import detect
+from tfdist.group import Group, LocalGroup, join
+from tfdist.horovod.engine import Call, Engine
+from tfdist.horovod.ops import ReduceOp
+from tfdist.horovod_rendezvous import start_horovod
+
+_EAGER_NAMES = 256  # so many functions are kept for named eager calls
+
+
+class HorovodEngine(Engine):
+    """Passes each operation to Horovod's own, but for its reduce-scatter, which is not used (see `operations`)."""
+
+    _integers = frozenset([tf.uint8, tf.int8, tf.int32, tf.int64])
+    _floats = frozenset([tf.float16, tf.float32, tf.float64])
+    reduces = _integers | _floats
+    moves = reduces | {tf.uint16, tf.int16, tf.bool}
+
+    def __init__(self, group: Group | None, **options: Any):
+        """Initialises Horovod.
+
+        Args:
+          group: one that this process is a member of already; None to join the job's.
+          **options: arguments of Horovod's `init`.
+        """
+        detection = detect(os.environ, "horovod")
+
+        def join_once(cluster: Any) -> Group:
+            # An elastic job has other members after each reset, and a comm of some ranks fewer: no group has those.
+            if group or os.environ.get("HOROVOD_ELASTIC") == "1" or options.get("comm") is not None:
+                return group or LocalGroup()
+            return join(cluster, start_timeout=120.0)
+
+        self.group = start_horovod(detection.cluster, join_once, **options)
+        self.rank, self.size = hvd.rank(), hvd.size()
+        self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
+        self.cross_rank, self.cross_size = hvd.cross_rank(), hvd.cross_size()
+        self.is_homogeneous = hvd.is_homogeneous()
+        self.collectives = HorovodCollectives()
+
+    def collectives_of(self, process_set: Any) -> Collectives:
+        """See base class."""
+        if process_set is hvd.global_process_set:
+            return self.collectives
+        return HorovodCollectives(process_set) if process_set.included() else OneReplica()
+
+    def reduce(
+        self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call, prescale: float, postscale: float
+    ) -> list[tf.Tensor]:
+        """See base class."""
+        scales = {"prescale_factor": prescale, "postscale_factor": postscale}
+        reduced = _by_dtype(hvd.allreduce, _grouped_allreduce, tensors, call, op=int(op), **scales)
+        return [_like(result, tensor) for result, tensor in zip(reduced, tensors, strict=True)]
+
+    def gather(self, tensors: Sequence[tf.Tensor], call: Call) -> list[tf.Tensor]:
+        """See base class."""
+        return _by_dtype(hvd.allgather, _grouped_allgather, tensors, call)
+
+    def broadcast(self, tensor: tf.Tensor, root: int, call: Call) -> tf.Tensor:
+        """See base class."""
+        return _like(_one(hvd.broadcast, [tensor], call, root_rank=root), tensor)
+
+    def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: Call) -> tuple[tf.Tensor, tf.Tensor]:
+        """See base class."""
+        return _one(_alltoall, [tensor, tf.cast(splits, tf.int32)], call)
+
+    def join(self) -> tf.Tensor:
+        """See base class."""
+        return hvd.join()
+
+    def close(self) -> None:
+        """See base class."""
+        hvd.shutdown()
+
+
+def _like(result: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+    """A result of the shape of a tensor, which lost it where it was hidden from the graph's optimizer."""
+    return tf.reshape(result, []) if tensor.shape.rank == 0 else tf.ensure_shape(result, tensor.shape)
+
+
+def _alltoall(tensor: tf.Tensor, splits: tf.Tensor, **options: Any) -> Any:
+    return hvd.alltoall(tensor, splits=splits, **options)
+
+
+def _grouped_allreduce(*tensors: tf.Tensor, **options: Any) -> list[tf.Tensor]:
+    return hvd.grouped_allreduce(list(tensors), **options)
+
+
+def _grouped_allgather(*tensors: tf.Tensor, **options: Any) -> list[tf.Tensor]:
+    return hvd.grouped_allgather(list(tensors), **options)
+
+
+def _by_dtype(
+    single: Callable[..., Any], grouped: Callable[..., Any], tensors: Sequence[tf.Tensor], call: Call, **options: Any
+) -> list[tf.Tensor]:
+    """Makes one call, or one for each dtype: what takes several tensors wants them of one."""
+    if len(tensors) == 1:
+        return [_one(single, tensors, call, **options)]
+    results = list(tensors)
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        own = dataclasses.replace(call, name=f"{call.name}_{dtype.name}")
+        for i, result in zip(places, _one(grouped, [tensors[i] for i in places], own, **options), strict=True):
+            results[i] = result
+    return results
+
+
+def _one(function: Callable[..., Any], tensors: Sequence[tf.Tensor], call: Call, **options: Any) -> Any:
+    """Makes one call. Eagerly TensorFlow gives an operation no name: where there is one, it is of a small graph."""
+    described = (("process_set", call.process_set), ("ignore_name_scope", call.ignore_name_scope), *options.items())
+    if call.explicit and tf.executing_eagerly():
+        return _in_graph(function, call.name, described)(*tensors)
+    return _operation(function, call.name, described)(*tensors)
+
+
+@functools.lru_cache(maxsize=_EAGER_NAMES)
+def _in_graph(function: Callable[..., Any], name: str, options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    return tf.function(_operation(function, name, options), autograph=False, reduce_retracing=True)
+
+
+def _operation(function: Callable[..., Any], name: str, options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    def operation(*tensors: tf.Tensor) -> Any:
+        return function(*map(not_constant, tensors), name=name, **dict(options))
+
+    return operation

@@ -1,0 +1,280 @@
+"""All-gather, broadcast, all-to-all and reduce-scatter: Horovod's functions, gradients included.
+
+**Whose gradient.** Horovod's registered gradients are kept, as scripts reckon with them, though they are not all of one
+loss: with L the sum of the ranks' losses, all-reduce and all-to-all give dL/dx; all-gather and broadcast dL/dx divided by
+the number N of ranks (that of the mean loss); reduce-scatter N dL/dx.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import InputError
+from tfdist.horovod.carrying import moved_as
+from tfdist.horovod.compression import Compression, wire_compressor
+from tfdist.horovod.engine import Call, scaled
+from tfdist.horovod.names import call_of
+from tfdist.horovod.ops import Average, Sum, known_op
+from tfdist.horovod.process import engine
+from tfdist.horovod.process_sets import global_process_set
+from tfdist.horovod.summing import linear, listed
+
+
+def allgather(
+    tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: Any = global_process_set
+) -> tf.Tensor:
+    """Concatenates the tensors of all ranks along the first dim, in the order of ranks; differentiable.
+
+    Cost: n (N - 1) bytes received for n sent.
+
+    Args:
+      tensor: of rank 1 or more and any dtype but string, the same on every rank but for the first dim, which may be 0.
+      name: names the call; see `allreduce`.
+      ignore_name_scope: see `allreduce`.
+      process_set: the ranks that make the call.
+    """
+    call = call_of("allgather", name, process_set, ignore_name_scope)
+    return gathered([_with_rows(tensor, "allgather")], call)[0]
+
+
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = global_process_set,
+) -> list[tf.Tensor]:
+    """Gathers several tensors as `allgather` does, in one message for each dtype; returns them in order."""
+    if not tensors:
+        return []
+    call = call_of("grouped_allgather", name, process_set, ignore_name_scope)
+    return gathered([_with_rows(tensor, "grouped_allgather") for tensor in tensors], call)
+
+
+def gathered(tensors: Sequence[tf.Tensor], call: Call) -> list[tf.Tensor]:
+    """The engine's gather, through which gradients flow; of dtypes that it does not know too."""
+    used = engine()
+
+    @tf.custom_gradient
+    def differentiable(*xs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+        given = [tf.stop_gradient(x) for x in xs]
+        wholes = moved_as(used, given, lambda sent: used.gather(sent, call), f"allgather {call.name}")
+
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            means = linear(upstream, Average, call.then("gradient"))
+            mine = tf.stack([tf.shape(x)[0] for x in xs])[None]
+            [rows] = used.gather([mine], call.then("rows"))
+            place = call.process_set.rank()
+            starts = tf.reduce_sum(rows[:place], axis=0)
+            return [mean[starts[i] : starts[i] + mine[0, i]] for i, mean in enumerate(means)]
+
+        return wholes, gradient
+
+    return listed(differentiable(*tensors))
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = global_process_set,
+) -> tf.Tensor:
+    """The tensor of one rank, on every rank; differentiable.
+
+    Args:
+      tensor: of the same shape and dtype on every rank; any dtype but string.
+      root_rank: a rank of the job, which is in `process_set`.
+      name: names the call; see `allreduce`.
+      ignore_name_scope: see `allreduce`.
+      process_set: the ranks that make the call.
+    """
+    used, call = engine(), call_of("broadcast", name, process_set, ignore_name_scope)
+    if root_rank not in process_set.ranks:
+        raise InputError(
+            f"root_rank must be one of the ranks {process_set.ranks}. Received: {root_rank}. Pass another root_rank."
+        )
+
+    @tf.custom_gradient
+    def differentiable(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        def move(sent: list[tf.Tensor]) -> list[tf.Tensor]:
+            return [used.broadcast(sent[0], root_rank, call)]
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            [mean] = linear([upstream], Average, call.then("gradient"))
+            return mean if used.rank == root_rank else tf.zeros_like(mean)
+
+        [received] = moved_as(used, [tf.stop_gradient(x)], move, f"broadcast {call.name}")
+        return received, gradient
+
+    return differentiable(tf.convert_to_tensor(tensor))
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = global_process_set,
+) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
+    """Sends each rank a part of the first dim and returns the parts that came, in the order of senders; differentiable.
+
+    Cost: n (N - 1) / N bytes sent; without Horovod everything is gathered, n (N - 1) received.
+
+    Args:
+      tensor: of rank 1 or more and any dtype but string, the same on every rank but for the first dim.
+      splits: [N] whole numbers, how many rows go to each rank; None for equal parts.
+      name: names the call; see `allreduce`.
+      ignore_name_scope: see `allreduce`.
+      process_set: the ranks that make the call.
+
+    Returns:
+      The rows that came; with splits, also how many came from each rank.
+    """
+    x = _with_rows(tensor, "alltoall")
+    call = call_of("alltoall", name, process_set, ignore_name_scope)
+    if splits is not None:
+        return exchanged(x, tf.cast(splits, tf.int32), call)
+    size = process_set.size()
+    divisible = tf.debugging.assert_equal(
+        tf.shape(x)[0] % size, 0, f"alltoall {call.name}: without splits the rows must be divisible by {size} ranks"
+    )
+    with tf.control_dependencies([] if divisible is None else [divisible]):
+        parts = tf.fill([size], tf.shape(x)[0] // size)
+    return exchanged(x, parts, call)[0]
+
+
+def exchanged(tensor: tf.Tensor, splits: tf.Tensor, call: Call) -> tuple[tf.Tensor, tf.Tensor]:
+    """The engine's all-to-all, through which gradients flow; of dtypes that it does not know too."""
+    used = engine()
+
+    @tf.custom_gradient
+    def differentiable(x: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., tf.Tensor]]:
+        counts: list[tf.Tensor] = []
+
+        def move(sent: list[tf.Tensor]) -> list[tf.Tensor]:
+            rows, came = used.exchange(sent[0], splits, call)
+            counts.append(came)
+            return [rows]
+
+        [received] = moved_as(used, [tf.stop_gradient(x)], move, f"alltoall {call.name}")
+        [came] = counts
+        return (received, came), lambda upstream, _: exchanged(upstream, came, call.then("gradient"))[0]
+
+    return differentiable(tensor)
+
+
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: Any = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """Combines a tensor over the ranks and returns this rank's rows of it; differentiable.
+
+    The first ranks have a row more where the rows cannot be divided. Made of an all-to-all and a local sum in the order
+    of ranks (16-bit floats are summed in float32), as Horovod's own makes every later all-reduce many times slower under
+    Gloo. Cost: n (N - 1) / N bytes sent, and a small message that compares shape and operation first.
+
+    Args:
+      tensor: of the same shape and dtype on every rank, of rank 1 or more.
+      device_dense: where it is done.
+      compression: see `allreduce`.
+      op: Average or Sum.
+      name: names the call; see `allreduce`.
+      process_set: the ranks that make the call.
+      ignore_name_scope: see `allreduce`.
+      prescale_factor: what the tensor is multiplied by before.
+      postscale_factor: what the result is multiplied by.
+
+    Raises:
+      InputError: a scalar, or another operation.
+      tf.errors.InvalidArgumentError: on every rank, when the ranks' shapes or operations differ.
+    """
+    if known_op(op) not in (Average, Sum):
+        raise InputError(
+            f"reducescatter takes op=Average or Sum. Received: {known_op(op).name}. Use allreduce and take the rows."
+        )
+    compressor = wire_compressor(compression)
+    call = call_of("reducescatter", name, process_set, ignore_name_scope)
+    with tf.device(device_dense or None):
+        sent, context = compressor.compress(_with_rows(tensor, "reducescatter"))
+        divisor = process_set.size() if op == Average else 1
+        factor = prescale_factor * postscale_factor
+        back = factor if op == Average else factor * process_set.size()
+        return compressor.decompress(_scattered(sent, factor / divisor, back, call), context)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: Any = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[tf.Tensor]:
+    """Combines and divides several tensors, each as `reducescatter` does."""
+    return [
+        reducescatter(
+            tensor,
+            device_dense,
+            compression,
+            op,
+            process_set=process_set,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+        )
+        for tensor in tensors
+    ]
+
+
+def _scattered(tensor: tf.Tensor, factor: float, back: float, call: Call) -> tf.Tensor:
+    """This rank's rows of `factor` times the sum; the gradient is `back` times the ranks' own, one after the other."""
+    size, place = call.process_set.size(), call.process_set.rank()
+
+    @tf.custom_gradient
+    def differentiable(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        agreed = _agreed(tf.stop_gradient(x), factor, call)
+        rows, more = agreed // size, agreed % size
+        splits = rows + tf.cast(tf.range(size) < more, tf.int32)
+        received, _ = exchanged(tf.stop_gradient(x), splits, call)
+        by_sender = tf.reshape(received, tf.concat([[size], splits[place : place + 1], tf.shape(x)[1:]], 0))
+        exact = tf.float32 if x.dtype in (tf.float16, tf.bfloat16) else x.dtype
+        total = tf.cast(scaled(tf.reduce_sum(tf.cast(by_sender, exact), axis=0), factor), x.dtype)
+        total = tf.ensure_shape(total, tf.TensorShape([None]).concatenate(x.shape[1:]))
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            return gathered([scaled(upstream, back)], call.then("gradient"))[0]
+
+        return total, gradient
+
+    return differentiable(tensor)
+
+
+def _agreed(tensor: tf.Tensor, factor: float, call: Call) -> tf.Tensor:
+    """The number of rows, where every rank has the same shape and factor; else an error on every rank."""
+    bits = tf.bitcast(tf.constant([factor], tf.float64), tf.int64)
+    mine = tf.concat([tf.shape(tensor, tf.int64), bits], 0)[None]
+    [everyone] = engine().gather([mine], call.then("agree"))
+    same = tf.debugging.assert_equal(
+        everyone,
+        tf.broadcast_to(mine, tf.shape(everyone)),
+        f"reducescatter {call.name}: every rank must have the same shape, operation and factors (here by rank: the shape, "
+        "and the bits of the factor)",
+        summarize=64,
+    )
+    with tf.control_dependencies([] if same is None else [same]):
+        return tf.identity(tf.shape(tensor)[0])
+
+
+def _with_rows(tensor: Any, what: str) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.shape.rank == 0:
+        raise InputError(f"{what} takes a tensor with rows. Received: a scalar. Pass tf.reshape(x, [1]).")
+    return tensor

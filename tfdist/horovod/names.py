@@ -1,0 +1,35 @@
+"""Names for calls: the user's, or one that every rank gives the same call."""
+
+import itertools
+import re
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.horovod.engine import Call
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_./-]")
+_counters: weakref.WeakKeyDictionary[Any, itertools.count] = weakref.WeakKeyDictionary()
+
+
+def call_of(operation: str, name: str | None, process_set: Any, ignore_name_scope: bool = False) -> Call:
+    """The call of an operation.
+
+    Without a name it is numbered in its graph, in the order of tracing, so that ranks that trace the same find each other,
+    however often each has traced before. Eagerly calls follow each other, and the operation is name enough.
+
+    Args:
+      operation: the operation's own name.
+      name: the user's, or None.
+      process_set: the ranks that make the call.
+      ignore_name_scope: whether TensorFlow's name scopes are no part of it.
+    """
+    if name:
+        clean = _NOT_IN_NAMES.sub("_", name)
+        clean = clean if clean[0].isalnum() else f"x{clean}"
+        return Call(clean, process_set, explicit=True, ignore_name_scope=ignore_name_scope)
+    if tf.executing_eagerly():
+        return Call(operation, process_set, ignore_name_scope=ignore_name_scope)
+    number = next(_counters.setdefault(tf.compat.v1.get_default_graph(), itertools.count()))
+    return Call(f"{operation}_{number}", process_set, ignore_name_scope=ignore_name_scope)

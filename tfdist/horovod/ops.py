@@ -1,0 +1,40 @@
+"""How elements of several ranks are combined: Horovod's names, with Horovod's numbers."""
+
+import enum
+import warnings
+
+from tfdist.errors import InputError
+
+
+class ReduceOp(enum.IntEnum):
+    """What a reduction does; equal to Horovod's own numbers."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+
+
+Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
+Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
+
+
+def chosen_op(op: int | None, average: bool | None) -> ReduceOp:
+    """The operation that the arguments `op` and the deprecated `average` ask for; the mean if neither does."""
+    if average is not None:
+        if op is not None:
+            raise InputError(f"Either op or average is given. Received: op={op}, average={average}. Leave out average.")
+        warnings.warn("Parameter `average` has been replaced with `op`.", DeprecationWarning, stacklevel=3)
+        return Average if average else Sum
+    return Average if op is None else known_op(op)
+
+
+def known_op(op: int) -> ReduceOp:
+    """The operation of a number; raises `InputError` if it is none."""
+    try:
+        return ReduceOp(op)
+    except ValueError:
+        names = ", ".join(f"hvd.{one.name}" for one in ReduceOp)
+        raise InputError(f"op must be one of {names}. Received: {op!r}.") from None

@@ -1,0 +1,150 @@
+"""`DistributedOptimizer` and its partial form: Horovod's functions, for the optimizers of Keras 3."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tfdist.errors import InputError
+from tfdist.horovod.accumulation import Accumulation
+from tfdist.horovod.compression import Compression
+from tfdist.horovod.distributed import distributed
+from tfdist.horovod.gradient_sums import GradientSums, Options
+from tfdist.horovod.ops import Average, Sum, known_op
+from tfdist.horovod.process_sets import global_process_set
+from tfdist.horovod.training import train_with_communication
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: keras.Optimizer,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | Sequence[Any] | None = None,
+    process_set: Any = global_process_set,
+    scale_local_gradients: bool = True,
+    use_locking: bool = False,
+) -> keras.Optimizer:
+    """A copy of an optimizer of Keras 3 that reduces gradients over the ranks before it applies them.
+
+    It works in `model.fit` (which then trains without XLA) and in loops of one's own, by `apply` or `apply_gradients`.
+    Each step costs an all-reduce of all gradients, 2 n (N - 1) / N bytes sent for n, in buckets of 4 MiB. `iterations` and
+    schedules count updates, also with `backward_passes_per_step`.
+
+    Args:
+      optimizer: any of Keras 3; a `LossScaleOptimizer` may be wrapped, or wrap the result: ranks skip a step together.
+      name: of the messages; by default "Distributed" and the class's name.
+      device_dense: where dense gradients are reduced.
+      device_sparse: taken, and without effect.
+      compression: `Compression.none`, `.fp16`, a method of tfdist such as `Compression.powersgd(rank=4)`, or the text of one.
+      sparse_as_dense: whether `tf.IndexedSlices` are summed whole.
+      gradient_predivide_factor: for a mean: divide by it before the sum, and by the rest afterwards.
+      op: Average or Sum.
+      backward_passes_per_step: so many calls are added up on each rank before one is sent and applied.
+      average_aggregated_gradients: whether their sum is divided by their number.
+      num_groups: deprecated for `groups`.
+      groups: taken, and without effect: buckets are tfdist's.
+      process_set: the ranks that reduce.
+      scale_local_gradients: whether the gradients of local variables are divided by the number of ranks.
+      use_locking: taken, and without effect.
+
+    Raises:
+      InputError: an optimizer that is none of Keras 3 or distributed already, or a wrong argument. In the first step: the
+        ranks' gradients differ.
+    """
+    check_groups(num_groups, groups)
+    if known_op(op) not in (Average, Sum):
+        raise InputError(
+            f"DistributedOptimizer takes op=Average or Sum. Received: {known_op(op).name}. Use hvd.DistributedGradientTape."
+        )
+    options = Options(
+        name=name or f"Distributed{type(optimizer).__name__}",
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=checked_factor(gradient_predivide_factor, op),
+        op=known_op(op),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        device_dense=device_dense,
+    )
+    accumulation = Accumulation(backward_passes_per_step, average_aggregated_gradients)
+    train_with_communication()
+    return distributed(optimizer, GradientSums(options), accumulation)
+
+
+def PartialDistributedOptimizer(  # noqa: D417, N802 - Horovod's name; the other arguments are said elsewhere
+    optimizer: keras.Optimizer,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    groups: int | Sequence[Any] | None = None,
+    process_set: Any = global_process_set,
+    local_layers: keras.Layer | Sequence[keras.Layer] | None = None,
+    scale_local_gradients: bool = True,
+) -> keras.Optimizer:
+    """A `DistributedOptimizer` that leaves the gradients of some layers to each rank.
+
+    Args:
+      local_layers: built layers whose gradients are not reduced, but divided by the number of ranks if
+        `scale_local_gradients`; the other arguments are those of `DistributedOptimizer`.
+    """
+    made = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    for variable in local_variables(local_layers):
+        made.register_local_var(variable)
+    return made
+
+
+def local_variables(layers: keras.Layer | Sequence[keras.Layer] | None) -> list[keras.Variable]:
+    """The trainable variables of the layers that are local; raises `InputError` if one is no built layer."""
+    if layers is None:
+        return []
+    listed = [layers] if isinstance(layers, keras.Layer) else list(layers)
+    for layer in listed:
+        if not isinstance(layer, keras.Layer) or not layer.built:
+            raise InputError(f"local_layers must be built Keras layers. Received: {layer!r}. Build the model first.")
+    return [variable for layer in listed for variable in layer.trainable_weights]
+
+
+def checked_factor(factor: float, op: int) -> float:
+    """The factor of `gradient_predivide_factor`, which is for means."""
+    if factor != 1.0 and known_op(op) != Average:
+        raise InputError(
+            f"gradient_predivide_factor is for op=Average. Received: op={known_op(op).name}. Leave it out."
+        )
+    if not factor > 0:
+        raise InputError(f"gradient_predivide_factor must be above 0. Received: {factor}. Leave it out.")
+    return factor
+
+
+def check_groups(num_groups: int, groups: int | Sequence[Any] | None) -> None:
+    """Checks what is said of groups, as Horovod does; the buckets are tfdist's."""
+    if num_groups:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
+    if groups is not None and not isinstance(groups, list) and not (isinstance(groups, int) and groups > 0):
+        raise InputError(
+            f"groups must be a whole number above 0 or a list of lists of variables. Received: {groups!r}. Leave it out."
+        )

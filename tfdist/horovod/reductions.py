@@ -1,0 +1,148 @@
+"""All-reduce: Horovod's function, gradients included."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import InputError
+from tfdist.horovod.compression import Compression, wire_compressor
+from tfdist.horovod.engine import Call, scaled
+from tfdist.horovod.moves import gathered
+from tfdist.horovod.names import call_of
+from tfdist.horovod.ops import Adasum, Average, Product, ReduceOp, Sum, chosen_op
+from tfdist.horovod.process_sets import global_process_set
+from tfdist.horovod.summing import linear, listed, of_engine
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: Any = global_process_set,
+    ignore_name_scope: bool = False,
+) -> tf.Tensor | tf.IndexedSlices:
+    """Combines a tensor elementwise over the ranks; differentiable.
+
+    `tf.IndexedSlices` are gathered: their sum is represented, each rank's rows one after the other. The gradient is that of
+    the sum of the ranks' losses. Cost: 2 n (N - 1) / N bytes sent for n; slices n (N - 1).
+
+    Args:
+      tensor: of the same shape and dtype on every rank: float16, bfloat16, float32, float64 or an integer type.
+      average: deprecated for `op`; `horovod.keras` has the name in this place, and a string is taken for that.
+      device_dense: where dense tensors are combined.
+      device_sparse: where slices are gathered.
+      compression: `Compression.none`, `.fp16` or a class with Horovod's `compress` and `decompress`.
+      op: Average (the default), Sum, Min, Max, Product or Adasum; slices take the first two.
+      prescale_factor: what the tensor is multiplied by before.
+      postscale_factor: what the result is multiplied by.
+      name: names the call, the same on every rank; by default it is numbered as it is traced.
+      process_set: the ranks that make the call.
+      ignore_name_scope: whether TensorFlow's name scopes are no part of the name.
+
+    Raises:
+      InputError: an argument that is not known, or not supported by the engine.
+    """
+    if isinstance(average, str):
+        average, name = None, average
+    [result] = grouped_allreduce(
+        [tensor],
+        average,
+        device_dense,
+        device_sparse,
+        compression,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        ignore_name_scope,
+        name,
+        _operation="allreduce",
+    )
+    return result
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Any = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+    _operation: str = "grouped_allreduce",
+) -> list[Any]:
+    """Combines several tensors as `allreduce` does, in one message for each dtype; returns them in order."""
+    chosen = chosen_op(op, average)
+    compressor = wire_compressor(compression)
+    results = list(tensors)
+    slices = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
+    dense = [i for i in range(len(tensors)) if i not in slices]
+    call = call_of(_operation, name, process_set, ignore_name_scope)
+    if slices:
+        if chosen not in (Average, Sum) or (prescale_factor, postscale_factor) != (1.0, 1.0):
+            raise InputError(
+                f"tf.IndexedSlices take op=Average or Sum and no factors. Received: op={chosen.name}, {prescale_factor}, "
+                f"{postscale_factor}. Convert them with tf.convert_to_tensor (sparse_as_dense=True)."
+            )
+        with tf.device(device_sparse or None):
+            for i, gathered in zip(slices, _gathered([tensors[i] for i in slices], chosen, call), strict=True):
+                results[i] = gathered
+    if dense:
+        with tf.device(device_dense or None):
+            pairs = [compressor.compress(tf.convert_to_tensor(tensors[i])) for i in dense]
+            sent = [tensor for tensor, _ in pairs]
+            totals = reduced(sent, chosen, call, prescale_factor, postscale_factor)
+            for i, total, (_, context) in zip(dense, totals, pairs, strict=True):
+                results[i] = compressor.decompress(total, context)
+    return results
+
+
+def reduced(
+    tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call, prescale: float = 1.0, postscale: float = 1.0
+) -> list[tf.Tensor]:
+    """The engine's reduction, through which gradients flow; of dtypes that it does not know too."""
+    if op in (Sum, Average, Adasum):
+        return linear(tensors, op, call, prescale, postscale)
+    before = [scaled(tensor, prescale) for tensor in tensors]
+    return [scaled(total, postscale) for total in _chosen(before, op, call)]
+
+
+def _chosen(tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call) -> list[tf.Tensor]:
+    """A product; or a minimum or maximum, whose gradient goes to the ranks that have it, in equal shares."""
+
+    @tf.custom_gradient
+    def differentiable(*xs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+        totals = of_engine(xs, op, call)
+
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            whole = linear(upstream, Sum, call.then("gradient"))
+            if op == Product:
+                return [tf.math.divide_no_nan(g * y, x) for g, y, x in zip(whole, totals, xs, strict=True)]
+            mine = [tf.cast(tf.equal(x, y), x.dtype) for x, y in zip(xs, totals, strict=True)]
+            counts = of_engine(mine, Sum, call.then("ties"))
+            return [g * m / count for g, m, count in zip(whole, mine, counts, strict=True)]
+
+        return totals, gradient
+
+    return listed(differentiable(*tensors))
+
+
+def _gathered(slices: Sequence[tf.IndexedSlices], op: ReduceOp, call: Call) -> list[tf.IndexedSlices]:
+    values = gathered([one.values for one in slices], call.then("values"))
+    indices = gathered([one.indices for one in slices], call.then("indices"))
+    count = call.process_set.size() if op == Average else 1
+    return [
+        tf.IndexedSlices(rows / tf.cast(count, rows.dtype), places, one.dense_shape)
+        for rows, places, one in zip(values, indices, slices, strict=True)
+    ]

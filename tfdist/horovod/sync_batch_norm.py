@@ -1,0 +1,35 @@
+"""Batch normalisation over the rows of all ranks, under Horovod's name."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import layers
+from tfdist.collectives import current, using
+from tfdist.errors import InputError
+from tfdist.horovod.process import engine, is_initialized
+from tfdist.horovod.training import train_with_communication
+
+
+@keras.saving.register_keras_serializable(package="tfdist.horovod")
+class SyncBatchNormalization(layers.SyncBatchNormalization):
+    """`tfdist.layers.SyncBatchNormalization` that finds the ranks' collectives by itself, wherever it is called.
+
+    Horovod's own squares means, and loses the digits of inputs that are far from zero; this one merges count, mean and M2.
+    Every rank calls it equally often. Cost: see the base class.
+    """
+
+    speaks_to_other_ranks = True
+
+    def __init__(self, fused: bool = False, **kwargs: Any):
+        """Args: fused: False; **kwargs: as for `keras.layers.BatchNormalization`."""
+        if fused is not False:
+            raise InputError(f"SyncBatchNormalization has no fused form. Received: fused={fused}. Leave it out.")
+        super().__init__(**kwargs)
+        train_with_communication()
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None) -> tf.Tensor:
+        """See base class."""
+        with using(engine().collectives if is_initialized() else current()):
+            return super().call(inputs, training=training, mask=mask)

@@ -1,0 +1,176 @@
+"""`DistributedGradientTape` and its partial form: Horovod's functions, on tfdist's reducers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.horovod.compression import Compression
+from tfdist.horovod.gradient_sums import GradientSums, LocalVariables, Options
+from tfdist.horovod.ops import Average, known_op
+from tfdist.horovod.optimizer import check_groups, checked_factor, local_variables
+from tfdist.horovod.process_sets import global_process_set
+
+
+class DistributedTape(tf.GradientTape):
+    """A tape of another tape's records, whose gradients are reduced over the ranks."""
+
+    def __init__(self, tape: tf.GradientTape, reduction: GradientSums, local: Sequence[Any]):
+        """Args: tape: records; reduction: sums; local: variables whose gradients are each rank's own."""
+        self._inner, self._reduction, self._local = tape, reduction, LocalVariables()
+        for variable in local:
+            self.register_local_source(variable)
+
+    def __enter__(self) -> "DistributedTape":
+        self._inner.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._inner.__exit__(*error)
+
+    def watch(self, tensor: Any) -> None:
+        """See base class."""
+        self._inner.watch(tensor)
+
+    def stop_recording(self) -> Any:
+        """See base class."""
+        return self._inner.stop_recording()
+
+    def reset(self) -> None:
+        """See base class."""
+        self._inner.reset()
+
+    def watched_variables(self) -> Any:
+        """See base class."""
+        return self._inner.watched_variables()
+
+    def jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """See base class: this rank's own, not reduced."""
+        return self._inner.jacobian(*args, **kwargs)
+
+    def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """See base class: this rank's own, not reduced."""
+        return self._inner.batch_jacobian(*args, **kwargs)
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        """The reduced gradients of a target, in the structure of the sources.
+
+        Args:
+          target: what is differentiated.
+          sources: variables or tensors, in the same order on every rank.
+          output_gradients: see base class.
+          use_generic_names: taken, and without effect: names do not depend on the program.
+          unconnected_gradients: see base class.
+
+        Raises:
+          InputError: the ranks' gradients differ in name, dtype or shape.
+        """
+        flat = keras.tree.flatten(sources)
+        own = self._inner.gradient(target, flat, output_gradients, unconnected_gradients)
+        return keras.tree.pack_sequence_as(sources, self._reduction(own, flat, self._local))
+
+    def register_local_source(self, source: Any) -> None:
+        """Lets a source's gradient be each rank's own."""
+        self._local.add(source)
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Pairs of source and gradient: those of local sources, and the others, which are reduced."""
+        pairs = list(zip(sources, self.gradient(target, sources, output_gradients), strict=True))
+        local = [pair for pair in pairs if pair[0] in self._local]
+        return local, [pair for pair in pairs if pair[0] not in self._local]
+
+
+# A tape is made anew in each step; what compression remembers and what was compared is not.
+_reductions: dict[tuple[Any, ...], GradientSums] = {}
+
+
+def DistributedGradientTape(  # noqa: D417, N802 - Horovod's name; the other arguments are said elsewhere
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Any] | None = None,
+    process_set: Any = global_process_set,
+    scale_local_gradients: bool = True,
+    local_layers: keras.Layer | Sequence[keras.Layer] | None = None,
+) -> DistributedTape:
+    """A tape whose `gradient` reduces over the ranks; made around a tape that has recorded, or to be entered.
+
+    Args:
+      gradtape: the tape.
+      op: Average, Sum, or any other of `allreduce`, which goes to the engine tensor by tensor (sparse gradients whole).
+      local_layers: see `PartialDistributedGradientTape`; the other arguments are those of `DistributedOptimizer`. With one
+        set of arguments, the memory of a compression is one for all tapes of this process, by the variables' names.
+    """
+    check_groups(num_groups, groups)
+    options = Options(
+        name="DistributedGradientTape",
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=checked_factor(gradient_predivide_factor, op),
+        op=known_op(op),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        device_dense=device_dense,
+    )
+    described = getattr(compression, "text", compression)
+    key = (
+        described,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        id(process_set),
+        scale_local_gradients,
+        device_dense,
+    )
+    return DistributedTape(gradtape, _reductions.setdefault(key, GradientSums(options)), local_variables(local_layers))
+
+
+def PartialDistributedGradientTape(  # noqa: D417, N802 - Horovod's name; the other arguments are said elsewhere
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Any] | None = None,
+    process_set: Any = global_process_set,
+    local_layers: keras.Layer | Sequence[keras.Layer] | None = None,
+    scale_local_gradients: bool = True,
+) -> DistributedTape:
+    """A `DistributedGradientTape` that leaves the gradients of some layers to each rank.
+
+    Args:
+      local_layers: built layers whose gradients are not reduced, but divided by the number of ranks if
+        `scale_local_gradients`; the other arguments are those of `DistributedOptimizer`.
+    """
+    return DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+        local_layers,
+    )

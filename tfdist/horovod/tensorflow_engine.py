@@ -1,0 +1,129 @@
+"""The engine for where Horovod is not installed: the collectives of a tfdist strategy, for ordinary variables."""
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives import Collectives, Op
+from tfdist.errors import InputError
+from tfdist.horovod.engine import Call, Engine, needs_horovod, scaled
+from tfdist.horovod.ops import Average, Max, Min, Product, ReduceOp, Sum
+from tfdist.horovod.process_sets import global_process_set
+from tfdist.loading import load_strategy
+from tfdist.strategy import HasCollectives
+
+
+class EnteredCollectives(Collectives):
+    """The collectives of a strategy with one replica a process, each call in a `strategy.run` of its own."""
+
+    def __init__(self, strategy: HasCollectives):
+        """Args: strategy: has one local replica."""
+        self._strategy = strategy
+        self.size = strategy.collectives.size
+        self.wire = strategy.collectives.wire
+
+    @property
+    def rank(self) -> int:
+        """See base class."""
+        return self._strategy.cluster.rank
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        return self._run(self._strategy.collectives.all_reduce, tensors, op, name=name)
+
+    def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+        """See base class."""
+        return self._run(self._strategy.collectives.all_gather, tensors, name=name)
+
+    def _run(
+        self, call: Callable[..., Any], tensors: Sequence[tf.Tensor], *args: Any, **kwargs: Any
+    ) -> list[tf.Tensor]:
+        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        results = self._strategy.run(lambda: tuple(call(given, *args, **kwargs)))
+        return [self._strategy.local(result)[0] for result in results]
+
+
+class TensorFlowEngine(Engine):
+    """tf.distribute's collectives under `tfdist.launch` (TF_CONFIG), or one process alone.
+
+    What the engine lacks is composed: minimum, maximum, product, broadcast and all-to-all gather everything, n (N - 1)
+    bytes received for n sent. TensorFlow matches calls by their order, so every rank makes the same ones in one order.
+    """
+
+    def __init__(self, options: dict[str, Any]):
+        """Opens the strategy that the environment asks for. Args: options: arguments of `init`, of which it takes none."""
+        for name, value in options.items():
+            if value:
+                raise needs_horovod(f"hvd.init({name}=...)", f"Leave out {name}")
+        strategy = load_strategy("auto")
+        if not isinstance(strategy, HasCollectives) or len(strategy.local_replicas) != 1:
+            raise InputError(
+                f"tfdist.horovod has one device a process. Received: {len(strategy.local_replicas)} of this process. "
+                "Start one process a device."
+            )
+        self._strategy = strategy
+        self.group = strategy.group
+        self.collectives = EnteredCollectives(strategy)
+        cluster = strategy.cluster
+        self.rank, self.size = cluster.rank, cluster.size
+        self.local_rank, self.local_size = cluster.local_rank, cluster.local_size
+        self.cross_rank, self.cross_size = cluster.rank // cluster.local_size, -(-cluster.size // cluster.local_size)
+        self.reduces, self.moves = self.collectives.wire.reduces, self.collectives.wire.gathers
+        global_process_set.settle(self.rank, self.size)
+
+    def collectives_of(self, process_set: Any) -> Collectives:
+        """See base class."""
+        if process_set is not global_process_set:
+            raise needs_horovod("A process set of some ranks", "Leave out process_set")
+        return self.collectives
+
+    def reduce(
+        self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call, prescale: float, postscale: float
+    ) -> list[tf.Tensor]:
+        """See base class."""
+        given = [scaled(tensor, prescale) for tensor in tensors]
+        if op in (Sum, Average):
+            totals = self.collectives_of(call.process_set).all_reduce(given, name=call.name)
+            postscale /= self.size if op == Average else 1
+        else:
+            if op not in _COMBINE:
+                raise needs_horovod("op=hvd.Adasum", "Use op=hvd.Average")
+            everyone = self.gather([tensor[None] for tensor in given], call)
+            totals = [functools.reduce(_COMBINE[op], tf.unstack(whole, self.size)) for whole in everyone]
+        return [scaled(tf.ensure_shape(total, x.shape), postscale) for total, x in zip(totals, tensors, strict=True)]
+
+    def gather(self, tensors: Sequence[tf.Tensor], call: Call) -> list[tf.Tensor]:
+        """See base class."""
+        return self.collectives_of(call.process_set).all_gather(tensors, name=call.name)
+
+    def broadcast(self, tensor: tf.Tensor, root: int, call: Call) -> tf.Tensor:
+        """See base class: each rank but the root sends nothing."""
+        rows = tf.reshape(tensor, [1, -1])[: 1 if self.rank == root else 0]
+        [whole] = self.gather([rows], call)
+        return tf.ensure_shape(tf.reshape(whole, tf.shape(tensor)), tensor.shape)
+
+    def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: Call) -> tuple[tf.Tensor, tf.Tensor]:
+        """See base class."""
+        whole, table = self.gather([tensor, tf.cast(splits, tf.int32)[None]], call)  # table: [sender, receiver]
+        parts = tf.reshape(table, [-1])
+        mine = tf.split(whole, parts, num=self.size * self.size)[self.rank :: self.size]
+        return tf.concat(mine, 0), table[:, self.rank]
+
+    def join(self) -> tf.Tensor:
+        """See base class."""
+        raise needs_horovod("hvd.join()", "Give every rank the same number of steps (steps_per_epoch)")
+
+    def close(self) -> None:
+        """See base class; who is done early waits, so that nobody's last collective finds it gone."""
+        self.group.barrier("horovod/end", 600.0)
+        self._strategy.close()
+
+
+_COMBINE: dict[ReduceOp, Callable[..., tf.Tensor]] = {
+    Min: tf.minimum,
+    Max: tf.maximum,
+    Product: operator.mul,
+}

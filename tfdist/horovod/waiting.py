@@ -1,0 +1,45 @@
+"""Waiting for the other ranks, and the numbers of ranks as tensors."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.horovod.names import call_of
+from tfdist.horovod.ops import Sum
+from tfdist.horovod.process import engine
+from tfdist.horovod.process_sets import global_process_set
+from tfdist.horovod.summing import of_engine
+
+
+def barrier(process_set: Any = global_process_set) -> tf.Tensor:
+    """Returns a zero that is there when every rank has made the call; in a graph it must be used."""
+    [done] = of_engine([tf.zeros([1])], Sum, call_of("barrier", None, process_set))
+    return done[0]
+
+
+def join() -> tf.Tensor:
+    """Says that this rank has no more data, and waits for the others, whose all-reduces go on without it.
+
+    Returns the last rank that joined. What gathers does not go on: rows of slices, compression, reduce-scatter.
+    """
+    return engine().join()
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """The number of ranks, as a scalar int32."""
+    return tf.constant(engine().size)
+
+
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """This rank, as a scalar int32."""
+    return tf.constant(engine().rank)
+
+
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """The number of ranks of this host, as a scalar int32."""
+    return tf.constant(engine().local_size)
+
+
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """This rank among those of its host, as a scalar int32."""
+    return tf.constant(engine().local_rank)
