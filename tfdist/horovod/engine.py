@@ -110,5 +110,5 @@ def scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
     if factor == 1.0:
         return tensor
     if tensor.dtype.is_floating:
-        return tensor * tf.cast(factor, tensor.dtype)
+        return tensor * tf.constant(factor, tensor.dtype)  # tf.cast would round it to float32 first
     return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)

@@ -24,6 +24,7 @@ class EnteredCollectives(Collectives):
         self._strategy = strategy
         self.size = strategy.collectives.size
         self.wire = strategy.collectives.wire
+        self._gathers: dict[tuple[tf.DType, tuple[int, ...]], Callable[[tf.Tensor], tf.Tensor]] = {}
 
     @property
     def rank(self) -> int:
@@ -36,7 +37,20 @@ class EnteredCollectives(Collectives):
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class."""
-        return self._run(self._strategy.collectives.all_gather, tensors, name=name)
+        if not tf.executing_eagerly():
+            return self._run(self._strategy.collectives.all_gather, tensors, name=name)
+        given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        return [self._eager_gather(tensor.dtype, tuple(tensor.shape[1:]))(tensor) for tensor in given]
+
+    def _eager_gather(self, dtype: tf.DType, row: tuple[int, ...]) -> Callable[[tf.Tensor], tf.Tensor]:
+        """Gathers rows of one kind; traced once, by all ranks alike, for TensorFlow would trace each eager call anew."""
+        if (dtype, row) not in self._gathers:
+            self._gathers[dtype, row] = tf.function(
+                lambda rows: self._run(self._strategy.collectives.all_gather, [rows], name="gather")[0],
+                input_signature=[tf.TensorSpec([None, *row], dtype)],
+                autograph=False,
+            ).get_concrete_function()
+        return self._gathers[dtype, row]
 
     def _run(
         self, call: Callable[..., Any], tensors: Sequence[tf.Tensor], *args: Any, **kwargs: Any
@@ -49,8 +63,8 @@ class EnteredCollectives(Collectives):
 class TensorFlowEngine(Engine):
     """tf.distribute's collectives under `tfdist.launch` (TF_CONFIG), or one process alone.
 
-    What the engine lacks is composed: minimum, maximum, product, broadcast and all-to-all gather everything, n (N - 1)
-    bytes received for n sent. TensorFlow matches calls by their order, so every rank makes the same ones in one order.
+    What the engine lacks is composed: minimum, maximum, product and all-to-all gather everything, n (N - 1) bytes
+    received for n sent. TensorFlow matches calls by their order, so every rank makes the same ones in one order.
     """
 
     def __init__(self, options: dict[str, Any]):
@@ -100,10 +114,12 @@ class TensorFlowEngine(Engine):
         return self.collectives_of(call.process_set).all_gather(tensors, name=call.name)
 
     def broadcast(self, tensor: tf.Tensor, root: int, call: Call) -> tf.Tensor:
-        """See base class: each rank but the root sends nothing."""
-        rows = tf.reshape(tensor, [1, -1])[: 1 if self.rank == root else 0]
-        [whole] = self.gather([rows], call)
-        return tf.ensure_shape(tf.reshape(whole, tf.shape(tensor)), tensor.shape)
+        """See base class: a sum of bits, which are zero on each rank but the root; 2 n (N - 1) / N bytes sent."""
+        bits = tf.bitcast(tensor, _BITS[tensor.dtype.size])
+        carried = tf.cast(bits, tf.int32) if tensor.dtype.size == 2 else bits
+        sent = carried if self.rank == root else tf.zeros_like(carried)
+        [total] = self.collectives_of(call.process_set).all_reduce([sent], name=call.name)
+        return tf.bitcast(tf.ensure_shape(tf.cast(total, bits.dtype), tensor.shape), tensor.dtype)
 
     def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: Call) -> tuple[tf.Tensor, tf.Tensor]:
         """See base class."""
@@ -122,6 +138,7 @@ class TensorFlowEngine(Engine):
         self._strategy.close()
 
 
+_BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}  # by the bytes of an element
 _COMBINE: dict[ReduceOp, Callable[..., tf.Tensor]] = {
     Min: tf.minimum,
     Max: tf.maximum,

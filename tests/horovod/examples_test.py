@@ -1,0 +1,77 @@
+"""Scripts of the structure of Horovod's own examples, with the import line changed, against one process."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tfdist.testing import processes
+
+HERE = pathlib.Path(__file__).parent
+OURS = "import tfdist.horovod as hvd\n"
+ENVIRONMENT = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+RATE = 0.006
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """What plain Keras makes of whole batches."""
+    folder = tmp_path_factory.mktemp("one_process")
+    command = [sys.executable, str(HERE / "one_process.py"), str(folder)]
+    done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(("ranks", "flags"), [(2, []), (3, []), (2, ["--without_horovod"])], ids=str)
+def test_scripts_with_the_import_changed_are_one_process(ranks, flags, one_process, tmp_path):
+    """Ranks bitwise equal, and the weights and metrics of plain Keras with whole batches to 1e-9 of their norm."""
+    arguments = [*flags, str(tmp_path), str(RATE / ranks)]
+    with processes.job([sys.executable, str(HERE / "examples_worker.py"), *arguments], ranks, ENVIRONMENT) as job:
+        ended = job.wait(120)
+    assert [end.code for end in ended] == [0] * ranks, "\n".join(end.output for end in ended)
+    assert "finished gradual learning rate warmup to 0.006" in ended[0].output
+    assert "Images a second of all ranks" in ended[0].output
+    for name, reference in (
+        ("keras_fit", f"keras_fit-{ranks}"),
+        ("gradient_tape", "gradient_tape"),
+        ("synthetic_benchmark", "synthetic_benchmark"),
+    ):
+        expected = np.load(one_process / f"{reference}.npz")
+        found = [np.load(tmp_path / f"{name}-{rank}.npz") for rank in range(ranks)]
+        for key in expected.files:
+            assert len({rank[key].tobytes() for rank in found}) == 1, f"{name}: {key} differs between ranks"
+            difference = np.linalg.norm(found[0][key] - expected[key]) / np.linalg.norm(expected[key])
+            assert difference < 1e-9, (name, key, difference)
+
+
+def test_the_same_script_with_horovods_own_import_reduces_nothing(tmp_path):
+    """Guards the worst trap of Horovod: under Keras 3 its own optimizer trains each rank alone, without a word."""
+    text = (HERE / "examples" / "keras_fit.py").read_text()
+    assert text.count(OURS) == 1
+    weights = {}
+    for name in ("tfdist.horovod", "horovod.tensorflow.keras", "horovod.keras"):
+        script = tmp_path / f"{name}.py"
+        script.write_text(text.replace(OURS, f"import {name} as hvd\n"))
+        command = [
+            sys.executable,
+            "-m",
+            "tfdist.launch",
+            "--processes=2",
+            "--launcher=horovod",
+            f"--log_dir={tmp_path}/log",
+        ]
+        command += ["--", sys.executable, str(script), "--plain", f"--output={tmp_path}/{name}-{{rank}}.npz"]
+        done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        ranks = [np.load(tmp_path / f"{name}-{rank}.npz") for rank in range(2)]
+        weights[name] = [np.concatenate([rank[k].ravel() for k in rank.files if "weight" in k]) for rank in ranks]
+    distance = {name: float(np.linalg.norm(a - b)) for name, (a, b) in weights.items()}
+    assert distance["tfdist.horovod"] == 0, json.dumps(distance)
+    assert min(distance["horovod.tensorflow.keras"], distance["horovod.keras"]) > 1e-2, (
+        "Horovod's optimizer reduces now"
+    )
