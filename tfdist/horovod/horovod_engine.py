@@ -10,7 +10,8 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from tfdist.collectives import Collectives, OneReplica
-from tfdist.collectives.horovod import HorovodCollectives, not_constant
+from tfdist.collectives.hidden import not_constant
+from tfdist.collectives.horovod import HorovodCollectives
 from tfdist.detect import detect
 from tfdist.group import Group, LocalGroup, join
 from tfdist.horovod.engine import Call, Engine
@@ -121,13 +122,20 @@ def _one(function: Callable[..., Any], tensors: Sequence[tf.Tensor], call: Call,
     """Makes one call. Eagerly TensorFlow gives an operation no name: where there is one, it is of a small graph."""
     described = (("process_set", call.process_set), ("ignore_name_scope", call.ignore_name_scope), *options.items())
     if call.explicit and tf.executing_eagerly():
-        return _in_graph(function, call.name, described)(*tensors)
+        specs = tuple(tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype) for tensor in tensors)
+        return _in_graph(function, call.name, described, specs)(*tensors)
     return _operation(function, call.name, described)(*tensors)
 
 
 @functools.lru_cache(maxsize=_EAGER_NAMES)
-def _in_graph(function: Callable[..., Any], name: str, options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-    return tf.function(_operation(function, name, options), autograph=False, reduce_retracing=True)
+def _in_graph(
+    function: Callable[..., Any],
+    name: str,
+    options: tuple[tuple[str, Any], ...],
+    specs: tuple[tf.TensorSpec, ...],
+) -> Callable[..., Any]:
+    operation = tf.function(_operation(function, name, options), autograph=False)
+    return operation.get_concrete_function(*specs)
 
 
 def _operation(function: Callable[..., Any], name: str, options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collectives.hidden import zero_when_run
 from tfdist.errors import InputError
 from tfdist.horovod.carrying import moved_as
 from tfdist.horovod.compression import Compression, wire_compressor
@@ -102,7 +103,10 @@ def broadcast(
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             [mean] = linear([upstream], Average, call.then("gradient"))
-            return mean if used.rank == root_rank else tf.zeros_like(mean)
+            if used.rank == root_rank:
+                return mean
+            # Zero; but the mean must not be left out of the graph for that, as the root waits for it.
+            return tf.where(tf.equal(zero_when_run(), 0), tf.zeros_like(mean), mean)
 
         [received] = moved_as(used, [tf.stop_gradient(x)], move, f"broadcast {call.name}")
         return received, gradient

@@ -176,8 +176,12 @@ def _built(name: str) -> Any:
     return answer
 
 
-mpi_threads_supported = _built("mpi_threads_supported")
 mpi_enabled, mpi_built = _built("mpi_enabled"), _built("mpi_built")
 gloo_enabled, gloo_built = _built("gloo_enabled"), _built("gloo_built")
 nccl_built, ddl_built, ccl_built = _built("nccl_built"), _built("ddl_built"), _built("ccl_built")
 cuda_built, rocm_built = _built("cuda_built"), _built("rocm_built")
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be used from several threads; False without MPI, where Horovod's own raises."""
+    return bool(mpi_enabled()) and bool(_built("mpi_threads_supported")())

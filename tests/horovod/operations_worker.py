@@ -1,0 +1,255 @@
+"""One rank of the tests of operations: makes all experiments and prints what came of them as one line of JSON.
+
+python tests/horovod/operations_worker.py [--without_horovod]
+"""
+
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+WITHOUT = "--without_horovod" in sys.argv
+if WITHOUT:
+    sys.modules["horovod"] = None  # type: ignore[assignment]  # as if it were not installed
+
+import numpy as np
+import tensorflow as tf
+
+import tfdist.horovod as hvd
+from tfdist.errors import InputError
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+REDUCED = ("uint8", "int8", "int32", "int64", *FLOATS)
+MOVED = (*REDUCED, "uint16", "int16", "bool", "uint32")
+found: dict[str, Any] = {}
+
+
+def note(name: str, value: Any) -> None:
+    if isinstance(value, tf.IndexedSlices):
+        value = [value.values, value.indices]
+    found[name] = tf.nest.map_structure(plain, value)
+
+
+def plain(value: Any) -> Any:
+    value = np.asarray(value)
+    return (value.astype("float64") if value.dtype.kind not in "iubU" else value).tolist()
+
+
+def refused(function: Callable[[], Any]) -> str:
+    """The error that a call raises, in one line; "" if it raises none."""
+    try:
+        function()
+    except (InputError, tf.errors.OpError) as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return ""
+
+
+def values(dtype: str, rank: int) -> tf.Tensor:
+    """Rank r's: 1 + r, 2 + r, 3 + r; every second element of a bool."""
+    if dtype == "bool":
+        return tf.constant([rank == 0, True, False])
+    return tf.cast(tf.range(1, 4) + rank, dtype)
+
+
+def all_dtypes(rank: int, size: int) -> None:
+    for graph in (False, True):
+        where = "graph" if graph else "eager"
+        for dtype in REDUCED:
+            for op in (hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product):
+
+                def reduce(x, op=op):
+                    return hvd.allreduce(x, op=op)
+
+                x = values(dtype, rank)
+                result = (tf.function(reduce) if graph else reduce)(x)
+                assert result.dtype == dtype
+                note(f"allreduce {op.name} {dtype} {where}", result)
+            if dtype in FLOATS or dtype.startswith("int"):
+                note(f"reducescatter {dtype} {where}", hvd.reducescatter(tf.concat([x, x], 0), op=hvd.Sum))
+        for dtype in MOVED:
+
+            def move(x, rank=rank, size=size):
+                own = tf.fill([size], 0) + 1
+                return (
+                    hvd.allgather(x[: rank + 1]),  # uneven
+                    hvd.broadcast(x, size - 1),
+                    hvd.alltoall(tf.concat([x] * size, 0)[: 2 * size]),
+                    *hvd.alltoall(x[:size], splits=own),
+                )
+
+            x = values(dtype, rank)
+            results = (tf.function(move) if graph else move)(x)
+            assert all(result.dtype == dtype for result in results[:4])
+            note(f"moves {dtype} {where}", list(results))
+
+
+def shapes(rank: int, size: int) -> None:
+    note("scalar allreduce", hvd.allreduce(tf.constant(1.0 + rank), op=hvd.Sum))
+    note("scalar broadcast", hvd.broadcast(tf.constant(1.0 + rank), 1))
+    note("empty allreduce", tf.shape(hvd.allreduce(tf.zeros([0, 3]))))
+    note("empty allgather", tf.shape(hvd.allgather(tf.zeros([0, 3]))))
+    note("one empty allgather", hvd.allgather(tf.fill([rank], rank)))
+    note("empty alltoall", tf.shape(hvd.alltoall(tf.zeros([0, 3]))))
+    note("uneven alltoall", hvd.alltoall(tf.range(rank + 1) + 10 * rank, splits=[rank + 1] + [0] * (size - 1)))
+    note("uneven reducescatter", hvd.reducescatter(tf.range(2 * size + 1), op=hvd.Sum))
+    note("few rows reducescatter", hvd.reducescatter(tf.constant([5.0]), op=hvd.Average))
+    slices = tf.IndexedSlices(tf.ones([rank + 1, 2]) * (rank + 1), tf.range(rank + 1), tf.constant([4, 2]))
+    note("slices sum", tf.convert_to_tensor(hvd.allreduce(slices, op=hvd.Sum)))
+    note("slices mean", tf.convert_to_tensor(hvd.allreduce(slices)))
+    note("factors", hvd.allreduce(tf.constant([2.0]), op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0))
+    note("fp16", hvd.allreduce(tf.constant([1.0 + 2.0**-12]), op=hvd.Average, compression=hvd.Compression.fp16))
+    with warnings.catch_warnings(record=True, action="always") as said:
+        note("average=False", hvd.allreduce(tf.constant([1.0]), average=False))
+    assert "replaced with `op`" in str(said[-1].message)
+    note("name in the second place", hvd.allreduce(tf.constant([1.0]), "a name"))
+    note("grouped", hvd.grouped_allreduce([tf.ones([2]), tf.ones([], tf.float64), tf.ones([3])], op=hvd.Sum))
+    note("grouped gather", hvd.grouped_allgather([tf.fill([1], rank), tf.fill([rank], 1.5)]))
+    note("grouped scatter", hvd.grouped_reducescatter([tf.ones([size]), tf.ones([size, 2])], op=hvd.Sum))
+    note("objects", [str(hvd.allgather_object({"rank": rank})), str(hvd.broadcast_object([rank, "x"] if rank else None, 1))])
+    variables = [tf.Variable([1.0 + rank]), tf.Variable(rank), tf.Variable([rank], dtype=tf.uint32), tf.Variable(rank == 1)]
+    hvd.broadcast_variables(variables, root_rank=1)
+    note("variables", [tf.identity(variable) for variable in variables])
+
+    @tf.function
+    def constants():
+        """A graph's optimizer must not communicate what does not depend on its inputs."""
+        return hvd.allreduce(tf.ones([2]), op=hvd.Sum), hvd.allgather(tf.constant([1])), hvd.barrier()
+
+    note("constants", [constants(), constants()])
+
+
+def finite_differences(rank: int, size: int) -> None:
+    """The gradient of each operation beside differences of the sum of all ranks' losses."""
+    rng = np.random.default_rng(3 + rank)
+    start = rng.uniform(0.5, 1.5, 6)
+    weight = tf.constant(rng.uniform(0.5, 1.5, 6 * size))
+
+    def loss_of(y):
+        y = tf.reshape(tf.concat([tf.reshape(one, [-1]) for one in tf.nest.flatten(y)], 0), [-1])
+        return tf.reduce_sum(tf.sin(y) * weight[: tf.shape(y)[0]])
+
+    operations = {
+        "Sum": lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5, postscale_factor=2.0),
+        "Average": lambda x: hvd.allreduce(x),
+        "Min": lambda x: hvd.allreduce(x, op=hvd.Min, postscale_factor=2.0),
+        "Max": lambda x: hvd.allreduce(x, op=hvd.Max),
+        "Product": lambda x: hvd.allreduce(x, op=hvd.Product, prescale_factor=0.5),
+        "grouped": lambda x: hvd.grouped_allreduce([x[:2], x[2:]], op=hvd.Sum),
+        "allgather": lambda x: hvd.allgather(x[: 2 + rank]),
+        "grouped_allgather": lambda x: hvd.grouped_allgather([x[:2], x[2 : 3 + rank]]),
+        "broadcast": lambda x: hvd.broadcast(x, 1),
+        "alltoall": lambda x: hvd.alltoall(x[: size * 2]),
+        "splits": lambda x: hvd.alltoall(x[: rank + size], splits=[rank + 1] + [1] * (size - 1))[0],
+        "reducescatter": lambda x: hvd.reducescatter(x[: size + 1], op=hvd.Sum, prescale_factor=0.5),
+        "reducescatter mean": lambda x: hvd.reducescatter(x),
+    }
+    for name, operation in operations.items():
+        total = tf.function(lambda x, operation=operation: hvd.allreduce(loss_of(operation(x)), op=hvd.Sum))
+        numeric = np.zeros((size, 6))
+        for other in range(size):
+            for i in range(6):
+                step = np.zeros(6)
+                step[i] = 1e-5 if rank == other else 0.0
+                up, down = total(tf.constant(start + step)), total(tf.constant(start - step))
+                numeric[other, i] = (up - down) / 2e-5
+
+        def gradient(x, operation=operation):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = loss_of(operation(x))
+            return tape.gradient(loss, x)
+
+        for where in (gradient, tf.function(gradient)):
+            exact = where(tf.constant(start)).numpy()
+            near = float(np.abs(exact).max())
+            ratio = float(np.dot(exact, numeric[rank]) / np.dot(numeric[rank], numeric[rank])) if near > 1e-12 else 0.0
+            error = float(np.abs(exact - ratio * numeric[rank]).max())
+            found.setdefault(f"gradient {name}", []).append([ratio, error, float(np.abs(numeric[rank]).max())])
+
+
+def process_sets(rank: int, size: int) -> None:
+    pair = hvd.add_process_set([0, size - 1])
+    note("set", [pair.size(), pair.included()])
+    if pair.included():
+        x = tf.constant([1.0 + rank])
+        note("set allreduce", hvd.allreduce(x, op=hvd.Sum, process_set=pair))
+        note("set allgather", hvd.allgather(x, process_set=pair))
+        note("set broadcast", hvd.broadcast(x, size - 1, process_set=pair))
+        note("set reducescatter", hvd.reducescatter(tf.ones([3]) * (1 + rank), op=hvd.Sum, process_set=pair))
+        note("set alltoall", hvd.alltoall(tf.range(2) + 10 * rank, process_set=pair))
+        note("set object", str(hvd.broadcast_object(rank, size - 1, process_set=pair)))
+        note("set root", refused(lambda: hvd.broadcast(x, 1, process_set=pair)))
+    weights = tf.Variable([1.0])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(weights * (rank + 1.0))
+    tape = hvd.DistributedGradientTape(tape, process_set=pair)
+    note("set gradient", tape.gradient(loss, [weights]))
+    hvd.barrier()
+    note("set removed", hvd.remove_process_set(pair))
+
+
+def mismatches(rank: int, size: int) -> None:
+    odd = rank == size - 1
+    kinds: dict[str, Callable[[], Any]] = {
+        "dtype": lambda: hvd.allreduce(tf.ones([2], tf.float64 if odd else tf.float32), name="dtype"),
+        "shape": lambda: hvd.allreduce(tf.ones([3 if odd else 2]), name="shape"),
+        "op": lambda: hvd.allreduce(tf.ones([2]), op=hvd.Max if odd else hvd.Sum, name="op"),
+        "operation": lambda: (hvd.allgather if odd else hvd.allreduce)(tf.ones([2]), name="operation"),
+        "root": lambda: hvd.broadcast(tf.ones([2]), int(odd), name="root"),
+        "row": lambda: hvd.allgather(tf.ones([2, 3 if odd else 2]), name="row"),
+        "alltoall": lambda: hvd.alltoall(tf.ones([size, 3 if odd else 2]), name="alltoall"),
+        "scattered shape": lambda: hvd.reducescatter(tf.ones([size + odd]), name="scattered_shape"),
+        "scattered row": lambda: hvd.reducescatter(tf.ones([size, 2 + odd]), name="scattered_row"),
+        "scattered rank": lambda: hvd.reducescatter(tf.ones([size, 2] if odd else [size]), name="scattered_rank"),
+        "scattered op": lambda: hvd.reducescatter(tf.ones([size]), op=hvd.Sum if odd else hvd.Average, name="scattered_op"),
+        "scattered dtype": lambda: hvd.reducescatter(tf.ones([size], tf.float64 if odd else tf.float32), name="scattered_dt"),
+    }
+    for name, call in kinds.items():
+        found[f"mismatch {name} eager"] = refused(call)
+        found[f"mismatch {name} graph"] = refused(tf.function(call))
+
+
+def skipped(rank: int, size: int) -> None:
+    """The last rank leaves a call out; must be the last experiment, as it ends Horovod."""
+    begun = time.monotonic()
+    if rank < size - 1:
+        found["skipped"] = refused(lambda: hvd.allreduce(tf.ones([2]), name="the_one_that_is_left_out"))
+    else:
+        found["skipped"] = refused(lambda: hvd.allreduce(tf.ones([2]), name="what_comes_next"))
+    found["skipped seconds"] = time.monotonic() - begun
+
+
+def main() -> None:
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    found["who"] = [rank, size, hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous()]
+    found["built"] = [bool(hvd.gloo_built()), bool(hvd.mpi_built()), bool(hvd.nccl_built()), bool(hvd.mpi_threads_supported())]
+    all_dtypes(rank, size)
+    shapes(rank, size)
+    finite_differences(rank, size)
+    if WITHOUT:
+        found["refused"] = [
+            refused(lambda: hvd.join()),
+            refused(lambda: hvd.allreduce(tf.ones([1]), op=hvd.Adasum)),
+            refused(lambda: hvd.add_process_set([0])),
+            refused(lambda: hvd.ProcessSet([0])),
+            refused(lambda: hvd.elastic.ObjectState(batch=0)),
+            refused(lambda: hvd.elastic.run(print)),
+            refused(lambda: hvd.start_timeline("file")),
+        ]
+    else:
+        if size == 2:  # Adasum wants a power of two
+            note("adasum", hvd.allreduce(tf.constant([1.0, 0.0] if rank else [0.0, 1.0]), op=hvd.Adasum))
+        process_sets(rank, size)
+        if rank:
+            note("joined", hvd.allreduce(tf.ones([2]), op=hvd.Sum, name="joined"))
+        hvd.join()
+        mismatches(rank, size)
+        skipped(rank, size)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
