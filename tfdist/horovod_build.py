@@ -1,8 +1,9 @@
 """What Horovod's build needs and what it changes: versions, patches, tools, environment variables.
 
 pip alone cannot build it: Horovod's last release adds an optional XLA bridge to its TensorFlow library, whose includes
-newer TensorFlows no longer have. Without that one line the release builds and works. Another one keeps its stall inspector
-from seeing anything under Gloo, so that a call which one rank leaves out would wait for ever.
+newer TensorFlows no longer have. Without that one line the release builds and works. Two more are defects of its own: under
+Gloo its stall inspector sees no rank, so that a call which one rank leaves out would wait for ever, and a second `init` in
+one process crashes where a setting of the environment fixed a parameter, as ours do.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from tfdist.errors import InputError, TfdistError
 
 VERSION = "0.28.1"
 SDIST = f"horovod-{VERSION}.tar.gz"
-PATCHED = f"{VERSION}+tfdist.1"  # what the patched release calls itself; another number for other patches
+PATCHED = f"{VERSION}+tfdist.2"  # what the patched release calls itself; another number for other patches
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
 # (file, line as it stands there exactly once, what stands there instead)
@@ -43,6 +44,12 @@ PATCHES = (
         "horovod/common/gloo/gloo_controller.cc",
         "  global_ranks_.reserve(size_);\n",
         "  global_ranks_.resize(size_);\n",
+    ),
+    # A second `init` in one process sets defaults, at places that a setting of the environment had removed: a crash.
+    (
+        "horovod/common/parameter_manager.cc",
+        "    v[index_[variable]] = value;\n",
+        "    if (fixed_values_.count(variable)) return;\n    v[index_[variable]] = value;\n",
     ),
     ("horovod/__init__.py", f"__version__ = '{VERSION}'\n", f"__version__ = '{PATCHED}'\n"),
 )

@@ -39,10 +39,18 @@ def start_horovod(cluster: Cluster, join: Callable[[Cluster], Group], **options:
     if "HOROVOD_RANK" in os.environ or cluster.source == "MPI":
         hvd.init(**options)
         return join(_with_coordinator(cluster))
-    group = join(cluster)  # any other cluster: the group tells everyone where rank 0 serves Horovod's rendezvous
+    group = join(cluster)
+    start_through(group, cluster, **options)
+    return group
+
+
+def start_through(group: Group, cluster: Cluster, **options: Any) -> None:
+    """Initialises Horovod, for the first time or again: the group tells where rank 0 serves a new rendezvous.
+
+    One that has served an initialisation has addresses of it, with which the next one would crash.
+    """
     os.environ.update(serve_and_describe(cluster, group))
     hvd.init(**options)
-    return group
 
 
 def stall_settings(environment: Mapping[str, str]) -> dict[str, str]:

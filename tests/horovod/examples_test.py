@@ -27,11 +27,11 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
-@pytest.mark.parametrize(("ranks", "flags"), [(2, []), (3, []), (2, ["--without_horovod"])], ids=str)
-def test_scripts_with_the_import_changed_are_one_process(ranks, flags, one_process, tmp_path):
+@pytest.mark.parametrize(("ranks", "through"), [(2, []), (3, []), (2, [str(HERE / "without_horovod.py")])])
+def test_scripts_with_the_import_changed_are_one_process(ranks, through, one_process, tmp_path):
     """Ranks bitwise equal, and the weights and metrics of plain Keras with whole batches to 1e-9 of their norm."""
-    arguments = [*flags, str(tmp_path), str(RATE / ranks)]
-    with processes.job([sys.executable, str(HERE / "examples_worker.py"), *arguments], ranks, ENVIRONMENT) as job:
+    command = [sys.executable, *through, str(HERE / "examples_worker.py"), str(tmp_path), str(RATE / ranks)]
+    with processes.job(command, ranks, ENVIRONMENT) as job:
         ended = job.wait(120)
     assert [end.code for end in ended] == [0] * ranks, "\n".join(end.output for end in ended)
     assert "finished gradual learning rate warmup to 0.006" in ended[0].output

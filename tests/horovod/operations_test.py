@@ -21,13 +21,14 @@ ENVIRONMENT = {
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 REDUCED = ("uint8", "int8", "int32", "int64", *FLOATS)
 MOVED = (*REDUCED, "uint16", "int16", "bool", "uint32")
-ENGINES = [(3, ""), (2, "--without_horovod")]
+WITHOUT = pathlib.Path(__file__).with_name("without_horovod.py")
+ENGINES = [(3, [str(WORKER)]), (2, [str(WITHOUT), str(WORKER)])]
 Outcomes = list[dict[str, Any]]
 
 
-def outcomes(ranks: int, flag: str) -> Outcomes:
+def outcomes(ranks: int, command: list[str]) -> Outcomes:
     """What each rank found."""
-    with processes.job([sys.executable, str(WORKER), flag], ranks, ENVIRONMENT) as job:
+    with processes.job([sys.executable, *command], ranks, ENVIRONMENT) as job:
         ended = job.wait(120)
     assert [end.code for end in ended] == [0] * ranks, "\n".join(end.output for end in ended)
     return [json.loads(next(x for x in end.output.splitlines() if x.startswith('{"who"'))) for end in ended]
@@ -39,12 +40,8 @@ def ranks(request: pytest.FixtureRequest) -> Outcomes:
     return outcomes(*request.param)
 
 
-@pytest.fixture(scope="module")
-def horovod(ranks: Outcomes) -> Outcomes:
-    """Those of Horovod."""
-    if "refused" in ranks[0]:
-        pytest.skip("needs Horovod")
-    return ranks
+WITH_HOROVOD = pytest.mark.parametrize("ranks", ENGINES[:1], indirect=True, ids=["horovod"])
+WITHOUT_HOROVOD = pytest.mark.parametrize("ranks", ENGINES[1:], indirect=True, ids=["without"])
 
 
 def values(dtype: str, rank: int) -> np.ndarray:
@@ -151,9 +148,10 @@ def test_gradients_are_those_of_finite_differences(ranks, name):
                 assert ratio == pytest.approx(RATIOS[name](len(ranks)), rel=1e-6)
 
 
-def test_process_sets(horovod):
-    members = [horovod[0], horovod[2]]
-    assert [rank["set"] for rank in horovod] == [[2, True], [2, False], [2, True]]
+@WITH_HOROVOD
+def test_process_sets(ranks):
+    members = [ranks[0], ranks[2]]
+    assert [rank["set"] for rank in ranks] == [[2, True], [2, False], [2, True]]
     for rank in members:
         assert rank["set allreduce"] == [4.0]
         assert rank["set allgather"] == [1.0, 3.0]
@@ -164,14 +162,16 @@ def test_process_sets(horovod):
         )
     assert [rank["set reducescatter"] for rank in members] == [[4.0, 4.0], [4.0]]
     assert [rank["set alltoall"] for rank in members] == [[0, 20], [1, 21]]
-    assert [rank["set gradient"] for rank in horovod] == [[[2.0]], [[2.0]], [[2.0]]]
-    assert all(rank["set removed"] for rank in horovod)
+    assert [rank["set gradient"] for rank in ranks] == [[[2.0]], [[2.0]], [[2.0]]]
+    assert all(rank["set removed"] for rank in ranks)
 
 
-def test_a_rank_that_has_joined_is_not_waited_for(horovod):
-    assert [rank["joined"] for rank in horovod[1:]] == [[2.0, 2.0]] * 2
+@WITH_HOROVOD
+def test_a_rank_that_has_joined_is_not_waited_for(ranks):
+    assert [rank["joined"] for rank in ranks[1:]] == [[2.0, 2.0]] * 2
 
 
+@WITH_HOROVOD
 @pytest.mark.parametrize("where", ["eager", "graph"])
 @pytest.mark.parametrize(
     ("kind", "message"),
@@ -190,23 +190,23 @@ def test_a_rank_that_has_joined_is_not_waited_for(horovod):
         ("scattered dtype", "Mismatched data types"),
     ],
 )
-def test_what_does_not_match_is_an_error_on_every_rank(horovod, kind, message, where):
-    for rank in horovod:
+def test_what_does_not_match_is_an_error_on_every_rank(ranks, kind, message, where):
+    for rank in ranks:
         assert message in rank[f"mismatch {kind} {where}"], rank[f"mismatch {kind} {where}"]
 
 
-def test_a_call_that_a_rank_leaves_out_is_named_within_the_deadline(horovod):
+@WITH_HOROVOD
+def test_a_call_that_a_rank_leaves_out_is_named_within_the_deadline(ranks):
     """Guards: Horovod's stall inspector sees ranks under Gloo, which our build mends (tfdist/horovod_build.py)."""
-    for rank in horovod[:-1]:
+    for rank in ranks[:-1]:
         assert "the_one_that_is_left_out" in rank["skipped"]
-    for rank in horovod:
+    for rank in ranks:
         assert "Horovod has been shut down" in rank["skipped"]
         assert rank["skipped seconds"] < 15
 
 
+@WITHOUT_HOROVOD
 def test_what_needs_horovod_says_what_to_use(ranks):
-    if "refused" not in ranks[0]:
-        pytest.skip("needs a job without Horovod")
     for rank in ranks:
         for message in rank["refused"]:
             assert message.startswith("InputError: "), message

@@ -16,7 +16,9 @@ def not_constant(tensor: tf.Tensor) -> tf.Tensor:
         return tensor
     if tensor.shape.rank == 0:
         tensor = tf.reshape(tensor, [1])
-    return tf.slice(tensor, tf.fill([tensor.shape.rank], zero_when_run()), [-1 if d is None else d for d in tensor.shape])
+    return tf.slice(
+        tensor, tf.fill([tensor.shape.rank], zero_when_run()), [-1 if d is None else d for d in tensor.shape]
+    )
 
 
 def zero_when_run() -> tf.Tensor:

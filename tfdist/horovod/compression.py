@@ -63,8 +63,7 @@ class Method:
     """
 
     def __init__(self, text: str):
-        """Args: text: a method, or rules for each variable. Raises `InputError` if it is not known."""
-        check(text)
+        """Args: text: a method, or rules for each variable; checked where it is used."""
         self.text = text
 
     def __call__(self, **parameters: Any) -> "Method":
@@ -115,15 +114,23 @@ def wire_compressor(compression: Any) -> type[Compressor]:
     return compression
 
 
+def known_compression(compression: Any) -> Any:
+    """A compression of gradients, with a method's text as a `Method`; raises `InputError` if it is none."""
+    if isinstance(compression, str):
+        compression = Method(compression)
+    if isinstance(compression, Method):
+        check(compression.text)
+        return compression
+    return wire_compressor(compression)
+
+
 def reducer_of(compression: Any, specs: Sequence[tf.TensorSpec]) -> Reducer:
     """The reducer that sums dense gradients so, in tfdist's buckets.
 
     Args:
-      compression: a `Method`, its text, or a class with Horovod's `compress` and `decompress`.
+      compression: a `Method`, or a class with Horovod's `compress` and `decompress`.
       specs: names, shapes and dtypes of the gradients.
     """
-    if isinstance(compression, str):
-        compression = Method(compression)
     if isinstance(compression, Method):
         return compressed(specs, compression.text)
     return Bucketed(CompressedSum(wire_compressor(compression)))
@@ -131,7 +138,7 @@ def reducer_of(compression: Any, specs: Sequence[tf.TensorSpec]) -> Reducer:
 
 def is_lossless(compression: Any) -> bool:
     """Whether sums show an inf or a NaN of any summand by themselves, and no state is kept."""
-    return not isinstance(compression, str | Method)
+    return not isinstance(compression, Method)
 
 
 class CompressedSum(Reducer):

@@ -129,7 +129,7 @@ class GradientSums:
         message = f"{self.options.name}_{self._agreed(used, gradients, rows)}"
         mean = self.options.op == Average
         before = 1.0 / self.options.gradient_predivide_factor if mean else 1.0
-        after = self.options.gradient_predivide_factor / self.options.process_set.size() if mean else 1.0
+        after = self.options.gradient_predivide_factor / collectives.size if mean else 1.0
         totals: dict[str, Gradient] = {}
         for i, name in enumerate(rows):
             totals[name] = sum_rows(_scaled_rows(gradients[name], before), collectives, f"{message}/rows{i}")[0]

@@ -9,6 +9,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from tfdist.cluster import Cluster
 from tfdist.collectives import Collectives, OneReplica
 from tfdist.collectives.hidden import not_constant
 from tfdist.collectives.horovod import HorovodCollectives
@@ -16,7 +17,7 @@ from tfdist.detect import detect
 from tfdist.group import Group, LocalGroup, join
 from tfdist.horovod.engine import Call, Engine
 from tfdist.horovod.ops import ReduceOp
-from tfdist.horovod_rendezvous import start_horovod
+from tfdist.horovod_rendezvous import start_horovod, start_through
 
 _EAGER_NAMES = 256  # so many functions are kept for named eager calls
 
@@ -36,15 +37,18 @@ class HorovodEngine(Engine):
           group: one that this process is a member of already; None to join the job's.
           **options: arguments of Horovod's `init`.
         """
-        detection = detect(os.environ, "horovod")
+        cluster = detect(os.environ, "horovod").cluster
+        elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
 
-        def join_once(cluster: Any) -> Group:
-            # An elastic job has other members after each reset, and a comm of some ranks fewer: no group has those.
-            if group or os.environ.get("HOROVOD_ELASTIC") == "1" or options.get("comm") is not None:
-                return group or LocalGroup()
-            return join(cluster, start_timeout=120.0)
+        def join_job(cluster: Cluster) -> Group:
+            # An elastic job has other members after each reset, and a comm fewer ranks: no group has those.
+            return LocalGroup() if elastic or "comm" in options else join(cluster, start_timeout=120.0)
 
-        self.group = start_horovod(detection.cluster, join_once, **options)
+        if group is None or elastic:
+            self.group = start_horovod(cluster, join_job, **options)
+        else:
+            self.group = group
+            start_through(group, cluster, **options)
         self.rank, self.size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
         self.cross_rank, self.cross_size = hvd.cross_rank(), hvd.cross_size()

@@ -8,7 +8,7 @@ import keras
 
 from tfdist.errors import InputError
 from tfdist.horovod.accumulation import Accumulation
-from tfdist.horovod.compression import Compression
+from tfdist.horovod.compression import Compression, known_compression
 from tfdist.horovod.distributed import distributed
 from tfdist.horovod.gradient_sums import GradientSums, Options
 from tfdist.horovod.ops import Average, Sum, known_op
@@ -67,7 +67,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         )
     options = Options(
         name=name or f"Distributed{type(optimizer).__name__}",
-        compression=compression,
+        compression=known_compression(compression),
         sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=checked_factor(gradient_predivide_factor, op),
         op=known_op(op),

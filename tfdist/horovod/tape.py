@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.horovod.compression import Compression
+from tfdist.horovod.compression import Compression, known_compression
 from tfdist.horovod.gradient_sums import GradientSums, LocalVariables, Options
 from tfdist.horovod.ops import Average, known_op
 from tfdist.horovod.optimizer import check_groups, checked_factor, local_variables
@@ -119,7 +119,7 @@ def DistributedGradientTape(  # noqa: D417, N802 - Horovod's name; the other arg
     check_groups(num_groups, groups)
     options = Options(
         name="DistributedGradientTape",
-        compression=compression,
+        compression=known_compression(compression),
         sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=checked_factor(gradient_predivide_factor, op),
         op=known_op(op),

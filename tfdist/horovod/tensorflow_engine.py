@@ -37,20 +37,34 @@ class EnteredCollectives(Collectives):
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class."""
-        if not tf.executing_eagerly():
-            return self._run(self._strategy.collectives.all_gather, tensors, name=name)
         given = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        return [self._eager_gather(tensor.dtype, tuple(tensor.shape[1:]))(tensor) for tensor in given]
+        if tf.executing_eagerly():
+            return [self._eager_gather(tensor.dtype, tuple(tensor.shape[1:]))(tensor) for tensor in given]
+        return self._gather(given, name)
 
     def _eager_gather(self, dtype: tf.DType, row: tuple[int, ...]) -> Callable[[tf.Tensor], tf.Tensor]:
         """Gathers rows of one kind; traced once, by all ranks alike, for TensorFlow would trace each eager call anew."""
         if (dtype, row) not in self._gathers:
             self._gathers[dtype, row] = tf.function(
-                lambda rows: self._run(self._strategy.collectives.all_gather, [rows], name="gather")[0],
+                lambda rows: self._gather([rows], "gather")[0],
                 input_signature=[tf.TensorSpec([None, *row], dtype)],
                 autograph=False,
             ).get_concrete_function()
         return self._gathers[dtype, row]
+
+    def _gather(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Gathers as vectors with one element more, and in another message the rows: of nothing at all TensorFlow crashes."""
+        rows = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
+        longer = [tf.concat([tf.reshape(x, [-1]), tf.zeros([1], x.dtype)], 0) for x in tensors]
+        table, *vectors = self._run(self._strategy.collectives.all_gather, [rows[None], *longer], name=name)
+        wholes = []
+        for i, (vector, tensor) in enumerate(zip(vectors, tensors, strict=True)):
+            row = tf.shape(tensor)[1:]
+            parts = tf.split(vector, table[:, i] * tf.reduce_prod(row) + 1, num=self.size)
+            whole = tf.concat([part[:-1] for part in parts], 0)
+            whole = tf.reshape(whole, tf.concat([[tf.reduce_sum(table[:, i])], row], 0))
+            wholes.append(tf.ensure_shape(whole, tf.TensorShape([None]).concatenate(tensor.shape[1:])))
+        return wholes
 
     def _run(
         self, call: Callable[..., Any], tensors: Sequence[tf.Tensor], *args: Any, **kwargs: Any
@@ -105,8 +119,10 @@ class TensorFlowEngine(Engine):
         else:
             if op not in _COMBINE:
                 raise needs_horovod("op=hvd.Adasum", "Use op=hvd.Average")
-            everyone = self.gather([tensor[None] for tensor in given], call)
-            totals = [functools.reduce(_COMBINE[op], tf.unstack(whole, self.size)) for whole in everyone]
+            carried = [tf.cast(x, tf.float32) if x.dtype == tf.bfloat16 else x for x in given]
+            everyone = self.gather([x[None] for x in carried], call)
+            combined = [functools.reduce(_COMBINE[op], tf.unstack(whole, self.size)) for whole in everyone]
+            totals = [tf.cast(total, x.dtype) for total, x in zip(combined, tensors, strict=True)]
         return [scaled(tf.ensure_shape(total, x.shape), postscale) for total, x in zip(totals, tensors, strict=True)]
 
     def gather(self, tensors: Sequence[tf.Tensor], call: Call) -> list[tf.Tensor]:

@@ -1,0 +1,212 @@
+"""The distributed optimizer on two real ranks, in float64, against plain Keras with whole batches in this process."""
+
+import json
+import pathlib
+import runpy
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.testing import processes
+
+pytest.importorskip("horovod")
+WORKER = pathlib.Path(__file__).with_name("optimizer_worker.py")
+ENVIRONMENT = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+N = 2
+Ranks = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """What each rank found."""
+    with processes.job([sys.executable, str(WORKER), str(tmp_path_factory.mktemp("saved"))], N, ENVIRONMENT) as job:
+        ended = job.wait(150)
+    assert [end.code for end in ended] == [0] * N, "\n".join(end.output for end in ended)
+    return [json.loads(next(x for x in end.output.splitlines() if x.startswith('{"sparse"'))) for end in ended]
+
+
+@pytest.fixture
+def worker(float64: None) -> dict[str, Any]:
+    """The worker's models and data."""
+    loaded = runpy.run_path(str(WORKER), run_name="worker")
+    yield loaded
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
+
+def same(ranks: Ranks, key: str) -> np.ndarray:
+    """What all ranks have alike, to the bit."""
+    assert len({json.dumps(rank[key]) for rank in ranks}) == 1, f"{key} differs between ranks"
+    return np.array(ranks[0][key])
+
+
+def near(found: np.ndarray, expected: np.ndarray, tolerance: float = 1e-9) -> None:
+    difference = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    assert difference < tolerance, difference
+
+
+def alone(worker, model, optimizer, x=None, steps=4) -> np.ndarray:
+    """Weights of plain Keras after so many steps of the whole batch."""
+    model.compile(optimizer, "mse", jit_compile=False)
+    x = worker["X"] if x is None else x
+    model.fit(x, worker["Y"], batch_size=len(x), epochs=steps, shuffle=False, verbose=0)
+    return np.concatenate([np.ravel(weight) for weight in model.get_weights()])
+
+
+def test_slices_travel_as_rows_or_dense(ranks, worker):
+    expected = alone(worker, worker["embedding_model"](), keras.optimizers.SGD(0.1), worker["IDS"])
+    near(same(ranks, "sparse"), expected)
+    near(same(ranks, "sparse as dense"), expected)
+
+
+def test_batch_normalisation_over_all_ranks_is_that_of_the_whole_batch(ranks, worker):
+    keras.utils.set_random_seed(4)
+    layers = [keras.layers.Dense(5), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
+    near(
+        same(ranks, "normalised"),
+        alone(worker, keras.Sequential([keras.Input((6,)), *layers]), keras.optimizers.SGD(0.1)),
+    )
+
+
+def test_several_steps_a_call(ranks, worker):
+    near(same(ranks, "two steps a call"), alone(worker, worker["model_of"](), keras.optimizers.SGD(0.1)))
+
+
+@pytest.mark.parametrize(("name", "rate"), [("SGD", 0.1), ("Adam", 0.01)])
+def test_several_backward_passes_are_one_batch(ranks, worker, name, rate):
+    optimizer = getattr(keras.optimizers, name)(rate)
+    near(same(ranks, f"2 passes of {name}"), alone(worker, worker["model_of"](), optimizer))
+    assert [rank[f"2 passes of {name}, updates"] for rank in ranks] == [4] * N
+
+
+def test_several_backward_passes_of_slices(ranks, worker):
+    expected = alone(worker, worker["embedding_model"](), keras.optimizers.SGD(0.1), worker["IDS"])
+    near(same(ranks, "2 sparse passes"), expected)
+
+
+def test_a_nan_does_not_stay(ranks):
+    """The first step is spoiled on both ranks; the second is 1 - ((1 + 2) + (1 + 1)) / 2."""
+    for rank in ranks:
+        assert rank["after a NaN"][0] == 1.0
+        assert np.isnan(rank["after a NaN"][1])
+        assert rank["after a NaN"][2:] == [1.0, -1.5]
+
+
+@pytest.mark.parametrize(("method", "tolerance"), [("fp16", 1e-2), ("text", 2e-2), ("powersgd", 0.5), ("topk", 0.6)])
+def test_compression(ranks, worker, method, tolerance):
+    keras.utils.set_random_seed(5)
+    wide = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3000), keras.layers.Dense(2)])
+    before = np.concatenate([np.ravel(weight) for weight in wide.get_weights()])
+    exact = alone(worker, wide, keras.optimizers.SGD(0.001)) - before
+    found = same(ranks, f"compression {method}")
+    difference = np.linalg.norm(found - exact) / np.linalg.norm(exact)
+    assert 1e-9 < difference < tolerance, "lossy, and not by much"
+
+
+def test_what_compression_remembers_stays_finite(ranks):
+    assert [rank["finite after topk"] for rank in ranks] == [[True, False, True]] * N
+
+
+@pytest.mark.parametrize("way", ["outside", "inside"])
+def test_an_overflow_on_one_rank_is_skipped_by_all(ranks, way):
+    """The mean gradient is 6: 1.5 at a scale of 4, and 3 at one of 2."""
+    assert same(ranks, f"loss scale {way}").tolist() == [[-1.5, 4.0], [-1.5, 2.0], [-4.5, 2.0]]
+
+
+def test_mixed_precision_trains_alike(ranks):
+    assert {json.dumps(rank["mixed precision"]) for rank in ranks} == {json.dumps(ranks[0]["mixed precision"])}
+    assert ranks[0]["mixed precision"][0] == "LossScaleOptimizer"
+
+
+def test_a_saved_model_loads_with_and_without_tfdist(ranks, worker):
+    assert [rank["plain"] for rank in ranks] == [[True, True]] * N
+    assert all(rank["an instance of"] for rank in ranks)
+    near(same(ranks, "saved and loaded"), alone(worker, worker["model_of"](), keras.optimizers.SGD(0.05, momentum=0.9)))
+
+
+def test_local_layers(ranks, worker):
+    """Gradients of local layers are the rank's own, divided by the number of ranks; the others are means."""
+    assert ranks[0]["local gradients"] == [["hidden/kernel", "hidden/bias"], ["last/kernel", "last/bias"]]
+    wholes = []
+    for rank, outcome in enumerate(ranks):
+        model, rows = worker["model_of"](), slice(rank, None, N)
+        before = model.get_layer("hidden").get_weights()[0]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(worker["X"][rows]) - worker["Y"][rows]))
+        hidden, _, last, _ = tape.gradient(loss, model.trainable_variables)
+        assert outcome["hidden gradient"] == pytest.approx(float(tf.reduce_sum(hidden)) / N)
+        near(np.array(outcome["partial"][0]), before - 0.1 * hidden.numpy() / N)
+        wholes.append(last.numpy())
+    expected = worker["model_of"]().get_layer("last").get_weights()[0] - 0.1 * np.mean(wholes, axis=0)
+    for outcome in ranks:
+        near(np.array(outcome["partial"][1]), expected)
+
+
+def test_tapes(ranks, worker):
+    model = worker["model_of"]()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(worker["X"]))
+    keras.optimizers.SGD(0.1).apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    near(same(ranks, "tape"), np.concatenate([np.ravel(weight) for weight in model.get_weights()]))
+    near(same(ranks, "tape of the rest"), alone(worker, worker["model_of"](), keras.optimizers.SGD(0.1)))
+
+
+def test_callbacks(ranks, worker):
+    """Momentum correction: when the rate is halved, so is the velocity."""
+    keras.utils.set_random_seed(20)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+    losses = []
+    velocity = [np.zeros(v.shape) for v in model.trainable_variables]
+    for rate, factor in ((0.1, 1.0), (0.05, 0.5), (0.05, 1.0)):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(worker["X"]) - worker["Y"]))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        velocity = [0.9 * factor * v - rate * g.numpy() for v, g in zip(velocity, gradients, strict=True)]
+        model.set_weights([w + v for w, v in zip(model.get_weights(), velocity, strict=True)])
+        losses.append(float(loss))
+    found, rates, history = ranks[0]["schedule"]
+    assert len({json.dumps(rank["schedule"]) for rank in ranks}) == 1
+    near(np.array(found), np.concatenate([np.ravel(weight) for weight in model.get_weights()]))
+    np.testing.assert_allclose(rates, [0.1, 0.05, 0.05])
+    np.testing.assert_allclose(history, losses)
+    assert ranks[0]["seed"] != ranks[1]["seed"], "random layers of ranks draw alike"
+
+
+def test_an_elastic_state_goes_on_where_it_was_kept(ranks):
+    results = [rank["elastic"] for rank in ranks]
+    assert len({json.dumps(result) for result in results}) == 1
+    done, attempts, epoch, batch, final = results[0]
+    assert done == "done"
+    assert [attempt[0] for attempt in attempts] == [0, 1], "rank 0's epoch, then the one that was committed"
+    assert np.any(np.array(attempts[1][1]))
+    assert attempts[0][1] != attempts[1][1] != final
+    assert (epoch, batch) == (2, 0)
+
+
+def test_errors_are_one_line(ranks):
+    starts = [
+        "The optimizer is distributed already.",
+        "The optimizer is distributed already.",
+        "The optimizer must be one of Keras 3. Received: str.",
+        "DistributedOptimizer takes op=Average or Sum. Received: Max.",
+        "backward_passes_per_step must be a whole number of at least 1. Received: 0.",
+        "gradient_predivide_factor is for op=Average. Received: op=Sum.",
+        "A single operation takes Compression.none or .fp16. Received: powersgd(rank=2).",
+        "TensorFlow 2 has no global variables.",
+    ]
+    for rank in ranks:
+        for message, start in zip(rank["errors"], starts, strict=True):
+            assert message.startswith(start), message
+            assert "\n" not in message
+
+
+def test_different_models_are_named_on_every_rank(ranks):
+    for rank in ranks:
+        assert rank["different models"] == (
+            'The gradient hidden/bias differs: rank 0 has "float64[8]", rank 1 has "float64[9]". Start every process with '
+            "the same."
+        )

@@ -1,0 +1,273 @@
+"""One rank of the tests of the distributed optimizer: makes all experiments and prints what came of them as one line of JSON.
+
+python tests/horovod/optimizer_worker.py FOLDER
+"""
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist.horovod as hvd
+from tfdist.errors import InputError
+
+keras.config.set_floatx("float64")
+keras.config.set_dtype_policy("float64")
+found: dict[str, Any] = {}
+ROWS = 24
+RANDOM = np.random.default_rng(0)
+X, Y = RANDOM.normal(size=(ROWS, 6)), RANDOM.normal(size=(ROWS, 2))
+IDS = RANDOM.integers(0, 50, (ROWS, 3))
+
+
+def model_of(seed: int = 1, hidden: int = 8) -> keras.Model:
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(hidden, activation="tanh", name="hidden"), keras.layers.Dense(2, name="last")]
+    return keras.Sequential([keras.Input((6,)), *layers])
+
+
+def embedding_model() -> keras.Model:
+    keras.utils.set_random_seed(2)
+    layers = [
+        keras.layers.Embedding(5000, 16, name="table"),
+        keras.layers.Flatten(),
+        keras.layers.Dense(2, name="last"),
+    ]
+    return keras.Sequential([keras.Input((3,), dtype="int32"), *layers])
+
+
+def normal_model() -> keras.Model:
+    keras.utils.set_random_seed(4)
+    layers = [
+        keras.layers.Dense(5, name="hidden"),
+        hvd.SyncBatchNormalization(name="norm"),
+        keras.layers.Dense(2, name="last"),
+    ]
+    return keras.Sequential([keras.Input((6,)), *layers])
+
+
+def mine(rows: int = ROWS) -> slice:
+    return slice(hvd.rank(), rows, hvd.size())
+
+
+def trained(
+    model: keras.Model, optimizer: keras.Optimizer, x: np.ndarray = X, steps: int = 4, passes: int = 1
+) -> list[float]:
+    """The weights after so many steps of the whole batch; a rank's rows are dealt to passes."""
+    model.compile(optimizer, "mse")
+    own_x, own_y = x[mine()], Y[mine()]
+    size = len(own_x) // passes
+    model.fit(own_x, own_y, batch_size=size, epochs=steps, shuffle=False, verbose=0)
+    return weights(model)
+
+
+def weights(model: keras.Model) -> list[float]:
+    return np.concatenate([np.ravel(weight) for weight in model.get_weights()]).tolist()
+
+
+def refused(function: Any) -> str:
+    try:
+        function()
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def accumulation() -> None:
+    for name, make in (("SGD", lambda: keras.optimizers.SGD(0.1)), ("Adam", lambda: keras.optimizers.Adam(0.01))):
+        optimizer = hvd.DistributedOptimizer(make(), backward_passes_per_step=2, average_aggregated_gradients=True)
+        found[f"2 passes of {name}"] = trained(model_of(), optimizer, passes=2)
+        found[f"2 passes of {name}, updates"] = int(optimizer.iterations)
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.1), backward_passes_per_step=2, average_aggregated_gradients=True
+    )
+    found["2 sparse passes"] = trained(embedding_model(), optimizer, IDS, passes=2)
+    # A NaN in the first of two passes of a step is gone in the next step.
+    variable = keras.Variable([1.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+    values = []
+    for gradient in (float("nan"), 1.0, 1.0, 2.0):
+        optimizer.apply([tf.constant([gradient if hvd.rank() == 0 else 1.0], tf.float64)], [variable])
+        values.append(float(variable.numpy()[0]))
+        if np.isnan(values[-1]):
+            variable.assign([1.0])
+    found["after a NaN"] = values
+
+
+def compression() -> None:
+    methods = {
+        "fp16": hvd.Compression.fp16,
+        "powersgd": hvd.Compression.powersgd(rank=2),
+        "topk": hvd.Compression.topk(ratio=0.5),
+        "text": "bf16",
+    }
+    for name, method in methods.items():
+        keras.utils.set_random_seed(5)
+        wide = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3000), keras.layers.Dense(2)])
+        before = np.concatenate([np.ravel(w) for w in wide.get_weights()])
+        after = np.array(trained(wide, hvd.DistributedOptimizer(keras.optimizers.SGD(0.001), compression=method)))
+        found[f"compression {name}"] = (after - before).tolist()
+    # What a lossy method remembers has no trace of a step that was not finite.
+    variable = keras.Variable(np.zeros((200, 100)))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression="topk(ratio=0.1)")
+    seen = []
+    for bad in (False, True, False):
+        gradient = np.ones((200, 100)) * (float("inf") if bad and hvd.rank() == 0 else 1.0)
+        optimizer.apply([tf.constant(gradient)], [variable])
+        seen.append(bool(np.isfinite(variable.numpy()).all()))
+        variable.assign(np.zeros((200, 100)))
+    found["finite after topk"] = seen
+
+
+def loss_scale() -> None:
+    """An overflow on rank 0 alone: every rank skips the step, whichever way the two are wrapped."""
+    for name, wrap in {
+        "outside": lambda: hvd.DistributedOptimizer(
+            keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), 4.0)
+        ),
+        "inside": lambda: keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)), 4.0),
+    }.items():
+        variable, optimizer = keras.Variable([0.0]), wrap()
+        optimizer.build([variable])
+        step, seen = compiled(optimizer, variable), []
+        for bad in (False, True, False):
+            gradient = float("inf") if bad and hvd.rank() == 0 else 4.0 * (1 + hvd.rank())
+            step(tf.constant([gradient], tf.float64))
+            seen.append([float(variable.numpy()[0]), float(optimizer.dynamic_scale.numpy())])
+        found[f"loss scale {name}"] = seen
+    keras.config.set_dtype_policy("mixed_float16")  # in which Keras puts the loss scale around the optimizer by itself
+    model = model_of()
+    trained(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
+    found["mixed precision"] = [type(model.optimizer).__name__, weights(model)]
+    keras.config.set_dtype_policy("float64")
+
+
+def compiled(optimizer: keras.Optimizer, variable: keras.Variable) -> Any:
+    return tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
+
+
+def saving(folder: pathlib.Path) -> None:
+    model = model_of()
+    trained(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)), steps=2)
+    path = folder / f"model-{hvd.rank()}.keras"
+    model.save(path)
+    plain = keras.models.load_model(path)
+    found["plain"] = [type(plain.optimizer) is keras.optimizers.SGD, weights(plain) == weights(model)]
+    again = hvd.load_model(path)
+    again.fit(X[mine()], Y[mine()], batch_size=ROWS, epochs=2, shuffle=False, verbose=0)
+    found["saved and loaded"] = weights(again)
+    found["an instance of"] = isinstance(again.optimizer, keras.optimizers.SGD)
+
+
+def tapes() -> None:
+    model = model_of()
+    optimizer = keras.optimizers.SGD(0.1)
+    for _ in range(4):  # eagerly
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(X[mine()]) - Y[mine()]))
+        tape = hvd.PartialDistributedGradientTape(tape, local_layers=model.get_layer("hidden"))
+        local, reduced = tape.get_local_and_global_gradients(loss, model.trainable_variables)
+        found["local gradients"] = [[v.path for v, _ in local], [v.path for v, _ in reduced]]
+        found["hidden gradient"] = float(tf.reduce_sum(local[0][1]))
+        break
+    with hvd.DistributedGradientTape(tf.GradientTape(persistent=True), op=hvd.Sum) as tape:
+        loss = tf.reduce_sum(model(X[mine()]))
+    gradients = tape.gradient(loss, {"all": model.trainable_variables})
+    optimizer.apply(gradients["all"], model.trainable_variables)
+    found["tape"] = weights(model)
+    model = model_of()
+    partial = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[model.get_layer("hidden")])
+    trained(model, partial, steps=1)
+    found["partial"] = [model.get_layer(name).get_weights()[0].tolist() for name in ("hidden", "last")]
+    model = model_of()
+    found["tape of the rest"] = trained(
+        model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), gradient_predivide_factor=2.0, groups=1)
+    )
+
+
+def callbacks() -> None:
+    """Momentum follows the rate; variables are rank 0's; logs are means; random layers keep a rank's own seed."""
+    keras.utils.set_random_seed(20 + hvd.rank())
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2), keras.layers.Dropout(0.0)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), "mse")
+    logs = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 1.0 if epoch < 1 else 0.5),
+    ]
+    history = model.fit(X[mine()], Y[mine()], batch_size=ROWS, epochs=3, shuffle=False, verbose=0, callbacks=logs)
+    found["schedule"] = [weights(model), history.history["lr"], history.history["loss"]]
+    found["seed"] = [int(v.numpy()[0]) for v in model.non_trainable_variables if "seed" in v.path]
+
+
+def elastic() -> None:
+    model = model_of(seed=hvd.rank())
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    state = hvd.elastic.KerasState(model, batch=hvd.rank(), epoch=hvd.rank())
+    attempts = []
+
+    @hvd.elastic.run
+    def train(state: Any) -> str:
+        attempts.append([state.epoch, weights(model)])
+        callbacks = [
+            hvd.elastic.CommitStateCallback(state, 1),
+            hvd.elastic.UpdateBatchStateCallback(state),
+            hvd.elastic.UpdateEpochStateCallback(state),
+        ]
+        model.fit(X[mine()], Y[mine()], batch_size=4, epochs=1, shuffle=False, verbose=0, callbacks=callbacks)
+        if len(attempts) == 1:
+            state.commit()
+            model.set_weights([weight * 0 for weight in model.get_weights()])
+            state.epoch = 99
+            raise hvd.elastic.HorovodInternalError("as if a rank were lost")
+        return "done"
+
+    found["elastic"] = [train(state), attempts, state.epoch, state.batch, weights(model)]
+
+
+def errors() -> None:
+    sgd = keras.optimizers.SGD(0.1)
+    once = hvd.DistributedOptimizer(sgd)
+    found["errors"] = [
+        refused(lambda: hvd.DistributedOptimizer(once)),
+        refused(lambda: hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(once))),
+        refused(lambda: hvd.DistributedOptimizer("sgd")),
+        refused(lambda: hvd.DistributedOptimizer(sgd, op=hvd.Max)),
+        refused(lambda: hvd.DistributedOptimizer(sgd, backward_passes_per_step=0)),
+        refused(lambda: hvd.DistributedOptimizer(sgd, op=hvd.Sum, gradient_predivide_factor=2.0)),
+        refused(lambda: hvd.allreduce(tf.ones([1]), compression=hvd.Compression.powersgd(rank=2))),
+        refused(lambda: hvd.broadcast_global_variables(0)),
+    ]
+    model = model_of(hidden=8 + (hvd.rank() == hvd.size() - 1))
+    found["different models"] = refused(lambda: trained(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))))
+
+
+def main() -> None:
+    hvd.init()
+    folder = pathlib.Path(sys.argv[1])
+    found["sparse"] = trained(embedding_model(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), IDS)
+    dense = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sparse_as_dense=True)
+    found["sparse as dense"] = trained(embedding_model(), dense, IDS)
+    found["normalised"] = trained(normal_model(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    two_a_call = model_of()
+    two_a_call.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", steps_per_execution=2)
+    own = tf.data.Dataset.from_tensors((X[mine()], Y[mine()])).repeat(4)
+    two_a_call.fit(own, verbose=0)
+    found["two steps a call"] = weights(two_a_call)
+    accumulation()
+    compression()
+    loss_scale()
+    saving(folder)
+    tapes()
+    callbacks()
+    errors()
+    elastic()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
