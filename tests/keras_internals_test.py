@@ -372,3 +372,28 @@ def test_a_step_is_traced_without_effects():
 def test_the_variables_of_an_optimizer():
     model = built()
     assert [v.path for v in keras_internals.trained_by(model.optimizer)] == [v.path for v in model.trainable_variables]
+
+
+def test_the_variables_that_an_optimizer_was_built_for():
+    model = built()
+    assert [v.path for v in keras_internals.trained_by(model.optimizer)] == [v.path for v in model.trainable_variables]
+    assert keras_internals.trained_by(keras.optimizers.SGD()) == []
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "count"),
+    [
+        (keras.optimizers.SGD(momentum=0.9), 2),
+        (keras.optimizers.SGD(), 0),
+        (keras.optimizers.RMSprop(momentum=0.9), 2),
+        (keras.optimizers.Adam(), 0),
+    ],
+)
+def test_velocities_are_slots_of_the_gradients_times_rates(optimizer, count):
+    """A step with a gradient of 1 leaves minus the rate in SGD's, and something in RMSprop's."""
+    variables = [keras.Variable([1.0, 2.0]), keras.Variable([3.0])]
+    optimizer.build(variables)
+    optimizer.apply([tf.ones([2]), tf.ones([1])], variables)
+    slots = keras_internals.velocities_of(optimizer)
+    assert [tuple(slot.shape) for slot in slots] == [(2,), (1,)][:count]
+    assert all(np.all(slot.numpy() != 0) for slot in slots)
