@@ -130,7 +130,10 @@ def test_a_saved_model_loads_with_and_without_tfdist(ranks, worker):
 
 def test_local_layers(ranks, worker):
     """Gradients of local layers are the rank's own, divided by the number of ranks; the others are means."""
-    assert ranks[0]["local gradients"] == [["hidden/kernel", "hidden/bias"], ["last/kernel", "last/bias"]]
+    assert ranks[0]["local gradients"] == [
+        ["model/hidden/kernel", "model/hidden/bias"],
+        ["model/last/kernel", "model/last/bias"],
+    ]
     wholes = []
     for rank, outcome in enumerate(ranks):
         model, rows = worker["model_of"](), slice(rank, None, N)
@@ -160,12 +163,13 @@ def test_callbacks(ranks, worker):
     keras.utils.set_random_seed(20)
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
     losses = []
+    momentum = float(np.float32(0.9))  # as Keras computes with it
     velocity = [np.zeros(v.shape) for v in model.trainable_variables]
     for rate, factor in ((0.1, 1.0), (0.05, 0.5), (0.05, 1.0)):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(model(worker["X"]) - worker["Y"]))
         gradients = tape.gradient(loss, model.trainable_variables)
-        velocity = [0.9 * factor * v - rate * g.numpy() for v, g in zip(velocity, gradients, strict=True)]
+        velocity = [momentum * factor * v - rate * g.numpy() for v, g in zip(velocity, gradients, strict=True)]
         model.set_weights([w + v for w, v in zip(model.get_weights(), velocity, strict=True)])
         losses.append(float(loss))
     found, rates, history = ranks[0]["schedule"]
@@ -207,6 +211,6 @@ def test_errors_are_one_line(ranks):
 def test_different_models_are_named_on_every_rank(ranks):
     for rank in ranks:
         assert rank["different models"] == (
-            'The gradient hidden/bias differs: rank 0 has "float64[8]", rank 1 has "float64[9]". Start every process with '
-            "the same."
+            'The gradient model/hidden/bias differs: rank 0 has "float64[8]", rank 1 has "float64[9]". '
+            "Start every process with the same."
         )

@@ -27,7 +27,7 @@ IDS = RANDOM.integers(0, 50, (ROWS, 3))
 def model_of(seed: int = 1, hidden: int = 8) -> keras.Model:
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Dense(hidden, activation="tanh", name="hidden"), keras.layers.Dense(2, name="last")]
-    return keras.Sequential([keras.Input((6,)), *layers])
+    return keras.Sequential([keras.Input((6,)), *layers], name="model")
 
 
 def embedding_model() -> keras.Model:
@@ -101,7 +101,7 @@ def accumulation() -> None:
 def compression() -> None:
     methods = {
         "fp16": hvd.Compression.fp16,
-        "powersgd": hvd.Compression.powersgd(rank=2),
+        "powersgd": hvd.Compression.powersgd(rank=1),
         "topk": hvd.Compression.topk(ratio=0.5),
         "text": "bf16",
     }
@@ -192,7 +192,7 @@ def tapes() -> None:
 def callbacks() -> None:
     """Momentum follows the rate; variables are rank 0's; logs are means; random layers keep a rank's own seed."""
     keras.utils.set_random_seed(20 + hvd.rank())
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2), keras.layers.Dropout(0.0)])
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), "mse")
     logs = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
@@ -201,6 +201,9 @@ def callbacks() -> None:
     ]
     history = model.fit(X[mine()], Y[mine()], batch_size=ROWS, epochs=3, shuffle=False, verbose=0, callbacks=logs)
     found["schedule"] = [weights(model), history.history["lr"], history.history["loss"]]
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2), keras.layers.Dropout(0.5)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.fit(X[mine()], Y[mine()], verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
     found["seed"] = [int(v.numpy()[0]) for v in model.non_trainable_variables if "seed" in v.path]
 
 

@@ -168,13 +168,14 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def _set(self, epoch: float) -> None:
         optimizer = self.model.optimizer
-        old, new = self._rate(), self.initial_lr * self.multiplier(epoch)
+        old = self._rate()
         try:
-            optimizer.learning_rate = new
+            optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
         except TypeError as error:
             raise InputError(
                 f"{type(self).__name__} sets the learning rate. Received: an optimizer with a schedule. Give it a number."
             ) from error
+        new = self._rate()  # as it is kept, in its own precision
         if self.momentum_correction and old and new != old and optimizer.built:
             for slot in keras_internals.velocities_of(getattr(optimizer, "inner_optimizer", optimizer)):
                 slot.assign(slot * (new / old))
