@@ -369,11 +369,6 @@ def test_a_step_is_traced_without_effects():
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_the_variables_of_an_optimizer():
-    model = built()
-    assert [v.path for v in keras_internals.trained_by(model.optimizer)] == [v.path for v in model.trainable_variables]
-
-
 def test_the_variables_that_an_optimizer_was_built_for():
     model = built()
     assert [v.path for v in keras_internals.trained_by(model.optimizer)] == [v.path for v in model.trainable_variables]

@@ -13,7 +13,6 @@ from tfdist.keras_internals.fitting import (
     leave_strategy,
     loss_means,
     traced_without_effects,
-    trained_by,
 )
 from tfdist.keras_internals.layers import (
     adders_of,

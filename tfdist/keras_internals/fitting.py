@@ -41,8 +41,3 @@ def traced_without_effects(function: Callable[..., Any], batch: Any) -> None:
     """
     symbolic = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), batch)
     compute_output_spec(function, symbolic)
-
-
-def trained_by(optimizer: keras.Optimizer) -> list[keras.Variable]:
-    """The variables that an optimizer was built for."""
-    return list(optimizer._trainable_variables)
