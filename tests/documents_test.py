@@ -21,6 +21,7 @@ NAMES = (
     "BUILD.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "docs/from_horovod.md",
     "docs/gradients.md",
     "docs/keras_fit.md",
     "docs/meshes.md",

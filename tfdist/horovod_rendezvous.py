@@ -58,7 +58,8 @@ def stall_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
     Horovod asks for the second to be the larger one; where the user says one of them, the other keeps to that.
     """
-    check = int(environment.get(CHECK) or max(1, min(60, int(environment.get(SHUTDOWN) or 600) // 2)))
+    latest = int(environment.get(SHUTDOWN) or 0) or 600  # 0 is Horovod's word for never
+    check = int(environment.get(CHECK) or max(1, min(60, latest // 2)))
     return {CHECK: str(check), SHUTDOWN: environment.get(SHUTDOWN) or str(max(600, 2 * check))}
 
 

@@ -12,6 +12,7 @@ import pytest
 from tfdist.testing import processes
 
 HERE = pathlib.Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples" / "horovod"
 OURS = "import tfdist.horovod as hvd\n"
 ENVIRONMENT = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 RATE = 0.006
@@ -51,7 +52,7 @@ def test_scripts_with_the_import_changed_are_one_process(ranks, through, one_pro
 
 def test_the_same_script_with_horovods_own_import_reduces_nothing(tmp_path):
     """Guards the worst trap of Horovod: under Keras 3 its own optimizer trains each rank alone, without a word."""
-    text = (HERE / "examples" / "keras_fit.py").read_text()
+    text = (EXAMPLES / "keras_fit.py").read_text()
     assert text.count(OURS) == 1
     weights = {}
     for name in ("tfdist.horovod", "horovod.tensorflow.keras", "horovod.keras"):

@@ -7,7 +7,7 @@ import pathlib
 import runpy
 import sys
 
-EXAMPLES = pathlib.Path(__file__).with_name("examples")
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples" / "horovod"
 
 
 def main() -> None:

@@ -1,0 +1,23 @@
+"""When a call that a rank leaves out is warned of, and when it ends the job."""
+
+import pytest
+
+rendezvous = pytest.importorskip("tfdist.horovod_rendezvous")
+
+
+@pytest.mark.parametrize(
+    ("check", "shutdown", "expected"),
+    [
+        ("", "", (60, 600)),
+        ("5", "", (5, 600)),
+        ("900", "", (900, 1800)),
+        ("", "4", (2, 4)),
+        ("", "0", (60, 0)),
+        ("9", "8", (9, 8)),
+    ],
+)
+def test_the_users_settings_stand_and_ours_keep_to_them(check, shutdown, expected):
+    """0 for never; a shutdown before the check is the user's own, which Horovod warns of."""
+    given = {rendezvous.CHECK: check, rendezvous.SHUTDOWN: shutdown}
+    found = rendezvous.stall_settings({name: value for name, value in given.items() if value})
+    assert (int(found[rendezvous.CHECK]), int(found[rendezvous.SHUTDOWN])) == expected
