@@ -206,3 +206,16 @@ def test_models_that_are_not_distributed_are_keras_s_own(mirrored2: tfdist.Strat
     plain = network()
     plain.fit(X, Y, batch_size=6, verbose=0)
     assert type(plain.train_function).__name__ == "function" and not hasattr(plain, "_tfdist_distributed")
+
+
+def test_predicting_in_between_keeps_what_was_compiled(mirrored2: tfdist.Strategy) -> None:
+    """What compression and loss scaling keep from step to step is not lost, and nothing is traced anew."""
+    with mirrored2.scope():
+        model = tfdist.distribute(network(), mirrored2)
+    functions = []
+    for _ in range(2):
+        model.fit(X, Y, batch_size=6, verbose=0)
+        model.evaluate(X, Y, verbose=0)
+        model.predict(X, verbose=0)
+        functions.append(stock.attached(model)._functions)
+    assert functions[0] is functions[1]

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import itertools
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -127,7 +127,7 @@ class Distributed:
         """Global batches, as Keras makes them of whatever it is given, with their rows dealt to replicas."""
         spec, in_a_pass = batches.element_spec, self._call.passes.pop(0)
         self.strategy.group.agree("data", {"form of a batch": str(spec), "batches": in_a_pass}, "data: ")
-        self._build(spec)
+        self._make_ready(spec)
         return GlobalBatches(batches, self.strategy, f"{self._call.name} {self._call.number}", in_a_pass)
 
     # The rest is ours.
@@ -178,31 +178,30 @@ class Distributed:
         finally:
             self._call = kept
 
-    def _build(self, spec: Any) -> None:
-        """Creates every variable that there is not yet, and makes them equal on all processes."""
+    def _make_ready(self, spec: Any) -> None:
+        """Creates what the call needs and there is not yet: variables, and what a compilation runs."""
+        if self._call.name.startswith("predict"):
+            if not self.model.built:
+                x, *_ = keras.utils.unpack_x_y_sample_weight(spec)
+                with self.strategy.scope():
+                    self.model(keras.tree.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), x))
+            self._make_equal("model", self.model.variables)
+            return
         compilation = keras_internals.compilation(self.model)
-        predicts = self._call.name.startswith("predict")
-        if not predicts and self._functions is not None and self._functions[0] is compilation:
+        if self._functions is not None and self._functions[0] is compilation:
             return
         self._functions = None
-        if not predicts:
-            check_not_wrapped(self.model.optimizer)
+        check_not_wrapped(self.model.optimizer)
         with self.strategy.scope(), _must_fit(spec):
-            if not predicts:
-                keras_internals.build(self.model, spec)
-            elif not self.model.built:
-                x, *_ = keras.utils.unpack_x_y_sample_weight(spec)
-                self.model(keras.tree.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), x))
-        check_born_here(self.strategy, "model", self.model.variables)
-        self._make_equal(self.model.variables)
-        if not predicts:
-            check_born_here(self.strategy, "optimizer", self.model.optimizer.variables)
-            self._make_equal(self.model.optimizer.variables)
-            self._functions = compilation, Functions(self.model, self.strategy, self._options, spec)
-            self._functions[1].reset_metrics()
+            keras_internals.build(self.model, spec)
+        self._make_equal("model", self.model.variables)
+        self._make_equal("optimizer", self.model.optimizer.variables)
+        self._functions = compilation, Functions(self.model, self.strategy, self._options, spec)
+        self._functions[1].reset_metrics()
 
-    def _make_equal(self, variables: Any) -> None:
+    def _make_equal(self, what: str, variables: Sequence[keras.Variable]) -> None:
         """Every process has the same variables, and from then on the same values in them."""
+        check_born_here(self.strategy, what, variables)
         new = [variable for variable in variables if id(variable) not in self._are_equal]
         described = {variable.path: f"{variable.dtype}{list(variable.shape)}" for variable in new}
         self.strategy.group.agree("variables", described, "variable ")
@@ -246,12 +245,12 @@ class Distributed:
     def _placed(self, batch: Any) -> Any:
         """A batch that is at hand, the same on every process, as `Strategy.run` takes it."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        given = [part for part in (x, y, weight) if part is not None]
-        whole = tf.nest.map_structure(tf.convert_to_tensor, tuple(given))
+        given = tuple(each for each in (x, y, weight) if each is not None)
+        whole = tf.nest.map_structure(tf.convert_to_tensor, given)
         if self.strategy.cluster.size > 1:
             found = checksum([leaf.numpy() for leaf in tf.nest.flatten(whole)])
             self.strategy.group.agree("batch", {"batch": found}, f"{self._call.name}: the bytes of the ")
-        self._build(tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), whole))
+        self._make_ready(tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), whole))
         shares = [part(whole, replica, self.strategy.replicas) for replica in self.strategy.local_replicas]
         return self.strategy.per_replica(shares)
 

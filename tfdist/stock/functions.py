@@ -101,7 +101,7 @@ class Functions:
         if made.failure:
             return {**results, **made.returned}
         # What a step returns is a metric's result or a value; a metric that it did not update is 0.
-        return {name: results.get(name) or value for name, value in made.returned.items()} or results
+        return {k: results[k] if np.any(results.get(k, 0)) else v for k, v in made.returned.items()} or results
 
     def reset_metrics(self) -> None:
         """Metrics start anew."""
