@@ -45,7 +45,7 @@ def part(batch: Any, replica: int | tf.Tensor, size: int) -> Dealt:
 
 def count_rows(batch: Any) -> tf.Tensor:
     """The rows of a batch, a scalar int32."""
-    first = tf.nest.flatten(batch)[0]
+    first = next(leaf for leaf in tf.nest.flatten(batch) if leaf is not None)
     return tf.cast(first.nrows(), tf.int32) if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
 
 
@@ -54,6 +54,8 @@ def _cut(leaf: Any, first: tf.Tensor, count: tf.Tensor, size: int) -> Any:
         raise InputError(
             "Rows of a batch are dealt to replicas. Received: a SparseTensor. Use tf.sparse.to_dense on it."
         )
+    if leaf is None:
+        return None
     mine = leaf[first : first + count]
     if isinstance(leaf, tf.RaggedTensor):
         return mine

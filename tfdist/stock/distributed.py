@@ -125,7 +125,7 @@ class Distributed:
 
     def experimental_distribute_dataset(self, batches: tf.data.Dataset) -> GlobalBatches:
         """Global batches, as Keras makes them of whatever it is given, with their rows dealt to replicas."""
-        spec, in_a_pass = batches.element_spec, self._call.passes.pop(0)
+        spec, in_a_pass = _present(batches.element_spec), self._call.passes.pop(0)
         self.strategy.group.agree("data", {"form of a batch": str(spec), "batches": in_a_pass}, "data: ")
         self._make_ready(spec)
         return GlobalBatches(batches, self.strategy, f"{self._call.name} {self._call.number}", in_a_pass)
@@ -286,4 +286,9 @@ def _must_fit(batch: Any) -> contextlib.AbstractContextManager:
     """See `must_fit`; of data without labels nothing is said."""
     if not (isinstance(batch, tuple) and len(batch) > 1):
         return contextlib.nullcontext()
-    return must_fit(tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), batch))
+    return must_fit(tf.nest.map_structure(lambda spec: spec and tf.TensorSpec(spec.shape[1:], spec.dtype), batch))
+
+
+def _present(spec: Any) -> Any:
+    """The form of a batch, None in the place of what Keras leaves out of it."""
+    return tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else None, spec)

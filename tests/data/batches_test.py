@@ -1,0 +1,66 @@
+"""Global batches that are made already: their rows are dealt, and their checksums are noted."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.data.batches import NOTE_EVERY, checksum, count_rows, dealt, part
+from tfdist.errors import InputError
+
+BATCH = {"a": tf.reshape(tf.range(14), [7, 2]), "b": tf.ragged.constant([[1], [], [2, 3], [4], [], [5], [6, 7, 8]])}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 9])
+def test_parts_are_the_batch_in_order_as_even_as_possible(size):
+    parts = [part(BATCH, replica, size) for replica in range(size)]
+    counts = [int(count_rows(each.batch)) for each in parts]
+    assert max(counts) - min(counts) <= 1 and sum(counts) == 7
+    assert {int(each.batch_size) for each in parts} == {7}
+    np.testing.assert_array_equal(np.concatenate([each.batch["a"] for each in parts]), BATCH["a"])
+    assert [row for each in parts for row in each.batch["b"].to_list()] == BATCH["b"].to_list()
+
+
+def test_what_is_missing_is_left_out():
+    found = part((tf.range(4), tf.experimental.Optional.empty(tf.TensorSpec([])), None), 1, 2)
+    assert found.batch[0].numpy().tolist() == [2, 3] and found.batch[1:] == (None, None)
+
+
+def test_sparse_tensors_are_refused():
+    with pytest.raises(InputError, match="Received: a SparseTensor. Use tf.sparse.to_dense"):
+        part(tf.sparse.from_dense(tf.eye(4)), 0, 2)
+
+
+@pytest.mark.parametrize(("replicas", "size"), [((0,), 1), ((1,), 2), ((2, 3), 4)])
+def test_replicas_rows_come_in_turn(replicas, size):
+    batches = tf.data.Dataset.range(23).batch(10)
+    found = [(each.batch.numpy().tolist(), int(each.batch_size)) for each in dealt(batches, replicas, size)]
+    expected = []
+    for batch in batches:
+        for replica in replicas:
+            whole = part(batch, replica, size)
+            expected.append((whole.batch.numpy().tolist(), int(whole.batch_size)))
+    assert found == expected
+
+
+def test_shapes_are_static_where_they_can_be():
+    batches = tf.data.Dataset.from_tensors(tf.zeros([8, 3])).repeat(2)
+    assert dealt(batches, [0], 4).element_spec.batch.shape == [2, 3]
+    assert dealt(batches, [0], 3).element_spec.batch.shape == [None, 3]
+
+
+def test_the_first_batch_and_every_hundredth_are_noted():
+    """By every byte of the batch, in each pass."""
+    notes = []
+    data = tf.data.Dataset.range(2 * NOTE_EVERY + 3).batch(1)
+    for _ in dealt(data, [0, 1], 2, lambda number, found: notes.append((number, found))):
+        pass
+    assert notes == [(i, checksum([np.array([i])])) for i in (0, NOTE_EVERY, 2 * NOTE_EVERY)]
+
+
+def test_checksums_tell_order_and_values_apart():
+    x, y = np.arange(6.0), np.arange(6)
+    assert checksum([x, y]) == checksum([x.copy(), y.copy()])
+    others = [checksum([x[::-1], y]), checksum([y, x]), checksum([x, y + 1]), checksum([x]), checksum([-x, y])]
+    assert len({checksum([x, y]), *others}) == 6
+    words = np.array([b"ab", b"c"], object)
+    assert checksum([words]) != checksum([words[::-1]])
