@@ -68,6 +68,17 @@ def check_optimizer(optimizer: keras.Optimizer, clip: Clip) -> None:
         _log.info("The optimizer clips whole gradients, after they are summed over replicas: %s", ", ".join(given))
 
 
+def inner_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
+    """What updates the weights: the optimizer inside of one that scales the loss."""
+    return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
+
+
+def statistics_of_all_replicas(model: keras.Model) -> set[int]:
+    """The ids of moving statistics that come of all replicas' rows, so that they are equal on one that had none."""
+    synchronized = [layer for layer in keras_internals.layers_of(model) if getattr(layer, "synchronized", False)]
+    return {id(v) for layer in (*synchronized, *synchronized_layers(model)) for v in layer.non_trainable_variables}
+
+
 def synchronized_layers(model: keras.Model) -> list[keras.Layer]:
     """The model's layers that normalize over all replicas."""
     return [layer for layer in keras_internals.layers_of(model) if isinstance(layer, SyncBatchNormalization)]

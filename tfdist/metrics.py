@@ -68,12 +68,19 @@ class KerasMetrics(ModelMetrics):
     def results(self, values: Sequence[np.ndarray]) -> dict[str, float]:
         """The logs of Keras, by its names."""
         logs: dict[str, Any] = {}
-        with keras.StatelessScope(state_mapping=list(zip(self.variables, values, strict=True))):
-            for metric in self._model.metrics:
-                found = metric.result()
-                found = found if isinstance(found, dict) else {metric.name: found}
-                logs |= {name: _plain(value) for name, value in found.items()}
+        for key, value in self.by_metric(values).items():
+            logs[key.partition("/")[2]] = value
         return logs
+
+    def by_metric(self, values: Sequence[np.ndarray]) -> dict[str, Any]:
+        """Each metric's result, under its number among the model's, a slash and its name in logs."""
+        found: dict[str, Any] = {}
+        with keras.StatelessScope(state_mapping=list(zip(self.variables, values, strict=True))):
+            for number, metric in enumerate(self._model.metrics):
+                result = metric.result()
+                named = result if isinstance(result, dict) else {metric.name: result}
+                found |= {f"{number}/{name}": _plain(value) for name, value in named.items()}
+        return found
 
 
 def _plain(value: Any) -> Any:
@@ -107,6 +114,11 @@ class Totals:
     def __init__(self) -> None:
         """Starts empty."""
         self._sums: list[np.ndarray] = []
+
+    @property
+    def sums(self) -> list[np.ndarray]:
+        """The sums so far, in the order of the variables."""
+        return self._sums
 
     def add(self, values: Sequence[np.ndarray]) -> None:
         """Adds what one call merged."""

@@ -8,6 +8,7 @@ from tfdist.errors import InputError
 from tfdist.group import Group
 from tfdist.group.contract import name_ranks
 
+TRACING_SECONDS = 600.0  # by which one process may trace longer than another
 _MOST_LINES = 2000  # that are told when plans differ
 
 
@@ -19,7 +20,7 @@ def agree_on_plan(group: Group, calls: Sequence[Call]) -> None:
     """
     lines = [_line(call) for call in calls]
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    if len(set(group.gather("plan", digest))) == 1:
+    if len(set(group.gather("plan", digest, TRACING_SECONDS))) == 1:
         return
     everyone = group.gather("plan/lines", lines[:_MOST_LINES])
     raise InputError(

@@ -14,13 +14,14 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals, loss, randomness
+from tfdist.accepting import inner_optimizer, statistics_of_all_replicas
 from tfdist.collectives import Collectives, OneReplica, Recording, using
 from tfdist.data.batches import Dealt, count_rows
 from tfdist.fitting import not_compilable
 from tfdist.gradients import Clip, LossScale, Reducer, accumulated, unscaled
 from tfdist.kept import Kept
 from tfdist.metrics import ModelMetrics, Share
-from tfdist.plans import agree_on_plan
+from tfdist.plans import TRACING_SECONDS, agree_on_plan
 from tfdist.strategy import HasCollectives
 
 _log = logging.getLogger(__name__)
@@ -98,9 +99,12 @@ class Step:
         self._metrics = metrics
         self._seeds = randomness.seed_states(model)
         self._without_gradient: list[frozenset[int]] = []
+        self._unused: frozenset[int] | None = None
         self._state = kept.variables(reducer.state(specs(model)))
         self._scale = kept.variables(settings.loss_scale.state()) if settings.loss_scale else []
         self._restored = [*keras_internals.moving_statistics(model), *metrics.variables]
+        whole = statistics_of_all_replicas(model)
+        self._own = [i for i, variable in enumerate(self._restored) if id(variable) not in whole]
         self._spoken = Recording(self._collectives)
         self.sent: Recording | None = None
 
@@ -145,7 +149,7 @@ class Step:
         """
         used = [i for i in range(len(self.variables)) if i not in unused]
         gradients, variables = [computed.gradients[i] for i in used], [self.variables[i] for i in used]
-        self._strategy.apply(self._model.optimizer, gradients, variables)
+        self._strategy.apply(inner_optimizer(self._model.optimizer), gradients, variables)
         _assign([*self._state, *self._scale], [*computed.state, *computed.scale])
 
     def skip(self, computed: Computed) -> None:
@@ -176,13 +180,18 @@ class Step:
     def unused(self) -> frozenset[int]:
         """The variables that no replica of the job has a gradient for; called when `compute` has been traced.
 
+        All processes trace first together, and compare. Traces of other shapes, which one may need and another not, do not
+        ask again.
+
         Raises:
           InputError: replicas of other processes are about to say something else.
         """
+        if self._unused is not None:
+            return self._unused
         agree_on_plan(self._strategy.group, self._spoken.calls)
         mine = frozenset.intersection(*self._without_gradient) if self._without_gradient else frozenset()
-        everyone = self._strategy.group.gather("step/without_gradient", sorted(mine))
-        unused = frozenset.intersection(*(frozenset(indices) for indices in everyone))
+        everyone = self._strategy.group.gather("step/without_gradient", sorted(mine), TRACING_SECONDS)
+        self._unused = unused = frozenset.intersection(*(frozenset(indices) for indices in everyone))
         if unused:
             names = ", ".join(self.variables[i].path for i in sorted(unused))
             _log.warning("The loss does not depend on these variables; they are left alone: %s", names)
@@ -215,7 +224,7 @@ class Step:
         self, rows: tf.Tensor, gradients: list[tf.Tensor | tf.IndexedSlices], before: list[tf.Tensor]
     ) -> list[tf.Tensor | tf.IndexedSlices]:
         """The gradients; those of no row are zeros, where means over them would be NaN, and leave no trace either."""
-        restore_without_rows(rows, self._restored, before)
+        restore_without_rows(rows, [self._restored[i] for i in self._own], [before[i] for i in self._own])
         return [
             tf.IndexedSlices(_unless_empty(g.values, rows), g.indices, g.dense_shape)
             if isinstance(g, tf.IndexedSlices)

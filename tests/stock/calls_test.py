@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.stock.calls import look_at_batches, passes, steps_at_a_time
+from tfdist.stock.calls import available, look_at_batches, passes, steps_at_a_time
 
 X = np.zeros((33, 2))
 ENDLESS = tf.data.Dataset.range(3).repeat().batch(2)
@@ -48,10 +48,25 @@ def test_keras_counts_the_same():
 
 
 @pytest.mark.parametrize(
-    ("batches", "most", "expected"), [(20, 10, 10), (15, 10, 5), (13, 10, 1), (6, 10, 6), (None, 10, 1)]
+    ("batches", "available", "expected"),
+    [(20, 20, 10), (15, 15, 5), (13, 13, 1), (6, 0, 6), (6, 4, 2), (6, None, 1), (None, None, 1)],
 )
-def test_a_pass_is_a_whole_number_of_calls(batches, most, expected):
-    assert steps_at_a_time(batches, most) == expected
+def test_a_pass_is_a_whole_number_of_calls(batches, available, expected):
+    """And so is all data that there is: where it ends in the middle of a pass, logs are those of the last step."""
+    assert steps_at_a_time(batches, available, 10) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"x": X, "batch_size": 10, "steps_per_epoch": 9}, 4),
+        ({"x": ENDLESS, "steps_per_epoch": 5}, 0),
+        ({"x": iter([X]), "steps_per_epoch": 5}, None),
+        ({"x": Pieces(), "steps_per_epoch": 5}, 9),
+    ],
+)
+def test_batches_that_there_are(given, expected):
+    assert available(given) == expected
 
 
 def test_who_looks_at_batches():

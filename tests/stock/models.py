@@ -286,6 +286,10 @@ def run(program: Program, batch_size: int = 8) -> dict[str, Any]:
         "evaluated": evaluated,
         "predicted": model.predict(x, batch_size=7, verbose=0),
         "trained on a batch": model.train_on_batch(*first, return_dict=True),
+        "trained on a smaller one": model.train_on_batch(
+            *(None if part is None else keras.tree.map_structure(lambda leaf: leaf[:8], part) for part in first),
+            return_dict=True,
+        ),
         "tested on a batch": model.test_on_batch(*first, return_dict=True),
         "predicted on a batch": model.predict_on_batch(first[0]),
         "weights": model.get_weights(),

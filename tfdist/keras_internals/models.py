@@ -53,11 +53,22 @@ def flat_losses(model: keras.Model) -> list[FlatLoss]:
 
 
 def matched(model: keras.Model, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
-    """Labels and outputs in the structures to which the paths of `flat_losses` belong."""
+    """Labels and outputs in the structures to which the paths of `flat_losses` belong, as Keras brings them there."""
     compiled = model._compile_loss
-    y_pred = keras.tree.pack_sequence_as(compiled._y_pred_build_structure, keras.tree.flatten(y_pred))
-    y_true = keras.tree.pack_sequence_as(compiled._y_true_build_structure, keras.tree.flatten(y_true))
-    return y_true, y_pred
+    outputs = keras.tree.flatten(y_pred)
+    if (
+        isinstance(y_pred, list | tuple)
+        and isinstance(y_true, dict)
+        and set(compiled.output_names or ()) == set(y_true)
+    ):
+        y_true = [y_true[name] for name in compiled.output_names]
+    labels = keras.tree.flatten(y_true)
+    wanted = keras.tree.flatten(compiled._user_loss)
+    if len(labels) != len(outputs) and len(labels) == sum(loss is not None for loss in wanted):
+        remaining = iter(labels)  # labels are given where there is a loss
+        labels = [None if loss is None else next(remaining) for loss in wanted]
+    y_pred = keras.tree.pack_sequence_as(compiled._y_pred_build_structure, outputs)
+    return keras.tree.pack_sequence_as(compiled._y_true_build_structure, labels), y_pred
 
 
 def loss_values(loss: keras.Loss, y_true: Any, y_pred: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
@@ -77,7 +88,8 @@ def loss_values(loss: keras.Loss, y_true: Any, y_pred: Any) -> tuple[tf.Tensor, 
 
 def weighted_sum(values: tf.Tensor, sample_weight: Any, mask: tf.Tensor | None, dtype: str) -> tf.Tensor:
     """The sum of values times weights times mask, with Keras's broadcasting."""
-    return reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=dtype)
+    # Of no rows Keras returns the values themselves.
+    return tf.reduce_sum(reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=dtype))
 
 
 def sum_of_weights(sample_weight: Any, mask: tf.Tensor | None, dtype: str) -> tf.Tensor:

@@ -109,9 +109,25 @@ def _batches(x: Any, size: int | None, steps: int | None, batch_size: int | None
     return math.ceil(size / (batch_size or 32)) if size is not None else None
 
 
-def steps_at_a_time(batches: int | None, most: int) -> int:
-    """How many steps one call of the compiled loop makes: a pass is a whole number of calls."""
-    return max(n for n in range(1, most + 1) if batches % n == 0) if batches else 1
+def available(given: dict[str, Any]) -> int | None:
+    """How many batches there are in the data of a call, whatever it says of steps: 0 if it has no end; None if unknown."""
+    x = given["x"]
+    if isinstance(x, tf.data.Dataset) and int(x.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        return 0
+    return _batches(x, _size(x), None, given.get("batch_size"))
+
+
+def steps_at_a_time(batches: int | None, available: int | None, most: int) -> int:
+    """How many steps one call of the compiled loop makes: a pass, and all data that there is, are whole numbers of calls.
+
+    Args:
+      batches: of a pass; None if not known.
+      available: see `available`.
+      most: steps.
+    """
+    if not batches or available is None:
+        return 1
+    return max(n for n in range(1, most + 1) if batches % n == 0 and available % n == 0)
 
 
 def look_at_batches(callbacks: Sequence[keras.callbacks.Callback], training: bool) -> bool:
@@ -130,6 +146,7 @@ def with_agreement(
     strategy: Strategy,
     average: Callable[[], None],
     each_batch: bool,
+    deadline: float,
 ) -> list[keras.callbacks.Callback]:
     """The callbacks of this process for `fit`: files by the chief, averaged statistics before them, one stop for all.
 
@@ -138,10 +155,9 @@ def with_agreement(
       strategy: where the model trains.
       average: makes moving statistics equal.
       each_batch: whether one of them may stop training behind a batch.
+      deadline: in seconds, for processes whose callbacks take longer.
     """
-    last = _StopTogether(strategy.group)
-    if each_batch:
-        last = _StopTogetherBehindBatches(strategy.group)
+    last = (_StopTogetherBehindBatches if each_batch else _StopTogether)(strategy.group, deadline)
     return [_Average(average), *chosen(callbacks, strategy), last]
 
 
@@ -159,15 +175,15 @@ class _Average(keras.callbacks.Callback):
 class _StopTogether(keras.callbacks.Callback):
     """Comes last: where a callback of any process wants training to stop, it stops on all."""
 
-    def __init__(self, group: Group):
+    def __init__(self, group: Group, deadline: float):
         super().__init__()
-        self._group = group
+        self._group, self._deadline = group, deadline
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._agree(f"stop/epoch {epoch}")
 
     def _agree(self, name: str) -> None:
-        self.model.stop_training = any(self._group.gather(name, bool(self.model.stop_training)))
+        self.model.stop_training = any(self._group.gather(name, bool(self.model.stop_training), self._deadline))
 
 
 class _StopTogetherBehindBatches(_StopTogether):

@@ -25,6 +25,7 @@ from tfdist.stock import calls
 from tfdist.stock.functions import Functions, Made
 from tfdist.stock.prediction import predicting
 from tfdist.stock.reading import GlobalBatches, Reading
+from tfdist.stock.replaced import overridden
 from tfdist.strategy import HasCollectives, Strategy
 
 Original = Callable[..., Any]  # Keras's own method of the model
@@ -47,8 +48,8 @@ class Distributed:
         self.model, self._options = model, options
         self._call = _Call("", 0, [], fresh=True, goes_on=False)
         self._functions: tuple[Any, Functions] | None = None
-        self._predict = predicting(model, self.strategy)
-        self._are_equal: set[int] = set()
+        self._predict: Callable[[Any], Any] | None = None
+        self._are_equal: dict[int, keras.Variable] = {}
         self._step = 0
         self._since_logged = 0
         self._logs: dict[str, Any] = {}
@@ -61,10 +62,12 @@ class Distributed:
         callbacks = list(keras.tree.flatten(given.arguments["callbacks"] or []))
         with self._calling("fit", given.arguments, callbacks) as call:
             given.arguments["callbacks"] = calls.with_agreement(
-                callbacks, self.strategy, self._average_statistics, call.fresh
+                callbacks, self.strategy, self._average_statistics, call.fresh, self._options.stall_shutdown_seconds
             )
             history = original(*given.args, **given.kwargs)
             self._average_statistics()
+            if self._functions is not None:
+                self._functions[1].keep_loss_scale()
         return history
 
     def evaluate(self, original: Original, *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +109,9 @@ class Distributed:
         self.model.test_function = self._test
 
     def make_predict_function(self, original: Original, force: bool = False) -> None:
-        """Gives Keras what predicts."""
+        """Gives Keras what predicts; where Keras has dropped that, as `compile` does, it is traced anew."""
+        if force or self._predict is None or self.model.predict_function is None:
+            self._predict = predicting(self.model, self.strategy)
         self.model.predict_function = self._predicted
 
     def reset_metrics(self, original: Original) -> None:
@@ -128,7 +133,8 @@ class Distributed:
         spec, in_a_pass = _present(batches.element_spec), self._call.passes.pop(0)
         self.strategy.group.agree("data", {"form of a batch": str(spec), "batches": in_a_pass}, "data: ")
         self._make_ready(spec)
-        return GlobalBatches(batches, self.strategy, f"{self._call.name} {self._call.number}", in_a_pass)
+        name = f"{self._call.name} {self._call.number}"
+        return GlobalBatches(batches, self.strategy, name, in_a_pass, self._options.stall_shutdown_seconds)
 
     # The rest is ours.
 
@@ -149,7 +155,8 @@ class Distributed:
         most = self.model.steps_per_execution if self.model.compiled else 1
         kept, self._call = self._call, _Call(name, next(_numbers), list(passes), fresh=looked, goes_on=goes_on)
         if name == "fit" and most == 1 and not looked:
-            self.model.steps_per_execution = calls.steps_at_a_time(passes[0], self._options.steps_per_call)
+            most_steps = self._options.steps_per_call
+            self.model.steps_per_execution = calls.steps_at_a_time(passes[0], calls.available(given), most_steps)
         try:
             yield self._call
         finally:
@@ -191,13 +198,26 @@ class Distributed:
         if self._functions is not None and self._functions[0] is compilation:
             return
         self._functions = None
-        check_not_wrapped(self.model.optimizer)
+        optimizer = self.model.optimizer
+        if optimizer is not None:
+            check_not_wrapped(optimizer)
         with self.strategy.scope(), _must_fit(spec):
-            keras_internals.build(self.model, spec)
+            self._create(spec)
         self._make_equal("model", self.model.variables)
-        self._make_equal("optimizer", self.model.optimizer.variables)
+        self._make_equal("optimizer", optimizer.variables if optimizer is not None else [])
         self._functions = compilation, Functions(self.model, self.strategy, self._options, spec)
         self._functions[1].reset_metrics()
+
+    def _create(self, spec: Any) -> None:
+        """Creates every variable, as Keras does; of a model with a step of its own, as that asks for them."""
+        own = overridden(self.model, "train_step")
+        if own and type(self.model).call is keras.Model.call:
+            self.model.built = True  # its step calls layers, and nothing calls the model
+        try:
+            keras_internals.build(self.model, spec)
+        except (ValueError, NotImplementedError):
+            if not own:  # which may make its labels, and asks for what it needs when it is looked at
+                raise
 
     def _make_equal(self, what: str, variables: Sequence[keras.Variable]) -> None:
         """Every process has the same variables, and from then on the same values in them."""
@@ -206,7 +226,7 @@ class Distributed:
         described = {variable.path: f"{variable.dtype}{list(variable.shape)}" for variable in new}
         self.strategy.group.agree("variables", described, "variable ")
         self.strategy.synchronize(new)
-        self._are_equal.update(map(id, new))
+        self._are_equal |= {id(variable): variable for variable in new}
 
     def _average_statistics(self) -> None:
         if self._functions is not None:
@@ -214,8 +234,7 @@ class Distributed:
 
     def _train(self, batches: Any) -> dict[str, Any]:
         """Keras's `train_function`."""
-        batches = batches if isinstance(batches, Reading) else self._placed(next(iter(batches)))
-        _, functions = self._functions  # type: ignore[misc]  # built when the data was given
+        batches, functions = self._begun(batches)
         with _must_fit(functions.batch):
             made = functions.train(batches, self.model.steps_per_execution, self._step, self._call.goes_on)
         self._step += made.steps
@@ -223,11 +242,19 @@ class Distributed:
 
     def _test(self, batches: Any) -> dict[str, Any]:
         """Keras's `test_function`."""
-        batches = batches if isinstance(batches, Reading) else self._placed(next(iter(batches)))
-        _, functions = self._functions  # type: ignore[misc]  # built when the data was given
+        batches, functions = self._begun(batches)
         with _must_fit(functions.batch):
             made = functions.test(batches, self.model.steps_per_execution)
         return self._logged(functions, batches, made)
+
+    def _begun(self, batches: Any) -> tuple[Any, Functions]:
+        """What Keras reads from, in our form. Where a pass begins metrics start anew, also if the model resets its own."""
+        batches = batches if isinstance(batches, Reading) else self._placed(next(iter(batches)))
+        assert self._functions is not None  # made when the data was given
+        if not isinstance(batches, Reading) or batches.at_end:
+            self._functions[1].reset_metrics()
+            self._since_logged, self._logs = 0, {}
+        return batches, self._functions[1]
 
     def _logged(self, functions: Functions, batches: Any, made: Made) -> dict[str, Any]:
         """The logs; those of before where nobody looks, for they are asked of all replicas."""
@@ -239,7 +266,9 @@ class Distributed:
 
     def _predicted(self, data: Any) -> Any:
         """Keras's `predict_function`."""
-        outputs = [self._predict(each if isinstance(each, Dealt) else self._placed(each)) for each in data]
+        predict = self._predict
+        assert predict is not None  # Keras has asked for it
+        outputs = [predict(each if isinstance(each, Dealt) else self._placed(each)) for each in data]
         return keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
 
     def _placed(self, batch: Any) -> Any:

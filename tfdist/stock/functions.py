@@ -19,7 +19,7 @@ from tfdist.metrics import KerasMetrics, Totals, check_sums, make_average_statis
 from tfdist.plans import agree_on_plan
 from tfdist.step import Settings, restore_without_rows
 from tfdist.steps import Compression, Steps
-from tfdist.stock.logs import Logs, look_at
+from tfdist.stock.logs import Logs, Returned, look_at
 from tfdist.stock.loops import once, repeated
 from tfdist.stock.one_device import Replica, running
 from tfdist.stock.own_step import OwnStep
@@ -45,6 +45,7 @@ class Functions:
                 "Steps on replicas are compiled. Received: run_eagerly=True. Leave it out, or debug without tfdist."
             )
         check_sums([metric for metric in model.metrics if metric.variables])
+        _check_zeros(model, strategy)
         self.model, self._strategy, self._options, self.batch = model, strategy, options, batch
         self._metrics = KerasMetrics(model)
         self._drain = make_drain(self._metrics, strategy)
@@ -55,8 +56,8 @@ class Functions:
         self._training: _Steps | _OwnSteps | None = None
         self._spoken = Recording(strategy.collectives)
         has_own_test = any(overridden(model, name) for name in ("test_step", "compute_metrics"))
-        shapes = look_at(model.test_step, batch) if has_own_test else {}
-        self._test_logs = Logs(shapes, strategy, Kept(strategy), "test_step")
+        returned = look_at(model, model.test_step, batch) if has_own_test else Returned()
+        self._test_logs = Logs(returned, strategy, Kept(strategy), "test_step")
         self._tests = repeated(strategy, self._test, self._test_traced), once(strategy, self._test, self._test_traced)
 
     def train(self, batches: Any, most: int, number: int, goes_on: bool) -> "Made":
@@ -83,11 +84,17 @@ class Functions:
         """Evaluates batches; takes and returns what `train` does."""
         if not isinstance(batches, Reading):
             self._tests[1](batches, 0)
-            return Made(1, self._test_logs.read())
+            return Made(1, self._test_logs.read(), self._test_logs.sources)
         steps = batches.ahead(most)
         self._tests[0](batches.rows, 0, steps)
         batches.took(steps)
-        return Made(steps, self._test_logs.read())
+        return Made(steps, self._test_logs.read(), self._test_logs.sources)
+
+    def keep_loss_scale(self) -> None:
+        """Writes the loss scale to where Keras keeps it, and saves it."""
+        scale, optimizer = self._training.loss_scale if self._training else None, self.model.optimizer
+        if scale is not None and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            optimizer.dynamic_scale.assign(scale)
 
     def results(self) -> dict[str, Any]:
         """The metrics' results since they were reset."""
@@ -100,8 +107,10 @@ class Functions:
         results = self.results()
         if made.failure:
             return {**results, **made.returned}
-        # What a step returns is a metric's result or a value; a metric that it did not update is 0.
-        return {k: results[k] if np.any(results.get(k, 0)) else v for k, v in made.returned.items()} or results
+        if not made.returned:
+            return results
+        by_metric = self._metrics.by_metric(self._totals.sums)
+        return {name: by_metric.get(made.sources.get(name, ""), value) for name, value in made.returned.items()}
 
     def reset_metrics(self) -> None:
         """Metrics start anew."""
@@ -131,11 +140,13 @@ class Made(NamedTuple):
     Attributes:
       steps: how many.
       returned: what the model's own step returned last; empty where it has none.
+      sources: which metric's result each value is, if it is one; see `KerasMetrics.by_metric`.
       failure: what to raise if the last one was not finite.
     """
 
     steps: int
     returned: Mapping[str, Any] = {}
+    sources: Mapping[str, str] = {}
     failure: NotFiniteError | None = None
 
 
@@ -164,13 +175,19 @@ class _Steps:
             batches.took(len(losses))
         if bool(result.may_go_on):
             return Made(len(losses))
-        scale = float(self._kept.array("loss_scale/scale").values) if self._scaled else None
         last, variables = number + len(losses) - 1, self._model.trainable_variables
-        return Made(len(losses), failure=not_finite(last, losses[-1], result, variables, scale))
+        return Made(len(losses), failure=not_finite(last, losses[-1], result, variables, self.loss_scale))
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The scale now; None without one."""
+        return float(self._kept.array("loss_scale/scale").values) if self._scaled else None
 
 
 class _OwnSteps:
     """The model's own step."""
+
+    loss_scale = None
 
     def __init__(
         self, model: keras.Model, strategy: HasCollectives, options: RunConfig, metrics: KerasMetrics, batch: Any
@@ -193,19 +210,19 @@ class _OwnSteps:
         logs = self._step.logs.read()
         bad = [name for name, value in logs.items() if not np.all(np.isfinite(value))]
         if not bad:
-            return Made(steps, logs)
+            return Made(steps, logs, self._step.logs.sources)
         last = first + steps - 1
         return Made(
             steps,
             logs,
-            NotFiniteError(f"What train_step returned is not finite at step {last}: {bad[0]}={logs[bad[0]]}."),
+            failure=NotFiniteError(f"What train_step returned is not finite at step {last}: {bad[0]}={logs[bad[0]]}."),
         )
 
 
 def _settings(model: keras.Model, strategy: HasCollectives, options: RunConfig) -> Settings:
     clip = Clip(norm=options.clip_norm, value=options.clip_value)
-    model.optimizer, taken = without_loss_scale(model.optimizer)
-    check_optimizer(model.optimizer, clip)
+    optimizer, taken = without_loss_scale(model.optimizer)
+    check_optimizer(optimizer, clip)
     check_micro_steps(model, options.accumulate_steps)
     return Settings(
         batch_size=None,
@@ -230,6 +247,17 @@ def _compression(options: RunConfig) -> Compression:
             f"--compression={options.compression}. Name a method, or use `python -m tfdist.train`."
         )
     return found
+
+
+def _check_zeros(model: keras.Model, strategy: HasCollectives) -> None:
+    """Sums over replicas begin with zeros; call it before the first batch."""
+    for metric in model.metrics:
+        for variable in metric.variables:
+            if np.any(np.asarray(strategy.local(variable.value)[0])):
+                raise InputError(
+                    "A metric's variables must be 0 to begin with, as they are added up over replicas. Received: "
+                    f"{metric.name} with {variable.path}, which is not. Begin with zeros, and add in `result`."
+                )
 
 
 def _zeroed(variables: Sequence[keras.Variable], strategy: HasCollectives) -> Callable[[], None]:

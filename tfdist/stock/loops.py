@@ -18,14 +18,15 @@ def repeated(
     Args:
       strategy: where it runs.
       function: runs on each replica.
-      traced: called whenever the function has been traced, before it runs.
+      traced: called when the function has been traced first, by all processes together, before it runs.
     """
+    first = _once(traced)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def loop(rows: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor) -> None:
         def body(done: tf.Tensor) -> tf.Tensor:
             strategy.run(function, next(rows), first_step + tf.cast(done, tf.int64))
-            traced()
+            first()
             return done + 1
 
         tf.while_loop(lambda done: done < steps, body, (tf.constant(0),), parallel_iterations=1)
@@ -35,10 +36,21 @@ def repeated(
 
 def once(strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[], None]) -> Callable[[Any, int], None]:
     """As `repeated`; returns a function (batch, step) for one batch that is at hand."""
+    first = _once(traced)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def run(batch: Any, step: tf.Tensor) -> None:
         strategy.run(function, batch, step)
-        traced()
+        first()
 
     return lambda batch, step: run(batch, tf.constant(step, tf.int64))
+
+
+def _once(call: Callable[[], None]) -> Callable[[], None]:
+    """A function that makes the call when it is called first."""
+    calls = iter([call])
+    return lambda: next(calls, _nothing)()
+
+
+def _nothing() -> None:
+    """What there is to do from then on."""

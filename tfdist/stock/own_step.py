@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals, randomness
+from tfdist.accepting import check_born_here, check_not_wrapped, check_optimizer, statistics_of_all_replicas
 from tfdist.collectives import Collectives, Recording, using
 from tfdist.data.batches import Dealt, count_rows
 from tfdist.errors import InputError
@@ -78,7 +79,9 @@ class OwnStep:
         self._model, self._strategy, self._settings = model, strategy, settings
         self._spoken = Recording(strategy.collectives)
         self._seeds = randomness.seed_states(model)
-        self._restored = [*keras_internals.moving_statistics(model), *metrics.variables]
+        whole = statistics_of_all_replicas(model)
+        own = [v for v in keras_internals.moving_statistics(model) if id(v) not in whole]
+        self._restored = [*own, *metrics.variables]
         applications: list[_Application] = []
 
         def apply(
@@ -86,8 +89,11 @@ class OwnStep:
         ) -> None:
             applications.append(_Application(optimizer, list(variables), [g is not None for g in gradients]))
 
-        self.logs = Logs(look_at(model.train_step, batch, apply), strategy, kept, "train_step")
+        self.logs = Logs(look_at(model, model.train_step, batch, apply), strategy, kept, "train_step")
         for optimizer, variables, _ in applications:
+            check_not_wrapped(optimizer)
+            check_born_here(strategy, "optimizer", optimizer.variables)
+            check_optimizer(optimizer, settings.clip)
             if not optimizer.built:
                 with strategy.scope():
                     optimizer.build(variables)
@@ -113,7 +119,7 @@ class OwnStep:
         self.logs.keep(logs, rows, batch_size)
 
     def traced(self) -> None:
-        """Compares what replicas are about to say with other processes; called when `run` has been traced."""
+        """Compares what replicas are about to say with other processes; called when `run` was first traced."""
         agree_on_plan(self._strategy.group, self._spoken.calls)
 
     def _applying(self, part: tf.Tensor, collectives: Collectives) -> Apply:

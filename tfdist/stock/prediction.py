@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.data.batches import Dealt
+from tfdist.errors import InputError
 from tfdist.strategy import HasCollectives
 
 # What stands in for a dtype that an engine does not gather; each holds all of its values.
@@ -18,6 +19,12 @@ def predicting(model: keras.Model, strategy: HasCollectives) -> Callable[[Any], 
 
     def replica_function(dealt: Dealt) -> Any:
         outputs = model.predict_step(dealt.batch)
+        for output in tf.nest.flatten(outputs):
+            if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
+                raise InputError(
+                    "Predictions of replicas are put together by rows, so each output is a dense tensor of rows. Received: "
+                    f"{'a scalar' if isinstance(output, tf.Tensor) else type(output).__name__}. Call the model itself."
+                )
         whole = _gathered(tf.nest.flatten(outputs), strategy)
         return tf.nest.pack_sequence_as(outputs, whole)
 

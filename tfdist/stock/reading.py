@@ -14,8 +14,9 @@ from tfdist.strategy import Strategy
 class GlobalBatches:
     """A data set of global batches, the same on every process; each pass over it is a `Reading`."""
 
-    def __init__(self, batches: tf.data.Dataset, strategy: Strategy, name: str, in_a_pass: int | None):
+    def __init__(self, batches: tf.data.Dataset, strategy: Strategy, name: str, in_a_pass: int | None, deadline: float):
         """Args: batches: as Keras makes them; name: of the call that reads them; in_a_pass: how many steps a pass has."""
+        self._deadline = deadline
         self._batches = batches
         self._strategy = strategy
         self._name = name
@@ -29,7 +30,9 @@ class GlobalBatches:
         self._passes += 1
         self._notes.clear()
         rows = self._strategy.distribute(lambda replicas, size: self._dealt(tuple(replicas), size))
-        return Reading(rows, self._notes, self._strategy, f"{self._name}/{self._passes}", self._in_a_pass)
+        return Reading(
+            rows, self._notes, self._strategy, f"{self._name}/{self._passes}", self._in_a_pass, self._deadline
+        )
 
     def _deal(self, replicas: tuple[int, ...], size: int) -> tf.data.Dataset:
         several = self._strategy.cluster.size > 1
@@ -44,8 +47,15 @@ class Reading:
     """
 
     def __init__(
-        self, rows: Iterator[Any], notes: dict[int, int], strategy: Strategy, name: str, in_a_pass: int | None
+        self,
+        rows: Iterator[Any],
+        notes: dict[int, int],
+        strategy: Strategy,
+        name: str,
+        in_a_pass: int | None,
+        deadline: float,
     ):
+        self._deadline = deadline
         self.rows = rows
         self._notes = notes
         self._strategy = strategy
@@ -83,7 +93,7 @@ class Reading:
             self._compared += NOTE_EVERY
 
     def _compare(self, number: int) -> None:
-        everyone = self._strategy.group.gather(f"batch/{self._name}/{number}", self._notes.pop(number))
+        everyone = self._strategy.group.gather(f"batch/{self._name}/{number}", self._notes.pop(number), self._deadline)
         if len(set(everyone)) > 1:
             raise InputError(
                 "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. Received: "

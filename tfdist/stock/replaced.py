@@ -13,14 +13,11 @@ import keras
 from tfdist.stock import one_device
 
 Distributed = Any  # tfdist.stock.distributed.Distributed, which imports this module
-# Of a model that is distributed: each is a method, or a property, of `Distributed`.
+# What a user calls, of a model that is distributed: each is a method of `Distributed`.
+_CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+# What Keras's own methods call then: each is a method, or a property, of `Distributed`.
 _OF_A_MODEL = (
-    "fit",
-    "evaluate",
-    "predict",
-    "train_on_batch",
-    "test_on_batch",
-    "predict_on_batch",
+    *_CALLS,
     "make_train_function",
     "make_test_function",
     "make_predict_function",
@@ -52,7 +49,7 @@ def attach(model: keras.Model, distributed: Distributed) -> None:
 
 @contextlib.contextmanager
 def attach_all(make: Callable[[keras.Model], Distributed]) -> Iterator[None]:
-    """Inside, every model is distributed, by `make`, when one of its replaced methods is called first."""
+    """Inside, every model is distributed, by `make`, when its `fit`, `evaluate` or the like is called first."""
     install()
     _makers.append(make)
     try:
@@ -63,10 +60,7 @@ def attach_all(make: Callable[[keras.Model], Distributed]) -> Iterator[None]:
 
 def attached(model: keras.Model) -> Distributed | None:
     """What a model's replaced methods are of; None if the model is not distributed."""
-    found = model.__dict__.get(_ATTRIBUTE)
-    if found is None and _makers:
-        found = model.__dict__[_ATTRIBUTE] = _makers[-1](model)
-    return found
+    return model.__dict__.get(_ATTRIBUTE)
 
 
 def overridden(model: keras.Model, name: str) -> bool:
@@ -88,8 +82,11 @@ def install() -> None:
 def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        inside = one_device.current() is not None
+        if attached(self) is None and name in _CALLS and _makers and not inside:
+            attach(self, _makers[-1](self))
         distributed = attached(self)
-        if distributed is None or one_device.current() is not None:
+        if distributed is None or inside:
             return original(self, *args, **kwargs)
         return getattr(distributed, name)(functools.partial(original, self), *args, **kwargs)
 
