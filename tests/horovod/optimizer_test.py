@@ -15,7 +15,13 @@ from tfdist.testing import processes
 
 pytest.importorskip("horovod")
 WORKER = pathlib.Path(__file__).with_name("optimizer_worker.py")
-ENVIRONMENT = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+ENVIRONMENT = {
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "30",
+}
 N = 2
 Ranks = list[dict[str, Any]]
 
@@ -115,6 +121,20 @@ def test_what_compression_remembers_stays_finite(ranks):
 def test_an_overflow_on_one_rank_is_skipped_by_all(ranks, way):
     """The mean gradient is 6: 1.5 at a scale of 4, and 3 at one of 2."""
     assert same(ranks, f"loss scale {way}").tolist() == [[-1.5, 4.0], [-1.5, 2.0], [-4.5, 2.0]]
+
+
+def test_a_loss_scale_waits_for_the_ranks_of_its_set_alone(ranks):
+    assert ranks[0]["loss scale of a set"] == -1.0
+
+
+def test_own_steps_communicate_where_xla_is_asked_for(ranks, worker):
+    near(same(ranks, "own steps"), alone(worker, worker["model_of"](), keras.optimizers.SGD(0.1)))
+    near(same(ranks, "sum of targets"), worker["Y"].sum())
+
+
+def test_a_deep_copy_reduces_gradients_too(ranks):
+    """The mean gradient is 1.5; the third step's velocity is 1.5 + 0.5 * 1.5."""
+    assert same(ranks, "copies").tolist() == [-1.5, -3.0, -5.25]
 
 
 def test_mixed_precision_trains_alike(ranks):

@@ -3,6 +3,7 @@
 python tests/horovod/optimizer_worker.py FOLDER
 """
 
+import copy
 import json
 import pathlib
 import sys
@@ -139,6 +140,13 @@ def loss_scale() -> None:
             step(tf.constant([gradient], tf.float64))
             seen.append([float(variable.numpy()[0]), float(optimizer.dynamic_scale.numpy())])
         found[f"loss scale {name}"] = seen
+    alone = hvd.add_process_set([0])
+    if alone.included():  # the other rank makes no call
+        inner = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=alone)
+        variable, optimizer = keras.Variable([0.0]), keras.optimizers.LossScaleOptimizer(inner, 4.0)
+        optimizer.apply([tf.constant([4.0], tf.float64)], [variable])
+        found["loss scale of a set"] = float(variable.numpy()[0])
+    hvd.barrier()
     keras.config.set_dtype_policy("mixed_float16")  # in which Keras puts the loss scale around the optimizer by itself
     model = model_of()
     trained(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
@@ -187,6 +195,47 @@ def tapes() -> None:
     found["tape of the rest"] = trained(
         model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), gradient_predivide_factor=2.0, groups=1)
     )
+
+
+class OwnSteps(keras.Model):
+    """A model whose own steps communicate, in training and in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = model_of()
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_mean(tf.square(self.inner(x, training=True) - y))
+        variables = self.inner.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        return {"sum": hvd.allreduce(tf.reduce_sum(data[1]), op=hvd.Sum)}
+
+
+def own_steps() -> None:
+    """With XLA asked for, as it is on GPUs, and a keyword that scripts for TensorFlow 2 pass."""
+    model = OwnSteps()
+    model.compile(keras.optimizers.SGD(0.1), jit_compile=True, experimental_run_tf_function=False)
+    own_x, own_y = X[mine()], Y[mine()]
+    found["sum of targets"] = model.evaluate(own_x, own_y, batch_size=ROWS, verbose=0, return_dict=True)["sum"]
+    model.compile(keras.optimizers.SGD(0.1), jit_compile=True)
+    model.fit(own_x, own_y, batch_size=ROWS, epochs=4, verbose=0)
+    found["own steps"] = weights(model.inner)
+
+
+def copies() -> None:
+    """A deep copy reduces too, whether it was made before or after the first step."""
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5))
+    variable, seen = keras.Variable([0.0]), []
+    for one in (copy.deepcopy(optimizer), optimizer):
+        one.apply([tf.constant([1.0 + hvd.rank()], tf.float64)], [variable])
+        seen.append(float(variable.numpy()[0]))
+    copy.deepcopy(optimizer).apply([tf.constant([1.0 + hvd.rank()], tf.float64)], [variable])
+    found["copies"] = [*seen, float(variable.numpy()[0])]
 
 
 def callbacks() -> None:
@@ -261,6 +310,8 @@ def main() -> None:
     own = tf.data.Dataset.from_tensors((X[mine()], Y[mine()])).repeat(4)
     two_a_call.fit(own, verbose=0)
     found["two steps a call"] = weights(two_a_call)
+    own_steps()
+    copies()
     accumulation()
     compression()
     loss_scale()

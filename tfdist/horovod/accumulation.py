@@ -21,6 +21,10 @@ class Accumulation:
         self._sums: dict[int, tf.Variable] = {}
         self._count: tf.Variable | None = None
 
+    def anew(self) -> "Accumulation":
+        """One of the same settings, that has added nothing up."""
+        return Accumulation(self.passes, self._divisor > 1)
+
     def add(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> tf.Tensor:
         """Adds one pass; returns whether it was the last one of a step, a scalar bool."""
         count = self._build(gradients, variables)

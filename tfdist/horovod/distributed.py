@@ -1,7 +1,7 @@
 """What makes an optimizer distributed: a subclass of its own class, made when it is wrapped."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -51,6 +51,15 @@ class Distributed:
         """Lets a variable's gradient be each rank's own."""
         self.local.add(var)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> keras.Optimizer:
+        """A copy that is distributed too; what compression remembers and passes that are not applied start anew."""
+        local = LocalVariables(self.local)
+        return _made(cast(keras.Optimizer, self), GradientSums(self.reduction.options), self.accumulation.anew(), local)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises `InputError`: pickled under the class that Keras sees, the optimizer would come back as a plain one."""
+        raise not_pickled(self)
+
 
 class _CallableList(list):
     """A list that returns itself when it is called: `optimizer.variables()` was a method once."""
@@ -71,18 +80,48 @@ def distributed(optimizer: keras.Optimizer, reduction: GradientSums, accumulatio
         )
     if is_distributed(optimizer) or is_distributed(getattr(optimizer, "inner_optimizer", None)):
         raise InputError("The optimizer is distributed already. Received: a wrapped one. Wrap it once.")
-    kind = type(optimizer)
-    # Keras saves an optimizer under its __class__: with that, what is saved names a class that can be loaded.
-    own = type(kind.__name__, (Distributed, kind), {"__class__": property(lambda self: kind), "__doc__": kind.__doc__})
-    made = own.from_config(optimizer.get_config())  # type: ignore[attr-defined]
-    made.reduction, made.accumulation, made.local = reduction, accumulation, LocalVariables()
-    if optimizer.built:
-        made.build(keras_internals.trained_by(optimizer))
-        for new, old in zip(made.variables, optimizer.variables, strict=True):
-            new.assign(old)
-    return made
+    return _made(optimizer, reduction, accumulation, LocalVariables())
 
 
 def is_distributed(optimizer: Any) -> bool:
     """Whether an optimizer reduces gradients by itself."""
     return isinstance(optimizer, Distributed)
+
+
+def not_pickled(optimizer: Any) -> InputError:
+    """The error of pickling an optimizer that reduces gradients, which its pickle would not."""
+    return InputError(
+        f"A distributed optimizer cannot be pickled. Received: {optimizer.__class__.__name__}. Pickle the optimizer that it "
+        "was made of, or save the model and use hvd.load_model."
+    )
+
+
+def _made(
+    optimizer: keras.Optimizer, reduction: GradientSums, accumulation: Accumulation, local: LocalVariables
+) -> keras.Optimizer:
+    kind = optimizer.__class__  # that of a distributed one is its plain class
+    # Keras saves an optimizer under its __class__: with that, what is saved names a class that can be loaded.
+    own = type(kind.__name__, (Distributed, kind), {"__class__": property(lambda self: kind), "__doc__": kind.__doc__})
+    try:
+        made = own.from_config(optimizer.get_config())  # type: ignore[attr-defined]
+    except (NotImplementedError, TypeError, ValueError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"An optimizer is wrapped by way of get_config() and from_config(). Received: {kind.__name__}, {said[:200]} "
+            "Give it and its learning rate's schedule both, and register them with keras.saving."
+        ) from error
+    made.reduction, made.accumulation, made.local = reduction, accumulation, local
+    if optimizer.built:
+        made.build(keras_internals.trained_by(optimizer))
+    for new, old in zip(made.variables, optimizer.variables, strict=True):
+        new.assign(old)
+    _take_over(made, optimizer)
+    return made
+
+
+def _take_over(made: keras.Optimizer, optimizer: keras.Optimizer) -> None:
+    """Gives a copy what calls have added since the optimizer was made: `exclude_from_weight_decay`."""
+    for name in vars(optimizer).keys() - vars(made).keys():
+        setattr(made, name, getattr(optimizer, name))
+    if hasattr(made, "inner_optimizer"):
+        _take_over(made.inner_optimizer, optimizer.inner_optimizer)

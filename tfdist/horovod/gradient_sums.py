@@ -51,9 +51,9 @@ class Options:
 class LocalVariables:
     """Variables whose gradients are each rank's own; Keras's and TensorFlow's have no hash."""
 
-    def __init__(self) -> None:
-        """None yet."""
-        self._keys: set[int] = set()
+    def __init__(self, others: "LocalVariables | None" = None):
+        """Args: others: those that are such already."""
+        self._keys: set[int] = set(others._keys) if others else set()
 
     def add(self, variable: Any) -> None:
         """Adds one."""

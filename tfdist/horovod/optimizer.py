@@ -35,7 +35,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> keras.Optimizer:
     """A copy of an optimizer of Keras 3 that reduces gradients over the ranks before it applies them.
 
-    It works in `model.fit` (which then trains without XLA) and in loops of one's own, by `apply` or `apply_gradients`.
+    It works in `model.fit` (which trains without XLA) and in loops of one's own, by `apply` or `apply_gradients`.
     Each step costs an all-reduce of all gradients, 2 n (N - 1) / N bytes sent for n, in buckets of 4 MiB. `iterations` and
     schedules count updates, also with `backward_passes_per_step`.
 

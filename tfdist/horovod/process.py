@@ -7,7 +7,7 @@ import atexit
 import contextlib
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.errors import InputError, TfdistError
@@ -16,6 +16,7 @@ from tfdist.horovod.engine import Engine, needs_horovod
 
 _engines: list[Engine] = []  # the one in use, or none
 _groups: list[Group] = []  # joined once a process, and left when it ends
+_at_start: list[Callable[[], None]] = []
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> None:
@@ -38,6 +39,8 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
     options |= {} if process_sets is None else {"process_sets": process_sets}
     engine = _started(options)
     _engines.append(engine)
+    for call in _at_start:
+        call()
     if not _groups:
         _groups.append(engine.group)
         atexit.register(_say_goodbye)
@@ -80,6 +83,11 @@ def _say_goodbye() -> None:
         if not failed:
             shutdown()
     _groups[0].leave(int(failed))
+
+
+def at_start(call: Callable[[], None]) -> None:
+    """Lets `init` make a call; for modules that ask this one for the engine."""
+    _at_start.append(call)
 
 
 def shutdown() -> None:

@@ -1,4 +1,4 @@
-"""What Keras does differently where gradients are reduced inside its training step: two public methods, replaced once."""
+"""What Keras does differently where ranks communicate inside its steps: public methods, replaced once."""
 
 import functools
 from typing import Any
@@ -7,37 +7,62 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import InputError
-from tfdist.horovod.distributed import is_distributed
-from tfdist.horovod.process import engine, horovod_is_installed
+from tfdist.horovod.distributed import is_distributed, not_pickled
+from tfdist.horovod.process import at_start, engine, horovod_is_installed, is_initialized
 
 
 @functools.cache
 def train_with_communication() -> None:
-    """Replaces `keras.Model.make_train_function` and `keras.optimizers.LossScaleOptimizer.check_finite`.
+    """Replaces what Keras does in `make_train_function`, `make_test_function`, `compile` and in its loss scale.
 
-    A model whose optimizer is distributed trains without XLA, which can compile no communication. A loss scale around a
-    distributed optimizer looks at this rank's gradients: then all ranks agree first, so that all apply or all skip.
+    From `init` on models train and are evaluated without XLA, which can compile no communication: a step of one's own may
+    have some in any place. A loss scale around a distributed optimizer looks at this rank's gradients: then the ranks that
+    reduce agree first, so that all apply or all skip; it is not pickled, as it would come back around a plain optimizer.
+    `compile` takes and drops `experimental_run_tf_function`, which Horovod's scripts for TensorFlow 2 pass.
     """
-    make, check = keras.Model.make_train_function, keras.optimizers.LossScaleOptimizer.check_finite
+    make, make_test = keras.Model.make_train_function, keras.Model.make_test_function
+    scale = keras.optimizers.LossScaleOptimizer
+    check, reduce = scale.check_finite, scale.__reduce__
+    # Keras asks of each class whether its compile is that of this one.
+    trainer: Any = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
+    compile_model = trainer.compile
 
     @functools.wraps(make)
     def make_train_function(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        if needs_communication(self):
+        if is_initialized() or needs_communication(self):
             self.jit_compile = False
-            if self.steps_per_execution > 1 and not horovod_is_installed():
-                raise InputError(
-                    f"Without Horovod steps_per_execution is 1. Received: {self.steps_per_execution}. Leave it out, or run "
-                    "`python -m tfdist.install_horovod`."
-                )
+        if needs_communication(self) and self.steps_per_execution > 1 and not horovod_is_installed():
+            raise InputError(
+                f"Without Horovod steps_per_execution is 1. Received: {self.steps_per_execution}. Leave it out, or run "
+                "`python -m tfdist.install_horovod`."
+            )
         return make(self, *args, **kwargs)
+
+    @functools.wraps(make_test)
+    def make_test_function(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        if is_initialized():
+            self.jit_compile = False
+        return make_test(self, *args, **kwargs)
+
+    @functools.wraps(compile_model)
+    def compile(self: keras.Model, *args: Any, experimental_run_tf_function: bool = False, **kwargs: Any) -> None:
+        compile_model(self, *args, **kwargs)
 
     @functools.wraps(check)
     def check_finite(self: keras.optimizers.LossScaleOptimizer, grads: Any) -> tf.Tensor:
         finite = check(self, grads)
-        return agreed(finite) if is_distributed(self.inner_optimizer) else finite
+        inner: Any = self.inner_optimizer
+        return agreed(finite, inner.reduction.options.process_set) if is_distributed(inner) else finite
 
-    keras.Model.make_train_function = make_train_function
-    keras.optimizers.LossScaleOptimizer.check_finite = check_finite
+    @functools.wraps(reduce)
+    def __reduce__(self: keras.optimizers.LossScaleOptimizer) -> Any:
+        if is_distributed(self.inner_optimizer):
+            raise not_pickled(self)
+        return reduce(self)
+
+    keras.Model.make_train_function, keras.Model.make_test_function = make_train_function, make_test_function
+    trainer.compile = compile
+    scale.check_finite, scale.__reduce__ = check_finite, __reduce__
 
 
 def needs_communication(model: keras.Model) -> bool:
@@ -48,8 +73,11 @@ def needs_communication(model: keras.Model) -> bool:
     return any(getattr(layer, "speaks_to_other_ranks", False) for layer in model._flatten_layers())
 
 
-def agreed(finite: tf.Tensor) -> tf.Tensor:
-    """Whether a scalar bool is true on every rank; one small message."""
-    collectives = engine().collectives
+def agreed(finite: tf.Tensor, process_set: Any) -> tf.Tensor:
+    """Whether a scalar bool is true on every rank of a set; one small message."""
+    collectives = engine().collectives_of(process_set)
     [count] = collectives.all_reduce([tf.reshape(tf.cast(finite, tf.float32), [1])], name="finite")
     return tf.equal(count[0], float(collectives.size))
+
+
+at_start(train_with_communication)

@@ -1,0 +1,68 @@
+"""What an optimizer keeps when it is wrapped, and what becomes of copies."""
+
+import copy
+import pickle
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist.horovod as hvd
+from tfdist.errors import InputError
+
+
+class Halving(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that cannot be saved."""
+
+    def __call__(self, step):
+        return 0.1
+
+
+def decayed(optimizer: keras.Optimizer) -> list[float]:
+    """A kernel and a bias of one after an update without gradients."""
+    variables = [keras.Variable(np.ones(1), name=name) for name in ("kernel", "bias")]
+    optimizer.build(variables)
+    getattr(optimizer, "inner_optimizer", optimizer)._apply_weight_decay(variables)
+    return [float(variable.numpy()[0]) for variable in variables]
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, keras.optimizers.LossScaleOptimizer], ids=["plain", "scaled"])
+@pytest.mark.parametrize("copied", [lambda one: one, copy.deepcopy], ids=["wrapped", "copied"])
+def test_variables_that_are_excluded_from_weight_decay_stay_so(wrap, copied):
+    inner = keras.optimizers.AdamW(0.5, weight_decay=0.5)
+    inner.exclude_from_weight_decay(var_names=["bias"])
+    assert decayed(copied(hvd.DistributedOptimizer(wrap(inner)))) == [0.75, 1.0]
+
+
+def test_the_count_of_updates_of_an_optimizer_that_is_not_built_stays():
+    optimizer = keras.optimizers.Adam()
+    optimizer.iterations.assign(7)
+    assert int(hvd.DistributedOptimizer(optimizer).iterations) == 7
+
+
+def test_a_schedule_that_cannot_be_saved_is_an_error_of_one_line():
+    with pytest.raises(InputError, match="An optimizer is wrapped by way of get_config") as error:
+        hvd.DistributedOptimizer(keras.optimizers.SGD(Halving()))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("spoil", [pickle.dumps, copy.copy], ids=["pickle", "copy"])
+@pytest.mark.parametrize("wrap", [lambda one: one, keras.optimizers.LossScaleOptimizer], ids=["plain", "scaled"])
+def test_what_would_come_back_as_a_plain_optimizer_is_an_error(spoil, wrap):
+    with pytest.raises(InputError, match="A distributed optimizer cannot be pickled. Received: "):
+        spoil(wrap(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))))
+
+
+def test_plain_loss_scales_are_pickled_as_before():
+    assert pickle.loads(pickle.dumps(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))).built is False
+
+
+def test_a_model_is_compiled_with_a_keyword_of_older_scripts(tmp_path):
+    """And its class's compile stays Keras's own, which a saved model asks for."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, "mse", experimental_run_tf_function=False)
+    model.save(tmp_path / "model.keras")
+    assert isinstance(keras.models.load_model(tmp_path / "model.keras").optimizer, keras.optimizers.SGD)
+    with pytest.raises(TypeError, match="another"):
+        model.compile(optimizer, another=False)
