@@ -120,6 +120,24 @@ def test_odd_shapes(ranks):
         assert rank["constants"] == [[[n, n], [1] * n, 0.0]] * 2
 
 
+def test_adasum(ranks):
+    """Of (3, 4) and (0, 2): their product is 8, so (1 - 8 / 50) (3, 4) + (1 - 8 / 8) (0, 2)."""
+    for rank in ranks:
+        if len(ranks) != 2:
+            assert rank["adasum refused"].startswith("InputError: op=hvd.Adasum takes 2, 4, 8 ... ranks. Received: ")
+            continue
+        assert rank["adasum refused"].startswith("InputError: op=hvd.Adasum takes floats. Received: ")
+        for dtype, digits in zip(FLOATS, (1e-3, 1e-2, 1e-6, 1e-12), strict=True):
+            np.testing.assert_allclose(rank[f"adasum {dtype}"], [2.52, 3.36], rtol=digits)
+        np.testing.assert_allclose(rank["adasum in a graph"], [5.04, 6.72], rtol=1e-6)
+
+
+def test_init_for_some_ranks_says_what_it_needs(ranks):
+    for rank in ranks:
+        assert rank["comm"].startswith("InputError: hvd.init(comm=...) needs ")
+        assert "Received: " in rank["comm"]
+
+
 # How many times the gradient of the sum of the ranks' losses Horovod's registered gradients are, of n ranks.
 RATIOS = {
     "Sum": lambda n: 1,
@@ -163,6 +181,9 @@ def test_process_sets(ranks):
     assert [rank["set reducescatter"] for rank in members] == [[4.0, 4.0], [4.0]]
     assert [rank["set alltoall"] for rank in members] == [[0, 20], [1, 21]]
     assert [rank["set gradient"] for rank in ranks] == [[[2.0]], [[2.0]], [[2.0]]]
+    assert [rank["set gradient of maxima"] for rank in ranks] == [[[3.0]], [[2.0]], [[3.0]]]
+    assert [rank["set sizes"] for rank in ranks] == [[3, 1]] * 3
+    assert [rank["sizes of a set"] for rank in ranks] == [[2, 1], [2, 0], [2, 1]]
     assert all(rank["set removed"] for rank in ranks)
 
 

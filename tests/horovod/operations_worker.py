@@ -123,6 +123,21 @@ def shapes(rank: int, size: int) -> None:
     note("constants", [constants(), constants()])
 
 
+def adasum(rank: int, size: int) -> None:
+    """Of two vectors that have something in common, in each dtype; with factors; of a number of ranks that is none of its."""
+    if size != 2:
+        found["adasum refused"] = refused(lambda: hvd.allreduce(tf.ones([2]), op=hvd.Adasum))
+        return
+    found["adasum refused"] = refused(lambda: hvd.allreduce(tf.ones([2], tf.int32), op=hvd.Adasum))
+    own = [[3.0, 4.0], [0.0, 2.0]][rank]
+    for dtype in FLOATS:
+        note(f"adasum {dtype}", hvd.allreduce(tf.constant(own, dtype), op=hvd.Adasum))
+    note(
+        "adasum in a graph",
+        tf.function(lambda x: hvd.allreduce(x, op=hvd.Adasum, prescale_factor=2.0))(tf.constant(own)),
+    )
+
+
 def finite_differences(rank: int, size: int) -> None:
     """The gradient of each operation beside differences of the sum of all ranks' losses."""
     rng = np.random.default_rng(3 + rank)
@@ -184,11 +199,14 @@ def process_sets(rank: int, size: int) -> None:
         note("set alltoall", hvd.alltoall(tf.range(2) + 10 * rank, process_set=pair))
         note("set object", str(hvd.broadcast_object(rank, size - 1, process_set=pair)))
         note("set root", refused(lambda: hvd.broadcast(x, 1, process_set=pair)))
+    note("set sizes", [f() for f in (hvd.size_op, hvd.process_set_included_op)])
+    note("sizes of a set", [f(pair.process_set_id) for f in (hvd.size_op, hvd.process_set_included_op)])
     weights = tf.Variable([1.0])
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(weights * (rank + 1.0))
-    tape = hvd.DistributedGradientTape(tape, process_set=pair)
-    note("set gradient", tape.gradient(loss, [weights]))
+    for name, op in (("", hvd.Average), (" of maxima", hvd.Max)):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weights * (rank + 1.0))
+        tape = hvd.DistributedGradientTape(tape, op=op, process_set=pair)
+        note(f"set gradient{name}", tape.gradient(loss, [weights]))
     hvd.barrier()
     note("set removed", hvd.remove_process_set(pair))
 
@@ -229,6 +247,7 @@ def skipped(rank: int, size: int) -> None:
 
 
 def main() -> None:
+    comm = refused(lambda: hvd.init(comm=[0, 1]))
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     found["who"] = [
@@ -246,13 +265,14 @@ def main() -> None:
         bool(hvd.nccl_built()),
         bool(hvd.mpi_threads_supported()),
     ]
+    found["comm"] = comm
+    adasum(rank, size)
     all_dtypes(rank, size)
     shapes(rank, size)
     finite_differences(rank, size)
     if not hvd.gloo_built():
         found["refused"] = [
             refused(lambda: hvd.join()),
-            refused(lambda: hvd.allreduce(tf.ones([1]), op=hvd.Adasum)),
             refused(lambda: hvd.add_process_set([0])),
             refused(lambda: hvd.ProcessSet([0])),
             refused(lambda: hvd.elastic.ObjectState(batch=0)),
@@ -260,8 +280,6 @@ def main() -> None:
             refused(lambda: hvd.start_timeline("file")),
         ]
     else:
-        if size == 2:  # Adasum wants a power of two
-            note("adasum", hvd.allreduce(tf.constant([1.0, 0.0] if rank else [0.0, 1.0]), op=hvd.Adasum))
         process_sets(rank, size)
         if rank:
             note("joined", hvd.allreduce(tf.ones([2]), op=hvd.Sum, name="joined"))

@@ -178,6 +178,21 @@ def test_tapes(ranks, worker):
     near(same(ranks, "tape of the rest"), alone(worker, worker["model_of"](), keras.optimizers.SGD(0.1)))
 
 
+def test_tapes_of_other_operations(ranks):
+    """Adasum of (0, 4) and (6, 8): their product is 32, so (1 - 32 / 32) (0, 4) + (1 - 32 / 200) (6, 8)."""
+    assert same(ranks, "maximum").tolist() == [2.0 + 2.0**-12]
+    assert same(ranks, "maximum as fp16").tolist() == [2.0], "the digits below float16's are not sent"
+    np.testing.assert_allclose(same(ranks, "adasum"), [5.04, 6.72], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("mean", 1.5), ("sum", 3.0), ("divided", 1.5)])
+def test_sources_of_unknown_rows(ranks, name, factor):
+    dense, gathered = ranks[0][f"unknown rows, {name}"]
+    assert ranks[0][f"unknown rows, {name}"] == ranks[1][f"unknown rows, {name}"]
+    assert dense == [[2.0 * factor] * 2] * 3
+    assert gathered == [[factor] * 2, [0.0] * 2, [0.0] * 2]
+
+
 def test_callbacks(ranks, worker):
     """Momentum correction: when the rate is halved, so is the velocity."""
     keras.utils.set_random_seed(20)
@@ -221,6 +236,7 @@ def test_errors_are_one_line(ranks):
         "gradient_predivide_factor is for op=Average. Received: op=Sum.",
         "A single operation takes Compression.none or .fp16. Received: powersgd(rank=2).",
         "TensorFlow 2 has no global variables.",
+        "op=hvd.Max takes Compression.none or .fp16. Received: powersgd(rank=2).",
     ]
     for rank in ranks:
         for message, start in zip(rank["errors"], starts, strict=True):

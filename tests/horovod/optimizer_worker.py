@@ -197,6 +197,34 @@ def tapes() -> None:
     )
 
 
+def tapes_of_odd_things() -> None:
+    """Other operations, with compression; sources whose rows are not known; Adasum."""
+    rank = hvd.rank()
+
+    def gradient_of(x: Any, factor: Any, **options: Any) -> tf.Tensor:
+        with hvd.DistributedGradientTape(tf.GradientTape(), **options) as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.square(x) * factor)
+        return tape.gradient(loss, [x])[0]
+
+    one = tf.constant([0.5])
+    fine = 1.0 + 2.0**-12 + rank
+    found["maximum"] = gradient_of(one, fine, op=hvd.Max).numpy().tolist()
+    found["maximum as fp16"] = gradient_of(one, fine, op=hvd.Max, compression=hvd.Compression.fp16).numpy().tolist()
+    found["adasum"] = gradient_of(one * [6.0, 8.0], 1.0 if rank else [0.0, 0.5], op=hvd.Adasum).numpy().tolist()
+    for name, options in {"mean": {}, "sum": {"op": hvd.Sum}, "divided": {"gradient_predivide_factor": 2.0}}.items():
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 2])])
+        def unknown(x, options=options):
+            rows = gradient_of(x, 1.0 + rank, **options)
+            with hvd.DistributedGradientTape(tf.GradientTape(), **options) as tape:
+                tape.watch(x)
+                loss = tf.reduce_sum(tf.gather(x, [0]) * (1.0 + rank))
+            return rows, tape.gradient(loss, [x])[0]
+
+        found[f"unknown rows, {name}"] = [g.numpy().tolist() for g in unknown(tf.ones([3, 2]))]
+
+
 class OwnSteps(keras.Model):
     """A model whose own steps communicate, in training and in evaluation."""
 
@@ -293,6 +321,7 @@ def errors() -> None:
         refused(lambda: hvd.DistributedOptimizer(sgd, op=hvd.Sum, gradient_predivide_factor=2.0)),
         refused(lambda: hvd.allreduce(tf.ones([1]), compression=hvd.Compression.powersgd(rank=2))),
         refused(lambda: hvd.broadcast_global_variables(0)),
+        refused(lambda: hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Max, compression="powersgd(rank=2)")),
     ]
     model = model_of(hidden=8 + (hvd.rank() == hvd.size() - 1))
     found["different models"] = refused(lambda: trained(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))))
@@ -310,6 +339,7 @@ def main() -> None:
     own = tf.data.Dataset.from_tensors((X[mine()], Y[mine()])).repeat(4)
     two_a_call.fit(own, verbose=0)
     found["two steps a call"] = weights(two_a_call)
+    tapes_of_odd_things()
     own_steps()
     copies()
     accumulation()

@@ -5,7 +5,7 @@ Keras 3. Operations are Horovod's; gradients are summed by tfdist's reducers, in
 
 Where Horovod is not installed the same script runs on tf.distribute's collectives, under `python -m tfdist.launch` or alone:
 `init` comes before anything else of TensorFlow, and then gradients, broadcasts, gathers, objects and callbacks work. What
-does not, raises `InputError` with the name of what to use: process sets of some ranks, `join`, `Adasum`, `elastic`, timelines,
+does not, raises `InputError` with the name of what to use: process sets of some ranks, `join`, `elastic`, timelines,
 arguments of `init`, a second `init`, and `steps_per_execution` above 1. `alltoall`, `reducescatter`, Min, Max and Product are
 made of gathers there: N times the bytes. Every rank must trace the same functions in the same order.
 
@@ -30,7 +30,7 @@ from tfdist.horovod.objects import (
     broadcast_object_fn,
     broadcast_variables,
 )
-from tfdist.horovod.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
+from tfdist.horovod.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum, check_num_rank_power_of_2
 from tfdist.horovod.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from tfdist.horovod.process import (
     add_process_set,
@@ -63,7 +63,15 @@ from tfdist.horovod.reductions import allreduce, grouped_allreduce
 from tfdist.horovod.saved import load_model
 from tfdist.horovod.sync_batch_norm import SyncBatchNormalization
 from tfdist.horovod.tape import DistributedGradientTape, PartialDistributedGradientTape
-from tfdist.horovod.waiting import barrier, join, local_rank_op, local_size_op, rank_op, size_op
+from tfdist.horovod.waiting import (
+    barrier,
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
 
 __all__ = [
     "Adasum",
@@ -95,6 +103,7 @@ __all__ = [
     "broadcast_variables",
     "callbacks",
     "ccl_built",
+    "check_num_rank_power_of_2",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -119,6 +128,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "process_set_included_op",
     "rank",
     "rank_op",
     "reducescatter",

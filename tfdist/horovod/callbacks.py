@@ -88,9 +88,11 @@ class MetricAverageCallback(keras.callbacks.Callback):
         """See base class."""
         if logs:
             names = sorted(logs)
-            values = np.array([float(logs[name]) for name in names])
-            means = allreduce(tf.constant(values, tf.float64), op=Average).numpy()
-            logs.update(zip(names, means.tolist(), strict=True))
+            values = [np.asarray(logs[name], "float64") for name in names]  # numbers, and metrics that are vectors
+            sent = np.concatenate([np.ravel(value) for value in values])
+            parts = np.split(allreduce(tf.constant(sent), op=Average).numpy(), np.cumsum([v.size for v in values])[:-1])
+            for name, value, mean in zip(names, values, parts, strict=True):
+                logs[name] = mean.reshape(value.shape) if value.ndim else float(mean[0])
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):

@@ -38,7 +38,7 @@ class Engine(abc.ABC):
     """What an engine does for `tfdist.horovod`.
 
     The operations take tensors that lie on this rank and give such; gradients do not flow through them, which
-    `tfdist.horovod.operations` sees to. A list of several tensors travels together.
+    `tfdist.horovod.reductions` and `tfdist.horovod.moves` see to. A list of several tensors travels together.
 
     Attributes:
       rank: this process's number among `size`.
@@ -74,7 +74,7 @@ class Engine(abc.ABC):
     def reduce(
         self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call, prescale: float, postscale: float
     ) -> list[tf.Tensor]:
-        """Combines each tensor, of a dtype in `reduces`, elementwise over the ranks; factors before and after."""
+        """Combines each tensor, of a dtype in `reduces`, elementwise (no Adasum) over the ranks; factors before and after."""
 
     @abc.abstractmethod
     def gather(self, tensors: Sequence[tf.Tensor], call: Call) -> list[tf.Tensor]:
@@ -91,6 +91,14 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def join(self) -> tf.Tensor:
         """Waits until all ranks have no more data; returns the last one that joined."""
+
+    @abc.abstractmethod
+    def size_of(self, process_set_id: int) -> tf.Tensor:
+        """The number of ranks of a set, as a scalar int32."""
+
+    @abc.abstractmethod
+    def included_in(self, process_set_id: int) -> tf.Tensor:
+        """Whether this rank is in a set: a scalar int32, 1 or 0."""
 
     @abc.abstractmethod
     def close(self) -> None:

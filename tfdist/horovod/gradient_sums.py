@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.gradients.sparse import rows_send_less, sum_rows
 from tfdist.horovod.compression import Compression, is_lossless, reducer_of
@@ -108,25 +109,28 @@ class GradientSums:
         return results
 
     def _given(self, gradient: Gradient, variable: Any) -> Gradient:
-        """A gradient of static shape; slices only where they may travel as such."""
+        """A gradient of static shape, where its variable has one; slices only where they may travel as such."""
+        shape = tf.TensorShape(variable.shape)
+        if not shape.is_fully_defined():
+            return tf.convert_to_tensor(gradient)
         if isinstance(gradient, tf.IndexedSlices) and not self.options.sparse_as_dense:
-            return tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(tuple(variable.shape), tf.int64))
-        return tf.reshape(tf.convert_to_tensor(gradient), variable.shape)
+            return tf.IndexedSlices(gradient.values, gradient.indices, tf.constant(tuple(shape), tf.int64))
+        return tf.reshape(tf.convert_to_tensor(gradient), shape)
 
     def _totals(self, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
-        if self.options.op not in (Average, Sum):
-            return {
-                name: allreduce(_dense(gradient), op=self.options.op, process_set=self.options.process_set)
-                for name, gradient in gradients.items()
-            }
+        if self.options.process_set.included() is False:
+            return {name: _dense(gradient) for name, gradient in gradients.items()}
         used = engine()
         collectives = used.collectives_of(self.options.process_set)
+        summed = self.options.op in (Average, Sum)
+        alone = {n: g for n, g in gradients.items() if not (summed and g.shape.is_fully_defined())}
+        gradients = {n: g for n, g in gradients.items() if n not in alone}
         for name, gradient in gradients.items():
             if name not in self._rows:
                 self._rows[name] = isinstance(gradient, tf.IndexedSlices) and rows_send_less(gradient, collectives)
         rows = [n for n, g in gradients.items() if self._rows[n] and isinstance(g, tf.IndexedSlices)]
         dense = {n: _dense(g) for n, g in gradients.items() if n not in rows}
-        message = f"{self.options.name}_{self._agreed(used, gradients, rows)}"
+        message = f"{self.options.name}_{self._agreed(used, gradients | alone, rows)}"
         mean = self.options.op == Average
         before = 1.0 / self.options.gradient_predivide_factor if mean else 1.0
         after = self.options.gradient_predivide_factor / collectives.size if mean else 1.0
@@ -135,7 +139,28 @@ class GradientSums:
             totals[name] = sum_rows(_scaled_rows(gradients[name], before), collectives, f"{message}/rows{i}")[0]
         sums = self._dense_sums(list(dense), [scaled(g, before) for g in dense.values()], collectives, message)
         totals |= dict(zip(dense, sums, strict=True))
-        return {name: scaled(total, after) for name, total in totals.items()}
+        return self._totals_alone(alone) | {name: scaled(total, after) for name, total in totals.items()}
+
+    def _totals_alone(self, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
+        """What buckets and methods cannot combine: tensor by tensor, by the engine."""
+        factor = self.options.gradient_predivide_factor
+        for name, gradient in gradients.items():
+            if not is_lossless(self.options.compression):
+                raise InputError(
+                    f"{self.options.compression} takes gradients of known shapes. Received: {name} of {gradient.shape}. "
+                    "Use hvd.Compression.none or .fp16 for it."
+                )
+        return {
+            name: allreduce(
+                _dense(gradient),
+                op=self.options.op,
+                compression=self.options.compression,
+                prescale_factor=1.0 / factor,
+                postscale_factor=factor,
+                process_set=self.options.process_set,
+            )
+            for name, gradient in gradients.items()
+        }
 
     def _dense_sums(
         self, names: list[str], tensors: list[tf.Tensor], collectives: Any, message: str
@@ -191,11 +216,13 @@ def _variable(state: State) -> tf.Variable:
 
 
 def _described(gradient: Gradient) -> str:
-    return f"{gradient.dtype.name}{list(gradient.shape)}"
+    shape = gradient.shape
+    return f"{gradient.dtype.name}{shape if shape.rank is None else list(shape)}"
 
 
 def _dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    return tf.reshape(tf.convert_to_tensor(gradient), gradient.shape)
+    whole = tf.convert_to_tensor(gradient)
+    return tf.reshape(whole, gradient.shape) if gradient.shape.is_fully_defined() else whole
 
 
 def _scaled_rows(slices: tf.IndexedSlices, factor: float) -> tf.IndexedSlices:

@@ -14,6 +14,7 @@ from tfdist.collectives import Collectives, OneReplica
 from tfdist.collectives.hidden import not_constant
 from tfdist.collectives.horovod import HorovodCollectives
 from tfdist.detect import detect
+from tfdist.errors import InputError
 from tfdist.group import Group, LocalGroup, join
 from tfdist.horovod.engine import Call, Engine
 from tfdist.horovod.ops import ReduceOp
@@ -23,7 +24,7 @@ _EAGER_NAMES = 256  # so many functions are kept for named eager calls
 
 
 class HorovodEngine(Engine):
-    """Passes each operation to Horovod's own, but for its reduce-scatter, which is not used (see `operations`)."""
+    """Passes each operation to Horovod's own, but for its reduce-scatter, which is not used (see `moves`)."""
 
     _integers = frozenset([tf.uint8, tf.int8, tf.int32, tf.int64])
     _floats = frozenset([tf.float16, tf.float32, tf.float64])
@@ -38,6 +39,12 @@ class HorovodEngine(Engine):
           **options: arguments of Horovod's `init`.
         """
         cluster = detect(os.environ, "horovod").cluster
+        if "comm" in options and cluster.size > 1 and "HOROVOD_RANK" not in os.environ and cluster.source != "MPI":
+            raise InputError(
+                f"hvd.init(comm=...) needs a launcher of Horovod's or MPI's. Received: {options['comm']!r} under "
+                f"{cluster.source}. Start the job with tfdist.launch --launcher=horovod, or leave out comm and use "
+                "process_sets."
+            )
         elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
 
         def join_job(cluster: Cluster) -> Group:
@@ -84,6 +91,14 @@ class HorovodEngine(Engine):
     def join(self) -> tf.Tensor:
         """See base class."""
         return hvd.join()
+
+    def size_of(self, process_set_id: int) -> tf.Tensor:
+        """See base class: asked when it runs."""
+        return hvd.size_op(process_set_id)
+
+    def included_in(self, process_set_id: int) -> tf.Tensor:
+        """See base class: asked when it runs."""
+        return hvd.process_set_included_op(process_set_id)
 
     def close(self) -> None:
         """See base class."""

@@ -31,6 +31,11 @@ def chosen_op(op: int | None, average: bool | None) -> ReduceOp:
     return Average if op is None else known_op(op)
 
 
+def check_num_rank_power_of_2(num_rank: int) -> bool:
+    """Whether Adasum can combine so many ranks: 1, 2, 4, 8 and so on."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
 def known_op(op: int) -> ReduceOp:
     """The operation of a number; raises `InputError` if it is none."""
     try:

@@ -6,9 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.horovod.compression import Compression, known_compression
+from tfdist.errors import InputError
+from tfdist.horovod.compression import Compression, is_lossless, known_compression
 from tfdist.horovod.gradient_sums import GradientSums, LocalVariables, Options
-from tfdist.horovod.ops import Average, known_op
+from tfdist.horovod.ops import Average, Sum, known_op
 from tfdist.horovod.optimizer import check_groups, checked_factor, local_variables
 from tfdist.horovod.process_sets import global_process_set
 
@@ -117,9 +118,15 @@ def DistributedGradientTape(  # noqa: D417, N802 - Horovod's name; the other arg
         set of arguments, the memory of a compression is one for all tapes of this process, by the variables' names.
     """
     check_groups(num_groups, groups)
+    known = known_compression(compression)
+    if known_op(op) not in (Average, Sum) and not is_lossless(known):
+        raise InputError(
+            f"op=hvd.{known_op(op).name} takes Compression.none or .fp16. Received: {known.text}. Use op=hvd.Average, or "
+            "leave out compression."
+        )
     options = Options(
         name="DistributedGradientTape",
-        compression=known_compression(compression),
+        compression=known,
         sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=checked_factor(gradient_predivide_factor, op),
         op=known_op(op),

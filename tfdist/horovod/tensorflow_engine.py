@@ -117,8 +117,6 @@ class TensorFlowEngine(Engine):
             totals = self.collectives_of(call.process_set).all_reduce(given, name=call.name)
             postscale /= self.size if op == Average else 1
         else:
-            if op not in _COMBINE:
-                raise needs_horovod("op=hvd.Adasum", "Use op=hvd.Average")
             carried = [tf.cast(x, tf.float32) if x.dtype == tf.bfloat16 else x for x in given]
             everyone = self.gather([x[None] for x in carried], call)
             combined = [functools.reduce(_COMBINE[op], tf.unstack(whole, self.size)) for whole in everyone]
@@ -147,6 +145,16 @@ class TensorFlowEngine(Engine):
     def join(self) -> tf.Tensor:
         """See base class."""
         raise needs_horovod("hvd.join()", "Give every rank the same number of steps (steps_per_epoch)")
+
+    def size_of(self, process_set_id: int) -> tf.Tensor:
+        """See base class."""
+        if process_set_id:
+            raise needs_horovod("A process set of some ranks", "Leave out process_set_id")
+        return tf.constant(self.size)
+
+    def included_in(self, process_set_id: int) -> tf.Tensor:
+        """See base class."""
+        return self.size_of(process_set_id) * 0 + 1
 
     def close(self) -> None:
         """See base class; who is done early waits, so that nobody's last collective finds it gone."""

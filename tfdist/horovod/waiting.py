@@ -26,8 +26,13 @@ def join() -> tf.Tensor:
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """The number of ranks, as a scalar int32."""
-    return tf.constant(engine().size)
+    """The number of ranks of a process set, as a scalar int32."""
+    return engine().size_of(process_set_id)
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """Whether this rank is in a process set: a scalar int32, 1 or 0, or Horovod's number of an error below 0."""
+    return engine().included_in(process_set_id)
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
