@@ -226,6 +226,16 @@ def test_an_elastic_state_goes_on_where_it_was_kept(ranks):
     assert (epoch, batch) == (2, 0)
 
 
+def test_a_new_rank_of_an_elastic_job_reduces_as_the_others_do(ranks):
+    assert ranks[0]["kept of its own"][0] > 0
+    assert [rank["kept of its own"][1] for rank in ranks] == [0.0] * N
+    assert [rank["passes not applied"] for rank in ranks] == [0] * N
+    assert len(same(ranks, "elastic weights"))
+    assert ranks[0]["elastic shared"]
+    same(ranks, "elastic shared")
+    assert ranks[0]["elastic seeds"] != ranks[1]["elastic seeds"], "random layers of ranks draw alike"
+
+
 def test_errors_are_one_line(ranks):
     starts = [
         "The optimizer is distributed already.",

@@ -309,6 +309,48 @@ def elastic() -> None:
     found["elastic"] = [train(state), attempts, state.epoch, state.batch, weights(model)]
 
 
+def elastic_compression() -> None:
+    """Rank 1 is new: it has reduced nothing, and learns what compression remembers."""
+
+    def compiled_model() -> keras.Model:
+        keras.utils.set_random_seed(30 + hvd.rank())
+        layers = [
+            keras.layers.Dense(3000, name="hidden"),
+            keras.layers.Dropout(0.5, name="drop"),
+            keras.layers.Dense(2, name="last"),
+        ]
+        model = keras.Sequential([keras.Input((6,)), *layers], name="model")
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(0.001), compression="powersgd(rank=1)", backward_passes_per_step=2
+        )
+        model.compile(optimizer, "mse")
+        return model
+
+    def train(model: keras.Model, steps: int) -> None:
+        rows = tf.data.Dataset.from_tensors((X[mine()], Y[mine()])).repeat(steps)
+        model.fit(rows, verbose=0)
+
+    model = compiled_model()
+    train(model, 5)  # an odd number: a pass is not applied
+    if hvd.rank():
+        plans = model.optimizer.reduction._plans
+        model = compiled_model()
+        model.optimizer.reduction._plans |= plans  # elastic jobs have no group, and compare none
+    hvd.elastic.KerasState(model).sync()
+    sums = model.optimizer.reduction
+    # What each rank keeps of its own is zero; the new one has nothing yet.
+    kept = [v for key, v in sums._state.items() if sums._kinds[key].per_replica]
+    found["kept of its own"] = [len(kept), float(sum(tf.reduce_sum(tf.abs(v)) for v in kept))]
+    count = model.optimizer.accumulation._count
+    found["passes not applied"] = 0 if count is None else int(count)
+    seeds = [int(v.numpy()[0]) for v in model.non_trainable_variables if "seed" in v.path]
+    train(model, 2)
+    found["elastic weights"] = weights(model)
+    shared = {str(key): v for key, v in sums._state.items() if not sums._kinds[key].per_replica}
+    found["elastic shared"] = [np.ravel(shared[key].numpy()).tolist() for key in sorted(shared)]
+    found["elastic seeds"] = seeds
+
+
 def errors() -> None:
     sgd = keras.optimizers.SGD(0.1)
     once = hvd.DistributedOptimizer(sgd)
@@ -349,6 +391,7 @@ def main() -> None:
     tapes()
     callbacks()
     errors()
+    elastic_compression()
     elastic()
     print(json.dumps(found))
 

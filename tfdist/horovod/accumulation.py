@@ -25,6 +25,12 @@ class Accumulation:
         """One of the same settings, that has added nothing up."""
         return Accumulation(self.passes, self._divisor > 1)
 
+    def begin_anew(self) -> None:
+        """Forgets the passes since the last update."""
+        for kept in (self._count, *self._sums.values()):
+            if kept is not None:
+                kept.assign(tf.zeros(kept.shape, kept.dtype))
+
     def add(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> tf.Tensor:
         """Adds one pass; returns whether it was the last one of a step, a scalar bool."""
         count = self._build(gradients, variables)

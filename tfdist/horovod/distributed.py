@@ -51,6 +51,11 @@ class Distributed:
         """Lets a variable's gradient be each rank's own."""
         self.local.add(var)
 
+    def synchronize(self) -> None:
+        """Makes what compression remembers equal on all ranks, and forgets passes that are not applied; all call it."""
+        self.reduction.synchronize()
+        self.accumulation.begin_anew()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> keras.Optimizer:
         """A copy that is distributed too; what compression remembers and passes that are not applied start anew."""
         local = LocalVariables(self.local)

@@ -12,6 +12,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist import randomness
+from tfdist.horovod import tape
+from tfdist.horovod.distributed import Distributed
 from tfdist.horovod.engine import needs_horovod
 from tfdist.horovod.objects import broadcast_object, broadcast_variables
 from tfdist.horovod.process import init, rank, shutdown
@@ -85,7 +88,10 @@ class ObjectState(_ObjectState):
 
 
 class _VariablesState(ObjectState):
-    """Variables beside the values."""
+    """Variables beside the values.
+
+    What compression of gradients remembers belongs to the ranks that there were: a synchronization begins it anew for tapes.
+    """
 
     def __init__(self, variables: Callable[[], Sequence[Any]], **kwargs: Any):
         self._variables, self._kept = variables, [tf.identity(v) for v in variables()]
@@ -105,6 +111,7 @@ class _VariablesState(ObjectState):
     def sync(self) -> None:
         """Makes the variables and the values equal to rank 0's, and keeps them."""
         broadcast_variables(self._variables(), 0)
+        tape.begin_anew()
         self._kept = [tf.identity(variable) for variable in self._variables()]
         super().sync()
 
@@ -119,7 +126,11 @@ class TensorFlowState(_VariablesState):
 
 
 class TensorFlowKerasState(_VariablesState):
-    """A model, its optimizer, and values such as `batch` and `epoch`."""
+    """A model, its optimizer, and values such as `batch` and `epoch`; states of random layers stay each rank's own.
+
+    A synchronization makes what the optimizer's compression remembers of all ranks rank 0's; what it keeps of each rank,
+    and gradients that are added up and not applied, are forgotten.
+    """
 
     def __init__(
         self, model: keras.Model, optimizer: keras.Optimizer | None = None, backend: Any = None, **kwargs: Any
@@ -137,7 +148,16 @@ class TensorFlowKerasState(_VariablesState):
         self.model, self.optimizer = model, optimizer or model.optimizer
         if not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
-        super().__init__(lambda: [*model.variables, *self.optimizer.variables], **kwargs)
+        own = {id(seed) for seed in randomness.seed_states(model)}
+        shared = [variable for variable in model.variables if id(variable) not in own]
+        super().__init__(lambda: [*shared, *self.optimizer.variables], **kwargs)
+
+    def sync(self) -> None:
+        """See base class."""
+        for optimizer in (self.optimizer, getattr(self.optimizer, "inner_optimizer", None)):
+            if isinstance(optimizer, Distributed):
+                optimizer.synchronize()
+        super().sync()
 
 
 class KerasState(TensorFlowKerasState):

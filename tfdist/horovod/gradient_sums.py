@@ -14,6 +14,7 @@ from tfdist.gradients import Reducer
 from tfdist.gradients.sparse import rows_send_less, sum_rows
 from tfdist.horovod.compression import Compression, is_lossless, reducer_of
 from tfdist.horovod.engine import Engine, scaled
+from tfdist.horovod.objects import broadcast_object
 from tfdist.horovod.ops import Average, ReduceOp, Sum
 from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set
@@ -21,6 +22,7 @@ from tfdist.horovod.reductions import allreduce
 from tfdist.strategy import State
 
 Gradient = Any  # a tensor, tf.IndexedSlices or None
+_Key = tuple[str, tuple[int, ...]]  # a state's name and shape
 _PLAN_SECONDS = 600.0  # a rank may build and trace that much longer than another
 
 
@@ -77,7 +79,9 @@ class GradientSums:
         self.options = options
         self._plans: set[str] = set()
         self._rows: dict[str, bool] = {}
-        self._state: dict[tuple[str, tuple[int, ...]], tf.Variable] = {}
+        self._state: dict[_Key, tf.Variable] = {}
+        self._kinds: dict[_Key, State] = {}
+        self._received: dict[_Key, Any] = {}  # what variables that are not there yet begin with
 
     def __call__(
         self, gradients: Sequence[Gradient], variables: Sequence[Any], local: "LocalVariables"
@@ -188,8 +192,29 @@ class GradientSums:
         with tf.init_scope():
             for state in states:
                 if (state.name, state.shape) not in self._state:
-                    self._state[state.name, state.shape] = _variable(state)
+                    start = self._received.pop((state.name, state.shape), state.initial)
+                    self._kinds[state.name, state.shape] = state
+                    self._state[state.name, state.shape] = _variable(dataclasses.replace(state, initial=start))
         return [self._state[state.name, state.shape] for state in states]
+
+    def begin_anew(self) -> None:
+        """Makes what compression remembers what it was at first, on this rank."""
+        self._received.clear()
+        for key, variable in self._state.items():
+            variable.assign(_initial(self._kinds[key]))
+
+    def synchronize(self) -> None:
+        """Makes what compression remembers of all ranks the first one's, and forgets what each has of its own.
+
+        Every rank calls it; one that has not reduced anything yet begins with what the others have.
+        """
+        shared = {k: v.numpy() for k, v in self._state.items() if not self._kinds[k].per_replica}
+        self.begin_anew()
+        ranks = self.options.process_set
+        if ranks.included():
+            self._received = broadcast_object(shared, ranks.ranks[0], name="compression", process_set=ranks)
+        for key in self._state.keys() & self._received.keys():
+            self._state[key].assign(self._received.pop(key))
 
     def _agreed(self, used: Engine, gradients: dict[str, Gradient], rows: list[str]) -> str:
         """A short name for this set of gradients, which every rank has, or all get an error; said once for each set."""
@@ -211,8 +236,11 @@ def _compare(used: Engine, digest: str, plan: dict[str, str]) -> None:
 
 
 def _variable(state: State) -> tf.Variable:
-    initial = tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape)
-    return tf.Variable(initial, trainable=False, name=state.name.replace(":", "_"))
+    return tf.Variable(_initial(state), trainable=False, name=state.name.replace(":", "_"))
+
+
+def _initial(state: State) -> tf.Tensor:
+    return tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape)
 
 
 def _described(gradient: Gradient) -> str:

@@ -95,6 +95,12 @@ class DistributedTape(tf.GradientTape):
 _reductions: dict[tuple[Any, ...], GradientSums] = {}
 
 
+def begin_anew() -> None:
+    """Makes what tapes' compressions remember what it was at first, on this rank."""
+    for reduction in _reductions.values():
+        reduction.begin_anew()
+
+
 def DistributedGradientTape(  # noqa: D417, N802 - Horovod's name; the other arguments are said elsewhere
     gradtape: tf.GradientTape,
     device_dense: str = "",
