@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import sys
 from typing import Any
 
@@ -29,7 +30,7 @@ Outcomes = list[dict[str, Any]]
 def outcomes(ranks: int, command: list[str]) -> Outcomes:
     """What each rank found."""
     with processes.job([sys.executable, *command], ranks, ENVIRONMENT) as job:
-        ended = job.wait(120)
+        ended = job.wait(180)
     assert [end.code for end in ended] == [0] * ranks, "\n".join(end.output for end in ended)
     return [json.loads(next(x for x in end.output.splitlines() if x.startswith('{"who"'))) for end in ended]
 
@@ -233,3 +234,38 @@ def test_what_needs_horovod_says_what_to_use(ranks):
             assert message.startswith("InputError: "), message
             assert "Horovod. Received: " in message
             assert message.endswith("run `python -m tfdist.install_horovod`.") or "leave out process_set" in message
+
+
+@WITHOUT_HOROVOD
+@pytest.mark.parametrize("where", ["eager", "graph"])
+@pytest.mark.parametrize(
+    ("kind", "first", "second"),
+    [
+        ("dtype", "Average (times 1 before, 1 after) of float32[2]", "Average (times 1 before, 1 after) of float64[2]"),
+        ("shape", "of float32[2]", "of float32[3]"),
+        ("op", "Sum (", "Max ("),
+        ("operation", "Average (", "gather of float32[rows]"),
+        ("root", "broadcast from rank 0 of float32[2]", "broadcast from rank 1 of float32[2]"),
+        ("row", "gather of float32[rows, 2]", "gather of float32[rows, 3]"),
+        ("factor", "Sum (times 1 before, 1 after)", "Sum (times 2 before, 1 after)"),
+        ("alltoall", "exchange of float32[rows, 2]", "exchange of float32[rows, 3]"),
+        ("name", "that: ", "this: "),
+    ],
+)
+def test_without_horovod_calls_that_differ_are_named_on_every_rank(ranks, kind, first, second, where):
+    for rank in ranks:
+        message = rank[f"mismatch {kind} {where}"]
+        start, *said = re.split(r"rank [01] has ", message)
+        assert re.fullmatch(r"InputError: The hvd call \d+ differs: ", start), message
+        assert first in said[0], message
+        assert second in said[1], message
+        assert rank["after mismatches"] == [2.0, 2.0]
+
+
+@WITHOUT_HOROVOD
+def test_without_horovod_a_call_that_a_rank_leaves_out_is_named_within_the_deadline(ranks):
+    assert "the_one_that_is_left_out" in ranks[0]["left out"]
+    assert "what_comes_next" in ranks[1]["left out"]
+    for rank in ranks:
+        assert rank["left out"].startswith("PeerLostError: The hvd call ")
+        assert rank["left out seconds"] < 15

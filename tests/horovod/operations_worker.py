@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist.horovod as hvd
-from tfdist.errors import InputError
+from tfdist.errors import TfdistError
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 REDUCED = ("uint8", "int8", "int32", "int64", *FLOATS)
@@ -37,7 +37,7 @@ def refused(function: Callable[[], Any]) -> str:
     """The error that a call raises, in one line; "" if it raises none."""
     try:
         function()
-    except (InputError, tf.errors.OpError) as error:
+    except (TfdistError, tf.errors.OpError) as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     return ""
 
@@ -220,6 +220,8 @@ def mismatches(rank: int, size: int) -> None:
         "operation": lambda: (hvd.allgather if odd else hvd.allreduce)(tf.ones([2]), name="operation"),
         "root": lambda: hvd.broadcast(tf.ones([2]), int(odd), name="root"),
         "row": lambda: hvd.allgather(tf.ones([2, 3 if odd else 2]), name="row"),
+        "factor": lambda: hvd.allreduce(tf.ones([2]), op=hvd.Sum, prescale_factor=1.0 + odd, name="factor"),
+        "name": lambda: hvd.allreduce(tf.ones([2]), name="this" if odd else "that"),
         "alltoall": lambda: hvd.alltoall(tf.ones([size, 3 if odd else 2]), name="alltoall"),
         "scattered shape": lambda: hvd.reducescatter(tf.ones([size + odd]), name="scattered_shape"),
         "scattered row": lambda: hvd.reducescatter(tf.ones([size, 2 + odd]), name="scattered_row"),
@@ -231,9 +233,11 @@ def mismatches(rank: int, size: int) -> None:
             tf.ones([size], tf.float64 if odd else tf.float32), name="scattered_dt"
         ),
     }
+    if hvd.gloo_built():  # to Horovod a factor is each rank's own, and a name another call
+        kinds = {name: call for name, call in kinds.items() if name not in ("factor", "name")}
     for name, call in kinds.items():
         found[f"mismatch {name} eager"] = refused(call)
-        found[f"mismatch {name} graph"] = refused(tf.function(call))
+        found[f"mismatch {name} graph"] = refused(tf.function(call, autograph=False))
 
 
 def skipped(rank: int, size: int) -> None:
@@ -244,6 +248,17 @@ def skipped(rank: int, size: int) -> None:
     else:
         found["skipped"] = refused(lambda: hvd.allreduce(tf.ones([2]), name="what_comes_next"))
     found["skipped seconds"] = time.monotonic() - begun
+
+
+def left_out(rank: int) -> None:
+    """Rank 1 leaves a call out."""
+    begun = time.monotonic()
+    if rank == 0:
+        found["left out"] = refused(lambda: hvd.allreduce(tf.ones([2]), name="the_one_that_is_left_out"))
+    else:
+        time.sleep(6)
+        found["left out"] = refused(lambda: hvd.allreduce(tf.ones([2]), name="what_comes_next"))
+    found["left out seconds"] = time.monotonic() - begun
 
 
 def main() -> None:
@@ -279,6 +294,9 @@ def main() -> None:
             refused(lambda: hvd.elastic.run(print)),
             refused(lambda: hvd.start_timeline("file")),
         ]
+        mismatches(rank, size)
+        note("after mismatches", hvd.allreduce(tf.ones([2]), op=hvd.Sum))
+        left_out(rank)
     else:
         process_sets(rank, size)
         if rank:

@@ -7,7 +7,8 @@ Where Horovod is not installed the same script runs on tf.distribute's collectiv
 `init` comes before anything else of TensorFlow, and then gradients, broadcasts, gathers, objects and callbacks work. What
 does not, raises `InputError` with the name of what to use: process sets of some ranks, `join`, `elastic`, timelines,
 arguments of `init`, a second `init`, and `steps_per_execution` above 1. `alltoall`, `reducescatter`, Min, Max and Product are
-made of gathers there: N times the bytes. Every rank must trace the same functions in the same order.
+made of gathers there: N times the bytes. Every rank must trace the same functions in the same order;
+each call that is traced or eager is compared over the job's group first.
 
 Objects (`broadcast_object`, `allgather_object`, elastic states) travel pickled, between the job's own ranks alone.
 """

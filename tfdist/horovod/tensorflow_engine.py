@@ -2,6 +2,7 @@
 
 import functools
 import operator
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives, Op
 from tfdist.errors import InputError
+from tfdist.horovod.agreement import Agreement
 from tfdist.horovod.engine import Call, Engine, needs_horovod, scaled
 from tfdist.horovod.ops import Average, Max, Min, Product, ReduceOp, Sum
 from tfdist.horovod.process_sets import global_process_set
@@ -78,7 +80,9 @@ class TensorFlowEngine(Engine):
     """tf.distribute's collectives under `tfdist.launch` (TF_CONFIG), or one process alone.
 
     What the engine lacks is composed: minimum, maximum, product and all-to-all gather everything, n (N - 1) bytes
-    received for n sent. TensorFlow matches calls by their order, so every rank makes the same ones in one order.
+    received for n sent. TensorFlow matches calls by their order, so every rank makes the same ones in one order: each
+    that is eager, or traced, is compared first (see `Agreement`). A rank that leaves one out is waited for as long as
+    HOROVOD_STALL_SHUTDOWN_TIME_SECONDS says, by default 600 s; 0 is for ever.
     """
 
     def __init__(self, options: dict[str, Any]):
@@ -95,6 +99,8 @@ class TensorFlowEngine(Engine):
         self._strategy = strategy
         self.group = strategy.group
         self.collectives = EnteredCollectives(strategy)
+        seconds = float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 600)
+        self._agreement = Agreement(strategy.group, seconds or _FOR_EVER)
         cluster = strategy.cluster
         self.rank, self.size = cluster.rank, cluster.size
         self.local_rank, self.local_size = cluster.local_rank, cluster.local_size
@@ -112,23 +118,29 @@ class TensorFlowEngine(Engine):
         self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call, prescale: float, postscale: float
     ) -> list[tf.Tensor]:
         """See base class."""
+        self._agreement.check(call.name, f"{op.name} (times {prescale:g} before, {postscale:g} after)", tensors)
         given = [scaled(tensor, prescale) for tensor in tensors]
         if op in (Sum, Average):
             totals = self.collectives_of(call.process_set).all_reduce(given, name=call.name)
             postscale /= self.size if op == Average else 1
         else:
             carried = [tf.cast(x, tf.float32) if x.dtype == tf.bfloat16 else x for x in given]
-            everyone = self.gather([x[None] for x in carried], call)
+            everyone = self._gather([x[None] for x in carried], call)
             combined = [functools.reduce(_COMBINE[op], tf.unstack(whole, self.size)) for whole in everyone]
             totals = [tf.cast(total, x.dtype) for total, x in zip(combined, tensors, strict=True)]
         return [scaled(tf.ensure_shape(total, x.shape), postscale) for total, x in zip(totals, tensors, strict=True)]
 
     def gather(self, tensors: Sequence[tf.Tensor], call: Call) -> list[tf.Tensor]:
         """See base class."""
+        self._agreement.check(call.name, "gather", tensors, uneven=True)
+        return self._gather(tensors, call)
+
+    def _gather(self, tensors: Sequence[tf.Tensor], call: Call) -> list[tf.Tensor]:
         return self.collectives_of(call.process_set).all_gather(tensors, name=call.name)
 
     def broadcast(self, tensor: tf.Tensor, root: int, call: Call) -> tf.Tensor:
         """See base class: a sum of bits, which are zero on each rank but the root; 2 n (N - 1) / N bytes sent."""
+        self._agreement.check(call.name, f"broadcast from rank {root}", [tensor])
         bits = tf.bitcast(tensor, _BITS[tensor.dtype.size])
         carried = tf.cast(bits, tf.int32) if tensor.dtype.size == 2 else bits
         sent = carried if self.rank == root else tf.zeros_like(carried)
@@ -137,7 +149,8 @@ class TensorFlowEngine(Engine):
 
     def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: Call) -> tuple[tf.Tensor, tf.Tensor]:
         """See base class."""
-        whole, table = self.gather([tensor, tf.cast(splits, tf.int32)[None]], call)  # table: [sender, receiver]
+        self._agreement.check(call.name, "exchange", [tensor], uneven=True)
+        whole, table = self._gather([tensor, tf.cast(splits, tf.int32)[None]], call)  # table: [sender, receiver]
         parts = tf.reshape(table, [-1])
         mine = tf.split(whole, parts, num=self.size * self.size)[self.rank :: self.size]
         return tf.concat(mine, 0), table[:, self.rank]
@@ -162,6 +175,7 @@ class TensorFlowEngine(Engine):
         self._strategy.close()
 
 
+_FOR_EVER = 1e9  # seconds
 _BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}  # by the bytes of an element
 _COMBINE: dict[ReduceOp, Callable[..., tf.Tensor]] = {
     Min: tf.minimum,
