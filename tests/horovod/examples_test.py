@@ -28,7 +28,10 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
-@pytest.mark.parametrize(("ranks", "through"), [(2, []), (3, []), (2, [str(HERE / "without_horovod.py")])])
+@pytest.mark.parametrize(
+    ("ranks", "through"),
+    [pytest.param(2, [], marks=pytest.mark.full), (3, []), (2, [str(HERE / "without_horovod.py")])],
+)
 def test_scripts_with_the_import_changed_are_one_process(ranks, through, one_process, tmp_path):
     """Ranks bitwise equal, and the weights and metrics of plain Keras with whole batches to 1e-9 of their norm."""
     command = [sys.executable, *through, str(HERE / "examples_worker.py"), str(tmp_path), str(RATE / ranks)]
