@@ -80,7 +80,7 @@ def training_loss(
       rows: scalar integer; rows of this share.
       batch_size: rows of the global batch.
     """
-    share = _floating(rows) / _floating(batch_size)
+    share = floating(rows) / floating(batch_size)
     summands = _of_data(model, parts, totals, share)
     summands += [tf.reduce_sum(loss) * tf.cast(share, loss.dtype) for loss in keras_internals.weight_losses(model)]
     if not summands:
@@ -103,7 +103,7 @@ def mean_over_rows(
 
     For code that knows of one device alone, and takes a batch's loss for a mean over its rows.
     """
-    part, whole = _floating(rows), _floating(batch_size)
+    part, whole = floating(rows), floating(batch_size)
     summands = _of_data(model, parts, totals, tf.math.divide_no_nan(part, whole))
     summands = [tf.math.divide_no_nan(summand * whole, part) for summand in summands]
     summands += [tf.reduce_sum(loss) for loss in keras_internals.weight_losses(model)]
@@ -177,7 +177,8 @@ def _of_data(
     return weighted + [tf.math.multiply_no_nan(value, share_of_rows) for value in own]
 
 
-def _floating(number: int | tf.Tensor) -> tf.Tensor:
+def floating(number: int | tf.Tensor) -> tf.Tensor:
+    """A number of rows, in the dtype that losses have."""
     return tf.cast(number, keras.config.floatx())
 
 

@@ -271,7 +271,7 @@ class Step:
         self._without_gradient.append(frozenset(i for i, g in enumerate(gradients) if g is None))
         rows = self.settings.sparse if self.settings.micro_steps == 1 else frozenset()
         whole = [
-            g if v.path in rows and isinstance(g, tf.IndexedSlices) else _dense(g, v)
+            g if v.path in rows and isinstance(g, tf.IndexedSlices) else dense(g, v)
             for g, v in zip(gradients, self.variables, strict=True)
         ]
         return (whole if scale is None else [unscaled(g, scale) for g in whole]), share, outputs
@@ -295,8 +295,8 @@ class Step:
 
     def _norm(self, gradients: list[tf.Tensor], wanted: tf.Tensor) -> tf.Tensor:
         if self.settings.clip.norm:
-            return _global_norm(gradients)
-        return tf.cond(wanted, lambda: _global_norm(gradients), lambda: tf.zeros([], keras.config.floatx()))
+            return global_norm(gradients)
+        return tf.cond(wanted, lambda: global_norm(gradients), lambda: tf.zeros([], keras.config.floatx()))
 
     def _scale_after(self, finite: tf.Tensor) -> list[tf.Tensor]:
         if self.settings.loss_scale is None:
@@ -320,7 +320,7 @@ def _unless_empty(gradient: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     return tf.cond(rows > 0, lambda: gradient, lambda: tf.zeros_like(gradient))
 
 
-def _global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+def global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
     """The norm of all gradients as one vector, which may be of several dtypes."""
     squares = [tf.cast(tf.reduce_sum(tf.square(gradient)), keras.config.floatx()) for gradient in gradients]
     return tf.sqrt(tf.add_n(squares))
@@ -331,10 +331,10 @@ def _assign(variables: Sequence[Any], values: Sequence[tf.Tensor]) -> None:
         variable.assign(value)
 
 
-def _dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variable) -> tf.Tensor:
+def dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variable) -> tf.Tensor:
     """A gradient as every replica can send it: zeros where there is none, rows of an embedding at their places."""
     if gradient is None:
         return tf.zeros(variable.shape, variable.dtype)
-    dense = tf.convert_to_tensor(gradient)
-    dense.set_shape(variable.shape)  # tf.ensure_shape would be an operation, which DTensor does not know
-    return dense
+    whole = tf.convert_to_tensor(gradient)
+    whole.set_shape(variable.shape)  # tf.ensure_shape would be an operation, which DTensor does not know
+    return whole

@@ -1,10 +1,12 @@
 """Structures of numbers, compared by norms."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
+import tfdist
 from tests.stock.models import PROGRAMS, run
 
 TOLERANCE = 1e-9
@@ -31,3 +33,21 @@ def plain_run(name: str) -> dict[str, Any]:
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     return run(PROGRAMS[name]())
+
+
+def both(
+    strategy: tfdist.Strategy, make: Callable[[], keras.Model], use: Callable[[keras.Model], Any], **options: Any
+) -> tuple[Any, Any]:
+    """What a use of a model gives on replicas, and with plain Keras."""
+    found = []
+    for ours in (True, False):
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(1)
+        if ours:
+            with strategy.scope():
+                model = make()
+            tfdist.distribute(model, strategy, **options)
+        else:
+            model = make()
+        found.append((use(model), model.get_weights()))
+    return found[0], found[1]

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.stock.comparing import differences
+from tests.stock.comparing import both, differences
 from tfdist import stock
 from tfdist.errors import NotFiniteError
 
@@ -23,27 +23,6 @@ def network(optimizer: Any = "adamw", **options: Any) -> keras.Model:
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(3)])
     model.compile(optimizer, SPARSE(from_logits=True), **({"metrics": ["accuracy"]} | options))
     return model
-
-
-def both(
-    strategy: tfdist.Strategy,
-    use: Callable[[keras.Model], Any],
-    make: Callable[[], keras.Model] = network,
-    **options: Any,
-) -> tuple[Any, Any]:
-    """What a use of a model gives on replicas, and with plain Keras."""
-    found = []
-    for ours in (True, False):
-        keras.utils.clear_session(free_memory=False)
-        keras.utils.set_random_seed(1)
-        if ours:
-            with strategy.scope():
-                model = make()
-            tfdist.distribute(model, strategy, **options)
-        else:
-            model = make()
-        found.append((use(model), model.get_weights()))
-    return found[0], found[1]
 
 
 def by_generator(model: keras.Model) -> Any:
@@ -127,7 +106,7 @@ def with_callbacks(model: keras.Model) -> Any:
 )
 @pytest.mark.filterwarnings("ignore:.*ran out of data:UserWarning", "ignore:.*shuffle=True:UserWarning")
 def test_a_use_of_fit(use: Callable[[keras.Model], Any], float64: None, mirrored2: tfdist.Strategy) -> None:
-    assert not differences(*both(mirrored2, use))
+    assert not differences(*both(mirrored2, network, use))
 
 
 def fitted(model: keras.Model) -> Any:
@@ -146,15 +125,15 @@ def fitted(model: keras.Model) -> Any:
     ids=str,
 )
 def test_an_option_changes_no_number(options: dict[str, Any], float64: None, mirrored2: tfdist.Strategy) -> None:
-    assert not differences(*both(mirrored2, fitted, **options))
+    assert not differences(*both(mirrored2, network, fitted, **options))
 
 
 def test_the_optimizers_clipping_sees_whole_gradients(float64: None, mirrored2: tfdist.Strategy) -> None:
-    assert not differences(*both(mirrored2, fitted, lambda: network(keras.optimizers.SGD(1.0, global_clipnorm=0.1))))
+    assert not differences(*both(mirrored2, lambda: network(keras.optimizers.SGD(1.0, global_clipnorm=0.1)), fitted))
 
 
 def test_compression_is_used_and_learns(mirrored2: tfdist.Strategy) -> None:
-    ours, plain = both(mirrored2, fitted, compression="fp16", compression_min_bytes=0)
+    ours, plain = both(mirrored2, network, fitted, compression="fp16", compression_min_bytes=0)
     assert differences(ours, plain)
     assert abs(ours[0]["loss"][-1] - plain[0]["loss"][-1]) < 1e-2
 
@@ -167,7 +146,7 @@ def test_float16_scales_the_loss(mirrored2: tfdist.Strategy) -> None:
         finally:
             keras.config.set_dtype_policy("float32")
 
-    ours, plain = both(mirrored2, fitted, make)
+    ours, plain = both(mirrored2, make, fitted)
     assert abs(ours[0]["loss"][-1] - plain[0]["loss"][-1]) < 1e-2
 
 

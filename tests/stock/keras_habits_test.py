@@ -1,6 +1,5 @@
 """Habits of programs in which numbers could go wrong without a word; on two replicas beside plain Keras, in float64."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -9,29 +8,12 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.stock.comparing import differences
+from tests.stock.comparing import both, differences
 from tfdist import stock
 from tfdist.errors import InputError
 
 X = np.random.default_rng(0).normal(size=(19, 5))  # batches of 6 leave one of a single row
 Y = np.random.default_rng(1).normal(size=(19, 1))
-
-
-def both(
-    strategy: tfdist.Strategy, make: Callable[[], keras.Model], use: Callable[[keras.Model], Any]
-) -> tuple[Any, Any]:
-    """What a use of a model gives on replicas, and with plain Keras."""
-    found = []
-    for ours in (True, False):
-        keras.utils.clear_session(free_memory=False)
-        keras.utils.set_random_seed(1)
-        if ours:
-            with strategy.scope():
-                model = tfdist.distribute(make(), strategy)
-        else:
-            model = make()
-        found.append((use(model), model.get_weights()))
-    return found[0], found[1]
 
 
 def dense(**compiled: Any) -> keras.Model:

@@ -12,6 +12,7 @@ from tfdist import keras_internals
 from tfdist.collectives import OneReplica
 from tfdist.data.batches import count_rows
 from tfdist.kept import Kept
+from tfdist.loss import floating
 from tfdist.stock.one_device import Apply, Replica, running
 from tfdist.strategy import HasCollectives, State
 
@@ -43,8 +44,8 @@ class Logs:
 
     def keep(self, found: Mapping[str, Any], rows: tf.Tensor, batch_size: tf.Tensor) -> None:
         """Takes what one replica's step returned; inside a replica function."""
-        part = tf.cast(rows, _floatx()) / tf.cast(batch_size, _floatx())
-        values = [tf.math.multiply_no_nan(tf.cast(found[key], _floatx()), part) for key in self._kept]
+        part = floating(rows) / floating(batch_size)
+        values = [tf.math.multiply_no_nan(floating(found[key]), part) for key in self._kept]
         if values:
             totals = self._strategy.collectives.all_reduce(values, name=self._name)
             for variable, total in zip(self._kept.values(), totals, strict=True):

@@ -19,9 +19,10 @@ from tfdist.data.batches import Dealt, count_rows
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.kept import Kept
+from tfdist.loss import floating
 from tfdist.metrics import ModelMetrics
 from tfdist.plans import agree_on_plan
-from tfdist.step import Settings, restore_without_rows
+from tfdist.step import Settings, dense, global_norm, restore_without_rows
 from tfdist.steps import Compression
 from tfdist.stock.logs import Logs, look_at
 from tfdist.stock.one_device import Apply, Replica, running
@@ -112,7 +113,7 @@ class OwnStep:
         self._spoken = collectives = Recording(self._strategy.collectives)  # of the last trace
         before = [tf.identity(variable) for variable in self._restored]
         randomness.reseed(self._seeds, self._settings.seed, number, collectives.rank)
-        part = tf.cast(rows, _floatx()) / tf.cast(batch_size, _floatx())
+        part = floating(rows) / floating(batch_size)
         with using(collectives), running(Replica(collectives, rows, batch_size, self._applying(part, collectives))):
             logs = self._model.train_step(batch)
         restore_without_rows(rows, self._restored, before)
@@ -134,10 +135,10 @@ class OwnStep:
             turn = next(turns)
             reducer, state = self._reductions[turn]
             found = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
-            weighted = [tf.math.multiply_no_nan(_dense(g, v), tf.cast(part, g.dtype)) for g, v in found]
+            weighted = [tf.math.multiply_no_nan(dense(g, v), tf.cast(part, g.dtype)) for g, v in found]
             values = [tf.convert_to_tensor(variable) for variable in state]
             reduced = reducer.reduce(weighted, values, collectives, name=f"gradients/{turn}")
-            clipped = self._settings.clip(reduced.totals, _norm(reduced.totals))
+            clipped = self._settings.clip(reduced.totals, global_norm(reduced.totals))
             with running(None):  # what follows is not the model's code
                 self._strategy.apply(optimizer, clipped, [v for _, v in found])
             for variable, value in zip(state, reduced.state, strict=True):
@@ -151,15 +152,3 @@ def _reduction(application: _Application, compression: Compression, kept: Kept) 
     specs = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in with_gradient]
     reducer = compression.reducer(specs, {}, frozenset())
     return _Reduction(reducer, kept.variables(reducer.state(specs)))
-
-
-def _norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.sqrt(tf.add_n([tf.cast(tf.reduce_sum(tf.square(g)), _floatx()) for g in gradients]))
-
-
-def _dense(gradient: Any, variable: keras.Variable) -> tf.Tensor:
-    return tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
-
-
-def _floatx() -> tf.DType:
-    return tf.as_dtype(keras.config.floatx())
