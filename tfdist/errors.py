@@ -5,6 +5,7 @@ prints its message as one line and leaves with the right code.
 """
 
 import enum
+import os
 
 
 class ExitCode(enum.IntEnum):
@@ -48,3 +49,26 @@ class OutOfMemoryError(TfdistError):
     """The engine could not allocate memory."""
 
     exit_code = ExitCode.OUT_OF_MEMORY
+
+
+class CheckpointError(TfdistError):
+    """A checkpoint could not be written or read; those that are there already are as they were."""
+
+
+class Damaged(CheckpointError):
+    """A checkpoint is not as it was written.
+
+    Attributes:
+      path: the checkpoint, or the file of it.
+      problem: what is wrong, in a few words.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], problem: str):
+        """Args: as the attributes."""
+        problem = " ".join(problem.split())[:300]  # what a damaged file says of itself may have any length
+        super().__init__(
+            f"A checkpoint must be as it was written. Received: {os.fspath(path)}: {problem}. "
+            "Continue from another one, or bring this one back from a copy."
+        )
+        self.path = path
+        self.problem = problem

@@ -1,0 +1,50 @@
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tfdist.checkpoint import Part, commit
+from tfdist.group import Group, LocalGroup, RemoteGroup, Server
+from tfdist.group.addresses import listen
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(1.0)
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.fixture
+def on_ranks() -> Iterator[Callable[..., list[Any]]]:
+    """Calls a function with the group of each of several ranks at once; returns what each returned or raised."""
+    closing: list[Callable[[], Any]] = []
+
+    def run(size: int, function: Callable[[Group], Any]) -> list[Any]:
+        server = Server(listen("127.0.0.1:0", ""), size=size, token="token")
+        members = [
+            RemoteGroup(server.address, rank=rank, size=size, token="token", timeout=5.0) for rank in range(size)
+        ]
+        closing.extend([*(member.leave for member in members), server.close])
+        with ThreadPoolExecutor(size) as pool:
+            calls = [pool.submit(function, member) for member in members]
+        return [call.exception() or call.result() for call in calls]
+
+    yield run
+    for close in closing:
+        close()
+
+
+@pytest.fixture
+def write() -> Callable[..., Any]:
+    """Writes a checkpoint of one process; what is not said has a default."""
+
+    def written(directory: Any, parts: list[Part], **given: Any) -> Any:
+        arguments = {"step": 120, "seed": 1, "flags": {"batch_size": 64}, "values": {"examples": 7680}, "keep": 2}
+        return commit(given.pop("group", LocalGroup()), directory, parts, **(arguments | given))
+
+    return written

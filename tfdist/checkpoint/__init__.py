@@ -1,0 +1,35 @@
+"""The storage of checkpoints: NumPy arrays in, the same arrays out, or an error that says what is not as it was.
+
+    commit(group, directory, parts)   all processes write one checkpoint, whole or not at all
+    Checkpoint.open(path).read(name)  nothing is returned whose hash is wrong
+
+A checkpoint is a directory of safetensors shards and a manifest; `manifest.py` and `shard.py` have the format. What the state
+of a run is, is not known here, and TensorFlow is not imported.
+"""
+
+from tfdist.checkpoint.background import BackgroundWriter
+from tfdist.checkpoint.committing import commit
+from tfdist.checkpoint.directory import clean_partial, newest, set_aside
+from tfdist.checkpoint.entries import Index, PartEntry, TensorEntry
+from tfdist.checkpoint.locking import lock
+from tfdist.checkpoint.part import Part
+from tfdist.checkpoint.reading import Checkpoint
+from tfdist.checkpoint.shard import write_shard
+from tfdist.errors import CheckpointError, Damaged
+
+__all__ = [
+    "BackgroundWriter",
+    "Checkpoint",
+    "CheckpointError",
+    "Damaged",
+    "Index",
+    "Part",
+    "PartEntry",
+    "TensorEntry",
+    "clean_partial",
+    "commit",
+    "lock",
+    "newest",
+    "set_aside",
+    "write_shard",
+]

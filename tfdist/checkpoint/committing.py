@@ -1,0 +1,153 @@
+"""All processes write one checkpoint: it is there for all, or for nobody, and all know which.
+
+    rank 0: a partial directory -> every rank: its shard and its index, in files -> rank 0: the manifest, one rename
+
+Shards and indices go through the file system; between the processes only small words travel, one after each stage.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tfdist.checkpoint import directory as places
+from tfdist.checkpoint import entries, files, manifest, strict
+from tfdist.checkpoint.entries import Index
+from tfdist.checkpoint.manifest import Manifest
+from tfdist.checkpoint.part import Part
+from tfdist.checkpoint.shard import write_shard
+from tfdist.errors import CheckpointError
+from tfdist.group import Group, Json
+
+_LONGEST = 500  # of what a rank says of its failure
+_MOST = 3  # ranks whose words are in a message
+
+
+def commit(
+    group: Group,
+    directory: str | os.PathLike[str],
+    parts: Sequence[Part],
+    *,
+    step: int,
+    seed: int,
+    flags: Mapping[str, Json],
+    values: Json,
+    keep: int,
+    deadline: float = 3600.0,
+) -> Path:
+    """Writes a checkpoint; every rank calls it, from any thread. It returns when the checkpoint is on the disk.
+
+    Args:
+      group: the processes that write together.
+      directory: of the run's checkpoints, on a file system that all ranks share; it is made if need be.
+      parts: what this rank has. The parts of all ranks tile each tensor.
+      step: how many steps the state has seen; a checkpoint of the same step is replaced.
+      seed: of the run.
+      flags: the run's resolved flags by name, as JSON. Rank 0's count.
+      values: what else belongs to the state, as JSON, without nan and inf. Rank 0's count.
+      keep: how many checkpoints stay, at least 1; the newest steps do, and the one just written.
+      deadline: in seconds, for each of three stages, in which the slowest rank may be behind the fastest.
+
+    Returns:
+      The checkpoint's path.
+
+    Raises:
+      CheckpointError: a rank could not do its part; the same on every rank. What was there before is as it was.
+      PeerLostError: a rank is lost or did not come.
+    """
+    if keep < 1:
+        raise ValueError(f"At least one checkpoint must stay. Received: keep={keep}.")
+    home, is_chief = Path(directory), group.rank == 0
+    partial, whole = places.partial(home, step), home / places.name(step)
+    stages = _Stages(group, places.name(step), deadline)
+
+    def publish() -> None:
+        content = Manifest(step, seed, flags, values, _fold(partial, group.size))
+        _write(partial / manifest.NAME, manifest.dump(content))
+        places.publish(partial, whole)
+        places.prune(home, keep, whole)
+
+    try:
+        stages.run("begin", lambda: _begin(partial), is_chief)
+        stages.run("shards", lambda: _write_part(partial, group.rank, parts))
+        stages.run("manifest", publish, is_chief)
+    except BaseException:
+        if is_chief:  # what cannot be removed, the next one to be written does
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return whole
+
+
+class _Stages:
+    """Does something on each rank, and tells all ranks who failed."""
+
+    def __init__(self, group: Group, name: str, deadline: float):
+        self._group = group
+        self._name = name
+        self._deadline = deadline
+
+    def run(self, stage: str, action: Callable[[], None], does: bool = True) -> None:
+        """Runs the action if this rank does it; returns when every rank is done with it."""
+        failure: Exception | None = None
+        try:
+            if does:
+                action()
+        except Exception as error:  # of any kind: the others wait for a word
+            failure = error
+        said = None if failure is None else _words(failure)
+        everyone = self._group.gather(f"checkpoint {self._name} {stage}", said, self._deadline)
+        failed = {rank: words for rank, words in enumerate(everyone) if words is not None}
+        if failed:
+            raise CheckpointError(_message(self._name, failed)) from failure
+
+
+def _begin(partial: Path) -> None:
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(partial)
+    partial.mkdir()
+
+
+def _index_file(partial: Path, rank: int) -> Path:
+    return partial / f"index-{rank:05d}.json"
+
+
+def _write_part(partial: Path, rank: int, parts: Sequence[Part]) -> None:
+    index = write_shard(partial, rank, parts)
+    _write(_index_file(partial, rank), manifest.sealed(manifest.dump_index(index)))
+
+
+def _fold(partial: Path, size: int) -> Index:
+    """The index of all ranks, whose files are removed."""
+    own = [_index_file(partial, rank) for rank in range(size)]
+    for rank, file in enumerate(own):
+        if not file.exists():
+            raise FileNotFoundError(f"what rank {rank} has written is not here: there is no {file}")
+    index = entries.merged(strict.index(manifest.unsealed(files.read(file))) for file in own)
+    entries.check(index)
+    for name, size_there in index.shards.items():
+        if (partial / name).stat().st_size != size_there:
+            raise ValueError(f"{partial / name} does not have {size_there} bytes")
+    for file in own:
+        file.unlink()
+    return index
+
+
+def _write(path: Path, data: bytes) -> None:
+    with files.created(path) as descriptor:
+        files.write(descriptor, data, 0)
+
+
+def _words(error: Exception) -> str:
+    text = str(error) if isinstance(error, (OSError, CheckpointError, ValueError)) else repr(error)
+    return " ".join(text.split())[:_LONGEST]
+
+
+def _message(name: str, failed: Mapping[int, str]) -> str:
+    words = [f"rank {rank}: {said}" for rank, said in list(failed.items())[:_MOST]]
+    more = [f"and {len(failed) - _MOST} more ranks"] if len(failed) > _MOST else []
+    return (
+        f"Every rank must write its part of a checkpoint. Received, for {name}: {'; '.join([*words, *more])}. "
+        "Free space, or mend the directory, which all ranks share; the checkpoints before it are as they were."
+    )

@@ -1,0 +1,117 @@
+"""The directory with a run's checkpoints, one directory each, and what is left in it by processes that were killed.
+
+step-000000120            a whole checkpoint: it got this name when everything of it was on the disk
+.step-000000120.partial   one that is being written
+.step-000000120.replaced  the former one of the same step, until the new one has its name
+.step-000000120.pruned    an old one that is being removed
+step-000000120.damaged    one that somebody has set aside
+"""
+
+import itertools
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+_WHOLE = re.compile(r"step-([0-9]{9,18})")
+_LEFT = re.compile(r"\.(step-[0-9]{9,18})\.(partial|pruned|replaced)")
+
+
+def name(step: int) -> str:
+    """The name of a step's checkpoint."""
+    return f"step-{step:09d}"
+
+
+def partial(directory: Path, step: int) -> Path:
+    """Where a step's checkpoint is written."""
+    return directory / f".{name(step)}.partial"
+
+
+def newest(directory: str | os.PathLike[str]) -> list[Path]:
+    """Returns the checkpoints that were written wholly, the newest step first; none if there is no such directory.
+
+    Whether one is as it was written, `Checkpoint.open` and reading it tell.
+    """
+    found = [(int(match[1]), path) for path, match in _matching(Path(directory), _WHOLE)]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def set_aside(path: str | os.PathLike[str]) -> Path:
+    """Renames a checkpoint so that `newest` does not find it; returns its new path.
+
+    Raises:
+      OSError: it cannot be renamed.
+    """
+    whole = Path(path)
+    names = itertools.chain([".damaged"], (f".damaged-{number}" for number in itertools.count(2)))
+    free = next(place for ending in names if not (place := whole.with_name(whole.name + ending)).exists())
+    return whole.rename(free)
+
+
+def clean_partial(directory: str | os.PathLike[str]) -> None:
+    """Removes what killed processes left; call it when nobody writes there.
+
+    Raises:
+      OSError: it cannot be removed.
+    """
+    for path, match in _matching(Path(directory), _LEFT):
+        whole = path.with_name(match[1])
+        if match[2] == "replaced" and not whole.exists():
+            path.rename(whole)  # killed between two renames: the former one is the last that there is
+        else:
+            shutil.rmtree(path)
+
+
+def publish(written: Path, whole: Path) -> None:
+    """Gives a checkpoint its name; one that had the name already is replaced.
+
+    Args:
+      written: the directory with everything of it, whose files are on the disk.
+      whole: the name, in the same directory.
+
+    Raises:
+      OSError: as the system says.
+    """
+    _synchronize(written)
+    former = whole.with_name(f".{whole.name}.replaced")
+    if whole.exists():
+        whole.rename(former)
+    written.rename(whole)
+    _synchronize(whole.parent)
+    if former.exists():
+        shutil.rmtree(former)
+
+
+def prune(directory: Path, keep: int, written: Path) -> None:
+    """Removes all but the newest checkpoints.
+
+    Args:
+      directory: with the checkpoints.
+      keep: how many stay.
+      written: the one that has just been written, which stays in any case.
+
+    Raises:
+      OSError: as the system says.
+    """
+    for path in newest(directory)[keep:]:
+        if path != written:
+            # Not in place: half of a checkpoint must never have the name of a whole one.
+            shutil.rmtree(path.rename(path.with_name(f".{path.name}.pruned")))
+
+
+def _matching(directory: Path, pattern: re.Pattern[str]) -> Iterator[tuple[Path, re.Match[str]]]:
+    if directory.is_dir():
+        for path in list(directory.iterdir()):
+            match = pattern.fullmatch(path.name)
+            if match and path.is_dir() and not path.is_symlink():
+                yield path, match
+
+
+def _synchronize(directory: Path) -> None:
+    """Makes names in a directory survive a loss of power."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
