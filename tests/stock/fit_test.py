@@ -44,7 +44,7 @@ def test_two_replicas_give_the_numbers_of_plain_keras(name: str, float64: None, 
     assert not differences(our_run(name, mirrored2), plain(name))
 
 
-@pytest.mark.parametrize("name", ["functional", "recurrent"])
+@pytest.mark.parametrize("name", ["functional", pytest.param("recurrent", marks=pytest.mark.full)])
 def test_so_do_one_and_four_replicas(
     name: str, float64: None, single: tfdist.Strategy, mirrored4: tfdist.Strategy
 ) -> None:
@@ -53,18 +53,29 @@ def test_so_do_one_and_four_replicas(
     assert not differences(our_run(name, mirrored4), plain(name))
 
 
+HALF, OTHER_HALF = list(PROGRAMS)[::2], list(PROGRAMS)[1::2]
+
+
 @pytest.mark.parametrize(
-    ("strategy", "size"),
-    [("multiworker", 2), pytest.param("horovod", 2, marks=pytest.mark.full), ("horovod", 3)],
+    ("strategy", "size", "names"),
+    [
+        pytest.param("multiworker", 2, HALF, id="multiworker"),
+        pytest.param("horovod", 3, OTHER_HALF, id="horovod"),
+        *(
+            pytest.param(strategy, size, list(PROGRAMS), id=f"{strategy}{size}-all", marks=pytest.mark.full)
+            for strategy, size in (("multiworker", 2), ("horovod", 2), ("horovod", 3))
+        ),
+    ],
 )
-def test_so_do_processes(strategy: str, size: int, float64: None, tmp_path: pathlib.Path) -> None:
-    """All twelve programs; the processes' weights are equal bit for bit."""
+def test_so_do_processes(strategy: str, size: int, names: list[str], float64: None, tmp_path: pathlib.Path) -> None:
+    """The processes' weights are equal bit for bit, too. All programs on each strategy are in the full product."""
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-    with processes.job([sys.executable, WORKER, strategy, str(tmp_path), "{rank}"], size, threads) as job:
+    with processes.job([sys.executable, WORKER, strategy, str(tmp_path), "{rank}", *names], size, threads) as job:
         ends = job.wait(400)
     assert [end.code for end in ends] == [0] * size, "\n".join(end.output for end in ends)
     outcomes = [pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(size)]
-    assert not {name: found for name in PROGRAMS if (found := differences(outcomes[0][name], plain(name)))}
-    first = [weight.tobytes() for name in PROGRAMS for weight in outcomes[0][name]["weights"]]
+    assert [*outcomes[0]] == names
+    assert not {name: found for name in names if (found := differences(outcomes[0][name], plain(name)))}
+    first = [weight.tobytes() for name in names for weight in outcomes[0][name]["weights"]]
     for other in outcomes[1:]:
-        assert [weight.tobytes() for name in PROGRAMS for weight in other[name]["weights"]] == first
+        assert [weight.tobytes() for name in names for weight in other[name]["weights"]] == first
