@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from tfdist.errors import InputError, PeerLostError
-from tfdist.group.contract import NO_GOODBYE, Group, Json, Loss, name_member, silence
+from tfdist.errors import PeerLostError
+from tfdist.group.contract import NO_GOODBYE, Group, Json, Listener, Loss, name_member, silence
 from tfdist.group.dial import dial
-from tfdist.group.messages import DOUBTED_BEATS, LIMIT, VERSION, BadMessage, Message, encode
+from tfdist.group.messages import DOUBTED_BEATS, LIMIT, VERSION, BadMessage, Message, encode, limited
+from tfdist.group.telling import Told
 
 PATIENCE_SECONDS = 2.0  # for the server's answer to arrive after a deadline, or after a goodbye
 _CHUNK = 1 << 16
@@ -69,6 +70,7 @@ class RemoteGroup(Group):
         self._callbacks: list[Callable[[Loss], None]] = []
         self._messengers: list[threading.Thread] = []
         self._left = False
+        self._told = Told(f"{noun}-{rank}-group-told")
         self._news = threading.Event()
         self._sending = threading.Lock()
         hello = {"type": "hello", "rank": rank, "size": size, "token": token, "version": VERSION}
@@ -99,12 +101,20 @@ class RemoteGroup(Group):
             raise PeerLostError(question.failure)
         return question.values
 
+    def tell(self, topic: str, value: Json) -> None:
+        """See base class."""
+        self._send(limited({"type": "tell", "topic": topic, "value": value}, topic))
+
+    def on_told(self, topic: str, callback: Listener) -> None:
+        """See base class."""
+        self._told.listen(topic, callback)
+
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
         """See base class."""
         with self._state:
             self._callbacks.append(callback)
             if self._loss:
-                self._tell(callback, self._loss)
+                self._tell_of(self._loss, callback)
 
     def lost(self, wait: float = 0.0) -> Loss | None:
         """See base class. Who waits has a reason to doubt: a member that is stopped is then known sooner."""
@@ -130,6 +140,7 @@ class RemoteGroup(Group):
             _join(self._thread)
         for messenger in self._messengers:
             _join(messenger)
+        self._told.close()
         self._sock.close()
         self._on_left(f"{name_member(self.rank, self._noun)} has left with code {code}")
 
@@ -139,12 +150,7 @@ class RemoteGroup(Group):
                 raise ValueError(f"A name of the group is used once at a time. Received: {name!r}, which is under way.")
             self._tickets += 1
             message = {"type": "gather", "ticket": self._tickets, "name": name, "value": value, "deadline": deadline}
-            line = encode(message)
-            if len(line) > LIMIT:
-                raise InputError(
-                    f"A message of the group may have {LIMIT} bytes. Received: {len(line)} for '{name}'. The group "
-                    "carries small values; write large ones to a file."
-                )
+            line = limited(message, name)
             if self._over:
                 raise PeerLostError(f"'{name}' cannot complete: {self._over}.")
             question = self._questions[self._tickets] = _Question(name)
@@ -195,6 +201,8 @@ class RemoteGroup(Group):
             self._lose(message["reason"], message["rank"], message["code"])
         elif kind == "closed":
             self._finish(message["reason"])
+        elif kind == "told":
+            self._told.put(message["topic"], message["value"])
         elif kind in ("values", "failed"):
             with self._state:
                 question = self._questions.get(message["ticket"])
@@ -209,7 +217,7 @@ class RemoteGroup(Group):
                 return
             self._loss = loss = Loss(self._server_rank if rank is None else rank, reason, code, self._noun)
             for callback in self._callbacks:
-                self._tell(callback, loss)
+                self._tell_of(loss, callback)
         self._news.set()
         self._finish(str(loss))
 
@@ -222,7 +230,7 @@ class RemoteGroup(Group):
             question.failure = f"'{question.name}' cannot complete: {over}."
             question.answered.set()
 
-    def _tell(self, callback: Callable[[Loss], None], loss: Loss) -> None:
+    def _tell_of(self, loss: Loss, callback: Callable[[Loss], None]) -> None:
         messenger = threading.Thread(target=callback, args=(loss,), name="group-loss", daemon=True)
         self._messengers.append(messenger)
         messenger.start()

@@ -12,6 +12,7 @@ NO_GOODBYE = "its connection closed without a goodbye (killed, crashed, or it en
 LAUNCHER = -1  # the number by which a launcher that serves a group is known
 
 Json = Any  # None, bool, int, float, str, and lists and string-keyed dicts of them
+Listener = Callable[[Json], object]  # whoever returns True has heard enough
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Loss:
 class Group(abc.ABC):
     """All processes of a job, seen from one of them.
 
-    Every operation is collective: all ranks call it with the same name, in any order between different names, from
-    any thread. A name is used once at a time, and may be used again afterwards. An operation has one outcome for all:
+    Every operation but `tell` is collective: all ranks call it with the same name, in any order between different names,
+    from any thread. A name is used once at a time, and may be used again afterwards. An operation has one outcome for all:
     if it is not complete when the shortest `deadline` (seconds) of those who wait is over, it raises `PeerLostError`
     on every rank, naming those that did not come; so it does when a member is lost, or left, before it is complete.
 
@@ -96,6 +97,30 @@ class Group(abc.ABC):
                 raise InputError(f"{what}{key} differs: {said}. Start every process with the same.")
 
     @abc.abstractmethod
+    def tell(self, topic: str, value: Json) -> None:
+        """Tells every member, this one included, without waiting; from any rank and any thread.
+
+        All members hear all that is told, whoever told it, in one order, the same for everyone. Once the group has
+        ended nobody hears it.
+
+        Args:
+          topic: whom it is for, see `on_told`.
+          value: at most 1 MiB as JSON; tuples arrive as lists.
+
+        Raises:
+          InputError: the value is too large.
+        """
+
+    @abc.abstractmethod
+    def on_told(self, topic: str, callback: Listener) -> None:
+        """Calls back with each value that is told of a topic, from the first one on, also of the time before this call.
+
+        Values come one after another, in the order of telling, from a thread of the group that all topics share: a
+        callback must return soon, and wait for no other rank. If it returns True it is done: what is told of the topic
+        from there on is for the next one that registers, or has registered.
+        """
+
+    @abc.abstractmethod
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
         """Calls back, from another thread and at most once, when the first member is lost (at once if one is)."""
 
@@ -109,7 +134,10 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def leave(self, code: int = 0, reason: str = "") -> None:
-        """Says goodbye: a member that leaves with code 0 is not lost; any other code is told to the others."""
+        """Says goodbye: a member that leaves with code 0 is not lost; nor with 75, which all agree on.
+
+        Any other code is told to the others.
+        """
 
 
 def name_member(rank: int, noun: str = "rank") -> str:

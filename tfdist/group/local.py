@@ -3,7 +3,8 @@
 import json
 from collections.abc import Callable
 
-from tfdist.group.contract import Group, Json, Loss
+from tfdist.group.contract import Group, Json, Listener, Loss
+from tfdist.group.telling import Told
 
 
 class LocalGroup(Group):
@@ -13,12 +14,28 @@ class LocalGroup(Group):
     size = 1
     generation = 0
 
+    def __init__(self) -> None:
+        self._told = Told("group-told")
+
     def gather(self, name: str, value: Json, deadline: float = 60.0) -> list[Json]:
         """See base class."""
-        return [json.loads(json.dumps(value))]  # what does not travel between processes, does not here
+        return [_travelled(value)]
+
+    def tell(self, topic: str, value: Json) -> None:
+        """See base class."""
+        self._told.put(topic, _travelled(value))
+
+    def on_told(self, topic: str, callback: Listener) -> None:
+        """See base class."""
+        self._told.listen(topic, callback)
 
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
         """See base class: there is nobody to lose."""
 
     def leave(self, code: int = 0, reason: str = "") -> None:
         """See base class."""
+        self._told.close()
+
+
+def _travelled(value: Json) -> Json:
+    return json.loads(json.dumps(value))  # what does not travel between processes, does not here

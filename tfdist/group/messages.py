@@ -1,15 +1,17 @@
 """The group's messages on the wire: JSON objects, one a line, of limited size.
 
 A connection begins with a `hello` (rank, size, token, version, pid, host), which is answered by `welcome` or `refused`.
-Then members send `gather`, `doubt`, `beat` and, last, `goodbye`; the server sends `values` or `failed` to a gather, `beat`,
-`lost` and, last, `closed`.
+Then members send `gather`, `tell`, `doubt`, `beat` and, last, `goodbye`; the server sends `values` or `failed` to a gather,
+`told` to all, `beat`, `lost` and, last, `closed`.
 """
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
-VERSION = 1  # of the protocol; another one is refused by name
+from tfdist.errors import InputError
+
+VERSION = 2  # of the protocol; another one is refused by name
 LIMIT = 1 << 20  # bytes a message
 DOUBTED_BEATS = 3  # so many missing signs of life are a loss, once an engine has failed somebody
 LIMIT_BEFORE_HELLO = 1 << 12  # what somebody may send who has not shown the token
@@ -24,6 +26,21 @@ class BadMessage(ValueError):
 def encode(message: Message) -> bytes:
     """Returns the line that carries a message."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def limited(message: Message, name: str) -> bytes:
+    """Returns the line that carries a message of a user's.
+
+    Raises:
+      InputError: it is too long; `name` says what it is.
+    """
+    line = encode(message)
+    if len(line) > LIMIT:
+        raise InputError(
+            f"A message of the group may have {LIMIT} bytes. Received: {len(line)} for '{name}'. The group carries small "
+            "values; write large ones to a file."
+        )
+    return line
 
 
 def take(message: Message, **kinds: type | tuple[type, ...]) -> tuple[Any, ...]:

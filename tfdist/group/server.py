@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 
 from tfdist import endings
+from tfdist.errors import ExitCode
 from tfdist.group.addresses import join_address
 from tfdist.group.admission import Admission
 from tfdist.group.connection import Connection
@@ -157,6 +158,9 @@ class Server:
             number = (int, float)
             ticket, name, value, deadline = take(message, ticket=int, name=str, value=object, deadline=number)
             self._send(self._rounds.arrive(rank, ticket, name, value, deadline, time.monotonic()))
+        elif message["type"] == "tell":
+            topic, value = take(message, topic=str, value=object)
+            self._send([Answer(member, {"type": "told", "topic": topic, "value": value}) for member in self._members])
         elif message["type"] == "doubt":
             self._lost_after = min(self._lost_after, DOUBTED_BEATS * self._heartbeat)
         elif message["type"] == "goodbye":
@@ -181,13 +185,14 @@ class Server:
             connection.send(_told(self.loss))
 
     def _goodbye(self, connection: Connection, rank: int, code: int, reason: str) -> None:
-        if code:
+        if code not in (ExitCode.DONE, ExitCode.PREEMPTED):
             ending = f"ended with {endings.describe(code)}" + (f": {reason}" if reason else "")
             self._drop(connection, ending, code)
         else:
             del self._members[rank]
             connection.end()
-            self._send(self._rounds.member_left(rank, "has left with code 0"))
+            how = endings.describe(code) if code else "code 0"
+            self._send(self._rounds.member_left(rank, f"has left with {how}"))
 
     def _drop(self, connection: Connection, reason: str, code: int | None = None) -> None:
         """A member is lost, and all are told of the first one; a stranger is just let go."""
