@@ -22,9 +22,9 @@ LAYERS = {
     " recomputing reporting",
     "strategies": "strategies dtensor horovod_rendezvous placing rematerialization servers tf_distribute",
     "strategy": "strategy loading",
-    "talking": "collectives group",
+    "talking": "collectives group meetings",
     "foundation": "cluster combinations config cores decay detect devices dims endings engine_errors errors fitting"
-    " horovod_build hostlist keras_internals layouts mesh own_code randomness rules spec tf_config",
+    " horovod_build hostlist keras_internals layouts mesh own_code preemption randomness rules spec tf_config",
 }
 ORDER = list(LAYERS)
 COMMANDS, FOUNDATION = ORDER[0], ORDER[-1]
