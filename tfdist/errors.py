@@ -72,3 +72,9 @@ class Damaged(CheckpointError):
         )
         self.path = path
         self.problem = problem
+
+
+class Preempted(TfdistError):
+    """All ranks have stopped at an agreed step and saved, because somebody asked this run to end: run it again."""
+
+    exit_code = ExitCode.PREEMPTED
