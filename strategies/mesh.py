@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
@@ -25,7 +26,7 @@ from tfdist.layouts import Layout, Placement, given_way, idle, laid_out, parse_l
 from tfdist.mesh import mesh_of
 from tfdist.placing import dims_of_newborn, is_gathered_in_turn, placement
 from tfdist.rematerialization import rematerialize, waiting
-from tfdist.strategy import HasCollectives, State
+from tfdist.strategy import HasCollectives, Read, State
 
 _log = logging.getLogger(__name__)
 _SAME_SEED = (
@@ -319,6 +320,18 @@ class MeshOfDevices(HasCollectives):
             initial = tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape)
             found.append(self.devices.variable(initial, Layout.whole(len(state.shape)), state.name, trainable=False))
         return found
+
+    def written(self, variable: tf.Variable, per_replica: bool) -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """See base class: each block by the process of the first device that has it."""
+        blocks = self.devices.own_blocks(variable)
+        return [((0, *offset), values[np.newaxis]) for offset, values in blocks] if per_replica else blocks
+
+    def assign(self, variable: tf.Variable, per_replica: bool, read: Read) -> None:
+        """See base class."""
+        if not per_replica:
+            self.devices.assign(variable, read)
+            return
+        self.devices.assign(variable, lambda offset, shape: read((0, *offset), (1, *shape))[0])
 
     def owns(self, variable: keras.Variable) -> bool:
         """See base class."""

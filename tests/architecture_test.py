@@ -16,15 +16,16 @@ ROOT = pathlib.Path(__file__).parents[1]
 # (`if __name__ == "__main__"`) is a command, without being named here.
 LAYERS = {
     "commands": "__init__ __main__ benching command comparison distributing environment_flags flags help_text launching layout"
-    " opening planning sending session spawning startup testing",
-    "trainer": "trainer accepting callbacks evaluation horovod inspections kept loop metrics plans step steps stock training",
+    " beginning opening planning resuming sending session spawning startup testing",
+    "trainer": "trainer accepting callbacks evaluation horovod inspections kept loop metrics plans progress restoring run_state"
+    " saving step steps stock training",
     "parts of a step": "activations checkpoint constraining data gradients keras_objects layers loss models optimizers"
     " recomputing reporting",
     "strategies": "strategies dtensor horovod_rendezvous placing rematerialization servers tf_distribute",
     "strategy": "strategy loading",
     "talking": "collectives group meetings",
-    "foundation": "cluster combinations config cores decay detect devices dims endings engine_errors errors fitting"
-    " horovod_build hostlist keras_internals layouts mesh own_code preemption randomness rules spec tf_config",
+    "foundation": "cluster combinations config cores decay detect devices dims endings engine_errors errors fitting flag"
+    " horovod_build hostlist keras_internals layouts mesh numbered own_code period preemption randomness rules spec tf_config",
 }
 ORDER = list(LAYERS)
 COMMANDS, FOUNDATION = ORDER[0], ORDER[-1]

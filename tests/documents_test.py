@@ -35,6 +35,7 @@ DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
     "verify": lambda values: flags.define(values, config.VerifyConfig),
     "launch": launch.define_flags,
     "run": lambda values: flags.define(values, config.RunConfig),
+    "ledger": lambda values: None,
     "layout": lambda values: flags.define(values, config.LayoutConfig),
     "install_horovod": install_horovod.define_flags,
 }

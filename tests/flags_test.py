@@ -16,11 +16,12 @@ from tfdist.errors import InputError
 
 # Users write these names into scripts: one may be added, and none renamed.
 NAMES = """
-    accumulate_steps base_batch_size batch_norm batch_size bucket_mb clip_norm clip_value communication
+    accumulate_steps base_batch_size batch_norm batch_size bucket_mb checkpoint_async checkpoint_every checkpoint_strict
+    clip_norm clip_value communication
     compression compression_check_every compression_max_error compression_min_bytes coordinator data_dir dataset
-    decay devices dry_run epochs eval_every intra_op_threads jit_compile layout learning_rate log_every loss loss_scale
+    decay devices dry_run epochs eval_every intra_op_threads jit_compile keep layout learning_rate log_every loss loss_scale
     lr_scaling max_skipped_steps measure_every mesh_shape metrics model momentum_correction optimizer output_dir precision
-    profile_steps recompute seed shard shard_axis shard_min_elements start_timeout_seconds
+    profile_steps recompute resume seed shard shard_axis shard_min_elements start_timeout_seconds
     steps steps_per_call strategy tpu warmup_start warmup_steps
 """.split()
 RUN_NAMES = """

@@ -11,6 +11,7 @@ from tfdist.errors import ExitCode
 
 def test_tfdist():
     assert tfdist.__all__ == [
+        "Checkpoints",
         "Cluster",
         "Collectives",
         "Group",
@@ -118,7 +119,10 @@ def test_arguments_of_the_trainer():
         "measure_every",
         "compression_check_every",
         "compression_max_error",
+        "checkpoints",
+        "ledger",
     ]
+    assert names(tfdist.Trainer.resume) == ["self", "path"]
     assert names(tfdist.Trainer.evaluate) == ["self", "data", "batch_size"]
     assert names(tfdist.Trainer.save) == ["self", "path"]
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Checkpoints",
     "Cluster",
     "Collectives",
     "Group",
@@ -46,6 +47,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Checkpoints": "tfdist.saving",
     "Cluster": "tfdist.cluster",
     "Collectives": "tfdist.collectives",
     "Group": "tfdist.group",

@@ -1,19 +1,27 @@
 """What a run is, as a frozen and validated value: the commands make it of flags, and a program may make it without."""
 
 import dataclasses
-import math
-import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from tfdist import tf_config
 from tfdist.combinations import check_combinations, flag_text
-from tfdist.decay import parse_decay
 from tfdist.errors import InputError
-from tfdist.layouts import STAGES, parse_layout, parse_shard, rules_text, split_rules
-from tfdist.mesh import mesh_of, parse_mesh
-from tfdist.rules import parse_rules
-from tfdist.spec import nearest, parse
+from tfdist.flag import (
+    AUTO,
+    Flag,
+    address_text,
+    checked,
+    decay_text,
+    layout_text,
+    mesh_text,
+    methods_text,
+    names_text,
+    number_or_spec_text,
+    period_text,
+    spec_text,
+    window_text,
+)
+from tfdist.layouts import STAGES, parse_layout, parse_shard
+from tfdist.mesh import mesh_of
 
 WHAT = "What to train"
 LONG = "How long"
@@ -27,81 +35,6 @@ TOPICS = (WHAT, LONG, WHERE, LEARNS, GRADIENTS, WRITTEN, CHECKS)  # in the help'
 _DEFAULT_EPOCHS = 10
 _LARGEST_SEED = 2**31 - 1
 _OWN = "or your own package.module:name(...)"
-
-
-class Flag(NamedTuple):
-    """What the command line says of a field, and what the field may hold beyond its type.
-
-    Attributes:
-      topic: the group of the help in which it stands.
-      help: its meaning, with unit and range.
-      least: the smallest number.
-      most: the largest number.
-      choices: the only texts.
-      check: raises `InputError`, or returns the text as it is kept.
-    """
-
-    topic: str
-    help: str
-    least: float = 0
-    most: float = math.inf
-    choices: tuple[str, ...] = ()
-    check: Callable[[str], str] = str
-
-
-def _spec(text: str) -> str:
-    return str(parse(text))
-
-
-def _number_or_spec(text: str) -> str:
-    try:
-        float(text or 1)
-    except ValueError:
-        return _spec(text)
-    return text
-
-
-def _methods(text: str) -> str:
-    parse_rules(text)
-    return text
-
-
-def _decay(text: str) -> str:
-    parse_decay(text)
-    return _spec(text)
-
-
-def _names(text: str) -> str:
-    names = [name.strip() for name in text.split(",")] if text else []
-    if not all(re.fullmatch(r"\w+", name) for name in names):
-        raise InputError(f"{text} must be names with commas between. Write accuracy, or accuracy,mean_absolute_error")
-    return ",".join(names)
-
-
-def _mesh(text: str) -> str:
-    return str(parse_mesh(text)) if text else ""
-
-
-AUTO = "auto"  # a layout that is searched for
-
-
-def _layout(text: str) -> str:
-    if text == AUTO:
-        raise InputError("auto is searched for by `python -m tfdist.layout`, which prints it as a flag")
-    return rules_text(split_rules(text))
-
-
-def _address(text: str) -> str:
-    if text and not tf_config.is_address(text):
-        raise InputError(f"{text} must be HOST:PORT with a port in [1, 65535]")
-    return text
-
-
-def _window(text: str) -> str:
-    found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
-    if text and not (found and int(found[1]) < int(found[2])):
-        raise InputError(f"{text} must be A:B with 0 <= A < B, two numbers of steps. Write 10:20")
-    return text
 
 
 def _flag(default: Any, *args: Any, **more: Any) -> Any:
@@ -126,7 +59,7 @@ class JobConfig:
         "auto", WHERE, "What carries multiworker's tensors: auto, ring or nccl.", choices=("auto", "ring", "nccl")
     )
     coordinator: str = _flag(
-        "", WHERE, "HOST:PORT at which rank 0 is met, where the environment does not say it.", check=_address
+        "", WHERE, "HOST:PORT at which rank 0 is met, where the environment does not say it.", check=address_text
     )
     start_timeout_seconds: float = _flag(120.0, WHERE, "How long to wait for the other processes.", least=1)
     intra_op_threads: int = _flag(
@@ -145,7 +78,7 @@ class JobConfig:
         LEARNS,
         "dynamic(initial_power=15, growth_interval=2000, hysteresis=1, floor=..., cap=...) or a number, for "
         "mixed_float16; empty: dynamic there.",
-        check=_number_or_spec,
+        check=number_or_spec_text,
     )
     max_skipped_steps: int = _flag(
         50, LEARNS, "So many steps in a row skipped because of overflow end the run.", least=1
@@ -166,7 +99,7 @@ class JobConfig:
         GRADIENTS,
         "How gradients travel: a method such as powersgd(rank=4), topk(ratio=0.01)|fp16, "
         f"{_OWN}, or rules such as 'size>=10000: int8; *: none'.",
-        check=_methods,
+        check=methods_text,
     )
     compression_min_bytes: int = _flag(65536, GRADIENTS, "Gradients smaller than this are not compressed.")
     bucket_mb: float = _flag(
@@ -212,10 +145,10 @@ class TrainConfig(JobConfig):
     """One training run; `python -m tfdist.train --help` shows its fields."""
 
     model: str = _flag(
-        "cnn", WHAT, f"mlp, cnn, resnet50 or transformer, with arguments if wanted, {_OWN}.", check=_spec
+        "cnn", WHAT, f"mlp, cnn, resnet50 or transformer, with arguments if wanted, {_OWN}.", check=spec_text
     )
     dataset: str = _flag(
-        "digits", WHAT, f"digits, mnist5k, fashion_mnist, text, synthetic:SHAPE, tfds:NAME, {_OWN}.", check=_spec
+        "digits", WHAT, f"digits, mnist5k, fashion_mnist, text, synthetic:SHAPE, tfds:NAME, {_OWN}.", check=spec_text
     )
     data_dir: str | None = _flag(
         None, WHAT, "Folder of the data set's files; empty: where the data set looks by itself."
@@ -226,14 +159,14 @@ class TrainConfig(JobConfig):
     )
     tpu: str = _flag("", WHERE, "Name or address of the TPU, for --strategy=tpu; `local` on a TPU VM.")
     mesh_shape: str = _flag(
-        "", WHERE, "The mesh's axes, such as data:2;model:4, for --strategy=mesh; empty: data:DEVICES.", check=_mesh
+        "", WHERE, "The mesh's axes, such as data:2;model:4, for --strategy=mesh; empty: data:DEVICES.", check=mesh_text
     )
     layout: str = _flag(
         "",
         WHERE,
         "Which named dims of tensors are split over which axes, such as batch:data;heads:model, for --strategy=mesh; "
         "the batch lies on the first axis unless this says otherwise.",
-        check=_layout,
+        check=layout_text,
     )
     shard: str = _flag(
         "none",
@@ -246,7 +179,7 @@ class TrainConfig(JobConfig):
     shard_min_elements: int = _flag(1024, WHERE, "Variables with fewer elements stay whole under --shard.")
     batch_size: int = _flag(64, LEARNS, "Examples in a step, over all replicas.", least=1)
     optimizer: str = _flag(
-        "adamw", LEARNS, f"A Keras optimizer in lower case, as in sgd(momentum=0.9), {_OWN}.", check=_spec
+        "adamw", LEARNS, f"A Keras optimizer in lower case, as in sgd(momentum=0.9), {_OWN}.", check=spec_text
     )
     learning_rate: float = _flag(0.001, LEARNS, "Given to the optimizer.")
     lr_scaling: str = _flag(
@@ -262,7 +195,7 @@ class TrainConfig(JobConfig):
         "none",
         LEARNS,
         "How the rate falls: cosine(to=0.0), linear(to=0.0), step(every=..., factor=0.1) or none.",
-        check=_decay,
+        check=decay_text,
     )
     momentum_correction: bool = _flag(
         False, LEARNS, "Keep momentum apart from the rate, so that it follows a change at once; for sgd and lars."
@@ -271,9 +204,11 @@ class TrainConfig(JobConfig):
         "sparse_categorical_crossentropy(from_logits=True)",
         LEARNS,
         f"A Keras loss in snake case, {_OWN}.",
-        check=_spec,
+        check=spec_text,
     )
-    metrics: str = _flag("accuracy", LEARNS, "Keras metrics, with commas between; empty: the loss alone.", check=_names)
+    metrics: str = _flag(
+        "accuracy", LEARNS, "Keras metrics, with commas between; empty: the loss alone.", check=names_text
+    )
     batch_norm: str = _flag(
         "local",
         LEARNS,
@@ -286,13 +221,34 @@ class TrainConfig(JobConfig):
     compression_max_error: float = _flag(
         0.0, GRADIENTS, "Compression that errs by more than this part of a gradient's norm is given up; 0: no limit."
     )
-    output_dir: str = _flag("", WRITTEN, "New or empty folder for the run; empty: runs/DATASET-MODEL-STRATEGY-TIME.")
+    output_dir: str = _flag(
+        "",
+        WRITTEN,
+        "Folder of the run: new, empty, or of a run to go on with; empty: runs/DATASET-MODEL-STRATEGY-TIME.",
+    )
+    checkpoint_every: str = _flag(
+        "0",
+        WRITTEN,
+        "Steps, or seconds as in 600s, between two checkpoints; 0: only when preempted.",
+        check=period_text,
+    )
+    keep: int = _flag(3, WRITTEN, "So many checkpoints stay, the newest ones.", least=1)
+    checkpoint_async: bool = _flag(True, WRITTEN, "Write checkpoints in the background, while training goes on.")
+    checkpoint_strict: bool = _flag(
+        True, WRITTEN, "End the run when a checkpoint cannot be written; else warn, and try again at the next."
+    )
+    resume: str = _flag(
+        "auto",
+        WRITTEN,
+        "auto: go on from the newest good checkpoint in --output_dir, if there is one; never; or the folder of a checkpoint or "
+        "run to begin with.",
+    )
     log_every: int = _flag(10, WRITTEN, "Steps between two records of metrics.", least=1)
     eval_every: int = _flag(0, WRITTEN, "Steps between two evaluations; 0: at each epoch's end.")
     measure_every: int = _flag(
         1000, WRITTEN, "Steps between two measurements of what communication costs a step; 0: never."
     )
-    profile_steps: str = _flag("", WRITTEN, "A:B writes a profile of the steps from A to B.", check=_window)
+    profile_steps: str = _flag("", WRITTEN, "A:B writes a profile of the steps from A to B.", check=window_text)
     dry_run: bool = _flag(False, CHECKS, "Print what would run, and end.")
 
     def _complete(self) -> None:
@@ -314,7 +270,7 @@ class LayoutConfig(TrainConfig):
         "",
         WHERE,
         "As for training; or auto: the layout that sends least of those that fit --memory_gb, printed as a flag.",
-        check=lambda text: text if text == AUTO else _layout(text),
+        check=lambda text: text if text == AUTO else layout_text(text),
     )
     memory_gb: float = _flag(0.0, WHERE, "GiB of a device for state and activations, for --layout=auto.")
 
@@ -350,38 +306,3 @@ class VerifyConfig(TrainConfig):
                 "has to be, or leave them out. Received: "
                 f"{flag_text('precision', self.precision)} {flag_text('compression', self.compression)}."
             )
-
-
-def checked(field: dataclasses.Field, value: Any) -> Any:
-    """Returns the value as it is kept; raises `InputError` if the field's type or its `Flag` forbids it."""
-    flag: Flag = field.metadata["flag"]
-    optional = field.default is None
-    kind = str if optional else type(field.default)
-    if optional and value in (None, ""):
-        return None
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        raise InputError(f"{field.name} must be of type {kind.__name__}. Received: {value!r}.")
-    check: Callable[[str, Flag, Any], Any] = _checked_text if kind is str else _checked_number
-    return check(field.name, flag, value)
-
-
-def _checked_text(name: str, flag: Flag, value: str) -> str:
-    text = value.strip()
-    try:
-        text = flag.check(text)
-    except InputError as error:
-        raise InputError(f"--{name}: {error}".rstrip(".") + ".") from error
-    if not text.isprintable():  # it has to stand in one line of a flagfile, and in the environment
-        raise InputError(f"--{name} must be printable text in one line. Received: {text!r}.")
-    if flag.choices and text not in flag.choices:
-        raise InputError(f"--{name}={text} is not known.{nearest(text, flag.choices)}")
-    return text
-
-
-def _checked_number(name: str, flag: Flag, value: float) -> float:
-    if not (flag.least <= value <= flag.most and math.isfinite(value)):
-        most = f"at most {flag.most}" if math.isfinite(flag.most) else "finite"
-        raise InputError(f"--{name} must be at least {flag.least} and {most}. Received: {value}.")
-    return value

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from tfdist.errors import InputError
 from tfdist.group import Group
 from tfdist.layouts import Layout
 from tfdist.mesh import Mesh
+from tfdist.numbered import Numbered
 from tfdist.servers import starting, with_addresses
 
 
@@ -106,6 +107,30 @@ class Devices:
         keras_internals.wait_for_devices()  # the group's threads must run during a long step, or the process counts as lost
         return dtensor.unpack(value)[0]
 
+    def own_blocks(self, variable: "_Variable") -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """Offset and values of the blocks whose first device is one of this process's; nothing is sent."""
+        layout, shape = variable.placed, tuple(variable.shape)
+        alike = [axis for axis in self.mesh.axes if axis not in layout.axes]
+        keras_internals.wait_for_devices()  # the group's threads must run during a long step
+        parts = dtensor.unpack(variable.read_value())
+        return [
+            (tuple(dim.start for dim in self._part(layout, shape, place)), np.array(part))
+            for part, place in zip(parts, self._engine.local_device_locations(), strict=True)
+            if not any(place[axis] for axis in alike)
+        ]
+
+    def assign(self, variable: "_Variable", read: Callable[[tuple[int, ...], tuple[int, ...]], Any]) -> None:
+        """Gives a variable the blocks that `read` returns for their offsets and shapes, each asked for once."""
+        layout, shape, blocks = variable.placed, tuple(variable.shape), {}
+        parts = []
+        for place in self._engine.local_device_locations():
+            dims = self._part(layout, shape, place)
+            offset = tuple(dim.start for dim in dims)
+            if offset not in blocks:
+                blocks[offset] = tf.constant(read(offset, tuple(dim.stop - dim.start for dim in dims)), variable.dtype)
+            parts.append(blocks[offset])
+        variable.assign(dtensor.pack(parts, self.layout(layout)))
+
     def _part(self, layout: Layout, shape: Sequence[int], place: dict[str, int]) -> tuple[slice, ...]:
         """Which part of a value lies on the device at a place of the mesh."""
         found = []
@@ -182,8 +207,11 @@ class Batches(Iterator[Any]):
         self._axis = axis
 
     def __next__(self) -> Any:
-        """The next batch, a structure of tensors."""
-        return tf.nest.map_structure(self._laid, next(self._batches))
+        """The next batch, a structure of tensors; numbers of examples stay on the host."""
+        found = next(self._batches)
+        if isinstance(found, Numbered):
+            return found._replace(batch=tf.nest.map_structure(self._laid, found.batch))
+        return tf.nest.map_structure(self._laid, found)
 
     def _laid(self, value: tf.Tensor) -> tf.Tensor:
         size = self._devices.mesh.axes[self._axis]

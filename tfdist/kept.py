@@ -1,12 +1,15 @@
 """The state that parts of a step keep from step to step, by name."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.strategy import State, Strategy
+
+_log = logging.getLogger(__name__)
 
 
 class KeptArray(NamedTuple):
@@ -28,6 +31,7 @@ class Kept:
         """Args: strategy: places the variables."""
         self._strategy = strategy
         self._kept: dict[str, tuple[State, tf.Variable]] = {}
+        self._restored: dict[str, KeptArray] = {}
 
     def variables(self, states: Sequence[State]) -> list[tf.Variable]:
         """The variables of these states, in order; those that are new are created.
@@ -41,7 +45,39 @@ class Kept:
         new = [state for state in states if state.name not in self._kept]
         for state, variable in zip(new, self._strategy.allocate(new), strict=True):
             self._kept[state.name] = (state, variable)
+            if state.name in self._restored:
+                self._give(state, variable, self._restored.pop(state.name))
         return [self._kept[name][1] for name in names]
+
+    def restore(self, values: Mapping[str, KeptArray]) -> None:
+        """Gives states the values of another run, now or when they are created; those that it did not have begin anew."""
+        self._restored = dict(values)
+        for name, (state, variable) in self._kept.items():
+            start = np.broadcast_to(np.asarray(tf.cast(state.initial, state.dtype)), state.shape)
+            count = len(self._strategy.local_replicas)
+            anew = KeptArray(state.per_replica, np.stack([start] * count) if state.per_replica else start)
+            self._give(state, variable, self._restored.pop(name, anew))
+
+    def _give(self, state: State, variable: tf.Variable, value: KeptArray) -> None:
+        shape = value.values.shape[1:] if value.per_replica else value.values.shape
+        dtype = np.dtype(state.dtype.as_numpy_dtype)
+        if (value.per_replica, shape, value.values.dtype) != (state.per_replica, state.shape, dtype):
+            _log.warning(
+                "%s begins anew: it was %s%s and is %s%s now.", state.name, value.values.dtype, list(shape),
+                dtype, list(state.shape)
+            )  # fmt: skip
+            return
+        first = self._strategy.local_replicas.start
+
+        def read(offset: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+            begin = (offset[0] - first, *offset[1:]) if value.per_replica else offset
+            return value.values[tuple(slice(b, b + n) for b, n in zip(begin, shape, strict=True))]
+
+        self._strategy.assign(variable, state.per_replica, read)
+
+    def items(self) -> list[tuple[State, tf.Variable]]:
+        """The states and their variables."""
+        return list(self._kept.values())
 
     def array(self, name: str) -> KeptArray:
         """The value of one state, copied to the host."""

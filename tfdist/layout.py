@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist import command, flags, startup
-from tfdist.config import AUTO, LayoutConfig
+from tfdist.config import LayoutConfig
+from tfdist.flag import AUTO
 from tfdist.layouts import Shard, idle, parse_layout, parse_shard, rules_text, why_whole
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import NotFiniteError
+from tfdist.numbered import Numbered
 from tfdist.step import Step
 from tfdist.strategy import HasCollectives
 
@@ -29,6 +30,7 @@ class Result(NamedTuple):
       gradient_finite: [variables], whether each variable's gradient was finite at the last step.
       waited: scalar float64; seconds that this process waited for data.
       busy: [local replicas] float64; seconds that each computed until it had its own gradients.
+      numbers: [rows] int64; the examples of this process's replicas, step by step, where the iterator says which they are.
     """
 
     losses: tf.Tensor
@@ -38,6 +40,7 @@ class Result(NamedTuple):
     gradient_finite: tf.Tensor
     waited: tf.Tensor
     busy: tf.Tensor
+    numbers: tf.Tensor
 
 
 class _Made(NamedTuple):
@@ -96,7 +99,7 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
         def body(done: tf.Tensor, so_far: Result) -> tuple[tf.Tensor, Result]:
             started = tf.timestamp()
             with tf.control_dependencies([started]):
-                batch = next(iterator)
+                batch, numbers = _taken_apart(next(iterator), strategy)
             waited = _after(_first_local(strategy, batch)) - started
             wanted = tf.logical_and(with_norm, tf.equal(done, steps - 1))
             made = _one(step, strategy, batch, first_step + tf.cast(done, tf.int64), wanted)
@@ -108,6 +111,7 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
                 gradient_finite=made.gradient_finite,
                 waited=so_far.waited + waited,
                 busy=so_far.busy + made.busy,
+                numbers=so_far.numbers.write(done, numbers),
             )
 
         start = Result(
@@ -118,6 +122,7 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
             gradient_finite=tf.ones([len(step.variables)], tf.bool),
             waited=tf.zeros([], tf.float64),
             busy=tf.zeros([len(strategy.local_replicas)], tf.float64),
+            numbers=tf.TensorArray(tf.int64, size=0, dynamic_size=True, infer_shape=False, element_shape=[None]),
         )
         _, end = tf.while_loop(
             lambda done, so_far: tf.logical_and(done < steps, so_far.may_go_on),
@@ -125,7 +130,7 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
             (tf.constant(0), start),
             parallel_iterations=1,
         )
-        return end._replace(losses=end.losses.stack(), counted=end.counted.stack())
+        return end._replace(losses=end.losses.stack(), counted=end.counted.stack(), numbers=end.numbers.concat())
 
     return loop
 
@@ -143,10 +148,12 @@ def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
 
     def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> Result:
         made: list[_Made] = []
+        numbers: list[tf.Tensor] = []
         waited, going = 0.0, tf.constant(True)
         for done in range(int(steps)):
             started = time.perf_counter()
-            batch = next(iterator)
+            batch, own = _taken_apart(next(iterator), strategy)
+            numbers.append(own)
             waited += time.perf_counter() - started
             wanted = tf.constant(bool(with_norm) and done == int(steps) - 1)
             # DTensor takes a small int64 for a constant of the program, and compiles all of it again when that changes.
@@ -160,7 +167,16 @@ def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
             tf.stack([whole(each.counted) for each in made]),
         )
         last = _Made(*map(whole, made[-1]))
-        return Result(losses, counted, last.norm, last.may_go_on, last.gradient_finite, np.float64(waited), last.busy)
+        return Result(
+            losses,
+            counted,
+            last.norm,
+            last.may_go_on,
+            last.gradient_finite,
+            np.float64(waited),
+            last.busy,
+            tf.concat(numbers[: len(made)], 0),
+        )
 
     def whole(value: tf.Tensor) -> tf.Tensor:
         return strategy.local(value)[0]
@@ -201,6 +217,13 @@ def _one(
         gradient_finite=tf.cond(finite, update, skip),
         busy=tf.stack(strategy.local(computed.busy)),
     )
+
+
+def _taken_apart(element: Any, strategy: HasCollectives) -> tuple[Any, tf.Tensor]:
+    """The batch, and the numbers of this process's examples, none if nobody said."""
+    if not isinstance(element, Numbered):
+        return element, tf.zeros([0], tf.int64)
+    return element.batch, tf.concat(strategy.local(element.numbers), 0)
 
 
 def _after(tensors: list[tf.Tensor]) -> tf.Tensor:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import Cluster
@@ -22,6 +23,8 @@ from tfdist.dims import Dims
 from tfdist.errors import InputError
 from tfdist.group import Group
 from tfdist.spec import load_object, nearest
+
+Read = Callable[[tuple[int, ...], tuple[int, ...]], np.ndarray]  # of an offset and a shape: that block of a saved value
 
 NAMES = ("single", "mirrored", "multiworker", "tpu", "horovod", "mesh")
 
@@ -175,6 +178,38 @@ class Strategy(abc.ABC):
 
     def synchronize(self, variables: Sequence[tf.Variable]) -> None:
         """Makes the variables equal to the first replica's on every replica; engines that do so at birth need not."""
+
+    def written(self, variable: tf.Variable, per_replica: bool) -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """What this process saves of a variable: copies on the host, each with its offset in what is saved.
+
+        Nothing is sent. The blocks of all processes are all of the variable, and no two of them overlap.
+
+        Args:
+          variable: TensorFlow's, of this strategy.
+          per_replica: whether each replica has a value of its own; what is saved then has a first dim of all replicas.
+        """
+        values = [np.array(value) for value in self.local(variable)]
+        if per_replica:
+            return [
+                ((replica, *(0,) * value.ndim), value[np.newaxis])
+                for replica, value in zip(self.local_replicas, values, strict=True)
+            ]
+        return [((0,) * values[0].ndim, values[0])] if self.is_chief else []
+
+    def assign(self, variable: tf.Variable, per_replica: bool, read: Read) -> None:
+        """Gives a variable the value that was saved, on this process's devices.
+
+        Args:
+          variable: TensorFlow's, of this strategy.
+          per_replica: as for `written`.
+          read: asked for the blocks that this process needs.
+        """
+        shape = tuple(variable.shape)
+        if not per_replica:
+            variable.assign(read((0,) * len(shape), shape))
+            return
+        for replica, own in zip(self.local_replicas, self.local(variable), strict=True):
+            own.assign(read((replica, *(0,) * len(shape)), (1, *shape))[0])
 
     def owns(self, variable: keras.Variable) -> bool:
         """Whether a variable was born in this strategy's scope, as far as that makes a difference."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tfdist.reporting import Reporter
     from tfdist.session import Session
 
+_log = logging.getLogger("tfdist.train")
+
 
 def main(config: TrainConfig) -> int:
     """Runs one training; returns the exit code."""
@@ -29,26 +31,25 @@ def main(config: TrainConfig) -> int:
 
 
 def _train(opened: "Session") -> int:
-    from tfdist import opening, reporting, session
+    from tfdist import beginning, reporting, session
     from tfdist.reporting import log
 
     config, strategy = opened.config, opened.strategy
     name = f"runs/{_words(config.dataset)}-{_words(config.model)}-{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     path = strategy.group.broadcast("output_dir", config.output_dir or name)
     config = dataclasses.replace(config, strategy=opened.detection.strategy, output_dir=path)
-    hosts = opening.hosts(strategy)
     directory = reporting.RunDirectory(pathlib.Path(path))
-    if strategy.is_chief:
-        directory.check(path)
-    # What is wrong with a model shows here, before there is a directory.
+    origin = beginning.origin(config, directory, strategy)
+    # What is wrong with a model shows here, before anything is written.
     trainer = session.make_trainer(opened, strategy)
     trainer.build(opened.data.train)
-    if strategy.is_chief:
-        directory = reporting.RunDirectory.create(path, flags.flags_text(config), hosts)
-    strategy.group.barrier("output_dir/made")
-    with log.setup(strategy.cluster.rank, directory.log(strategy.cluster.rank)):
-        logging.getLogger("tfdist").info("%s", opened.detection.reason)
-        reporter = reporting.chief_reporter(directory, sys.stderr) if strategy.is_chief else reporting.NullReporter()
+    with contextlib.ExitStack() as stack:
+        begun = beginning.begin(origin, trainer, opened.data.train.size, config, directory, stack)
+        stack.enter_context(log.setup(strategy.cluster.rank, directory.log(strategy.cluster.rank)))
+        _log.info("%s", opened.detection.reason)
+        if begun.checkpoint:
+            _log.info("Goes on from %s.", begun.checkpoint)
+        reporter = begun.reporter(directory, strategy)
         profile = (
             reporting.ProfileWindow(config.profile_steps, directory.tensorboard)
             if config.profile_steps and strategy.is_chief
@@ -68,10 +69,15 @@ def _train(opened: "Session") -> int:
                 measure_every=config.measure_every,
                 compression_check_every=config.compression_check_every,
                 compression_max_error=config.compression_max_error,
+                checkpoints=begun.checkpoints,
+                ledger=begun.ledger,
             )
-            trainer.save(str(directory.model))
+            partial = directory.model.with_suffix(f".partial{directory.model.suffix}")
+            trainer.save(str(partial))
+            if strategy.is_chief:
+                partial.replace(directory.model)
     if strategy.is_chief:
-        last = history.records[-1]
+        last = (history.records or directory.records())[-1]
         numbers = "  ".join(f"{k} {v:.4f}" for k, v in last.items() if k == "loss" or "accuracy" in k)
         print(f"{last['kind']} after {last['step']} steps: {numbers}\n{path}", flush=True)
     return 0

@@ -1,6 +1,7 @@
 """The trainer: one Keras model, its optimizer and its strategy, ready to be trained, evaluated and saved."""
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,8 +36,12 @@ from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
 from tfdist.inspections import Auto, Exposure, Guard, Inspection, Site
 from tfdist.kept import Kept, KeptArray
 from tfdist.models import with_batch_norm
-from tfdist.reporting import NullProfile, NullReporter, Reporter
+from tfdist.progress import Progress
+from tfdist.reporting import NullLedger, NullProfile, NullReporter, Reporter
 from tfdist.reporting.schema import check_metric_names
+from tfdist.restoring import checkpoints_at, restore
+from tfdist.run_state import RunState
+from tfdist.saving import Checkpoints, Saved, saver
 from tfdist.step import Settings
 from tfdist.steps import Compression, Steps
 from tfdist.strategy import HasCollectives, Strategy, current_strategy
@@ -98,7 +103,10 @@ class Trainer:
             check_born_here(self.strategy, "optimizer", optimizer.variables)
         self.model = model
         self.step = 0
+        self.progress = Progress()
         self.seed = seed
+        self.resumed_from = ""
+        self._begun_at: int | None = None
         self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, bucket_bytes=bucket_bytes)
         if self.strategy.global_view and (jit_compile or compression != "none"):
             raise InputError(
@@ -150,8 +158,10 @@ class Trainer:
         measure_every: int = 1000,
         compression_check_every: int = 0,
         compression_max_error: float = 0.0,
+        checkpoints: Checkpoints | None = None,
+        ledger: NullLedger | None = None,
     ) -> "History":
-        """Trains for so many steps or epochs more.
+        """Trains for so many steps or epochs more; behind `resume`, from where the run began that goes on.
 
         Args:
           data: a `DataSet`, a source, arrays (x, y), a `tf.data.Dataset` of single examples, or a pair of those for training
@@ -171,10 +181,14 @@ class Trainer:
           compression_check_every: steps between two comparisons of compressed sums with exact ones; 0 for never.
           compression_max_error: a gradient whose compression errs by more than this part of its norm is summed exactly
             from then on; 0 for no limit.
+          checkpoints: where and how often the run is saved; by default never.
+          ledger: gets the examples that this process uses, such as a `tfdist.reporting.LedgerFile`.
 
         Raises:
           InputError: an argument is wrong.
           NotFiniteError: a loss is inf or NaN; names the step.
+          Preempted: the process got SIGTERM or SIGINT, and what `checkpoints` say was saved.
+          CheckpointError: a checkpoint could not be written.
         """
         check_batch_size(
             batch_size, self.strategy.batch_parts, self._settings.micro_steps, equal=self.strategy.compiles_replicas
@@ -187,7 +201,8 @@ class Trainer:
             )
         self._check_unchanged()
         _check_same_data(self.strategy, train)
-        total = self.step + steps if steps else _end_of_epochs(self.step, epochs, train.size, batch_size)
+        begun_at = self.step if self._begun_at is None else self._begun_at
+        total = begun_at + steps if steps else _end_of_epochs(begun_at, epochs, train.size, batch_size)
         schedule = Schedule(steps=total, log_every=log_every, eval_every=eval_every, steps_per_call=steps_per_call)
         source = with_class_weight(train, class_weight) if class_weight else train
         self.build(source)
@@ -200,17 +215,73 @@ class Trainer:
                 *([Exposure(site, measure_every)] if measure_every and several else []),
             ]
 
-        return Run(
-            self,
-            source,
-            test,
-            batch_size,
-            schedule,
-            callbacks,
-            reporter or NullReporter(),
-            profile or NullProfile(),
-            inspections,
-        ).go()
+        ledger = ledger or NullLedger()
+
+        def saved() -> Saved:
+            ledger.sync()
+            return Saved(self.step, self.seed, self._run_state().parts(), self._values(begun_at))
+
+        with saver(checkpoints, self.strategy.group, saved) as saving:
+            run = Run(
+                self,
+                source,
+                test,
+                batch_size,
+                schedule,
+                callbacks,
+                reporter or NullReporter(),
+                profile or NullProfile(),
+                inspections,
+                saving,
+                ledger,
+            )
+            try:
+                return run.go()
+            finally:
+                self.progress, self._begun_at = Progress(), None
+
+    def resume(self, path: str | os.PathLike[str]) -> int:
+        """Goes on from a checkpoint: weights, slots, the step, and all that steps keep are as they were.
+
+        Every process calls it, with the model built. A damaged checkpoint is set aside, and the newest good one is taken.
+
+        Args:
+          path: of a checkpoint, or of a directory of checkpoints, of which there may be none yet.
+
+        Returns:
+          The step, the number of updates done; 0 if there is no checkpoint.
+
+        Raises:
+          InputError: a checkpoint is of another model or optimizer, or of a newer version.
+          CheckpointError: there are checkpoints, and none is good.
+        """
+        found = self.strategy.group.broadcast("resume", [str(path) for path in checkpoints_at(path)])
+        return self.resume_from(found)
+
+    def resume_from(self, checkpoints: Sequence[str]) -> int:
+        """As `resume`, with the first good one of these paths."""
+        checkpoint = restore(self._run_state(), checkpoints, self.strategy.group)
+        if checkpoint is not None:
+            self.resumed_from = str(checkpoint.path)
+            self.step, self._begun_at = checkpoint.step, checkpoint.values["begun_at"]
+            self.progress = Progress(checkpoint.values["progress"])
+            self.steps.overrides = dict(checkpoint.values["compression"])
+        return self.step
+
+    def _run_state(self) -> RunState:
+        if not self._built:
+            raise InputError("A model must be built before a run goes on. Received: none. Call trainer.build(data).")
+        return RunState(self.model, self.strategy, self._kept)
+
+    def _values(self, begun_at: int) -> dict[str, Any]:
+        return {
+            "begun_at": begun_at,
+            "progress": self.progress.to_json(),
+            "compression": self.steps.overrides,
+            "replicas": self.strategy.replicas,
+            "strategy": self.strategy.name,
+            "order": self._run_state().order,
+        }
 
     def evaluate(self, data: Any, *, batch_size: int) -> dict[str, float]:
         """The loss and the metrics of a whole data set, the same for any number of replicas.

@@ -18,9 +18,11 @@ from tfdist.errors import InputError
 from tfdist.fitting import must_fit
 from tfdist.inspections import Inspection, Site, advice
 from tfdist.loop import Result, not_finite
-from tfdist.reporting import NullProfile, Reporter, RunPlan, StepTimer
+from tfdist.progress import Progress, Tally
+from tfdist.reporting import NullLedger, NullProfile, Reporter, RunPlan, StepTimer
 from tfdist.reporting.memory import peak_memory
 from tfdist.reporting.timing import over_ranks
+from tfdist.saving import Saving
 from tfdist.steps import Steps
 from tfdist.strategy import HasCollectives
 
@@ -36,6 +38,7 @@ class Trains(Protocol):
       model: compiled and built.
       strategy: where it runs.
       step: updates done so far; the run counts it on.
+      progress: what was added up since the last record and in this epoch; the run adds to it.
       seed: of the order of examples.
       metrics: what is recorded of the model.
       drain: see `tfdist.metrics.make_drain`.
@@ -47,6 +50,7 @@ class Trains(Protocol):
     model: keras.Model
     strategy: HasCollectives
     step: int
+    progress: Progress
     seed: int
     metrics: metrics.ModelMetrics
     drain: Callable[[], list[np.ndarray]]
@@ -125,6 +129,8 @@ class Run:
         reporter: Reporter,
         profile: NullProfile,
         inspections: Callable[[Site], Sequence[Inspection]],
+        saving: Saving,
+        ledger: NullLedger,
     ):
         self._trainer = trainer
         self._strategy = trainer.strategy
@@ -135,6 +141,8 @@ class Run:
         self._schedule = schedule
         self._reporter = reporter
         self._profile = profile
+        self._saving = saving
+        self._ledger = ledger
         epochs = -(-schedule.steps * batch_size // source.size)
         self._callbacks = Callbacks(
             callbacks,
@@ -144,10 +152,6 @@ class Run:
             steps=steps_in_epochs(1, source.size, batch_size),
             verbose=0,
         )
-        self._window, self._epoch = metrics.Totals(), metrics.Totals()
-        self._window_losses: list[float] = []
-        self._skipped = 0
-        self._epoch_losses: list[float] = []
         self._history = History()
         self._timer = StepTimer(batch_size=batch_size)
         self._inspections = inspections(Site(trainer.steps, batch_size, self._batch))
@@ -164,7 +168,7 @@ class Run:
             examples_per_epoch=self._source.size,
             first_step=trainer.step,
         )
-        iterator = self._strategy.distribute(pipeline.dataset)
+        iterator = self._strategy.distribute(pipeline.numbered)
         self._iterator = iterator
         self._reporter.start(plan)
         trainer.drain()  # metrics of layers count every call of the model
@@ -180,28 +184,33 @@ class Run:
 
     def _one_epoch(self) -> bool:
         """Trains to the end of the epoch or of the run; returns whether to stop."""
-        epoch = epoch_of_step(self._trainer.step, self._source.size, self._batch_size)
+        trainer = self._trainer
+        epoch = epoch_of_step(trainer.step, self._source.size, self._batch_size)
         end = min(self._schedule.steps, last_step_of_epoch(epoch, self._source.size, self._batch_size) + 1)
-        self._epoch, self._epoch_losses = metrics.Totals(), []
         self._callbacks.on_epoch_begin(epoch)
         stopped = False
-        while self._trainer.step < end and not stopped:
+        while trainer.step < end and not stopped:
             stopped = self._one_call(end)
-        logs = {"loss": _mean(self._epoch_losses), **self._epoch.results(self._trainer.metrics)}
+            if trainer.step < end and not stopped:
+                self._saving.at(trainer.step)
+        logs, trainer.progress.epoch = trainer.progress.epoch.results(trainer.metrics), Tally()
         if self._test is not None and not self._schedule.eval_every:
             logs |= validation_logs(self._evaluate())
-        self._trainer.average_statistics()
+        trainer.average_statistics()
         self._callbacks.on_epoch_end(epoch, logs)
-        return self._callbacks.stopped(self._trainer.step)
+        self._saving.at(trainer.step, is_last=trainer.step == self._schedule.steps)
+        return self._callbacks.stopped(trainer.step)
 
     def _one_call(self, epoch_end: int) -> bool:
         trainer, schedule = self._trainer, self._schedule
         self._inspect()
-        looks = [step for i in self._inspections if (step := i.next(trainer.step + 1)) is not None]
-        count = schedule.until(trainer.step, [epoch_end, *self._profile.boundaries, *looks])
+        looks = [i.next(trainer.step + 1) for i in self._inspections] + [self._saving.next(trainer.step)]
+        borders = [step for step in looks if step is not None]
+        count = schedule.until(trainer.step, [epoch_end, *self._profile.boundaries, *borders])
         self._profile.at(trainer.step)
         log = (trainer.step + count) % schedule.log_every == 0 or trainer.step + count == schedule.steps
         self._callbacks.on_train_batch_begin(trainer.step)
+        self._saving.begin(trainer.step + count)
         with self._timer.call(count), must_fit(self._source.element_spec), _naming(trainer.step):
             result = trainer.steps.loop(self._batch_size)(
                 self._iterator, tf.constant(trainer.step, tf.int64), tf.constant(count), tf.constant(log)
@@ -210,9 +219,10 @@ class Run:
         self._timer.inside(float(result.waited), float(result.busy.numpy().max()))
         if not bool(result.may_go_on):
             self._end_not_finite(result, losses, counted)
+        self._ledger.write(trainer.step, count, result.numbers.numpy())
         trainer.step += count
-        self._account(losses, counted)
-        logs = {"loss": _mean(self._epoch_losses), **self._epoch.results(self._trainer.metrics)}
+        trainer.progress.add(losses, counted, trainer.drain())
+        logs = trainer.progress.epoch.results(trainer.metrics)
         self._reporter.progress(trainer.step, logs | self._timer.fields() | trainer.steps.cost | self._inspected)
         if log:
             self._record(result)
@@ -238,20 +248,11 @@ class Run:
             _log.info("%s", found)
         self._advised = self._advised or found is not None
 
-    def _account(self, losses: np.ndarray, counted: np.ndarray) -> None:
-        """Adds the losses of the steps that counted, and the metrics, to the window's and the epoch's."""
-        merged = self._trainer.drain()
-        self._skipped += int((~counted).sum())
-        for totals, kept in ((self._window, self._window_losses), (self._epoch, self._epoch_losses)):
-            totals.add(merged)
-            kept.extend(float(value) for value in losses[counted])
-
     def _record(self, result: Result) -> None:
         everyone = self._strategy.group.gather("timing", self._timer.own_seconds, TIMING_DEADLINE_SECONDS)
         record = {
             **self._header("train"),
-            "loss": _mean(self._window_losses),
-            **self._window.results(self._trainer.metrics),
+            **self._trainer.progress.window.results(self._trainer.metrics),
             "learning_rate": keras_internals.last_learning_rate(self._model.optimizer),
             **self._timer.window(),
             **over_ranks(everyone),
@@ -261,13 +262,13 @@ class Run:
             **self._inspected,
             **peak_memory(),
         }
-        self._window, self._window_losses, self._skipped = metrics.Totals(), [], 0
+        self._trainer.progress.window = Tally()
         self._tell(record)
         self._advise(record)
 
     def _scaling(self) -> dict[str, float]:
         scale = self._trainer.loss_scale
-        return {} if scale is None else {"loss_scale": scale, "skipped_steps": self._skipped}
+        return {} if scale is None else {"loss_scale": scale, "skipped_steps": self._trainer.progress.window.skipped}
 
     def _evaluate(self) -> dict[str, float]:
         results = self._trainer.evaluate(self._test, batch_size=self._batch_size)
@@ -285,12 +286,8 @@ class Run:
     def _end_not_finite(self, result: Result, losses: np.ndarray, counted: np.ndarray) -> NoReturn:
         step = self._trainer.step + len(losses) - 1
         self._trainer.step = step
-        self._account(losses[:-1], counted[:-1])
+        self._trainer.progress.add(losses[:-1], counted[:-1], self._trainer.drain())
         raise not_finite(step, losses[-1], result, self._model.trainable_variables, self._trainer.loss_scale)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")
 
 
 @contextlib.contextmanager

@@ -29,7 +29,12 @@ def test_a_run_begins_with_its_flags_and_its_environment(tmp_path):
     environment = json.loads(directory.environment.read_text())
     assert environment["hosts"] == ["alpha"]
     assert environment["started"] == "2026-02-02T02:40:00+00:00"
-    assert sorted(path.name for path in directory.path.iterdir()) == ["environment.json", "flags.txt", "logs"]
+    assert sorted(path.name for path in directory.path.iterdir()) == [
+        "environment.json",
+        "flags.txt",
+        "logs",
+        "starts.jsonl",
+    ]
 
 
 def test_the_names_of_the_files(tmp_path):

@@ -5,8 +5,9 @@ import re
 from typing import Any
 
 from tfdist.benching.measured import TRAFFIC
-from tfdist.config import WRITTEN, Flag, TrainConfig, checked
+from tfdist.config import WRITTEN, TrainConfig
 from tfdist.errors import InputError
+from tfdist.flag import Flag, checked
 from tfdist.spec import nearest
 
 MEASURED = "What is measured"

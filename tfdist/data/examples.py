@@ -29,7 +29,7 @@ class Examples(abc.ABC):
 
     @abc.abstractmethod
     def deal(self, deal: Deal, seed: int | None) -> tf.data.Dataset:
-        """The elements that a process takes: for each the batched examples at the positions that the deal says.
+        """The elements that a process takes: for each a `Numbered` batch of the examples at the positions that the deal says.
 
         Args:
           deal: who takes which positions.

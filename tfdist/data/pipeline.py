@@ -6,9 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.examples import Examples
+from tfdist.data.examples import Element, Examples
 from tfdist.data.rows import Deal, check_equal_shares, in_words, what_shares
 from tfdist.errors import InputError
+from tfdist.numbered import Numbered
 
 _STEPS_AHEAD = 2
 
@@ -36,22 +37,30 @@ class Pipeline:
             raise InputError(f"The first step must be at least 0. Received: {self.first_step}.")
 
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
-        """The rows of this process's replicas, in turn.
+        """The rows of this process's replicas, in turn; see `numbered`, of whose elements these are the batches."""
+        return self._dealt(replicas, size, numbered=False)
+
+    def numbered(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
+        """The rows of this process's replicas, in turn, and which examples they are.
 
         Args:
           replicas: the numbers of this process's replicas.
           size: the number of all replicas, at most `batch_size`.
 
         Returns:
-          An endless data set. Element i belongs to step `first_step + i // len(replicas)` and to
+          An endless data set of `Numbered`. Element i belongs to step `first_step + i // len(replicas)` and to
           `replicas[i % len(replicas)]`. Its leading dim is static if all these replicas have equally many rows.
 
         Raises:
           InputError: there are more replicas than rows.
         """
+        return self._dealt(replicas, size, numbered=True)
+
+    def _dealt(self, replicas: Sequence[int], size: int, numbered: bool) -> tf.data.Dataset:
         check_batch_size(self.batch_size, size)
         deal = Deal(self.batch_size, tuple(replicas), size, self.first_step)
-        return prepared(self.source.deal(deal, self.seed), len(deal.replicas))
+        dealt = self.source.deal(deal, self.seed)
+        return prepared(dealt if numbered else dealt.map(_batch), len(deal.replicas))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +90,11 @@ class EvaluationPipeline:
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
         """The rows of this process's replicas, in turn: `steps * len(replicas)` elements; see `Pipeline.dataset`."""
         deal = Deal(self.batch_size, tuple(replicas), size, total=self.source.size)
-        return prepared(self.source.deal(deal, seed=None), len(deal.replicas))
+        return prepared(self.source.deal(deal, seed=None).map(_batch), len(deal.replicas))
+
+
+def _batch(element: Numbered) -> Element:
+    return element.batch
 
 
 def _check_batch_size(batch_size: int) -> None:

@@ -11,6 +11,7 @@ from tfdist.data import order
 from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one
 from tfdist.data.rows import Deal
 from tfdist.errors import InputError
+from tfdist.numbered import Numbered
 
 
 class Source(Examples):
@@ -39,10 +40,11 @@ class Source(Examples):
     def deal(self, deal: Deal, seed: int | None) -> tf.data.Dataset:
         """See base class."""
 
-        def element(positions: tf.Tensor) -> Element:
+        def element(positions: tf.Tensor) -> Numbered:
             if seed is None:
-                return self.fetch(positions)
-            return self.fetch(order.indices(positions, self.size, seed, span=deal.batch_size))
+                return Numbered(self.fetch(positions), positions)
+            numbers = order.indices(positions, self.size, seed, span=deal.batch_size)
+            return Numbered(self.fetch(numbers), numbers)
 
         return deal.map(element)
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one
 from tfdist.data.rows import Deal
 from tfdist.errors import InputError
+from tfdist.numbered import Numbered
 
 _BUFFER_BYTES = 2**28
 _SMALLEST_BUFFER = 1000
@@ -60,29 +61,34 @@ class StreamSource(Examples):
     def deal(self, deal: Deal, seed: int | None) -> tf.data.Dataset:
         """See base class."""
         first = deal.first_step * deal.batch_size
-        examples = self._dataset if seed is None else self._endless(seed, first)
+        numbered = self._dataset.enumerate()  # before it is shuffled
+        examples = numbered if seed is None else self._endless(numbered, seed, first)
         batches = examples.batch(deal.batch_size, drop_remainder=deal.total is None)
 
-        def shares(step: tf.Tensor, batch: Element) -> tf.data.Dataset:
-            def share(local: tf.Tensor) -> Element:
-                return tf.nest.map_structure(
+        def shares(step: tf.Tensor, batch: tuple[tf.Tensor, Element]) -> tf.data.Dataset:
+            def share(local: tf.Tensor) -> Numbered:
+                numbers, rows = tf.nest.map_structure(
                     lambda tensor: _rows(tensor, *deal.share(step, local), deal.static_count), batch
                 )
+                return Numbered(rows, numbers)
 
             return tf.data.Dataset.range(len(deal.replicas)).map(share)
 
         dealt = batches.enumerate(deal.first_step).flat_map(shares)
         dealt = dealt.apply(tf.data.experimental.assert_cardinality(deal.elements))
-        return dealt.map(self._transform, num_parallel_calls=tf.data.AUTOTUNE)
+        return dealt.map(
+            lambda element: Numbered(self._transform(*element.batch), element.numbers),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
 
-    def _endless(self, seed: int, first: int) -> tf.data.Dataset:
+    def _endless(self, numbered: tf.data.Dataset, seed: int, first: int) -> tf.data.Dataset:
         """The stream of epochs from position `first` on."""
 
         def epoch(number: tf.Tensor) -> tf.data.Dataset:
             # This is the seed of the graph of this function alone. Without it the order would depend on the program's
             # own tf.random.set_seed.
             tf.random.set_seed(1 + seed % (2**31 - 2))  # the range that TensorFlow keeps apart, without 0
-            return self._dataset.shuffle(self._buffer_size, seed=number, reshuffle_each_iteration=False)
+            return numbered.shuffle(self._buffer_size, seed=number, reshuffle_each_iteration=False)
 
         return tf.data.Dataset.counter(first // self.size).flat_map(epoch).skip(first % self.size)
 

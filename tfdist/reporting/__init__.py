@@ -2,6 +2,7 @@
 
 from tfdist.reporting.chief import chief_reporter
 from tfdist.reporting.curves import CurvesReporter
+from tfdist.reporting.ledger_file import LedgerFile, NullLedger
 from tfdist.reporting.metrics_file import MetricsFile
 from tfdist.reporting.plain import PlainReporter
 from tfdist.reporting.profile import NullProfile, ProfileWindow
@@ -13,8 +14,10 @@ from tfdist.reporting.timing import StepTimer
 
 __all__ = [
     "CurvesReporter",
+    "LedgerFile",
     "MetricsFile",
     "MultiReporter",
+    "NullLedger",
     "NullProfile",
     "NullReporter",
     "PlainReporter",

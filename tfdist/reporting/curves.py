@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -51,15 +51,22 @@ class CurvesReporter(Reporter):
 
     def record(self, record: Mapping[str, Json]) -> None:
         """See base class."""
-        if "step" not in record:
-            return
+        self.recall([record])
+        if record.get("kind") == EVAL and self._clock() - self._drawn >= self._seconds_between:
+            self._draw()
+
+    def recall(self, records: Iterable[Mapping[str, Json]]) -> None:
+        """Takes records without drawing them: those from before a run stopped."""
+        for record in records:
+            if "step" in record:
+                self._take(record)
+
+    def _take(self, record: Mapping[str, Json]) -> None:
         kind = str(record.get("kind", TRAIN))
         for name, value in {"loss": record.get("loss"), **main_metrics(record)}.items():
             point = number(value)
             if point is not None:
                 self._curves.setdefault(name, {}).setdefault(kind, []).append((int(record["step"]), point))
-        if kind == EVAL and self._clock() - self._drawn >= self._seconds_between:
-            self._draw()
 
     def close(self, outcome: str) -> None:
         """See base class."""

@@ -1,16 +1,19 @@
-"""The directory of one run: what is in it, and how it begins."""
+"""The directory of one run: what is in it, how it begins, and how it goes on."""
 
 import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tfdist.errors import InputError
+from tfdist.group import Json
 from tfdist.reporting import environment
 
 _LOGS = "logs"
+_BEFORE = (_LOGS, "lock")  # what a launcher writes, and who begins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +47,85 @@ class RunDirectory:
         """
         cls.check(path)
         directory = cls(Path(path).expanduser())
-        description = json.dumps(environment.describe(hosts, clock()), indent=2) + "\n"
-        try:
-            directory.logs.mkdir(parents=True, exist_ok=True)
-            directory.flags.write_text(flags, encoding="utf-8")
-            directory.environment.write_text(description, encoding="utf-8")
-        except OSError as error:
-            raise _unwritable(path, error.strerror or str(error)) from error
+        directory.begin(flags, hosts, clock=clock)
         return directory
+
+    def begin(
+        self,
+        flags: str,
+        hosts: Sequence[str],
+        *,
+        step: int = 0,
+        checkpoint: str = "",
+        facts: Mapping[str, Json] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> int:
+        """Makes the directory ready for a run that begins with `step`: what was recorded behind it will be made again.
+
+        Args:
+          flags: as for `create`.
+          hosts: as for `create`.
+          step: updates done so far.
+          checkpoint: where they come from; empty for none.
+          facts: what else starts.jsonl says of this start.
+          clock: as for `create`.
+
+        Returns:
+          How often the run began before.
+
+        Raises:
+          InputError: the directory cannot be written.
+        """
+        described = environment.describe(hosts, clock())
+        start = {"step": step, "checkpoint": checkpoint, **(facts or {}), "flags": flags.splitlines(), **described}
+        try:
+            starts = self.starts.read_text(encoding="utf-8") if self.starts.exists() else ""
+            self.logs.mkdir(parents=True, exist_ok=True)
+            kept = [line for line, record in self._recorded() if record["step"] <= step]
+            if self.metrics.exists():
+                _replace(self.metrics, "".join(kept))
+            _replace(self.flags, flags)
+            _replace(self.environment, json.dumps(described, indent=2) + "\n")
+            _replace(self.starts, f"{starts}{json.dumps(start)}\n")
+        except OSError as error:
+            raise _unwritable(self.path, error.strerror or str(error)) from error
+        return len(starts.splitlines())
+
+    def make(self) -> None:
+        """Makes the directory, if it is not there.
+
+        Raises:
+          InputError: it cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(self.path, error.strerror or str(error)) from error
+
+    def records(self) -> list[dict[str, Any]]:
+        """What was recorded so far, in the schema of metrics.jsonl."""
+        return [record for _, record in self._recorded()]
+
+    def _recorded(self) -> list[tuple[str, dict[str, Any]]]:
+        """Lines and what they say, up to a line that a crash left unfinished."""
+        found = []
+        text = self.metrics.read_text(encoding="utf-8") if self.metrics.exists() else ""
+        for line in text.splitlines(keepends=True):
+            try:
+                found.append((line, json.loads(line)))
+            except ValueError:
+                break
+        return found
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run has begun in it."""
+        return self.flags.is_file()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a run has come to its end in it."""
+        return self.model.exists()
 
     @staticmethod
     def check(path: str | os.PathLike[str]) -> None:
@@ -64,7 +138,7 @@ class RunDirectory:
             raise _unwritable(path, "not a directory of this machine")
         directory = Path(path).expanduser()
         try:
-            if directory.is_dir() and any(entry.name != _LOGS for entry in directory.iterdir()):
+            if directory.is_dir() and any(entry.name not in _BEFORE for entry in directory.iterdir()):
                 raise InputError(
                     "The output directory must be empty or not there yet. "
                     f"Received: {os.fspath(path)}, which has files in it. Give another --output_dir."
@@ -86,6 +160,20 @@ class RunDirectory:
     def environment(self) -> Path:
         """Versions, hosts, command and machine; `tfdist.reporting.environment` says what is in it."""
         return self.path / "environment.json"
+
+    @property
+    def starts(self) -> Path:
+        """One line for each time that the run began or went on: from which step, with which flags, where."""
+        return self.path / "starts.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory of checkpoints; `tfdist.checkpoint` says what is in it."""
+        return self.path / "checkpoints"
+
+    def ledger(self, start: int, rank: int) -> Path:
+        """Returns the file in which a process has what examples it used, for the n-th start of the run, from 0."""
+        return self.path / "ledger" / f"start-{start}-rank-{rank}.bin"
 
     @property
     def metrics(self) -> Path:
@@ -115,6 +203,13 @@ class RunDirectory:
     def log(self, rank: int) -> Path:
         """Returns the log file of a rank."""
         return self.logs / f"rank-{rank}.log"
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file in one piece: a crash leaves the old one or the new one."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
 
 
 def _unwritable(path: str | os.PathLike[str], reason: str) -> InputError:

@@ -144,20 +144,8 @@ SLOW_CASES = (Case(model="resnet50", optimizer="sgd", batch_size=8, steps=3),)  
 
 def run_case(strategy: Strategy, case: Case, **trainer_options: Any) -> Outcome:
     """Trains a case under a strategy, from weights and data that depend on the case alone, in the current precision."""
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(7)
-    source = _source(case)
-    losses: list[float] = []
-    with strategy.scope():
-        model = MODELS[case.model](**_sizes(case))
-        trainer = Trainer(
-            model,
-            optimizer=OPTIMIZERS[case.optimizer](),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-            seed=3,
-            **trainer_options,
-        )
+    source, trainer = source_of(case), make_trainer(strategy, case, **trainer_options)
+    model, losses = trainer.model, []
     keep = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
     trainer.fit(source, batch_size=case.batch_size, steps=case.steps, steps_per_call=4, callbacks=[keep])
     evaluation = trainer.evaluate(source, batch_size=case.batch_size)
@@ -165,6 +153,21 @@ def run_case(strategy: Strategy, case: Case, **trainer_options: Any) -> Outcome:
     digests = [_digest([values[i] for values in replicas]) for i in range(len(strategy.local_replicas))]
     variables = {v.path: np.asarray(values[0]) for v, values in zip(model.variables, replicas, strict=True)}
     return Outcome(variables, losses, evaluation, digests)
+
+
+def make_trainer(strategy: Strategy, case: Case, **options: Any) -> Trainer:
+    """The trainer of a case, its model not built, from weights that depend on the case alone, in the current precision."""
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(7)
+    with strategy.scope():
+        return Trainer(
+            MODELS[case.model](**_sizes(case)),
+            optimizer=OPTIMIZERS[case.optimizer](),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            seed=3,
+            **options,
+        )
 
 
 class NoReduction(Reducer):
@@ -212,7 +215,8 @@ def _sizes(case: Case) -> dict[str, Any]:
     return {"input_shape": (32, 32, 3) if case.model == "resnet50" else (8, 8, 1), "classes": 10}
 
 
-def _source(case: Case) -> ArraySource:
+def source_of(case: Case) -> ArraySource:
+    """The data of a case, `EXAMPLES` examples that depend on the case alone."""
     random = np.random.default_rng(5)
     if case.model in LANGUAGE:
         arrays: tuple[np.ndarray, ...] = tuple(random.integers(0, 12, (EXAMPLES, 12)) for _ in range(2))

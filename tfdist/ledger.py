@@ -1,0 +1,145 @@
+"""Prove from a run's records that each example of each epoch was used exactly once, across restarts and resizes."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfdist import command
+from tfdist.errors import ExitCode, InputError
+from tfdist.reporting import RunDirectory
+from tfdist.reporting.ledger_file import read_ledger
+
+_NAMED_AT_MOST = 10
+
+
+class Start(NamedTuple):
+    """One time that the run began or went on, and the steps of it that are part of the result.
+
+    Attributes:
+      number: of the start, from 0.
+      first: its first step.
+      end: behind its last step that counts; later ones were made again. None if it is not known: the last start.
+      batch_size: examples of a step.
+      examples: of an epoch.
+      files: of the processes, in the order of ranks.
+    """
+
+    number: int
+    first: int
+    end: int | None
+    batch_size: int
+    examples: int
+    files: list[Path]
+
+
+def main(run: str) -> int:
+    """Prints what was found; returns the exit code."""
+    starts = _starts(RunDirectory(Path(run).expanduser()))
+    size, epoch, rest = starts[0].examples, 0, np.zeros([0], np.int64)
+    steps = 0
+    wrong: list[str] = []
+    for found, numbers in _stream(starts):
+        wrong += found
+        steps += 1
+        rest = np.concatenate([rest, numbers])
+        while len(rest) >= size:
+            wrong += _problems(f"epoch {epoch}", rest[:size], size, whole=True)
+            epoch, rest = epoch + 1, rest[size:]
+    wrong += _problems(f"epoch {epoch}, which has not ended", rest, size, whole=False)
+    for problem in wrong[:_NAMED_AT_MOST]:
+        print(problem)
+    if wrong:
+        print(f"Not proved: {len(wrong)} problems, of which {min(len(wrong), _NAMED_AT_MOST)} are above.")
+        return ExitCode.FAILED
+    print(
+        f"Proved: {steps} steps, {len(starts)} {'start' if len(starts) == 1 else 'starts'}. Each of {size} examples was used "
+        f"exactly once in each of {epoch} epochs; {len(rest)} in the next one, none twice."
+    )
+    return ExitCode.DONE
+
+
+def _starts(directory: RunDirectory) -> list[Start]:
+    try:
+        lines = directory.starts.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InputError(
+            f"A ledger is kept in a run's directory. Received: {directory.path} ({error.strerror}). Give that of a run."
+        ) from error
+    said: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    if not said or not all(start.get("ledgers") for start in said):
+        raise InputError(
+            f"A ledger is kept by training with --checkpoint_every. Received: {directory.path}, where it was not given."
+        )
+    ends = [start["step"] for start in said[1:]] + [None]
+    return [
+        Start(
+            number,
+            start["step"],
+            _earliest(ends[number:]),
+            start["batch_size"],
+            start["examples"],
+            [directory.ledger(number, rank) for rank in range(start["ledgers"])],
+        )
+        for number, start in enumerate(said)
+    ]
+
+
+def _earliest(later: list[int | None]) -> int | None:
+    known = [step for step in later if step is not None]
+    return min(known) if known else None
+
+
+def _stream(starts: list[Start]) -> Iterator[tuple[list[str], np.ndarray]]:
+    """For each step that counts what is wrong with it, and the examples in the order of use."""
+    expected = 0
+    for start in starts:
+        if start.first > expected:
+            yield [f"steps {expected} to {start.first - 1}: nobody recorded them"], np.zeros([0], np.int64)
+            expected = start.first
+        ranks = [_of_one_process(path) for path in start.files]
+        last = max((step for steps in ranks for step in steps), default=-1)
+        for step in range(expected, last + 1 if start.end is None else start.end):
+            parts = [steps.get(step) for steps in ranks]
+            missing = [rank for rank, part in enumerate(parts) if part is None]
+            numbers = np.concatenate([part for part in parts if part is not None] or [np.zeros([0], np.int64)])
+            yield _wrong_step(step, missing, len(numbers), start), numbers
+            expected = step + 1
+
+
+def _of_one_process(path: Path) -> dict[int, np.ndarray]:
+    return dict(read_ledger(path)) if path.exists() else {}
+
+
+def _wrong_step(step: int, missing: list[int], count: int, start: Start) -> list[str]:
+    if missing:
+        return [f"step {step}: process {missing[0]} of start {start.number} did not record it"]
+    if count != start.batch_size:
+        return [f"step {step}: {count} examples, where a batch has {start.batch_size}"]
+    return []
+
+
+def _problems(epoch: str, numbers: np.ndarray, size: int, whole: bool) -> list[str]:
+    """What is not exactly once, or at most once in an epoch that has not ended."""
+    outside = numbers[(numbers < 0) | (numbers >= size)]
+    if len(outside):
+        return [f"{epoch}: example {outside[0]} is not among {size}"]
+    counts = np.bincount(numbers, minlength=size)
+    twice, never = np.flatnonzero(counts > 1), np.flatnonzero(counts == 0) if whole else np.zeros([0], int)
+    return [
+        *([f"{epoch}: {len(twice)} examples were used more than once, the first is {twice[0]}"] if len(twice) else []),
+        *([f"{epoch}: {len(never)} examples were not used, the first is {never[0]}"] if len(never) else []),
+    ]
+
+
+def _run(values: Any, arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        raise InputError(f"One run is looked at. Received: {len(arguments)} arguments. Give the directory of a run.")
+    return main(arguments[0])
+
+
+if __name__ == "__main__":
+    sys.exit(command.run("ledger", lambda values: None, _run, about=__doc__ or "", arguments="RUN"))

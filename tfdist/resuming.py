@@ -1,0 +1,87 @@
+"""Where a run begins: anew, or with a checkpoint, in its own directory or in another run's."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tfdist.checkpoint import Checkpoint, Damaged
+from tfdist.combinations import flag_text
+from tfdist.errors import InputError
+from tfdist.reporting import RunDirectory
+from tfdist.restoring import checkpoints_at
+
+AUTO, NEVER = "auto", "never"
+# What the steps so far are made of: with another of these the rest would not belong to them.
+FIXED = ("model", "dataset", "seed", "batch_size", "optimizer", "loss", "precision", "batch_norm")
+
+
+class Origin(NamedTuple):
+    """What a run begins with.
+
+    Attributes:
+      checkpoints: those to try, the newest first; empty for step 0.
+      goes_on: whether its directory has this run already.
+    """
+
+    checkpoints: list[str]
+    goes_on: bool
+
+
+def origin(resume: str, directory: RunDirectory, flags: Mapping[str, Any]) -> Origin:
+    """Decides what a run begins with; for the chief. Changes nothing on the disk.
+
+    Args:
+      resume: as the flag.
+      directory: the run's.
+      flags: the run's, by name.
+
+    Raises:
+      InputError: there is nothing to go on with where it was asked for, or it is of another run; or the directory has
+        something else in it.
+    """
+    own = resume == AUTO and directory.is_run
+    if not own:
+        directory.check(directory.path)
+    if resume == NEVER or (resume == AUTO and not own):
+        return Origin([], False)
+    found = checkpoints_at(directory.path if own else resume)
+    if found:
+        _check_flags(found, flags)
+    elif not own:
+        raise InputError(
+            f"--resume must be auto, never, or the folder of a checkpoint or of a run with one. Received: {resume}. "
+            "See what is in its folder `checkpoints`."
+        )
+    elif directory.is_done or _flags_of(directory) != _written(flags):
+        directory.check(directory.path)  # somebody else's, or done: it is not written over
+    return Origin([str(path) for path in found], own)
+
+
+def _check_flags(found: list[Path], flags: Mapping[str, Any]) -> None:
+    """Holds the flags against those of the newest checkpoint whose manifest can be read; the others are damaged."""
+    for path in found:
+        try:
+            saved = Checkpoint.open(path).flags
+        except Damaged:
+            continue
+        other = [name for name in FIXED if name in saved and saved[name] != flags[name]]
+        if other:
+            there, here = (" ".join(flag_text(name, said[name]) for name in other) for said in (saved, flags))
+            raise InputError(
+                f"A run goes on as it began. Received: {here}, where {path} is of a run with {there}. Give its flags, or "
+                "another --output_dir, or --resume=never with an empty one."
+            )
+        return
+
+
+def _flags_of(directory: RunDirectory) -> list[str]:
+    lines = directory.flags.read_text(encoding="utf-8").splitlines()
+    return sorted(line for line in lines if line.startswith("--") and _is_fixed(line))
+
+
+def _written(flags: Mapping[str, Any]) -> list[str]:
+    return sorted(flag_text(name, value) for name, value in flags.items() if name in FIXED)
+
+
+def _is_fixed(line: str) -> bool:
+    return line.removeprefix("--").partition("=")[0] in FIXED

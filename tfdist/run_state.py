@@ -1,0 +1,189 @@
+"""All that a run is beside its flags and its data: variables by name, as blocks that this process holds, and back again.
+
+The first word of a name says what becomes of a value when the number of replicas changes:
+
+    model/             alike on all replicas: weights, and whole numbers that layers keep
+    optimizer/         alike on all replicas: slots, the step, the learning rate
+    state/             alike on all replicas: the loss scale, numbers that compression keeps
+    statistics/        [replicas, ...]: moving statistics of each replica's rows; others get their mean
+    replica_state/     [replicas, ...]: what error feedback has not sent yet; sums over replicas stay: replica r of M gets
+                       those of r, r + M, r + 2 M ...
+
+With as many replicas as before, each gets its own back, bit for bit.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.checkpoint import Checkpoint, Part
+from tfdist.errors import InputError
+from tfdist.kept import Kept, KeptArray
+from tfdist.strategy import Read, Strategy
+
+_MODEL, _OPTIMIZER, _STATE, _STATISTICS, _REPLICA_STATE = (
+    "model/",
+    "optimizer/",
+    "state/",
+    "statistics/",
+    "replica_state/",
+)
+_NAMED_AT_MOST = 10  # differences between two models
+
+
+class _Held(NamedTuple):
+    """TensorFlow's variable, and whether each replica has a value of its own."""
+
+    variable: tf.Variable
+    per_replica: bool
+
+
+class RunState:
+    """The state of one model in training, under one strategy."""
+
+    def __init__(self, model: keras.Model, strategy: Strategy, kept: Kept):
+        """Args: model: compiled and built, its optimizer, too; kept: what else steps keep."""
+        self._strategy = strategy
+        self._kept = kept
+        moving = {id(variable) for variable in keras_internals.moving_statistics(model)}
+        own = [variable for variable in model.variables if id(variable) in moving]
+        alike = [variable for variable in model.variables if id(variable) not in moving]
+        self._variables = {
+            **_named(_MODEL, alike, False),
+            **_named(_STATISTICS, own, True),
+            **_named(_OPTIMIZER, model.optimizer.variables, False),
+        }
+
+    def parts(self) -> list[Part]:
+        """Copies on the host of what this process is to write; nothing is sent."""
+        states = {
+            f"{_REPLICA_STATE if state.per_replica else _STATE}{state.name}": _Held(variable, state.per_replica)
+            for state, variable in self._kept.items()
+        }
+        return [
+            Part(name, self._saved_shape(held), offset, values)
+            for name, held in {**self._variables, **states}.items()
+            for offset, values in self._strategy.written(held.variable, held.per_replica)
+        ]
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Gives every variable its value of a checkpoint; each process reads what it needs.
+
+        Raises:
+          InputError: the checkpoint is of another model or optimizer; nothing was changed.
+          Damaged: what was read is not what was written; some variables may have been changed.
+        """
+        names = self._names_in(checkpoint)
+        for name, held in self._variables.items():
+            read = _reader(checkpoint, names[name], held.per_replica, self._strategy.replicas)
+            self._strategy.assign(held.variable, held.per_replica, read)
+        self._kept.restore({**self._states(checkpoint, _STATE), **self._states(checkpoint, _REPLICA_STATE)})
+
+    def _states(self, checkpoint: Checkpoint, prefix: str) -> dict[str, KeptArray]:
+        per_replica = prefix == _REPLICA_STATE
+        found = {}
+        for name in (name for name in checkpoint.tensors if name.startswith(prefix)):
+            shape = checkpoint.tensors[name].shape
+            if per_replica:
+                read = _reader(checkpoint, name, True, self._strategy.replicas)
+                zeros, one = (0,) * (len(shape) - 1), (1, *shape[1:])
+                values = np.concatenate([read((r, *zeros), one) for r in self._strategy.local_replicas])
+            else:
+                values = checkpoint.read(name)
+            found[name.removeprefix(prefix)] = KeptArray(per_replica, values)
+        return found
+
+    def _saved_shape(self, held: _Held) -> tuple[int, ...]:
+        shape = tuple(held.variable.shape)
+        return (self._strategy.replicas, *shape) if held.per_replica else shape
+
+    def _names_in(self, checkpoint: Checkpoint) -> dict[str, str]:
+        """The names of a checkpoint's tensors by those of the variables here.
+
+        Keras counts layers and optimizers of one kind in a process, so names may differ in their numbers.
+        """
+        here = {name: _form(held) for name, held in self._variables.items()}
+        there = {
+            name: (entry.dtype, entry.shape[1:] if name.startswith(_STATISTICS) else entry.shape)
+            for name, entry in checkpoint.tensors.items()
+            if name.startswith((_MODEL, _STATISTICS, _OPTIMIZER))
+        }
+        if here == there:
+            return {name: name for name in here}
+        saved = checkpoint.values.get("order", list(there))  # of the variables, which a mapping may have lost
+        alike = [_without_numbers(name) for name in here] == [_without_numbers(name) for name in saved]
+        if alike and [*here.values()] == [there.get(name) for name in saved]:
+            return dict(zip(here, saved, strict=True))
+        raise InputError(
+            f"A checkpoint is of the model and optimizer that go on with it. Received: {checkpoint.path}, which differs: "
+            f"{_differences(here, there)}. Give the flags of its run, or --resume=never."
+        )
+
+    @property
+    def order(self) -> list[str]:
+        """The names of the model's and the optimizer's variables, as a checkpoint keeps them beside the tensors."""
+        return list(self._variables)
+
+
+def _named(prefix: str, variables: list[keras.Variable], per_replica: bool) -> dict[str, _Held]:
+    """By path; a path that several have gets a number."""
+    found: dict[str, _Held] = {}
+    for variable in variables:
+        name, count = f"{prefix}{variable.path}", 1
+        while name in found:
+            count += 1
+            name = f"{prefix}{variable.path}#{count}"
+        found[name] = _Held(keras_internals.value_of(variable), per_replica)
+    return found
+
+
+def _form(held: _Held) -> tuple[str, tuple[int, ...]]:
+    return held.variable.dtype.name, tuple(held.variable.shape)
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"_\d+(?=/|_|$)", "", name)
+
+
+def _differences(here: Mapping[str, tuple], there: Mapping[str, tuple]) -> str:
+    """In words: what only one of them has, and what has another shape or dtype."""
+    said = [
+        *(f"{name} {_written(*there[name])} is not in the model" for name in there if name not in here),
+        *(f"{name} {_written(*here[name])} is not in the checkpoint" for name in here if name not in there),
+        *(
+            f"{name} is {_written(*there[name])} there and {_written(*form)} here"
+            for name, form in here.items()
+            if name in there and there[name] != form
+        ),
+    ]
+    more = f" and {len(said) - _NAMED_AT_MOST} more" if len(said) > _NAMED_AT_MOST else ""
+    return "; ".join(said[:_NAMED_AT_MOST]) + more if said else "in the order of variables"
+
+
+def _written(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{dtype}{list(shape)}"
+
+
+def _reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int) -> Read:
+    """What `Strategy.assign` reads from; with another number of replicas as the first word of the name says."""
+    shape = checkpoint.tensors[name].shape
+    if not per_replica or shape[0] == replicas:
+        return lambda offset, block: checkpoint.read_block(name, offset, block)
+
+    def merged(offset: tuple[int, ...], block: tuple[int, ...]) -> np.ndarray:
+        step = 1 if name.startswith(_STATISTICS) else replicas
+        first = 0 if name.startswith(_STATISTICS) else offset[0]
+        rows = [checkpoint.read_block(name, (row, *offset[1:]), block) for row in range(first, shape[0], step)]
+        if not rows:  # a replica that is new has nothing that was not sent
+            return np.zeros(block, checkpoint.read_block(name, (0, *offset[1:]), block).dtype)
+        if len(rows) == 1:
+            return rows[0]
+        total = np.sum(np.stack(rows).astype(np.float64), axis=0)
+        return (total / len(rows) if name.startswith(_STATISTICS) else total).astype(rows[0].dtype)
+
+    return merged
