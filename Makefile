@@ -40,7 +40,7 @@ lint: $(TESTS)
 	$(PY) -m mypy
 
 conformance: $(HOROVOD)
-	$(PY) -m pytest tests/conformance tests/stock/fit_test.py tests/horovod/examples_test.py -m "full or not full"
+	$(PY) -m pytest tests/conformance tests/resume tests/stock/fit_test.py tests/horovod/examples_test.py -m "full or not full"
 
 peers: $(PEERS)/.installed
 

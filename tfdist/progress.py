@@ -20,6 +20,10 @@ class Tally:
         if saved["sums"]:
             self._totals.add([_array(values) for values in saved["sums"]])
 
+    def __bool__(self) -> bool:
+        """Whether it has a step."""
+        return bool(self._counted or self.skipped)
+
     def add(self, losses: np.ndarray, counted: np.ndarray, sums: Sequence[np.ndarray]) -> None:
         """Takes the steps of a call.
 

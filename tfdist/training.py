@@ -174,7 +174,8 @@ class Run:
         trainer.drain()  # metrics of layers count every call of the model
         self._callbacks.on_train_begin()
         with contextlib.closing(self._profile):
-            while trainer.step < self._schedule.steps:
+            # A run that stopped at its last step, in the middle of an epoch, has that epoch's end before it.
+            while trainer.step < self._schedule.steps or trainer.progress.epoch:
                 if self._one_epoch():
                     break
         del self._iterator, iterator  # its threads read ahead: end them now, not when the interpreter ends
@@ -186,19 +187,21 @@ class Run:
         """Trains to the end of the epoch or of the run; returns whether to stop."""
         trainer = self._trainer
         epoch = epoch_of_step(trainer.step, self._source.size, self._batch_size)
-        end = min(self._schedule.steps, last_step_of_epoch(epoch, self._source.size, self._batch_size) + 1)
+        whole = last_step_of_epoch(epoch, self._source.size, self._batch_size) + 1
+        end = min(self._schedule.steps, whole)
         self._callbacks.on_epoch_begin(epoch)
         stopped = False
         while trainer.step < end and not stopped:
             stopped = self._one_call(end)
-            if trainer.step < end and not stopped:
-                self._saving.at(trainer.step)
+            if trainer.step < whole:  # as it is in a run that goes on
+                self._saving.at(trainer.step, is_last=trainer.step == self._schedule.steps)
         logs, trainer.progress.epoch = trainer.progress.epoch.results(trainer.metrics), Tally()
         if self._test is not None and not self._schedule.eval_every:
             logs |= validation_logs(self._evaluate())
         trainer.average_statistics()
         self._callbacks.on_epoch_end(epoch, logs)
-        self._saving.at(trainer.step, is_last=trainer.step == self._schedule.steps)
+        if trainer.step == whole:
+            self._saving.at(trainer.step, is_last=trainer.step == self._schedule.steps)
         return self._callbacks.stopped(trainer.step)
 
     def _one_call(self, epoch_end: int) -> bool:
