@@ -1,6 +1,8 @@
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,32 +21,32 @@ def no_thread_is_left() -> Iterator[None]:
     assert set(threading.enumerate()) <= before
 
 
-@pytest.fixture
-def on_ranks() -> Iterator[Callable[..., list[Any]]]:
-    """Calls a function with the group of each of several ranks at once; returns what each returned or raised."""
-    closing: list[Callable[[], Any]] = []
+@pytest.fixture(scope="session")
+def write() -> Callable[..., Path]:
+    """Writes a checkpoint; what is not said has a default."""
 
-    def run(size: int, function: Callable[[Group], Any]) -> list[Any]:
-        server = Server(listen("127.0.0.1:0", ""), size=size, token="token")
-        members = [
-            RemoteGroup(server.address, rank=rank, size=size, token="token", timeout=5.0) for rank in range(size)
-        ]
-        closing.extend([*(member.leave for member in members), server.close])
-        with ThreadPoolExecutor(size) as pool:
-            calls = [pool.submit(function, member) for member in members]
-        return [call.exception() or call.result() for call in calls]
-
-    yield run
-    for close in closing:
-        close()
-
-
-@pytest.fixture
-def write() -> Callable[..., Any]:
-    """Writes a checkpoint of one process; what is not said has a default."""
-
-    def written(directory: Any, parts: list[Part], **given: Any) -> Any:
+    def written(directory: Path, parts: list[Part], group: Group | None = None, **given: Any) -> Path:
         arguments = {"step": 120, "seed": 1, "flags": {"batch_size": 64}, "values": {"examples": 7680}, "keep": 2}
-        return commit(given.pop("group", LocalGroup()), directory, parts, **(arguments | given))
+        return commit(group or LocalGroup(), directory, parts, **(arguments | given))
 
     return written
+
+
+@pytest.fixture(scope="session")
+def on_ranks() -> Callable[..., list[Any]]:
+    """Calls a function with the group of each of several ranks at once; returns what each returned or raised."""
+
+    def run(size: int, function: Callable[[Group], Any]) -> list[Any]:
+        with contextlib.ExitStack() as stack:
+            server = Server(listen("127.0.0.1:0", ""), size=size, token="token")
+            stack.callback(server.close)
+            members = [
+                RemoteGroup(server.address, rank=rank, size=size, token="token", timeout=5.0) for rank in range(size)
+            ]
+            for member in members:
+                stack.callback(member.leave)
+            with ThreadPoolExecutor(size) as pool:
+                calls = [pool.submit(function, member) for member in members]
+            return [call.exception() or call.result() for call in calls]
+
+    return run

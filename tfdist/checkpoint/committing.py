@@ -5,7 +5,6 @@
 Shards and indices go through the file system; between the processes only small words travel, one after each stage.
 """
 
-import contextlib
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +39,8 @@ def commit(
 
     Args:
       group: the processes that write together.
-      directory: of the run's checkpoints, on a file system that all ranks share; it is made if need be.
+      directory: of the run's checkpoints, on a file system that all ranks share; it is made if need be. One job writes
+        there (see `lock`), one checkpoint at a time: what else has begun there is removed.
       parts: what this rank has. The parts of all ranks tile each tensor.
       step: how many steps the state has seen; a checkpoint of the same step is replaced.
       seed: of the run.
@@ -104,8 +104,7 @@ class _Stages:
 
 def _begin(partial: Path) -> None:
     partial.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(partial)
+    places.clean_partial(partial.parent)
     partial.mkdir()
 
 

@@ -75,11 +75,17 @@ def publish(written: Path, whole: Path) -> None:
     """
     _synchronize(written)
     former = whole.with_name(f".{whole.name}.replaced")
-    if whole.exists():
+    replaces = whole.exists()
+    if replaces:
         whole.rename(former)
-    written.rename(whole)
+    try:
+        written.rename(whole)
+    except OSError:
+        if replaces:
+            former.rename(whole)
+        raise
     _synchronize(whole.parent)
-    if former.exists():
+    if replaces:
         shutil.rmtree(former)
 
 

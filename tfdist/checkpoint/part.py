@@ -30,6 +30,8 @@ class Part:
 
     def __post_init__(self) -> None:
         values = self.values
+        if self.name == "__metadata__":
+            raise ValueError("A tensor must have another name than what safetensors reserves. Received: __metadata__.")
         if not dtypes.is_known(values.dtype):
             known = ", ".join(dtypes.DTYPES)
             raise ValueError(f"{self.name} must have one of the types {known}. Received: {values.dtype!r}.")
