@@ -131,9 +131,20 @@ def test_blocks_that_do_not_make_a_tensor(tmp_path, write, on_ranks):
     assert names(tmp_path) == []
 
 
-def test_values_that_are_not_json(tmp_path, write, on_ranks):
-    found = on_ranks(2, lambda group: write(tmp_path, rows(group.rank, 2), group, values=float("nan")))
-    assert_all_know(found, "rank 0: Out of range float values are not JSON compliant")
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"values": float("nan")}, "Out of range float values are not JSON compliant"),
+        ({"values": np.float32(1)}, "TypeError('Object of type float32 is not JSON serializable')"),
+        ({"values": {9: 1, 10: 2}}, "its content is not what its own hash says"),  # they sort otherwise as text
+        ({"seed": None}, "seed is None, not an integer"),
+        ({"step": 2**63}, "step is 9223372036854775808"),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_written(given, words, tmp_path, write, on_ranks):
+    found = on_ranks(2, lambda group: write(tmp_path, rows(group.rank, 2), group, **given))
+    assert_all_know(found, f"rank 0: {words}")
+    assert names(tmp_path) == []
 
 
 def test_an_error_of_any_kind_is_told(tmp_path, write, on_ranks, monkeypatch):

@@ -70,12 +70,13 @@ def _canonical(content: Mapping[str, Json]) -> bytes:
 
 
 def dump(manifest: Manifest) -> bytes:
-    """The bytes of `manifest.json`.
+    """The bytes of `manifest.json`, which `load` accepts.
 
     Raises:
-      ValueError, TypeError: flags or values are not JSON.
+      ValueError, TypeError: flags or values are not JSON, the parts do not tile their tensors, or anything else for which
+        `load` would refuse it.
     """
-    return sealed(
+    data = sealed(
         {
             "version": VERSION,
             "step": manifest.step,
@@ -85,6 +86,8 @@ def dump(manifest: Manifest) -> bytes:
             **dump_index(manifest.index),
         }
     )
+    _manifest(unsealed(data))
+    return data
 
 
 def dump_index(index: Index) -> dict[str, Json]:
@@ -115,7 +118,7 @@ def load(path: Path, data: bytes) -> Manifest:
     """
     try:
         content = unsealed(data)
-        version = strict.natural(content.pop("version", None), "version")
+        version = strict.natural(content.get("version"), "version")
     except ValueError as error:
         raise Damaged(path, str(error)) from error
     if version > VERSION:
@@ -124,15 +127,15 @@ def load(path: Path, data: bytes) -> Manifest:
             f"Received: {path} with format {version}. Continue with the tfdist that wrote it, or a newer one."
         )
     try:
-        return _manifest(version, content)
+        return _manifest(content)
     except ValueError as error:
         raise Damaged(path, str(error)) from error
 
 
-def _manifest(version: int, content: dict[str, Any]) -> Manifest:
-    if version != VERSION:
-        raise ValueError(f"there is no version {version}")
-    own = strict.fields(content, "manifest", "step", "seed", "flags", "values", "shards", "tensors")
+def _manifest(content: dict[str, Any]) -> Manifest:
+    own = strict.fields(content, "manifest", "version", "step", "seed", "flags", "values", "shards", "tensors")
+    if own["version"] != VERSION:
+        raise ValueError(f"there is no version {own['version']}")
     index = strict.index({"shards": own["shards"], "tensors": own["tensors"]})
     check(index)
     return Manifest(
