@@ -107,7 +107,10 @@ REFUSED = {
     "shards ../shard-00000.safetensors": [100],
     "tensors": [{}, [], None],
     "tensors w": [None, [], {}],
-    "tensors new": [{"dtype": "int8", "shape": [HUGE], "parts": []}, {"dtype": "int8", "shape": [], "parts": []}],
+    "tensors new": [
+        {"dtype": "int8", "shape": shape, "parts": []}
+        for shape in ([HUGE], [], [0, HUGE, HUGE], [0] * 33)  # of the last two, no byte is missing
+    ],
     "tensors w dtype": ["float64", "int32", "float31", "object", "O", "", 7, None, ["float32"], "float32x"],
     "tensors w shape": [[4], [4, 6, 1], [6, 4], [24], [HUGE, 6], [2**63, 1], [-4, -6], [4.0, 6], [True, 6], "46", None]
     + [[0, HUGE, HUGE], [0] * 33, [1] * 100_000, [2**60] * 1000],
