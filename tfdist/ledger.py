@@ -97,6 +97,8 @@ def _stream(starts: list[Start]) -> Iterator[tuple[list[str], np.ndarray]]:
     """For each step that counts what is wrong with it, and the examples in the order of use."""
     expected = 0
     for start in starts:
+        if start.end is not None and start.end <= start.first:  # a later start went on from before it
+            continue
         if start.first > expected:
             yield [f"steps {expected} to {start.first - 1}: nobody recorded them"], np.zeros([0], np.int64)
             expected = start.first

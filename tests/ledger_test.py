@@ -1,0 +1,173 @@
+"""The proof from a run's records: what is right is proved, and each way to be wrong is named."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.reporting.run_directory_test import create
+from tfdist import ledger
+from tfdist.errors import InputError
+from tfdist.reporting import LedgerFile, RunDirectory
+from tfdist.reporting.ledger_file import read_ledger
+
+SIZE, BATCH = 10, 4
+OPEN: list[LedgerFile] = []
+STREAM = np.concatenate([np.random.default_rng(epoch).permutation(SIZE) for epoch in range(4)])
+
+
+def start(directory: RunDirectory, step: int, ranks: int) -> list[LedgerFile]:
+    facts = {"batch_size": BATCH, "examples": SIZE, "ledgers": ranks}
+    number = directory.begin("--steps=5\n", ["alpha"], step=step, facts=facts)
+    files = [LedgerFile(directory.ledger(number, rank)) for rank in range(ranks)]
+    OPEN.extend(files)
+    return files
+
+
+def use(files: list[LedgerFile], steps: range, stream: np.ndarray = STREAM) -> None:
+    """One call of the loop, its rows dealt evenly."""
+    rows = stream[steps.start * BATCH : steps.stop * BATCH].reshape(len(steps), len(files), -1)
+    for rank, file in enumerate(files):
+        file.write(steps.start, len(steps), rows[:, rank].ravel())
+
+
+@pytest.fixture
+def directory(tmp_path):
+    directory = RunDirectory(tmp_path / "run")
+    directory.make()
+    yield directory
+    while OPEN:
+        OPEN.pop().close()
+
+
+def said(directory, capsys) -> tuple[int, str]:
+    code = ledger.main(str(directory.path))
+    return code, capsys.readouterr().out
+
+
+def test_one_start(directory, capsys):
+    files = start(directory, 0, 2)
+    use(files, range(0, 3))
+    use(files, range(3, 6))
+    code, text = said(directory, capsys)
+    assert code == 0
+    assert text == (
+        "Proved: 6 steps, 1 start. Each of 10 examples was used exactly once in each of 2 epochs; "
+        "4 in the next one, none twice.\n"
+    )
+
+
+def test_restarts_and_resizes(directory, capsys):
+    """Steps that were made again count once: those of the start that led to the result."""
+    use(start(directory, 0, 2), range(0, 4))
+    use(start(directory, 2, 1), range(2, 6), STREAM)
+    use(start(directory, 1, 4), range(1, 3))
+    files = start(directory, 3, 1)
+    use(files, range(3, 5))
+    code, text = said(directory, capsys)
+    assert code == 0, text
+    assert text.startswith("Proved: 5 steps, 4 starts.")
+
+
+def test_a_call_that_a_crash_cut_off(directory, capsys):
+    files = start(directory, 0, 1)
+    use(files, range(0, 5))
+    path = directory.ledger(0, 0)
+    path.write_bytes(path.read_bytes()[:-8])
+    assert list(read_ledger(path)) == []
+    use(start(directory, 0, 1), range(0, 5))
+    assert said(directory, capsys)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("stream", "problem"),
+    [
+        (np.where(STREAM == 3, 7, STREAM), "epoch 0: 1 examples were used more than once, the first is 7"),
+        (np.where(STREAM == 3, 10, STREAM), "epoch 0: example 10 is not among 10"),
+        (np.concatenate([STREAM[1:], [0]]), "epoch 0"),
+    ],
+)
+def test_other_examples(directory, capsys, stream, problem):
+    use(start(directory, 0, 1), range(0, 5), stream)
+    code, text = said(directory, capsys)
+    assert code == 1
+    assert problem in text
+    assert "Not proved" in text
+
+
+def test_an_example_twice_in_an_epoch_that_has_not_ended(directory, capsys):
+    use(start(directory, 0, 1), range(0, 2), np.zeros(20, int))
+    code, text = said(directory, capsys)
+    assert (code, text.splitlines()[0]) == (
+        1,
+        "epoch 0, which has not ended: 1 examples were used more than once, the first is 0",
+    )
+
+
+def test_a_step_that_a_process_did_not_record(directory, capsys):
+    files = start(directory, 0, 2)
+    use(files, range(0, 2))
+    files[0].write(2, 1, STREAM[8:10])
+    code, text = said(directory, capsys)
+    assert code == 1
+    assert "step 2: process 1 of start 0 did not record it" in text
+
+
+def test_steps_that_nobody_recorded(directory, capsys):
+    use(start(directory, 0, 1), range(0, 2))
+    use(start(directory, 4, 1), range(4, 5))
+    code, text = said(directory, capsys)
+    assert code == 1
+    assert "step 2: process 0 of start 0 did not record it" in text
+
+
+def test_a_batch_that_is_too_small(directory, capsys):
+    [file] = start(directory, 0, 1)
+    file.write(0, 2, STREAM[:6])
+    code, text = said(directory, capsys)
+    assert code == 1
+    assert "step 0: 3 examples, where a batch has 4" in text
+
+
+def test_what_is_no_run(tmp_path):
+    with pytest.raises(InputError, match="Give that of a run"):
+        ledger.main(str(tmp_path))
+    create(tmp_path / "run")
+    with pytest.raises(InputError, match="kept by training with --checkpoint_every"):
+        ledger.main(str(tmp_path / "run"))
+
+
+def test_what_is_no_ledger(directory):
+    start(directory, 0, 1)
+    directory.ledger(0, 0).write_bytes(np.array([0, 3, 4, 1, 2, 3, 4], "<i8").tobytes())
+    with pytest.raises(InputError, match="does not at number 0"):
+        ledger.main(str(directory.path))
+
+
+def test_a_file_is_never_written_over(directory):
+    start(directory, 0, 1)
+    with pytest.raises(FileExistsError):
+        LedgerFile(directory.ledger(0, 0))
+
+
+def test_starts_say_from_where(directory):
+    start(directory, 0, 1)
+    directory.begin("--steps=9\n", ["alpha", "beta"], step=3, checkpoint="step-3", facts={"replicas": 2})
+    first, second = [json.loads(line) for line in directory.starts.read_text().splitlines()]
+    assert (first["step"], first["checkpoint"], first["flags"]) == (0, "", ["--steps=5"])
+    assert (second["step"], second["checkpoint"], second["replicas"], second["hosts"]) == (
+        3,
+        "step-3",
+        2,
+        ["alpha", "beta"],
+    )
+    assert directory.flags.read_text() == "--steps=9\n"
+
+
+def test_records_behind_the_step_are_dropped(directory):
+    directory.begin("", ["alpha"])
+    lines = [json.dumps({"kind": "train", "step": step}) + "\n" for step in (1, 2, 3)]
+    directory.metrics.write_text("".join(lines) + '{"kind": "tr')
+    directory.begin("", ["alpha"], step=2)
+    assert directory.metrics.read_text() == "".join(lines[:2])
+    assert [record["step"] for record in directory.records()] == [1, 2]

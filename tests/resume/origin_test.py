@@ -1,0 +1,108 @@
+"""What a run begins with, by --resume and what is in its directory."""
+
+import numpy as np
+import pytest
+
+from tfdist.checkpoint import Part, commit
+from tfdist.errors import InputError
+from tfdist.group import LocalGroup
+from tfdist.reporting import RunDirectory
+from tfdist.resuming import FIXED, origin
+
+FLAGS = {name: f"its {name}" for name in FIXED} | {"steps": 10, "strategy": "single"}
+TEXT = "".join(f"--{name}={value}\n" for name, value in FLAGS.items())
+
+
+@pytest.fixture
+def directory(tmp_path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run")
+
+
+def begun(directory: RunDirectory, *saved: int, flags=FLAGS) -> RunDirectory:
+    directory.begin(TEXT, ["alpha"])
+    for step in saved:
+        parts = [Part.whole("model/w", np.zeros(3))]
+        commit(LocalGroup(), directory.checkpoints, parts, step=step, seed=0, flags=flags, values={}, keep=9)
+    return directory
+
+
+def paths(directory: RunDirectory, *steps: int) -> list[str]:
+    return [str(directory.checkpoints / f"step-{step:09d}") for step in steps]
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_new_directory_is_a_beginning(resume, directory):
+    assert origin(resume, directory, FLAGS) == ([], False)
+    assert not directory.path.exists()
+
+
+def test_a_run_goes_on_from_its_newest_checkpoint(directory):
+    begun(directory, 5, 20, 10)
+    assert origin("auto", directory, FLAGS | {"steps": 99, "strategy": "mirrored"}) == (
+        paths(directory, 20, 10, 5),
+        True,
+    )
+
+
+def test_a_run_that_ended_goes_on_too(directory):
+    begun(directory, 5).model.write_text("done")
+    assert origin("auto", directory, FLAGS) == (paths(directory, 5), True)
+
+
+def test_a_run_that_died_before_its_first_checkpoint_begins_again(directory):
+    begun(directory)
+    assert origin("auto", directory, FLAGS) == ([], True)
+
+
+def test_a_run_without_checkpoints_that_ended_is_not_written_over(directory):
+    begun(directory).model.write_text("done")
+    with pytest.raises(InputError, match="must be empty or not there yet"):
+        origin("auto", directory, FLAGS)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_other_flags_than_the_run_s(name, directory):
+    begun(directory, 5)
+    with pytest.raises(InputError, match=f"Received: --{name}=other, where .* is of a run with --{name}=its {name}"):
+        origin("auto", directory, FLAGS | {name: "other"})
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_other_flags_before_the_first_checkpoint(name, directory):
+    begun(directory)
+    with pytest.raises(InputError, match="must be empty or not there yet"):
+        origin("auto", directory, FLAGS | {name: "other"})
+
+
+def test_never_leaves_a_run_alone(directory):
+    begun(directory, 5)
+    with pytest.raises(InputError, match="must be empty or not there yet"):
+        origin("never", directory, FLAGS)
+
+
+def test_files_of_somebody_else(directory):
+    directory.path.mkdir()
+    (directory.path / "thesis.tex").write_text("")
+    with pytest.raises(InputError, match="must be empty or not there yet"):
+        origin("auto", directory, FLAGS)
+
+
+def test_another_run_s_checkpoint(directory, tmp_path):
+    begun(directory, 5, 10)
+    new = RunDirectory(tmp_path / "new")
+    assert origin(str(directory.path), new, FLAGS) == (paths(directory, 10, 5), False)
+    assert origin(str(directory.checkpoints), new, FLAGS) == (paths(directory, 10, 5), False)
+    assert origin(paths(directory, 5)[0], new, FLAGS) == (paths(directory, 5), False)
+    with pytest.raises(InputError, match="must be empty or not there yet"):
+        origin(paths(directory, 5)[0], directory, FLAGS)
+
+
+def test_nothing_to_go_on_with(directory, tmp_path):
+    with pytest.raises(InputError, match="--resume must be auto, never, or the folder of a checkpoint"):
+        origin(str(tmp_path / "nowhere"), directory, FLAGS)
+
+
+def test_flags_of_a_damaged_checkpoint_are_not_asked(directory):
+    begun(directory, 5, 10)
+    (directory.checkpoints / "step-000000010" / "manifest.json").write_text("{}")
+    assert origin("auto", directory, FLAGS).checkpoints == paths(directory, 10, 5)

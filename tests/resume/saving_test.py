@@ -1,0 +1,140 @@
+"""When a run is saved, what becomes of a checkpoint that cannot be written, and how a run stops when it is asked to."""
+
+import logging
+import os
+import signal
+import threading
+import time
+
+import keras
+import pytest
+
+import tfdist
+from tests.resume.exact_test import SAVED_AT, STEPS, fit, make_trainer, tensors
+from tfdist.checkpoint import CheckpointError, newest
+from tfdist.errors import InputError, Preempted
+
+
+def steps_of(directory) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in newest(directory)]
+
+
+class At(keras.callbacks.Callback):
+    """Does something when a step is done."""
+
+    def __init__(self, step, action):
+        super().__init__()
+        self._step, self._action = step, action
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch + 1 >= self._step:
+            self._action()
+            self._action = lambda: None
+
+
+@pytest.mark.parametrize(("every", "saved"), [("3", [12, 9, 6, 3]), ("5", [12, 10, 5]), ("100", [12]), ("0", [])])
+def test_every_so_many_steps_and_at_the_end(every, saved, single, tmp_path):
+    fit(make_trainer(single), tmp_path, every=every)
+    assert steps_of(tmp_path) == saved
+
+
+def test_only_the_newest_stay(single, tmp_path):
+    checkpoints = tfdist.Checkpoints(directory=str(tmp_path), every="2", keep=2, in_background=False)
+    from tests.resume.exact_test import IMAGES, LABELS
+
+    make_trainer(single).fit((IMAGES, LABELS), batch_size=8, steps=9, checkpoints=checkpoints)
+    assert steps_of(tmp_path) == [9, 8]
+
+
+def test_every_so_many_seconds(mirrored2, tmp_path):
+    """At the end of the call that comes next."""
+    fit(make_trainer(mirrored2), tmp_path, every="0.01s", callbacks=[At(1, lambda: time.sleep(0.1))])
+    assert steps_of(tmp_path)[0] == STEPS
+    assert len(steps_of(tmp_path)) > 1
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_run_that_is_asked_to_stop_is_saved_and_goes_on(name, mirrored2, tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    fit(make_trainer(mirrored2), tmp_path / "whole", every="0")
+    trainer = make_trainer(mirrored2)
+    stop = At(4, lambda: (os.kill(os.getpid(), signal.Signals[name]), time.sleep(0.5)))
+    with pytest.raises(Preempted, match=r"stopped at step \d+, which is saved in .*goes on"):
+        fit(trainer, tmp_path / "parts", every="0", callbacks=[stop])
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    [stopped] = steps_of(tmp_path / "parts")
+    assert 4 <= stopped < STEPS
+    resumed = make_trainer(mirrored2)
+    assert resumed.resume(tmp_path / "parts") == stopped
+    whole = make_trainer(mirrored2)
+    fit(whole, tmp_path / "whole", every=str(STEPS))
+    fit(resumed, tmp_path / "parts", every=str(STEPS))
+    assert tensors(newest(tmp_path / "parts")[0]) == tensors(newest(tmp_path / "whole")[0])
+
+
+def test_who_saves_nothing_leaves_signals_alone(single, tmp_path):
+    from tests.resume.exact_test import IMAGES, LABELS
+
+    seen = []
+    before = signal.getsignal(signal.SIGTERM)
+    look = At(1, lambda: seen.append(signal.getsignal(signal.SIGTERM)))
+    make_trainer(single).fit((IMAGES, LABELS), batch_size=8, steps=2, callbacks=[look])
+    assert seen == [before]
+
+
+def test_what_cannot_be_written_ends_the_run(single, tmp_path):
+    (tmp_path / "checkpoints").write_text("in the way")
+    trainer = make_trainer(single)
+    with pytest.raises(CheckpointError, match="Every rank must write its part"):
+        fit(trainer, tmp_path / "checkpoints", every=3)
+    assert 3 <= trainer.step < STEPS
+
+
+def test_or_is_a_warning_and_tried_again(single, tmp_path, caplog):
+    from tests.resume.exact_test import IMAGES, LABELS
+
+    where = tmp_path / "checkpoints"
+    where.write_text("in the way")
+    checkpoints = tfdist.Checkpoints(directory=str(where), every="3", strict=False)
+    with caplog.at_level(logging.WARNING):
+        make_trainer(single).fit(
+            (IMAGES, LABELS),
+            batch_size=8,
+            steps=STEPS,
+            steps_per_call=3,
+            checkpoints=checkpoints,
+            callbacks=[At(8, where.unlink)],
+        )
+    assert caplog.text.count("The run goes on") >= 1
+    assert steps_of(where)[0] == STEPS
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(single, tmp_path, monkeypatch):
+    from tfdist import saving
+
+    written, going = threading.Event(), []
+    commit = saving.commit
+
+    def slow(*args, **named):
+        assert written.wait(30)
+        return commit(*args, **named)
+
+    monkeypatch.setattr(saving, "commit", slow)
+    fit(
+        make_trainer(single), tmp_path, callbacks=[At(STEPS, lambda: (going.append(steps_of(tmp_path)), written.set()))]
+    )
+    assert going == [[]]
+    assert steps_of(tmp_path) == [STEPS, SAVED_AT]
+
+
+def test_a_model_must_be_built(single, tmp_path):
+    with single.scope():
+        trainer = tfdist.Trainer(keras.Sequential([keras.layers.Dense(1)]), optimizer="sgd", loss="mse")
+    with pytest.raises(InputError, match="Call trainer.build"):
+        trainer.resume(tmp_path)
+
+
+@pytest.mark.parametrize("every", ["x", "-5", "5m", "0s"])
+def test_how_often_must_be_said(every, single, tmp_path):
+    with pytest.raises(InputError, match="a number of steps such as 500, or of seconds such as 600s"):
+        fit(make_trainer(single), tmp_path, every=every)
