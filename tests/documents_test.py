@@ -14,6 +14,7 @@ from absl import flags as absl_flags
 from tfdist import config, flags, install_horovod, launch
 from tfdist.__main__ import commands
 from tfdist.benching.config import BenchConfig
+from tfdist.export import ExportConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
 NAMES = (
@@ -21,6 +22,7 @@ NAMES = (
     "BUILD.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "docs/checkpoints.md",
     "docs/from_horovod.md",
     "docs/gradients.md",
     "docs/keras_fit.md",
@@ -35,6 +37,7 @@ DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
     "verify": lambda values: flags.define(values, config.VerifyConfig),
     "launch": launch.define_flags,
     "run": lambda values: flags.define(values, config.RunConfig),
+    "export": lambda values: flags.define(values, ExportConfig),
     "ledger": lambda values: None,
     "layout": lambda values: flags.define(values, config.LayoutConfig),
     "install_horovod": install_horovod.define_flags,

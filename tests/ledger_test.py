@@ -69,6 +69,15 @@ def test_restarts_and_resizes(directory, capsys):
     assert text.startswith("Proved: 5 steps, 4 starts.")
 
 
+def test_a_run_that_began_with_the_checkpoint_of_another(directory, capsys):
+    use(start(directory, 3, 1), range(3, 8))
+    code, text = said(directory, capsys)
+    assert code == 0, text
+    assert text.startswith(
+        "Proved: 5 steps, 1 start. Each of 10 examples was used exactly once in each of 1 epochs; 2 in"
+    )
+
+
 def test_a_call_that_a_crash_cut_off(directory, capsys):
     files = start(directory, 0, 1)
     use(files, range(0, 5))

@@ -39,16 +39,19 @@ class Start(NamedTuple):
 def main(run: str) -> int:
     """Prints what was found; returns the exit code."""
     starts = _starts(RunDirectory(Path(run).expanduser()))
-    size, epoch, rest = starts[0].examples, 0, np.zeros([0], np.int64)
-    steps = 0
+    size, rest = starts[0].examples, np.zeros([0], np.int64)
+    epoch, before = divmod(
+        starts[0].first * starts[0].batch_size, size
+    )  # a run that began with another one's checkpoint
+    steps, epochs = 0, 0
     wrong: list[str] = []
     for found, numbers in _stream(starts):
         wrong += found
         steps += 1
         rest = np.concatenate([rest, numbers])
-        while len(rest) >= size:
-            wrong += _problems(f"epoch {epoch}", rest[:size], size, whole=True)
-            epoch, rest = epoch + 1, rest[size:]
+        while len(rest) >= size - before:
+            wrong += _problems(f"epoch {epoch}", rest[: size - before], size, whole=not before)
+            epoch, rest, epochs, before = epoch + 1, rest[size - before :], epochs + (not before), 0
     wrong += _problems(f"epoch {epoch}, which has not ended", rest, size, whole=False)
     for problem in wrong[:_NAMED_AT_MOST]:
         print(problem)
@@ -57,7 +60,7 @@ def main(run: str) -> int:
         return ExitCode.FAILED
     print(
         f"Proved: {steps} steps, {len(starts)} {'start' if len(starts) == 1 else 'starts'}. Each of {size} examples was used "
-        f"exactly once in each of {epoch} epochs; {len(rest)} in the next one, none twice."
+        f"exactly once in each of {epochs} epochs; {len(rest)} in the next one, none twice."
     )
     return ExitCode.DONE
 
@@ -95,7 +98,7 @@ def _earliest(later: list[int | None]) -> int | None:
 
 def _stream(starts: list[Start]) -> Iterator[tuple[list[str], np.ndarray]]:
     """For each step that counts what is wrong with it, and the examples in the order of use."""
-    expected = 0
+    expected = starts[0].first
     for start in starts:
         if start.end is not None and start.end <= start.first:  # a later start went on from before it
             continue

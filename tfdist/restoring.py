@@ -22,10 +22,11 @@ def checkpoints_at(path: str | os.PathLike[str]) -> list[Path]:
     return newest(path) or newest(path / "checkpoints")
 
 
-def restore(state: RunState, paths: Sequence[str], group: Group) -> Checkpoint | None:
+def restore(state: RunState, paths: Sequence[str], group: Group, sets_aside: bool = True) -> Checkpoint | None:
     """Gives a run the state of the first of these checkpoints that is good; every process calls it with the same paths.
 
-    One that is damaged, wherever that shows, is renamed by the chief, so that nobody takes it again.
+    One that is damaged, wherever that shows, is named and left out; with `sets_aside` the chief renames it, so that nobody
+    takes it again.
 
     Returns:
       The checkpoint; None if there are no paths.
@@ -42,7 +43,8 @@ def restore(state: RunState, paths: Sequence[str], group: Group) -> Checkpoint |
             return checkpoint
         damages.append(next(text for text in found if text))
         if chief:
-            _log.warning("%s It is set aside as %s.", damages[-1], set_aside(Path(path)))
+            aside = f" It is set aside as {set_aside(Path(path))}." if sets_aside else ""
+            _log.warning("%s%s", damages[-1], aside)
     if damages:
         raise CheckpointError(
             f"A run goes on from a good checkpoint. Received: {len(damages)} damaged. {damages[0]} Begin anew with "

@@ -258,9 +258,9 @@ class Trainer:
         found = self.strategy.group.broadcast("resume", [str(path) for path in checkpoints_at(path)])
         return self.resume_from(found)
 
-    def resume_from(self, checkpoints: Sequence[str]) -> int:
-        """As `resume`, with the first good one of these paths."""
-        checkpoint = restore(self._run_state(), checkpoints, self.strategy.group)
+    def resume_from(self, checkpoints: Sequence[str], *, sets_aside: bool = True) -> int:
+        """As `resume`, with the first good one of these paths; whether damaged ones are renamed is to be said."""
+        checkpoint = restore(self._run_state(), checkpoints, self.strategy.group, sets_aside)
         if checkpoint is not None:
             self.resumed_from = str(checkpoint.path)
             self.step, self._begun_at = checkpoint.step, checkpoint.values["begun_at"]

@@ -1,0 +1,100 @@
+"""The model of a run's checkpoint, for those who use it."""
+
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from safetensors.numpy import load_file
+
+from tfdist import export, train
+from tfdist.config import TrainConfig
+from tfdist.errors import InputError
+from tfdist.export import ExportConfig
+
+IMAGES = np.random.default_rng(0).uniform(size=(3, 8, 8, 1)).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> str:
+    path = str(tmp_path_factory.mktemp("runs") / "run")
+    assert not train.main(
+        TrainConfig(
+            strategy="mirrored",
+            devices=2,
+            model="cnn(filters=(4,))",
+            dataset="digits",
+            steps=5,
+            checkpoint_every="3",
+            output_dir=path,
+        )
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def wanted(run) -> np.ndarray:
+    return np.asarray(keras.models.load_model(f"{run}/model.keras", compile=False)(IMAGES))
+
+
+def test_keras_s_format(run, wanted, capsys):
+    assert export.main(run, ExportConfig()) == 0
+    path = f"{run}/export-000000005.keras"
+    assert capsys.readouterr().out == f"{path}  step 5, from {run}/checkpoints/step-000000005\n"
+    np.testing.assert_allclose(keras.models.load_model(path)(IMAGES), wanted, rtol=1e-6)
+
+
+def test_a_saved_model(run, wanted, tmp_path):
+    export.main(run, ExportConfig(format="saved_model", output=str(tmp_path / "served")))
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    np.testing.assert_allclose(served.serve(IMAGES), wanted, rtol=1e-5)
+
+
+def test_safetensors(run, tmp_path):
+    path = tmp_path / "new" / "weights.safetensors"
+    export.main(run, ExportConfig(format="safetensors", output=str(path)))
+    found = load_file(path)
+    model = keras.models.load_model(f"{run}/model.keras", compile=False)
+    assert found.keys() == {v.path for v in model.variables}
+    for variable in model.variables:
+        np.testing.assert_array_equal(found[variable.path], variable)
+
+
+def test_a_damaged_checkpoint_is_left_alone_and_left_out(run, tmp_path, capsys, caplog):
+    last = tmp_path / "checkpoints"
+    shutil.copytree(f"{run}/checkpoints", last)
+    with open(last / "step-000000005" / "shard-00000.safetensors", "r+b") as file:
+        file.truncate(100)
+    export.main(str(tmp_path), ExportConfig())
+    assert "step 3, from" in capsys.readouterr().out
+    assert "step-000000005" in caplog.text
+    assert sorted(path.name for path in last.iterdir()) == ["step-000000003", "step-000000005"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"output": "model.h5"}, "must be a path ending in .keras"),
+        ({"format": "saved_model", "output": "model.keras"}, "without an ending"),
+    ],
+)
+def test_where_it_cannot_be_written(run, given, message):
+    with pytest.raises(InputError, match=message):
+        export.main(run, ExportConfig(**given))
+
+
+def test_what_is_there_is_not_written_over(run, tmp_path):
+    (tmp_path / "a.keras").write_text("")
+    with pytest.raises(InputError, match="not there yet"):
+        export.main(run, ExportConfig(output=str(tmp_path / "a.keras")))
+
+
+def test_a_run_without_checkpoints(tmp_path):
+    with pytest.raises(InputError, match="started with --checkpoint_every"):
+        export.main(str(tmp_path), ExportConfig())
+
+
+def test_an_unknown_format():
+    with pytest.raises(InputError, match="--format=onnx is not known"):
+        ExportConfig(format="onnx")

@@ -1,0 +1,140 @@
+"""Write the model of a run's newest good checkpoint for those who use it: Keras's format, a SavedModel, or safetensors."""
+
+import dataclasses
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfdist import command, flags, startup
+from tfdist.config import WRITTEN, TrainConfig
+from tfdist.errors import InputError
+from tfdist.flag import Flag, checked
+
+if TYPE_CHECKING:
+    from tfdist.checkpoint import Checkpoint
+    from tfdist.trainer import Trainer
+
+_ENDINGS = {"keras": ".keras", "saved_model": "", "safetensors": ".safetensors"}
+# What is another matter on one device than where the run was.
+_OF_ONE_DEVICE = ("devices", "communication", "coordinator", "mesh_shape", "layout", "shard", "shard_axis", "tpu")
+_OF_TRAINING = ("compression", "compression_check_every", "compression_max_error", "jit_compile", "profile_steps")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """What is written, and where."""
+
+    format: str = dataclasses.field(
+        default="keras",
+        metadata={"flag": Flag(WRITTEN, "keras, saved_model or safetensors.", choices=tuple(_ENDINGS))},
+    )
+    output: str = dataclasses.field(
+        default="",
+        metadata={"flag": Flag(WRITTEN, "A path that is not there yet; empty: in the run's folder, with the step.")},
+    )
+    data_dir: str | None = dataclasses.field(
+        default=None,
+        metadata={"flag": Flag(WRITTEN, "Where the run's data set is, if it is not where the run found it.")},
+    )
+
+    def __post_init__(self) -> None:
+        """Checks each field."""
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, checked(field, getattr(self, field.name)))
+
+
+def main(run: str, config: ExportConfig) -> int:
+    """Prints where the model was written."""
+    startup.load_tensorflow()  # only now: flags are read, and help is printed, before
+    from tfdist import session
+    from tfdist.restoring import checkpoints_at
+
+    found = checkpoints_at(run)
+    trained = _flags(found, run)
+    if config.data_dir:
+        trained["data_dir"] = config.data_dir
+    with session.opened(TrainConfig(**trained)) as opened:
+        trainer = session.make_trainer(opened, opened.strategy)
+        trainer.build(opened.data.train)
+        trainer.resume_from([str(path) for path in found], sets_aside=False)
+        path = (
+            Path(config.output) if config.output else Path(run) / f"export-{trainer.step:09d}{_ENDINGS[config.format]}"
+        )
+        _check_free(path, config.format)
+        {"keras": _keras, "saved_model": _saved_model, "safetensors": _safetensors}[config.format](trainer, path)
+    print(f"{path}  step {trainer.step}, from {trainer.resumed_from}")
+    return 0
+
+
+def _flags(found: list[Path], run: str) -> dict[str, Any]:
+    """The flags of the run, for one device."""
+    if not found:
+        raise InputError(
+            f"A run has checkpoints if it was started with --checkpoint_every. Received: {run}, which has none. "
+            "Give another run, or use its model.keras."
+        )
+    known = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    given = {name: value for name, value in _readable(found).flags.items() if name in known}
+    return {**given, **{name: known[name] for name in (*_OF_ONE_DEVICE, *_OF_TRAINING)}, "strategy": "single"}
+
+
+def _readable(found: list[Path]) -> "Checkpoint":
+    from tfdist.checkpoint import Checkpoint, Damaged
+
+    for path in found[:-1]:
+        try:
+            return Checkpoint.open(path)
+        except Damaged:
+            continue
+    return Checkpoint.open(found[-1])
+
+
+def _check_free(path: Path, kind: str) -> None:
+    if path.exists() or path.suffix != _ENDINGS[kind]:
+        ending = f" ending in {_ENDINGS[kind]}" if _ENDINGS[kind] else " without an ending"
+        raise InputError(
+            f"--output must be a path{ending} that is not there yet. Received: {path}. Give another --output."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _keras(trainer: "Trainer", path: Path) -> None:
+    trainer.save(str(path))
+
+
+def _saved_model(trainer: "Trainer", path: Path) -> None:
+    trainer.model.export(str(path), format="tf_saved_model", verbose=False)
+
+
+def _safetensors(trainer: "Trainer", path: Path) -> None:
+    """Weights and moving statistics by Keras's paths."""
+    import keras
+    import numpy as np
+
+    from tfdist import randomness
+    from tfdist.checkpoint import Part, write_shard
+
+    seeds = {id(state) for state in randomness.seed_states(trainer.model)}
+    own = [v for v in trainer.model.variables if id(v) not in seeds]
+    parts = [Part.whole(v.path, np.array(keras.ops.convert_to_numpy(v))) for v in own]
+    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        write_shard(Path(directory), 0, parts)
+        [written] = Path(directory).iterdir()
+        written.rename(path)
+
+
+def _run(values: Any, arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        raise InputError(
+            f"The model of one run is written. Received: {len(arguments)} arguments. Give a run's folder, behind the flags."
+        )
+    return main(arguments[0], flags.config(values, ExportConfig))
+
+
+if __name__ == "__main__":
+    sys.exit(
+        command.run(
+            "export", lambda values: flags.define(values, ExportConfig), _run, about=__doc__ or "", arguments="RUN"
+        )
+    )
