@@ -326,6 +326,10 @@ class MeshOfDevices(HasCollectives):
         blocks = self.devices.own_blocks(variable)
         return [((0, *offset), values[np.newaxis]) for offset, values in blocks] if per_replica else blocks
 
+    def copies(self, variable: tf.Variable) -> list[tuple[str, tuple[int, ...], np.ndarray]]:
+        """See base class: one for each device."""
+        return self.devices.copies(variable)
+
     def assign(self, variable: tf.Variable, per_replica: bool, read: Read) -> None:
         """See base class."""
         if not per_replica:

@@ -16,7 +16,8 @@ from tfdist.errors import InputError
 
 # Users write these names into scripts: one may be added, and none renamed.
 NAMES = """
-    accumulate_steps base_batch_size batch_norm batch_size bucket_mb checkpoint_async checkpoint_every checkpoint_strict
+    accumulate_steps base_batch_size batch_norm batch_size bucket_mb check_sync check_sync_every
+    checkpoint_async checkpoint_every checkpoint_strict
     clip_norm clip_value communication
     compression compression_check_every compression_max_error compression_min_bytes coordinator data_dir dataset
     decay devices dry_run epochs eval_every intra_op_threads jit_compile keep layout learning_rate log_every loss loss_scale

@@ -121,6 +121,8 @@ def test_arguments_of_the_trainer():
         "compression_max_error",
         "checkpoints",
         "ledger",
+        "check_sync_every",
+        "check_sync",
     ]
     assert names(tfdist.Trainer.resume) == ["self", "path"]
     assert names(tfdist.Trainer.evaluate) == ["self", "data", "batch_size"]

@@ -85,6 +85,16 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         "--float64 is a precision of its own: leave out --precision or --float64.",
     ),
     (
+        ("check_sync", "check_sync_every"),
+        lambda c: c.check_sync != "variables" and not c.check_sync_every,
+        "A look needs a time: add --check_sync_every or leave out --check_sync.",
+    ),
+    (
+        ("check_sync", "strategy"),
+        lambda c: c.check_sync == "gradients" and c.strategy == "mesh",
+        "On a mesh gradients are whole, and replicas have none of their own: use --check_sync=variables.",
+    ),
+    (
         ("clip_norm", "clip_value"),
         lambda c: c.clip_norm and c.clip_value,
         "Gradients are clipped by their norm or by value: one of --clip_norm and --clip_value must be 0.",

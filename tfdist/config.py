@@ -249,6 +249,13 @@ class TrainConfig(JobConfig):
         1000, WRITTEN, "Steps between two measurements of what communication costs a step; 0: never."
     )
     profile_steps: str = _flag("", WRITTEN, "A:B writes a profile of the steps from A to B.", check=window_text)
+    check_sync_every: int = _flag(0, CHECKS, "Steps between two looks at whether all replicas are alike; 0: never.")
+    check_sync: str = _flag(
+        "variables",
+        CHECKS,
+        "What is looked at: variables (a difference ends the run) or gradients (the norms of all, by replica, to the log).",
+        choices=("variables", "gradients"),
+    )
     dry_run: bool = _flag(False, CHECKS, "Print what would run, and end.")
 
     def _complete(self) -> None:

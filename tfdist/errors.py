@@ -74,6 +74,10 @@ class Damaged(CheckpointError):
         self.problem = problem
 
 
+class DesyncError(TfdistError):
+    """Replicas that must hold the same values do not."""
+
+
 class Preempted(TfdistError):
     """All ranks have stopped at an agreed step and saved, because somebody asked this run to end: run it again."""
 

@@ -71,6 +71,12 @@ class RunState:
             for offset, values in self._strategy.written(held.variable, held.per_replica)
         ]
 
+    def alike(self) -> dict[str, tf.Variable]:
+        """What all replicas must hold alike, by name; the states of random layers are each replica's own."""
+        kept = {f"{_STATE}{state.name}": variable for state, variable in self._kept.items() if not state.per_replica}
+        own = {name: held.variable for name, held in self._variables.items() if not held.per_replica}
+        return {name: v for name, v in {**own, **kept}.items() if not name.endswith("seed_generator_state")}
+
     def restore(self, checkpoint: Checkpoint) -> None:
         """Gives every variable its value of a checkpoint; each process reads what it needs.
 

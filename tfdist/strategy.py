@@ -196,6 +196,15 @@ class Strategy(abc.ABC):
             ]
         return [((0,) * values[0].ndim, values[0])] if self.is_chief else []
 
+    def copies(self, variable: tf.Variable) -> list[tuple[str, tuple[int, ...], np.ndarray]]:
+        """All copies of a variable, or of its blocks, on this process's devices: whose it is, the offset, the values.
+
+        Those of all processes with one offset must be equal, where replicas have the variable alike.
+        """
+        zeros = (0,) * len(variable.shape)
+        own = zip(self.local_replicas, self.local(variable), strict=True)
+        return [(f"replica {replica}", zeros, np.array(value)) for replica, value in own]
+
     def assign(self, variable: tf.Variable, per_replica: bool, read: Read) -> None:
         """Gives a variable the value that was saved, on this process's devices.
 

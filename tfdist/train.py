@@ -71,6 +71,8 @@ def _train(opened: "Session") -> int:
                 compression_max_error=config.compression_max_error,
                 checkpoints=begun.checkpoints,
                 ledger=begun.ledger,
+                check_sync_every=config.check_sync_every,
+                check_sync=config.check_sync,
             )
             partial = directory.model.with_suffix(f".partial{directory.model.suffix}")
             trainer.save(str(partial))

@@ -33,7 +33,7 @@ from tfdist.fitting import must_fit
 from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
-from tfdist.inspections import Auto, Exposure, Guard, Inspection, Site
+from tfdist.inspections import Auto, Exposure, GradientNorms, Guard, Inspection, InSync, Site
 from tfdist.kept import Kept, KeptArray
 from tfdist.models import with_batch_norm
 from tfdist.progress import Progress
@@ -160,6 +160,8 @@ class Trainer:
         compression_max_error: float = 0.0,
         checkpoints: Checkpoints | None = None,
         ledger: NullLedger | None = None,
+        check_sync_every: int = 0,
+        check_sync: str = "variables",
     ) -> "History":
         """Trains for so many steps or epochs more; behind `resume`, from where the run began that goes on.
 
@@ -183,12 +185,15 @@ class Trainer:
             from then on; 0 for no limit.
           checkpoints: where and how often the run is saved; by default never.
           ledger: gets the examples that this process uses, such as a `tfdist.reporting.LedgerFile`.
+          check_sync_every: steps between two looks at whether all replicas are alike; 0 for never.
+          check_sync: "variables", of which a difference ends the run, or "gradients", whose norms are logged by replica.
 
         Raises:
           InputError: an argument is wrong.
           NotFiniteError: a loss is inf or NaN; names the step.
           Preempted: the process got SIGTERM or SIGINT, and what `checkpoints` say was saved.
           CheckpointError: a checkpoint could not be written.
+          DesyncError: replicas are not alike.
         """
         check_batch_size(
             batch_size, self.strategy.batch_parts, self._settings.micro_steps, equal=self.strategy.compiles_replicas
@@ -213,6 +218,7 @@ class Trainer:
                 *([Auto(site, choice)] if choice and several else []),
                 *([Guard(site, compression_check_every, compression_max_error)] if compression_check_every else []),
                 *([Exposure(site, measure_every)] if measure_every and several else []),
+                *([self._sync(site, check_sync_every, check_sync)] if check_sync_every else []),
             ]
 
         ledger = ledger or NullLedger()
@@ -272,6 +278,13 @@ class Trainer:
         if not self._built:
             raise InputError("A model must be built before a run goes on. Received: none. Call trainer.build(data).")
         return RunState(self.model, self.strategy, self._kept)
+
+    def _sync(self, site: Site, every: int, what: str) -> Inspection:
+        return (
+            GradientNorms(site, every)
+            if what == "gradients"
+            else InSync(site, every, lambda: self._run_state().alike())
+        )
 
     def _values(self, begun_at: int) -> dict[str, Any]:
         return {

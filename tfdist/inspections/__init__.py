@@ -4,5 +4,6 @@ from tfdist.inspections.auto import Auto
 from tfdist.inspections.contract import Inspection, Site
 from tfdist.inspections.exposure import Exposure, advice
 from tfdist.inspections.guard import Guard
+from tfdist.inspections.in_sync import GradientNorms, InSync
 
-__all__ = ["Auto", "Exposure", "Guard", "Inspection", "Site", "advice"]
+__all__ = ["Auto", "Exposure", "GradientNorms", "Guard", "InSync", "Inspection", "Site", "advice"]
