@@ -2,12 +2,14 @@
 
     python benchmarks/trained.py --strategy=horovod --compression=none ...
 
-Its data pipeline and its check of every loss and gradient count; what is written to a run directory does not.
+Its data pipeline and its check of every loss and gradient count; what is written to a run directory does not, but for the
+checkpoints of `--checkpoint_every`, which go to a temporary directory here.
 """
 
 import argparse
 import inspect
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import stopwatch
 from workload import LEARNING_RATE, WORKLOADS
 
-from tfdist import command, flags, session
+from tfdist import command, flags, saving, session
 from tfdist.config import TrainConfig
 from tfdist.reporting import NullReporter, RunPlan
 
@@ -68,12 +70,18 @@ def defaults(arguments: argparse.Namespace, watch: stopwatch.Stopwatch) -> list[
 def train(config: TrainConfig, watch: stopwatch.Stopwatch) -> None:
     """Trains as the command does, and prints the times on the chief."""
     stamps = Stamps()
-    with session.opened(config) as opened:
+    with session.opened(config) as opened, tempfile.TemporaryDirectory(dir=".") as directory:
         trainer = session.make_trainer(opened, opened.strategy)
         # Whatever `fit` takes that is a flag, those of later versions included.
         named: dict[str, Any] = {
             name: getattr(config, name) for name in inspect.signature(trainer.fit).parameters if hasattr(config, name)
         }
+        if config.checkpoint_every != "0":
+            named["checkpoints"] = saving.Checkpoints(
+                directory=opened.strategy.group.broadcast("checkpoints", directory),
+                every=config.checkpoint_every,
+                in_background=config.checkpoint_async,
+            )
         trainer.fit(opened.data.train, **named, reporter=stamps)
         chief = opened.strategy.is_chief
     if chief:
