@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfdist.checkpoint import Checkpoint, Part, clean_partial, committing, newest
+from tfdist.checkpoint import Checkpoint, Index, Part, clean_partial, committing, newest
 from tfdist.errors import CheckpointError, ExitCode, PeerLostError
 
 SMALL = [Part.whole("w", np.arange(12.0))]
@@ -89,6 +89,21 @@ def test_a_disk_that_looks_shared(tmp_path, write, on_ranks):
     found = on_ranks(2, lambda group: write(tmp_path / str(group.rank), rows(group.rank, 2), group))
     assert_all_know(found, "rank 0: what rank 1 has written is not here")
     assert names(tmp_path / "0") == []
+
+
+def test_a_shard_that_arrives_in_part(tmp_path, write, on_ranks, monkeypatch):
+    true = committing.write_shard
+
+    def cut(directory: Path, rank: int, parts: list[Part]) -> Index:
+        index = true(directory, rank, parts)
+        if rank:
+            os.truncate(directory / "shard-00001.safetensors", 100)
+        return index
+
+    monkeypatch.setattr(committing, "write_shard", cut)
+    found = on_ranks(2, lambda group: write(tmp_path, rows(group.rank, 2), group))
+    assert_all_know(found, "shard-00001.safetensors does not have ")
+    assert names(tmp_path) == []
 
 
 def test_no_directory_can_be_made(write, on_ranks):

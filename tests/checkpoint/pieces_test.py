@@ -1,5 +1,6 @@
 import hashlib
 import os
+import time
 
 import numpy as np
 import pytest
@@ -49,6 +50,7 @@ def test_a_failure_ends_the_rest(file, monkeypatch):
 
     def fail(*_: object) -> int:
         begun.append(1)
+        time.sleep(0.01)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", fail)
