@@ -1,7 +1,9 @@
 # make train        sets up .venv and trains a CNN on handwritten digits, on two logical devices
 # make test         the same set-up, Horovod built for the installed TensorFlow, then lint, types and every test
 # make lint         ruff and mypy
-# make conformance  the whole product of strategies, models, optimizers and batches; every program through fit
+# make conformance  the whole product of strategies, models, optimizers and batches; every program through fit; every
+#                   strategy's checkpoint under every other
+# make chaos        SEEDS=100 runs of each strategy that are killed and preempted at random, and must end as if they were not
 # make peers        makes .venv-peers with PyTorch, which benchmarks/ compares with
 # make clean        removes .venv and what the tools leave behind; runs/ stays
 #
@@ -11,6 +13,7 @@
 PYTHON ?=
 VENV ?= .venv
 TRAIN_FLAGS ?= --strategy=mirrored --devices=2 --model=cnn --dataset=digits --batch_size=64 --epochs=20
+SEEDS ?= 100
 OUTPUT_DIR ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
 
 PY := $(VENV)/bin/python
@@ -25,7 +28,7 @@ TESTS := $(VENV)/.installed-test
 HOROVOD := $(VENV)/.installed-horovod
 PEERS := .venv-peers
 
-.PHONY: train test lint conformance peers clean
+.PHONY: train test lint conformance chaos peers clean
 .DELETE_ON_ERROR:
 
 train: $(EXAMPLES)
@@ -41,6 +44,9 @@ lint: $(TESTS)
 
 conformance: $(HOROVOD)
 	$(PY) -m pytest tests/conformance tests/resume tests/stock/fit_test.py tests/horovod/examples_test.py -m "full or not full"
+
+chaos: $(HOROVOD)
+	$(PY) -m tests.chaos --seeds=$(SEEDS)
 
 peers: $(PEERS)/.installed
 

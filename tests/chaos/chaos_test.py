@@ -1,0 +1,45 @@
+"""Runs that are killed and preempted at random end as those that nobody interrupts: the same bits, each example used once.
+
+Few seeds here, which have a blow in each phase; `make chaos` has many. A seed is repeated with
+`python -m tests.chaos --strategies=NAME --first=SEED --seeds=1`.
+"""
+
+import pathlib
+
+import pytest
+
+from tests.chaos.campaign import outcome, reference
+from tests.chaos.plan import START, STEP, WRITE, plan
+from tests.chaos.settings import SETTINGS
+
+SEEDS = {"multiworker2": (0, 2), "horovod2": (0, 2), "mesh1x4": (0,), "mesh2x2": (0,)}
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_the_end_is_that_of_an_uninterrupted_run(name: str, tmp_path: pathlib.Path) -> None:
+    against = reference(SETTINGS[name], tmp_path)
+    wrong = {
+        seed: made.problems
+        for seed in SEEDS[name]
+        if (made := outcome(SETTINGS[name], seed, tmp_path, against)).problems
+    }
+    assert not wrong, "\n".join(problem for problems in wrong.values() for problem in problems)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_hundred_seeds_have_every_kind_of_blow(name: str) -> None:
+    size = SETTINGS[name].processes
+    plans = [plan(name, seed, size) for seed in range(100)]
+    blows = [blow for made in plans for blow in made.interruptions]
+    phases = [blow.phase for blow in blows]
+    assert phases.count(STEP) / len(blows) > 0.35
+    assert phases.count(WRITE) / len(blows) > 0.35
+    assert phases.count(START) / len(blows) > 0.15
+    assert {blow.rank for blow in blows} == set(range(size))
+    assert {(len(made.interruptions), made.launched) for made in plans} == {
+        (1, False),
+        (1, True),
+        (2, False),
+        (2, True),
+    }
+    assert len({(blow.signal, blow.phase) for blow in blows}) == 6
