@@ -61,6 +61,26 @@ def test_a_launcher_may_have_written_its_logs(tmp_path):
     assert log.read_text() == "starting\n"
 
 
+@pytest.mark.parametrize("killed_at", range(3))
+def test_a_start_that_was_killed_is_made_again(killed_at, tmp_path, monkeypatch):
+    """Wherever that was: between a file's writing and its name, for each of them."""
+    replaced = []
+
+    def replace(partial, path, replace=os.replace):
+        if len(replaced) == killed_at:
+            raise KeyboardInterrupt
+        replaced.append(replace(partial, path))
+
+    with monkeypatch.context() as killing, pytest.raises(KeyboardInterrupt):
+        killing.setattr(os, "replace", replace)
+        create(tmp_path)
+    directory = RunDirectory(tmp_path)
+    if not directory.is_run:
+        directory.check(tmp_path)
+    assert directory.begin("--steps=5\n", ["alpha"]) == 0
+    assert directory.flags.read_text() == "--steps=5\n"
+
+
 def test_another_run_is_never_written_over(tmp_path):
     create(tmp_path)
     assert_refused(tmp_path, "empty")

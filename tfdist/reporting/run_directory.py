@@ -13,7 +13,9 @@ from tfdist.group import Json
 from tfdist.reporting import environment
 
 _LOGS = "logs"
-_BEFORE = (_LOGS, "lock")  # what a launcher writes, and who begins
+_FLAGS = "flags.txt"
+_PARTIAL = ".partial"
+_BEFORE = (_LOGS, "lock", f"{_FLAGS}{_PARTIAL}")  # what a launcher writes, who begins, and who was killed beginning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +156,7 @@ class RunDirectory:
     @property
     def flags(self) -> Path:
         """The flags that reproduce the run, for `--flagfile`."""
-        return self.path / "flags.txt"
+        return self.path / _FLAGS
 
     @property
     def environment(self) -> Path:
@@ -207,7 +209,7 @@ class RunDirectory:
 
 def _replace(path: Path, text: str) -> None:
     """Writes a file in one piece: a crash leaves the old one or the new one."""
-    partial = path.with_name(f"{path.name}.partial")
+    partial = path.with_name(f"{path.name}{_PARTIAL}")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
 
