@@ -11,6 +11,7 @@ from tests.chaos.ending import Ending, differences, ending
 from tests.chaos.plan import END, MISSED, START, STEP, WRITE, plan
 from tests.chaos.settings import Setting
 from tests.chaos.striking import Pace
+from tfdist.errors import TfdistError
 
 _PHASES = (START, STEP, WRITE, END)
 
@@ -68,9 +69,14 @@ def outcome(setting: Setting, seed: int, home: pathlib.Path, against: Reference)
         problems += [f"start {number} with {blow}: {said}\n{made.output}" for said in unexpected(made, blow)]
         falls += [made.fell] if blow else []
         ends += [made.seconds] if blow and made.fell != MISSED else []
-    if not problems:
-        problems = differences(ending(directory), against.ending)
-    return Outcome(falls, ends, problems, time.monotonic() - begun)
+    return Outcome(falls, ends, problems or _different(directory, against), time.monotonic() - begun)
+
+
+def _different(directory: pathlib.Path, against: Reference) -> list[str]:
+    try:
+        return differences(ending(directory), against.ending)
+    except (TfdistError, OSError) as error:  # there is no such end
+        return [str(error)]
 
 
 def table(outcomes: Iterable[tuple[str, Outcome]]) -> str:
