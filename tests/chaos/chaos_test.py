@@ -13,7 +13,7 @@ from tests.chaos.plan import START, STEP, WRITE, plan
 from tests.chaos.settings import SETTINGS
 
 SEEDS = {
-    "multiworker2": (12, 14),  # SIGKILL at the start, SIGKILL in a write under the launcher
+    "multiworker2": (2, 14),  # SIGKILL at the start, SIGKILL in a write, both under the launcher
     "horovod2": (8, 39),  # SIGKILL in a step under the launcher, SIGTERM in a write
     "mesh1x4": (9,),  # SIGKILL in a write
     "mesh2x2": (41,),  # SIGTERM in a step

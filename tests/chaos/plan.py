@@ -15,7 +15,7 @@ class Interruption(NamedTuple):
       rank: of the victim.
       signal: SIGKILL, or SIGTERM as a scheduler sends it.
       phase: to hit, START, STEP or WRITE; where it really falls is observed.
-      moment: in [0, 1), within the phase.
+      moment: in [0, 1): of the time to the first step, or of the steps that are left.
     """
 
     rank: int

@@ -4,7 +4,7 @@ import pathlib
 import sys
 from typing import NamedTuple
 
-STEPS = 120
+STEPS, SAVED_EVERY = 120, 7
 _TRAINING = (
     "--model=tests.chaos.network:network",
     "--dataset=digits",
@@ -13,9 +13,10 @@ _TRAINING = (
     "--optimizer=adamw",
     "--warmup_steps=20",
     "--steps_per_call=5",
-    "--checkpoint_every=7",
+    f"--checkpoint_every={SAVED_EVERY}",
     "--keep=2",
     "--measure_every=0",
+    "--start_timeout_seconds=60",  # which the others wait for a rank that was struck before it came
 )
 _COMPRESSED = ("--compression=topk(ratio=0.1)", "--compression_min_bytes=64")
 _SHARDED = ("--strategy=mesh", "--mesh_shape=data:4", "--shard=optimizer", "--shard_min_elements=64")

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tests.chaos.plan import MISSED, START, STEP, Interruption
+from tests.chaos.settings import SAVED_EVERY, STEPS
 from tests.chaos.watching import Watch
 from tfdist.testing import processes
 
 POLL_SECONDS = 0.001
 DEADLINE_SECONDS = 300.0  # for a run until its end, when nobody strikes
+_LAST_STRUCK = STEPS - 2 * SAVED_EVERY  # so that what a blow is meant for is still to come
 _WRITE_SECONDS = 0.02  # about what a write takes
 
 
@@ -56,14 +58,21 @@ class Striker:
             return self._pause(blow.moment * pace.start)
         if not self._wait(self._watch.has_begun):
             return False
+        first = self._watch.saved
+        calls, rest = divmod(blow.moment * (_LAST_STRUCK - first) / SAVED_EVERY, 1)
+        if not self._wait(lambda: self._watch.saved >= first + calls * SAVED_EVERY):
+            return False
         if blow.phase == STEP:
-            return self._pause(blow.moment * pace.steps) and self._wait(lambda: not self._watch.is_writing())
-        there, into = self._pause(blow.moment * 0.8 * pace.steps), blow.moment * _WRITE_SECONDS
-        while there and self._wait(self._watch.is_writing):
-            time.sleep(into)
+            pause = rest * pace.steps * SAVED_EVERY / STEPS
+            return self._pause(pause) and self._wait(lambda: not self._watch.is_writing())
+        return self._is_inside_write(rest * _WRITE_SECONDS)
+
+    def _is_inside_write(self, seconds: float) -> bool:
+        while self._wait(self._watch.is_writing):
+            time.sleep(seconds)
             if self._watch.is_writing():
                 return True
-            into /= 2  # the write was over sooner; the next one is struck earlier
+            seconds /= 2  # the write was over sooner; the next one is struck earlier
         return False
 
     def _wait(self, condition: Callable[[], object], seconds: float = DEADLINE_SECONDS) -> bool:

@@ -8,6 +8,7 @@ from tests.chaos.plan import END, START, STEP, WRITE
 from tests.chaos.settings import STEPS
 
 _BEING_WRITTEN = re.compile(r"\.step-\d+\.(partial|replaced|pruned)")
+_WHOLE = re.compile(r"step-(\d+)")
 
 
 class Watch:
@@ -32,6 +33,11 @@ class Watch:
     def is_writing(self) -> bool:
         """Whether a checkpoint is being written; what a former start has left is removed before the first step."""
         return self.has_begun() and any(_BEING_WRITTEN.fullmatch(name) for name in _names(self._checkpoints))
+
+    @property
+    def saved(self) -> int:
+        """The step of the newest checkpoint; 0 if there is none."""
+        return max((int(match[1]) for match in map(_WHOLE.fullmatch, _names(self._checkpoints)) if match), default=0)
 
     def phase(self) -> str:
         """START, STEP, WRITE or END."""

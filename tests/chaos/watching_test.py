@@ -13,6 +13,7 @@ from tfdist.reporting import LedgerFile, RunDirectory
 def test_a_run_goes_through_its_phases(tmp_path: pathlib.Path) -> None:
     watch, directory = Watch(tmp_path), RunDirectory(tmp_path)
     assert watch.phase() == START
+    assert watch.saved == 0
     ledger = LedgerFile(directory.ledger(0, 1))
     assert watch.phase() == START
     ledger.write(0, 1, np.arange(4))
@@ -23,6 +24,7 @@ def test_a_run_goes_through_its_phases(tmp_path: pathlib.Path) -> None:
     assert watch.phase() == WRITE
     partial.rename(directory.checkpoints / f"step-{STEPS:09d}")
     assert watch.phase() == END
+    assert watch.saved == STEPS
 
 
 def test_what_a_former_start_has_left_does_not_count(tmp_path: pathlib.Path) -> None:
