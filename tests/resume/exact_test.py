@@ -1,5 +1,6 @@
 """A run that stopped and goes on ends as one that did not: every bit of it, on the same strategy and number of replicas."""
 
+import functools
 import logging
 import pathlib
 import shutil
@@ -75,19 +76,29 @@ def tensors(path: pathlib.Path) -> dict[str, bytes]:
     return {name: saved.read(name).tobytes() for name in saved.tensors}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [pytest.param(o, id=k, marks=[pytest.mark.full] * (k in ("randomk", "accumulation"))) for k, o in OPTIONS.items()],
-)
-def test_every_bit(options, mirrored2, tmp_path):
-    whole = fit(make_trainer(mirrored2, **options), tmp_path / "whole")
-    shutil.copytree(
-        tmp_path / "whole" / "step-000000007", tmp_path / "parts" / "step-000000007"
-    )  # as if it stopped there
-    trainer = make_trainer(mirrored2, **options)
-    assert trainer.resume(tmp_path / "parts") == SAVED_AT
-    rest = fit(trainer, tmp_path / "parts")
-    end, wanted = newest(tmp_path / "parts")[0], newest(tmp_path / "whole")[0]
+@pytest.fixture(scope="module")
+def uninterrupted(mirrored2, tmp_path_factory):
+    """The run with some options that did not stop, made once: its checkpoints, and its history."""
+
+    @functools.cache
+    def made(name):
+        directory = tmp_path_factory.mktemp(name)
+        return directory, fit(make_trainer(mirrored2, **OPTIONS[name]), directory)
+
+    return made
+
+
+FULL = ("randomk", "accumulation", "powersgd")
+
+
+@pytest.mark.parametrize("name", [pytest.param(k, marks=[pytest.mark.full] * (k in FULL)) for k in OPTIONS])
+def test_every_bit(name, uninterrupted, mirrored2, tmp_path):
+    directory, whole = uninterrupted(name)
+    shutil.copytree(directory / "step-000000007", tmp_path / "step-000000007")  # as if it stopped there
+    trainer = make_trainer(mirrored2, **OPTIONS[name])
+    assert trainer.resume(tmp_path) == SAVED_AT
+    rest = fit(trainer, tmp_path)
+    end, wanted = newest(tmp_path)[0], newest(directory)[0]
     assert tensors(end) == tensors(wanted)
     assert Checkpoint.open(end).values == Checkpoint.open(wanted).values
     count = len(rest.records)
@@ -98,11 +109,11 @@ def test_every_bit(options, mirrored2, tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["model/", "optimizer/", "statistics/", "state/", "replica_state/"])
-def test_what_is_not_restored_shows(prefix, mirrored2, tmp_path, monkeypatch):
+def test_what_is_not_restored_shows(prefix, uninterrupted, mirrored2, tmp_path, monkeypatch):
     """The test above looks at all of it."""
-    options = FEEDBACK | {"compression": "dgc(ratio=0.1)"} if prefix == "state/" else FEEDBACK
-    fit(make_trainer(mirrored2, **options), tmp_path / "whole")
-    trainer = make_trainer(mirrored2, **options)
+    name = "dgc" if prefix == "state/" else "error_feedback"
+    directory, _ = uninterrupted(name)
+    trainer = make_trainer(mirrored2, **OPTIONS[name])
     state = trainer._run_state()
     kept = {name: held for name, held in state._variables.items() if not name.startswith(prefix)}
     monkeypatch.setattr(state, "_names_in", lambda checkpoint: {name: name for name in kept})
@@ -110,10 +121,10 @@ def test_what_is_not_restored_shows(prefix, mirrored2, tmp_path, monkeypatch):
     states = state._states
     monkeypatch.setattr(state, "_states", lambda c, p: {} if p == prefix else states(c, p))
     monkeypatch.setattr(trainer, "_run_state", lambda: state)
-    trainer.resume(tmp_path / "whole" / "step-000000007")
+    trainer.resume(directory / "step-000000007")
     monkeypatch.undo()
-    fit(trainer, tmp_path / "parts")
-    assert tensors(tmp_path / "parts" / "step-000000012") != tensors(tmp_path / "whole" / "step-000000012")
+    fit(trainer, tmp_path)
+    assert tensors(tmp_path / "step-000000012") != tensors(directory / "step-000000012")
 
 
 def test_another_number_of_replicas(mirrored2, mirrored4, tmp_path):
