@@ -144,6 +144,22 @@ def test_leaving_says_goodbye_last_and_once(scripted):
     assert group.lost() is None
 
 
+def test_a_server_that_closes_at_the_goodbye_is_not_lost(scripted, monkeypatch):
+    server = scripted(WELCOME)
+    group = member(server.address)
+    send = group._send
+
+    def slow(line):
+        send(line)
+        if b"goodbye" in line:  # the server closes before this thread goes on
+            server.connection.shutdown(socket.SHUT_WR)
+            time.sleep(0.2)
+
+    monkeypatch.setattr(group, "_send", slow)
+    group.leave(75)
+    assert group.lost() is None
+
+
 def test_a_callback_may_leave(scripted):
     server = scripted(WELCOME, {"type": "lost", "rank": 0, "reason": "gone", "code": None})
     group = member(server.address)

@@ -130,8 +130,8 @@ class RemoteGroup(Group):
             if self._left:
                 return
             self._left = True
+        self._finish("this process has left the group")  # first: the server's answer to a goodbye is to close, too
         self._send(encode({"type": "goodbye", "code": code, "reason": reason[:1000]}))
-        self._finish("this process has left the group")
         with contextlib.suppress(OSError):  # the server may be gone
             self._sock.shutdown(socket.SHUT_WR)
         _join(self._thread)
