@@ -3,7 +3,7 @@ import signal
 import pytest
 
 from tfdist.endings import MEANINGS, describe, of_error
-from tfdist.errors import ExitCode, NotFiniteError, PeerLostError
+from tfdist.errors import ExitCode, NotFiniteError, PeerLostError, Preempted
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,7 @@ def test_codes_in_words(code, words):
     [
         (NotFiniteError("The loss is nan at step 3."), "loss not finite"),
         (PeerLostError("rank 1"), "a peer was lost"),
+        (Preempted("preempted at step 3"), "preempted"),
         (KeyboardInterrupt(), "interrupted"),
         (ZeroDivisionError("by zero"), "failed"),
     ],

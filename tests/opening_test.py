@@ -4,7 +4,7 @@ import pytest
 
 from tfdist import opening
 from tfdist.config import TrainConfig
-from tfdist.errors import InputError
+from tfdist.errors import InputError, NotFiniteError, Preempted
 
 
 @pytest.fixture
@@ -47,3 +47,15 @@ def test_the_coordinator_flag_is_the_environment_s(monkeypatch):
     environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
     found = opening.choose(TrainConfig(coordinator="elsewhere:3000"), environment)
     assert found.cluster.coordinator == "elsewhere:3000"
+
+
+@pytest.mark.parametrize(("error", "waited"), [(Preempted, True), (NotFiniteError, False)])
+def test_who_was_preempted_waits_for_the_others_as_who_is_done(monkeypatch, error, waited):
+    """All have agreed on that end; of other errors the others may not know."""
+    from tfdist.group import LocalGroup
+
+    names = []
+    monkeypatch.setattr(LocalGroup, "barrier", lambda self, name, deadline=60.0: names.append(name))
+    with pytest.raises(error), opening.opened_strategy(TrainConfig(), ()):
+        raise error("at step 3")
+    assert ("end" in names) == waited

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.cluster import Cluster
 from tfdist.detect import Detection, detect
+from tfdist.errors import Preempted
 from tfdist.group import Group, watch
 from tfdist.loading import start
 from tfdist.reporting.environment import versions
@@ -78,10 +79,20 @@ def opened_strategy(config: Any, own_flags: Sequence[str], end_timeout_seconds: 
         shared = {f"--{k}": v for k, v in dataclasses.asdict(config).items() if k not in own_flags}
         strategy.group.agree("flags", shared)
         strategy.group.agree("versions", versions(), "version of ")
-        yield Opened(config, detection, strategy)
-        # Who is done early waits, so that nobody's last collective finds it gone.
-        strategy.group.barrier("end", deadline=end_timeout_seconds or config.start_timeout_seconds)
+        with _ending_together(strategy.group, end_timeout_seconds or config.start_timeout_seconds):
+            yield Opened(config, detection, strategy)
     strategy.close()
+
+
+@contextmanager
+def _ending_together(group: Group, seconds: float) -> Iterator[None]:
+    """Who is done early, or has saved early, waits, so that nobody's last collective finds it gone."""
+    try:
+        yield
+    except Preempted:
+        group.barrier("end", deadline=seconds)
+        raise
+    group.barrier("end", deadline=seconds)
 
 
 def _options(config: Any, strategy: str) -> dict[str, Any]:
