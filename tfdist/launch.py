@@ -24,6 +24,11 @@ _HELP = {
     "coordinator": "host:port of node 0 at which its launcher can listen; the same on every host.",
     "start_timeout_seconds": "How long to wait for the other hosts' launchers, and for ranks that do not come.",
     "log_dir": "Where each rank's output is written as rank-N.log; by default a new directory under runs/.",
+    "grace_seconds": "How long the processes may take to save and end when this command gets SIGTERM or Ctrl-C.",
+    "max_restarts": "How many times all processes are started again when one fails. Codes 2 and 3 are final, and so is"
+    " a second failure in a row after the same step. On one host only.",
+    "max_preemptions": "How many times all processes are started again when all end with code 75. On one host only.",
+    "restart_backoff_seconds": "The pause before a restart; it doubles with each failure, up to 60.",
 }
 _DEFINE = {int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
 

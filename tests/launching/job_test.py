@@ -15,6 +15,11 @@ from tfdist.launching.job import Job
         ({"nodes": 2}, "--nodes=2 needs --coordinator=HOST:PORT"),
         ({"coordinator": "host"}, '--coordinator must be host:port. Received: "host".'),
         ({"start_timeout_seconds": 0.0}, "--start_timeout_seconds must be positive. Received: 0."),
+        ({"grace_seconds": -1.0}, "--grace_seconds must not be negative. Received: -1."),
+        ({"max_restarts": -1}, "--max_restarts must be at least 0. Received: -1."),
+        ({"max_preemptions": -1}, "--max_preemptions must be at least 0. Received: -1."),
+        ({"restart_backoff_seconds": float("nan")}, "--restart_backoff_seconds must not be negative. Received: nan."),
+        ({"nodes": 2, "coordinator": "a:1", "max_restarts": 1}, "Received: --nodes=2. Leave them at 0"),
     ],
 )
 def test_what_cannot_be_is_named(fields, message):

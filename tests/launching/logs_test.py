@@ -4,7 +4,7 @@ import pytest
 
 from tfdist.errors import InputError
 from tfdist.group import LocalGroup
-from tfdist.launching.logs import log_directory
+from tfdist.launching.logs import log_directory, open_log
 
 
 def test_a_directory_of_its_own_for_each_launch(tmp_path, monkeypatch):
@@ -28,3 +28,17 @@ def test_a_directory_that_cannot_be_written_is_bad_input(tmp_path, monkeypatch, 
     pathlib.Path("file").touch()
     with pytest.raises(InputError, match="--log_dir must be a directory that can be written"):
         log_directory(path, LocalGroup())
+
+
+def test_a_log_goes_on_behind_what_is_there(tmp_path):
+    for number, text in ((0, b"first"), (1, b"second"), (0, b"third")):
+        with open_log(tmp_path / "rank-0.log", number) as log:
+            log.write(text + b"\n")
+    lines = (tmp_path / "rank-0.log").read_text().splitlines()
+    assert [line.partition(",")[0] for line in lines] == [
+        "first",
+        "--- restart 1",
+        "second",
+        "--- another launch",
+        "third",
+    ]

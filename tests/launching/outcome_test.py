@@ -25,6 +25,8 @@ class Ended:
         ([Ended(0, 5, 2.0), Ended(1, 5, 1.0)], 1),  # unless nobody else is
         ([Ended(0, 143, 1.0, signalled=True), Ended(1, 3, 2.0)], 1),  # nor is whom the launcher ended
         ([Ended(0, 143, 1.0, signalled=True)], None),
+        ([Ended(0, 75, 1.0), Ended(1, 1, 2.0)], 1),  # nor is who was preempted
+        ([Ended(0, 5, 1.0), Ended(1, 75, 2.0)], 1),  # unless others only lost it
     ],
 )
 def test_the_cause_is_the_first_that_is_no_consequence(ends, cause):

@@ -20,6 +20,10 @@ class Job:
       coordinator: `host:port` where the launcher of node 0 is found; needed by several nodes only.
       start_timeout_seconds: for all launchers to come, and for all ranks, if they use tfdist.
       log_dir: where each rank's log goes; empty for a fresh directory under runs/.
+      grace_seconds: for the processes to save and end when somebody asks for the end, before they are killed.
+      max_restarts: how many times all processes are started again after a failure; see `restarts.Restarts`.
+      max_preemptions: the same after an end with code 75 that nobody has asked this launcher for.
+      restart_backoff_seconds: before the first restart; it doubles with each failure, up to 60 s.
     """
 
     processes: int = 1
@@ -29,22 +33,34 @@ class Job:
     coordinator: str = ""
     start_timeout_seconds: float = 60.0
     log_dir: str = ""
+    grace_seconds: float = 60.0
+    max_restarts: int = 0
+    max_preemptions: int = 0
+    restart_backoff_seconds: float = 1.0
 
     def __post_init__(self) -> None:
         """Raises InputError: a value is out of its range."""
         if self.launcher not in ENGINES:
             raise InputError(f'--launcher must be known. Received: "{self.launcher}".{nearest(self.launcher, ENGINES)}')
-        for name, lowest in (("processes", 1), ("nodes", 1)):
+        for name, lowest in (("processes", 1), ("nodes", 1), ("max_restarts", 0), ("max_preemptions", 0)):
             if getattr(self, name) < lowest:
                 raise InputError(f"--{name} must be at least {lowest}. Received: {getattr(self, name)}.")
         if not 0 <= self.node_rank < self.nodes:
             raise InputError(f"--node_rank must be in [0, --nodes={self.nodes}). Received: {self.node_rank}.")
         if self.start_timeout_seconds <= 0:
             raise InputError(f"--start_timeout_seconds must be positive. Received: {self.start_timeout_seconds:g}.")
+        for name in ("grace_seconds", "restart_backoff_seconds"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"--{name} must not be negative. Received: {getattr(self, name):g}.")
         if self.coordinator and not is_address(self.coordinator):
             raise InputError(f'--coordinator must be host:port. Received: "{self.coordinator}".')
         if self.nodes > 1 and not self.coordinator:
             raise InputError(
                 f"--nodes={self.nodes} needs --coordinator=HOST:PORT: where node 0 is, the same on every host. "
                 "Received: none."
+            )
+        if self.nodes > 1 and (self.max_restarts or self.max_preemptions):
+            raise InputError(
+                "--max_restarts and --max_preemptions start the processes of one host again. Received: "
+                f"--nodes={self.nodes}. Leave them at 0, and let whoever starts the launchers start all of them again."
             )

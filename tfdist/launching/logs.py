@@ -2,6 +2,7 @@
 
 import datetime
 import pathlib
+from typing import IO
 
 from tfdist.errors import InputError
 from tfdist.group import Group
@@ -31,6 +32,20 @@ def log_directory(path: str, launchers: Group) -> pathlib.Path:
             f"--log_dir must be a directory that can be written. Received: {error.filename} ({error.strerror})."
         ) from error
     return directory
+
+
+def open_log(path: pathlib.Path, number: int) -> IO[bytes]:
+    """Opens a rank's log, unbuffered, behind what is in it: of an earlier attempt, or an earlier launch.
+
+    Args:
+      path: the file.
+      number: of the attempt, 0 for the first.
+    """
+    log = open(path, "ab", buffering=0)
+    if log.tell():
+        what = f"restart {number}" if number else "another launch"
+        log.write(f"--- {what}, {datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
+    return log
 
 
 def _new_directory() -> pathlib.Path:

@@ -42,9 +42,9 @@ SUCCESS = Outcome(ExitCode.DONE)
 def root_cause(ends: Iterable[End], loss: Loss | None = None) -> Outcome:
     """Finds out which process's end caused the others'.
 
-    A process that the launcher has signalled, and one that ended because it lost a peer, are consequences. Of the
-    others the first is the cause, unless the group knows better: an engine's error can end its process before the one
-    that caused it has ended.
+    A process that the launcher has signalled, and one that ended because it lost a peer, are consequences; one that was
+    preempted did as it was asked to, and is the cause only where nothing else went wrong. Of the others the first is the
+    cause, unless the group knows better: an engine's error can end its process before the one that caused it has ended.
 
     Args:
       ends: of the processes; those that still run have no code.
@@ -57,7 +57,8 @@ def root_cause(ends: Iterable[End], loss: Loss | None = None) -> Outcome:
         assert loss.code is not None
         return Outcome(loss.code, f"{loss.noun} {loss.rank} {loss.reason}", loss.rank)
     failed = sorted((end for end in ends if end.code and not end.signalled), key=lambda end: end.ended)
-    causes = [end for end in failed if end.code != ExitCode.PEER_LOST] or failed
+    known = [end for end in failed if end.code != ExitCode.PEER_LOST] or failed
+    causes = [end for end in known if end.code != ExitCode.PREEMPTED] or known
     if not causes:
         return SUCCESS
     first = next((end for end in causes if loss and end.rank == loss.rank), causes[0])

@@ -27,11 +27,15 @@ class Stop(NamedTuple):
       seconds: between SIGTERM and SIGKILL.
       asked: whether somebody asked for it, so that what the processes make of it is their own affair: if all end with
         one code, that is the job's.
+      final: whether the job is over with it, so that nobody should try again.
+      wait: seconds for the processes to end by themselves, before SIGTERM.
     """
 
     outcome: Outcome
     seconds: float = FAILURE_SECONDS
     asked: bool = False
+    final: bool = True
+    wait: float = 0.0
 
 
 class Watched(NamedTuple):
@@ -42,12 +46,14 @@ class Watched(NamedTuple):
       hurry: whether whoever waits for the end has lost patience.
       loss: the first loss that the ranks' group knows of.
       on_stop: told of a failure before the processes are ended.
+      grace: in seconds, for the other processes to end with code 75 when one has: they have agreed on it.
     """
 
     stops: Sequence[Callable[[], Stop | None]] = ()
     hurry: Callable[[], bool] = lambda: False
     loss: Callable[[], Loss | None] = lambda: None
     on_stop: Callable[[Outcome], None] = lambda outcome: None
+    grace: float = 60.0
 
 
 class Supervisor:
@@ -62,12 +68,18 @@ class Supervisor:
         for channel in channels:
             self._selector.register(channel, selectors.EVENT_READ)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody wanted the job to be over."""
+        return self._stopped is not None and self._stopped.final
+
     def run(self) -> Outcome:
         """Returns how the processes ended, when all have; none is left, whatever happens."""
         try:
             stop = self._wait_for_a_stop()
             if stop:
                 self._watched.on_stop(stop.outcome)
+                self._until(lambda: self._all_ended() or self._watched.hurry(), stop.wait)
                 self._end(stop.seconds)
             return self._conclude(stop)
         except BaseException:
@@ -82,6 +94,11 @@ class Supervisor:
         self._until(lambda: self._stop() or self._cause().code or self._all_ended())
         if self._cause().code == ExitCode.PEER_LOST:  # whom have they lost?
             self._until(lambda: self._stop() or self._cause().code != ExitCode.PEER_LOST, SETTLE_SECONDS)
+        if self._cause().code == ExitCode.PREEMPTED:  # a signal would be their second one, and keep them from saving
+            self._until(
+                lambda: self._stop() or self._all_ended() or self._cause().code != ExitCode.PREEMPTED,
+                self._watched.grace,
+            )
         cause = self._cause()
         return self._stopped or (Stop(cause) if cause.code else None)
 
@@ -98,9 +115,10 @@ class Supervisor:
 
     def _conclude(self, stop: Stop | None) -> Outcome:
         """The cause may have shown only while the processes were being ended."""
-        codes = {child.code for child in self._children}
-        if stop and stop.asked and len(codes) == 1 and (code := codes.pop()) is not None and code <= endings.SIGNALLED:
-            return Outcome(code, f"all ranks ended with {endings.describe(code)}" if code else "")
+        code, *others = {child.code for child in self._children}
+        if stop and code is not None and not others and code <= endings.SIGNALLED:
+            if stop.asked or code == ExitCode.PREEMPTED:
+                return Outcome(code, f"all ranks ended with {endings.describe(code)}" if code else "")
         cause = self._cause()
         if stop and cause.code in (ExitCode.DONE, ExitCode.PEER_LOST):
             return stop.outcome

@@ -1,0 +1,43 @@
+import pytest
+
+from tfdist.launching.job import Job
+from tfdist.launching.outcome import Outcome
+from tfdist.launching.restarts import Restarts
+
+
+def waits(restarts: Restarts, *ends: tuple[int, int | None]) -> list[float | None]:
+    return [restarts.decide(Outcome(code, "why"), step).wait for code, step in ends]
+
+
+def test_by_default_nothing_is_tried_again_and_nothing_is_said_of_it():
+    for code in (0, 1, 2, 3, 4, 5, 6, 42, 75, 137):
+        assert Restarts(Job()).decide(Outcome(code), 7) == (None, "")
+
+
+def test_pauses_double_up_to_a_minute():
+    restarts = Restarts(Job(max_restarts=9, restart_backoff_seconds=1.0))
+    assert waits(restarts, *[(1, step) for step in range(10)]) == [1, 2, 4, 8, 16, 32, 60, 60, 60, None]
+    assert restarts.number == 9
+
+
+@pytest.mark.parametrize(
+    "code, again", [(0, False), (1, True), (2, False), (3, False), (4, True), (5, True), (6, True)]
+)
+def test_codes_that_are_worth_another_attempt(code, again):
+    assert (Restarts(Job(max_restarts=1)).decide(Outcome(code), None).wait is not None) == again
+
+
+def test_two_failures_in_a_row_after_the_same_step_are_one_that_repeats():
+    restarts = Restarts(Job(max_restarts=9))
+    assert waits(restarts, (1, 7), (1, 5), (137, 7), (1, 7))[-2:] == [4, None]
+    assert "after step 7" in Restarts(Job(max_restarts=9)).decide(Outcome(1), 7).reason
+
+
+def test_a_step_that_nobody_has_noted_is_no_step():
+    assert waits(Restarts(Job(max_restarts=9)), (1, None), (1, None), (1, 0)) == [1, 2, 4]
+
+
+def test_preemptions_have_a_budget_of_their_own_and_part_failures():
+    restarts = Restarts(Job(max_restarts=2, max_preemptions=1))
+    assert waits(restarts, (1, 7), (75, 7), (1, 7), (75, 9)) == [1, 1, 2, None]
+    assert restarts.number == 3

@@ -1,0 +1,225 @@
+"""One attempt at a job: its processes on this host, from the first to the last."""
+
+import contextlib
+import dataclasses
+import pathlib
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from tfdist import endings, progress
+from tfdist.cluster import without_sources
+from tfdist.errors import ExitCode
+from tfdist.group import Group, Server
+from tfdist.group.addresses import join_address, listen, split_address
+from tfdist.group.contract import name_ranks
+from tfdist.group.joining import ADDRESS_VARIABLE, TOKEN_VARIABLE
+from tfdist.launching import nodes
+from tfdist.launching.child import Child, Task
+from tfdist.launching.console import Channel, Screen
+from tfdist.launching.engines import ENGINES
+from tfdist.launching.guard import Guard
+from tfdist.launching.job import Job
+from tfdist.launching.logs import open_log
+from tfdist.launching.outcome import Outcome
+from tfdist.launching.placement import Placement, arrange
+from tfdist.launching.signals import ENDING
+from tfdist.launching.supervision import Stop, Supervisor, Watched
+
+Ask = Callable[[], Stop | None]
+RESTART_VARIABLE = "TFDIST_RESTART"  # how many times the job was started before
+_OURS = (ADDRESS_VARIABLE, TOKEN_VARIABLE, RESTART_VARIABLE, progress.VARIABLE, "TFDIST_COORDINATOR")
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """What the attempts of a job share on this host.
+
+    Attributes:
+      job: how many processes, and how they find each other.
+      command: what a rank runs.
+      environment: what they inherit.
+      launchers: of all nodes.
+      guard: ends what is left if this process is killed.
+      logs: where each rank's log is.
+      notes: where each rank notes its progress; None if nobody wants to know.
+      stops: each is asked again and again for a reason to end the processes.
+      arrived: the signals that ask for the end.
+      say: told which ranks are here.
+    """
+
+    job: Job
+    command: Callable[[int], Sequence[str]]
+    environment: Mapping[str, str]
+    launchers: Group
+    guard: Guard
+    logs: pathlib.Path
+    notes: pathlib.Path | None
+    stops: Sequence[Ask]
+    arrived: Sequence[int]
+    say: Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How an attempt ended.
+
+    Attributes:
+      outcome: of it.
+      stopped: whether somebody wanted the job to end, so that it is not tried again.
+      step: the last that any rank has noted; None if none has.
+    """
+
+    outcome: Outcome
+    stopped: bool
+    step: int | None
+
+
+def attempt(host: Host, number: int) -> Ended:
+    """Starts the processes at fresh ports, with a fresh group, and sees them to their end.
+
+    Args:
+      host: what does not change.
+      number: of the attempt, 0 for the first.
+
+    Raises:
+      InputError: the command or the coordinator's address cannot be used.
+    """
+    with contextlib.ExitStack() as stack:
+        placement = arrange(host.job.processes, host.job.coordinator, host.launchers)
+        server, variables = stack.enter_context(_served(host.job, placement, host.launchers))
+        tasks = _tasks(host, placement, variables, number)
+        if not number:
+            host.say(f"{name_ranks([task.rank for task in tasks])} of {placement.size}, logs in {host.logs}")
+        watched = Watched(
+            stops=[*host.stops, _start_timeout(host.job, server), _elsewhere(host)],
+            loss=lambda: server.loss if server else None,
+            on_stop=lambda outcome: host.launchers.leave(outcome.code, outcome.reason),
+            grace=host.job.grace_seconds,
+        )
+        outcome, stopped = _supervise(host, tasks, watched, stack, number)
+    log = next((task.log for task in tasks if task.rank == outcome.rank), None)
+    steps = [progress.read(_note(host.notes, task.rank)) for task in tasks] if host.notes else []
+    step = max((step for step in steps if step is not None), default=None)
+    return Ended(dataclasses.replace(outcome, log=log), stopped, step)
+
+
+@contextlib.contextmanager
+def _served(job: Job, placement: Placement, launchers: Group) -> Iterator[tuple[Server | None, list[dict[str, str]]]]:
+    """Serves on node 0 what the ranks need; returns the ranks' group, where it is here, and this node's variables."""
+    engine = ENGINES[job.launcher]
+    with contextlib.ExitStack() as stack:
+        server, told = None, None
+        if launchers.rank == 0:
+            token = secrets.token_hex(16)
+            host = placement.hosts[0]
+            listener = listen(join_address(host, 0), "Choose another --coordinator, the same on every host.")
+            server = Server(listener, size=placement.size, token=token)
+            stack.callback(server.close, "the launcher has ended")
+            port = split_address(server.address)[1]
+            told = [join_address(host, port), token, stack.enter_context(engine.serve(placement))]
+        address, token, engine_port = launchers.broadcast("launch/served", told)
+        group = {ADDRESS_VARIABLE: address, TOKEN_VARIABLE: token}
+        yield server, [group | engine.variables(placement, engine_port, rank) for rank in placement.ranks()]
+
+
+def _tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]], number: int) -> list[Task]:
+    inherited = _inherited(host.environment) | {RESTART_VARIABLE: str(number)}
+    tasks = []
+    for one, own in zip(placement.ranks(), variables, strict=True):
+        if host.notes:
+            progress.blank(note := _note(host.notes, one.rank))
+            own = own | {progress.VARIABLE: str(note)}
+        tasks.append(Task(one.rank, host.command(one.rank), inherited | own, host.logs / f"rank-{one.rank}.log"))
+    return tasks
+
+
+def _note(notes: pathlib.Path, rank: int) -> pathlib.Path:
+    return notes / f"rank-{rank}"
+
+
+def _supervise(
+    host: Host, tasks: Sequence[Task], watched: Watched, stack: contextlib.ExitStack, number: int
+) -> tuple[Outcome, bool]:
+    screens = Screen(sys.stdout), Screen(sys.stderr)
+    children: list[Child] = []
+    channels: list[Channel] = []
+    try:
+        for task in tasks:
+            log = stack.enter_context(open_log(task.log, number))
+            child = Child(task)
+            host.guard.add(child.pid)
+            children.append(child)
+            channels += [
+                Channel(child.rank, child.out, screens[0], log),
+                Channel(child.rank, child.err, screens[1], log),
+            ]
+    except BaseException:
+        for child in children:
+            child.reap()
+        raise
+    stops = [*watched.stops, lambda: _unread(screens), lambda: asked(host)]
+    supervisor = Supervisor(children, channels, watched._replace(stops=stops, hurry=lambda: len(host.arrived) > 1))
+    try:
+        outcome = supervisor.run()
+        return outcome, supervisor.stopped or bool(host.arrived)
+    finally:
+        for child in children:
+            host.guard.forget(child.pid)
+
+
+def asked(host: Host) -> Stop | None:
+    """Whether somebody has asked this launcher to end."""
+    if not host.arrived:
+        return None
+    name = signal.Signals(host.arrived[0]).name
+    outcome = Outcome(endings.SIGNALLED + host.arrived[0], f"ended by {name}")
+    return Stop(outcome, host.job.grace_seconds, asked=True)
+
+
+def _unread(screens: Sequence[Screen]) -> Stop | None:
+    if any(screen.gone for screen in screens):
+        return Stop(Outcome(endings.SIGNALLED + signal.SIGPIPE, "nobody reads the output any more"))
+    return None
+
+
+def _inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in without_sources(environment).items() if name not in _OURS}
+    return {"PYTHONUNBUFFERED": "1"} | kept  # lines appear when they are printed, also the last before a crash
+
+
+def _start_timeout(job: Job, server: Server | None) -> Ask:
+    """Once a rank has come to the group, the others must come too; a job whose ranks do not use tfdist has no group."""
+    first_came = 0.0
+
+    def ask() -> Stop | None:
+        nonlocal first_came
+        absent = server.absent() if server else []
+        if not absent or not server or len(absent) == server.size:
+            return None
+        now = time.monotonic()
+        first_came = first_came or now
+        if now - first_came < job.start_timeout_seconds:
+            return None
+        who = name_ranks(absent)
+        reason = f"{who} did not join the job's group within {job.start_timeout_seconds:g} s (--start_timeout_seconds)"
+        return Stop(Outcome(ExitCode.PEER_LOST, reason, absent[0]), final=False)
+
+    return ask
+
+
+def _elsewhere(host: Host) -> Ask:
+    """If another host's launcher was asked to end, its ranks agree with ours on a step to end at.
+
+    Ours need the time to save, and no signal, which could come when they have saved already, and would kill them.
+    """
+
+    def ask() -> Stop | None:
+        outcome = nodes.elsewhere(host.launchers)
+        if outcome and outcome.code - endings.SIGNALLED in ENDING:
+            return Stop(outcome, asked=True, wait=host.job.grace_seconds)
+        return Stop(outcome) if outcome else None
+
+    return ask

@@ -1,0 +1,81 @@
+"""Whether a job whose processes have ended is started again, and when."""
+
+from typing import NamedTuple
+
+from tfdist.errors import ExitCode
+from tfdist.launching.job import Job
+from tfdist.launching.outcome import Outcome
+
+LONGEST_BACKOFF_SECONDS = 60.0
+# What was done is done; bad input stays bad; a loss that is not finite comes again, as a resumed run repeats its steps.
+FINAL = frozenset({ExitCode.DONE, ExitCode.BAD_INPUT, ExitCode.NOT_FINITE})
+
+
+class Decision(NamedTuple):
+    """What follows on the end of an attempt.
+
+    Attributes:
+      wait: seconds until the next one; None if there is none.
+      reason: why, as the end of a sentence; empty where the end speaks for itself.
+    """
+
+    wait: float | None
+    reason: str = ""
+
+
+class Restarts:
+    """Counts a job's restarts: those after failures, and those after preemptions, each with a budget of its own.
+
+    A failure that repeats is not tried again: when two attempts in a row fail after the same step. The step is the last
+    one that a rank has noted with `tfdist.progress`; where none does, the budget alone decides.
+
+    Attributes:
+      number: of the attempt, 0 for the first.
+    """
+
+    def __init__(self, job: Job):
+        """Args: job: has the budgets and the first pause."""
+        self._job = job
+        self._failures = self._preemptions = 0
+        self._failed_after: int | None = None
+
+    @property
+    def number(self) -> int:
+        """See the class."""
+        return self._failures + self._preemptions
+
+    def decide(self, outcome: Outcome, step: int | None) -> Decision:
+        """Says what follows, and counts it.
+
+        Args:
+          outcome: of the attempt that has ended.
+          step: the last that any rank has noted in it; None if none has.
+        """
+        if outcome.code in FINAL:
+            return Decision(None)
+        if outcome.code == ExitCode.PREEMPTED:
+            return self._after_preemption()
+        return self._after_failure(step)
+
+    def _after_preemption(self) -> Decision:
+        self._failed_after = None
+        if self._preemptions == self._job.max_preemptions:
+            return _used_up(self._preemptions, "max_preemptions")
+        self._preemptions += 1
+        reason = f"restart {self._preemptions} of {self._job.max_preemptions} after preemptions"
+        return Decision(self._job.restart_backoff_seconds, reason)
+
+    def _after_failure(self, step: int | None) -> Decision:
+        before, self._failed_after = self._failed_after, step
+        if self._failures == self._job.max_restarts:
+            return _used_up(self._failures, "max_restarts")
+        if step is not None and step == before:
+            return Decision(None, f"the second failure in a row after step {step}, so it is not tried again")
+        self._failures += 1
+        pause = min(LONGEST_BACKOFF_SECONDS, self._job.restart_backoff_seconds * 2 ** (self._failures - 1))
+        after = "" if step is None else f" after step {step}"
+        return Decision(pause, f"restart {self._failures} of {self._job.max_restarts}{after}")
+
+
+def _used_up(count: int, flag: str) -> Decision:
+    return Decision(None, f"--{flag}={count} is used up" if count else "")
