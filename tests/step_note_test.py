@@ -10,7 +10,7 @@ def test_a_note_outlives_the_process(tmp_path):
     step_note.blank(path)
     assert step_note.read(path) is None
     code = (
-        "import os\nfrom tfdist.progress import Progress\nnotes = StepNote()\n"
+        "import os\nfrom tfdist.step_note import StepNote\nnotes = StepNote()\n"
         "for step in (5, 10**12, 7): notes.note(step)\nos.kill(os.getpid(), 9)"
     )
     environment = os.environ | {step_note.VARIABLE: str(path)}

@@ -23,6 +23,7 @@ from tfdist.reporting import NullLedger, NullProfile, Reporter, RunPlan, StepTim
 from tfdist.reporting.memory import peak_memory
 from tfdist.reporting.timing import over_ranks
 from tfdist.saving import Saving
+from tfdist.step_note import StepNote
 from tfdist.steps import Steps
 from tfdist.strategy import HasCollectives
 
@@ -143,6 +144,7 @@ class Run:
         self._profile = profile
         self._saving = saving
         self._ledger = ledger
+        self._note = StepNote()
         epochs = -(-schedule.steps * batch_size // source.size)
         self._callbacks = Callbacks(
             callbacks,
@@ -171,9 +173,10 @@ class Run:
         iterator = self._strategy.distribute(pipeline.numbered)
         self._iterator = iterator
         self._reporter.start(plan)
+        self._note.note(trainer.step)
         trainer.drain()  # metrics of layers count every call of the model
         self._callbacks.on_train_begin()
-        with contextlib.closing(self._profile):
+        with contextlib.closing(self._profile), contextlib.closing(self._note):
             # A run that stopped at its last step, in the middle of an epoch, has that epoch's end before it.
             while trainer.step < self._schedule.steps or trainer.progress.epoch:
                 if self._one_epoch():
@@ -224,6 +227,7 @@ class Run:
             self._end_not_finite(result, losses, counted)
         self._ledger.write(trainer.step, count, result.numbers.numpy())
         trainer.step += count
+        self._note.note(trainer.step)
         trainer.progress.add(losses, counted, trainer.drain())
         logs = trainer.progress.epoch.results(trainer.metrics)
         self._reporter.progress(trainer.step, logs | self._timer.fields() | trainer.steps.cost | self._inspected)

@@ -22,12 +22,12 @@ from tfdist.errors import Preempted
 from tfdist.group import join, watch
 from tfdist.meetings import Meetings
 from tfdist.preemption import notices
-from tfdist.progress import Progress
+from tfdist.step_note import StepNote
 
 saved, restart = pathlib.Path(sys.argv[1]), int(os.environ["TFDIST_RESTART"])
 cluster = from_tf_config(os.environ)
 rank = cluster.rank
-group, progress = join(cluster), Progress()
+group, progress = join(cluster), StepNote()
 
 def save(step):
     if rank == 0:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from tfdist import endings, progress
+from tfdist import endings, step_note
 from tfdist.cluster import without_sources
 from tfdist.errors import ExitCode
 from tfdist.group import Group, Server
@@ -30,7 +30,7 @@ from tfdist.launching.supervision import Stop, Supervisor, Watched
 
 Ask = Callable[[], Stop | None]
 RESTART_VARIABLE = "TFDIST_RESTART"  # how many times the job was started before
-_OURS = (ADDRESS_VARIABLE, TOKEN_VARIABLE, RESTART_VARIABLE, progress.VARIABLE, "TFDIST_COORDINATOR")
+_OURS = (ADDRESS_VARIABLE, TOKEN_VARIABLE, RESTART_VARIABLE, step_note.VARIABLE, "TFDIST_COORDINATOR")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ def attempt(host: Host, number: int) -> Ended:
         )
         outcome, stopped = _supervise(host, tasks, watched, stack, number)
     log = next((task.log for task in tasks if task.rank == outcome.rank), None)
-    steps = [progress.read(_note(host.notes, task.rank)) for task in tasks] if host.notes else []
+    steps = [step_note.read(_note(host.notes, task.rank)) for task in tasks] if host.notes else []
     step = max((step for step in steps if step is not None), default=None)
     return Ended(dataclasses.replace(outcome, log=log), stopped, step)
 
@@ -130,8 +130,8 @@ def _tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]]
     tasks = []
     for one, own in zip(placement.ranks(), variables, strict=True):
         if host.notes:
-            progress.blank(note := _note(host.notes, one.rank))
-            own = own | {progress.VARIABLE: str(note)}
+            step_note.blank(note := _note(host.notes, one.rank))
+            own = own | {step_note.VARIABLE: str(note)}
         tasks.append(Task(one.rank, host.command(one.rank), inherited | own, host.logs / f"rank-{one.rank}.log"))
     return tasks
 

@@ -27,7 +27,7 @@ class Restarts:
     """Counts a job's restarts: those after failures, and those after preemptions, each with a budget of its own.
 
     A failure that repeats is not tried again: when two attempts in a row fail after the same step. The step is the last
-    one that a rank has noted with `tfdist.progress`; where none does, the budget alone decides.
+    one that a rank has noted with `tfdist.step_note`; where none does, the budget alone decides.
 
     Attributes:
       number: of the attempt, 0 for the first.
