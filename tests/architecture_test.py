@@ -25,7 +25,8 @@ LAYERS = {
     "strategy": "strategy loading",
     "talking": "collectives group meetings",
     "foundation": "cluster combinations config cores decay detect devices dims endings engine_errors errors fitting flag"
-    " horovod_build hostlist keras_internals layouts mesh numbered own_code period preemption randomness rules spec step_note tf_config",
+    " horovod_build hostlist keras_internals layouts mesh numbered own_code period preemption randomness rules spec"
+    " step_note tf_config",
 }
 ORDER = list(LAYERS)
 COMMANDS, FOUNDATION = ORDER[0], ORDER[-1]
