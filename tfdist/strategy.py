@@ -188,7 +188,7 @@ class Strategy(abc.ABC):
           variable: TensorFlow's, of this strategy.
           per_replica: whether each replica has a value of its own; what is saved then has a first dim of all replicas.
         """
-        values = [np.array(value) for value in self.local(variable)]
+        values = [_copied(value) for value in self.local(variable)]
         if per_replica:
             return [
                 ((replica, *(0,) * value.ndim), value[np.newaxis])
@@ -203,7 +203,7 @@ class Strategy(abc.ABC):
         """
         zeros = (0,) * len(variable.shape)
         own = zip(self.local_replicas, self.local(variable), strict=True)
-        return [(f"replica {replica}", zeros, np.array(value)) for replica, value in own]
+        return [(f"replica {replica}", zeros, np.asarray(value)) for replica, value in own]
 
     def assign(self, variable: tf.Variable, per_replica: bool, read: Read) -> None:
         """Gives a variable the value that was saved, on this process's devices.
@@ -246,6 +246,12 @@ class HasCollectives(Strategy):
                 return function(*args)
 
         return replica_function
+
+
+def _copied(value: Any) -> np.ndarray:
+    """On the host, and nobody else's: TensorFlow copies a variable that it shows, and lends a tensor's own memory."""
+    found = np.asarray(value)
+    return found if found.flags.owndata else found.copy()
 
 
 def _variable(state: State) -> tf.Variable:
