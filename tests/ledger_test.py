@@ -66,7 +66,7 @@ def test_restarts_and_resizes(directory, capsys):
     use(files, range(3, 5))
     code, text = said(directory, capsys)
     assert code == 0, text
-    assert text.startswith("Proved: 5 steps, 4 starts.")
+    assert text.startswith("Proved: 5 steps, 3 starts.")
 
 
 def test_a_run_that_began_with_the_checkpoint_of_another(directory, capsys):
@@ -180,3 +180,35 @@ def test_records_behind_the_step_are_dropped(directory):
     directory.begin("", ["alpha"], step=2)
     assert directory.metrics.read_text() == "".join(lines[:2])
     assert [record["step"] for record in directory.records()] == [1, 2]
+
+
+def test_a_start_whose_records_are_gone(directory, capsys):
+    use(start(directory, 0, 1), range(0, 3))
+    use(start(directory, 3, 1), range(3, 5))
+    directory.metrics.write_text(json.dumps({"kind": "train", "step": 5}) + "\n")
+    assert said(directory, capsys)[0] == 0
+    directory.ledger(1, 0).unlink()
+    code, text = said(directory, capsys)
+    assert code == 1
+    assert "step 3: process 0 of start 1 did not record it" in text
+
+
+def test_a_start_that_did_not_count_says_nothing_of_where_the_run_began(directory, capsys):
+    use(start(directory, 5, 1), range(5, 6))
+    use(start(directory, 0, 1), range(0, 5), np.zeros(40, int))
+    code, text = said(directory, capsys)
+    assert code == 1
+    assert "epoch 0: 1 examples were used more than once" in text
+
+
+def test_dropped_records_are_kept(directory):
+    directory.begin("", ["alpha"])
+    lines = [
+        json.dumps({"kind": kind, "step": step}) + "\n" for kind, step in (("train", 1), ("train", 2), ("eval", 2))
+    ]
+    directory.metrics.write_text("".join(lines))
+    directory.begin("", ["alpha"], step=2, evaluated=False)
+    assert directory.metrics.read_text() == "".join(lines[:2])
+    assert directory.dropped.read_text() == lines[2]
+    directory.begin("", ["alpha"])
+    assert directory.dropped.read_text() == "".join([lines[2], *lines[:2]])

@@ -3,19 +3,25 @@
 import contextlib
 import dataclasses
 import json
+import os
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfdist import flags, opening
-from tfdist.checkpoint import clean_partial, lock
+from tfdist import flags, keras_internals, opening
+from tfdist.checkpoint import Checkpoint, clean_partial, lock
 from tfdist.config import TrainConfig
 from tfdist.errors import InputError
+from tfdist.period import parse_period
 from tfdist.reporting import LedgerFile, NullLedger, NullReporter, Reporter, RunDirectory, chief_reporter
 from tfdist.resuming import Origin
 from tfdist.resuming import origin as decided
 from tfdist.saving import Checkpoints
 from tfdist.strategy import Strategy
 from tfdist.trainer import Trainer
+
+RESTART_VARIABLE = "TFDIST_RESTART"  # by `tfdist.launch`: how many times the job was started before
+_RATE = ("learning_rate", "lr_scaling", "base_batch_size")
 
 
 class Begun(NamedTuple):
@@ -44,8 +50,13 @@ def origin(config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> 
     Raises:
       InputError: see `tfdist.resuming.origin`; on the chief.
     """
-    found = decided(config.resume, directory, dataclasses.asdict(config)) if strategy.is_chief else None
+    found = _decided(config, directory) if strategy.is_chief else None
     return Origin(*strategy.group.broadcast("origin", found))
+
+
+def _decided(config: TrainConfig, directory: RunDirectory) -> Origin:
+    restarted = os.environ.get(RESTART_VARIABLE, "0") != "0"
+    return decided(config.resume, directory, dataclasses.asdict(config), restarted)
 
 
 def begin(
@@ -75,7 +86,11 @@ def begin(
         directory.make()
         stack.enter_context(lock(directory.path))
         clean_partial(directory.checkpoints)
-    step = trainer.resume_from(origin.checkpoints)
+    # Once more, now that nobody else writes here: the model was built meanwhile, and another process may have ended.
+    found = _under_lock(origin, config, directory) if strategy.is_chief else None
+    origin = Origin(*strategy.group.broadcast("origin/locked", found))
+    _check_shared(origin, config, directory, strategy)
+    step = _resumed(trainer, origin, config, directory)
     checkpoint = trainer.resumed_from
     start = 0
     if strategy.is_chief:
@@ -84,6 +99,8 @@ def begin(
             hosts,
             step=step,
             checkpoint=checkpoint,
+            # At a run's last step in the middle of an epoch the state is that of before the evaluation.
+            evaluated=bool(config.eval_every) or not trainer.progress.epoch,
             facts={
                 "strategy": strategy.name,
                 "replicas": strategy.replicas,
@@ -93,7 +110,6 @@ def begin(
             },
         )
     start = strategy.group.broadcast("output_dir/made", start)
-    _check_shared(config, directory, strategy)
     saved = Checkpoints(
         directory=str(directory.checkpoints),
         every=config.checkpoint_every,
@@ -108,19 +124,51 @@ def begin(
     return Begun(checkpoint, saved, ledger, directory.records())
 
 
+def _under_lock(origin: Origin, config: TrainConfig, directory: RunDirectory) -> Origin:
+    """Raises `InputError` if a run began here while this one was being built."""
+    found = _decided(config, directory)
+    if found.goes_on and not origin.goes_on:
+        directory.check(directory.path)
+    return found
+
+
+def _resumed(trainer: Trainer, origin: Origin, config: TrainConfig, directory: RunDirectory) -> int:
+    """Gives the trainer its state; a rate that was changed on the command line is the new one. Returns the step."""
+    rate = keras_internals.constant_learning_rate(trainer.model.optimizer)
+    own = [path for path in origin.checkpoints if Path(path).parent == directory.checkpoints]
+    step = trainer.resume_from(origin.checkpoints, sets_aside=bool(own))
+    if trainer.resumed_from and rate is not None:
+        saved = Checkpoint.open(trainer.resumed_from).flags
+        if any(saved.get(name) != getattr(config, name) for name in _RATE):
+            trainer.model.optimizer.learning_rate = rate
+    return step
+
+
+def _is_saved(config: TrainConfig) -> bool:
+    return any(parse_period(config.checkpoint_every))
+
+
 def _ledgers(config: TrainConfig, strategy: Strategy) -> int:
     """How many processes keep a ledger: all, but for a mesh, where each has all examples."""
-    if config.checkpoint_every == "0":
+    if not _is_saved(config):
         return 0
     return 1 if strategy.global_view else strategy.cluster.size
 
 
-def _check_shared(config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> None:
-    """All processes write to a checkpoint, and all must see it."""
-    sees = strategy.group.gather("output_dir/seen", directory.is_run)
-    if config.checkpoint_every != "0" and not all(sees):
-        ranks = [str(rank) for rank, seen in enumerate(sees) if not seen]
+def _check_shared(origin: Origin, config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> None:
+    """All processes read and write checkpoints, and all must see them: rank 0's lock says whose directory it is."""
+    mine = _lock_of(directory)
+    seen = strategy.group.gather("output_dir/seen", mine)
+    if (_is_saved(config) or origin.checkpoints) and any(text != seen[0] for text in seen):
+        ranks = [str(rank) for rank, text in enumerate(seen) if text != seen[0]]
         raise InputError(
             "Checkpoints need an output directory that all processes share. Received: "
-            f"{json.dumps(str(directory.path))}, which is not there for rank {', '.join(ranks)}. Give another --output_dir."
+            f"{json.dumps(str(directory.path))}, which is another one for rank {', '.join(ranks)}. Give another --output_dir."
         )
+
+
+def _lock_of(directory: RunDirectory) -> str:
+    try:
+        return (directory.path / "lock").read_text(encoding="utf-8")
+    except OSError as error:
+        return f"none: {error.strerror}"

@@ -1,6 +1,5 @@
 """Prove from a run's records that each example of each epoch was used exactly once, across restarts and resizes."""
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfdist import command
+from tfdist.checkpoint import newest
 from tfdist.errors import ExitCode, InputError
 from tfdist.reporting import RunDirectory
 from tfdist.reporting.ledger_file import read_ledger
@@ -38,14 +38,15 @@ class Start(NamedTuple):
 
 def main(run: str) -> int:
     """Prints what was found; returns the exit code."""
-    starts = _starts(RunDirectory(Path(run).expanduser()))
+    directory = RunDirectory(Path(run).expanduser())
+    starts = _starts(directory)
     size, rest = starts[0].examples, np.zeros([0], np.int64)
     epoch, before = divmod(
         starts[0].first * starts[0].batch_size, size
     )  # a run that began with another one's checkpoint
     steps, epochs = 0, 0
     wrong: list[str] = []
-    for found, numbers in _stream(starts):
+    for found, numbers in _stream(starts, _steps_done(directory)):
         wrong += found
         steps += 1
         rest = np.concatenate([rest, numbers])
@@ -67,18 +68,17 @@ def main(run: str) -> int:
 
 def _starts(directory: RunDirectory) -> list[Start]:
     try:
-        lines = directory.starts.read_text(encoding="utf-8").splitlines()
+        said = directory.beginnings()
     except OSError as error:
         raise InputError(
             f"A ledger is kept in a run's directory. Received: {directory.path} ({error.strerror}). Give that of a run."
         ) from error
-    said: list[dict[str, Any]] = [json.loads(line) for line in lines]
     if not said or not all(start.get("ledgers") for start in said):
         raise InputError(
             f"A ledger is kept by training with --checkpoint_every. Received: {directory.path}, where it was not given."
         )
     ends = [start["step"] for start in said[1:]] + [None]
-    return [
+    each = [
         Start(
             number,
             start["step"],
@@ -89,6 +89,15 @@ def _starts(directory: RunDirectory) -> list[Start]:
         )
         for number, start in enumerate(said)
     ]
+    return [
+        start for start in each if start.end is None or start.end > start.first
+    ]  # others were made again as a whole
+
+
+def _steps_done(directory: RunDirectory) -> int:
+    """How many steps the run has made as far as its other files know."""
+    saved = [int(path.name.removeprefix("step-")) for path in newest(directory.checkpoints)]
+    return max([0, *saved, *(record["step"] for record in directory.records())])
 
 
 def _earliest(later: list[int | None]) -> int | None:
@@ -96,18 +105,16 @@ def _earliest(later: list[int | None]) -> int | None:
     return min(known) if known else None
 
 
-def _stream(starts: list[Start]) -> Iterator[tuple[list[str], np.ndarray]]:
+def _stream(starts: list[Start], done: int) -> Iterator[tuple[list[str], np.ndarray]]:
     """For each step that counts what is wrong with it, and the examples in the order of use."""
     expected = starts[0].first
     for start in starts:
-        if start.end is not None and start.end <= start.first:  # a later start went on from before it
-            continue
         if start.first > expected:
             yield [f"steps {expected} to {start.first - 1}: nobody recorded them"], np.zeros([0], np.int64)
             expected = start.first
         ranks = [_of_one_process(path) for path in start.files]
         last = max((step for steps in ranks for step in steps), default=-1)
-        for step in range(expected, last + 1 if start.end is None else start.end):
+        for step in range(expected, max(last + 1, done) if start.end is None else start.end):
             parts = [steps.get(step) for steps in ranks]
             missing = [rank for rank, part in enumerate(parts) if part is None]
             numbers = np.concatenate([part for part in parts if part is not None] or [np.zeros([0], np.int64)])

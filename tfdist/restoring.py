@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfdist.checkpoint import Checkpoint, CheckpointError, Damaged, newest, set_aside
+from tfdist.checkpoint import Checkpoint, CheckpointError, Damaged, is_name, newest, set_aside
 from tfdist.group import Group
 from tfdist.run_state import RunState
 
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 def checkpoints_at(path: str | os.PathLike[str]) -> list[Path]:
     """The checkpoints that a path names, the newest first: itself, those in it, or those of the run whose directory it is."""
     path = Path(path).expanduser()
-    if path.name.startswith("step-"):
+    if is_name(path.name) and not (path / "checkpoints").exists():
         return [path]
     return newest(path) or newest(path / "checkpoints")
 
@@ -25,15 +25,15 @@ def checkpoints_at(path: str | os.PathLike[str]) -> list[Path]:
 def restore(state: RunState, paths: Sequence[str], group: Group, sets_aside: bool = True) -> Checkpoint | None:
     """Gives a run the state of the first of these checkpoints that is good; every process calls it with the same paths.
 
-    One that is damaged, wherever that shows, is named and left out; with `sets_aside` the chief renames it, so that nobody
-    takes it again.
+    One that is damaged is named and left out; with `sets_aside` the chief renames it, so that nobody takes it again. The chief
+    looks at every byte: what others alone cannot read is not damaged, but elsewhere.
 
     Returns:
       The checkpoint; None if there are no paths.
 
     Raises:
       InputError: a checkpoint is of another model or optimizer, or of a newer version.
-      CheckpointError: none of them is good.
+      CheckpointError: none of them is good, or a process other than the chief cannot read one that is.
     """
     chief, damages = group.rank == 0, []
     for number, path in enumerate(paths):
@@ -41,16 +41,28 @@ def restore(state: RunState, paths: Sequence[str], group: Group, sets_aside: boo
         found = group.gather(f"checkpoint/read/{number}", damage, READING_SECONDS)
         if not any(found):
             return checkpoint
-        damages.append(next(text for text in found if text))
+        if not found[0]:
+            rank = next(rank for rank, text in enumerate(found) if text)
+            raise CheckpointError(
+                f"All processes must read the checkpoint that a run goes on from. Received, on rank {rank}: {found[rank]} "
+                "Rank 0 finds it good: share its directory between the hosts."
+            )
+        damages.append(found[0])
         if chief:
-            aside = f" It is set aside as {set_aside(Path(path))}." if sets_aside else ""
-            _log.warning("%s%s", damages[-1], aside)
+            _log.warning("%s%s", damages[-1], _set_aside(Path(path)) if sets_aside else "")
     if damages:
         raise CheckpointError(
             f"A run goes on from a good checkpoint. Received: {len(damages)} damaged. {damages[0]} Begin anew with "
             "--resume=never, or name another run's with --resume=PATH."
         )
     return None
+
+
+def _set_aside(path: Path) -> str:
+    try:
+        return f" It is set aside as {set_aside(path)}."
+    except OSError as error:
+        return f" It could not be set aside ({error.strerror})."
 
 
 def _restored(state: RunState, path: Path, whole: bool) -> tuple[Checkpoint | None, str]:

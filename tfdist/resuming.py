@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfdist.checkpoint import Checkpoint, Damaged
+from tfdist.checkpoint import Checkpoint, Damaged, newest
 from tfdist.combinations import flag_text
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
@@ -12,7 +12,7 @@ from tfdist.restoring import checkpoints_at
 
 AUTO, NEVER = "auto", "never"
 # What the steps so far are made of: with another of these the rest would not belong to them.
-FIXED = ("model", "dataset", "seed", "batch_size", "optimizer", "loss", "precision", "batch_norm")
+FIXED = ("model", "dataset", "seed", "batch_size", "optimizer", "loss", "metrics", "precision", "batch_norm")
 
 
 class Origin(NamedTuple):
@@ -27,24 +27,25 @@ class Origin(NamedTuple):
     goes_on: bool
 
 
-def origin(resume: str, directory: RunDirectory, flags: Mapping[str, Any]) -> Origin:
+def origin(resume: str, directory: RunDirectory, flags: Mapping[str, Any], restarted: bool = False) -> Origin:
     """Decides what a run begins with; for the chief. Changes nothing on the disk.
 
     Args:
       resume: as the flag.
       directory: the run's.
       flags: the run's, by name.
+      restarted: whether a launcher has started the same command before: then the run in the directory is its own.
 
     Raises:
       InputError: there is nothing to go on with where it was asked for, or it is of another run; or the directory has
         something else in it.
     """
-    own = resume == AUTO and directory.is_run
+    own = directory.is_run and (restarted or resume == AUTO or (resume != NEVER and _began_with(resume, directory)))
     if not own:
         directory.check(directory.path)
-    if resume == NEVER or (resume == AUTO and not own):
-        return Origin([], False)
-    found = checkpoints_at(directory.path if own else resume)
+        if resume in (AUTO, NEVER):
+            return Origin([], False)
+    found = _own(directory) if own else checkpoints_at(resume)
     if found:
         _check_flags(found, flags)
     elif not own:
@@ -55,6 +56,25 @@ def origin(resume: str, directory: RunDirectory, flags: Mapping[str, Any]) -> Or
     elif directory.is_done or _flags_of(directory) != _written(flags):
         directory.check(directory.path)  # somebody else's, or done: it is not written over
     return Origin([str(path) for path in found], own)
+
+
+def _own(directory: RunDirectory) -> list[Path]:
+    """The checkpoints of a run that goes on; before its first one, the one that it began with."""
+    found = newest(directory.checkpoints)
+    if found:
+        return found
+    if damaged := sorted(directory.checkpoints.glob("*.damaged*")):
+        raise InputError(
+            f"A run goes on from a good checkpoint. Received: {directory.path}, where all are damaged: {damaged[-1].name} is "
+            "the last. Begin in another --output_dir, anew or with --resume=PATH of another run."
+        )
+    began_with = directory.beginnings()[-1]["checkpoint"] if directory.starts.exists() else ""
+    return [Path(began_with)] if began_with and Path(began_with).parent != directory.checkpoints else []
+
+
+def _began_with(resume: str, directory: RunDirectory) -> bool:
+    """Whether a run was begun with this flag, so that the same command goes on with it."""
+    return flag_text("resume", resume) in directory.flags.read_text(encoding="utf-8").splitlines()
 
 
 def _check_flags(found: list[Path], flags: Mapping[str, Any]) -> None:

@@ -85,7 +85,7 @@ class RunState:
           Damaged: what was read is not what was written; some variables may have been changed.
         """
         names = self._names_in(checkpoint)
-        for name, held in self._variables.items():
+        for name, held in ((name, self._variables[name]) for name in names):
             read = _reader(checkpoint, names[name], held.per_replica, self._strategy.replicas)
             self._strategy.assign(held.variable, held.per_replica, read)
         self._kept.restore({**self._states(checkpoint, _STATE), **self._states(checkpoint, _REPLICA_STATE)})
@@ -119,9 +119,13 @@ class RunState:
             for name, entry in checkpoint.tensors.items()
             if name.startswith((_MODEL, _STATISTICS, _OPTIMIZER))
         }
+        for one, other in ((here, there), (there, here)):  # a rate that a schedule computes is no variable
+            if not any(map(_is_rate, other)):
+                for name in filter(_is_rate, list(one)):
+                    del one[name]
         if here == there:
             return {name: name for name in here}
-        saved = checkpoint.values.get("order", list(there))  # of the variables, which a mapping may have lost
+        saved = [name for name in checkpoint.values["order"] if name in there]  # which a mapping has lost
         alike = [_without_numbers(name) for name in here] == [_without_numbers(name) for name in saved]
         if alike and [*here.values()] == [there.get(name) for name in saved]:
             return dict(zip(here, saved, strict=True))
@@ -150,6 +154,10 @@ def _named(prefix: str, variables: list[keras.Variable], per_replica: bool) -> d
 
 def _form(held: _Held) -> tuple[str, tuple[int, ...]]:
     return held.variable.dtype.name, tuple(held.variable.shape)
+
+
+def _is_rate(name: str) -> bool:
+    return name.startswith(_OPTIMIZER) and name.endswith("/learning_rate")
 
 
 def _without_numbers(name: str) -> str:

@@ -5,10 +5,11 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfdist.checkpoint import BackgroundWriter, CheckpointError, Part, commit
-from tfdist.errors import Preempted
+from tfdist.checkpoint import BackgroundWriter, CheckpointError, Part, commit, newest
+from tfdist.errors import InputError, Preempted
 from tfdist.group import Group
 from tfdist.meetings import Meetings
 from tfdist.period import parse_period
@@ -41,6 +42,12 @@ class Checkpoints:
     in_background: bool = True
     strict: bool = True
     flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Checks what can be; raises `InputError`."""
+        parse_period(self.every)
+        if self.keep < 1:
+            raise InputError(f"At least one checkpoint must stay. Received: keep={self.keep}. Leave it out for 3.")
 
 
 class Saved(NamedTuple):
@@ -90,6 +97,7 @@ class _Saver(Saving):
         self._group = group
         self._meetings = meetings
         self._saved = saved
+        self._directory = Path(options.directory).expanduser()
         self._period = parse_period(options.every)
         self._wished_at = time.monotonic()
         self._written: int | None = None
@@ -116,7 +124,8 @@ class _Saver(Saving):
         if _PREEMPTED in due:
             self._wait(strict=True)
             raise Preempted(
-                f"Preempted: stopped at step {step}, which is saved in {self._options.directory}. The same command goes on."
+                f"Preempted: stopped at step {step}, which is saved in {self._directory}. The same command goes on, with the "
+                "same --output_dir."
             )
         self._ask_for_another()
 
@@ -146,7 +155,7 @@ class _Saver(Saving):
         def write() -> None:
             path = commit(
                 self._group,
-                options.directory,
+                self._directory,
                 saved.parts,
                 step=saved.step,
                 seed=saved.seed,
@@ -182,17 +191,20 @@ class _Saver(Saving):
 
 
 @contextlib.contextmanager
-def saver(options: Checkpoints | None, group: Group, saved: Callable[[], Saved]) -> Iterator[Saving]:
+def saver(options: Checkpoints | None, group: Group, step: int, saved: Callable[[], Saved]) -> Iterator[Saving]:
     """What a run asks whether to save; behind the block everything is on the disk.
 
     Args:
       options: None for a run that is not saved.
       group: of the run's processes.
+      step: updates done so far.
       saved: returns the run as it is, copied to the host; called on every process.
     """
     if options is None:
         yield Saving()
         return
+    if group.rank == 0:
+        _check_nothing_is_ahead(Path(options.directory).expanduser(), step)
     with Meetings(group) as meetings, notices(lambda _: meetings.wish(_PREEMPTED)):
         made = _Saver(options, group, meetings, saved)
         try:
@@ -201,3 +213,13 @@ def saver(options: Checkpoints | None, group: Group, saved: Callable[[], Saved])
             made.drop()
             raise
         made.finish()
+
+
+def _check_nothing_is_ahead(directory: Path, step: int) -> None:
+    """Raises `InputError` where a later checkpoint would be taken for this run's newest, and push its own ones out."""
+    found = newest(directory)
+    if found and int(found[0].name.removeprefix("step-")) > step:
+        raise InputError(
+            f"A run that is saved at step {step} needs a directory without later checkpoints. Received: {found[0]}. Give "
+            "another directory, or call trainer.resume first."
+        )

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import os
 import pathlib
 import sys
 import time
@@ -35,8 +36,10 @@ def _train(opened: "Session") -> int:
     from tfdist.reporting import log
 
     config, strategy = opened.config, opened.strategy
-    name = f"runs/{_words(config.dataset)}-{_words(config.model)}-{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path = strategy.group.broadcast("output_dir", config.output_dir or name)
+    # The launcher's time, so that what it starts again goes on in the same directory.
+    now = os.environ.get("TFDIST_LAUNCHED") or time.strftime("%Y%m%d-%H%M%S")
+    name = f"runs/{_words(config.dataset)}-{_words(config.model)}-{strategy.name}-{now}"
+    path = strategy.group.broadcast("output_dir", os.path.expanduser(config.output_dir or name))
     config = dataclasses.replace(config, strategy=opened.detection.strategy, output_dir=path)
     directory = reporting.RunDirectory(pathlib.Path(path))
     origin = beginning.origin(config, directory, strategy)

@@ -227,7 +227,7 @@ class Trainer:
             ledger.sync()
             return Saved(self.step, self.seed, self._run_state().parts(), self._values(begun_at))
 
-        with saver(checkpoints, self.strategy.group, saved) as saving:
+        with saver(checkpoints, self.strategy.group, self.step, saved) as saving:
             run = Run(
                 self,
                 source,

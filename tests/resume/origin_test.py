@@ -106,3 +106,39 @@ def test_flags_of_a_damaged_checkpoint_are_not_asked(directory):
     begun(directory, 5, 10)
     (directory.checkpoints / "step-000000010" / "manifest.json").write_text("{}")
     assert origin("auto", directory, FLAGS).checkpoints == paths(directory, 10, 5)
+
+
+def test_when_all_are_damaged_the_run_does_not_begin_again(directory):
+    begun(directory, 5)
+    (directory.checkpoints / "step-000000005").rename(directory.checkpoints / "step-000000005.damaged")
+    for restarted in (False, True):
+        with pytest.raises(InputError, match="all are damaged: step-000000005.damaged is the last"):
+            origin("auto", directory, FLAGS, restarted)
+
+
+def test_a_run_may_have_a_name_like_a_checkpoint_s(tmp_path):
+    directory = begun(RunDirectory(tmp_path / "step-decay"), 5)
+    assert origin("auto", directory, FLAGS) == (paths(directory, 5), True)
+    directory = begun(RunDirectory(tmp_path / "step-000000001"), 5)
+    assert origin("auto", directory, FLAGS) == (paths(directory, 5), True)
+    assert origin(str(directory.path), RunDirectory(tmp_path / "new"), FLAGS) == (paths(directory, 5), False)
+
+
+@pytest.mark.parametrize("resume", ["never", "/another/run"])
+def test_what_a_launcher_starts_again_goes_on(resume, directory):
+    begun(directory, 5)
+    with pytest.raises(InputError, match="must be empty or not there yet"):
+        origin(resume, directory, FLAGS)
+    assert origin(resume, directory, FLAGS, restarted=True) == (paths(directory, 5), True)
+
+
+def test_the_same_command_goes_on_with_what_it_began(directory, tmp_path):
+    """The checkpoint of another run until there is one of its own; also if that is not said again."""
+    other = begun(RunDirectory(tmp_path / "other"), 7)
+    [checkpoint] = paths(other, 7)
+    directory.begin(f"{TEXT}--resume={other.path}\n", ["alpha"], step=7, checkpoint=checkpoint)
+    assert origin(str(other.path), directory, FLAGS) == ([checkpoint], True)
+    assert origin("auto", directory, FLAGS) == ([checkpoint], True)
+    parts = [Part.whole("model/w", np.zeros(3))]
+    commit(LocalGroup(), directory.checkpoints, parts, step=9, seed=0, flags=FLAGS, values={}, keep=9)
+    assert origin(str(other.path), directory, FLAGS) == (paths(directory, 9), True)

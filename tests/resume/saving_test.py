@@ -138,3 +138,35 @@ def test_a_model_must_be_built(single, tmp_path):
 def test_how_often_must_be_said(every, single, tmp_path):
     with pytest.raises(InputError, match="a number of steps such as 500, or of seconds such as 600s"):
         fit(make_trainer(single), tmp_path, every=every)
+
+
+def test_later_checkpoints_of_another_run_are_in_the_way(single, tmp_path):
+    """They would be taken for the newest, and push the new ones out."""
+    fit(make_trainer(single), tmp_path)
+    with pytest.raises(
+        InputError, match=r"saved at step 0 needs a directory without later checkpoints. .*step-000000012"
+    ):
+        fit(make_trainer(single), tmp_path)
+    assert steps_of(tmp_path) == [STEPS, SAVED_AT]
+
+
+def test_at_least_one_stays(tmp_path):
+    with pytest.raises(InputError, match="At least one checkpoint must stay"):
+        tfdist.Checkpoints(directory=str(tmp_path), keep=0)
+
+
+def test_what_another_process_alone_cannot_read_is_not_damaged(single, tmp_path, monkeypatch):
+    from tfdist import restoring
+
+    fit(make_trainer(single), tmp_path)
+
+    class TwoRanks:
+        rank = 0
+
+        def gather(self, name, value, deadline):
+            return [value, "it is missing."]
+
+    state = make_trainer(single)._run_state()
+    with pytest.raises(CheckpointError, match="on rank 1: it is missing. Rank 0 finds it good"):
+        restoring.restore(state, [str(path) for path in newest(tmp_path)], TwoRanks())
+    assert steps_of(tmp_path) == [STEPS, SAVED_AT]

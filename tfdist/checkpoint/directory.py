@@ -23,6 +23,11 @@ def name(step: int) -> str:
     return f"step-{step:09d}"
 
 
+def is_name(text: str) -> bool:
+    """Whether a directory of this name is a checkpoint, or was one that is damaged."""
+    return _WHOLE.fullmatch(text) is not None
+
+
 def partial(directory: Path, step: int) -> Path:
     """Where a step's checkpoint is written."""
     return directory / f".{name(step)}.partial"

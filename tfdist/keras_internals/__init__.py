@@ -50,6 +50,7 @@ from tfdist.keras_internals.models import (
     weighted_sum,
 )
 from tfdist.keras_internals.optimizers import (
+    constant_learning_rate,
     last_learning_rate,
     slots_of,
     switch_off_second_sum,
@@ -73,6 +74,7 @@ from tfdist.keras_internals.variables import (
 
 __all__ = [
     "compilation",
+    "constant_learning_rate",
     "global_seed",
     "leave_strategy",
     "loss_means",

@@ -27,6 +27,13 @@ def last_learning_rate(optimizer: keras.Optimizer) -> float:
     return float(tf.convert_to_tensor(rate))
 
 
+def constant_learning_rate(optimizer: keras.Optimizer) -> float | None:
+    """The rate, if it is one number that a variable holds; None for a schedule."""
+    rate = optimizer._learning_rate
+    scheduled = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    return None if scheduled else float(tf.convert_to_tensor(rate))
+
+
 def trained_by(optimizer: keras.Optimizer) -> list[keras.Variable]:
     """The variables that an optimizer was built for, in its order."""
     return list(optimizer._trainable_variables)

@@ -17,6 +17,8 @@ from tfdist.launching.outcome import Outcome
 from tfdist.launching.restarts import Restarts
 from tfdist.launching.supervision import POLL_SECONDS
 
+LAUNCHED_VARIABLE = "TFDIST_LAUNCHED"  # when the job was started first: the name of what it writes
+
 
 def run(
     job: Job,
@@ -50,6 +52,7 @@ def run(
         launchers = stack.enter_context(nodes.launchers(job, environment))
         logs = log_directory(job.log_dir, launchers)
         notes = stack.enter_context(_notes(job))
+        environment = {**environment, LAUNCHED_VARIABLE: time.strftime("%Y%m%d-%H%M%S")}
         with interrupts or contextlib.nullcontext([]) as arrived:
             outcome = _all_attempts(Host(job, command, environment, launchers, guard, logs, notes, stops, arrived, say))
         return nodes.conclude(launchers, outcome)

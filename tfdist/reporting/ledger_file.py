@@ -35,7 +35,7 @@ class LedgerFile(NullLedger):
     def __init__(self, path: str | os.PathLike[str]):
         """Makes the file, with its directory if need be; it must not be there."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115 (closed by `close`)
+        self._file = open(path, "xb")  # noqa: SIM115 (closed by `close`)
 
     def write(self, first_step: int, steps: int, numbers: np.ndarray) -> None:
         """Appends one call.
@@ -47,6 +47,7 @@ class LedgerFile(NullLedger):
         """
         head = np.asarray([first_step, steps, len(numbers)], _NUMBER)
         self._file.write(head.tobytes() + np.asarray(numbers, _NUMBER).tobytes())
+        self._file.flush()
 
     def sync(self) -> None:
         """Returns when everything is on the disk."""

@@ -59,6 +59,7 @@ class RunDirectory:
         *,
         step: int = 0,
         checkpoint: str = "",
+        evaluated: bool = True,
         facts: Mapping[str, Json] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> int:
@@ -69,6 +70,7 @@ class RunDirectory:
           hosts: as for `create`.
           step: updates done so far.
           checkpoint: where they come from; empty for none.
+          evaluated: whether an evaluation at that step belongs to what was done; else it will be made again.
           facts: what else starts.jsonl says of this start.
           clock: as for `create`.
 
@@ -83,15 +85,31 @@ class RunDirectory:
         try:
             starts = self.starts.read_text(encoding="utf-8") if self.starts.exists() else ""
             self.logs.mkdir(parents=True, exist_ok=True)
-            kept = [line for line, record in self._recorded() if record["step"] <= step]
-            if self.metrics.exists():
-                _replace(self.metrics, "".join(kept))
+            self._drop(lambda r: r["step"] < step or (r["step"] == step and (evaluated or r["kind"] == "train")))
             _replace(self.flags, flags)
             _replace(self.environment, json.dumps(described, indent=2) + "\n")
             _replace(self.starts, f"{starts}{json.dumps(start)}\n")
         except OSError as error:
             raise _unwritable(self.path, error.strerror or str(error)) from error
         return len(starts.splitlines())
+
+    def _drop(self, stays: Callable[[dict[str, Any]], bool]) -> None:
+        """Takes records out of metrics.jsonl; they are kept in another file, as nothing is thrown away."""
+        recorded = self._recorded()
+        dropped = [line for line, record in recorded if not stays(record)]
+        if dropped:
+            with open(self.dropped, "a", encoding="utf-8") as file:
+                file.writelines(dropped)
+        if self.metrics.exists():
+            _replace(self.metrics, "".join(line for line, record in recorded if stays(record)))
+
+    def beginnings(self) -> list[dict[str, Any]]:
+        """What starts.jsonl says.
+
+        Raises:
+          OSError: it cannot be read.
+        """
+        return [json.loads(line) for line in self.starts.read_text(encoding="utf-8").splitlines()]
 
     def make(self) -> None:
         """Makes the directory, if it is not there.
@@ -183,6 +201,11 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def dropped(self) -> Path:
+        """Records of steps that were made again because the run stopped behind its last checkpoint."""
+        return self.path / "metrics-dropped.jsonl"
+
+    @property
     def curves(self) -> Path:
         """A picture of loss and metrics."""
         return self.path / "curves.png"
@@ -210,7 +233,10 @@ class RunDirectory:
 def _replace(path: Path, text: str) -> None:
     """Writes a file in one piece: a crash leaves the old one or the new one."""
     partial = path.with_name(f"{path.name}{_PARTIAL}")
-    partial.write_text(text, encoding="utf-8")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(partial, path)
 
 

@@ -1,0 +1,93 @@
+"""`python -m tfdist.train` in one directory, again and again: what a person sees of a run that goes on."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from tfdist import ledger, train
+from tfdist.checkpoint import Checkpoint, lock, newest
+from tfdist.config import TrainConfig
+from tfdist.errors import InputError
+from tfdist.reporting import RunDirectory
+
+
+def run(path: pathlib.Path, **flags) -> int:
+    given = {"strategy": "single", "model": "mlp(hidden=(8,))", "dataset": "digits", "checkpoint_every": "10"}
+    return train.main(TrainConfig(output_dir=str(path), **(given | flags)))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> pathlib.Path:
+    """50 steps, which end in the middle of an epoch of 23."""
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    run(path, steps=50)
+    return path
+
+
+def weights(path: pathlib.Path) -> dict[str, bytes]:
+    saved = Checkpoint.open(newest(path / "checkpoints")[0])
+    return {name: saved.read(name).tobytes() for name in saved.tensors}
+
+
+def shown(path: pathlib.Path) -> list[tuple]:
+    return [(r["kind"], r["step"], r["loss"], r["accuracy"]) for r in RunDirectory(path).records()]
+
+
+def test_a_run_in_parts_is_the_whole(whole, tmp_path, capsys):
+    """The same end, the same records, each once, a picture, a ledger; and a third time there is nothing to do."""
+    path = tmp_path / "parts"
+    run(path, steps=30)
+    for _ in range(2):
+        run(path, steps=50)
+    assert weights(path) == weights(whole)
+    records = [record for record in shown(path) if record[1] != 30]  # where the first part ended with an evaluation
+    assert records == [record for record in shown(whole) if record[1] != 30]
+    assert len(set(records)) == len(records)
+    assert ledger.main(str(path)) == 0
+    assert "Proved: 50 steps" in capsys.readouterr().out
+    starts = RunDirectory(path).beginnings()
+    assert [start["step"] for start in starts] == [0, 30, 50]
+
+
+def test_a_lower_rate_is_used(tmp_path):
+    run(tmp_path / "run", steps=10, optimizer="sgd", learning_rate=0.1)
+    run(tmp_path / "run", steps=20, optimizer="sgd", learning_rate=0.0)
+    first, second = newest(tmp_path / "run" / "checkpoints")[::-1]
+    for name in Checkpoint.open(first).tensors:
+        if name.startswith("model/"):
+            np.testing.assert_array_equal(Checkpoint.open(first).read(name), Checkpoint.open(second).read(name))
+
+
+def test_a_warm_up_may_follow_on_a_constant_rate(tmp_path):
+    run(tmp_path / "run", steps=10)
+    run(tmp_path / "run", steps=20, warmup_steps=5)
+    run(tmp_path / "run", steps=30)
+
+
+def test_a_tilde_is_the_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run(pathlib.Path("~/run"), steps=10)
+    run(pathlib.Path("~/run"), steps=20)
+    assert [start["step"] for start in RunDirectory(tmp_path / "run").beginnings()] == [0, 10]
+
+
+def test_a_directory_in_use_is_refused(whole):
+    with lock(whole), pytest.raises(InputError, match="One run at a time writes to a directory"):
+        run(whole, steps=60)
+    assert len((whole / "starts.jsonl").read_text().splitlines()) == 1
+
+
+def test_other_checkpoints_are_left_alone(whole, tmp_path):
+    """A branch that begins with a damaged one takes the one before, and renames nothing of the other run."""
+    (tmp_path / "copy").mkdir()
+
+    shutil.copytree(whole / "checkpoints", tmp_path / "copy" / "checkpoints")
+    with open(tmp_path / "copy" / "checkpoints" / "step-000000050" / "manifest.json", "r+b") as file:
+        file.truncate(10)
+    run(tmp_path / "branch", steps=60, resume=str(tmp_path / "copy"))
+    assert len(newest(tmp_path / "copy" / "checkpoints")) == 3
+    [start] = [json.loads(line) for line in (tmp_path / "branch" / "starts.jsonl").read_text().splitlines()]
+    assert (start["step"], start["checkpoint"]) == (40, str(tmp_path / "copy" / "checkpoints" / "step-000000040"))
