@@ -5,7 +5,6 @@ import pathlib
 import re
 import signal
 import sys
-import time
 
 import pytest
 
@@ -141,9 +140,10 @@ def test_out_of_memory() -> None:
 
 
 def test_interrupted() -> None:
+    """Ctrl-C saves; that a second one ends at once is in preemption_test."""
     with processes.job(train(*LONG, "--output_dir=run"), 1) as job:
         job.wait_for(0, "step 20/", START_SECONDS)
         job.processes[0].send_signal(signal.SIGINT)
         [end] = job.wait(END_SECONDS)
-    assert end.code == 130, end.output
-    line_with(end, "tfdist.train: Interrupted.")
+    assert end.code == 75, end.output
+    line_with(end, "tfdist.train: Preempted: stopped at step ")
