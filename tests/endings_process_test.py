@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 import signal
+import time
 import sys
 
 import pytest
