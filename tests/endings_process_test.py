@@ -4,8 +4,8 @@ import json
 import pathlib
 import re
 import signal
-import time
 import sys
+import time
 
 import pytest
 
