@@ -12,6 +12,7 @@ from tfdist import flags, keras_internals, opening
 from tfdist.checkpoint import Checkpoint, clean_partial, lock
 from tfdist.config import TrainConfig
 from tfdist.errors import InputError
+from tfdist.launching.attempt import RESTART_VARIABLE
 from tfdist.period import parse_period
 from tfdist.reporting import LedgerFile, NullLedger, NullReporter, Reporter, RunDirectory, chief_reporter
 from tfdist.resuming import Origin
@@ -20,7 +21,6 @@ from tfdist.saving import Checkpoints
 from tfdist.strategy import Strategy
 from tfdist.trainer import Trainer
 
-RESTART_VARIABLE = "TFDIST_RESTART"  # by `tfdist.launch`: how many times the job was started before
 _RATE = ("learning_rate", "lr_scaling", "base_batch_size")
 
 

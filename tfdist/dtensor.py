@@ -111,22 +111,24 @@ class Devices:
         """Offset and values of the blocks whose first device is one of this process's; nothing is sent."""
         alike = [axis for axis in self.mesh.axes if axis not in variable.placed.axes]
         return [
-            (offset, values) for place, offset, values in self._blocks(variable) if not any(place[a] for a in alike)
+            (offset, np.array(part))
+            for place, offset, part in self._blocks(variable)
+            if not any(place[a] for a in alike)
         ]
 
     def copies(self, variable: "_Variable") -> list[tuple[str, tuple[int, ...], np.ndarray]]:
         """For each device of this process its place, and offset and values of its block; nothing is sent."""
         return [
-            (",".join(f"{axis}:{number}" for axis, number in place.items()), offset, values)
-            for place, offset, values in self._blocks(variable)
+            (",".join(f"{axis}:{number}" for axis, number in place.items()), offset, np.asarray(part))
+            for place, offset, part in self._blocks(variable)
         ]
 
-    def _blocks(self, variable: "_Variable") -> Iterator[tuple[dict[str, int], tuple[int, ...], np.ndarray]]:
+    def _blocks(self, variable: "_Variable") -> Iterator[tuple[dict[str, int], tuple[int, ...], tf.Tensor]]:
         keras_internals.wait_for_devices()  # the group's threads must run during a long step
         parts = dtensor.unpack(variable.read_value())
         for part, place in zip(parts, self._engine.local_device_locations(), strict=True):
             dims = self._part(variable.placed, tuple(variable.shape), place)
-            yield place, tuple(dim.start for dim in dims), np.array(part)
+            yield place, tuple(dim.start for dim in dims), part
 
     def assign(self, variable: "_Variable", read: Callable[[tuple[int, ...], tuple[int, ...]], Any]) -> None:
         """Gives a variable the blocks that `read` returns for their offsets and shapes, each asked for once."""

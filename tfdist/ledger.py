@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfdist import command
-from tfdist.checkpoint import newest
+from tfdist.checkpoint import newest, step_of
 from tfdist.errors import ExitCode, InputError
 from tfdist.reporting import RunDirectory
 from tfdist.reporting.ledger_file import read_ledger
@@ -96,7 +96,7 @@ def _starts(directory: RunDirectory) -> list[Start]:
 
 def _steps_done(directory: RunDirectory) -> int:
     """How many steps the run has made as far as its other files know."""
-    saved = [int(path.name.removeprefix("step-")) for path in newest(directory.checkpoints)]
+    saved = [step_of(path) for path in newest(directory.checkpoints)]
     return max([0, *saved, *(record["step"] for record in directory.records())])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfdist.checkpoint import BackgroundWriter, CheckpointError, Part, commit, newest
+from tfdist.checkpoint import BackgroundWriter, CheckpointError, Part, commit, newest, step_of
 from tfdist.errors import InputError, Preempted
 from tfdist.group import Group
 from tfdist.meetings import Meetings
@@ -218,7 +218,7 @@ def saver(options: Checkpoints | None, group: Group, step: int, saved: Callable[
 def _check_nothing_is_ahead(directory: Path, step: int) -> None:
     """Raises `InputError` where a later checkpoint would be taken for this run's newest, and push its own ones out."""
     found = newest(directory)
-    if found and int(found[0].name.removeprefix("step-")) > step:
+    if found and step_of(found[0]) > step:
         raise InputError(
             f"A run that is saved at step {step} needs a directory without later checkpoints. Received: {found[0]}. Give "
             "another directory, or call trainer.resume first."

@@ -33,11 +33,12 @@ def main(config: TrainConfig) -> int:
 
 def _train(opened: "Session") -> int:
     from tfdist import beginning, reporting, session
+    from tfdist.launching.running import LAUNCHED_VARIABLE
     from tfdist.reporting import log
 
     config, strategy = opened.config, opened.strategy
     # The launcher's time, so that what it starts again goes on in the same directory.
-    now = os.environ.get("TFDIST_LAUNCHED") or time.strftime("%Y%m%d-%H%M%S")
+    now = os.environ.get(LAUNCHED_VARIABLE) or time.strftime("%Y%m%d-%H%M%S")
     name = f"runs/{_words(config.dataset)}-{_words(config.model)}-{strategy.name}-{now}"
     path = strategy.group.broadcast("output_dir", os.path.expanduser(config.output_dir or name))
     config = dataclasses.replace(config, strategy=opened.detection.strategy, output_dir=path)

@@ -225,7 +225,8 @@ class Trainer:
 
         def saved() -> Saved:
             ledger.sync()
-            return Saved(self.step, self.seed, self._run_state().parts(), self._values(begun_at))
+            state = self._run_state()
+            return Saved(self.step, self.seed, state.parts(), self._values(begun_at, state.order))
 
         with saver(checkpoints, self.strategy.group, self.step, saved) as saving:
             run = Run(
@@ -286,14 +287,14 @@ class Trainer:
             else InSync(site, every, lambda: self._run_state().alike())
         )
 
-    def _values(self, begun_at: int) -> dict[str, Any]:
+    def _values(self, begun_at: int, order: list[str]) -> dict[str, Any]:
         return {
             "begun_at": begun_at,
             "progress": self.progress.to_json(),
             "compression": self.steps.overrides,
             "replicas": self.strategy.replicas,
             "strategy": self.strategy.name,
-            "order": self._run_state().order,
+            "order": order,
         }
 
     def evaluate(self, data: Any, *, batch_size: int) -> dict[str, float]:

@@ -9,7 +9,7 @@ of a run is, is not known here, and TensorFlow is not imported.
 
 from tfdist.checkpoint.background import BackgroundWriter
 from tfdist.checkpoint.committing import commit
-from tfdist.checkpoint.directory import clean_partial, is_name, newest, set_aside
+from tfdist.checkpoint.directory import clean_partial, is_name, newest, set_aside, step_of
 from tfdist.checkpoint.entries import Index, PartEntry, TensorEntry
 from tfdist.checkpoint.locking import lock
 from tfdist.checkpoint.part import Part
@@ -32,5 +32,6 @@ __all__ = [
     "lock",
     "newest",
     "set_aside",
+    "step_of",
     "write_shard",
 ]

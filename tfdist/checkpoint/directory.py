@@ -28,6 +28,11 @@ def is_name(text: str) -> bool:
     return _WHOLE.fullmatch(text) is not None
 
 
+def step_of(path: Path) -> int:
+    """The step of a checkpoint that `newest` has found."""
+    return int(path.name.removeprefix("step-"))
+
+
 def partial(directory: Path, step: int) -> Path:
     """Where a step's checkpoint is written."""
     return directory / f".{name(step)}.partial"
