@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist import command, flags, startup
 from tfdist.config import WRITTEN, TrainConfig
 from tfdist.errors import InputError
-from tfdist.flag import Flag, checked
+from tfdist.flag import checked, flag_field
 
 if TYPE_CHECKING:
     from tfdist.checkpoint import Checkpoint
@@ -25,17 +25,10 @@ _OF_TRAINING = ("compression", "compression_check_every", "compression_max_error
 class ExportConfig:
     """What is written, and where."""
 
-    format: str = dataclasses.field(
-        default="keras",
-        metadata={"flag": Flag(WRITTEN, "keras, saved_model or safetensors.", choices=tuple(_ENDINGS))},
-    )
-    output: str = dataclasses.field(
-        default="",
-        metadata={"flag": Flag(WRITTEN, "A path that is not there yet; empty: in the run's folder, with the step.")},
-    )
-    data_dir: str | None = dataclasses.field(
-        default=None,
-        metadata={"flag": Flag(WRITTEN, "Where the run's data set is, if it is not where the run found it.")},
+    format: str = flag_field("keras", WRITTEN, "keras, saved_model or safetensors.", choices=tuple(_ENDINGS))
+    output: str = flag_field("", WRITTEN, "A path that is not there yet; empty: in the run's folder, with the step.")
+    data_dir: str | None = flag_field(
+        None, WRITTEN, "Where the run's data set is, if it is not where the run found it."
     )
 
     def __post_init__(self) -> None:

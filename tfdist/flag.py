@@ -106,6 +106,11 @@ def window_text(text: str) -> str:
     return text
 
 
+def flag_field(default: Any, *args: Any, **more: Any) -> Any:
+    """A configuration's field with its flag; takes the default, and then what `Flag` takes."""
+    return dataclasses.field(default=default, metadata={"flag": Flag(*args, **more)})
+
+
 def checked(field: dataclasses.Field, value: Any) -> Any:
     """Returns the value as it is kept; raises `InputError` if the field's type or its `Flag` forbids it."""
     flag: Flag = field.metadata["flag"]

@@ -7,7 +7,7 @@ from typing import Any
 from tfdist.benching.measured import TRAFFIC
 from tfdist.config import WRITTEN, TrainConfig
 from tfdist.errors import InputError
-from tfdist.flag import Flag, checked
+from tfdist.flag import checked, flag_field
 from tfdist.spec import nearest
 
 MEASURED = "What is measured"
@@ -75,10 +75,6 @@ def _same(name: str) -> Any:
     return dataclasses.field(default=field.default, metadata=field.metadata)
 
 
-def _own(default: Any, *args: Any, **more: Any) -> Any:
-    return dataclasses.field(default=default, metadata={"flag": Flag(*args, **more)})
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchConfig:
     """One benchmark. A field has the name and the meaning of its flag; `python -m tfdist.bench --help` shows both.
@@ -87,13 +83,13 @@ class BenchConfig:
       InputError: a field is out of its range, or two exclude each other.
     """
 
-    operations: str = _own(
+    operations: str = flag_field(
         "", MEASURED, f"Of {', '.join(TRAFFIC)}, with commas between; empty: all.", check=_checked_operations
     )
-    sizes: str = _own("4B:64MB", MEASURED, f"{_SIZES}, times {GROWTH} each. KB is 1024.", check=_checked_sizes)
-    dtype: str = _own("float32", MEASURED, f"Of the elements: {', '.join(DTYPES)}.", choices=DTYPES)
-    repeats: int = _own(5, MEASURED, "How often each size is measured.", least=1, most=10**9)
-    repeat_seconds: float = _own(
+    sizes: str = flag_field("4B:64MB", MEASURED, f"{_SIZES}, times {GROWTH} each. KB is 1024.", check=_checked_sizes)
+    dtype: str = flag_field("float32", MEASURED, f"Of the elements: {', '.join(DTYPES)}.", choices=DTYPES)
+    repeats: int = flag_field(5, MEASURED, "How often each size is measured.", least=1, most=10**9)
+    repeat_seconds: float = flag_field(
         0.05, MEASURED, "Calls follow each other for about so long in each repeat.", most=10**9
     )
     strategy: str = _same("strategy")
@@ -103,7 +99,7 @@ class BenchConfig:
     coordinator: str = _same("coordinator")
     start_timeout_seconds: float = _same("start_timeout_seconds")
     intra_op_threads: int = _same("intra_op_threads")
-    output_dir: str = _own("", WRITTEN, "New or empty folder; empty: runs/bench-collectives-STRATEGY-TIME.")
+    output_dir: str = flag_field("", WRITTEN, "New or empty folder; empty: runs/bench-collectives-STRATEGY-TIME.")
 
     def __post_init__(self) -> None:
         """Checks the fields."""
