@@ -123,6 +123,8 @@ def test_arguments_of_the_trainer():
         "ledger",
         "check_sync_every",
         "check_sync",
+        "stall_warning_seconds",
+        "stall_shutdown_seconds",
     ]
     assert names(tfdist.Trainer.resume) == ["self", "path"]
     assert names(tfdist.Trainer.evaluate) == ["self", "data", "batch_size"]

@@ -1,4 +1,4 @@
-"""Which models and optimizers are trained, and what becomes of an optimizer's own loss scaling."""
+"""Which models, optimizers, strategies and data are taken, and what becomes of an optimizer's own loss scaling."""
 
 import logging
 from collections.abc import Sequence
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import keras
 
 from tfdist import keras_internals
+from tfdist.data import Examples
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale
 from tfdist.layers import SyncBatchNormalization
-from tfdist.strategy import Strategy
+from tfdist.strategy import HasCollectives, Strategy
 
 _log = logging.getLogger(__name__)
 
@@ -102,3 +103,16 @@ _REFUSED = {
     "loss_scale_factor": "The optimizer must not divide gradients by itself: leave that out and use loss_scale.",
     "use_ema": "The optimizer must not average weights by itself: leave that out.",
 }
+
+
+def check_same_data(strategy: Strategy, data: Examples) -> None:
+    """All processes train on equal data, or their steps would not belong together, and one would wait for ever."""
+    spec = str(keras.tree.map_structure(lambda s: (s.dtype.name, str(s.shape)), data.element_spec))
+    strategy.group.agree("data", {"number of examples": data.size, "form of an example": spec}, "training data: ")
+
+
+def with_collectives(strategy: Strategy) -> HasCollectives:
+    """The strategy, if the trainer can use it."""
+    if not isinstance(strategy, HasCollectives):
+        raise InputError(f"The trainer needs a strategy that has collectives. Received: {type(strategy).__name__}.")
+    return strategy

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from tfdist.endings import SIGNALLED
 
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def notices(on_notice: Callable[[str], object]) -> Iterator[None]:
+def notices(on_notice: Callable[[str], object], on_report: Callable[[], object] | None = None) -> Iterator[None]:
     """Around a training: the first SIGTERM or SIGINT is a notice, and the second ends the process with code 128 + n.
 
     Both act at once, also while the main thread is inside a call of the engine, where Python's own handlers would wait for
@@ -29,6 +29,7 @@ def notices(on_notice: Callable[[str], object]) -> Iterator[None]:
 
     Args:
       on_notice: called with the signal's name, from another thread; to return soon.
+      on_report: called likewise at each SIGUSR1, by which somebody asks where the run is; None to leave that alone.
     """
     thread = threading.current_thread()
     if thread is not threading.main_thread():
@@ -39,14 +40,19 @@ def notices(on_notice: Callable[[str], object]) -> Iterator[None]:
         )
         yield
         return
-    numbers = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    notice = _Notice(on_notice)
+    heard: dict[int, Callable[[int], object]] = {
+        n: notice for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN
+    }
+    if on_report is not None:
+        heard[signal.SIGUSR1] = lambda _: on_report()
     reading, writing = socket.socketpair()
-    with reading, writing, _reader(reading, writing, numbers, on_notice), _handlers(numbers, writing):
+    with reading, writing, _reader(reading, writing, heard), _handlers(heard, writing):
         yield
 
 
 @contextlib.contextmanager
-def _handlers(numbers: Sequence[int], writing: socket.socket) -> Iterator[None]:
+def _handlers(numbers: Iterable[int], writing: socket.socket) -> Iterator[None]:
     """Inside, each signal's number is written, and nothing else becomes of it."""
     writing.setblocking(False)  # as Python asks for
     before = {number: signal.signal(number, _stays_alive) for number in numbers}
@@ -61,9 +67,9 @@ def _handlers(numbers: Sequence[int], writing: socket.socket) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reader(
-    reading: socket.socket, writing: socket.socket, numbers: Sequence[int], on_notice: Callable[[str], object]
+    reading: socket.socket, writing: socket.socket, heard: Mapping[int, Callable[[int], object]]
 ) -> Iterator[None]:
-    thread = threading.Thread(target=_read, args=(reading, numbers, on_notice), name="notices", daemon=True)
+    thread = threading.Thread(target=_read, args=(reading, heard), name="notices", daemon=True)
     thread.start()
     try:
         yield
@@ -72,22 +78,32 @@ def _reader(
         thread.join()
 
 
-def _read(reading: socket.socket, numbers: Sequence[int], on_notice: Callable[[str], object]) -> None:
-    noticed = False
+def _read(reading: socket.socket, heard: Mapping[int, Callable[[int], object]]) -> None:
     while arrived := reading.recv(1):
         number = arrived[0]
-        if number not in numbers:  # a signal that others handle
+        if number not in heard:  # a signal that others handle
             continue
+        try:
+            heard[number](number)
+        except Exception:
+            _log.exception("The notice of %s could not be passed on", signal.Signals(number).name)
+
+
+class _Notice:
+    """What becomes of a signal that asks for the end: the first is passed on, the second ends the process."""
+
+    def __init__(self, on_notice: Callable[[str], object]):
+        self._on_notice = on_notice
+        self._noticed = False
+
+    def __call__(self, number: int) -> None:
         name = signal.Signals(number).name
-        if noticed:
+        if self._noticed:
             _say(f"Received {name} again: ends at once.")
             os._exit(SIGNALLED + number)
-        noticed = True
+        self._noticed = True
         _say(f"Received {name}: stops at the next agreed step and saves; a second signal ends at once.")
-        try:
-            on_notice(name)
-        except Exception:
-            _log.exception("The notice of %s could not be passed on", name)
+        self._on_notice(name)
 
 
 def _stays_alive(number: int, frame: object) -> None:

@@ -191,7 +191,9 @@ class _Saver(Saving):
 
 
 @contextlib.contextmanager
-def saver(options: Checkpoints | None, group: Group, step: int, saved: Callable[[], Saved]) -> Iterator[Saving]:
+def saver(
+    options: Checkpoints | None, group: Group, step: int, saved: Callable[[], Saved], on_report: Callable[[], object]
+) -> Iterator[Saving]:
     """What a run asks whether to save; behind the block everything is on the disk.
 
     Args:
@@ -199,13 +201,14 @@ def saver(options: Checkpoints | None, group: Group, step: int, saved: Callable[
       group: of the run's processes.
       step: updates done so far.
       saved: returns the run as it is, copied to the host; called on every process.
+      on_report: what SIGUSR1 does.
     """
     if options is None:
         yield Saving()
         return
     if group.rank == 0:
         _check_nothing_is_ahead(Path(options.directory).expanduser(), step)
-    with Meetings(group) as meetings, notices(lambda _: meetings.wish(_PREEMPTED)):
+    with Meetings(group) as meetings, notices(lambda _: meetings.wish(_PREEMPTED), on_report):
         made = _Saver(options, group, meetings, saved)
         try:
             yield made

@@ -77,6 +77,8 @@ def _train(opened: "Session") -> int:
                 ledger=begun.ledger,
                 check_sync_every=config.check_sync_every,
                 check_sync=config.check_sync,
+                stall_warning_seconds=config.stall_warning_seconds,
+                stall_shutdown_seconds=config.stall_shutdown_seconds,
             )
             partial = directory.model.with_suffix(f".partial{directory.model.suffix}")
             trainer.save(str(partial))

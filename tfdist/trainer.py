@@ -14,8 +14,10 @@ from tfdist.accepting import (
     check_micro_steps,
     check_not_wrapped,
     check_optimizer,
+    check_same_data,
     default_loss_scale,
     synchronized_layers,
+    with_collectives,
     without_loss_scale,
 )
 from tfdist.data import (
@@ -42,9 +44,10 @@ from tfdist.reporting.schema import check_metric_names
 from tfdist.restoring import checkpoints_at, restore
 from tfdist.run_state import RunState
 from tfdist.saving import Checkpoints, Saved, saver
+from tfdist.stalls import Stalls
 from tfdist.step import Settings
 from tfdist.steps import Compression, Steps
-from tfdist.strategy import HasCollectives, Strategy, current_strategy
+from tfdist.strategy import current_strategy
 from tfdist.training import History, Run, Schedule
 
 _log = logging.getLogger(__name__)
@@ -97,7 +100,7 @@ class Trainer:
           compression_min_bytes: smaller gradients are summed exactly.
           bucket_bytes: small gradients travel together in messages of at most this size.
         """
-        self.strategy = _with_collectives(current_strategy())
+        self.strategy = with_collectives(current_strategy())
         check_born_here(self.strategy, "model", model.variables)
         if isinstance(optimizer, keras.Optimizer):
             check_born_here(self.strategy, "optimizer", optimizer.variables)
@@ -162,6 +165,8 @@ class Trainer:
         ledger: NullLedger | None = None,
         check_sync_every: int = 0,
         check_sync: str = "variables",
+        stall_warning_seconds: float = 60.0,
+        stall_shutdown_seconds: float = 0.0,
     ) -> "History":
         """Trains for so many steps or epochs more; behind `resume`, from where the run began that goes on.
 
@@ -186,6 +191,8 @@ class Trainer:
           checkpoints: where and how often the run is saved; by default never.
           ledger: gets the examples that this process uses, such as a `tfdist.reporting.LedgerFile`.
           check_sync_every: steps between two looks at whether all replicas are alike; 0 for never.
+          stall_warning_seconds: a call of the compiled loop that lasts longer is reported; 0 for never.
+          stall_shutdown_seconds: one that lasts longer ends all processes with code 4; 0 for never.
           check_sync: "variables", of which a difference ends the run, or "gradients", whose norms are logged by replica.
 
         Raises:
@@ -205,7 +212,7 @@ class Trainer:
                 f"Give either `steps` or `epochs`, a whole number above 0. Received: steps={steps}, epochs={epochs}."
             )
         self._check_unchanged()
-        _check_same_data(self.strategy, train)
+        check_same_data(self.strategy, train)
         begun_at = self.step if self._begun_at is None else self._begun_at
         total = begun_at + steps if steps else _end_of_epochs(begun_at, epochs, train.size, batch_size)
         schedule = Schedule(steps=total, log_every=log_every, eval_every=eval_every, steps_per_call=steps_per_call)
@@ -228,7 +235,12 @@ class Trainer:
             state = self._run_state()
             return Saved(self.step, self.seed, state.parts(), self._values(begun_at, state.order))
 
-        with saver(checkpoints, self.strategy.group, self.step, saved) as saving:
+        group = self.strategy.group
+        limits = {"warning_seconds": stall_warning_seconds, "shutdown_seconds": stall_shutdown_seconds}
+        with (
+            Stalls(group, **limits) as stalls,
+            saver(checkpoints, group, self.step, saved, lambda: stalls.report("SIGUSR1")) as saving,
+        ):
             run = Run(
                 self,
                 source,
@@ -241,6 +253,7 @@ class Trainer:
                 inspections,
                 saving,
                 ledger,
+                stalls,
             )
             try:
                 return run.go()
@@ -386,15 +399,3 @@ def _end_of_epochs(step: int, epochs: int, size: int, batch_size: int) -> int:
     if step == steps_in_epochs(ended, size, batch_size):
         return steps_in_epochs(ended + epochs, size, batch_size)
     return step + steps_in_epochs(epochs, size, batch_size)
-
-
-def _check_same_data(strategy: Strategy, data: Examples) -> None:
-    """All processes train on equal data, or their steps would not belong together, and one would wait for ever."""
-    spec = str(keras.tree.map_structure(lambda s: (s.dtype.name, str(s.shape)), data.element_spec))
-    strategy.group.agree("data", {"number of examples": data.size, "form of an example": spec}, "training data: ")
-
-
-def _with_collectives(strategy: Strategy) -> HasCollectives:
-    if not isinstance(strategy, HasCollectives):
-        raise InputError(f"The trainer needs a strategy that has collectives. Received: {type(strategy).__name__}.")
-    return strategy

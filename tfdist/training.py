@@ -23,6 +23,7 @@ from tfdist.reporting import NullLedger, NullProfile, Reporter, RunPlan, StepTim
 from tfdist.reporting.memory import peak_memory
 from tfdist.reporting.timing import over_ranks
 from tfdist.saving import Saving
+from tfdist.stalls import Stalls
 from tfdist.step_note import StepNote
 from tfdist.steps import Steps
 from tfdist.strategy import HasCollectives
@@ -132,6 +133,7 @@ class Run:
         inspections: Callable[[Site], Sequence[Inspection]],
         saving: Saving,
         ledger: NullLedger,
+        stalls: Stalls,
     ):
         self._trainer = trainer
         self._strategy = trainer.strategy
@@ -144,6 +146,7 @@ class Run:
         self._profile = profile
         self._saving = saving
         self._ledger = ledger
+        self._stalls = stalls
         self._note = StepNote()
         epochs = -(-schedule.steps * batch_size // source.size)
         self._callbacks = Callbacks(
@@ -217,11 +220,13 @@ class Run:
         log = (trainer.step + count) % schedule.log_every == 0 or trainer.step + count == schedule.steps
         self._callbacks.on_train_batch_begin(trainer.step)
         self._saving.begin(trainer.step + count)
+        self._stalls.begin(trainer.step, trainer.step + count)
         with self._timer.call(count), must_fit(self._source.element_spec), _naming(trainer.step):
             result = trainer.steps.loop(self._batch_size)(
                 self._iterator, tf.constant(trainer.step, tf.int64), tf.constant(count), tf.constant(log)
             )
             losses, counted = result.losses.numpy(), result.counted.numpy()
+        self._stalls.reached(trainer.step + count)
         self._timer.inside(float(result.waited), float(result.busy.numpy().max()))
         if not bool(result.may_go_on):
             self._end_not_finite(result, losses, counted)

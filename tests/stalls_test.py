@@ -1,0 +1,136 @@
+"""A call that does not end: every rank is asked where it is, and the job ends with code 4."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from tfdist.errors import ExitCode
+from tfdist.group import LocalGroup, RemoteGroup, Server
+from tfdist.group.addresses import listen
+from tfdist.stalls import Stalls
+
+
+@pytest.fixture
+def groups():
+    with contextlib.ExitStack() as stack:
+        server = Server(listen("127.0.0.1:0", ""), size=3, token="token")
+        stack.callback(server.close)
+        members = [RemoteGroup(server.address, rank=rank, size=3, token="token", timeout=5.0) for rank in range(3)]
+        for member in members:
+            stack.callback(member.leave)
+        yield members
+
+
+class Heard:
+    """What is said, and the codes that processes end with."""
+
+    def __init__(self):
+        self.lines, self.codes = [], []
+        self._news = threading.Condition()
+
+    def say(self, text):
+        with self._news:
+            self.lines.append(text)
+            self._news.notify_all()
+
+    def end(self, code):
+        with self._news:
+            self.codes.append(code)
+            self._news.notify_all()
+
+    def wait_for(self, condition, seconds=10.0):
+        with self._news:
+            assert self._news.wait_for(lambda: condition(self), seconds), (self.lines, self.codes)
+
+
+def watching(groups, heard, warning=0.0, shutdown=0.0):
+    return [Stalls(g, warning_seconds=warning, shutdown_seconds=shutdown, say=heard.say, end=heard.end) for g in groups]
+
+
+def one_call(stalls, end):
+    for each in stalls:
+        each.begin(end - 1, end)
+    for each in stalls:
+        each.reached(end)
+
+
+def test_who_has_not_come_is_named(groups):
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        stalls = [stack.enter_context(each) for each in watching(groups, heard, warning=0.3)]
+        one_call(stalls, 10)
+        stalls[0].begin(10, 20)
+        stalls[2].begin(10, 20)  # rank 1 is somewhere else
+        heard.wait_for(lambda heard: heard.lines)
+        time.sleep(0.5)
+        for each in stalls:
+            each.reached(20)
+    # Both that wait have asked; each is answered.
+    assert len(heard.lines) in (1, 2)
+    assert "in a call: 0, 2; not in a call: 1." in heard.lines[0]
+    assert "the call from step 10 to 20 has lasted 0.3 s on rank" in heard.lines[0]
+    assert "rank 1: step 10, between two calls" in heard.lines[0]
+    assert "stalls_test.py" in heard.lines[0]
+    assert not heard.codes
+
+
+def test_a_rank_that_is_silent_is_named(groups):
+    """It is stopped, or holds Python's lock: it has registered nothing here."""
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        stalls = [stack.enter_context(each) for each in watching(groups[:2], heard)]
+        one_call(stalls, 5)
+        stalls[0].report("somebody asked")
+        heard.wait_for(lambda heard: heard.lines)
+    assert "(somebody asked). not in a call: 0, 1; no answer: 2." in heard.lines[0]
+
+
+def test_past_the_limit_all_end_with_code_4(groups):
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        stalls = [stack.enter_context(each) for each in watching(groups, heard, shutdown=0.3)]
+        one_call(stalls, 10)
+        stalls[1].begin(10, 20)
+        heard.wait_for(lambda heard: len(heard.codes) == 3)
+    assert set(heard.codes) == {ExitCode.STALLED}
+    assert heard.lines[0].startswith(
+        "Stalled: the call from step 10 to 20 has lasted 0.3 s, as long as --stall_shutdown"
+    )
+
+
+def test_the_first_call_may_compile_as_long_as_it_wants(groups):
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        stalls = [stack.enter_context(each) for each in watching(groups, heard, warning=0.1, shutdown=0.2)]
+        for each in stalls:
+            each.begin(0, 10)
+        time.sleep(0.5)
+        for each in stalls:
+            each.reached(10)
+    assert (heard.lines, heard.codes) == ([], [])
+
+
+def test_calls_that_end_in_time_say_nothing(groups):
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        stalls = [stack.enter_context(each) for each in watching(groups, heard, warning=0.5, shutdown=0.6)]
+        for end in range(1, 12):
+            for each in stalls:
+                each.begin(end - 1, end)
+            time.sleep(0.1)
+            for each in stalls:
+                each.reached(end)
+    assert (heard.lines, heard.codes) == ([], [])
+
+
+def test_one_process_is_watched_alike():
+    heard = Heard()
+    [stalls] = watching([LocalGroup()], heard, warning=0.2)
+    with stalls:
+        one_call([stalls], 1)
+        stalls.begin(1, 2)
+        heard.wait_for(lambda heard: heard.lines)
+        stalls.reached(2)
+    assert "in a call: 0." in heard.lines[0]
