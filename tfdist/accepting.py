@@ -105,6 +105,14 @@ _REFUSED = {
 }
 
 
+def check_length(steps: int, epochs: int) -> None:
+    """A run's length is so many steps, or so many epochs."""
+    if bool(steps) == bool(epochs) or min(steps, epochs) < 0 or int(steps) != steps or int(epochs) != epochs:
+        raise InputError(
+            f"Give either `steps` or `epochs`, a whole number above 0. Received: steps={steps}, epochs={epochs}."
+        )
+
+
 def check_same_data(strategy: Strategy, data: Examples) -> None:
     """All processes train on equal data, or their steps would not belong together, and one would wait for ever."""
     spec = str(keras.tree.map_structure(lambda s: (s.dtype.name, str(s.shape)), data.element_spec))

@@ -68,6 +68,7 @@ class Stalls:
         """Says that the call has ended at a step."""
         with self._news:
             self._call, self._step = None, step
+            self._news.notify_all()
 
     def report(self, why: str) -> None:
         """Lets rank 0 say where every rank is; from any thread, without waiting."""
@@ -96,13 +97,13 @@ class Stalls:
             for name, limit in sorted(self._limits.items(), key=lambda item: item[1]):
                 if limit and self._outlasts(call, limit):
                     self._act(name, call, limit)
-            with self._news:
-                self._news.wait_for(lambda call=call: self._closed or self._call is not call)
+            self._outlasts(call, float("inf"))
 
     def _outlasts(self, call: tuple[int, int, float], limit: float) -> bool:
+        """Returns whether a call is still the one that runs, when it has lasted so many seconds."""
         with self._news:
-            left = call[2] + limit - time.monotonic()
-            return not self._news.wait_for(lambda: self._closed or self._call is not call, max(0.0, left))
+            left = None if limit == float("inf") else max(0.0, call[2] + limit - time.monotonic())
+            return not self._news.wait_for(lambda: self._closed or self._call is not call, left)
 
     def _act(self, limit: str, call: tuple[int, int, float], seconds: float) -> None:
         what = f"the call from step {call[0]} to {call[1]} has lasted {seconds:g} s"

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist import keras_internals, metrics
 from tfdist.accepting import (
     check_born_here,
+    check_length,
     check_micro_steps,
     check_not_wrapped,
     check_optimizer,
@@ -207,10 +208,7 @@ class Trainer:
         )
         whole = as_data_set(data, "data")
         train, test = whole.train, whole.test
-        if bool(steps) == bool(epochs) or min(steps, epochs) < 0 or int(steps) != steps or int(epochs) != epochs:
-            raise InputError(
-                f"Give either `steps` or `epochs`, a whole number above 0. Received: steps={steps}, epochs={epochs}."
-            )
+        check_length(steps, epochs)
         self._check_unchanged()
         check_same_data(self.strategy, train)
         begun_at = self.step if self._begun_at is None else self._begun_at
@@ -236,9 +234,8 @@ class Trainer:
             return Saved(self.step, self.seed, state.parts(), self._values(begun_at, state.order))
 
         group = self.strategy.group
-        limits = {"warning_seconds": stall_warning_seconds, "shutdown_seconds": stall_shutdown_seconds}
         with (
-            Stalls(group, **limits) as stalls,
+            Stalls(group, warning_seconds=stall_warning_seconds, shutdown_seconds=stall_shutdown_seconds) as stalls,
             saver(checkpoints, group, self.step, saved, lambda: stalls.report("SIGUSR1")) as saving,
         ):
             run = Run(
