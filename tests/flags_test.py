@@ -22,8 +22,8 @@ NAMES = """
     compression compression_check_every compression_max_error compression_min_bytes coordinator data_dir dataset
     decay devices dry_run epochs eval_every intra_op_threads jit_compile keep layout learning_rate log_every loss loss_scale
     lr_scaling max_skipped_steps measure_every mesh_shape metrics model momentum_correction optimizer output_dir precision
-    profile_steps recompute resume seed shard shard_axis shard_min_elements start_timeout_seconds
-    stall_shutdown_seconds stall_warning_seconds steps steps_per_call strategy tpu warmup_start warmup_steps
+    profile_steps recompute resume seed shard shard_axis shard_min_elements stall_shutdown_seconds
+    stall_warning_seconds start_timeout_seconds steps steps_per_call strategy tpu warmup_start warmup_steps
 """.split()
 RUN_NAMES = """
     accumulate_steps bucket_mb clip_norm clip_value communication compression compression_min_bytes coordinator devices
