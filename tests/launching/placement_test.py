@@ -37,13 +37,14 @@ def test_horovod_numbers_them_alike():
 
 
 def test_one_node_stays_on_the_loopback():
-    placement = arrange(3, "", LocalGroup())
+    placement = arrange(3, "127.0.0.1", LocalGroup())
     assert placement.hosts == ("127.0.0.1",) and len(set(placement.ports[0])) == 3
     for port in placement.ports[0]:
         socket.create_server(("127.0.0.1", port)).close()  # it is free
 
 
 def test_a_node_is_reached_by_the_address_of_its_way_to_the_coordinator():
-    assert own_host(0, 2, "node0.example:1234") == "node0.example"
-    assert own_host(1, 2, "127.0.0.1:1234") == "127.0.0.1"
-    assert own_host(0, 2, "[::1]:1234") == "::1"
+    assert own_host("node0.example:1234", serves=True) == "node0.example"
+    assert own_host("127.0.0.1:1234", serves=False) == "127.0.0.1"
+    assert own_host("[::1]:1234", serves=True) == "::1"
+    assert own_host("", serves=True) == "127.0.0.1"

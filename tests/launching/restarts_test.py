@@ -17,7 +17,6 @@ def test_by_default_nothing_is_tried_again_and_nothing_is_said_of_it():
 def test_pauses_double_up_to_a_minute():
     restarts = Restarts(Job(max_restarts=9, restart_backoff_seconds=1.0))
     assert waits(restarts, *[(1, step) for step in range(10)]) == [1, 2, 4, 8, 16, 32, 60, 60, 60, None]
-    assert restarts.number == 9
 
 
 @pytest.mark.parametrize(
@@ -40,4 +39,3 @@ def test_a_step_that_nobody_has_noted_is_no_step():
 def test_preemptions_have_a_budget_of_their_own_and_part_failures():
     restarts = Restarts(Job(max_restarts=2, max_preemptions=1))
     assert waits(restarts, (1, 7), (75, 7), (1, 7), (75, 9)) == [1, 1, 2, None]
-    assert restarts.number == 3

@@ -19,10 +19,12 @@ from tfdist.group.joining import ADDRESS_VARIABLE, TOKEN_VARIABLE
 from tfdist.launching import nodes
 from tfdist.launching.child import Child, Task
 from tfdist.launching.console import Channel, Screen
+from tfdist.launching.desks import Desk
 from tfdist.launching.engines import ENGINES
 from tfdist.launching.guard import Guard
 from tfdist.launching.job import Job
 from tfdist.launching.logs import open_log
+from tfdist.launching.orders import Kind, Order, Report
 from tfdist.launching.outcome import Outcome
 from tfdist.launching.placement import Placement, arrange
 from tfdist.launching.signals import ENDING
@@ -30,6 +32,8 @@ from tfdist.launching.supervision import Stop, Supervisor, Watched
 
 Ask = Callable[[], Stop | None]
 RESTART_VARIABLE = "TFDIST_RESTART"  # how many times the job was started before
+# Ends that are no process's own death: done, preempted, a lost peer; and a stall, which ends all.
+_NO_DEATH = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.STALLED)
 _OURS = (ADDRESS_VARIABLE, TOKEN_VARIABLE, RESTART_VARIABLE, step_note.VARIABLE, "TFDIST_COORDINATOR")
 
 
@@ -41,7 +45,6 @@ class Host:
       job: how many processes, and how they find each other.
       command: what a rank runs.
       environment: what they inherit.
-      launchers: of all nodes.
       guard: ends what is left if this process is killed.
       logs: where each rank's log is.
       notes: where each rank notes its progress; None if nobody wants to know.
@@ -53,7 +56,6 @@ class Host:
     job: Job
     command: Callable[[int], Sequence[str]]
     environment: Mapping[str, str]
-    launchers: Group
     guard: Guard
     logs: pathlib.Path
     notes: pathlib.Path | None
@@ -62,48 +64,35 @@ class Host:
     say: Callable[[str], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class Ended:
-    """How an attempt ended.
-
-    Attributes:
-      outcome: of it.
-      stopped: whether somebody wanted the job to end, so that it is not tried again.
-      step: the last that any rank has noted; None if none has.
-    """
-
-    outcome: Outcome
-    stopped: bool
-    step: int | None
-
-
-def attempt(host: Host, number: int) -> Ended:
+def attempt(host: Host, desk: Desk, order: Order) -> Report:
     """Starts the processes at fresh ports, with a fresh group, and sees them to their end.
 
     Args:
       host: what does not change.
-      number: of the attempt, 0 for the first.
+      desk: may order to stop.
+      order: how many processes, and which attempt it is.
 
     Raises:
       InputError: the command or the coordinator's address cannot be used.
     """
-    with contextlib.ExitStack() as stack:
-        placement = arrange(host.job.processes, host.job.coordinator, host.launchers)
-        server, variables = stack.enter_context(_served(host.job, placement, host.launchers))
-        tasks = _tasks(host, placement, variables, number)
-        if not number:
+    with desk.meet(order) as launchers, contextlib.ExitStack() as stack:
+        placement = arrange(order.processes, desk.host, launchers)
+        server, variables = stack.enter_context(_served(host.job, placement, launchers))
+        tasks = _tasks(host, placement, variables, order.attempt)
+        if not order.attempt:
             host.say(f"{name_ranks([task.rank for task in tasks])} of {placement.size}, logs in {host.logs}")
         watched = Watched(
-            stops=[*host.stops, _start_timeout(host.job, server), _elsewhere(host)],
+            stops=[*host.stops, _start_timeout(host.job, server), _elsewhere(host, launchers), _ordered(host, desk)],
             loss=lambda: server.loss if server else None,
-            on_stop=lambda outcome: host.launchers.leave(outcome.code, outcome.reason),
+            on_stop=lambda outcome: launchers.leave(outcome.code, outcome.reason),
             grace=host.job.grace_seconds,
         )
-        outcome, stopped = _supervise(host, tasks, watched, stack, number)
+        supervised = _supervise(host, tasks, watched, stack, order.attempt)
+    outcome = supervised.outcome
     log = next((task.log for task in tasks if task.rank == outcome.rank), None)
     steps = [step_note.read(_note(host.notes, task.rank)) for task in tasks] if host.notes else []
     step = max((step for step in steps if step is not None), default=None)
-    return Ended(dataclasses.replace(outcome, log=log), stopped, step)
+    return supervised._replace(outcome=dataclasses.replace(outcome, log=log), step=step)
 
 
 @contextlib.contextmanager
@@ -140,9 +129,7 @@ def _note(notes: pathlib.Path, rank: int) -> pathlib.Path:
     return notes / f"rank-{rank}"
 
 
-def _supervise(
-    host: Host, tasks: Sequence[Task], watched: Watched, stack: contextlib.ExitStack, number: int
-) -> tuple[Outcome, bool]:
+def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: contextlib.ExitStack, number: int) -> Report:
     screens = Screen(sys.stdout), Screen(sys.stderr)
     children: list[Child] = []
     channels: list[Channel] = []
@@ -164,7 +151,8 @@ def _supervise(
     supervisor = Supervisor(children, channels, watched._replace(stops=stops, hurry=lambda: len(host.arrived) > 1))
     try:
         outcome = supervisor.run()
-        return outcome, supervisor.stopped or bool(host.arrived)
+        dead = sum(not child.signalled and child.code not in _NO_DEATH for child in children)
+        return Report(outcome, supervisor.stopped or bool(host.arrived), dead)
     finally:
         for child in children:
             host.guard.forget(child.pid)
@@ -210,14 +198,26 @@ def _start_timeout(job: Job, server: Server | None) -> Ask:
     return ask
 
 
-def _elsewhere(host: Host) -> Ask:
+def _ordered(host: Host, desk: Desk) -> Ask:
+    """Whoever decides may want others to join these processes, or some of them to leave: all save first, and end."""
+
+    def ask() -> Stop | None:
+        order = desk.order()
+        if order.kind != Kind.STOP:
+            return None
+        return Stop(order.outcome, host.job.grace_seconds, asked=True, final=False)
+
+    return ask
+
+
+def _elsewhere(host: Host, launchers: Group) -> Ask:
     """If another host's launcher was asked to end, its ranks agree with ours on a step to end at.
 
     Ours need the time to save, and no signal, which could come when they have saved already, and would kill them.
     """
 
     def ask() -> Stop | None:
-        outcome = nodes.elsewhere(host.launchers)
+        outcome = nodes.elsewhere(launchers)
         if outcome and outcome.code - endings.SIGNALLED in ENDING:
             return Stop(outcome, asked=True, wait=host.job.grace_seconds)
         return Stop(outcome) if outcome else None

@@ -62,26 +62,30 @@ class Placement:
         ]
 
 
-def arrange(processes: int, coordinator: str, launchers: Group) -> Placement:
+def arrange(processes: int, host: str, launchers: Group) -> Placement:
     """Finds free ports on each node, and tells every launcher of all of them.
 
     Args:
       processes: how many ranks this node has.
-      coordinator: node 0's `host:port`; not needed by one node.
+      host: how the other nodes reach this one.
       launchers: the launchers of all nodes.
     """
-    host = own_host(launchers.rank, launchers.size, coordinator)
     ports = free_ports(processes, host if launchers.size == 1 else "")
     everyone = launchers.gather("launch/places", [host, ports])
     return Placement(launchers.rank, tuple(host for host, _ in everyone), tuple(tuple(ports) for _, ports in everyone))
 
 
-def own_host(node: int, nodes: int, coordinator: str) -> str:
-    """How the others reach this host: node 0 as all name it, the others by the address of their way to it."""
-    if nodes == 1:
+def own_host(coordinator: str, serves: bool) -> str:
+    """How the others reach this host: the coordinator as all name it, the others by the address of their way to it.
+
+    Args:
+      coordinator: `host:port`; empty where there is one host.
+      serves: whether this is the coordinator's host.
+    """
+    if not coordinator:
         return LOOPBACK
     host, port = split_address(coordinator)
-    if node == 0:
+    if serves:
         return host
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:

@@ -28,9 +28,6 @@ class Restarts:
 
     A failure that repeats is not tried again: when two attempts in a row fail after the same step. The step is the last
     one that a rank has noted with `tfdist.step_note`; where none does, the budget alone decides.
-
-    Attributes:
-      number: of the attempt, 0 for the first.
     """
 
     def __init__(self, job: Job):
@@ -38,11 +35,6 @@ class Restarts:
         self._job = job
         self._failures = self._preemptions = 0
         self._failed_after: int | None = None
-
-    @property
-    def number(self) -> int:
-        """See the class."""
-        return self._failures + self._preemptions
 
     def decide(self, outcome: Outcome, step: int | None) -> Decision:
         """Says what follows, and counts it.
@@ -57,24 +49,34 @@ class Restarts:
             return self._after_preemption()
         return self._after_failure(step)
 
+    def resized(self) -> None:
+        """The attempt was stopped so that another number of processes goes on: nothing has failed, nothing is counted."""
+        self._failed_after = None
+
     def _after_preemption(self) -> Decision:
         self._failed_after = None
-        if self._preemptions == self._job.max_preemptions:
+        budget = self._job.preemption_budget
+        if self._preemptions == budget:
             return _used_up(self._preemptions, "max_preemptions")
         self._preemptions += 1
-        reason = f"restart {self._preemptions} of {self._job.max_preemptions} after preemptions"
+        reason = f"restart {self._preemptions}{_of(budget)} after preemptions"
         return Decision(self._job.restart_backoff_seconds, reason)
 
     def _after_failure(self, step: int | None) -> Decision:
         before, self._failed_after = self._failed_after, step
-        if self._failures == self._job.max_restarts:
+        budget = self._job.restart_budget
+        if self._failures == budget:
             return _used_up(self._failures, "max_restarts")
         if step is not None and step == before:
             return Decision(None, f"the second failure in a row after step {step}, so it is not tried again")
         self._failures += 1
         pause = min(LONGEST_BACKOFF_SECONDS, self._job.restart_backoff_seconds * 2 ** (self._failures - 1))
         after = "" if step is None else f" after step {step}"
-        return Decision(pause, f"restart {self._failures} of {self._job.max_restarts}{after}")
+        return Decision(pause, f"restart {self._failures}{_of(budget)}{after}")
+
+
+def _of(budget: float) -> str:
+    return "" if budget == float("inf") else f" of {budget:g}"
 
 
 def _used_up(count: int, flag: str) -> Decision:

@@ -1,20 +1,19 @@
 """One job from its first process to its last, over all attempts: what `launch` and `spawn` both do."""
 
 import contextlib
-import dataclasses
 import pathlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tfdist.errors import ExitCode
-from tfdist.launching import nodes
 from tfdist.launching.attempt import Ask, Host, asked, attempt
+from tfdist.launching.desks import Desk, opened
 from tfdist.launching.guard import Guard
 from tfdist.launching.job import Job
 from tfdist.launching.logs import log_directory
-from tfdist.launching.outcome import Outcome
-from tfdist.launching.restarts import Restarts
+from tfdist.launching.orders import Kind
+from tfdist.launching.outcome import SUCCESS, Outcome
 from tfdist.launching.supervision import POLL_SECONDS
 
 LAUNCHED_VARIABLE = "TFDIST_LAUNCHED"  # when the job was started first: the name of what it writes
@@ -49,42 +48,34 @@ def run(
     """
     with contextlib.ExitStack() as stack:
         guard = stack.enter_context(Guard())
-        launchers = stack.enter_context(nodes.launchers(job, environment))
-        logs = log_directory(job.log_dir, launchers)
+        desk = stack.enter_context(opened(job, environment, say))
+        logs = log_directory(job.log_dir, desk.everyone)
         notes = stack.enter_context(_notes(job))
         environment = {**environment, LAUNCHED_VARIABLE: time.strftime("%Y%m%d-%H%M%S")}
         with interrupts or contextlib.nullcontext([]) as arrived:
-            outcome = _all_attempts(Host(job, command, environment, launchers, guard, logs, notes, stops, arrived, say))
-        return nodes.conclude(launchers, outcome)
+            outcome = _until_over(Host(job, command, environment, guard, logs, notes, stops, arrived, say), desk)
+        return desk.conclude(outcome)
 
 
-def _all_attempts(host: Host) -> Outcome:
-    restarts = Restarts(host.job)
-    while True:
-        ended = attempt(host, restarts.number)
-        if ended.stopped:
-            return ended.outcome
-        wait, reason = restarts.decide(ended.outcome, ended.step)
-        if wait is None:
-            return dataclasses.replace(ended.outcome, reason="; ".join(filter(None, (ended.outcome.reason, reason))))
-        log = f" Its log: {ended.outcome.log}." if ended.outcome.log else ""
-        host.say(f"{ended.outcome.reason}.{log} In {wait:g} s: {reason}.")
-        _pause(wait, host)
-        stop = asked(host)
-        if stop:  # a preemption remains one: what has ended so has saved
-            return ended.outcome if ended.outcome.code == ExitCode.PREEMPTED else stop.outcome
-
-
-def _pause(seconds: float, host: Host) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and not host.arrived:
-        time.sleep(min(POLL_SECONDS, seconds))
+def _until_over(host: Host, desk: Desk) -> Outcome:
+    """Does what is ordered, from the first order to the last."""
+    last = SUCCESS
+    while (order := desk.order()).kind != Kind.OVER:
+        if order.kind == Kind.RUN:
+            report = attempt(host, desk, order)
+            last = report.outcome
+            desk.report(report)
+        elif stop := asked(host):  # a preemption remains one: what has ended so has saved
+            desk.end(last if last.code == ExitCode.PREEMPTED else stop.outcome)
+        else:
+            time.sleep(POLL_SECONDS)
+    return order.outcome
 
 
 @contextlib.contextmanager
 def _notes(job: Job) -> Iterator[pathlib.Path | None]:
     """A directory for what the ranks note of their progress, which decides whether a failure repeats."""
-    if not job.max_restarts:
+    if not job.restart_budget:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="tfdist-launch-") as path:

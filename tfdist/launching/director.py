@@ -1,0 +1,250 @@
+"""Who decides: which launchers of a job run how many processes, when they stop, and when the job is over."""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from tfdist.errors import ExitCode
+from tfdist.launching.hosts import is_named
+from tfdist.launching.job import Job
+from tfdist.launching.orders import Kind, Order, Report
+from tfdist.launching.outcome import SUCCESS, Outcome
+from tfdist.launching.restarts import FINAL, Restarts
+from tfdist.launching.slots import Slots
+
+SETTLE_SECONDS = 1.0  # for more launchers to come, where there may be more
+
+_RESIZED = Outcome(ExitCode.PREEMPTED, "the processes stop so that others can join them, or leave")
+
+Meet = Callable[[Sequence[str]], tuple[str, str]]  # launchers -> where they meet, and what they show there
+
+
+@dataclasses.dataclass
+class _Member:
+    """A launcher that is there: what its host may be called, and how many processes it may run."""
+
+    places: Sequence[str]
+    slots: Slots
+
+
+@dataclasses.dataclass
+class _Attempt:
+    """One that runs."""
+
+    number: int
+    processes: dict[str, int]  # by launcher
+    address: str
+    token: str
+    reports: dict[str, Report] = dataclasses.field(default_factory=dict)
+    stops: bool = False  # whether it was told to stop, so that another one can begin with other processes
+
+
+class Director:
+    """Decides for all launchers of a job; each asks it for orders, and reports.
+
+    The first launcher is the job's own: the job is over when that one is asked to end. Any other one leaves then.
+
+    A job that is not elastic has one launcher, and as many processes as it wants. An elastic one runs as many as there are
+    slots for, up to `processes`: with fewer than `min_processes` it waits. When a process dies, its slot is out for a
+    while (see `Slots`), and those that are there go on; when slots come or go, all are stopped so that they save, and
+    start again. What an attempt leaves of the job is the checkpoints' affair.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        say: Callable[[str], object],
+        listed: Callable[[], Mapping[str, int] | None] = lambda: None,
+        meet: Meet = lambda names: ("", ""),
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Nobody is there yet.
+
+        Args:
+          job: how many processes, and how often they are started again.
+          say: told what becomes of the job.
+          listed: the slots by host, as `Hosts.slots`; None where every launcher may run all processes.
+          meet: lets the launchers of an attempt meet, when there are several.
+          clock: in seconds.
+        """
+        self._job, self._say, self._listed, self._meet, self._clock = job, say, listed, meet, clock
+        self._least = job.min_processes or job.processes
+        self._restarts = Restarts(job)
+        self._lock = threading.RLock()
+        self._members: dict[str, _Member] = {}  # in the order in which they came
+        self._first = ""
+        self._attempt: _Attempt | None = None
+        self._number = 0  # of the next attempt
+        self._not_before = 0.0
+        self._short_since: float | None = None
+        self._planned: tuple[dict[str, int], float] = ({}, 0.0)  # the last plan, and since when
+        self._over: Outcome | None = None
+
+    def joined(self, name: str, places: Sequence[str]) -> None:
+        """A launcher has come; `places` are what its host may be called."""
+        with self._lock:
+            self._first = self._first or name
+            self._members[name] = _Member(places, Slots(self._job.rejoin_seconds))
+
+    def left(self, name: str, reason: str = "") -> None:
+        """A launcher is gone, with its processes; whoever waits for its report does so no more."""
+        with self._lock:
+            if self._members.pop(name, None) and reason:
+                self._say(f"{name} {reason}.")
+
+    def reported(self, name: str, report: Report) -> None:
+        """A launcher's processes have ended."""
+        with self._lock:
+            if self._attempt and name in self._attempt.processes:
+                self._attempt.reports[name] = report
+
+    def end(self, outcome: Outcome) -> None:
+        """Somebody wants the job to end; what runs is stopped first."""
+        with self._lock:
+            self._over = self._over or outcome
+
+    def order(self, name: str) -> Order:
+        """What a launcher is to do now."""
+        with self._lock:
+            self._advance()
+            attempt = self._attempt
+            if attempt and name in attempt.processes and name not in attempt.reports:
+                return self._order_in(attempt, name)
+            if self._over and not attempt:
+                return Order(Kind.OVER, outcome=self._over)
+            return Order(Kind.WAIT)
+
+    def _order_in(self, attempt: _Attempt, name: str) -> Order:
+        if attempt.stops or self._over:
+            return Order(Kind.STOP, attempt.number, outcome=self._over or _RESIZED)
+        names = list(attempt.processes)
+        return Order(
+            Kind.RUN,
+            attempt.number,
+            names.index(name),
+            len(names),
+            attempt.processes[name],
+            attempt.address,
+            attempt.token,
+        )
+
+    def _advance(self) -> None:
+        now, attempt = self._clock(), self._attempt
+        if attempt and all(name in attempt.reports or name not in self._members for name in attempt.processes):
+            self._conclude(now)
+        free = self._free(now)
+        if self._attempt:
+            self._attempt.stops = self._attempt.stops or self._is_other(self._attempt.processes, free, now)
+        elif not self._over and now >= self._not_before:
+            self._begin(self._plan(free), now)
+
+    def _free(self, now: float) -> dict[str, int]:
+        """How many processes each launcher may run; a line of the list belongs to the first one that it names."""
+        listed = self._listed()
+        lines = dict(listed or {})
+        for member in self._members.values():
+            mine = [line for line in lines if is_named(line, list(member.places))]
+            member.slots.offer(self._job.processes if listed is None else sum(lines.pop(line) for line in mine))
+        return {name: member.slots.free(now) for name, member in self._members.items()}
+
+    def _plan(self, free: Mapping[str, int]) -> dict[str, int]:
+        """Who would run how many; empty if that is too few."""
+        plan, left = {}, self._job.processes
+        for name, count in free.items():
+            if count and left:
+                plan[name] = min(count, left)
+                left -= plan[name]
+        return plan if sum(plan.values()) >= self._least else {}
+
+    def _is_other(self, running: Mapping[str, int], free: Mapping[str, int], now: float) -> bool:
+        """Whether what runs is to be stopped, as a slot of it is gone, or more could run; the latter for some time."""
+        if not self._job.is_elastic:
+            return False
+        if any(count > free.get(name, count) for name, count in running.items()):
+            return True
+        plan = self._plan(free)
+        return self._is_settled(plan, now) and sum(plan.values()) > sum(running.values())
+
+    def _is_settled(self, plan: dict[str, int], now: float) -> bool:
+        if plan != self._planned[0]:
+            self._planned = plan, now
+        return now - self._planned[1] >= (SETTLE_SECONDS if self._job.coordinator else 0.0)
+
+    def _begin(self, plan: dict[str, int], now: float) -> None:
+        if not self._is_settled(plan, now) or not plan:
+            if not plan:
+                self._wait_for_more(now)
+            return
+        self._short_since = None
+        address, token = self._meet(list(plan)) if len(plan) > 1 else ("", "")
+        if self._job.is_elastic and self._number:
+            self._say(f"Attempt {self._number}: {sum(plan.values())} processes.")
+        self._attempt = _Attempt(self._number, plan, address, token)
+        self._number += 1
+
+    def _wait_for_more(self, now: float) -> None:
+        limit = self._job.elastic_timeout_seconds
+        if self._short_since is None:
+            self._short_since = now
+            self._say(
+                f"Waits for processes: {sum(self._free(now).values())} can run, at least {self._least} must"
+                + (f"; gives up in {limit:g} s." if limit else ".")
+            )
+        elif limit and now - self._short_since > limit:
+            reason = f"fewer than {self._least} processes could run for {limit:g} s (--elastic_timeout_seconds)"
+            self._over = Outcome(ExitCode.PEER_LOST, reason)
+
+    def _conclude(self, now: float) -> None:
+        """All launchers of the attempt have said how it ended, or are gone."""
+        attempt, self._attempt = self._attempt, None
+        assert attempt
+        cause = self._cause(attempt)
+        leave = [name for name, report in attempt.reports.items() if report.stopped]
+        if cause.code == ExitCode.DONE or self._over or self._first in leave:
+            self._over = self._over or cause
+            return
+        for name in leave:
+            self.left(name, "was asked to end, and has left the job")
+        if (attempt.stops or leave) and cause.code not in FINAL:
+            self._restarts.resized()
+        else:
+            self._after(attempt, cause, now)
+
+    def _cause(self, attempt: _Attempt) -> Outcome:
+        """Of the launchers' outcomes the one that is no consequence of another's."""
+        outcomes = [report.outcome for report in attempt.reports.values()]
+        lost = [name for name in attempt.processes if name not in attempt.reports]
+        if lost:
+            outcomes.append(Outcome(ExitCode.PEER_LOST, f"{', '.join(lost)} is lost"))
+        order = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST)  # of what says less than any other code
+        return max(outcomes, key=lambda o: order.index(o.code) if o.code in order else len(order), default=SUCCESS)
+
+    def _after(self, attempt: _Attempt, cause: Outcome, now: float) -> None:
+        """Tries again, or not, what has failed, or was preempted by somebody else."""
+        decision = self._restarts.decide(cause, _last_step(attempt))
+        if decision.wait is None:
+            reason = "; ".join(filter(None, (cause.reason, decision.reason)))
+            self._over = dataclasses.replace(cause, reason=reason)
+            return
+        wait = 0.0 if self._shrinks(attempt, now) else decision.wait
+        log = f" Its log: {cause.log}." if cause.log else ""
+        when = f"In {wait:g} s" if wait else "At once"
+        self._say(f"{cause.reason}.{log} {when}: {decision.reason}.")
+        self._not_before = now + wait
+
+    def _shrinks(self, attempt: _Attempt, now: float) -> bool:
+        """Takes the slots of those that died; where all have died, it is nobody's own failure, and none is taken."""
+        dead = {name: report.dead for name, report in attempt.reports.items()}
+        total = sum(attempt.processes.values())
+        if not self._job.is_elastic or sum(dead.values()) == total:
+            return False
+        for name, count in dead.items():
+            if name in self._members:
+                self._members[name].slots.died(count, now)
+        return any(dead.values()) or len(attempt.reports) < len(attempt.processes)
+
+
+def _last_step(attempt: _Attempt) -> int | None:
+    steps = [report.step for report in attempt.reports.values() if report.step is not None]
+    return max(steps, default=None)
