@@ -18,7 +18,8 @@ class Play:
     def __init__(self, listed: Mapping[str, int] | None = None, names: tuple[str, ...] = ("a",), **fields):
         self.now, self.listed, self.said = 0.0, listed, []
         self.met: list[list[str]] = []
-        self.director = Director(Job(**fields), self.said.append, lambda: self.listed, self.meet, lambda: self.now)
+        self.director = Director(Job(**fields), self.said.append, lambda: self.listed, lambda: self.now)
+        self.director.meet = self.meet
         for name in names:
             self.join(name)
 

@@ -151,11 +151,17 @@ def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: conte
     supervisor = Supervisor(children, channels, watched._replace(stops=stops, hurry=lambda: len(host.arrived) > 1))
     try:
         outcome = supervisor.run()
-        dead = sum(not child.signalled and child.code not in _NO_DEATH for child in children)
-        return Report(outcome, supervisor.stopped or bool(host.arrived), dead)
+        return Report(outcome, supervisor.stopped or bool(host.arrived), _dead(children, outcome))
     finally:
         for child in children:
             host.guard.forget(child.pid)
+
+
+def _dead(children: Sequence[Child], outcome: Outcome) -> int:
+    """How many have ended by a failure of their own; the cause may have said goodbye before, and be signalled then."""
+    causes = {outcome.rank} if outcome.code not in _NO_DEATH else set()
+    failed = {child.rank for child in children if not child.signalled and child.code not in _NO_DEATH}
+    return len(failed | (causes & {child.rank for child in children}))
 
 
 def asked(host: Host) -> Stop | None:
@@ -205,6 +211,8 @@ def _ordered(host: Host, desk: Desk) -> Ask:
         order = desk.order()
         if order.kind != Kind.STOP:
             return None
+        if order.outcome.code == ExitCode.PEER_LOST:  # nothing can be saved
+            return Stop(order.outcome, final=False)
         return Stop(order.outcome, host.job.grace_seconds, asked=True, final=False)
 
     return ask
@@ -219,7 +227,7 @@ def _elsewhere(host: Host, launchers: Group) -> Ask:
     def ask() -> Stop | None:
         outcome = nodes.elsewhere(launchers)
         if outcome and outcome.code - endings.SIGNALLED in ENDING:
-            return Stop(outcome, asked=True, wait=host.job.grace_seconds)
-        return Stop(outcome) if outcome else None
+            return Stop(outcome, asked=True, final=False, wait=host.job.grace_seconds)
+        return Stop(outcome, final=False) if outcome else None
 
     return ask

@@ -2,15 +2,17 @@
 
 import abc
 import contextlib
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 from tfdist.group import Group, LocalGroup
 from tfdist.group.addresses import LOOPBACK
+from tfdist.group.client import RemoteGroup
+from tfdist.group.contract import LAUNCHER
+from tfdist.group.joining import started
 from tfdist.launching import nodes
 from tfdist.launching.director import Director
-from tfdist.launching.hosts import Hosts, own_names
+from tfdist.launching.hosts import own_names
 from tfdist.launching.job import Job
 from tfdist.launching.orders import Kind, Order, Report
 from tfdist.launching.outcome import Outcome
@@ -50,13 +52,13 @@ class Desk(abc.ABC):
         return outcome
 
 
-class OneHost(Desk):
-    """The only launcher of a job, which decides for itself."""
+class Own(Desk):
+    """The first launcher of a job, and often the only one: whose director decides."""
 
-    def __init__(self, director: Director):
-        """Args: director: decides; nobody has joined it yet."""
-        self._director = director
-        self.everyone = LocalGroup()
+    def __init__(self, job: Job, director: Director):
+        """Args: job: to be run; director: decides; nobody has joined it yet."""
+        self._job, self._director = job, director
+        self.host, self.everyone = own_host(job.coordinator if job.is_elastic else "", serves=True), LocalGroup()
         director.joined(OWN, own_names())
 
     def order(self) -> Order:
@@ -69,7 +71,7 @@ class OneHost(Desk):
 
     def meet(self, order: Order) -> AbstractContextManager[Group]:
         """See base class."""
-        return contextlib.nullcontext(self.everyone)
+        return meeting(order, self._job.start_timeout_seconds)
 
     def end(self, outcome: Outcome) -> None:
         """See base class."""
@@ -105,22 +107,29 @@ class FixedNodes(Desk):
 
 
 @contextlib.contextmanager
-def opened(job: Job, environment: Mapping[str, str], say: Callable[[str], object]) -> Iterator[Desk]:
-    """The desk of this launcher.
+def meeting(order: Order, timeout: float) -> Iterator[Group]:
+    """The launchers of an attempt of an elastic job, at the place that the order names.
 
     Args:
-      job: what is to be launched.
-      environment: has the token of jobs on several hosts.
-      say: told what becomes of the job.
+      order: to run.
+      timeout: in seconds, for all to come.
 
     Raises:
-      PeerLostError: another host's launcher did not come.
-      InputError: the coordinator's address, or `--hosts`, cannot be used.
+      PeerLostError: one did not come.
     """
-    if job.nodes > 1:
-        with nodes.launchers(job, environment) as group:
-            yield FixedNodes(job, group)
+    if order.nodes == 1:
+        yield LocalGroup()
         return
-    with contextlib.ExitStack() as stack:
-        hosts = stack.enter_context(Hosts(job.hosts)) if job.hosts else None
-        yield OneHost(Director(job, say, listed=lambda: hosts.slots if hosts else None, clock=time.monotonic))
+    group = RemoteGroup(
+        order.address,
+        rank=order.node,
+        size=order.nodes,
+        token=order.token,
+        timeout=timeout,
+        noun="node",
+        server_rank=LAUNCHER,
+    )
+    try:
+        yield started(group, timeout)
+    finally:
+        group.leave()

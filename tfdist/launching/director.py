@@ -43,6 +43,9 @@ class _Attempt:
 class Director:
     """Decides for all launchers of a job; each asks it for orders, and reports.
 
+    Attributes:
+      meet: lets the launchers of an attempt meet, when there are several; to be set where there may be.
+
     The first launcher is the job's own: the job is over when that one is asked to end. Any other one leaves then.
 
     A job that is not elastic has one launcher, and as many processes as it wants. An elastic one runs as many as there are
@@ -56,7 +59,6 @@ class Director:
         job: Job,
         say: Callable[[str], object],
         listed: Callable[[], Mapping[str, int] | None] = lambda: None,
-        meet: Meet = lambda names: ("", ""),
         clock: Callable[[], float] = time.monotonic,
     ):
         """Nobody is there yet.
@@ -65,15 +67,16 @@ class Director:
           job: how many processes, and how often they are started again.
           say: told what becomes of the job.
           listed: the slots by host, as `Hosts.slots`; None where every launcher may run all processes.
-          meet: lets the launchers of an attempt meet, when there are several.
           clock: in seconds.
         """
-        self._job, self._say, self._listed, self._meet, self._clock = job, say, listed, meet, clock
+        self._job, self._say, self._listed, self._clock = job, say, listed, clock
+        self.meet: Meet = lambda names: ("", "")
         self._least = job.min_processes or job.processes
         self._restarts = Restarts(job)
         self._lock = threading.RLock()
         self._members: dict[str, _Member] = {}  # in the order in which they came
         self._first = ""
+        self._lines: tuple[object, dict[str, int]] = (None, {})  # the last answer of `_offered`, which is asked often
         self._attempt: _Attempt | None = None
         self._number = 0  # of the next attempt
         self._not_before = 0.0
@@ -84,6 +87,8 @@ class Director:
     def joined(self, name: str, places: Sequence[str]) -> None:
         """A launcher has come; `places` are what its host may be called."""
         with self._lock:
+            if self._members:
+                self._say(f"{name} has come.")
             self._first = self._first or name
             self._members[name] = _Member(places, Slots(self._job.rejoin_seconds))
 
@@ -116,6 +121,9 @@ class Director:
             return Order(Kind.WAIT)
 
     def _order_in(self, attempt: _Attempt, name: str) -> Order:
+        lost = [one for one in attempt.processes if one not in self._members and one not in attempt.reports]
+        if lost:  # whoever talks to its processes waits in vain
+            return Order(Kind.STOP, attempt.number, outcome=_lost(lost))
         if attempt.stops or self._over:
             return Order(Kind.STOP, attempt.number, outcome=self._over or _RESIZED)
         names = list(attempt.processes)
@@ -140,13 +148,25 @@ class Director:
             self._begin(self._plan(free), now)
 
     def _free(self, now: float) -> dict[str, int]:
-        """How many processes each launcher may run; a line of the list belongs to the first one that it names."""
+        """How many processes each launcher may run."""
         listed = self._listed()
-        lines = dict(listed or {})
-        for member in self._members.values():
-            mine = [line for line in lines if is_named(line, list(member.places))]
-            member.slots.offer(self._job.processes if listed is None else sum(lines.pop(line) for line in mine))
+        offered = dict.fromkeys(self._members, self._job.processes) if listed is None else self._offered(listed)
+        for name, member in self._members.items():
+            member.slots.offer(offered[name])
         return {name: member.slots.free(now) for name, member in self._members.items()}
+
+    def _offered(self, listed: Mapping[str, int]) -> dict[str, int]:
+        """The slots of each launcher; a line that names several, on one host, is for the one with the fewest lines."""
+        asked = listed, list(self._members)
+        if asked == self._lines[0]:
+            return self._lines[1]
+        lines: dict[str, list[int]] = {name: [] for name in self._members}
+        for line, slots in listed.items():
+            named = [name for name, member in self._members.items() if is_named(line, list(member.places))]
+            if named:
+                lines[min(named, key=lambda name: len(lines[name]))].append(slots)
+        self._lines = asked, {name: sum(slots) for name, slots in lines.items()}
+        return self._lines[1]
 
     def _plan(self, free: Mapping[str, int]) -> dict[str, int]:
         """Who would run how many; empty if that is too few."""
@@ -177,7 +197,7 @@ class Director:
                 self._wait_for_more(now)
             return
         self._short_since = None
-        address, token = self._meet(list(plan)) if len(plan) > 1 else ("", "")
+        address, token = self.meet(list(plan)) if len(plan) > 1 else ("", "")
         if self._job.is_elastic and self._number:
             self._say(f"Attempt {self._number}: {sum(plan.values())} processes.")
         self._attempt = _Attempt(self._number, plan, address, token)
@@ -216,7 +236,7 @@ class Director:
         outcomes = [report.outcome for report in attempt.reports.values()]
         lost = [name for name in attempt.processes if name not in attempt.reports]
         if lost:
-            outcomes.append(Outcome(ExitCode.PEER_LOST, f"{', '.join(lost)} is lost"))
+            outcomes.append(_lost(lost))
         order = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST)  # of what says less than any other code
         return max(outcomes, key=lambda o: order.index(o.code) if o.code in order else len(order), default=SUCCESS)
 
@@ -243,6 +263,10 @@ class Director:
             if name in self._members:
                 self._members[name].slots.died(count, now)
         return any(dead.values()) or len(attempt.reports) < len(attempt.processes)
+
+
+def _lost(names: Sequence[str]) -> Outcome:
+    return Outcome(ExitCode.PEER_LOST, f"{', '.join(names)} is lost")
 
 
 def _last_step(attempt: _Attempt) -> int | None:

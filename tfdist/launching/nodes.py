@@ -35,7 +35,7 @@ def launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
         job.coordinator,
         rank=job.node_rank,
         size=job.nodes,
-        token=environment.get(TOKEN_VARIABLE) or _token(job.coordinator),
+        token=token(job.coordinator, environment),
         timeout=job.start_timeout_seconds,
         remedy="Choose another --coordinator, the same on every host.",
         noun="node",
@@ -67,7 +67,10 @@ def elsewhere(group: Group) -> Outcome | None:
     return Outcome(PeerLostError.exit_code if loss.code is None else loss.code, str(loss)) if loss else None
 
 
-def _token(coordinator: str) -> str:
+def token(coordinator: str, environment: Mapping[str, str]) -> str:
+    """What the launchers of a job must show; see `launchers`."""
+    if environment.get(TOKEN_VARIABLE):
+        return environment[TOKEN_VARIABLE]
     if split_address(coordinator)[0] not in (LOOPBACK, "localhost", "::1"):
         _log.warning(
             "tfdist.launch: whoever reaches %s can join this job: on a network that others use, set %s to the same "

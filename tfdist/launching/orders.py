@@ -3,6 +3,7 @@
 import enum
 from typing import NamedTuple
 
+from tfdist.group.messages import BadMessage, Message, take
 from tfdist.launching.outcome import Outcome
 
 
@@ -53,3 +54,39 @@ class Report(NamedTuple):
     stopped: bool = False
     dead: int = 0
     step: int | None = None
+
+
+def order_message(order: Order) -> Message:
+    """An order on the wire."""
+    return {"type": "order"} | order._asdict() | {"outcome": _outcome_message(order.outcome)}
+
+
+def order_of(message: Message) -> Order:
+    """The order of a message; raises `BadMessage`."""
+    kinds = {"kind": str, "attempt": int, "node": int, "nodes": int, "processes": int, "address": str, "token": str}
+    kind, *numbers = take(message, **kinds)
+    [outcome] = take(message, outcome=list)
+    return Order(Kind(kind), *numbers)._replace(outcome=_outcome_of(outcome))
+
+
+def report_message(report: Report) -> Message:
+    """A report on the wire."""
+    return {"type": "report"} | report._asdict() | {"outcome": _outcome_message(report.outcome)}
+
+
+def report_of(message: Message) -> Report:
+    """The report of a message; raises `BadMessage`."""
+    outcome, *rest = take(message, outcome=list, stopped=bool, dead=int, step=(int, type(None)))
+    return Report(_outcome_of(outcome), *rest)
+
+
+def _outcome_message(outcome: Outcome) -> list[object]:
+    """Logs stay where they are."""
+    return [int(outcome.code), outcome.reason, outcome.rank]
+
+
+def _outcome_of(fields: list[object]) -> Outcome:
+    code, reason, rank = fields if len(fields) == 3 else (None, None, None)
+    if not isinstance(code, int) or not isinstance(reason, str) or not isinstance(rank, int | None):
+        raise BadMessage(f"an outcome that is {fields!r:.80}")
+    return Outcome(code, reason, rank)

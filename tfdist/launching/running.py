@@ -6,13 +6,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from tfdist.errors import ExitCode
+from tfdist.errors import ExitCode, PeerLostError
+from tfdist.launching.arriving import opened
 from tfdist.launching.attempt import Ask, Host, asked, attempt
-from tfdist.launching.desks import Desk, opened
+from tfdist.launching.desks import Desk
 from tfdist.launching.guard import Guard
 from tfdist.launching.job import Job
 from tfdist.launching.logs import log_directory
-from tfdist.launching.orders import Kind
+from tfdist.launching.orders import Kind, Order, Report
 from tfdist.launching.outcome import SUCCESS, Outcome
 from tfdist.launching.supervision import POLL_SECONDS
 
@@ -62,7 +63,7 @@ def _until_over(host: Host, desk: Desk) -> Outcome:
     last = SUCCESS
     while (order := desk.order()).kind != Kind.OVER:
         if order.kind == Kind.RUN:
-            report = attempt(host, desk, order)
+            report = _attempt(host, desk, order)
             last = report.outcome
             desk.report(report)
         elif stop := asked(host):  # a preemption remains one: what has ended so has saved
@@ -70,6 +71,13 @@ def _until_over(host: Host, desk: Desk) -> Outcome:
         else:
             time.sleep(POLL_SECONDS)
     return order.outcome
+
+
+def _attempt(host: Host, desk: Desk, order: Order) -> Report:
+    try:
+        return attempt(host, desk, order)
+    except PeerLostError as error:  # another launcher was lost before the processes began
+        return Report(Outcome(error.exit_code, str(error).rstrip(".")))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,68 @@
+"""How a launcher comes to its desk: whether it decides, or does as it is told."""
+
+import contextlib
+import errno
+import socket
+from collections.abc import Callable, Iterator, Mapping
+
+from tfdist.errors import InputError
+from tfdist.group.addresses import listen, split_address
+from tfdist.launching import nodes
+from tfdist.launching.desks import Desk, FixedNodes, Own
+from tfdist.launching.director import Director
+from tfdist.launching.guest import Guest
+from tfdist.launching.hosts import Hosts, is_named, own_names
+from tfdist.launching.job import Job
+from tfdist.launching.lobby import Lobby
+
+
+@contextlib.contextmanager
+def opened(job: Job, environment: Mapping[str, str], say: Callable[[str], object]) -> Iterator[Desk]:
+    """The desk of this launcher.
+
+    Args:
+      job: what is to be launched.
+      environment: has the token of jobs on several hosts.
+      say: told what becomes of the job.
+
+    Raises:
+      PeerLostError: another host's launcher did not come.
+      InputError: the coordinator's address, or `--hosts`, cannot be used.
+    """
+    with contextlib.ExitStack() as stack:
+        if job.nodes > 1:
+            yield FixedNodes(job, stack.enter_context(nodes.launchers(job, environment)))
+            return
+        listener = _listener(job.coordinator) if job.is_elastic and job.coordinator else None
+        if job.is_elastic and job.coordinator and listener is None:
+            yield stack.enter_context(Guest(job, nodes.token(job.coordinator, environment)))
+            return
+        hosts = stack.enter_context(Hosts(job.hosts)) if job.hosts else None
+        director = Director(job, say, listed=lambda: hosts.slots if hosts else None)
+        if listener:
+            host = split_address(job.coordinator)[0]
+            lobby = stack.enter_context(Lobby(listener, host, nodes.token(job.coordinator, environment)))
+            director.meet = lobby.meet
+            lobby.open(director)
+        yield Own(job, director)
+
+
+def _listener(coordinator: str) -> socket.socket | None:
+    """Where the lobby listens, if this is the first launcher on the coordinator's host; else None."""
+    if not is_here(split_address(coordinator)[0]):
+        return None
+    try:
+        return listen(coordinator, "Choose another --coordinator, the same on every host.")
+    except InputError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
+            return None  # by a launcher that came before, or a stranger, which will be said when it does not answer
+        raise
+
+
+def is_here(host: str) -> bool:
+    """Whether a name or an address is this host's."""
+    try:
+        found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise InputError(f"--coordinator must name a host that is known here. Received: {host} ({error}).") from error
+    return any(is_named(address, own_names()) for address in found)
