@@ -93,11 +93,11 @@ class Striker:
 
     def _victim(self, rank: int) -> int | None:
         if self._launched:
-            return _child_of_rank(self._job.processes[0].pid, rank)
+            return child_of_rank(self._job.processes[0].pid, rank)
         return self._job.processes[rank].pid
 
 
-def _child_of_rank(launcher: int, rank: int) -> int | None:
+def child_of_rank(launcher: int, rank: int) -> int | None:
     """The process that a launcher has started for a rank; None before it is there."""
     with contextlib.suppress(OSError):
         children = pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()

@@ -17,7 +17,7 @@ from tfdist.launching import orders
 from tfdist.launching.director import Director
 
 BEAT_SECONDS = 1.0  # between signs of life, which both sides send
-LOST_AFTER_SECONDS = 5.0  # without one; no engine keeps a launcher's threads from running
+LOST_AFTER_SECONDS = 10.0  # without one; no engine keeps a launcher's threads from running
 _WAKE_SECONDS = 0.1  # from one look at the orders to the next
 _HELLO_SECONDS = 10.0  # for a stranger to say who it is
 _CHUNK = 1 << 16
@@ -138,12 +138,12 @@ class Lobby:
             elif now - beaten > BEAT_SECONDS:
                 sock.sendall(encode({"type": "beat"}))
                 beaten = now
-            if now - heard > LOST_AFTER_SECONDS:
-                raise OSError(silence(LOST_AFTER_SECONDS))
             sock.settimeout(_WAKE_SECONDS)
             try:
                 data = sock.recv(_CHUNK)
-            except TimeoutError:
+            except TimeoutError:  # only then: it may be this process that was starved
+                if now - heard > LOST_AFTER_SECONDS:
+                    raise OSError(silence(LOST_AFTER_SECONDS)) from None
                 continue
             heard = time.monotonic()
             for message in lines.feed(data):
