@@ -31,3 +31,16 @@ class Inspection(abc.ABC):
     @abc.abstractmethod
     def look(self, step: int) -> dict[str, float]:
         """Looks before a step that `next` has named; returns fields for the training records from now on."""
+
+
+class Periodic(Inspection):
+    """Looks every so many steps."""
+
+    def __init__(self, every: int, first: int | None = None):
+        """Args: every: steps between two looks; first: the step of the first one, at most `every`, which it is by default."""
+        self._every = every
+        self._first = every if first is None else first
+
+    def next(self, step: int) -> int | None:
+        """See base class."""
+        return self._first if step <= self._first else -(-step // self._every) * self._every

@@ -15,29 +15,25 @@ import tensorflow as tf
 
 from tfdist.collectives import Unsent
 from tfdist.gradients import Bucketed, Sum
-from tfdist.inspections.contract import Inspection, Site
+from tfdist.inspections.contract import Periodic, Site
 from tfdist.inspections.timing import REPEATS
 
 MUCH = 0.2  # of a step
+EARLY = 100  # the step of the first look, if others are rarer
 TRIAL_SECONDS = 3600.0  # the others may still compile what this process has compiled
 
 _log = logging.getLogger(__name__)
 
 
-class Exposure(Inspection):
+class Exposure(Periodic):
     """Measures exposed communication every so many steps, the first time early in the run."""
 
     def __init__(self, site: Site, every: int):
         """Args: every: steps between two looks; the first is before step min(every, 100)."""
+        super().__init__(every, first=min(every, EARLY))
         self._site = site
-        self._every = every
         self._plan: dict[str, str] | None = None
         self._trials: dict[str, Callable[[Any, tf.Tensor], Any]] = {}
-
-    def next(self, step: int) -> int | None:
-        """See base class."""
-        first = min(self._every, 100)
-        return first if step <= first else -(-step // self._every) * self._every
 
     def look(self, step: int) -> dict[str, float]:
         """See base class: `exposed_communication_seconds`, `codec_seconds`."""

@@ -2,20 +2,19 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
-from tfdist.inspections.contract import Inspection, Site
+from tfdist.inspections.contract import Periodic, Site
 from tfdist.inspections.exposure import TRIAL_SECONDS
-from tfdist.strategy import State
+from tfdist.inspections.observing import Observing, ObservingTrial
 
 _log = logging.getLogger(__name__)
 
 
-class Guard(Inspection):
+class Guard(Periodic):
     """Every so many steps, reduces the compressed gradients both ways; gives up compression where it errs too much.
 
     The relative error of a gradient is ||sent - exact|| / ||exact|| of the sums over replicas, of what the step wanted to
@@ -25,29 +24,22 @@ class Guard(Inspection):
 
     def __init__(self, site: Site, every: int, max_error: float):
         """Args: every: steps between two looks; max_error: the largest relative error, 0 for no limit."""
-        self._site = site
-        self._every = every
+        super().__init__(every)
+        self._steps = site.steps
         self._max_error = max_error
-        self._plan: dict[str, str] | None = None
+        self._observe = ObservingTrial(site, self._both_ways)
 
-    def next(self, step: int) -> int | None:
-        """See base class."""
-        return max(self._every, -(-step // self._every) * self._every)
+    def _both_ways(self) -> "BothWays":
+        return BothWays(self._steps.reducer(), self._steps.specs, self._steps.compressed_names())
 
     def look(self, step: int) -> dict[str, float]:
         """See base class: `compression_error`, `compression_cosine`: the worst of all gradients."""
-        steps = self._site.steps
-        watched = steps.compressed_names()
+        watched, strategy = self._steps.compressed_names(), self._steps.strategy
         if not watched:
             return {}
-        if self._plan != steps.overrides:
-            self._plan = dict(steps.overrides)
-            self._both = BothWays(steps.reducer(), steps.specs, watched)
-            self._trial = steps.trial(self._site.batch_size, self._both, read=lambda: self._both.observed)
-        _, _, observed = self._trial(self._site.batch(step), tf.constant(step, tf.int64))
-        local = steps.strategy.local
-        errors, cosines = ([float(local(x)[0]) for x in values] for values in zip(*observed, strict=True))
-        found = steps.strategy.group.broadcast("guard", [errors, cosines], TRIAL_SECONDS)
+        observed = self._observe(step)
+        errors, cosines = ([float(strategy.local(x)[0]) for x in values] for values in zip(*observed, strict=True))
+        found = strategy.group.broadcast("guard", [errors, cosines], TRIAL_SECONDS)
         self._judge(step, dict(zip(watched, found[0], strict=True)))
         return {"compression_error": max(found[0]), "compression_cosine": min(found[1])}
 
@@ -59,10 +51,10 @@ class Guard(Inspection):
                 "From step %d on, the gradient of %s is summed exactly: compression erred by %.3g of its norm, more than "
                 "--compression_max_error=%g.", step, name, error, self._max_error
             )  # fmt: skip
-        self._site.steps.fall_back(list(far))
+        self._steps.fall_back(list(far))
 
 
-class BothWays(Reducer):
+class BothWays(Observing):
     """Reduces with another reducer, and observes how far its sums are from exact ones.
 
     Attributes:
@@ -71,15 +63,9 @@ class BothWays(Reducer):
 
     def __init__(self, inner: Reducer, specs: Sequence[tf.TensorSpec], watched: Sequence[str]):
         """Args: specs: of all tensors; watched: the names of those that are compared."""
-        self.inner = inner
-        self.keeps_shapes = True
-        self.observed: list[tuple[Any, Any]] = []
+        super().__init__(inner)
         self._specs = list(specs)
         self._watched = [i for i, spec in enumerate(specs) if spec.name in watched]
-
-    def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """See base class."""
-        return self.inner.state(specs)
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str

@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.errors import DesyncError
-from tfdist.gradients import Reduced, Reducer
+from tfdist.gradients import Reduced
 from tfdist.group import Group
 from tfdist.group.contract import name_member
-from tfdist.inspections.contract import Inspection, Site
+from tfdist.inspections.contract import Periodic, Site
 from tfdist.inspections.exposure import TRIAL_SECONDS
-from tfdist.strategy import State
+from tfdist.inspections.observing import Observing, ObservingTrial
 
 _log = logging.getLogger(__name__)
 
@@ -27,18 +27,14 @@ Copies = dict[
 ]  # by variable and block, the hash of each of a process's copies by its device or replica
 
 
-class InSync(Inspection):
+class InSync(Periodic):
     """Compares all variables that replicas have alike, every so many steps, and ends the run where they differ."""
 
     def __init__(self, site: Site, every: int, variables: Callable[[], Mapping[str, tf.Variable]]):
         """Args: every: steps between two looks; variables: those of now, by name, in the order in which they are compared."""
+        super().__init__(every)
         self._strategy = site.steps.strategy
-        self._every = every
         self._variables = variables
-
-    def next(self, step: int) -> int | None:
-        """See base class."""
-        return max(self._every, -(-step // self._every) * self._every)
 
     def look(self, step: int) -> dict[str, float]:
         """See base class; no fields.
@@ -93,53 +89,34 @@ def _message(step: int, block: str, holders: list[list[str]]) -> str:
     )
 
 
-class GradientNorms(Inspection):
+class GradientNorms(Periodic):
     """Logs the norm of each reduced gradient by rank, every so many steps; all ranks have the same, or reduction is wrong."""
 
     def __init__(self, site: Site, every: int):
         """Args: every: steps between two looks."""
-        self._site = site
-        self._every = every
-        self._plan: dict[str, str] | None = None
-
-    def next(self, step: int) -> int | None:
-        """See base class."""
-        return max(self._every, -(-step // self._every) * self._every)
+        super().__init__(every)
+        self._steps = site.steps
+        self._observe = ObservingTrial(site, lambda: Norms(self._steps.reducer()))
 
     def look(self, step: int) -> dict[str, float]:
         """See base class; no fields."""
-        steps = self._site.steps
-        if self._plan != steps.overrides:
-            self._plan = dict(steps.overrides)
-            self._norms = Norms(steps.reducer())
-            self._trial = steps.trial(self._site.batch_size, self._norms, read=lambda: self._norms.observed)
-        _, _, observed = self._trial(self._site.batch(step), tf.constant(step, tf.int64))
-        mine = [[float(value) for value in steps.strategy.local(norm)] for norm in observed]
-        everyone = steps.strategy.group.gather("in_sync/norms", mine, TRIAL_SECONDS)
-        if steps.strategy.is_chief:
-            for i, spec in enumerate(steps.specs[:-1]):
+        strategy = self._steps.strategy
+        mine = [[float(value) for value in strategy.local(norm)] for norm in self._observe(step)]
+        everyone = strategy.group.gather("in_sync/norms", mine, TRIAL_SECONDS)
+        if strategy.is_chief:
+            for i, spec in enumerate(self._steps.specs[:-1]):
                 norms = [f"{value:.9g}" for rank in everyone for value in rank[i]]
                 same = "" if len(set(norms)) == 1 else "  DIFFERENT"
                 _log.info("step %d  gradient of %s  norm by replica: %s%s", step, spec.name, " ".join(norms), same)
         return {}
 
 
-class Norms(Reducer):
+class Norms(Observing):
     """Reduces with another reducer, and observes the norms of its sums.
 
     Attributes:
       observed: of the last call: scalars, one for each tensor.
     """
-
-    def __init__(self, inner: Reducer):
-        """Args: inner: the reducer."""
-        self.inner = inner
-        self.keeps_shapes = True
-        self.observed: list[Any] = []
-
-    def state(self, specs: Any) -> list[State]:
-        """See base class."""
-        return self.inner.state(specs)
 
     def reduce(self, tensors: Any, state: Any, collectives: Collectives, *, name: str) -> Reduced:
         """See base class."""
