@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import threading
 from collections.abc import Iterator
 
 import keras
@@ -36,6 +37,16 @@ def mirrored2() -> Strategy:
 def mirrored4() -> Strategy:
     """Four replicas in this process."""
     return tfdist.load_strategy("mirrored", devices=4, environment={})
+
+
+@pytest.fixture
+def no_thread_is_left() -> Iterator[None]:
+    """Each thread that a test has started comes to its end soon behind it."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(2.0)
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.fixture

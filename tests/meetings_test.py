@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,15 +17,7 @@ DEADLINE = 20.0
 Acts = list[tuple[int, list[str]]]
 Between = Callable[[int, Meetings], object]
 
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    end = time.monotonic() + 2.0
-    while set(threading.enumerate()) - before and time.monotonic() < end:
-        time.sleep(0.005)
-    assert set(threading.enumerate()) <= before
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 class Job:

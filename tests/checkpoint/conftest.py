@@ -1,6 +1,5 @@
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,8 @@ from tfdist.group.addresses import listen
 
 
 @pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    for thread in set(threading.enumerate()) - before:
-        thread.join(1.0)
-    assert set(threading.enumerate()) <= before
+def every_thread_ends(no_thread_is_left: None) -> None:
+    """Behind every test of this folder."""
 
 
 @pytest.fixture(scope="session")

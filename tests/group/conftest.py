@@ -1,6 +1,4 @@
 import contextlib
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -44,13 +42,8 @@ class Job:
 
 
 @pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    end = time.monotonic() + 1.0
-    while set(threading.enumerate()) - before and time.monotonic() < end:
-        time.sleep(0.005)
-    assert set(threading.enumerate()) <= before
+def every_thread_ends(no_thread_is_left: None) -> None:
+    """Behind every test of this folder."""
 
 
 @pytest.fixture
