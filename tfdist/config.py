@@ -7,7 +7,7 @@ from tfdist.errors import InputError
 from tfdist.flag import (
     AUTO,
     address_text,
-    checked,
+    check_fields,
     decay_text,
     flag_field,
     layout_text,
@@ -106,8 +106,7 @@ class JobConfig:
 
     def __post_init__(self) -> None:
         """Checks each field, then all rules between fields."""
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, checked(field, getattr(self, field.name)))
+        check_fields(self)
         self._complete()
         check_combinations(self)
 

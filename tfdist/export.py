@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist import command, flags, startup
 from tfdist.config import WRITTEN, TrainConfig
 from tfdist.errors import InputError
-from tfdist.flag import checked, flag_field
+from tfdist.flag import check_fields, flag_field
 
 if TYPE_CHECKING:
     from tfdist.checkpoint import Checkpoint
@@ -33,8 +33,7 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         """Checks each field."""
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, checked(field, getattr(self, field.name)))
+        check_fields(self)
 
 
 def main(run: str, config: ExportConfig) -> int:

@@ -111,8 +111,17 @@ def flag_field(default: Any, *args: Any, **more: Any) -> Any:
     return dataclasses.field(default=default, metadata={"flag": Flag(*args, **more)})
 
 
-def checked(field: dataclasses.Field, value: Any) -> Any:
-    """Returns the value as it is kept; raises `InputError` if the field's type or its `Flag` forbids it."""
+def check_fields(config: Any) -> None:
+    """Checks each field of a configuration, which is frozen, and puts in its place the value as it is kept.
+
+    Raises:
+      InputError: a field's type or its `Flag` forbids the value.
+    """
+    for field in dataclasses.fields(config):
+        object.__setattr__(config, field.name, _checked(field, getattr(config, field.name)))
+
+
+def _checked(field: dataclasses.Field, value: Any) -> Any:
     flag: Flag = field.metadata["flag"]
     optional = field.default is None
     kind = str if optional else type(field.default)

@@ -7,7 +7,7 @@ from typing import Any
 from tfdist.benching.measured import TRAFFIC
 from tfdist.config import WRITTEN, TrainConfig
 from tfdist.errors import InputError
-from tfdist.flag import checked, flag_field
+from tfdist.flag import check_fields, flag_field
 from tfdist.spec import nearest
 
 MEASURED = "What is measured"
@@ -102,13 +102,9 @@ class BenchConfig:
     output_dir: str = flag_field("", WRITTEN, "New or empty folder; empty: runs/bench-collectives-STRATEGY-TIME.")
 
     def __post_init__(self) -> None:
-        """Checks the fields."""
-        where = TrainConfig(**{name: getattr(self, name) for name in _WHERE})  # its rules are this one's
-        for name in _WHERE:
-            object.__setattr__(self, name, getattr(where, name))
-        for name in ("operations", "sizes", "dtype", "repeats", "repeat_seconds"):
-            field = next(field for field in dataclasses.fields(self) if field.name == name)
-            object.__setattr__(self, name, checked(field, getattr(self, name)))
+        """Checks each field, then the rules between fields, which are those of `TrainConfig`."""
+        check_fields(self)
+        TrainConfig(**{name: getattr(self, name) for name in _WHERE})
 
 
 def _bytes(text: str, whole: str) -> int:
