@@ -12,7 +12,6 @@ from tfdist.errors import InputError
 from tfdist.flag import check_fields, flag_field
 
 if TYPE_CHECKING:
-    from tfdist.checkpoint import Checkpoint
     from tfdist.trainer import Trainer
 
 _ENDINGS = {"keras": ".keras", "saved_model": "", "safetensors": ".safetensors"}
@@ -61,25 +60,16 @@ def main(run: str, config: ExportConfig) -> int:
 
 def _flags(found: list[Path], run: str) -> dict[str, Any]:
     """The flags of the run, for one device."""
+    from tfdist.restoring import first_readable
+
     if not found:
         raise InputError(
             f"A run has checkpoints if it was started with --checkpoint_every. Received: {run}, which has none. "
             "Give another run, or use its model.keras."
         )
     known = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
-    given = {name: value for name, value in _readable(found).flags.items() if name in known}
+    given = {name: value for name, value in first_readable(found).flags.items() if name in known}
     return {**given, **{name: known[name] for name in (*_OF_ONE_DEVICE, *_OF_TRAINING)}, "strategy": "single"}
-
-
-def _readable(found: list[Path]) -> "Checkpoint":
-    from tfdist.checkpoint import Checkpoint, Damaged
-
-    for path in found[:-1]:
-        try:
-            return Checkpoint.open(path)
-        except Damaged:
-            continue
-    return Checkpoint.open(found[-1])
 
 
 def _check_free(path: Path, kind: str) -> None:

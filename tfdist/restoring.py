@@ -1,5 +1,6 @@
 """From checkpoints on a disk to the state of a run: the newest good one, on all processes the same."""
 
+import contextlib
 import logging
 import os
 from collections.abc import Sequence
@@ -20,6 +21,18 @@ def checkpoints_at(path: str | os.PathLike[str]) -> list[Path]:
     if is_name(path.name) and not (path / "checkpoints").exists():
         return [path]
     return newest(path) or newest(path / "checkpoints")
+
+
+def first_readable(paths: Sequence[Path]) -> Checkpoint:
+    """The first of these checkpoints, of which there is one at least, whose manifest can be read; the others are damaged.
+
+    Raises:
+      Damaged: all are; it names the last.
+    """
+    for path in paths[:-1]:
+        with contextlib.suppress(Damaged):
+            return Checkpoint.open(path)
+    return Checkpoint.open(paths[-1])
 
 
 def restore(state: RunState, paths: Sequence[str], group: Group, sets_aside: bool = True) -> Checkpoint | None:

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfdist.checkpoint import Checkpoint, Damaged, newest
+from tfdist.checkpoint import Damaged, newest
 from tfdist.combinations import flag_text
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
-from tfdist.restoring import checkpoints_at
+from tfdist.restoring import checkpoints_at, first_readable
 
 AUTO, NEVER = "auto", "never"
 # What the steps so far are made of: with another of these the rest would not belong to them.
@@ -78,20 +78,18 @@ def _began_with(resume: str, directory: RunDirectory) -> bool:
 
 
 def _check_flags(found: list[Path], flags: Mapping[str, Any]) -> None:
-    """Holds the flags against those of the newest checkpoint whose manifest can be read; the others are damaged."""
-    for path in found:
-        try:
-            saved = Checkpoint.open(path).flags
-        except Damaged:
-            continue
-        other = [name for name in FIXED if name in saved and saved[name] != flags[name]]
-        if other:
-            there, here = (" ".join(flag_text(name, said[name]) for name in other) for said in (saved, flags))
-            raise InputError(
-                f"A run goes on as it began. Received: {here}, where {path} is of a run with {there}. Give its flags, or "
-                "another --output_dir, or --resume=never with an empty one."
-            )
+    """Holds the flags against those of the newest checkpoint that can be read; if none can, who restores one says so."""
+    try:
+        saved = first_readable(found)
+    except Damaged:
         return
+    other = [name for name in FIXED if name in saved.flags and saved.flags[name] != flags[name]]
+    if other:
+        there, here = (" ".join(flag_text(name, said[name]) for name in other) for said in (saved.flags, flags))
+        raise InputError(
+            f"A run goes on as it began. Received: {here}, where {saved.path} is of a run with {there}. Give its flags, "
+            "or another --output_dir, or --resume=never with an empty one."
+        )
 
 
 def _flags_of(directory: RunDirectory) -> list[str]:
