@@ -1,6 +1,8 @@
 """The model of a run's checkpoint, for those who use it."""
 
+import pkgutil
 import shutil
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -59,6 +61,42 @@ def test_safetensors(run, tmp_path):
     assert found.keys() == {v.path for v in model.variables}
     for variable in model.variables:
         np.testing.assert_array_equal(found[variable.path], variable)
+
+
+def test_a_tilde_is_the_home(run, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(Path(run).parent))
+    export.main("~/run", ExportConfig(format="safetensors", output="~/home.safetensors"))
+    assert Path(f"{run}/../home.safetensors").is_file()
+    export.main("~/run", ExportConfig(format="safetensors"))
+    assert capsys.readouterr().out.splitlines()[1].startswith(f"{run}/export-000000005.safetensors  step 5")
+
+
+def test_one_checkpoint_of_a_run(run, capsys):
+    """It is the one that is written, and not into the checkpoint's own folder."""
+    export.main(f"{run}/checkpoints/step-000000003", ExportConfig())
+    assert capsys.readouterr().out.startswith(f"{run}/export-000000003.keras  step 3, from ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "owner", "writer"),
+    [
+        ("keras", "a.keras", "tfdist.Trainer", "save"),
+        ("saved_model", "a", "keras.Model", "export"),
+        ("safetensors", "a.safetensors", "tfdist.checkpoint", "write_shard"),
+    ],
+)
+def test_half_of_a_model_is_never_there(run, kind, name, owner, writer, tmp_path, monkeypatch):
+    """As when the disk is full before the end."""
+    whole = getattr(pkgutil.resolve_name(owner), writer)
+
+    def full(*args, **named):
+        whole(*args, **named)
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(f"{owner}.{writer}", full)
+    with pytest.raises(OSError, match="No space left"):
+        export.main(run, ExportConfig(format=kind, output=str(tmp_path / "out" / name)))
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_a_damaged_checkpoint_is_left_alone_and_left_out(run, tmp_path, capsys, caplog):

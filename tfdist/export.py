@@ -1,4 +1,4 @@
-"""Write the model of a run's newest good checkpoint for those who use it: Keras's format, a SavedModel, or safetensors."""
+"""Write the model of a run's newest good checkpoint, or of one that is named: Keras's format, a SavedModel, or safetensors."""
 
 import dataclasses
 import sys
@@ -49,11 +49,10 @@ def main(run: str, config: ExportConfig) -> int:
         trainer = session.make_trainer(opened, opened.strategy)
         trainer.build(opened.data.train)
         trainer.resume_from([str(path) for path in found], sets_aside=False)
-        path = (
-            Path(config.output) if config.output else Path(run) / f"export-{trainer.step:09d}{_ENDINGS[config.format]}"
-        )
+        name = f"export-{trainer.step:09d}{_ENDINGS[config.format]}"
+        path = Path(config.output).expanduser() if config.output else _folder(found) / name
         _check_free(path, config.format)
-        {"keras": _keras, "saved_model": _saved_model, "safetensors": _safetensors}[config.format](trainer, path)
+        _write(trainer, config.format, path)
     print(f"{path}  step {trainer.step}, from {trainer.resumed_from}")
     return 0
 
@@ -72,6 +71,12 @@ def _flags(found: list[Path], run: str) -> dict[str, Any]:
     return {**given, **{name: known[name] for name in (*_OF_ONE_DEVICE, *_OF_TRAINING)}, "strategy": "single"}
 
 
+def _folder(found: list[Path]) -> Path:
+    """The run's, whether that, its checkpoints' or one checkpoint's path was given."""
+    folder = found[0].parent
+    return folder.parent if folder.name == "checkpoints" else folder
+
+
 def _check_free(path: Path, kind: str) -> None:
     if path.exists() or path.suffix != _ENDINGS[kind]:
         ending = f" ending in {_ENDINGS[kind]}" if _ENDINGS[kind] else " without an ending"
@@ -79,6 +84,15 @@ def _check_free(path: Path, kind: str) -> None:
             f"--output must be a path{ending} that is not there yet. Received: {path}. Give another --output."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _write(trainer: "Trainer", kind: str, path: Path) -> None:
+    """Writes beside the path, then renames: nobody finds the half of a model there."""
+    write = {"keras": _keras, "saved_model": _saved_model, "safetensors": _safetensors}[kind]
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
+        written = Path(beside) / path.name
+        write(trainer, written)
+        written.rename(path)
 
 
 def _keras(trainer: "Trainer", path: Path) -> None:
@@ -100,16 +114,15 @@ def _safetensors(trainer: "Trainer", path: Path) -> None:
     seeds = {id(state) for state in randomness.seed_states(trainer.model)}
     own = [v for v in trainer.model.variables if id(v) not in seeds]
     parts = [Part.whole(v.path, np.array(keras.ops.convert_to_numpy(v))) for v in own]
-    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-        write_shard(Path(directory), 0, parts)
-        [written] = Path(directory).iterdir()
-        written.rename(path)
+    [name] = write_shard(path.parent, 0, parts).shards
+    (path.parent / name).rename(path)
 
 
 def _run(values: Any, arguments: list[str]) -> int:
     if len(arguments) != 1:
         raise InputError(
-            f"The model of one run is written. Received: {len(arguments)} arguments. Give a run's folder, behind the flags."
+            f"The model of one run is written. Received: {len(arguments)} arguments. Give the folder of a run or of a "
+            "checkpoint, behind the flags."
         )
     return main(arguments[0], flags.config(values, ExportConfig))
 
