@@ -20,7 +20,7 @@ _BEFORE = (_LOGS, "lock", f"{_FLAGS}{_PARTIAL}")  # what a launcher writes, who 
 
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
-    """The files of a run, by name; only `create` touches the disk.
+    """The files of a run, by name. `create`, `begin` and `make` write; nothing else changes the disk.
 
     Attributes:
       path: the directory.
