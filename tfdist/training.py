@@ -200,15 +200,16 @@ class Run:
         while trainer.step < end and not stopped:
             stopped = self._one_call(end)
             if trainer.step < whole:  # as it is in a run that goes on
-                self._saving.at(trainer.step, is_last=trainer.step == self._schedule.steps)
+                self._saving.at(trainer.step, is_last=stopped or trainer.step == self._schedule.steps)
         logs, trainer.progress.epoch = trainer.progress.epoch.results(trainer.metrics), Tally()
         if self._test is not None and not self._schedule.eval_every:
             logs |= validation_logs(self._evaluate())
         trainer.average_statistics()
         self._callbacks.on_epoch_end(epoch, logs)
+        stopped = self._callbacks.stopped(trainer.step)
         if trainer.step == whole:
-            self._saving.at(trainer.step, is_last=trainer.step == self._schedule.steps)
-        return self._callbacks.stopped(trainer.step)
+            self._saving.at(trainer.step, is_last=stopped or trainer.step == self._schedule.steps)
+        return stopped
 
     def _one_call(self, epoch_end: int) -> bool:
         trainer, schedule = self._trainer, self._schedule

@@ -46,6 +46,23 @@ def test_only_the_newest_stay(single, tmp_path):
     assert steps_of(tmp_path) == [9, 8]
 
 
+@pytest.mark.parametrize(
+    ("event", "stopped_at"),
+    [({"on_train_batch_end": 3}, 4), ({"on_train_batch_end": 4}, 5), ({"on_epoch_end": 0}, 5)],
+)
+def test_a_run_that_a_callback_stops_is_saved_where_it_ends(event, stopped_at, single, tmp_path):
+    """In the middle of an epoch, with its last step, and when all of it is done."""
+    trainer = make_trainer(single)
+    [(name, number)] = event.items()
+
+    def stop(index, logs=None):
+        trainer.model.stop_training = trainer.model.stop_training or index >= number
+
+    fit(trainer, tmp_path, every="100", callbacks=[keras.callbacks.LambdaCallback(**{name: stop})])
+    assert trainer.step == stopped_at
+    assert steps_of(tmp_path) == [stopped_at]
+
+
 def test_every_so_many_seconds(mirrored2, tmp_path):
     """At the end of the call that comes next."""
     fit(make_trainer(mirrored2), tmp_path, every="0.01s", callbacks=[At(1, lambda: time.sleep(0.1))])
