@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
 from tfdist.reporting import RunPlan, TensorBoardReporter
@@ -32,6 +32,28 @@ def test_training_and_evaluation_are_two_runs_of_one_board(tmp_path):
     assert train["loss"] == [(10, 1770000000.0, 0.5), (20, 1770000000.0, 0.25)]
     assert set(train) == {"loss", "accuracy", "epoch"}
     assert read(tmp_path / "eval") == {"loss": [(10, 1770000001.0, 0.25)], "accuracy": [(10, 1770000001.0, 0.875)]}
+
+
+def test_steps_that_are_made_again_are_shown_once(tmp_path):
+    """A run stops behind step 10, from which it goes on; twice."""
+    for number, first in enumerate((0, 10, 10)):
+        reporter = TensorBoardReporter(tmp_path)
+        reporter.start(RunPlan(total_steps=40, batch_size=4, first_step=first))
+        for step in range(first + 5, 35 - 5 * number, 5):
+            reporter.record({**TRAIN, "step": step, "loss": number})
+        reporter.record({**EVAL, "step": 20, "loss": number})
+        reporter.close("failed")
+    shown = {kind: [event[::2] for event in read(tmp_path / kind)["loss"]] for kind in ("train", "eval")}
+    assert shown == {"train": [(5, 0), (10, 0), (15, 2), (20, 2)], "eval": [(20, 2)]}
+
+
+def test_a_run_that_goes_on_behind_another_leaves_its_events(tmp_path):
+    for first in (0, 10):
+        reporter = TensorBoardReporter(tmp_path)
+        reporter.start(RunPlan(total_steps=20, batch_size=4, first_step=first))
+        reporter.record({**TRAIN, "step": first + 10})
+        reporter.close("done")
+    assert [step for step, *_ in read(tmp_path / "train")["loss"]] == [10, 20]
 
 
 def test_a_record_is_in_the_file_before_the_run_ends(tmp_path):

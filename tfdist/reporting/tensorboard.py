@@ -1,6 +1,7 @@
 """TensorBoard events: the records as scalars, training and evaluation as two runs of one board."""
 
 import os
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from tfdist.reporting.schema import TRAIN, number
 if TYPE_CHECKING:
     from tensorboard.summary import Writer
 
+_EVENTS = "events.out.tfevents"  # how the names of TensorBoard's files begin
+_NO_EVENTS = f"{_EVENTS}.0"  # less than all of them: behind the point is a time
 _NOT_CURVES = ("schema", "kind", "step", "time")
 
 
@@ -18,7 +21,8 @@ class TensorBoardReporter(Reporter):
     """Writes every number of a record, under its name in metrics.jsonl, so that both runs share their charts.
 
     It uses TensorBoard's own writer: no TensorFlow operation runs, on any device. What was recorded is in the file when
-    `record` returns.
+    `record` returns. Where a run goes on, TensorBoard leaves out what was written before of steps
+    that are made again.
 
     Args:
       directory: what to give to `tensorboard --logdir`; holds one run for each kind of record, `train` and `eval`.
@@ -31,9 +35,11 @@ class TensorBoardReporter(Reporter):
         self._open = tensorboard.summary.Writer
         self._directory = os.fspath(directory)
         self._writers: dict[str, Writer] = {}
+        self._first: int | None = None
 
     def start(self, plan: RunPlan) -> None:
         """See base class."""
+        self._first = plan.first_step + 1
 
     def progress(self, step: int, record: Mapping[str, float]) -> None:
         """See base class."""
@@ -43,17 +49,39 @@ class TensorBoardReporter(Reporter):
         if "step" not in record:
             return
         kind = str(record.get("kind", TRAIN))
-        if kind not in self._writers:
-            self._writers[kind] = self._open(os.path.join(self._directory, kind))
-        writer = self._writers[kind]
+        writer = self._writer(kind)
         for name, value in record.items():
             scalar = None if name in _NOT_CURVES else number(value)
             if scalar is not None:
                 writer.add_scalar(name, scalar, int(record["step"]), wall_time=number(record.get("time")))
         writer.flush()
 
+    def _writer(self, kind: str) -> "Writer":
+        if kind not in self._writers:
+            directory = os.path.join(self._directory, kind)
+            if self._first is not None:
+                _mark_start(directory, self._first)
+            self._writers[kind] = self._open(directory)
+        return self._writers[kind]
+
     def close(self, outcome: str) -> None:
         """See base class."""
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
+
+
+def _mark_start(directory: str, first: int) -> None:
+    """Says behind the events that are in a directory that from this step on others follow in their place.
+
+    The first mark of a board means nothing to TensorBoard, the later ones do. Its writer cannot write one, so that it is a
+    file of its own; files are read in the order of their names.
+    """
+    import tensorflow as tf
+
+    os.makedirs(directory, exist_ok=True)
+    last = max([_NO_EVENTS, *(name for name in os.listdir(directory) if name.startswith(_EVENTS))])
+    event, log, now = tf.compat.v1.Event, tf.compat.v1.SessionLog, time.time()
+    with tf.io.TFRecordWriter(os.path.join(directory, f"{last}.start")) as file:
+        file.write(event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+        file.write(event(wall_time=now, step=first, session_log=log(status=log.START)).SerializeToString())
