@@ -1,4 +1,3 @@
-import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -6,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.group.members import members
 from tfdist.checkpoint import Part, commit
-from tfdist.group import Group, LocalGroup, RemoteGroup, Server
-from tfdist.group.addresses import listen
+from tfdist.group import Group, LocalGroup
 
 
 @pytest.fixture(autouse=True)
@@ -32,16 +31,8 @@ def on_ranks() -> Callable[..., list[Any]]:
     """Calls a function with the group of each of several ranks at once; returns what each returned or raised."""
 
     def run(size: int, function: Callable[[Group], Any]) -> list[Any]:
-        with contextlib.ExitStack() as stack:
-            server = Server(listen("127.0.0.1:0", ""), size=size, token="token")
-            stack.callback(server.close)
-            members = [
-                RemoteGroup(server.address, rank=rank, size=size, token="token", timeout=5.0) for rank in range(size)
-            ]
-            for member in members:
-                stack.callback(member.leave)
-            with ThreadPoolExecutor(size) as pool:
-                calls = [pool.submit(function, member) for member in members]
+        with members(size) as joined, ThreadPoolExecutor(size) as pool:
+            calls = [pool.submit(function, member) for member in joined]
             return [call.exception() or call.result() for call in calls]
 
     return run

@@ -1,6 +1,5 @@
 """Replicas that drift are found, and the variable and the replica are named."""
 
-import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,12 +9,11 @@ import pytest
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from tests.group.members import members
 from tests.resume.exact_test import IMAGES, LABELS, make_trainer
 from tfdist import keras_internals
 from tfdist.config import TrainConfig
 from tfdist.errors import DesyncError, InputError
-from tfdist.group import RemoteGroup, Server
-from tfdist.group.addresses import listen
 from tfdist.inspections.in_sync import compare
 from tfdist.testing import parity
 
@@ -95,15 +93,9 @@ def test_processes_that_differ_are_named_on_all_of_them():
         {"a": {"replica 1": "1"}, "b": {"replica 1": "2"}, "c at [4]": {"replica 1": "4"}},
         {"a": {"replica 2": "1"}, "b": {"replica 2": "2"}, "c at [4]": {"replica 2": "3"}},
     ]
-    with contextlib.ExitStack() as stack:
-        server = Server(listen("127.0.0.1:0", ""), size=3, token="token")
-        stack.callback(server.close)
-        members = [RemoteGroup(server.address, rank=rank, size=3, token="token", timeout=5.0) for rank in range(3)]
-        for member in members:
-            stack.callback(member.leave)
-        with ThreadPoolExecutor(3) as pool:
-            calls = [pool.submit(compare, 7, hashes[m.rank], ["a", "b", "c"], m) for m in members]
-            said = [str(call.exception()) for call in calls]
+    with members(3) as joined, ThreadPoolExecutor(3) as pool:
+        calls = [pool.submit(compare, 7, hashes[m.rank], ["a", "b", "c"], m) for m in joined]
+        said = [str(call.exception()) for call in calls]
     assert len(set(said)) == 1
     assert (
         "before step 7: c at [4] differs: replica 1 of rank 1 from replica 0 of rank 0, replica 2 of rank 2" in said[0]
