@@ -10,13 +10,14 @@ import keras
 import pytest
 
 import tfdist
-from tests.resume.exact_test import SAVED_AT, STEPS, fit, make_trainer, tensors
-from tfdist.checkpoint import CheckpointError, newest
+from tests.resume.exact_test import IMAGES, LABELS, SAVED_AT, STEPS, fit, make_trainer, tensors
+from tfdist import restoring, saving
+from tfdist.checkpoint import CheckpointError, newest, step_of
 from tfdist.errors import InputError, Preempted
 
 
 def steps_of(directory) -> list[int]:
-    return [int(path.name.removeprefix("step-")) for path in newest(directory)]
+    return [step_of(path) for path in newest(directory)]
 
 
 class At(keras.callbacks.Callback):
@@ -40,8 +41,6 @@ def test_every_so_many_steps_and_at_the_end(every, saved, single, tmp_path):
 
 def test_only_the_newest_stay(single, tmp_path):
     checkpoints = tfdist.Checkpoints(directory=str(tmp_path), every="2", keep=2, in_background=False)
-    from tests.resume.exact_test import IMAGES, LABELS
-
     make_trainer(single).fit((IMAGES, LABELS), batch_size=8, steps=9, checkpoints=checkpoints)
     assert steps_of(tmp_path) == [9, 8]
 
@@ -90,8 +89,6 @@ def test_a_run_that_is_asked_to_stop_is_saved_and_goes_on(name, mirrored2, tmp_p
 
 
 def test_who_saves_nothing_leaves_signals_alone(single, tmp_path):
-    from tests.resume.exact_test import IMAGES, LABELS
-
     seen = []
     before = signal.getsignal(signal.SIGTERM)
     look = At(1, lambda: seen.append(signal.getsignal(signal.SIGTERM)))
@@ -108,8 +105,6 @@ def test_what_cannot_be_written_ends_the_run(single, tmp_path):
 
 
 def test_or_is_a_warning_and_tried_again(single, tmp_path, caplog):
-    from tests.resume.exact_test import IMAGES, LABELS
-
     where = tmp_path / "checkpoints"
     where.write_text("in the way")
     checkpoints = tfdist.Checkpoints(directory=str(where), every="3", strict=False)
@@ -127,8 +122,6 @@ def test_or_is_a_warning_and_tried_again(single, tmp_path, caplog):
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(single, tmp_path, monkeypatch):
-    from tfdist import saving
-
     written, going = threading.Event(), []
     commit = saving.commit
 
@@ -173,8 +166,6 @@ def test_at_least_one_stays(tmp_path):
 
 
 def test_what_another_process_alone_cannot_read_is_not_damaged(single, tmp_path, monkeypatch):
-    from tfdist import restoring
-
     fit(make_trainer(single), tmp_path)
 
     class TwoRanks:
