@@ -2,22 +2,22 @@
 
 import contextlib
 import dataclasses
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from tfdist.checkpoint import BackgroundWriter, CheckpointError, Part, commit, newest, step_of
+from tfdist.checkpoint import newest, step_of
 from tfdist.errors import InputError, Preempted
 from tfdist.group import Group
 from tfdist.meetings import Meetings
 from tfdist.period import parse_period
 from tfdist.preemption import notices
+from tfdist.stores import CommitStore, DurableStore, Saved, Store
 
 _PREEMPTED, _DUE, _FAILED = "preempted", "checkpoint", "checkpoint failed"  # what processes meet for
 
-_log = logging.getLogger(__name__)
+COMMITS_KEPT = 2  # the second is for when the newest is damaged
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,9 @@ class Checkpoints:
     A run that is saved stops at SIGTERM and SIGINT on any of its processes: all save at the same step, and `fit` raises
     `tfdist.errors.Preempted`.
 
+    Commits are checkpoints, too, for when a process dies and not the machine: in memory, as /dev/shm is, they cost no disk's
+    time, so that there may be many. Two stay. One that cannot be written is a warning.
+
     Attributes:
       directory: gets a folder for each checkpoint, `step-...`; on several hosts one that all see.
       every: steps, as in "500", or seconds, as in "600s", from one to the next; "0" for only when the run is preempted.
@@ -34,6 +37,9 @@ class Checkpoints:
       in_background: whether training goes on while a checkpoint is written, once it is copied to host memory.
       strict: whether a checkpoint that cannot be written ends the run; else it is a warning, and the next one is tried.
       flags: kept in each checkpoint, for who asks what a run was.
+      commit_every: steps from one commit to the next; 0 for none.
+      commit_directory: gets the commits, of this run alone; all processes see it. They are gone when the run has come to its
+        end and a checkpoint of that step is there.
     """
 
     directory: str
@@ -42,28 +48,24 @@ class Checkpoints:
     in_background: bool = True
     strict: bool = True
     flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    commit_every: int = 0
+    commit_directory: str = ""
 
     def __post_init__(self) -> None:
         """Checks what can be; raises `InputError`."""
         parse_period(self.every)
         if self.keep < 1:
             raise InputError(f"At least one checkpoint must stay. Received: keep={self.keep}. Leave it out for 3.")
-
-
-class Saved(NamedTuple):
-    """A run at one step.
-
-    Attributes:
-      step: updates done.
-      seed: of the run.
-      parts: what this process writes of it, copied.
-      values: what is not a tensor, as JSON.
-    """
-
-    step: int
-    seed: int
-    parts: Sequence[Part]
-    values: Any
+        if self.commit_every < 0 or bool(self.commit_every) != bool(self.commit_directory):
+            raise InputError(
+                "Commits are made every so many steps in a directory: give commit_every of at least 1 and commit_directory or "
+                f"neither. Received: commit_every={self.commit_every}, commit_directory={self.commit_directory!r}."
+            )
+        if self.commit_directory and Path(self.commit_directory) == Path(self.directory):
+            raise InputError(
+                "Commits and checkpoints push out the oldest of their own kind, so each has a directory. Received for both: "
+                f"{self.directory}. Give another commit_directory."
+            )
 
 
 class Saving:
@@ -92,21 +94,39 @@ class Saving:
 class _Saver(Saving):
     """Saves a run as `Checkpoints` say."""
 
-    def __init__(self, options: Checkpoints, group: Group, meetings: Meetings, saved: Callable[[], Saved]):
-        self._options = options
+    def __init__(
+        self,
+        options: Checkpoints,
+        group: Group,
+        meetings: Meetings,
+        saved: Callable[[], Saved],
+        synchronize: Callable[[], object],
+    ):
         self._group = group
         self._meetings = meetings
         self._saved = saved
-        self._directory = Path(options.directory).expanduser()
+        self._synchronize = synchronize
+        self._in_background = options.in_background
         self._period = parse_period(options.every)
+        self._periods = [steps for steps in (self._period.steps, options.commit_every) if steps]
+        self._durable = DurableStore(
+            group,
+            options.directory,
+            options.keep,
+            options.flags,
+            strict=options.strict,
+            on_failure=lambda: meetings.wish(_FAILED),
+        )
+        self._commit_every = options.commit_every
+        self._commits = (
+            CommitStore(group, options.commit_directory, COMMITS_KEPT, options.flags) if options.commit_every else None
+        )
+        self._step = -1  # the last that was asked about
         self._wished_at = time.monotonic()
-        self._written: int | None = None
-        self._writer = BackgroundWriter()
 
     def next(self, step: int) -> int | None:
         """See base class."""
-        every = self._period.steps
-        return step - step % every + every if every else None
+        return min((step - step % every + every for every in self._periods), default=None)
 
     def begin(self, end: int) -> None:
         """See base class."""
@@ -114,29 +134,37 @@ class _Saver(Saving):
 
     def at(self, step: int, is_last: bool = False) -> None:
         """See base class."""
+        self._step = step
         due = self._meetings.reached(step)
         if _FAILED in due:
-            self._wait()
+            self._durable.wait()
         periodic = self._period.steps and step % self._period.steps == 0
         is_on = bool(self._period.steps or self._period.seconds)
-        if periodic or _DUE in due or _PREEMPTED in due or (is_last and is_on):
-            self._save(step)
+        durable = periodic or _DUE in due or _PREEMPTED in due or (is_last and is_on)
+        commit = self._commit_every and step % self._commit_every == 0
+        wanted = [self._commits if commit else None, self._durable if durable else None]  # the commit is there sooner
+        self._save([store for store in wanted if store and store.written != step])
         if _PREEMPTED in due:
-            self._wait(strict=True)
+            self._durable.wait(strict=True)
             raise Preempted(
-                f"Preempted: stopped at step {step}, which is saved in {self._directory}. The same command goes on, with the "
-                "same --output_dir."
+                f"Preempted: stopped at step {step}, which is saved in {self._durable.directory}. The same command goes on, "
+                "with the same --output_dir."
             )
         self._ask_for_another()
 
     def finish(self) -> None:
-        """Returns when what was begun is on the disk."""
-        self._wait()
+        """Returns when what was begun is on the disk; the run has come to its end."""
+        self._durable.wait()
+        if self._commits:
+            self._commits.wait()
+            if self._durable.written == self._step and self._group.rank == 0:
+                self._commits.clear()
 
     def drop(self) -> None:
         """Lets a write that is under way come to its end, whatever it is: an error is being raised already."""
-        with contextlib.suppress(Exception):
-            self._writer.wait()
+        self._durable.drop()
+        if self._commits:
+            self._commits.drop()
 
     def _ask_for_another(self) -> None:
         if self._period.seconds and self._group.rank == 0:
@@ -145,54 +173,30 @@ class _Saver(Saving):
                 self._wished_at = now
                 self._meetings.wish(_DUE)
 
-    def _save(self, step: int) -> None:
-        if step == self._written:
+    def _save(self, stores: Sequence[Store]) -> None:
+        """Copies the run once, and begins to write it; no process begins before all are done with the one before."""
+        if not stores:
             return
-        self._wait()  # all processes begin to write with the same checkpoint
-        self._written = step
-        saved, options = self._saved(), self._options
-
-        def write() -> None:
-            path = commit(
-                self._group,
-                self._directory,
-                saved.parts,
-                step=saved.step,
-                seed=saved.seed,
-                flags=options.flags,
-                values=saved.values,
-                keep=options.keep,
-            )
-            if self._group.rank == 0:
-                _log.info("Saved step %d in %s.", saved.step, path)
-
-        def write_and_tell() -> None:
-            try:
-                write()
-            except CheckpointError:
-                if self._group.rank == 0:
-                    self._meetings.wish(_FAILED)
-                raise
-
-        self._writer.start(write_and_tell)
-        if not options.in_background:
-            self._wait()
-
-    def _wait(self, strict: bool = False) -> None:
-        """Until the last checkpoint is on the disk; one that failed is an error, or a warning, on all processes alike."""
-        try:
-            self._writer.wait()
-        except CheckpointError as error:
-            self._written = None
-            if strict or self._options.strict:
-                raise
-            if self._group.rank == 0:
-                _log.warning("%s The run goes on; the next checkpoint is tried.", error)
+        for store in stores:
+            store.wait()
+        saved = self._saved()
+        if self._durable in stores:
+            self._synchronize()
+        for store in stores:
+            store.start(saved)
+        if not self._in_background:
+            for store in stores:
+                store.wait()
 
 
 @contextlib.contextmanager
 def saver(
-    options: Checkpoints | None, group: Group, step: int, saved: Callable[[], Saved], on_report: Callable[[], object]
+    options: Checkpoints | None,
+    group: Group,
+    step: int,
+    saved: Callable[[], Saved],
+    synchronize: Callable[[], object],
+    on_report: Callable[[], object],
 ) -> Iterator[Saving]:
     """What a run asks whether to save; behind the block everything is on the disk.
 
@@ -201,15 +205,18 @@ def saver(
       group: of the run's processes.
       step: updates done so far.
       saved: returns the run as it is, copied to the host; called on every process.
+      synchronize: returns when what belongs to a checkpoint and is not in it is on the disk. A commit does without: it is for
+        when a process dies, which takes nothing that was written with it.
       on_report: what SIGUSR1 does.
     """
     if options is None:
         yield Saving()
         return
     if group.rank == 0:
-        _check_nothing_is_ahead(Path(options.directory).expanduser(), step)
+        for directory in filter(None, (options.directory, options.commit_directory)):
+            _check_nothing_is_ahead(Path(directory).expanduser(), step)
     with Meetings(group) as meetings, notices(lambda _: meetings.wish(_PREEMPTED), on_report):
-        made = _Saver(options, group, meetings, saved)
+        made = _Saver(options, group, meetings, saved, synchronize)
         try:
             yield made
         except BaseException:

@@ -44,10 +44,11 @@ from tfdist.reporting import NullLedger, NullProfile, NullReporter, Reporter
 from tfdist.reporting.schema import check_metric_names
 from tfdist.restoring import checkpoints_at, restore
 from tfdist.run_state import RunState
-from tfdist.saving import Checkpoints, Saved, saver
+from tfdist.saving import Checkpoints, saver
 from tfdist.stalls import Stalls
 from tfdist.step import Settings
 from tfdist.steps import Compression, Steps
+from tfdist.stores import Saved
 from tfdist.strategy import current_strategy
 from tfdist.training import History, Run, Schedule
 
@@ -229,14 +230,13 @@ class Trainer:
         ledger = ledger or NullLedger()
 
         def saved() -> Saved:
-            ledger.sync()
             state = self._run_state()
             return Saved(self.step, self.seed, state.parts(), self._values(begun_at, state.order))
 
         group = self.strategy.group
         with (
             Stalls(group, warning_seconds=stall_warning_seconds, shutdown_seconds=stall_shutdown_seconds) as stalls,
-            saver(checkpoints, group, self.step, saved, lambda: stalls.report("SIGUSR1")) as saving,
+            saver(checkpoints, group, self.step, saved, ledger.sync, lambda: stalls.report("SIGUSR1")) as saving,
         ):
             run = Run(
                 self,

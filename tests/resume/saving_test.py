@@ -11,7 +11,7 @@ import pytest
 
 import tfdist
 from tests.resume.exact_test import IMAGES, LABELS, SAVED_AT, STEPS, fit, make_trainer, tensors
-from tfdist import restoring, saving
+from tfdist import restoring, stores
 from tfdist.checkpoint import CheckpointError, newest, step_of
 from tfdist.errors import InputError, Preempted
 
@@ -123,13 +123,13 @@ def test_or_is_a_warning_and_tried_again(single, tmp_path, caplog):
 
 def test_training_goes_on_while_a_checkpoint_is_written(single, tmp_path, monkeypatch):
     written, going = threading.Event(), []
-    commit = saving.commit
+    commit = stores.commit
 
     def slow(*args, **named):
         assert written.wait(30)
         return commit(*args, **named)
 
-    monkeypatch.setattr(saving, "commit", slow)
+    monkeypatch.setattr(stores, "commit", slow)
     fit(
         make_trainer(single), tmp_path, callbacks=[At(STEPS, lambda: (going.append(steps_of(tmp_path)), written.set()))]
     )

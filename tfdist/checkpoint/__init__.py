@@ -9,7 +9,7 @@ of a run is, is not known here, and TensorFlow is not imported.
 
 from tfdist.checkpoint.background import BackgroundWriter
 from tfdist.checkpoint.committing import commit
-from tfdist.checkpoint.directory import clean_partial, is_name, newest, set_aside, step_of
+from tfdist.checkpoint.directory import clean_partial, is_name, newest, remove, set_aside, step_of
 from tfdist.checkpoint.entries import Index, PartEntry, TensorEntry
 from tfdist.checkpoint.locking import lock
 from tfdist.checkpoint.part import Part
@@ -31,6 +31,7 @@ __all__ = [
     "is_name",
     "lock",
     "newest",
+    "remove",
     "set_aside",
     "step_of",
     "write_shard",

@@ -33,6 +33,7 @@ def commit(
     flags: Mapping[str, Json],
     values: Json,
     keep: int,
+    noun: str = "checkpoint",
     deadline: float = 3600.0,
 ) -> Path:
     """Writes a checkpoint; every rank calls it, from any thread. It returns when the checkpoint is on the disk.
@@ -47,6 +48,7 @@ def commit(
       flags: the run's resolved flags by name, as JSON. Rank 0's count.
       values: what else belongs to the state, as JSON, without nan and inf. Rank 0's count.
       keep: how many checkpoints stay, at least 1; the newest steps do, and the one just written.
+      noun: what it is called in messages; those of two nouns may be written at one time, in two directories.
       deadline: in seconds, for each of three stages, in which the slowest rank may be behind the fastest.
 
     Returns:
@@ -60,7 +62,7 @@ def commit(
         raise ValueError(f"At least one checkpoint must stay. Received: keep={keep}.")
     home, is_chief = Path(directory), group.rank == 0
     partial, whole = places.partial(home, step), home / places.name(step)
-    stages = _Stages(group, places.name(step), deadline)
+    stages = _Stages(group, noun, places.name(step), deadline)
 
     def publish() -> None:
         content = Manifest(step, seed, flags, values, _fold(partial, group.size))
@@ -82,8 +84,9 @@ def commit(
 class _Stages:
     """Does something on each rank, and tells all ranks who failed."""
 
-    def __init__(self, group: Group, name: str, deadline: float):
+    def __init__(self, group: Group, noun: str, name: str, deadline: float):
         self._group = group
+        self._noun = noun
         self._name = name
         self._deadline = deadline
 
@@ -96,10 +99,10 @@ class _Stages:
         except Exception as error:  # of any kind: the others wait for a word
             failure = error
         said = None if failure is None else _words(failure)
-        everyone = self._group.gather(f"checkpoint {self._name} {stage}", said, self._deadline)
+        everyone = self._group.gather(f"{self._noun} {self._name} {stage}", said, self._deadline)
         failed = {rank: words for rank, words in enumerate(everyone) if words is not None}
         if failed:
-            raise CheckpointError(_message(self._name, failed)) from failure
+            raise CheckpointError(_message(self._noun, self._name, failed)) from failure
 
 
 def _begin(partial: Path) -> None:
@@ -142,10 +145,10 @@ def _words(error: Exception) -> str:
     return " ".join(text.split())[:_LONGEST]
 
 
-def _message(name: str, failed: Mapping[int, str]) -> str:
+def _message(noun: str, name: str, failed: Mapping[int, str]) -> str:
     words = [f"rank {rank}: {said}" for rank, said in list(failed.items())[:_MOST]]
     more = [f"and {len(failed) - _MOST} more ranks"] if len(failed) > _MOST else []
     return (
-        f"Every rank must write its part of a checkpoint. Received, for {name}: {'; '.join([*words, *more])}. "
-        "Free space, or mend the directory, which all ranks share; the checkpoints before it are as they were."
+        f"Every rank must write its part of a {noun}. Received, for {name}: {'; '.join([*words, *more])}. "
+        f"Free space, or mend the directory, which all ranks share; the {noun}s before it are as they were."
     )

@@ -112,8 +112,17 @@ def prune(directory: Path, keep: int, written: Path) -> None:
     """
     for path in newest(directory)[keep:]:
         if path != written:
-            # Not in place: half of a checkpoint must never have the name of a whole one.
-            shutil.rmtree(path.rename(path.with_name(f".{path.name}.pruned")))
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Removes a checkpoint.
+
+    Raises:
+      OSError: as the system says.
+    """
+    # Not in place: half of a checkpoint must never have the name of a whole one.
+    shutil.rmtree(path.rename(path.with_name(f".{path.name}.pruned")))
 
 
 def _matching(directory: Path, pattern: re.Pattern[str]) -> Iterator[tuple[Path, re.Match[str]]]:
