@@ -40,7 +40,13 @@ class Job:
         launch = ("--processes=2:3", "--rejoin_seconds=inf", f"--launcher={launcher}", f"--log_dir={home / 'logs'}")
         train = (f"--strategy={STRATEGIES[launcher]}", f"--model={model}", "--dataset=digits", "--batch_size=48")
         saving = ("--checkpoint_every=1000", "--commit_every=20", f"--output_dir={home / 'run'}")
-        length = ("--steps=1000000", "--steps_per_call=5", "--measure_every=0", "--eval_every=1000000", "--log_every=20")
+        length = (
+            "--steps=1000000",
+            "--steps_per_call=5",
+            "--measure_every=0",
+            "--eval_every=1000000",
+            "--log_every=20",
+        )
         python = (sys.executable, "-m")
         command = [*python, "tfdist.launch", *launch, "--", *python, "tfdist.train", *train, *saving, *length]
         environment = os.environ | {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}

@@ -24,8 +24,8 @@ LAYERS = {
     "strategies": "strategies dtensor horovod_rendezvous placing rematerialization servers tf_distribute",
     "strategy": "strategy loading",
     "talking": "collectives group meetings stalls",
-    "foundation": "cluster combinations config cores decay detect devices dims endings engine_errors errors fitting flag"
-    " horovod_build hostlist keras_internals layouts mesh numbered own_code period preemption randomness rules spec"
+    "foundation": "cluster combinations commits config cores decay detect devices dims endings engine_errors errors fitting"
+    " flag horovod_build hostlist keras_internals layouts mesh numbered own_code period preemption randomness rules spec"
     " step_note tf_config",
 }
 ORDER = list(LAYERS)

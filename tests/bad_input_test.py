@@ -28,7 +28,17 @@ if config["task"]["index"] == 1:
 sys.argv = sys.argv[1:]
 runpy.run_module("tfdist.train", run_name="__main__", alter_sys=True)
 """
-CLEARED = ("TF_CONFIG", "KERAS_HOME", "TFDS_DATA_DIR", "TPU_NAME", "RANK", "WORLD_SIZE", "HOROVOD_RANK", "HOROVOD_SIZE")
+CLEARED = (
+    "TFDIST_COMMITS",
+    "TF_CONFIG",
+    "KERAS_HOME",
+    "TFDS_DATA_DIR",
+    "TPU_NAME",
+    "RANK",
+    "WORLD_SIZE",
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+)
 CLUSTER = {"cluster": {"worker": ["127.0.0.1:2", "127.0.0.1:3"]}}
 TWO = json.dumps({**CLUSTER, "task": {"type": "worker", "index": 0}})
 ROWS: dict[str, tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]] = {
@@ -114,6 +124,8 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]] = {
         {},
         ("--shard_axis=data", "--shard=none"),
     ),
+    "commits nowhere": (("--commit_every=5",), {}, ("--commit_every=5", "Add --commit_dir", "TFDIST_COMMITS")),
+    "commits never": (("--commit_dir=full",), {}, ("--commit_dir=full", "add --commit_every")),
     "steps and epochs": (("--epochs=2",), {}, ("--steps=1", "--epochs=2")),
     "learning rate twice": (
         ("--optimizer=sgd(learning_rate=0.1)", "--learning_rate=0.2"),

@@ -18,7 +18,7 @@ from tfdist.errors import InputError
 NAMES = """
     accumulate_steps base_batch_size batch_norm batch_size bucket_mb check_sync check_sync_every
     checkpoint_async checkpoint_every checkpoint_strict
-    clip_norm clip_value communication
+    clip_norm clip_value commit_dir commit_every communication
     compression compression_check_every compression_max_error compression_min_bytes coordinator data_dir dataset
     decay devices dry_run epochs eval_every intra_op_threads jit_compile keep layout learning_rate log_every loss loss_scale
     lr_scaling max_skipped_steps measure_every mesh_shape metrics model momentum_correction optimizer output_dir precision

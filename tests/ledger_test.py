@@ -142,7 +142,7 @@ def test_what_is_no_run(tmp_path):
     with pytest.raises(InputError, match="Give that of a run"):
         ledger.main(str(tmp_path))
     create(tmp_path / "run")
-    with pytest.raises(InputError, match="kept by training with --checkpoint_every"):
+    with pytest.raises(InputError, match="kept by training with --checkpoint_every or --commit_every"):
         ledger.main(str(tmp_path / "run"))
 
 

@@ -126,7 +126,7 @@ def test_arguments_of_the_trainer():
         "stall_warning_seconds",
         "stall_shutdown_seconds",
     ]
-    assert names(tfdist.Trainer.resume) == ["self", "path"]
+    assert names(tfdist.Trainer.resume) == ["self", "path", "commits"]
     assert names(tfdist.Trainer.evaluate) == ["self", "data", "batch_size"]
     assert names(tfdist.Trainer.save) == ["self", "path"]
 

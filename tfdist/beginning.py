@@ -3,23 +3,26 @@
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfdist import flags, keras_internals, opening
-from tfdist.checkpoint import Checkpoint, clean_partial, lock
+from tfdist import commits, flags, keras_internals, opening
+from tfdist.checkpoint import Checkpoint, clean_partial, lock, newest, remove, step_of
 from tfdist.config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.launching.attempt import RESTART_VARIABLE
 from tfdist.period import parse_period
 from tfdist.reporting import LedgerFile, NullLedger, NullReporter, Reporter, RunDirectory, chief_reporter
-from tfdist.resuming import Origin
+from tfdist.resuming import Origin, commit_folder, is_own
 from tfdist.resuming import origin as decided
 from tfdist.saving import Checkpoints
 from tfdist.strategy import Strategy
 from tfdist.trainer import Trainer
+
+_log = logging.getLogger(__name__)
 
 _RATE = ("learning_rate", "lr_scaling", "base_batch_size")
 
@@ -86,12 +89,15 @@ def begin(
         directory.make()
         stack.enter_context(lock(directory.path))
         clean_partial(directory.checkpoints)
+        clean_partial(commit_folder(directory) or directory.checkpoints)
     # Once more, now that nobody else writes here: the model was built meanwhile, and another process may have ended.
     found = _under_lock(origin, config, directory) if strategy.is_chief else None
     origin = Origin(*strategy.group.broadcast("origin/locked", found))
     _check_shared(origin, config, directory, strategy)
+    origin = _seen_by_all(origin, directory, strategy)
     step = _resumed(trainer, origin, config, directory)
     checkpoint = trainer.resumed_from
+    folder = _commit_folder(config, directory, step, strategy)
     start = 0
     if strategy.is_chief:
         start = directory.begin(
@@ -107,6 +113,7 @@ def begin(
                 "batch_size": config.batch_size,
                 "examples": examples,
                 "ledgers": _ledgers(config, strategy),
+                "commits": folder,
             },
         )
     start = strategy.group.broadcast("output_dir/made", start)
@@ -117,6 +124,8 @@ def begin(
         in_background=config.checkpoint_async,
         strict=config.checkpoint_strict,
         flags=dataclasses.asdict(config),
+        commit_every=config.commit_every,
+        commit_directory=folder,
     )
     keeps = strategy.cluster.rank < _ledgers(config, strategy)
     ledger = LedgerFile(directory.ledger(start, strategy.cluster.rank)) if keeps else NullLedger()
@@ -135,8 +144,8 @@ def _under_lock(origin: Origin, config: TrainConfig, directory: RunDirectory) ->
 def _resumed(trainer: Trainer, origin: Origin, config: TrainConfig, directory: RunDirectory) -> int:
     """Gives the trainer its state; a rate that was changed on the command line is the new one. Returns the step."""
     rate = keras_internals.constant_learning_rate(trainer.model.optimizer)
-    own = [path for path in origin.checkpoints if Path(path).parent == directory.checkpoints]
-    step = trainer.resume_from(origin.checkpoints, sets_aside=bool(own))
+    own = any(is_own(Path(path), directory) for path in origin.checkpoints)
+    step = trainer.resume_from(origin.checkpoints, sets_aside=own)
     if trainer.resumed_from and rate is not None:
         saved = Checkpoint.open(trainer.resumed_from).flags
         if any(saved.get(name) != getattr(config, name) for name in _RATE):
@@ -145,7 +154,7 @@ def _resumed(trainer: Trainer, origin: Origin, config: TrainConfig, directory: R
 
 
 def _is_saved(config: TrainConfig) -> bool:
-    return any(parse_period(config.checkpoint_every))
+    return any(parse_period(config.checkpoint_every)) or config.commit_every > 0
 
 
 def _ledgers(config: TrainConfig, strategy: Strategy) -> int:
@@ -165,6 +174,50 @@ def _check_shared(origin: Origin, config: TrainConfig, directory: RunDirectory, 
             "Checkpoints need an output directory that all processes share. Received: "
             f"{json.dumps(str(directory.path))}, which is another one for rank {', '.join(ranks)}. Give another --output_dir."
         )
+
+
+def _seen_by_all(origin: Origin, directory: RunDirectory, strategy: Strategy) -> Origin:
+    """Leaves out commits in the memory of a host that not all processes are on, if something else is there."""
+    everyone = strategy.group.gather("origin/seen", [Path(path).is_dir() for path in origin.checkpoints])
+    seen = dict(zip(origin.checkpoints, map(all, zip(*everyone, strict=True)), strict=True))
+    kept = [path for path in seen if seen[path] or Path(path).parent == directory.checkpoints]
+    if len(kept) < len(seen) and kept and strategy.is_chief:
+        _log.warning("Not all processes see %s; the newest that they see is taken.", min(seen.keys() - kept))
+    return origin._replace(checkpoints=kept or origin.checkpoints)
+
+
+def _commit_folder(config: TrainConfig, directory: RunDirectory, step: int, strategy: Strategy) -> str:
+    """The folder for this start's commits, ready; empty if it makes none."""
+    home = commits.home(config.commit_every, config.commit_dir)
+    if not home:
+        return ""
+    folder = strategy.group.broadcast("commits", _made(home, directory, step) if strategy.is_chief else None)
+    seen = strategy.group.gather("commits/seen", Path(folder).is_dir())
+    if not all(seen):
+        ranks = [str(rank) for rank, sees in enumerate(seen) if not sees]
+        raise InputError(
+            f"Commits need a directory that all processes share, so for now all on one host. Received: {json.dumps(home)}, "
+            f"which is another one for rank {', '.join(ranks)}. Leave out --commit_every, or share --commit_dir."
+        )
+    return folder
+
+
+def _made(home: str, directory: RunDirectory, step: int) -> str:
+    """Makes the folder, or takes that of the last start; nothing in it lies ahead."""
+    folder = commit_folder(directory)
+    if folder is None or folder.parent != Path(home).absolute():
+        folder = commits.new_folder(home, directory.path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in newest(folder):
+            if step_of(path) > step:
+                remove(path)
+    except OSError as error:
+        raise InputError(
+            f"Commits need a directory that can be written. Received: {json.dumps(home)} ({error.strerror}). Give another "
+            "--commit_dir."
+        ) from error
+    return str(folder)
 
 
 def _lock_of(directory: RunDirectory) -> str:

@@ -85,6 +85,11 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         "--float64 is a precision of its own: leave out --precision or --float64.",
     ),
     (
+        ("commit_dir", "commit_every"),
+        lambda c: c.commit_dir and not c.commit_every,
+        "A directory for commits needs commits: add --commit_every or leave out --commit_dir.",
+    ),
+    (
         ("check_sync", "check_sync_every"),
         lambda c: c.check_sync != "variables" and not c.check_sync_every,
         "A look needs a time: add --check_sync_every or leave out --check_sync.",

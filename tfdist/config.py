@@ -233,6 +233,12 @@ class TrainConfig(JobConfig):
     checkpoint_strict: bool = flag_field(
         True, WRITTEN, "End the run when a checkpoint cannot be written; else warn, and try again at the next."
     )
+    commit_every: int = flag_field(
+        0, WRITTEN, "Steps between two commits, checkpoints in memory for when a process dies; 0: never."
+    )
+    commit_dir: str = flag_field(
+        "", WRITTEN, "Directory for commits, such as /dev/shm/mine; empty: the one that the launcher has made."
+    )
     resume: str = flag_field(
         "auto",
         WRITTEN,

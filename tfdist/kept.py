@@ -32,6 +32,7 @@ class Kept:
         self._strategy = strategy
         self._kept: dict[str, tuple[State, tf.Variable]] = {}
         self._restored: dict[str, KeptArray] = {}
+        self._news = ""  # said when the first state that each replica has for itself gets its value
 
     def variables(self, states: Sequence[State]) -> list[tf.Variable]:
         """The variables of these states, in order; those that are new are created.
@@ -46,19 +47,27 @@ class Kept:
         for state, variable in zip(new, self._strategy.allocate(new), strict=True):
             self._kept[state.name] = (state, variable)
             if state.name in self._restored:
-                self._give(state, variable, self._restored.pop(state.name))
+                self._take(state, variable, self._restored.pop(state.name))
         return [self._kept[name][1] for name in names]
 
-    def restore(self, values: Mapping[str, KeptArray]) -> None:
-        """Gives states the values of another run, now or when they are created; those that it did not have begin anew."""
-        self._restored = dict(values)
+    def restore(self, values: Mapping[str, KeptArray], news: str = "") -> None:
+        """Gives states the values of another run, now or when they are created; those that it did not have begin anew.
+
+        Args:
+          values: by the states' names.
+          news: logged, once, when a state that each replica has for itself gets its value.
+        """
+        self._restored, self._news = dict(values), news
         for name, (state, variable) in self._kept.items():
             start = np.broadcast_to(np.asarray(tf.cast(state.initial, state.dtype)), state.shape)
             count = len(self._strategy.local_replicas)
             anew = KeptArray(state.per_replica, np.stack([start] * count) if state.per_replica else start)
-            self._give(state, variable, self._restored.pop(name, anew))
+            self._give(state, variable, anew)
+            if name in self._restored:
+                self._take(state, variable, self._restored.pop(name))
 
-    def _give(self, state: State, variable: tf.Variable, value: KeptArray) -> None:
+    def _take(self, state: State, variable: tf.Variable, value: KeptArray) -> None:
+        """Gives a state that is as it was made the value of another run, if that has its form."""
         shape = value.values.shape[1:] if value.per_replica else value.values.shape
         dtype = np.dtype(state.dtype.as_numpy_dtype)
         if (value.per_replica, shape, value.values.dtype) != (state.per_replica, state.shape, dtype):
@@ -67,6 +76,13 @@ class Kept:
                 dtype, list(state.shape)
             )  # fmt: skip
             return
+        self._give(state, variable, value)
+        if state.per_replica and self._news:
+            if self._strategy.is_chief:
+                _log.info("%s", self._news)
+            self._news = ""
+
+    def _give(self, state: State, variable: tf.Variable, value: KeptArray) -> None:
         first = self._strategy.local_replicas.start
 
         def read(offset: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:

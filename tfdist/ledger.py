@@ -75,7 +75,8 @@ def _starts(directory: RunDirectory) -> list[Start]:
         ) from error
     if not said or not all(start.get("ledgers") for start in said):
         raise InputError(
-            f"A ledger is kept by training with --checkpoint_every. Received: {directory.path}, where it was not given."
+            f"A ledger is kept by training with --checkpoint_every or --commit_every. Received: {directory.path}, where "
+            "neither was given."
         )
     ends = [start["step"] for start in said[1:]] + [None]
     each = [

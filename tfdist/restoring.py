@@ -3,10 +3,10 @@
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tfdist.checkpoint import Checkpoint, CheckpointError, Damaged, is_name, newest, set_aside
+from tfdist.checkpoint import Checkpoint, CheckpointError, Damaged, is_name, newest, set_aside, step_of
 from tfdist.group import Group
 from tfdist.run_state import RunState
 
@@ -33,6 +33,11 @@ def first_readable(paths: Sequence[Path]) -> Checkpoint:
         with contextlib.suppress(Damaged):
             return Checkpoint.open(path)
     return Checkpoint.open(paths[-1])
+
+
+def newest_first(durable: Iterable[Path], commits: Iterable[Path]) -> list[Path]:
+    """Checkpoints and commits together; of one step the checkpoint comes first."""
+    return sorted([*durable, *commits], key=step_of, reverse=True)  # equals stay in their order
 
 
 def restore(state: RunState, paths: Sequence[str], group: Group, sets_aside: bool = True) -> Checkpoint | None:

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tfdist import commits
 from tfdist.checkpoint import Damaged, newest
 from tfdist.combinations import flag_text
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
-from tfdist.restoring import checkpoints_at, first_readable
+from tfdist.restoring import checkpoints_at, first_readable, newest_first
 
 AUTO, NEVER = "auto", "never"
 # What the steps so far are made of: with another of these the rest would not belong to them.
@@ -19,7 +20,7 @@ class Origin(NamedTuple):
     """What a run begins with.
 
     Attributes:
-      checkpoints: those to try, the newest first; empty for step 0.
+      checkpoints: those to try, commits among them, the newest first; empty for step 0.
       goes_on: whether its directory has this run already.
     """
 
@@ -58,18 +59,43 @@ def origin(resume: str, directory: RunDirectory, flags: Mapping[str, Any], resta
     return Origin([str(path) for path in found], own)
 
 
+def commit_folder(directory: RunDirectory) -> Path | None:
+    """Where the commits of a run's last start lie; None if it made none.
+
+    What is in it lies on the way that the run has taken: each start removes what lies ahead of it. Of other folders that cannot
+    be said, as a start that knows nothing of them may have gone back behind their commits.
+    """
+    last = Path(directory.beginnings()[-1].get("commits", "") if directory.starts.exists() else "")
+    return last if commits.is_of(last, directory.path) else None
+
+
+def is_own(path: Path, directory: RunDirectory) -> bool:
+    """Whether a checkpoint lies where this run, and no other, has its checkpoints or its commits."""
+    return path.parent == directory.checkpoints or commits.is_of(path.parent, directory.path)
+
+
+def _commits(directory: RunDirectory) -> list[Path]:
+    """The commits that a run may go on from: those of its last start, and the one that this start went on from."""
+    folder = commit_folder(directory)
+    found = newest(folder) if folder else []
+    before = Path(directory.beginnings()[-1]["checkpoint"] if directory.starts.exists() else "")
+    is_another = commits.is_of(before.parent, directory.path) and before.is_dir() and before not in found
+    return [*found, before] if is_another else found
+
+
 def _own(directory: RunDirectory) -> list[Path]:
-    """The checkpoints of a run that goes on; before its first one, the one that it began with."""
-    found = newest(directory.checkpoints)
+    """The checkpoints and commits of a run that goes on; before its first one, the one that it began with."""
+    found = newest_first(newest(directory.checkpoints), _commits(directory))
     if found:
         return found
-    if damaged := sorted(directory.checkpoints.glob("*.damaged*")):
+    homes = [directory.checkpoints, commit_folder(directory) or directory.checkpoints]
+    if damaged := sorted(path for home in homes for path in home.glob("*.damaged*")):
         raise InputError(
             f"A run goes on from a good checkpoint. Received: {directory.path}, where all are damaged: {damaged[-1].name} is "
             "the last. Begin in another --output_dir, anew or with --resume=PATH of another run."
         )
-    began_with = directory.beginnings()[-1]["checkpoint"] if directory.starts.exists() else ""
-    return [Path(began_with)] if began_with and Path(began_with).parent != directory.checkpoints else []
+    began_with = directory.beginnings()[0]["checkpoint"] if directory.starts.exists() else ""
+    return [Path(began_with)] if began_with else []
 
 
 def _began_with(resume: str, directory: RunDirectory) -> bool:

@@ -88,7 +88,8 @@ class RunState:
         for name, held in ((name, self._variables[name]) for name in names):
             read = _reader(checkpoint, names[name], held.per_replica, self._strategy.replicas)
             self._strategy.assign(held.variable, held.per_replica, read)
-        self._kept.restore({**self._states(checkpoint, _STATE), **self._states(checkpoint, _REPLICA_STATE)})
+        states = {**self._states(checkpoint, _STATE), **self._states(checkpoint, _REPLICA_STATE)}
+        self._kept.restore(states, _resized(checkpoint, self._strategy.replicas))
 
     def _states(self, checkpoint: Checkpoint, prefix: str) -> dict[str, KeptArray]:
         per_replica = prefix == _REPLICA_STATE
@@ -181,6 +182,18 @@ def _differences(here: Mapping[str, tuple], there: Mapping[str, tuple]) -> str:
 
 def _written(dtype: str, shape: tuple[int, ...]) -> str:
     return f"{dtype}{list(shape)}"
+
+
+def _resized(checkpoint: Checkpoint, replicas: int) -> str:
+    """What becomes of what replicas have for themselves when others go on with it; empty where as many do."""
+    entries = (entry for name, entry in checkpoint.tensors.items() if name.startswith(_REPLICA_STATE))
+    before = next((entry.shape[0] for entry in entries), replicas)
+    if before == replicas:
+        return ""
+    what = f"{replicas} replicas go on where {before} stopped: what compression has not sent yet keeps its sum over replicas"
+    if before > replicas:
+        return f"{what}; replica r takes over that of r + {replicas}, r + {2 * replicas}, ..."
+    return f"{what}; replicas from {before} on begin with nothing."
 
 
 def _reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int) -> Read:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from tfdist import command, endings, flags, startup
+from tfdist import command, commits, endings, flags, startup
 from tfdist.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ _log = logging.getLogger("tfdist.train")
 
 def main(config: TrainConfig) -> int:
     """Runs one training; returns the exit code."""
+    commits.home(config.commit_every, config.commit_dir)  # what is wrong with it is said before anything starts
     startup.load_tensorflow()  # only now: flags are read, and help is printed, before
     from tfdist import session
 

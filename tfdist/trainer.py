@@ -21,6 +21,7 @@ from tfdist.accepting import (
     with_collectives,
     without_loss_scale,
 )
+from tfdist.checkpoint import newest
 from tfdist.data import (
     Examples,
     as_data_set,
@@ -42,7 +43,7 @@ from tfdist.models import with_batch_norm
 from tfdist.progress import Progress
 from tfdist.reporting import NullLedger, NullProfile, NullReporter, Reporter
 from tfdist.reporting.schema import check_metric_names
-from tfdist.restoring import checkpoints_at, restore
+from tfdist.restoring import checkpoints_at, newest_first, restore
 from tfdist.run_state import RunState
 from tfdist.saving import Checkpoints, saver
 from tfdist.stalls import Stalls
@@ -257,13 +258,14 @@ class Trainer:
             finally:
                 self.progress, self._begun_at = Progress(), None
 
-    def resume(self, path: str | os.PathLike[str]) -> int:
+    def resume(self, path: str | os.PathLike[str], commits: str | os.PathLike[str] = "") -> int:
         """Goes on from a checkpoint: weights, slots, the step, and all that steps keep are as they were.
 
         Every process calls it, with the model built. A damaged checkpoint is set aside, and the newest good one is taken.
 
         Args:
           path: of a checkpoint, or of a directory of checkpoints, of which there may be none yet.
+          commits: directory of commits, of which a newer one is taken.
 
         Returns:
           The step, the number of updates done; 0 if there is no checkpoint.
@@ -272,8 +274,8 @@ class Trainer:
           InputError: a checkpoint is of another model or optimizer, or of a newer version.
           CheckpointError: there are checkpoints, and none is good.
         """
-        found = self.strategy.group.broadcast("resume", [str(path) for path in checkpoints_at(path)])
-        return self.resume_from(found)
+        found = newest_first(checkpoints_at(path), newest(commits) if commits else [])
+        return self.resume_from(self.strategy.group.broadcast("resume", [str(path) for path in found]))
 
     def resume_from(self, checkpoints: Sequence[str], *, sets_aside: bool = True) -> int:
         """As `resume`, with the first good one of these paths; whether damaged ones are renamed is to be said."""
