@@ -1,11 +1,14 @@
 """Real processes that are killed between a commit and the next checkpoint, and what becomes of the run."""
 
+import dataclasses
 import os
 import pathlib
 import shutil
 import signal
 import sys
 import time
+
+import pytest
 
 from tests.resume.command_test import shown, weights
 from tfdist import ledger
@@ -26,6 +29,7 @@ FLAGS = (
     "--steps_per_call=7",
     "--log_every=20",
     "--measure_every=0",
+    "--eval_every=1000",
     "--keep=2",
 )
 
@@ -58,35 +62,59 @@ def kill_behind_a_commit(job: processes.Job, memory: pathlib.Path) -> None:
     job.wait(SECONDS)
 
 
-def test_processes_that_are_killed_go_on_from_the_last_commit(tmp_path: pathlib.Path) -> None:
-    """As many processes end as if nobody was killed; more of them as those that take over a run that was stopped there."""
-    whole, path, stopped, memory = (tmp_path / name for name in ("whole", "run", "stopped", "memory"))
+@dataclasses.dataclass(frozen=True)
+class Killed:
+    """What a run of two processes has left, to be gone on with again and again in the same place."""
+
+    home: pathlib.Path
+    step: int  # of its last commit
+
+    @property
+    def path(self) -> pathlib.Path:
+        return self.home / "run"
+
+    def go_on(self, size: int) -> str:
+        """Starts the run again as it was left, as a launcher does; returns what the chief has printed."""
+        for name in ("run", "memory"):
+            shutil.rmtree(self.home / name, ignore_errors=True)
+            shutil.copytree(self.home / "kept" / name, self.home / name)
+        again = {"TFDIST_COMMITS": str(self.home / "memory"), "TFDIST_RESTART": "1"}
+        said = finish(train(self.path, STEPS, DURABLE, f"--commit_every={COMMIT}"), size, again)[0]
+        assert [start["step"] for start in RunDirectory(self.path).beginnings()] == [0, self.step]
+        assert ledger.main(str(self.path)) == 0
+        assert last_commit(self.home / "memory") == 0  # the last checkpoint has all
+        return said
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    home = tmp_path_factory.mktemp("killed")
+    memory = home / "memory"
     memory.mkdir()
-    elastic = {"TFDIST_COMMITS": str(memory)}
-    again = elastic | {"TFDIST_RESTART": "1"}
-    command = train(path, STEPS, DURABLE, f"--commit_every={COMMIT}")
-    finish(train(whole), 2)
-    with processes.job(command, 2, THREADS | elastic) as job:
+    command = train(home / "run", STEPS, DURABLE, f"--commit_every={COMMIT}")
+    with processes.job(command, 2, THREADS | {"TFDIST_COMMITS": str(memory)}) as job:
         kill_behind_a_commit(job, memory)
     step = last_commit(memory)
     assert DURABLE < step < 2 * DURABLE
-    for origin in (path, memory):
-        shutil.copytree(origin, tmp_path / "kept" / origin.name)
+    (home / "kept").mkdir()
+    for name in ("run", "memory"):
+        (home / name).rename(home / "kept" / name)
+    return Killed(home, step)
 
-    finish(command, 2, again)
-    assert [start["step"] for start in RunDirectory(path).beginnings()] == [0, step]
-    assert weights(path) == weights(whole)
-    assert shown(path) == shown(whole)
-    assert ledger.main(str(path)) == 0
-    assert last_commit(memory) == 0  # the last checkpoint has all
 
-    for origin in (path, memory):
-        shutil.rmtree(origin)
-        shutil.copytree(tmp_path / "kept" / origin.name, origin)
-    said = finish(command, 3, again)[0]
+def test_as_many_processes_end_as_if_nobody_was_killed(killed: Killed, tmp_path: pathlib.Path) -> None:
+    finish(train(tmp_path), 2)
+    killed.go_on(2)
+    assert weights(killed.path) == weights(tmp_path)
+    assert shown(killed.path) == shown(tmp_path)
+
+
+@pytest.mark.full
+def test_more_processes_end_as_those_that_take_over_a_run_that_was_stopped_there(
+    killed: Killed, tmp_path: pathlib.Path
+) -> None:
+    said = killed.go_on(3)
     assert "3 replicas go on where 2 stopped: what compression has not sent yet keeps its sum" in said
-    assert [start["step"] for start in RunDirectory(path).beginnings()] == [0, step]
-    assert ledger.main(str(path)) == 0
-    finish(train(stopped, step, step), 2)
-    finish(train(stopped), 3)
-    assert weights(path) == weights(stopped)
+    finish(train(tmp_path, killed.step, killed.step), 2)
+    finish(train(tmp_path), 3)
+    assert weights(killed.path) == weights(tmp_path)

@@ -2,9 +2,12 @@
 
 import errno
 import logging
+import os
 import pathlib
 import re
 import shutil
+import signal
+import time
 
 import pytest
 
@@ -15,7 +18,7 @@ from tests.resume.saving_test import At, steps_of
 from tfdist import beginning, commits, ledger
 from tfdist.checkpoint import Checkpoint, committing, newest
 from tfdist.config import TrainConfig
-from tfdist.errors import InputError
+from tfdist.errors import InputError, Preempted
 from tfdist.reporting import RunDirectory
 from tfdist.resuming import Origin
 from tfdist.run_state import RunState
@@ -98,6 +101,16 @@ def test_a_library_s_run_goes_on_from_the_newest_of_both(single, tmp_path):
     assert trainer.resume(tmp_path / "disk", tmp_path / "memory") == 9
     fit(trainer, tmp_path, every="100")
     assert tensors(newest(tmp_path / "disk")[0]) == tensors(newest(tmp_path / "whole" / "disk")[0])
+
+
+def test_a_run_that_is_preempted_has_a_checkpoint_and_keeps_its_commits(single, tmp_path):
+    stop = At(4, lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(0.5)))
+    with pytest.raises(Preempted, match="which is saved in .*disk"):
+        fit(make_trainer(single), tmp_path, 100, [stop], every="0")
+    [stopped], kept = steps_of(tmp_path / "disk"), steps_of(tmp_path / "memory")
+    assert kept and kept[0] <= stopped
+    trainer = make_trainer(single)
+    assert trainer.resume(tmp_path / "disk", tmp_path / "memory") == stopped
 
 
 def test_commits_of_another_run_are_in_the_way(single, tmp_path):
