@@ -28,7 +28,8 @@ def home(every: int, given: str, environment: Mapping[str, str] = os.environ) ->
     if every and not found:
         raise InputError(
             f"Commits need a directory that outlives the run's processes. Received: --commit_every={every}, without "
-            f"--commit_dir, and without {VARIABLE}, which a launcher sets. Add --commit_dir, such as /dev/shm/mine."
+            f"--commit_dir, and without {VARIABLE}, which the launcher of a job on one host sets. Add --commit_dir, such as "
+            "/dev/shm/mine, or, on several hosts, a directory that they share."
         )
     return os.path.expanduser(found) if every else ""
 

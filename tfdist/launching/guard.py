@@ -39,6 +39,10 @@ class Guard:
         """Guards a process group."""
         self._tell(f"{group}\n")
 
+    def add_directory(self, path: str) -> None:
+        """Removes a directory if the launcher is killed; it may lie in memory."""
+        self._tell(f"{path}\n")
+
     def forget(self, group: int) -> None:
         """Guards a process group no more: its number may become another's."""
         self._tell(f"-{group}\n")

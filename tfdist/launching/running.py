@@ -1,11 +1,13 @@
 """One job from its first process to its last, over all attempts: what `launch` and `spawn` both do."""
 
 import contextlib
+import os
 import pathlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from tfdist import commits
 from tfdist.errors import ExitCode, PeerLostError
 from tfdist.launching.arriving import opened
 from tfdist.launching.attempt import Ask, Host, asked, attempt
@@ -17,6 +19,7 @@ from tfdist.launching.orders import Kind, Order, Report
 from tfdist.launching.outcome import SUCCESS, Outcome
 from tfdist.launching.supervision import POLL_SECONDS
 
+MEMORY = "/dev/shm"  # of Linux
 LAUNCHED_VARIABLE = "TFDIST_LAUNCHED"  # when the job was started first: the name of what it writes
 
 
@@ -51,8 +54,12 @@ def run(
         guard = stack.enter_context(Guard())
         desk = stack.enter_context(opened(job, environment, say))
         logs = log_directory(job.log_dir, desk.everyone)
-        notes = stack.enter_context(_notes(job))
-        environment = {**environment, LAUNCHED_VARIABLE: time.strftime("%Y%m%d-%H%M%S")}
+        memory = stack.enter_context(_memory(guard))
+        notes = _folder(memory, "notes") if job.restart_budget else None  # they decide whether a failure repeats
+        own = {LAUNCHED_VARIABLE: time.strftime("%Y%m%d-%H%M%S")}
+        if not job.coordinator:  # another host would not see them
+            own[commits.VARIABLE] = str(_folder(memory, "commits"))
+        environment = {**environment, **own}
         with interrupts or contextlib.nullcontext([]) as arrived:
             outcome = _until_over(Host(job, command, environment, guard, logs, notes, stops, arrived, say), desk)
         return desk.conclude(outcome)
@@ -81,10 +88,14 @@ def _attempt(host: Host, desk: Desk, order: Order) -> Report:
 
 
 @contextlib.contextmanager
-def _notes(job: Job) -> Iterator[pathlib.Path | None]:
-    """A directory for what the ranks note of their progress, which decides whether a failure repeats."""
-    if not job.restart_budget:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="tfdist-launch-") as path:
+def _memory(guard: Guard) -> Iterator[pathlib.Path]:
+    """A directory, in memory where there is such a place, for what outlives the processes of an attempt, not the job."""
+    home = MEMORY if os.access(MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="tfdist-launch-", dir=home, ignore_cleanup_errors=True) as path:
+        guard.add_directory(path)
         yield pathlib.Path(path)
+
+
+def _folder(home: pathlib.Path, name: str) -> pathlib.Path:
+    (home / name).mkdir()
+    return home / name
