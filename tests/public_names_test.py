@@ -107,6 +107,7 @@ def test_arguments_of_the_trainer():
         "self",
         "data",
         "batch_size",
+        "elastic_batch",
         "steps",
         "epochs",
         "log_every",

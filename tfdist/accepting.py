@@ -113,6 +113,23 @@ def check_length(steps: int, epochs: int) -> None:
         )
 
 
+def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras.Optimizer) -> None:
+    """What was compiled stays: a trainer that went on with other variables would do so without a word.
+
+    Args:
+      model: as it is now.
+      trained: ids of the variables that were trainable when the trainer was built; empty if it is not.
+      optimizer: the trainer's.
+    """
+    if trained and [id(variable) for variable in model.trainable_variables] != list(trained):
+        raise InputError(
+            "A trainer trains the variables that were trainable when it was built. Received: others now. "
+            "Make a new Trainer after a change of `trainable`."
+        )
+    if model.optimizer is not optimizer:
+        raise InputError("A trainer keeps its optimizer. Received: a model compiled anew. Make a new Trainer instead.")
+
+
 def check_same_data(strategy: Strategy, data: Examples) -> None:
     """All processes train on equal data, or their steps would not belong together, and one would wait for ever."""
     spec = str(keras.tree.map_structure(lambda s: (s.dtype.name, str(s.shape)), data.element_spec))

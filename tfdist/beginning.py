@@ -81,7 +81,8 @@ def begin(
       stack: keeps the directory this run's own, and its files open, until it is closed.
 
     Raises:
-      InputError: a checkpoint is of another model, another process writes in the directory, or it cannot be written.
+      InputError: a checkpoint is of another model, its batch cannot be dealt to the replicas of now, another process writes
+        in the directory, or it cannot be written.
     """
     strategy = trainer.strategy
     hosts = opening.hosts(strategy)
@@ -98,6 +99,7 @@ def begin(
     step = _resumed(trainer, origin, config, directory)
     checkpoint = trainer.resumed_from
     folder = _commit_folder(config, directory, step, strategy)
+    course = trainer.course(examples, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
     start = 0
     if strategy.is_chief:
         start = directory.begin(
@@ -110,7 +112,8 @@ def begin(
             facts={
                 "strategy": strategy.name,
                 "replicas": strategy.replicas,
-                "batch_size": config.batch_size,
+                "batch_size": course.position.batch_size,
+                "examples_before": course.position.before(step),
                 "examples": examples,
                 "ledgers": _ledgers(config, strategy),
                 "commits": folder,

@@ -174,6 +174,13 @@ class TrainConfig(JobConfig):
     shard_axis: str = flag_field("", WHERE, "The mesh's axis for --shard; empty: the batch's.")
     shard_min_elements: int = flag_field(1024, WHERE, "Variables with fewer elements stay whole under --shard.")
     batch_size: int = flag_field(64, LEARNS, "Examples in a step, over all replicas.", least=1)
+    elastic_batch: str = flag_field(
+        "global",
+        LEARNS,
+        "What stays when a run goes on with another number of replicas: global (the batch, and so the result) or replica (the "
+        "batch of one replica: the global one and the learning rate follow the number of replicas).",
+        choices=("global", "replica"),
+    )
     optimizer: str = flag_field(
         "adamw", LEARNS, f"A Keras optimizer in lower case, as in sgd(momentum=0.9), {_OWN}.", check=spec_text
     )

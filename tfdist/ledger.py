@@ -23,6 +23,7 @@ class Start(NamedTuple):
       number: of the start, from 0.
       first: its first step.
       end: behind its last step that counts; later ones were made again. None if it is not known: the last start.
+      before: examples that were used before its first step.
       batch_size: examples of a step.
       examples: of an epoch.
       files: of the processes, in the order of ranks.
@@ -31,6 +32,7 @@ class Start(NamedTuple):
     number: int
     first: int
     end: int | None
+    before: int
     batch_size: int
     examples: int
     files: list[Path]
@@ -41,9 +43,7 @@ def main(run: str) -> int:
     directory = RunDirectory(Path(run).expanduser())
     starts = _starts(directory)
     size, rest = starts[0].examples, np.zeros([0], np.int64)
-    epoch, before = divmod(
-        starts[0].first * starts[0].batch_size, size
-    )  # a run that began with another one's checkpoint
+    epoch, before = divmod(starts[0].before, size)  # a run that began with another one's checkpoint
     steps, epochs = 0, 0
     wrong: list[str] = []
     for found, numbers in _stream(starts, _steps_done(directory)):
@@ -84,6 +84,7 @@ def _starts(directory: RunDirectory) -> list[Start]:
             number,
             start["step"],
             _earliest(ends[number:]),
+            start.get("examples_before", start["step"] * start["batch_size"]),
             start["batch_size"],
             start["examples"],
             [directory.ledger(number, rank) for rank in range(start["ledgers"])],

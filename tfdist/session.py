@@ -9,6 +9,7 @@ import keras
 
 from tfdist import data, models
 from tfdist.config import TrainConfig
+from tfdist.course import GLOBAL
 from tfdist.data import check_batch_size, steps_in_epochs
 from tfdist.detect import Detection
 from tfdist.gradients import Clip, parse_loss_scale
@@ -42,9 +43,10 @@ def opened(config: TrainConfig) -> Iterator[Session]:
     """
     _gradient_options(config)  # what is wrong with them is said before anything starts
     with opened_strategy(config, OWN_FLAGS) as (config, detection, strategy):
-        check_batch_size(
-            config.batch_size, strategy.batch_parts, config.accumulate_steps, equal=strategy.compiles_replicas
-        )
+        if config.elastic_batch == GLOBAL:  # else what the run began with says how large the batch is
+            check_batch_size(
+                config.batch_size, strategy.batch_parts, config.accumulate_steps, equal=strategy.compiles_replicas
+            )
         yield Session(config, detection, strategy, data.load(config.dataset, config.data_dir))
 
 

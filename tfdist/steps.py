@@ -1,6 +1,6 @@
 """The steps of one trainer: how its gradients travel now, the compiled loop for that, and trials outside the training."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,13 +8,14 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.accepting import inner_optimizer
 from tfdist.collectives import Collectives, using
 from tfdist.gradients import Reducer, Sum
 from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, chosen, compressed, parse_choice
 from tfdist.gradients.sparse import SPARSE_MIN_BYTES
 from tfdist.kept import Kept
-from tfdist.loop import Loop, compile_loop
+from tfdist.loop import Loop, Result, compile_loop
 from tfdist.metrics import ModelMetrics
 from tfdist.step import Settings, Step, specs
 from tfdist.strategy import HasCollectives, State
@@ -87,20 +88,36 @@ class Steps:
         self._loops: dict[Any, tuple[Step, Loop]] = {}
         self._current: Step | None = None
 
-    def loop(self, batch_size: int | None, make: Callable[[Step, HasCollectives], Loop] = compile_loop) -> Loop:
+    def loop(
+        self,
+        batch_size: int | None,
+        make: Callable[[Step, HasCollectives], Loop] = compile_loop,
+        rate: float = 1.0,
+    ) -> Loop:
         """The loop for a batch size and the plan of now.
 
         Args:
           batch_size: see `Settings`.
           make: `compile_loop`, or `loop_on_the_host` for batches that are at hand.
+          rate: what the optimizer's learning rate is multiplied by.
         """
-        key = (batch_size, make, tuple(sorted(self.overrides.items())))
+        key = (batch_size, make, rate, tuple(sorted(self.overrides.items())))
         if key not in self._loops:
             settings = replace(self._settings, batch_size=batch_size)
             step = Step(self.model, self.strategy, self.reducer(), self._kept, settings, self._metrics)
-            self._loops[key] = (step, make(step, self.strategy))
+            self._loops[key] = (step, self._rescaled(make(step, self.strategy), rate))
         self._current, loop = self._loops[key]
         return loop
+
+    def _rescaled(self, loop: Loop, rate: float) -> Loop:
+        """The loop, whose updates are traced with the learning rate times a number."""
+        optimizer = inner_optimizer(self.model.optimizer)
+
+        def rescaled(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> Result:
+            with keras_internals.rate_times(optimizer, rate):
+                return loop(iterator, first_step, steps, with_norm)
+
+        return rescaled
 
     def choose(self, methods: Mapping[str, str], candidates: Sequence[str]) -> None:
         """From now on, these gradients travel by these methods; every process does the same at the same step.

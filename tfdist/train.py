@@ -64,6 +64,7 @@ def _train(opened: "Session") -> int:
             history = trainer.fit(
                 opened.data,
                 batch_size=config.batch_size,
+                elastic_batch=config.elastic_batch,
                 steps=config.steps,
                 epochs=config.epochs,
                 log_every=config.log_every,
@@ -114,6 +115,7 @@ def _describe(opened: "Session") -> int:
     if not strategy.is_chief:
         return 0
     size = opened.data.train.size
+    trainer.course(size, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
     parts = strategy.batch_parts
     shares = _span(rows(config.batch_size, r, parts)[1] for r in range(parts))
     micro = parts * config.accumulate_steps

@@ -16,21 +16,15 @@ from tfdist.accepting import (
     check_not_wrapped,
     check_optimizer,
     check_same_data,
+    check_unchanged,
     default_loss_scale,
     synchronized_layers,
     with_collectives,
     without_loss_scale,
 )
 from tfdist.checkpoint import newest
-from tfdist.data import (
-    Examples,
-    as_data_set,
-    as_examples,
-    check_batch_size,
-    epoch_of_step,
-    steps_in_epochs,
-    with_class_weight,
-)
+from tfdist.course import GLOBAL, Course
+from tfdist.data import Examples, Position, as_data_set, as_examples, check_batch_size, with_class_weight
 from tfdist.errors import InputError
 from tfdist.evaluation import Evaluator
 from tfdist.fitting import must_fit
@@ -113,6 +107,8 @@ class Trainer:
         self.seed = seed
         self.resumed_from = ""
         self._begun_at: int | None = None
+        self._course: Course | None = None
+        self._position: Position | None = None
         self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, bucket_bytes=bucket_bytes)
         if self.strategy.global_view and (jit_compile or compression != "none"):
             raise InputError(
@@ -146,12 +142,14 @@ class Trainer:
         if self._settings.loss_scale:
             self._kept.variables(self._settings.loss_scale.state())
         self._built = False
+        self._trained: list[int] = []
 
     def fit(
         self,
         data: Any,
         *,
         batch_size: int,
+        elastic_batch: str = GLOBAL,
         steps: int = 0,
         epochs: int = 0,
         log_every: int = 10,
@@ -177,7 +175,10 @@ class Trainer:
           data: a `DataSet`, a source, arrays (x, y), a `tf.data.Dataset` of single examples, or a pair of those for training
             and test; what there is for test is evaluated as the schedule says. tf.data's autotuning is switched off, as its
             thread delays a run's end by up to a minute: `AUTOTUNE` then means as many parallel calls as there are cores.
-          batch_size: examples of a global batch, over all replicas.
+          batch_size: examples of a global batch, over all replicas; the first one goes on where those of `fit` before ended.
+          elastic_batch: what stays when a run goes on with another number of replicas behind `resume`: "global", the batch and
+            the result; or "replica", the batch of one replica: N replicas after N0 have batches of batch_size / N0 * N
+            examples, and the learning rate is multiplied by N / N0.
           steps: updates; give this or `epochs`.
           epochs: passes over the data.
           log_every: steps between records of metrics.
@@ -205,16 +206,13 @@ class Trainer:
           CheckpointError: a checkpoint could not be written.
           DesyncError: replicas are not alike.
         """
-        check_batch_size(
-            batch_size, self.strategy.batch_parts, self._settings.micro_steps, equal=self.strategy.compiles_replicas
-        )
         whole = as_data_set(data, "data")
         train, test = whole.train, whole.test
+        course = self.course(train.size, batch_size=batch_size, elastic_batch=elastic_batch)
         check_length(steps, epochs)
-        self._check_unchanged()
+        check_unchanged(self.model, self._trained, self._optimizer)
         check_same_data(self.strategy, train)
-        begun_at = self.step if self._begun_at is None else self._begun_at
-        total = begun_at + steps if steps else _end_of_epochs(begun_at, epochs, train.size, batch_size)
+        total = course.end(steps, epochs, train.size)
         schedule = Schedule(steps=total, log_every=log_every, eval_every=eval_every, steps_per_call=steps_per_call)
         source = with_class_weight(train, class_weight) if class_weight else train
         self.build(source)
@@ -232,7 +230,7 @@ class Trainer:
 
         def saved() -> Saved:
             state = self._run_state()
-            return Saved(self.step, self.seed, state.parts(), self._values(begun_at, state.order))
+            return Saved(self.step, self.seed, state.parts(), self._values(course, state.order))
 
         group = self.strategy.group
         with (
@@ -243,7 +241,7 @@ class Trainer:
                 self,
                 source,
                 test,
-                batch_size,
+                course,
                 schedule,
                 callbacks,
                 reporter or NullReporter(),
@@ -257,6 +255,7 @@ class Trainer:
                 return run.go()
             finally:
                 self.progress, self._begun_at = Progress(), None
+                self._course, self._position = None, course.position
 
     def resume(self, path: str | os.PathLike[str], commits: str | os.PathLike[str] = "") -> int:
         """Goes on from a checkpoint: weights, slots, the step, and all that steps keep are as they were.
@@ -283,9 +282,30 @@ class Trainer:
         if checkpoint is not None:
             self.resumed_from = str(checkpoint.path)
             self.step, self._begun_at = checkpoint.step, checkpoint.values["begun_at"]
+            self._course, self._position = Course.of(checkpoint.values), None
             self.progress = Progress(checkpoint.values["progress"])
             self.steps.overrides = dict(checkpoint.values["compression"])
         return self.step
+
+    def course(self, size: int, *, batch_size: int, elastic_batch: str = GLOBAL) -> Course:
+        """The batch in use and the position in the data that `fit` with these arguments goes on with; changes nothing.
+
+        Args:
+          size: examples of an epoch.
+          batch_size: see `fit`.
+          elastic_batch: see `fit`.
+
+        Raises:
+          InputError: the batch cannot be dealt to the replicas.
+        """
+        parts = self.strategy.batch_parts
+        begun_at = self.step if self._begun_at is None else self._begun_at
+        begun = self._course or Course.begun(self._position or Position(batch_size), begun_at, size, batch_size, parts)
+        course = begun.on(parts, self.step, batch_size, elastic_batch)
+        check_batch_size(
+            course.position.batch_size, parts, self._settings.micro_steps, equal=self.strategy.compiles_replicas
+        )
+        return course
 
     def _run_state(self) -> RunState:
         if not self._built:
@@ -299,9 +319,10 @@ class Trainer:
             else InSync(site, every, lambda: self._run_state().alike())
         )
 
-    def _values(self, begun_at: int, order: list[str]) -> dict[str, Any]:
+    def _values(self, course: Course, order: list[str]) -> dict[str, Any]:
         return {
-            "begun_at": begun_at,
+            "begun_at": course.begun_at,
+            "course": course.to_json(),
             "progress": self.progress.to_json(),
             "compression": self.steps.overrides,
             "replicas": self.strategy.replicas,
@@ -378,23 +399,3 @@ class Trainer:
                 plain.save(path)
         else:
             self.model.save(path)
-
-    def _check_unchanged(self) -> None:
-        """What was compiled stays: a trainer that went on with other variables would do so without a word."""
-        if self._built and [id(v) for v in self.model.trainable_variables] != self._trained:
-            raise InputError(
-                "A trainer trains the variables that were trainable when it was built. Received: others now. "
-                "Make a new Trainer after a change of `trainable`."
-            )
-        if self.model.optimizer is not self._optimizer:
-            raise InputError(
-                "A trainer keeps its optimizer. Received: a model compiled anew. Make a new Trainer instead."
-            )
-
-
-def _end_of_epochs(step: int, epochs: int, size: int, batch_size: int) -> int:
-    """The step that ends so many epochs more: of whole ones behind an epoch's end, else counted from here."""
-    ended = epoch_of_step(step, size, batch_size)
-    if step == steps_in_epochs(ended, size, batch_size):
-        return steps_in_epochs(ended + epochs, size, batch_size)
-    return step + steps_in_epochs(epochs, size, batch_size)

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from tfdist import keras_internals, metrics
 from tfdist.callbacks import Callbacks, validation_logs
-from tfdist.data import Examples, Pipeline, epoch_of_step, last_step_of_epoch, steps_in_epochs
+from tfdist.course import Course
+from tfdist.data import Examples, Pipeline, steps_in_epochs
 from tfdist.errors import InputError
 from tfdist.fitting import must_fit
 from tfdist.inspections import Inspection, Site, advice
@@ -125,7 +126,7 @@ class Run:
         trainer: Trains,
         source: Examples,
         test: Examples | None,
-        batch_size: int,
+        course: Course,
         schedule: Schedule,
         callbacks: Sequence[keras.callbacks.Callback],
         reporter: Reporter,
@@ -140,7 +141,9 @@ class Run:
         self._model = trainer.model
         self._source = source
         self._test = test
-        self._batch_size = batch_size
+        self._position = course.position
+        self._batch_size = batch_size = course.position.batch_size
+        self._rate = course.rate
         self._schedule = schedule
         self._reporter = reporter
         self._profile = profile
@@ -148,12 +151,11 @@ class Run:
         self._ledger = ledger
         self._stalls = stalls
         self._note = StepNote()
-        epochs = -(-schedule.steps * batch_size // source.size)
         self._callbacks = Callbacks(
             callbacks,
             self._model,
             self._strategy,
-            epochs=epochs,
+            epochs=-(-self._position.before(schedule.steps) // source.size),
             steps=steps_in_epochs(1, source.size, batch_size),
             verbose=0,
         )
@@ -166,12 +168,14 @@ class Run:
     def go(self) -> History:
         """Trains to the schedule's end, or until a callback stops it."""
         trainer = self._trainer
-        pipeline = Pipeline(self._source, self._batch_size, trainer.seed, trainer.step)
+        first = self._position.before(trainer.step)
+        pipeline = Pipeline(self._source, self._batch_size, trainer.seed, first)
         plan = RunPlan(
             total_steps=self._schedule.steps,
             batch_size=self._batch_size,
             examples_per_epoch=self._source.size,
             first_step=trainer.step,
+            examples_before=first,
         )
         iterator = self._strategy.distribute(pipeline.numbered)
         self._iterator = iterator
@@ -192,8 +196,8 @@ class Run:
     def _one_epoch(self) -> bool:
         """Trains to the end of the epoch or of the run; returns whether to stop."""
         trainer = self._trainer
-        epoch = epoch_of_step(trainer.step, self._source.size, self._batch_size)
-        whole = last_step_of_epoch(epoch, self._source.size, self._batch_size) + 1
+        epoch = self._position.epoch(trainer.step, self._source.size)
+        whole = self._position.end_of_epoch(epoch, self._source.size)
         end = min(self._schedule.steps, whole)
         self._callbacks.on_epoch_begin(epoch)
         stopped = False
@@ -223,7 +227,7 @@ class Run:
         self._saving.begin(trainer.step + count)
         self._stalls.begin(trainer.step, trainer.step + count)
         with self._timer.call(count), must_fit(self._source.element_spec), _naming(trainer.step):
-            result = trainer.steps.loop(self._batch_size)(
+            result = trainer.steps.loop(self._batch_size, rate=self._rate)(
                 self._iterator, tf.constant(trainer.step, tf.int64), tf.constant(count), tf.constant(log)
             )
             losses, counted = result.losses.numpy(), result.counted.numpy()
@@ -252,7 +256,7 @@ class Run:
     def _batch(self, step: int) -> Any:
         """Rows like those of a step, read apart; of the first epoch, so that a stream has not far to skip."""
         number = step % steps_in_epochs(1, self._source.size, self._batch_size)
-        pipeline = Pipeline(self._source, self._batch_size, self._trainer.seed, number)
+        pipeline = Pipeline(self._source, self._batch_size, self._trainer.seed, number * self._batch_size)
         return next(self._strategy.distribute(pipeline.dataset))
 
     def _advise(self, record: dict[str, Any]) -> None:
@@ -266,7 +270,7 @@ class Run:
         record = {
             **self._header("train"),
             **self._trainer.progress.window.results(self._trainer.metrics),
-            "learning_rate": keras_internals.last_learning_rate(self._model.optimizer),
+            "learning_rate": self._rate * keras_internals.last_learning_rate(self._model.optimizer),
             **self._timer.window(),
             **over_ranks(everyone),
             "gradient_norm": float(result.norm),
@@ -289,7 +293,7 @@ class Run:
         return results
 
     def _header(self, kind: str) -> dict[str, Any]:
-        seen = self._trainer.step * self._batch_size / self._source.size
+        seen = self._position.before(self._trainer.step) / self._source.size
         return {"schema": 1, "kind": kind, "step": self._trainer.step, "epoch": seen, "time": time.time()}
 
     def _tell(self, record: dict[str, Any]) -> None:

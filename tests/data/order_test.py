@@ -101,15 +101,5 @@ def test_steps_in_epochs(epochs, size, batch_size, steps):
     assert order.steps_in_epochs(epochs, size, batch_size) == steps
 
 
-@hypothesis.given(epoch_number=st.integers(0, 20), size=st.integers(1, 50), batch_size=st.integers(1, 60))
-@hypothesis.settings(derandomize=True)
-def test_an_epoch_ends_in_the_step_that_uses_its_last_example(epoch_number, size, batch_size):
-    last = order.last_step_of_epoch(epoch_number, size, batch_size)
-    assert last * batch_size < (epoch_number + 1) * size <= (last + 1) * batch_size
-    assert order.steps_in_epochs(epoch_number + 1, size, batch_size) == last + 1
-    assert order.epoch_of_step(last, size, batch_size) <= epoch_number
-    assert order.epoch_of_step(last + 1, size, batch_size) > epoch_number
-
-
 def test_many_epochs_are_exact():
     assert order.steps_in_epochs(10**6, 10**9 + 1, 7) == -(-fractions.Fraction(10**6 * (10**9 + 1), 7) // 1)

@@ -61,8 +61,8 @@ def cases(draw):
 @hypothesis.given(case=cases())
 @SETTINGS
 def test_every_row_goes_to_one_replica_and_batches_do_not_depend_on_their_number(kind, case):
-    size, batch_size, processes, first_step = case
-    pipeline = Pipeline(numbers(kind, size), batch_size, seed=3, first_step=first_step)
+    size, batch_size, processes, first = case
+    pipeline = Pipeline(numbers(kind, size), batch_size, seed=3, first=first)
     found = dealt(pipeline, 2, processes)
     replicas = sum(map(len, processes))
     for (_, replica), share in found.items():
@@ -71,12 +71,16 @@ def test_every_row_goes_to_one_replica_and_batches_do_not_depend_on_their_number
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@hypothesis.given(size=st.integers(1, 30), batch_size=st.integers(1, 40), first_step=st.integers(0, 7))
+@hypothesis.given(
+    size=st.integers(1, 30), batch_size=st.integers(1, 40), steps=st.integers(0, 7), other=st.integers(1, 40)
+)
 @SETTINGS
-def test_the_first_step_only_skips(kind, size, batch_size, first_step):
-    whole = global_batches(Pipeline(numbers(kind, size), batch_size, seed=5), first_step + 3)
-    tail = global_batches(Pipeline(numbers(kind, size), batch_size, seed=5, first_step=first_step), 3)
-    assert whole[first_step:] == tail
+def test_the_first_example_only_skips(kind, size, batch_size, steps, other):
+    """Whatever the batch was before, and is from there on."""
+    first = steps * batch_size
+    whole = global_batches(Pipeline(numbers(kind, size), batch_size, seed=5), steps + -(-3 * other // batch_size))
+    tail = global_batches(Pipeline(numbers(kind, size), other, seed=5, first=first), 3)
+    assert sum(whole, [])[first : first + 3 * other] == sum(tail, [])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,7 +97,7 @@ def test_epochs_are_permutations_end_to_end_in_full_batches(kind, size, batch_si
 
 
 def test_a_source_is_read_in_the_order_of_indices():
-    batches = global_batches(Pipeline(numbers("source", 11), 4, seed=9, first_step=2), 5)
+    batches = global_batches(Pipeline(numbers("source", 11), 4, seed=9, first=8), 5)
     assert sum(batches, []) == indices(tf.range(8, 28, dtype=tf.int64), 11, 9).numpy().tolist()
 
 
@@ -131,9 +135,9 @@ def test_the_batch_size_must_be_positive(make):
         make(0)
 
 
-def test_the_first_step_must_not_be_negative():
-    with pytest.raises(InputError, match="first step"):
-        Pipeline(numbers("source", 3), 2, seed=0, first_step=-1)
+def test_the_first_example_must_not_be_before_the_stream():
+    with pytest.raises(InputError, match="first example"):
+        Pipeline(numbers("source", 3), 2, seed=0, first=-1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -23,15 +23,14 @@ def deals(draw, endless):
     local = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
     size = sum(local)
     processes = [tuple(range(sum(local[:i]), sum(local[: i + 1]))) for i in range(len(local))]
-    first_step = draw(st.integers(0, 10**12)) if endless else 0
-    total = None if endless else draw(st.integers((steps - 1) * batch_size + 1, steps * batch_size))
-    return [Deal(batch_size, replicas, size, first_step, total) for replicas in processes], first_step, steps
+    first = draw(st.integers(0, 10**13))
+    total = None if endless else first + draw(st.integers((steps - 1) * batch_size + 1, steps * batch_size))
+    return [Deal(batch_size, replicas, size, first, total) for replicas in processes], steps
 
 
-def covered(deal, first_step, steps):
+def covered(deal, steps):
     """The positions of each element of some steps."""
-    first = first_step * len(deal.replicas)
-    elements = tf.range(first, first + steps * len(deal.replicas), dtype=tf.int64)
+    elements = tf.range(steps * len(deal.replicas), dtype=tf.int64)
     return [deal.positions(element).numpy().tolist() for element in elements]
 
 
@@ -39,10 +38,10 @@ def covered(deal, first_step, steps):
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=60)
 def test_the_elements_of_all_processes_cover_each_position_once(endless, data):
-    of_processes, first_step, steps = data.draw(deals(endless))
-    found = [(deal, covered(deal, first_step, steps)) for deal in of_processes]
-    batch_size, total = of_processes[0].batch_size, of_processes[0].total
-    start, end = first_step * batch_size, total or (first_step + steps) * batch_size
+    of_processes, steps = data.draw(deals(endless))
+    found = [(deal, covered(deal, steps)) for deal in of_processes]
+    batch_size, start, total = of_processes[0].batch_size, of_processes[0].first, of_processes[0].total
+    end = total or start + steps * batch_size
     for step in range(steps):
         of_step = [
             position

@@ -4,9 +4,10 @@ from tfdist.data.catalog import load
 from tfdist.data.class_weight import with_class_weight
 from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Element, Examples, Transform
-from tfdist.data.order import epoch_of_step, last_step_of_epoch, steps_in_epochs
+from tfdist.data.order import steps_in_epochs
 from tfdist.data.own import as_data_set, as_examples
 from tfdist.data.pipeline import EvaluationPipeline, Pipeline, check_batch_size
+from tfdist.data.position import Position
 from tfdist.data.rows import check_equal_shares, rows
 from tfdist.data.source import ArraySource, Source
 from tfdist.data.stream import StreamSource
@@ -19,6 +20,7 @@ __all__ = [
     "EvaluationPipeline",
     "Examples",
     "Pipeline",
+    "Position",
     "Source",
     "StreamSource",
     "TextSource",
@@ -27,8 +29,6 @@ __all__ = [
     "as_examples",
     "check_batch_size",
     "check_equal_shares",
-    "epoch_of_step",
-    "last_step_of_epoch",
     "load",
     "rows",
     "steps_in_epochs",

@@ -1,7 +1,7 @@
 """The order of examples: the epochs' permutations, end to end, as a pure function of a position. No state to save.
 
 Position p of the stream is place p % size of epoch p // size. Step k of a run with a global batch of B examples uses
-the positions from k * B to (k + 1) * B - 1.
+the positions from k * B to (k + 1) * B - 1; `tfdist.data.position` has those of a run whose batch changes.
 """
 
 import fractions
@@ -51,16 +51,6 @@ def steps_in_epochs(epochs: float, size: int, batch_size: int) -> int:
       batch_size: examples of a global batch.
     """
     return math.ceil(fractions.Fraction(str(epochs)) * size / batch_size)
-
-
-def epoch_of_step(step: int, size: int, batch_size: int) -> int:
-    """The epoch, from 0, that a step belongs to: that of its first example."""
-    return step * batch_size // size
-
-
-def last_step_of_epoch(epoch: int, size: int, batch_size: int) -> int:
-    """The step in which an epoch ends: that which uses its last example. Several short epochs may end in one."""
-    return ((epoch + 1) * size - 1) // batch_size
 
 
 def _epochs_spanned(positions: int, size: int) -> int:

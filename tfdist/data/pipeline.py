@@ -16,25 +16,25 @@ _STEPS_AHEAD = 2
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """Training: global batches that are a pure function of (seed, step), always full, without end.
+    """Training: global batches that are a pure function of (seed, first), always full, without end.
 
     Attributes:
       source: where the examples come from.
       batch_size: examples of a global batch, over all replicas, at least 1; may be more than the source has.
       seed: of the order of examples.
-      first_step: the step that comes first; the stream is the same as if the steps before it were skipped.
+      first: the place in the stream of the first example; the batches are the same as if those before it were skipped.
     """
 
     source: Examples
     batch_size: int
     seed: int
-    first_step: int = 0
+    first: int = 0
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
         _check_batch_size(self.batch_size)
-        if self.first_step < 0:
-            raise InputError(f"The first step must be at least 0. Received: {self.first_step}.")
+        if self.first < 0:
+            raise InputError(f"The first example's place must be at least 0. Received: {self.first}.")
 
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
         """The rows of this process's replicas, in turn; see `numbered`, of whose elements these are the batches."""
@@ -48,7 +48,7 @@ class Pipeline:
           size: the number of all replicas, at most `batch_size`.
 
         Returns:
-          An endless data set of `Numbered`. Element i belongs to step `first_step + i // len(replicas)` and to
+          An endless data set of `Numbered`. Element i belongs to batch `i // len(replicas)` from here and to
           `replicas[i % len(replicas)]`. Its leading dim is static if all these replicas have equally many rows.
 
         Raises:
@@ -58,7 +58,7 @@ class Pipeline:
 
     def _dealt(self, replicas: Sequence[int], size: int, numbered: bool) -> tf.data.Dataset:
         check_batch_size(self.batch_size, size)
-        deal = Deal(self.batch_size, tuple(replicas), size, self.first_step)
+        deal = Deal(self.batch_size, tuple(replicas), size, self.first)
         dealt = self.source.deal(deal, self.seed)
         return prepared(dealt if numbered else dealt.map(_batch), len(deal.replicas))
 

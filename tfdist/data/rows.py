@@ -60,20 +60,20 @@ def in_words(replicas: int, micro_steps: int) -> str:
 class Deal:
     """The positions of the stream that each element of one process's data set covers.
 
-    Element i belongs to step `first_step + i // len(replicas)` and to replica `replicas[i % len(replicas)]`.
+    Element i belongs to batch `i // len(replicas)`, counted from 0 here, and to replica `replicas[i % len(replicas)]`.
 
     Attributes:
       batch_size: rows of a global batch.
       replicas: this process's replicas, in order.
       size: the number of all replicas.
-      first_step: the step of the first element.
-      total: positions in all steps together; None for an endless stream. The last batch may be short.
+      first: the position that the first batch begins with.
+      total: where the stream ends, behind its last position; None for an endless one. The last batch may be short.
     """
 
     batch_size: int
     replicas: tuple[int, ...]
     size: int
-    first_step: int = 0
+    first: int = 0
     total: int | None = None
 
     @property
@@ -81,32 +81,34 @@ class Deal:
         """How many elements there are; tf.data's number for infinity if the stream is endless."""
         if self.total is None:
             return tf.data.INFINITE_CARDINALITY
-        return (-(-self.total // self.batch_size) - self.first_step) * len(self.replicas)
+        return -((self.first - self.total) // self.batch_size) * len(self.replicas)
 
     @property
     def static_count(self) -> int | None:
         """Rows of every element, if that is one number."""
         counts = {rows(self.batch_size, replica, self.size)[1] for replica in self.replicas}
-        short = self.total is not None and self.total % self.batch_size
+        short = self.total is not None and (self.total - self.first) % self.batch_size
         return None if short or len(counts) > 1 else counts.pop()
 
-    def share(self, step: tf.Tensor, local: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """What `rows` returns, as int64 scalars, for a step and the number of a local replica."""
+    def share(self, batch: tf.Tensor, local: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """What `rows` returns, as int64 scalars, for the number of a batch and that of a local replica."""
         present = tf.constant(self.batch_size, tf.int64)
         if self.total is not None:
-            present = tf.minimum(present, self.total - step * self.batch_size)
+            present = tf.minimum(present, self.total - self._start(batch))
         return share(present, tf.constant(self.replicas, tf.int64)[local], self.size)
 
     def positions(self, element: tf.Tensor) -> tf.Tensor:
-        """The positions that an element covers, int64 [rows]; elements are counted from step 0."""
-        step = element // len(self.replicas)
-        first, count = self.share(step, element % len(self.replicas))
-        start = step * self.batch_size + first
+        """The positions that an element covers, int64 [rows]."""
+        batch = element // len(self.replicas)
+        row, count = self.share(batch, element % len(self.replicas))
+        start = self._start(batch) + row
         return tf.ensure_shape(tf.range(start, start + count), [self.static_count])
 
     def map(self, function: Callable[[tf.Tensor], Any]) -> tf.data.Dataset:
         """The data set of what a function makes of each element's positions, endless or not."""
-        first = self.first_step * len(self.replicas)
-        endless = self.total is None
-        numbers = tf.data.Dataset.counter(first) if endless else tf.data.Dataset.range(first, first + self.elements)
+        numbers = tf.data.Dataset.counter() if self.total is None else tf.data.Dataset.range(self.elements)
         return numbers.map(lambda element: function(self.positions(element)), num_parallel_calls=tf.data.AUTOTUNE)
+
+    def _start(self, batch: tf.Tensor) -> tf.Tensor:
+        """The position that a batch begins with, int64."""
+        return self.first + batch * self.batch_size

@@ -60,21 +60,20 @@ class StreamSource(Examples):
 
     def deal(self, deal: Deal, seed: int | None) -> tf.data.Dataset:
         """See base class."""
-        first = deal.first_step * deal.batch_size
         numbered = self._dataset.enumerate()  # before it is shuffled
-        examples = numbered if seed is None else self._endless(numbered, seed, first)
+        examples = numbered.skip(deal.first) if seed is None else self._endless(numbered, seed, deal.first)
         batches = examples.batch(deal.batch_size, drop_remainder=deal.total is None)
 
-        def shares(step: tf.Tensor, batch: tuple[tf.Tensor, Element]) -> tf.data.Dataset:
+        def shares(number: tf.Tensor, batch: tuple[tf.Tensor, Element]) -> tf.data.Dataset:
             def share(local: tf.Tensor) -> Numbered:
                 numbers, rows = tf.nest.map_structure(
-                    lambda tensor: _rows(tensor, *deal.share(step, local), deal.static_count), batch
+                    lambda tensor: _rows(tensor, *deal.share(number, local), deal.static_count), batch
                 )
                 return Numbered(rows, numbers)
 
             return tf.data.Dataset.range(len(deal.replicas)).map(share)
 
-        dealt = batches.enumerate(deal.first_step).flat_map(shares)
+        dealt = batches.enumerate().flat_map(shares)
         dealt = dealt.apply(tf.data.experimental.assert_cardinality(deal.elements))
         return dealt.map(
             lambda element: Numbered(self._transform(*element.batch), element.numbers),

@@ -52,6 +52,7 @@ from tfdist.keras_internals.models import (
 from tfdist.keras_internals.optimizers import (
     constant_learning_rate,
     last_learning_rate,
+    rate_times,
     slots_of,
     switch_off_second_sum,
     trained_by,
@@ -114,6 +115,7 @@ __all__ = [
     "not_compiled",
     "operations_of",
     "products_keep_dims",
+    "rate_times",
     "replace_call",
     "same_call_again",
     "set_layout",

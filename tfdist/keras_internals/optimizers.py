@@ -34,6 +34,24 @@ def constant_learning_rate(optimizer: keras.Optimizer) -> float | None:
     return None if scheduled else float(tf.convert_to_tensor(rate))
 
 
+@contextlib.contextmanager
+def rate_times(optimizer: keras.Optimizer, factor: float) -> Iterator[None]:
+    """Inside, updates that are traced have the optimizer's rate, a variable's or a schedule's, times a number.
+
+    Outside, who reads and sets `optimizer.learning_rate`, such as a callback, has the rate without it. To be used around all
+    replicas: the threads of a mirrored strategy would undo it for one another.
+    """
+    if factor == 1:
+        yield
+        return
+    own = optimizer._get_current_learning_rate
+    optimizer._get_current_learning_rate = lambda: own() * factor
+    try:
+        yield
+    finally:
+        del optimizer._get_current_learning_rate
+
+
 def trained_by(optimizer: keras.Optimizer) -> list[keras.Variable]:
     """The variables that an optimizer was built for, in its order."""
     return list(optimizer._trainable_variables)

@@ -17,16 +17,21 @@ class RunPlan:
       batch_size: examples in one global batch.
       examples_per_epoch: examples in the training set; None where nobody knows.
       first_step: updates that were done before this run; above 0 when it continues another.
+      examples_before: used in those updates; None if all had `batch_size` examples.
     """
 
     total_steps: int
     batch_size: int
     examples_per_epoch: int | None = None
     first_step: int = 0
+    examples_before: int | None = None
 
     def epoch(self, step: int) -> float | None:
         """Returns how often the training set was seen after `step` updates; None where its size is not known."""
-        return step * self.batch_size / self.examples_per_epoch if self.examples_per_epoch else None
+        if not self.examples_per_epoch:
+            return None
+        before = self.first_step * self.batch_size if self.examples_before is None else self.examples_before
+        return (before + (step - self.first_step) * self.batch_size) / self.examples_per_epoch
 
 
 class Reporter(abc.ABC):
