@@ -21,6 +21,13 @@ def test_the_batch_of_one_replica_stays():
     assert (back.position, back.rate) == (Position(12, step=6, examples=72), 1)
 
 
+def test_a_person_is_told():
+    assert str(BEGUN.on(2, 3, 12, "replica")) == (
+        "A batch has 8 examples: the run began with 12 on 3 replicas, and keeps the batch of one. The learning rate is "
+        "multiplied by 0.666667."
+    )
+
+
 def test_the_global_batch_stays():
     for replicas in (2, 5, 12):
         assert BEGUN.on(replicas, 3, 12, "global") == BEGUN

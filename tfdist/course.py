@@ -58,6 +58,13 @@ class Course:
         """
         return self.position.batch_size / self.batch_size
 
+    def __str__(self) -> str:
+        """What is in use now, for a person."""
+        return (
+            f"A batch has {self.position.batch_size} examples: the run began with {self.batch_size} on {self.replicas} "
+            f"replicas, and keeps the batch of one. The learning rate is multiplied by {self.rate:g}."
+        )
+
     def on(self, replicas: int, step: int, batch_size: int, elastic_batch: str) -> "Course":
         """The course from a step on.
 

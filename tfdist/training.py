@@ -141,9 +141,8 @@ class Run:
         self._model = trainer.model
         self._source = source
         self._test = test
-        self._position = course.position
+        self._course, self._position = course, course.position
         self._batch_size = batch_size = course.position.batch_size
-        self._rate = course.rate
         self._schedule = schedule
         self._reporter = reporter
         self._profile = profile
@@ -168,6 +167,8 @@ class Run:
     def go(self) -> History:
         """Trains to the schedule's end, or until a callback stops it."""
         trainer = self._trainer
+        if self._course.rate != 1 and self._strategy.is_chief:
+            _log.info("%s", self._course)
         first = self._position.before(trainer.step)
         pipeline = Pipeline(self._source, self._batch_size, trainer.seed, first)
         plan = RunPlan(
@@ -227,7 +228,7 @@ class Run:
         self._saving.begin(trainer.step + count)
         self._stalls.begin(trainer.step, trainer.step + count)
         with self._timer.call(count), must_fit(self._source.element_spec), _naming(trainer.step):
-            result = trainer.steps.loop(self._batch_size, rate=self._rate)(
+            result = trainer.steps.loop(self._batch_size, rate=self._course.rate)(
                 self._iterator, tf.constant(trainer.step, tf.int64), tf.constant(count), tf.constant(log)
             )
             losses, counted = result.losses.numpy(), result.counted.numpy()
@@ -270,7 +271,7 @@ class Run:
         record = {
             **self._header("train"),
             **self._trainer.progress.window.results(self._trainer.metrics),
-            "learning_rate": self._rate * keras_internals.last_learning_rate(self._model.optimizer),
+            "learning_rate": self._course.rate * keras_internals.last_learning_rate(self._model.optimizer),
             **self._timer.window(),
             **over_ranks(everyone),
             "gradient_norm": float(result.norm),
