@@ -87,6 +87,11 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]] = {
     "output is not empty": (("--output_dir=full",), {}, ("output directory must be empty", "--output_dir")),
     "no TPU": (("--strategy=tpu",), {}, ("--strategy=tpu", "--tpu=NAME")),
     "batch too small": (("--strategy=mirrored", "--devices=2", "--batch_size=1"), {}, ("--batch_size=1", "2 replicas")),
+    "batch of one replica": (
+        ("--strategy=mirrored", "--devices=2", "--batch_size=7", "--elastic_batch=replica"),
+        {},
+        ("--batch_size=7", "2 replicas", "6 or 8", "--elastic_batch"),
+    ),
     "devices of single": (("--strategy=single", "--devices=2"), {}, ("--devices=2", "--strategy=mirrored")),
     "mesh has another grammar": (("--strategy=mesh", "--mesh_shape=data=4"), {}, ("--mesh_shape", "'data=4'")),
     "mesh has other devices": (

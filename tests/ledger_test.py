@@ -16,8 +16,8 @@ OPEN: list[LedgerFile] = []
 STREAM = np.concatenate([np.random.default_rng(epoch).permutation(SIZE) for epoch in range(4)])
 
 
-def start(directory: RunDirectory, step: int, ranks: int) -> list[LedgerFile]:
-    facts = {"batch_size": BATCH, "examples": SIZE, "ledgers": ranks}
+def start(directory: RunDirectory, step: int, ranks: int, **others: int) -> list[LedgerFile]:
+    facts = {"batch_size": BATCH, "examples": SIZE, "ledgers": ranks, **others}
     number = directory.begin("--steps=5\n", ["alpha"], step=step, facts=facts)
     files = [LedgerFile(directory.ledger(number, rank)) for rank in range(ranks)]
     OPEN.extend(files)
@@ -67,6 +67,38 @@ def test_restarts_and_resizes(directory, capsys):
     code, text = said(directory, capsys)
     assert code == 0, text
     assert text.startswith("Proved: 5 steps, 3 starts.")
+
+
+def test_batches_that_change(directory, capsys):
+    """Three of 4, of which one is made again in batches of 2, and back; the last one does not know of those made again."""
+    use(start(directory, 0, 2), range(0, 3))
+    [file] = start(directory, 2, 1, batch_size=2, examples_before=8)
+    file.write(2, 4, STREAM[8:16])
+    [file] = start(directory, 5, 1, examples_before=14)
+    file.write(5, 2, STREAM[14:22])
+    code, text = said(directory, capsys)
+    assert code == 0, text
+    assert text.startswith(
+        "Proved: 7 steps, 3 starts. Each of 10 examples was used exactly once in each of 2 epochs; 2 in"
+    )
+
+
+def test_a_change_that_leaves_examples_out(directory, capsys):
+    """As if the place were the step times the batch."""
+    use(start(directory, 0, 1), range(0, 2))
+    [file] = start(directory, 2, 1, batch_size=2, examples_before=8)
+    file.write(2, 8, STREAM[4:20])
+    code, text = said(directory, capsys)
+    assert code == 1
+    assert "epoch 0: 2 examples were used more than once" in text
+
+
+def test_a_run_that_began_with_the_checkpoint_of_another_batch(directory, capsys):
+    [file] = start(directory, 3, 1, examples_before=6)
+    file.write(3, 4, STREAM[6:22])
+    code, text = said(directory, capsys)
+    assert code == 0, text
+    assert "in each of 1 epochs; 2 in" in text
 
 
 def test_a_run_that_began_with_the_checkpoint_of_another(directory, capsys):
