@@ -25,8 +25,8 @@ LAYERS = {
     "strategy": "strategy loading",
     "talking": "collectives group meetings stalls",
     "foundation": "cluster combinations commits config cores decay detect devices dims endings engine_errors errors fitting"
-    " flag horovod_build hostlist keras_internals layouts mesh numbered own_code period preemption randomness rules spec"
-    " step_note tf_config",
+    " flag horovod_build hostlist keras_internals layouts mesh numbered own_code period preemption randomness rules signals"
+    " spec step_note tf_config whereabouts",
 }
 ORDER = list(LAYERS)
 COMMANDS, FOUNDATION = ORDER[0], ORDER[-1]

@@ -1,6 +1,8 @@
 """A call that does not end: every rank is asked where it is, and the job ends with code 4."""
 
 import contextlib
+import os
+import signal
 import threading
 import time
 
@@ -67,8 +69,7 @@ def test_who_has_not_come_is_named(groups):
         time.sleep(0.5)
         for each in stalls:
             each.reached(20)
-    # Both that wait have asked; each is answered.
-    assert len(heard.lines) in (1, 2)
+    assert len(heard.lines) == 1  # though both that wait have asked
     assert "in a call: 0, 2; not in a call: 1." in heard.lines[0]
     assert "the call from step 10 to 20 has lasted 0.3 s on rank" in heard.lines[0]
     assert "rank 1: step 10, between two calls" in heard.lines[0]
@@ -87,6 +88,28 @@ def test_a_rank_that_is_silent_is_named(groups):
     assert "(somebody asked). not in a call: 0, 1; no answer: 2." in heard.lines[0]
 
 
+def test_rank_0_may_be_the_silent_one(groups):
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        stalls = [stack.enter_context(each) for each in watching(groups[1:], heard)]
+        one_call(stalls, 5)
+        stalls[0].report("somebody asked")
+        heard.wait_for(lambda heard: heard.lines)
+    assert "(somebody asked). not in a call: 1, 2; no answer: 0." in heard.lines[0]
+
+
+def test_a_signal_asks_too_and_is_whose_it_was_afterwards(groups):
+    heard = Heard()
+    before = signal.getsignal(signal.SIGUSR1)
+    with contextlib.ExitStack() as stack:
+        stalls = [stack.enter_context(each) for each in watching(groups, heard)]
+        one_call(stalls, 5)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        heard.wait_for(lambda heard: heard.lines)
+    assert "(SIGUSR1 to rank 2). not in a call: 0, 1, 2." in heard.lines[0]  # the last that entered
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
 def test_past_the_limit_all_end_with_code_4(groups):
     heard = Heard()
     with contextlib.ExitStack() as stack:
@@ -95,9 +118,12 @@ def test_past_the_limit_all_end_with_code_4(groups):
         stalls[1].begin(10, 20)
         heard.wait_for(lambda heard: len(heard.codes) == 3)
     assert set(heard.codes) == {ExitCode.STALLED}
-    assert heard.lines[0].startswith(
-        "Stalled: the call from step 10 to 20 has lasted 0.3 s, as long as --stall_shutdown"
+    report, *ends = heard.lines
+    assert "in a call: 1; not in a call: 0, 2." in report
+    why = (
+        "the call from step 10 to 20 has lasted 0.3 s, as long as --stall_shutdown_seconds allows. Ending with code 4."
     )
+    assert sorted(ends) == [f"rank {rank} of 3: {why}" for rank in range(3)]
 
 
 def test_the_first_call_may_compile_as_long_as_it_wants(groups):

@@ -8,16 +8,18 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from absl import flags as absl_flags
 
-from tfdist import help_text
+from tfdist import help_text, signals
 from tfdist.engine_errors import one_line, out_of_memory
 from tfdist.errors import ExitCode, InputError, TfdistError
 from tfdist.spec import did_you_mean
+from tfdist.whereabouts import main_stack
 
 INTERRUPTED = 130  # a shell's code for the end by Ctrl-C
 _HELP = ("help", "helpshort", "helpfull")
@@ -73,7 +75,8 @@ def run(
         define(values)
         _define_help(values)
         rest = parse(values, list(sys.argv if argv is None else argv), program, arguments)
-        return int((call(values, rest) if arguments else call(values)) or ExitCode.DONE)
+        with _says_where_it_is():
+            return int((call(values, rest) if arguments else call(values)) or ExitCode.DONE)
     except _HelpWanted:
         width = min(shutil.get_terminal_size().columns, 120)
         text = help_text.render(f"python -m {program}", _topics(values), about, arguments, width)
@@ -94,6 +97,21 @@ def run(
         return _say(program, str(known), known.exit_code)
     finally:
         _flush()
+
+
+@contextlib.contextmanager
+def _says_where_it_is() -> Iterator[None]:
+    """Inside, SIGUSR1 prints where the main thread is, in place of ending the process; a training has more to say."""
+    if not signals.can_be_heard():
+        yield
+        return
+    with os.fdopen(os.dup(2), "w") as stream:  # not what a command puts in its place while it imports TensorFlow
+
+        def say(_: int) -> None:
+            print("Where this process is (SIGUSR1):", *main_stack(), sep="\n  ", file=stream, flush=True)
+
+        with signals.heard({signal.SIGUSR1: say}):
+            yield
 
 
 def _define_help(values: absl_flags.FlagValues) -> None:

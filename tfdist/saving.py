@@ -196,7 +196,6 @@ def saver(
     step: int,
     saved: Callable[[], Saved],
     synchronize: Callable[[], object],
-    on_report: Callable[[], object],
 ) -> Iterator[Saving]:
     """What a run asks whether to save; behind the block everything is on the disk.
 
@@ -207,7 +206,6 @@ def saver(
       saved: returns the run as it is, copied to the host; called on every process.
       synchronize: returns when what belongs to a checkpoint and is not in it is on the disk. A commit does without: it is for
         when a process dies, which takes nothing that was written with it.
-      on_report: what SIGUSR1 does.
     """
     if options is None:
         yield Saving()
@@ -215,7 +213,7 @@ def saver(
     if group.rank == 0:
         for directory in filter(None, (options.directory, options.commit_directory)):
             _check_nothing_is_ahead(Path(directory).expanduser(), step)
-    with Meetings(group) as meetings, notices(lambda _: meetings.wish(_PREEMPTED), on_report):
+    with Meetings(group) as meetings, notices(lambda _: meetings.wish(_PREEMPTED)):
         made = _Saver(options, group, meetings, saved, synchronize)
         try:
             yield made

@@ -2,20 +2,22 @@
 
 import os
 import secrets
+import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
+from tfdist import signals
 from tfdist.errors import ExitCode
 from tfdist.group import Group, Json
+from tfdist.whereabouts import main_stack
 
 TOPIC = "stalls"
 ANSWER_SECONDS = 2.0  # who has not answered by then is stopped, or holds Python's lock
-_FRAMES = 8  # innermost calls of Python that are shown
 
 
 class Stalls:
@@ -23,9 +25,12 @@ class Stalls:
 
     The main thread says when it enters a call (`begin`) and when it has left it (`reached`). A thread beside it notices a
     call that lasts too long, and asks all ranks over the group, which works while collectives hang: each answers from
-    a thread, and rank 0 says what they answered. Nothing is sent as long as calls end in time.
+    a thread, and the first of those that answer says what they all did. Nothing is sent as long as calls end in time.
+    SIGUSR1 to any rank asks the same, at any time of the run, if the run is in the main thread.
 
-    The first call, in which everything is compiled, may last as long as it wants.
+    The first call, in which everything is compiled, may last as long as it wants; so may what stands between two calls: a
+    callback, an evaluation. A rank that hangs there is noticed by those that wait for it in the next call. If all hang there,
+    in an evaluation, SIGUSR1 shows it, and nothing ends them.
     """
 
     def __init__(
@@ -42,20 +47,21 @@ class Stalls:
         Args:
           group: of all ranks that run.
           warning_seconds: a call that lasts longer is reported, once; 0 for never.
-          shutdown_seconds: a call that lasts longer ends the job; 0 for never.
-          say: gets the report, on rank 0.
+          shutdown_seconds: a call that lasts longer is reported and ends the job; 0 for never.
+          say: gets the report, on the first rank that can say it, and on every rank why it ends.
           end: ends the process with a code.
         """
         self._group, self._say, self._end = group, say, end
-        self._limits = {"warning": warning_seconds, "shutdown": shutdown_seconds}
-        self._main = threading.main_thread().ident
+        self._warning, self._shutdown = warning_seconds, shutdown_seconds
         self._news = threading.Condition()  # around what follows
         self._call: tuple[int, int, float] | None = None  # first step, last step and begin of the call that runs
         self._step = 0
         self._calls = 0
         self._closed = False
+        self._asked = ""
         self._answers: dict[str, dict[int, Json]] = {}
         self._over = 0
+        self._stack = ExitStack()
 
     def begin(self, step: int, end_step: int) -> None:
         """Says that the main thread enters a call of the compiled loop that goes from one step to another."""
@@ -71,15 +77,19 @@ class Stalls:
             self._news.notify_all()
 
     def report(self, why: str) -> None:
-        """Lets rank 0 say where every rank is; from any thread, without waiting."""
-        self._group.tell(TOPIC, {"ask": secrets.token_hex(8), "by": self._group.rank, "why": why})
+        """Lets it be said where every rank is; from any thread, without waiting."""
+        self._ask(secrets.token_hex(8), why)
 
     def __enter__(self) -> "Stalls":
         self._group.on_told(TOPIC, self._told)
         threading.Thread(target=self._watch, name=f"stalls-{self._group.rank}", daemon=True).start()
+        if signals.can_be_heard():
+            asked = f"SIGUSR1 to rank {self._group.rank}"
+            self._stack.enter_context(signals.heard({signal.SIGUSR1: lambda _: self.report(asked)}))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._stack.close()
         with self._news:
             self._closed, self._call = True, None
             self._news.notify_all()
@@ -94,9 +104,14 @@ class Stalls:
                     return
                 call = self._call
             assert call is not None
-            for name, limit in sorted(self._limits.items(), key=lambda item: item[1]):
-                if limit and self._outlasts(call, limit):
-                    self._act(name, call, limit)
+            what = f"the call from step {call[0]} to {call[1]} has lasted"
+            for limit in sorted({self._warning, self._shutdown} - {0.0}):
+                if self._outlasts(call, limit):
+                    # Named after the call, so that ranks which wait in the same one ask once.
+                    self._ask(f"{call[:2]} {limit}", f"{what} {limit:g} s on rank {self._group.rank}")
+            if self._shutdown and self._outlasts(call, self._shutdown + ANSWER_SECONDS + 0.5):
+                why = f"{what} {self._shutdown:g} s, as long as --stall_shutdown_seconds allows"
+                self._group.tell(TOPIC, {"end": why})
             self._outlasts(call, float("inf"))
 
     def _outlasts(self, call: tuple[int, int, float], limit: float) -> bool:
@@ -105,45 +120,42 @@ class Stalls:
             left = None if limit == float("inf") else max(0.0, call[2] + limit - time.monotonic())
             return not self._news.wait_for(lambda: self._closed or self._call is not call, left)
 
-    def _act(self, limit: str, call: tuple[int, int, float], seconds: float) -> None:
-        what = f"the call from step {call[0]} to {call[1]} has lasted {seconds:g} s"
-        if limit == "warning":
-            self.report(f"{what} on rank {self._group.rank}")
-        else:
-            self._group.tell(TOPIC, {"end": f"{what}, as long as --stall_shutdown_seconds allows"})
+    def _ask(self, name: str, why: str) -> None:
+        self._group.tell(TOPIC, {"ask": name, "why": why})
 
     def _told(self, said: Any) -> bool:
         """On every rank, in one order."""
         if "ask" in said:
-            if self._group.rank == 0:
-                threading.Timer(ANSWER_SECONDS, self._tell_all, [said]).start()
-            self._group.tell(TOPIC, {"answer": said["ask"], "rank": self._group.rank, "where": self._where()})
+            if said["ask"] != self._asked:
+                self._asked = said["ask"]
+                self._answer(said)
         elif "answer" in said:
             self._answers.setdefault(said["answer"], {})[said["rank"]] = said["where"]
         elif "end" in said:
-            self._say_once(f"Stalled: {said['end']}. Ending with code {ExitCode.STALLED:d}.")
+            rank = f"rank {self._group.rank} of {self._group.size}"
+            self._say(f"{rank}: {said['end']}. Ending with code {ExitCode.STALLED:d}.")
             self._group.leave(ExitCode.STALLED, said["end"])
             self._end(ExitCode.STALLED)
         else:
             self._over += 1
         return self._over == self._group.size
 
-    def _say_once(self, line: str) -> None:
-        if self._group.rank == 0:
-            self._say(line)
+    def _answer(self, asked: Any) -> None:
+        timer = threading.Timer(ANSWER_SECONDS, self._say_all, [asked])
+        timer.daemon = True
+        timer.start()
+        self._group.tell(TOPIC, {"answer": asked["ask"], "rank": self._group.rank, "where": self._where()})
 
     def _where(self) -> Json:
-        call, frames = self._call, sys._current_frames().get(self._main or 0)
-        stack = traceback.extract_stack(frames)[-_FRAMES:] if frames else []
-        return {
-            "step": self._step,
-            "call": call and [call[0], call[1], time.monotonic() - call[2]],
-            "stack": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in stack],
-        }
+        call = self._call
+        lasted = call and [call[0], call[1], time.monotonic() - call[2]]
+        return {"step": self._step, "call": lasted, "stack": main_stack()}
 
-    def _tell_all(self, asked: Any) -> None:
-        """What rank 0 says: the ranks that have arrived in the call, those that have not, and those that are silent."""
+    def _say_all(self, asked: Any) -> None:
+        """What one rank says: the ranks that have arrived in the call, those that have not, and those that are silent."""
         answers = self._answers.pop(asked["ask"], {})
+        if min(answers, default=None) != self._group.rank:
+            return
         arrived = [rank for rank, where in sorted(answers.items()) if where["call"]]
         elsewhere = [rank for rank, where in sorted(answers.items()) if not where["call"]]
         silent = [rank for rank in range(self._group.size) if rank not in answers]

@@ -235,7 +235,7 @@ class Trainer:
         group = self.strategy.group
         with (
             Stalls(group, warning_seconds=stall_warning_seconds, shutdown_seconds=stall_shutdown_seconds) as stalls,
-            saver(checkpoints, group, self.step, saved, ledger.sync, lambda: stalls.report("SIGUSR1")) as saving,
+            saver(checkpoints, group, self.step, saved, ledger.sync) as saving,
         ):
             run = Run(
                 self,

@@ -232,7 +232,6 @@ class Run:
                 self._iterator, tf.constant(trainer.step, tf.int64), tf.constant(count), tf.constant(log)
             )
             losses, counted = result.losses.numpy(), result.counted.numpy()
-        self._stalls.reached(trainer.step + count)
         self._timer.inside(float(result.waited), float(result.busy.numpy().max()))
         if not bool(result.may_go_on):
             self._end_not_finite(result, losses, counted)
@@ -244,6 +243,7 @@ class Run:
         self._reporter.progress(trainer.step, logs | self._timer.fields() | trainer.steps.cost | self._inspected)
         if log:
             self._record(result)
+        self._stalls.reached(trainer.step)  # only here: for a record, ranks wait for each other
         self._callbacks.on_train_batch_end(trainer.step - 1, logs)
         if self._test is not None and schedule.eval_every and trainer.step % schedule.eval_every == 0:
             self._evaluate()

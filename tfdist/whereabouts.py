@@ -1,0 +1,14 @@
+"""Where this process is, as a person who looks for a hang wants to know it."""
+
+import sys
+import threading
+import traceback
+
+_FRAMES = 8
+
+
+def main_stack() -> list[str]:
+    """Returns the main thread's innermost calls of Python, each as `file:line function`, the innermost last."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    stack = traceback.extract_stack(frame)[-_FRAMES:] if frame else []
+    return [f"{call.filename}:{call.lineno} {call.name}" for call in stack]
