@@ -35,7 +35,7 @@ class OtherStops:
     def __init__(self, at):
         self.at, self.asked = at, []
 
-    def gather(self, name, value):
+    def gather(self, name, value, deadline=60.0):
         self.asked.append(name)
         return [value, name == f"callbacks/stop/{self.at}"]
 

@@ -37,7 +37,10 @@ class Callbacks:
         """Whether a callback of any process wants training to stop; asked by all processes at the same step."""
         if not self._any:
             return False
-        self._model.stop_training = any(self._group.gather(f"callbacks/stop/{step}", bool(self._model.stop_training)))
+        mine = bool(self._model.stop_training)
+        # A callback may last, on the chief alone as well; that none lasts for ever is for those to see who watch.
+        everyone = self._group.gather(f"callbacks/stop/{step}", mine, deadline=float("inf"))
+        self._model.stop_training = any(everyone)
         return self._model.stop_training
 
 

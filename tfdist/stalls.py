@@ -54,7 +54,7 @@ class Stalls:
         self._group, self._say, self._end = group, say, end
         self._warning, self._shutdown = warning_seconds, shutdown_seconds
         self._news = threading.Condition()  # around what follows
-        self._call: tuple[int, int, float] | None = None  # first step, last step and begin of the call that runs
+        self._call: tuple[str, float] | None = None  # the call that runs, in words, and its begin
         self._step = 0
         self._calls = 0
         self._closed = False
@@ -64,9 +64,17 @@ class Stalls:
         self._stack = ExitStack()
 
     def begin(self, step: int, end_step: int) -> None:
-        """Says that the main thread enters a call of the compiled loop that goes from one step to another."""
+        """Says that the main thread enters a call of the compiled loop that goes from one step to another.
+
+        Or waits, if both are one step, for the other ranks' callbacks behind it.
+        """
         with self._news:
-            self._step, self._call = step, (step, end_step, time.monotonic())
+            what = (
+                f"the call from step {step} to {end_step}"
+                if end_step > step
+                else f"the wait for the callbacks of step {step}"
+            )
+            self._step, self._call = step, (what, time.monotonic())
             self._calls += 1
             self._news.notify_all()
 
@@ -104,20 +112,19 @@ class Stalls:
                     return
                 call = self._call
             assert call is not None
-            what = f"the call from step {call[0]} to {call[1]} has lasted"
             for limit in sorted({self._warning, self._shutdown} - {0.0}):
                 if self._outlasts(call, limit):
                     # Named after the call, so that ranks which wait in the same one ask once.
-                    self._ask(f"{call[:2]} {limit}", f"{what} {limit:g} s on rank {self._group.rank}")
-            if self._shutdown and self._outlasts(call, self._shutdown + ANSWER_SECONDS + 0.5):
-                why = f"{what} {self._shutdown:g} s, as long as --stall_shutdown_seconds allows"
+                    self._ask(f"{call[0]} {limit}", f"{call[0]} has lasted {limit:g} s on rank {self._group.rank}")
+            if self._shutdown and self._outlasts(call, self._shutdown + 2 * ANSWER_SECONDS):
+                why = f"{call[0]} has lasted {self._shutdown:g} s, as long as --stall_shutdown_seconds allows"
                 self._group.tell(TOPIC, {"end": why})
             self._outlasts(call, float("inf"))
 
-    def _outlasts(self, call: tuple[int, int, float], limit: float) -> bool:
+    def _outlasts(self, call: tuple[str, float], limit: float) -> bool:
         """Returns whether a call is still the one that runs, when it has lasted so many seconds."""
         with self._news:
-            left = None if limit == float("inf") else max(0.0, call[2] + limit - time.monotonic())
+            left = None if limit == float("inf") else max(0.0, call[1] + limit - time.monotonic())
             return not self._news.wait_for(lambda: self._closed or self._call is not call, left)
 
     def _ask(self, name: str, why: str) -> None:
@@ -148,8 +155,7 @@ class Stalls:
 
     def _where(self) -> Json:
         call = self._call
-        lasted = call and [call[0], call[1], time.monotonic() - call[2]]
-        return {"step": self._step, "call": lasted, "stack": main_stack()}
+        return {"step": self._step, "call": call and [call[0], time.monotonic() - call[1]], "stack": main_stack()}
 
     def _say_all(self, asked: Any) -> None:
         """What one rank says: the ranks that have arrived in the call, those that have not, and those that are silent."""
@@ -164,6 +170,6 @@ class Stalls:
         lines = [f"Where the ranks are ({asked['why']}). {summary}."]
         for rank, where in sorted(answers.items()):
             call = where["call"]
-            doing = f"for {call[2]:.1f} s in the call from step {call[0]} to {call[1]}" if call else "between two calls"
+            doing = f"for {call[1]:.1f} s in {call[0]}" if call else "between two calls"
             lines += [f"rank {rank}: step {where['step']}, {doing}", *(f"  {frame}" for frame in where["stack"])]
         self._say("\n".join(lines))

@@ -211,7 +211,7 @@ class Run:
             logs |= validation_logs(self._evaluate())
         trainer.average_statistics()
         self._callbacks.on_epoch_end(epoch, logs)
-        stopped = self._callbacks.stopped(trainer.step)
+        stopped = self._stopped()
         if trainer.step == whole:
             self._saving.at(trainer.step, is_last=stopped or trainer.step == self._schedule.steps)
         return stopped
@@ -245,9 +245,18 @@ class Run:
             self._record(result)
         self._stalls.reached(trainer.step)  # only here: for a record, ranks wait for each other
         self._callbacks.on_train_batch_end(trainer.step - 1, logs)
+        stopped = self._stopped()  # first: in an evaluation nobody notices that a rank does not come
         if self._test is not None and schedule.eval_every and trainer.step % schedule.eval_every == 0:
             self._evaluate()
-        return self._callbacks.stopped(trainer.step)
+        return stopped
+
+    def _stopped(self) -> bool:
+        """Whether a callback of any rank wants to stop; who waits for another's callbacks is watched as in a call."""
+        step = self._trainer.step
+        self._stalls.begin(step, step)
+        stopped = self._callbacks.stopped(step)
+        self._stalls.reached(step)
+        return stopped
 
     def _inspect(self) -> None:
         for inspection in self._inspections:
