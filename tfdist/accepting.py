@@ -25,6 +25,12 @@ def check_born_here(strategy: Strategy, what: str, variables: Sequence[keras.Var
         )
 
 
+def check_trains(model: keras.Model) -> None:
+    """Raises `InputError` for a model, built, in which nothing is trained."""
+    if not model.trainable_variables:
+        raise InputError("A model needs variables to be trained. Received: no trainable variable.")
+
+
 def without_loss_scale(optimizer: keras.Optimizer) -> tuple[keras.Optimizer, LossScale | None]:
     """Takes Keras's loss scaling apart: it looks at one replica's gradients, so replicas would skip different steps."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

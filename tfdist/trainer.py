@@ -16,12 +16,14 @@ from tfdist.accepting import (
     check_not_wrapped,
     check_optimizer,
     check_same_data,
+    check_trains,
     check_unchanged,
     default_loss_scale,
     synchronized_layers,
     with_collectives,
     without_loss_scale,
 )
+from tfdist.alike import check_alike
 from tfdist.checkpoint import newest
 from tfdist.course import GLOBAL, Course
 from tfdist.data import Examples, Position, as_data_set, as_examples, check_batch_size, with_class_weight
@@ -351,9 +353,9 @@ class Trainer:
         with self.strategy.scope():
             with must_fit(data.element_spec):
                 keras_internals.build(self.model, batched)
+            check_trains(self.model)
+            check_alike(self.strategy.group, self.model)
             self.strategy.synchronize([*self.model.variables, *self.model.optimizer.variables])
-        if not self.model.trainable_variables:
-            raise InputError("A model needs variables to be trained. Received: no trainable variable.")
         self._trained = [id(variable) for variable in self.model.trainable_variables]
         metrics.check_names(self.model)
         metrics.check_sums(keras_internals.metrics_of(self.model))

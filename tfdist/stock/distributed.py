@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.accepting import check_born_here, check_not_wrapped
+from tfdist.alike import agree, check_alike
 from tfdist.config import RunConfig
 from tfdist.data.batches import Dealt, checksum, part
 from tfdist.errors import InputError
@@ -203,6 +204,7 @@ class Distributed:
             check_not_wrapped(optimizer)
         with self.strategy.scope(), _must_fit(spec):
             self._create(spec)
+        check_alike(self.strategy.group, self.model)
         self._make_equal("model", self.model.variables)
         self._make_equal("optimizer", optimizer.variables if optimizer is not None else [])
         self._functions = compilation, Functions(self.model, self.strategy, self._options, spec)
@@ -224,7 +226,7 @@ class Distributed:
         check_born_here(self.strategy, what, variables)
         new = [variable for variable in variables if id(variable) not in self._are_equal]
         described = {variable.path: f"{variable.dtype}{list(variable.shape)}" for variable in new}
-        self.strategy.group.agree("variables", described, "variable ")
+        agree(self.strategy.group, "variable ", described)
         self.strategy.synchronize(new)
         self._are_equal |= {id(variable): variable for variable in new}
 
