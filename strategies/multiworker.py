@@ -1,9 +1,11 @@
 """Several processes that speak TensorFlow's own collectives: tf.distribute's MultiWorkerMirroredStrategy."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
+from tfdist.births import Births
 from tfdist.cluster import Cluster
 from tfdist.devices import share_cores
 from tfdist.group import Group
@@ -47,6 +49,13 @@ class MultiWorker(TensorFlowStrategy):
         with starting(group, cluster.size, start_timeout_seconds):
             engine = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
         super().__init__("multiworker", engine, cluster=cluster, group=group, options=options)
+        self._births = Births(group)
+
+    @contextlib.contextmanager
+    def _placement(self) -> Iterator[None]:
+        """See base class."""
+        with super()._placement(), tf.variable_creator_scope(self._births.agree):
+            yield
 
 
 STRATEGY = MultiWorker

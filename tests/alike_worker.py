@@ -24,19 +24,23 @@ Y = np.random.default_rng(1).normal(size=(64, 1)).astype("float32")
 class Flip(keras.callbacks.Callback):
     """The lowest bit of one weight becomes another one."""
 
+    def __init__(self, strategy):
+        super().__init__()
+        self.strategy = strategy
+
     def on_train_batch_end(self, batch, logs=None):
         if self.model.optimizer.iterations == 20:  # right before a look: an update may round it away
-            variable = keras_internals.value_of(self.model.trainable_variables[1])
-            values = variable.numpy()
+            [weights] = self.strategy.local(keras_internals.value_of(self.model.trainable_variables[1]))
+            values = np.array(weights)
             values.view(np.uint8)[-4] ^= 1
-            variable.assign(values)
+            weights.assign(values)
 
 
-def train(strategy, units=4, activation="relu", rate=0.1, callbacks=()):
+def train(strategy, units=4, activation="relu", more=(), momentum=0.9, callbacks=()):
     with strategy.scope():
         hidden = keras.layers.Dense(units, activation=activation)
-        model = keras.Sequential([keras.Input((5,)), hidden, keras.layers.Dense(1)])
-        trainer = tfdist.Trainer(model, optimizer=keras.optimizers.SGD(rate), loss="mse")
+        model = keras.Sequential([keras.Input((5,)), hidden, *more, keras.layers.Dense(1)])
+        trainer = tfdist.Trainer(model, optimizer=keras.optimizers.SGD(0.1, momentum), loss="mse")
     callbacks = [*callbacks, keras.callbacks.Callback()]
     trainer.fit((X, Y), batch_size=8, steps=40, steps_per_call=5, callbacks=callbacks, check_sync_every=20)
 
@@ -72,8 +76,9 @@ def main(name: str) -> None:
         "nothing": {},
         "shape": {"units": 5 if other else 4},
         "setting": {"activation": "tanh" if other else "relu"},
-        "rate": {"rate": 0.2 if other else 0.1},
-        "bit": {"callbacks": [Flip()] if other else []},
+        "more": {"more": [keras.layers.Dense(4)] if other else []},
+        "momentum": {"momentum": 0.5 if other else 0.9},
+        "bit": {"callbacks": [Flip(strategy)] if other else []},
     }
     for case, options in cases.items():
         say(case, lambda options=options: train(strategy, **options))

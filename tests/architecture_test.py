@@ -21,7 +21,7 @@ LAYERS = {
     " restoring run_state saving step steps stock stores training",
     "parts of a step": "activations checkpoint constraining data gradients keras_objects layers loss models optimizers"
     " recomputing reporting",
-    "strategies": "strategies dtensor horovod_rendezvous placing rematerialization servers tf_distribute",
+    "strategies": "strategies births dtensor horovod_rendezvous placing rematerialization servers tf_distribute",
     "strategy": "strategy loading",
     "talking": "collectives group meetings stalls",
     "foundation": "cluster combinations commits config cores decay detect devices dims endings engine_errors errors fitting"

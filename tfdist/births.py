@@ -1,0 +1,41 @@
+"""Variables that several processes make together: each is the same one on all of them, or the first that is not is named."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.group import Group
+
+DEADLINE_SECONDS = 600.0  # a rank may read its weights from a disk in between
+
+
+class Births:
+    """Makes all ranks agree on each variable before it is made, for an engine that then sends rank 0's value to the others.
+
+    Between different shapes that would fail without the variable's name, and a rank that makes one more would wait for ever.
+    One small message of the group a variable.
+    """
+
+    def __init__(self, group: Group):
+        """Args: group: of all ranks."""
+        self._group = group
+        self._count = 0
+
+    def agree(self, next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
+        """For `tf.variable_creator_scope`.
+
+        Raises:
+          InputError: another rank makes another variable.
+          PeerLostError: another rank makes none.
+        """
+        value = arguments.get("initial_value")
+        if tf.executing_eagerly() and callable(value):
+            value = arguments["initial_value"] = value()
+        self._count += 1
+        form = f" {tf.as_dtype(value.dtype).name}{list(value.shape)}" if hasattr(value, "dtype") else ""
+        said = f"{arguments.get('name')}{form}"
+        self._group.agree(
+            f"variable/{self._count}", {f"variable number {self._count}": said}, deadline=DEADLINE_SECONDS
+        )
+        return next_creator(**arguments)
