@@ -40,6 +40,11 @@ def newest_first(durable: Iterable[Path], commits: Iterable[Path]) -> list[Path]
     return sorted([*durable, *commits], key=step_of, reverse=True)  # equals stay in their order
 
 
+def to_go_on_from(path: str | os.PathLike[str], commits: str | os.PathLike[str] = "") -> list[str]:
+    """The checkpoints that a path names, and the commits in a directory, the newest first."""
+    return [str(found) for found in newest_first(checkpoints_at(path), newest(commits) if commits else [])]
+
+
 def restore(state: RunState, paths: Sequence[str], group: Group, sets_aside: bool = True) -> Checkpoint | None:
     """Gives a run the state of the first of these checkpoints that is good; every process calls it with the same paths.
 

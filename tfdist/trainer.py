@@ -24,7 +24,6 @@ from tfdist.accepting import (
     without_loss_scale,
 )
 from tfdist.alike import check_alike
-from tfdist.checkpoint import newest
 from tfdist.course import GLOBAL, Course
 from tfdist.data import Examples, Position, as_data_set, as_examples, check_batch_size, with_class_weight
 from tfdist.errors import InputError
@@ -39,7 +38,7 @@ from tfdist.models import with_batch_norm
 from tfdist.progress import Progress
 from tfdist.reporting import NullLedger, NullProfile, NullReporter, Reporter
 from tfdist.reporting.schema import check_metric_names
-from tfdist.restoring import checkpoints_at, newest_first, restore
+from tfdist.restoring import restore, to_go_on_from
 from tfdist.run_state import RunState
 from tfdist.saving import Checkpoints, saver
 from tfdist.stalls import Stalls
@@ -275,8 +274,7 @@ class Trainer:
           InputError: a checkpoint is of another model or optimizer, or of a newer version.
           CheckpointError: there are checkpoints, and none is good.
         """
-        found = newest_first(checkpoints_at(path), newest(commits) if commits else [])
-        return self.resume_from(self.strategy.group.broadcast("resume", [str(path) for path in found]))
+        return self.resume_from(self.strategy.group.broadcast("resume", to_go_on_from(path, commits)))
 
     def resume_from(self, checkpoints: Sequence[str], *, sets_aside: bool = True) -> int:
         """As `resume`, with the first good one of these paths; whether damaged ones are renamed is to be said."""
