@@ -206,9 +206,9 @@ def _commit_folder(config: TrainConfig, directory: RunDirectory, step: int, stra
 
 
 def _made(home: str, directory: RunDirectory, step: int) -> str:
-    """Makes the folder, or takes that of the last start; nothing in it lies ahead."""
+    """Makes the folder, or takes that of the last start, if it is here; nothing in it lies ahead."""
     folder = commit_folder(directory)
-    if folder is None or folder.parent != Path(home).absolute():
+    if not (folder and folder.is_dir() and folder.parent == Path(home).absolute()):
         folder = commits.new_folder(home, directory.path)
     try:
         folder.mkdir(parents=True, exist_ok=True)

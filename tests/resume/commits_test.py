@@ -341,7 +341,12 @@ def test_commits_that_a_process_does_not_see_are_left_out_and_removed(memory, tm
 def test_a_directory_that_a_process_does_not_share_is_refused(memory, tmp_path):
     config = TrainConfig(commit_every=5)
     directory = RunDirectory(tmp_path / "run")
-    assert beginning._commit_folder(config, directory, 0, TwoHosts(True)).startswith(str(memory))
+    folder = beginning._commit_folder(config, directory, 0, TwoHosts(True))
+    assert folder.startswith(str(memory))
+    directory.begin("", ["alpha"], facts={"commits": folder})
+    assert beginning._commit_folder(config, directory, 0, TwoHosts(True)) == folder
+    shutil.rmtree(folder)  # another host's may have that name, and must not pass for one that is shared
+    assert beginning._commit_folder(config, directory, 0, TwoHosts(True)) != folder
     with pytest.raises(
         InputError, match="all on one host. Received: .*memory.*, which is another one for rank 1. Leave out"
     ):
