@@ -31,7 +31,7 @@ class Flip(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if self.model.optimizer.iterations == 20:  # right before a look: an update may round it away
             [weights] = self.strategy.local(keras_internals.value_of(self.model.trainable_variables[1]))
-            values = np.array(weights)
+            values = weights.numpy().copy()
             values.view(np.uint8)[-4] ^= 1
             weights.assign(values)
 

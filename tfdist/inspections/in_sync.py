@@ -68,7 +68,12 @@ def compare(step: int, mine: Copies, names: list[str], group: Group) -> None:
       DesyncError: two copies of a block differ.
     """
     for number, name in enumerate(names):
-        own = {block: copies for block, copies in mine.items() if block.partition(" at ")[0] == name}
+        # By the variable's number: Keras counts what a process has made, so that its name may be another one elsewhere.
+        own = {
+            at + place: copies
+            for (whose, at, place), copies in ((block.partition(" at "), copies) for block, copies in mine.items())
+            if whose == name
+        }
         blocks: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for rank, theirs in enumerate(group.gather(f"in_sync/{number}", own, TRIAL_SECONDS)):
             for block, copies in theirs.items():
@@ -76,7 +81,7 @@ def compare(step: int, mine: Copies, names: list[str], group: Group) -> None:
                     blocks[block][digest].append(f"{owner} of {name_member(rank)}")
         for block, holders in blocks.items():
             if len(holders) > 1:
-                raise DesyncError(_message(step, block, sorted(holders.values(), key=len, reverse=True)))
+                raise DesyncError(_message(step, name + block, sorted(holders.values(), key=len, reverse=True)))
 
 
 def _message(step: int, block: str, holders: list[list[str]]) -> str:
