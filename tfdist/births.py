@@ -1,5 +1,6 @@
 """Variables that several processes make together: each is the same one on all of them, or the first that is not is named."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -34,8 +35,13 @@ class Births:
             value = arguments["initial_value"] = value()
         self._count += 1
         form = f" {tf.as_dtype(value.dtype).name}{list(value.shape)}" if hasattr(value, "dtype") else ""
-        said = f"{arguments.get('name')}{form}"
+        said = f"{_without_numbers(str(arguments.get('name')))}{form}"
         self._group.agree(
             f"variable/{self._count}", {f"variable number {self._count}": said}, deadline=DEADLINE_SECONDS
         )
         return next_creator(**arguments)
+
+
+def _without_numbers(name: str) -> str:
+    """Without those by which Keras counts what a process has made, which may be more here than there."""
+    return re.sub(r"_\d+(?=/|_|$)", "", name)
