@@ -30,7 +30,7 @@ class Births:
           InputError: another rank makes another variable.
           PeerLostError: another rank makes none.
         """
-        value = arguments.get("initial_value")
+        value: Any = arguments.get("initial_value")
         if tf.executing_eagerly() and callable(value):
             value = arguments["initial_value"] = value()
         self._count += 1

@@ -208,15 +208,16 @@ class Trainer:
           DesyncError: replicas are not alike.
         """
         whole = as_data_set(data, "data")
-        train, test = whole.train, whole.test
+        train = whole.train
         course = self.course(train.size, batch_size=batch_size, elastic_batch=elastic_batch)
         check_length(steps, epochs)
         check_unchanged(self.model, self._trained, self._optimizer)
         check_same_data(self.strategy, train)
-        total = course.end(steps, epochs, train.size)
-        schedule = Schedule(steps=total, log_every=log_every, eval_every=eval_every, steps_per_call=steps_per_call)
+        end = course.end(steps, epochs, train.size)
+        schedule = Schedule(steps=end, log_every=log_every, eval_every=eval_every, steps_per_call=steps_per_call)
         source = with_class_weight(train, class_weight) if class_weight else train
         self.build(source)
+        ledger = ledger or NullLedger()
 
         def inspections(site: Site) -> list[Inspection]:
             choice, several = self.steps.compression.choice, self.strategy.replicas > 1
@@ -226,8 +227,6 @@ class Trainer:
                 *([Exposure(site, measure_every)] if measure_every and several else []),
                 *([self._sync(site, check_sync_every, check_sync)] if check_sync_every else []),
             ]
-
-        ledger = ledger or NullLedger()
 
         def saved() -> Saved:
             state = self._run_state()
@@ -241,7 +240,7 @@ class Trainer:
             run = Run(
                 self,
                 source,
-                test,
+                whole.test,
                 course,
                 schedule,
                 callbacks,
