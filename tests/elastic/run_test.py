@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.chaos.ending import ending
-from tests.chaos.settings import SETTINGS, STEPS, Setting
+from tests.chaos.settings import SAVED_EVERY, SETTINGS, STEPS, Setting
 from tests.chaos.striking import child_of_rank
 from tests.chaos.watching import Watch
 from tfdist.testing import processes
@@ -19,6 +19,7 @@ from tfdist.testing import processes
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 DEADLINE_SECONDS = 120.0
 KILLED_BEHIND, GROWN_BEHIND = 35, 63  # checkpoints that are there by then; epochs are of 29.9 steps
+COMMIT_EVERY = 5
 HOROVOD = SETTINGS["horovod3"]
 MULTIWORKER = Setting("multiworker3", 3, "tensorflow", SETTINGS["multiworker2"].flags)
 
@@ -37,13 +38,11 @@ class Run:
         new.write_text(f"localhost:{slots}\n")
         new.replace(self.hosts)
 
-    def launch(self, processes_flag: str, *flags: str, steps: int = STEPS) -> contextlib.AbstractContextManager:
+    def launch(self, size: str, *flags: str, train: str = f"--steps={STEPS}") -> contextlib.AbstractContextManager:
         command = self.setting.launch(self.directory)
         there = command.index("--")
         own = [flag for flag in command[:there] if not flag.startswith("--processes")]
-        return processes.job(
-            [*own, f"--processes={processes_flag}", *flags, *command[there:], f"--steps={steps}"], 1, THREADS
-        )
+        return processes.job([*own, f"--processes={size}", *flags, *command[there:], train], 1, THREADS)
 
     def starts(self) -> list[tuple[int, int]]:
         """The step and the number of replicas of each start."""
@@ -59,11 +58,14 @@ def wait(condition: Callable[[], object], job: processes.Job) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("setting", [HOROVOD, MULTIWORKER], ids=lambda setting: setting.name)
+@pytest.mark.parametrize(
+    "setting", [HOROVOD, pytest.param(MULTIWORKER, marks=pytest.mark.full)], ids=lambda setting: setting.name
+)
 def test_a_killed_process_is_done_without_and_another_joins(setting: Setting, tmp_path: pathlib.Path) -> None:
     run = Run(setting, tmp_path / "run")
     watch = Watch(run.directory)
-    with run.launch("2:3", f"--hosts={run.hosts}", "--rejoin_seconds=inf") as job:
+    elastic = (f"--hosts={run.hosts}", "--rejoin_seconds=inf")
+    with run.launch("2:3", *elastic, train=f"--commit_every={COMMIT_EVERY}") as job:
         wait(lambda: watch.saved >= KILLED_BEHIND, job)
         os.kill(child_of_rank(job.processes[0].pid, 2) or 0, signal.SIGKILL)
         wait(lambda: watch.saved >= GROWN_BEHIND and len(run.starts()) == 2, job)
@@ -73,10 +75,11 @@ def test_a_killed_process_is_done_without_and_another_joins(setting: Setting, tm
     starts = run.starts()
     assert [replicas for _, replicas in starts] == [3, 2, 3], end.output
     assert KILLED_BEHIND <= starts[1][0] < GROWN_BEHIND <= starts[2][0] < STEPS
+    assert starts[1][0] % COMMIT_EVERY == 0 or starts[1][0] % SAVED_EVERY == 0
 
     purpose = Run(setting, tmp_path / "purpose")
     for (_, size), steps in zip(starts, [starts[1][0], starts[2][0], STEPS], strict=True):
-        with purpose.launch(str(size), steps=steps) as job:
+        with purpose.launch(str(size), train=f"--steps={steps}") as job:
             [end] = job.wait(DEADLINE_SECONDS)
             assert end.code == 0, end.output
     found, meant = ending(run.directory), ending(purpose.directory)

@@ -59,9 +59,9 @@ def run(
         own = {LAUNCHED_VARIABLE: time.strftime("%Y%m%d-%H%M%S")}
         if not job.coordinator:  # another host would not see them
             own[commits.VARIABLE] = str(_folder(memory, "commits"))
-        environment = {**environment, **own}
+        inherited = {name: value for name, value in environment.items() if name != commits.VARIABLE}
         with interrupts or contextlib.nullcontext([]) as arrived:
-            outcome = _until_over(Host(job, command, environment, guard, logs, notes, stops, arrived, say), desk)
+            outcome = _until_over(Host(job, command, inherited | own, guard, logs, notes, stops, arrived, say), desk)
         return desk.conclude(outcome)
 
 
