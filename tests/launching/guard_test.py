@@ -13,6 +13,7 @@ GUARDING = """
 import subprocess, sys, time
 from tfdist.launching.guard import Guard
 with Guard() as guard:
+    guard.add_directory(sys.argv[1])
     child = subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000 & wait"], start_new_session=True)
     guard.add(child.pid)
     print(child.pid, guard._process.pid, flush=True)
@@ -38,8 +39,10 @@ def wait_until(condition, seconds=5.0):
     assert condition()
 
 
-def test_a_launcher_that_is_killed_leaves_nobody():
-    launcher = subprocess.Popen([sys.executable, "-c", GUARDING], stdout=subprocess.PIPE, text=True)
+def test_a_launcher_that_is_killed_leaves_nobody_and_nothing_in_memory(tmp_path):
+    memory = tmp_path / "memory"
+    (memory / "commits").mkdir(parents=True)
+    launcher = subprocess.Popen([sys.executable, "-c", GUARDING, str(memory)], stdout=subprocess.PIPE, text=True)
     assert launcher.stdout
     group, guard = map(int, launcher.stdout.readline().split())
     os.kill(guard, signal.SIGTERM)  # as whoever ends everything of a user's does first
@@ -47,6 +50,7 @@ def test_a_launcher_that_is_killed_leaves_nobody():
         wait_until(lambda: len(members(group)) == 3)
         launcher.kill()
         wait_until(lambda: not members(group), 2.0)
+        wait_until(lambda: not memory.exists())
         wait_until(lambda: not psutil.pid_exists(guard) or psutil.Process(guard).status() == psutil.STATUS_ZOMBIE)
     finally:
         launcher.kill()

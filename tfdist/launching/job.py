@@ -113,5 +113,5 @@ class Job:
         if self.nodes > 1 and (self.max_restarts or self.max_preemptions):
             raise InputError(
                 "--max_restarts and --max_preemptions start the processes of one host again. Received: "
-                f"--nodes={self.nodes}. Leave them at 0, and let whoever starts the launchers start all of them again."
+                f"--nodes={self.nodes}. Leave them out, or make the job elastic: --processes=MIN:MAX with --hosts."
             )

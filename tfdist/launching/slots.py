@@ -1,7 +1,5 @@
 """How many processes a host may run now: a process that dies takes its slot along for a while."""
 
-from tfdist.errors import InputError
-
 LONGEST_REJOIN_SECONDS = 3600.0
 
 
@@ -15,8 +13,6 @@ class Slots:
 
     def __init__(self, rejoin_seconds: float):
         """Args: rejoin_seconds: that the first slot is out; 0 for never, inf for ever."""
-        if not rejoin_seconds >= 0:
-            raise InputError(f"--rejoin_seconds must not be negative. Received: {rejoin_seconds:g}.")
         self._pause = rejoin_seconds
         self._offered: int | None = None
         self._out: list[float] = []  # when each comes back
