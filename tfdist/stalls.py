@@ -17,6 +17,7 @@ from tfdist.group import Group, Json
 from tfdist.whereabouts import main_stack
 
 TOPIC = "stalls"
+_FAREWELL_SECONDS = 0.5
 ANSWER_SECONDS = 2.0  # who has not answered by then is stopped, or holds Python's lock
 
 
@@ -141,7 +142,10 @@ class Stalls:
         elif "end" in said:
             rank = f"rank {self._group.rank} of {self._group.size}"
             self._say(f"{rank}: {said['end']}. Ending with code {ExitCode.STALLED:d}.")
-            self._group.leave(ExitCode.STALLED, said["end"])
+            # Beside this thread, for which `leave` would wait: longer than a watch waits for this process's own word.
+            farewell = threading.Thread(target=self._group.leave, args=(ExitCode.STALLED, said["end"]), daemon=True)
+            farewell.start()
+            farewell.join(_FAREWELL_SECONDS)
             self._end(ExitCode.STALLED)
         else:
             self._over += 1
