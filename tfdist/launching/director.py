@@ -13,7 +13,7 @@ from tfdist.launching.outcome import SUCCESS, Outcome
 from tfdist.launching.restarts import FINAL, Restarts
 from tfdist.launching.slots import Slots
 
-SETTLE_SECONDS = 1.0  # for more launchers to come, where there may be more
+SETTLE_SECONDS = 2.0  # for more launchers to come, before a job on several hosts begins, or grows
 
 _RESIZED = Outcome(ExitCode.PREEMPTED, "the processes stop so that others can join them, or leave")
 
@@ -189,12 +189,14 @@ class Director:
     def _is_settled(self, plan: dict[str, int], now: float) -> bool:
         if plan != self._planned[0]:
             self._planned = plan, now
-        return now - self._planned[1] >= (SETTLE_SECONDS if self._job.coordinator else 0.0)
+        several = self._job.is_elastic and self._job.coordinator
+        return now - self._planned[1] >= (SETTLE_SECONDS if several else 0.0)
 
     def _begin(self, plan: dict[str, int], now: float) -> None:
-        if not self._is_settled(plan, now) or not plan:
-            if not plan:
-                self._wait_for_more(now)
+        if not plan:
+            self._wait_for_more(now)
+            return
+        if not self._number and not self._is_settled(plan, now):
             return
         self._short_since = None
         address, token = self.meet(list(plan)) if len(plan) > 1 else ("", "")

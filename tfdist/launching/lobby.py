@@ -112,16 +112,16 @@ class Lobby:
         """Gives a launcher its orders until it leaves, or the job is over."""
         assert self._director
         self._director.joined(name, places)
-        problem = NO_GOODBYE
+        reason = ""
         try:
             self._talk(sock, lines, name)
         except (OSError, BadMessage) as error:
-            problem = str(error)
+            reason = f"is lost: {error}"
         finally:
-            self._director.left(name, f"is lost: {problem}")
+            self._director.left(name, reason)
 
     def _talk(self, sock: socket.socket, lines: Lines, name: str) -> None:
-        """Returns when the other side has closed; raises `OSError` when it is silent."""
+        """Returns when all is said; raises `OSError` when the other side is gone, or silent."""
         assert self._director
         said, heard, beaten = None, time.monotonic(), 0.0
         while True:
@@ -153,7 +153,7 @@ class Lobby:
                     self._director.left(name, "has left the job")
                     return
             if not data:
-                return
+                raise OSError(NO_GOODBYE)
 
 
 def _first(sock: socket.socket, lines: Lines) -> Message:

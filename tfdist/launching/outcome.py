@@ -55,7 +55,7 @@ def root_cause(ends: Iterable[End], loss: Loss | None = None) -> Outcome:
     """
     if loss and loss.code not in (None, ExitCode.DONE, ExitCode.PEER_LOST):
         assert loss.code is not None
-        return Outcome(loss.code, f"{loss.noun} {loss.rank} {loss.reason}", loss.rank)
+        return Outcome(loss.code, f"{loss.noun} {loss.rank} {loss.reason.rstrip('.')}", loss.rank)
     failed = sorted((end for end in ends if end.code and not end.signalled), key=lambda end: end.ended)
     known = [end for end in failed if end.code != ExitCode.PEER_LOST] or failed
     causes = [end for end in known if end.code != ExitCode.PREEMPTED] or known
