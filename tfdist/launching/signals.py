@@ -10,13 +10,18 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def received(numbers: tuple[signal.Signals, ...] = ENDING) -> Iterator[list[int]]:
-    """Collects the signals that arrive inside, in their order, in place of what they would do."""
+    """Collects the signals that arrive inside, in their order, in place of what they would do.
+
+    SIGUSR1, which asks a training process where it is, is ignored, and so it is in processes that are started inside, until
+    they are ready to hear it: it must not end one that has only just been started.
+    """
     arrived: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         arrived.append(number)
 
     before = {number: signal.signal(number, note) for number in numbers}
+    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         yield arrived
     finally:
