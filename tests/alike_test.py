@@ -110,8 +110,11 @@ def test_own_modules_are_hashed_and_installed_ones_not(tmp_path, monkeypatch):
     assert "stalls.py (module tfdist.stalls)" in before or "alike.py (module tfdist.alike)" in before
     assert not [key for key in before if "module keras" in key or "module json" in key]
     file.write_text("x = 2\n")
+    assert alike.own_code() == before  # what runs is what was there
+    alike._hash.cache_clear()  # as in another process
     assert differing(before, alike.own_code()) == ["of_alike_test.py (module of_alike_test)"]
     file.unlink()  # as in an archive: there is nothing to compare
+    alike._hash.cache_clear()
     assert "of_alike_test.py (module of_alike_test)" not in alike.own_code()
     sys.modules.pop("of_alike_test")
 

@@ -262,7 +262,6 @@ def test_a_rank_that_does_not_join_is_named(launch):
         (("--procesess=2",), ("true",), 'Did you mean "--processes"'),
         (("--processes=0",), ("true",), "--processes must be at least 1. Received: 0."),
         (("--processes=two",), ("true",), '--processes must be a number, or MIN:MAX. Received: "two".'),
-        (("--processes=0:2",), ("true",), '--processes=MIN:MAX needs a MIN of at least 1. Received: "0:2".'),
         (("--launcher=mpi",), ("true",), "--launcher must be known"),
         (("--nodes=2",), ("true",), "--nodes=2 needs --coordinator=HOST:PORT"),
         ((), ("no-such-program",), 'Received: "no-such-program" (No such file or directory).'),

@@ -5,6 +5,7 @@ together. Only hashes travel as long as all is well.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import pathlib
@@ -23,7 +24,7 @@ from tfdist.reporting.environment import versions
 DEADLINE_SECONDS = 3600.0  # ranks come here when each has found its data
 _PIECE = 200  # entries in one message of the group
 _LONGEST = 500  # characters of a value that are compared as they are
-_PRIVATE = ("name", "seed")  # settings that Keras counts or draws
+_PRIVATE = ("name", "seed", "input_layers", "output_layers")  # settings of a layer that Keras counts or draws
 
 
 def check_alike(group: Group, model: keras.Model) -> None:
@@ -74,6 +75,12 @@ def _of_rank_0(group: Group, what: str, mine: Mapping[str, str]) -> Iterator[lis
         yield from group.broadcast(f"alike/{what}{number}", pieces[number] if group.rank == 0 else None)
 
 
+@functools.cache
+def _hash(file: str) -> str:
+    """Of a file when it was first asked for: what is changed later is not what runs."""
+    return hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest()[:16]
+
+
 def own_code() -> dict[str, str]:
     """A hash of the file of each module that is loaded, of the user's own and of tfdist, by the file's and module's names.
 
@@ -87,8 +94,7 @@ def own_code() -> dict[str, str]:
         installed = file.startswith(libraries) or {"site-packages", "dist-packages"} & set(file.split("/"))
         if file.endswith(".py") and (name.partition(".")[0] == "tfdist" or not installed):
             with contextlib.suppress(OSError):  # a file that is gone, or in an archive
-                content = pathlib.Path(file).read_bytes()
-                found[f"{pathlib.Path(file).name} (module {name})"] = hashlib.sha256(content).hexdigest()[:16]
+                found[f"{pathlib.Path(file).name} (module {name})"] = _hash(file)
     return found
 
 
@@ -111,13 +117,13 @@ def _settings(title: str, part: Any) -> Iterator[tuple[str, str]]:
     config: Any = {}
     with contextlib.suppress(Exception):  # a user's own, which may not know what it is made of
         config = part.get_config()
-    yield from _flat(f"{title}: ", config)
+    yield from _flat(f"{title}: ", {key: value for key, value in config.items() if key not in _PRIVATE})
 
 
 def _flat(title: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The numbers, words and lists of them in a configuration."""
+    """The numbers, words and lists of them in a configuration; a lambda's code has its file's path in it."""
     for key, value in config.items():
-        if key in _PRIVATE:
+        if isinstance(value, Mapping) and value.get("class_name") == "__lambda__":
             continue
         if isinstance(value, Mapping):
             yield from _flat(f"{title}{key}.", value)

@@ -198,6 +198,10 @@ def _commit_folder(config: TrainConfig, directory: RunDirectory, step: int, stra
     seen = strategy.group.gather("commits/seen", Path(folder).is_dir())
     if not all(seen):
         ranks = [str(rank) for rank, sees in enumerate(seen) if not sees]
+        if step:  # an elastic job has grown over its host: that is no reason to end it
+            if strategy.is_chief:
+                _log.warning("No commits in %s, which is another directory for rank %s.", home, ", ".join(ranks))
+            return ""
         raise InputError(
             f"Commits need a directory that all processes share, so for now all on one host. Received: {json.dumps(home)}, "
             f"which is another one for rank {', '.join(ranks)}. Leave out --commit_every, or share --commit_dir."

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.group import Group
 
-DEADLINE_SECONDS = 600.0  # a rank may read its weights from a disk in between
+DEADLINE_SECONDS = 3600.0  # a rank may read its weights from a disk in between
 
 
 class Births:
@@ -22,6 +22,7 @@ class Births:
         """Args: group: of all ranks."""
         self._group = group
         self._count = 0
+        self._agreeing = False  # scopes may stand in one another
 
     def agree(self, next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
         """For `tf.variable_creator_scope`.
@@ -30,6 +31,8 @@ class Births:
           InputError: another rank makes another variable.
           PeerLostError: another rank makes none.
         """
+        if self._agreeing:
+            return next_creator(**arguments)
         value: Any = arguments.get("initial_value")
         if tf.executing_eagerly() and callable(value):
             value = arguments["initial_value"] = value()
@@ -39,7 +42,11 @@ class Births:
         self._group.agree(
             f"variable/{self._count}", {f"variable number {self._count}": said}, deadline=DEADLINE_SECONDS
         )
-        return next_creator(**arguments)
+        self._agreeing = True
+        try:
+            return next_creator(**arguments)
+        finally:
+            self._agreeing = False
 
 
 def _without_numbers(name: str) -> str:

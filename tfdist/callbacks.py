@@ -26,7 +26,8 @@ class Callbacks:
         model.stop_training = False
         self._model = model
         self._group = strategy.group
-        self._any = bool(callbacks)
+        # Also where only some have them, as in `callbacks=[...] if rank == 0 else []`.
+        self._any = any(strategy.group.gather("callbacks/any", bool(callbacks)))
         self._list = keras.callbacks.CallbackList(chosen(callbacks, strategy), model=model, **params)
 
     def __getattr__(self, name: str) -> Any:

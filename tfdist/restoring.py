@@ -42,7 +42,10 @@ def newest_first(durable: Iterable[Path], commits: Iterable[Path]) -> list[Path]
 
 def to_go_on_from(path: str | os.PathLike[str], commits: str | os.PathLike[str] = "") -> list[str]:
     """The checkpoints that a path names, and the commits in a directory, the newest first."""
-    return [str(found) for found in newest_first(checkpoints_at(path), newest(commits) if commits else [])]
+    return [
+        str(found)
+        for found in newest_first(checkpoints_at(path), newest(Path(commits).expanduser()) if commits else [])
+    ]
 
 
 def restore(state: RunState, paths: Sequence[str], group: Group, sets_aside: bool = True) -> Checkpoint | None:

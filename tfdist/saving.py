@@ -61,11 +61,15 @@ class Checkpoints:
                 "Commits are made every so many steps in a directory: give commit_every of at least 1 and commit_directory or "
                 f"neither. Received: commit_every={self.commit_every}, commit_directory={self.commit_directory!r}."
             )
-        if self.commit_directory and Path(self.commit_directory) == Path(self.directory):
+        if self.commit_directory and _same(self.commit_directory, self.directory):
             raise InputError(
                 "Commits and checkpoints push out the oldest of their own kind, so each has a directory. Received for both: "
                 f"{self.directory}. Give another commit_directory."
             )
+
+
+def _same(one: str, other: str) -> bool:
+    return Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
 
 
 class Saving:

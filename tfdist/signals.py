@@ -18,6 +18,11 @@ def can_be_heard() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
+def is_free(number: int) -> bool:
+    """Whether a program has no handler of its own for a signal: it keeps that."""
+    return signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN, _stays_alive)
+
+
 @contextlib.contextmanager
 def heard(callbacks: Mapping[int, Callable[[int], object]]) -> Iterator[None]:
     """Inside, each of these signals calls back, and nothing else becomes of it.

@@ -1,5 +1,6 @@
 """Hangs of a run: which ranks are in the call that does not end, where each one is, and an end with code 4."""
 
+import dataclasses
 import os
 import secrets
 import signal
@@ -18,7 +19,25 @@ from tfdist.whereabouts import main_stack
 
 TOPIC = "stalls"
 _FAREWELL_SECONDS = 0.5
+_PIECE_SECONDS = 1.0  # in which time is counted
 ANSWER_SECONDS = 2.0  # who has not answered by then is stopped, or holds Python's lock
+
+
+@dataclasses.dataclass(eq=False)
+class _Call:
+    """A call that runs, in words.
+
+    Attributes:
+      what: it is.
+      begun: when.
+      usual: seconds that it may take by what calls before it took.
+      lasted: seconds so far, as its watch has counted them.
+    """
+
+    what: str
+    begun: float
+    usual: float
+    lasted: float = 0.0
 
 
 class Stalls:
@@ -29,9 +48,10 @@ class Stalls:
     a thread, and the first of those that answer says what they all did. Nothing is sent as long as calls end in time.
     SIGUSR1 to any rank asks the same, at any time of the run, if the run is in the main thread.
 
-    The first call, in which everything is compiled, may last as long as it wants; so may what stands between two calls: a
-    callback, an evaluation. A rank that hangs there is noticed by those that wait for it in the next call. If all hang there,
-    in an evaluation, SIGUSR1 shows it, and nothing ends them.
+    The limits are beyond twice what the slowest call so far would have taken for as many steps, so that slow steps are no
+    stall. The first call, in which everything is compiled, may last as long as it wants; so may what stands between two
+    calls: a callback, an evaluation. A rank that hangs there is noticed by those that wait for it in the next call. If all
+    hang there, in an evaluation, SIGUSR1 shows it, and nothing ends them.
     """
 
     def __init__(
@@ -55,7 +75,8 @@ class Stalls:
         self._group, self._say, self._end = group, say, end
         self._warning, self._shutdown = warning_seconds, shutdown_seconds
         self._news = threading.Condition()  # around what follows
-        self._call: tuple[str, float] | None = None  # the call that runs, in words, and its begin
+        self._call: _Call | None = None  # that runs
+        self._pace = 0.0  # the seconds of a step, in the slowest call that has ended
         self._step = 0
         self._calls = 0
         self._closed = False
@@ -75,13 +96,16 @@ class Stalls:
                 if end_step > step
                 else f"the wait for the callbacks of step {step}"
             )
-            self._step, self._call = step, (what, time.monotonic())
+            self._step, self._call = step, _Call(what, time.monotonic(), 2 * self._pace * (end_step - step))
             self._calls += 1
             self._news.notify_all()
 
     def reached(self, step: int) -> None:
         """Says that the call has ended at a step."""
         with self._news:
+            if self._call and step > self._step:
+                pace = (time.monotonic() - self._call.begun) / (step - self._step)
+                self._pace = pace if self._calls < 3 else max(pace, self._pace)  # the first call has compiled
             self._call, self._step = None, step
             self._news.notify_all()
 
@@ -92,7 +116,7 @@ class Stalls:
     def __enter__(self) -> "Stalls":
         self._group.on_told(TOPIC, self._told)
         threading.Thread(target=self._watch, name=f"stalls-{self._group.rank}", daemon=True).start()
-        if signals.can_be_heard():
+        if signals.can_be_heard() and signals.is_free(signal.SIGUSR1):
             asked = f"SIGUSR1 to rank {self._group.rank}"
             self._stack.enter_context(signals.heard({signal.SIGUSR1: lambda _: self.report(asked)}))
         return self
@@ -116,17 +140,26 @@ class Stalls:
             for limit in sorted({self._warning, self._shutdown} - {0.0}):
                 if self._outlasts(call, limit):
                     # Named after the call, so that ranks which wait in the same one ask once.
-                    self._ask(f"{call[0]} {limit}", f"{call[0]} has lasted {limit:g} s on rank {self._group.rank}")
+                    why = f"{call.what} has lasted {limit + call.usual:.3g} s on rank {self._group.rank}"
+                    self._ask(f"{call.what} {limit}", why)
             if self._shutdown and self._outlasts(call, self._shutdown + 2 * ANSWER_SECONDS):
-                why = f"{call[0]} has lasted {self._shutdown:g} s, as long as --stall_shutdown_seconds allows"
+                lasted = self._shutdown + call.usual
+                why = f"{call.what} has lasted {lasted:.3g} s, as long as --stall_shutdown_seconds allows"
                 self._group.tell(TOPIC, {"end": why})
             self._outlasts(call, float("inf"))
 
-    def _outlasts(self, call: tuple[str, float], limit: float) -> bool:
-        """Returns whether a call is still the one that runs, when it has lasted so many seconds."""
+    def _outlasts(self, call: "_Call", limit: float) -> bool:
+        """Returns whether a call is still the one that runs, when it has lasted so many seconds beyond what is usual.
+
+        Time in which this process was stopped, as by Ctrl-Z, does not count.
+        """
         with self._news:
-            left = None if limit == float("inf") else max(0.0, call[1] + limit - time.monotonic())
-            return not self._news.wait_for(lambda: self._closed or self._call is not call, left)
+            while call.lasted < limit + call.usual:
+                piece = min(_PIECE_SECONDS, limit + call.usual - call.lasted)
+                if self._news.wait_for(lambda: self._closed or self._call is not call, piece):
+                    return False
+                call.lasted += piece
+            return self._call is call and not self._closed
 
     def _ask(self, name: str, why: str) -> None:
         self._group.tell(TOPIC, {"ask": name, "why": why})
@@ -159,7 +192,8 @@ class Stalls:
 
     def _where(self) -> Json:
         call = self._call
-        return {"step": self._step, "call": call and [call[0], time.monotonic() - call[1]], "stack": main_stack()}
+        doing = call and [call.what, time.monotonic() - call.begun]
+        return {"step": self._step, "call": doing, "stack": main_stack()}
 
     def _say_all(self, asked: Any) -> None:
         """What one rank says: the ranks that have arrived in the call, those that have not, and those that are silent."""

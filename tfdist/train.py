@@ -112,6 +112,7 @@ def _describe(opened: "Session") -> int:
     config, strategy = opened.config, opened.strategy
     trainer = session.make_trainer(opened, strategy)
     trainer.build(opened.data.train)
+    hosts = opening.hosts(strategy)
     if not strategy.is_chief:
         return 0
     size = opened.data.train.size
@@ -123,7 +124,7 @@ def _describe(opened: "Session") -> int:
     print(flags.flags_text(dataclasses.replace(config, strategy=opened.detection.strategy)), end="")
     lines = {
         "strategy": opened.detection.reason,
-        "processes": f"{strategy.cluster.size} on {', '.join(dict.fromkeys(opening.hosts(strategy)))}",
+        "processes": f"{strategy.cluster.size} on {', '.join(dict.fromkeys(hosts))}",
         "replicas": str(parts),
         "global batch": f"{config.batch_size} examples",
         "per replica": f"{shares} examples",

@@ -323,7 +323,7 @@ class Trainer:
             "begun_at": course.begun_at,
             "course": course.to_json(),
             "progress": self.progress.to_json(),
-            "compression": self.steps.overrides,
+            "compression": dict(self.steps.overrides),
             "replicas": self.strategy.replicas,
             "strategy": self.strategy.name,
             "order": order,

@@ -159,6 +159,41 @@ def test_when_all_have_failed_no_slot_is_taken_and_the_second_time_at_the_same_s
     assert order.outcome.reason == "code 1; the second failure in a row after step 7, so it is not tried again"
 
 
+def test_deaths_that_strike_one_after_the_other_before_a_step_is_made_are_no_repetition():
+    play = elastic(least=1)
+    for size in (3, 2):
+        assert play.runs() == size
+        play.report(code=137, dead=1, step=7)
+    assert play.runs() == 1
+
+
+def test_a_failure_of_a_rank_s_own_that_comes_again_after_the_same_step_ends_the_job():
+    play = elastic(least=1)
+    for _ in range(2):
+        play.runs()
+        play.report(code=1, dead=1, step=7)
+    assert play.order().outcome.code == 1
+
+
+def test_a_launcher_of_an_attempt_that_stops_is_told_to_wait_no_more_for_the_others():
+    play = elastic(**SEVERAL)
+    parted = []
+    play.director.part = lambda: parted.append(True)
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play.director.left("b")
+    assert play.order("a").kind == play.order("a").kind == Kind.STOP
+    assert parted == [True]
+
+
+def test_who_runs_nothing_ends_with_what_the_others_made_of_it():
+    play = elastic(**SEVERAL | {"listed": {"b": 2}})
+    play.order("a"), play.order("a", after=SETTLE_SECONDS)
+    play.director.end(Outcome(143, "ended by SIGTERM"))
+    assert play.order("b").kind == Kind.STOP
+    play.report("b", code=75)
+    assert play.order("a").outcome.code == 75 == play.order("b").outcome.code
+
+
 def test_the_number_of_restarts_can_be_limited():
     play = elastic(least=1, max_restarts=1)
     play.runs()

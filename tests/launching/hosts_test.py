@@ -79,4 +79,23 @@ def test_what_a_host_may_be_called():
     for name in ("node8", "10.0.0.8", "10", "node", "example.com"):
         assert not is_named(name, names), name
     assert is_named("node7.other.example", ["node7"])
-    assert all(is_named(name, hosts.own_names()) for name in hosts.own_names())
+    own = hosts.own_names()
+    assert all(is_named(name, own) for name in own) and not {"127.0.0.1", "::1", "localhost"} & set(own)
+
+
+def test_a_list_of_nothing_is_none(tmp_path):
+    (tmp_path / "file").write_text("# to be written\n")
+    with pytest.raises(InputError, match="it names none"):
+        read(str(tmp_path / "file"))
+
+
+def test_that_there_are_fewer_slots_is_believed_when_it_is_said_twice(tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "READ_SECONDS", 0.01)
+    said = iter([{"a": 4}, {"a": 1}, {"a": 4}, {"a": 5}, {"a": 2}, {"a": 3}, {"a": 3}])
+    seen = []
+    monkeypatch.setattr(hosts, "read", lambda path: next(said, {"a": 3}))
+    with Hosts("list") as followed:
+        end = time.monotonic() + 10
+        while followed.slots != {"a": 3} and time.monotonic() < end:
+            seen += [followed.slots["a"]] if not seen or seen[-1] != followed.slots["a"] else []
+    assert not {1, 2} & set(seen) and followed.slots == {"a": 3}

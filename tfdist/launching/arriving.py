@@ -11,7 +11,7 @@ from tfdist.launching import nodes
 from tfdist.launching.desks import Desk, FixedNodes, Own
 from tfdist.launching.director import Director
 from tfdist.launching.guest import Guest
-from tfdist.launching.hosts import Hosts, is_named, own_names
+from tfdist.launching.hosts import LOOPBACK_NAMES, Hosts, is_named, own_names
 from tfdist.launching.job import Job
 from tfdist.launching.lobby import Lobby
 
@@ -39,12 +39,13 @@ def opened(job: Job, environment: Mapping[str, str], say: Callable[[str], object
             return
         hosts = stack.enter_context(Hosts(job.hosts)) if job.hosts else None
         director = Director(job, say, listed=lambda: hosts.slots if hosts else None)
+        own = Own(job, director)  # before any guest: it is the job's
         if listener:
             host = split_address(job.coordinator)[0]
             lobby = stack.enter_context(Lobby(listener, host, nodes.token(job.coordinator, environment)))
-            director.meet = lobby.meet
+            director.meet, director.part = lobby.meet, lobby.part
             lobby.open(director)
-        yield Own(job, director)
+        yield own
 
 
 def _listener(coordinator: str) -> socket.socket | None:
@@ -60,9 +61,9 @@ def _listener(coordinator: str) -> socket.socket | None:
 
 
 def is_here(host: str) -> bool:
-    """Whether a name or an address is this host's."""
+    """Whether a name or an address is this host's; one that nobody knows yet is not."""
     try:
         found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        raise InputError(f"--coordinator must name a host that is known here. Received: {host} ({error}).") from error
-    return any(is_named(address, own_names()) for address in found)
+    except OSError:
+        return False
+    return any(is_named(address, [*LOOPBACK_NAMES, *own_names()]) for address in found)

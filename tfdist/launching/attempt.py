@@ -64,13 +64,14 @@ class Host:
     say: Callable[[str], None]
 
 
-def attempt(host: Host, desk: Desk, order: Order) -> Report:
+def attempt(host: Host, desk: Desk, order: Order, is_first: bool) -> Report:
     """Starts the processes at fresh ports, with a fresh group, and sees them to their end.
 
     Args:
       host: what does not change.
       desk: may order to stop.
       order: how many processes, and which attempt it is.
+      is_first: whether it is this launcher's first.
 
     Raises:
       InputError: the command or the coordinator's address cannot be used.
@@ -79,13 +80,14 @@ def attempt(host: Host, desk: Desk, order: Order) -> Report:
         placement = arrange(order.processes, desk.host, launchers)
         server, variables = stack.enter_context(_served(host.job, placement, launchers))
         tasks = _tasks(host, placement, variables, order.attempt)
-        if not order.attempt:
+        if is_first:
             host.say(f"{name_ranks([task.rank for task in tasks])} of {placement.size}, logs in {host.logs}")
         watched = Watched(
             stops=[*host.stops, _start_timeout(host.job, server), _elsewhere(host, launchers), _ordered(host, desk)],
             loss=lambda: server.loss if server else None,
             on_stop=lambda outcome: launchers.leave(outcome.code, outcome.reason),
             grace=host.job.grace_seconds,
+            together=host.job.is_elastic,
         )
         supervised = _supervise(host, tasks, watched, stack, order.attempt)
     outcome = supervised.outcome

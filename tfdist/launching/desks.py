@@ -12,7 +12,7 @@ from tfdist.group.contract import LAUNCHER
 from tfdist.group.joining import started
 from tfdist.launching import nodes
 from tfdist.launching.director import Director
-from tfdist.launching.hosts import own_names
+from tfdist.launching.hosts import LOOPBACK_NAMES, own_names
 from tfdist.launching.job import Job
 from tfdist.launching.orders import Kind, Order, Report
 from tfdist.launching.outcome import Outcome
@@ -59,7 +59,7 @@ class Own(Desk):
         """Args: job: to be run; director: decides; nobody has joined it yet."""
         self._job, self._director = job, director
         self.host, self.everyone = own_host(job.coordinator if job.is_elastic else "", serves=True), LocalGroup()
-        director.joined(OWN, own_names())
+        director.joined(OWN, [*LOOPBACK_NAMES, *own_names()])
 
     def order(self) -> Order:
         """See base class."""

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from tfdist import endings
 from tfdist.errors import ExitCode
 from tfdist.launching.hosts import is_named
 from tfdist.launching.job import Job
@@ -37,7 +38,7 @@ class _Attempt:
     address: str
     token: str
     reports: dict[str, Report] = dataclasses.field(default_factory=dict)
-    stops: bool = False  # whether it was told to stop, so that another one can begin with other processes
+    stops: Outcome | None = None  # why it was told to stop
 
 
 class Director:
@@ -45,6 +46,7 @@ class Director:
 
     Attributes:
       meet: lets the launchers of an attempt meet, when there are several; to be set where there may be.
+      part: ends that, for those that still wait for the others.
 
     The first launcher is the job's own: the job is over when that one is asked to end. Any other one leaves then.
 
@@ -71,6 +73,7 @@ class Director:
         """
         self._job, self._say, self._listed, self._clock = job, say, listed, clock
         self.meet: Meet = lambda names: ("", "")
+        self.part: Callable[[], object] = lambda: None
         self._least = job.min_processes or job.processes
         self._restarts = Restarts(job)
         self._lock = threading.RLock()
@@ -121,11 +124,8 @@ class Director:
             return Order(Kind.WAIT)
 
     def _order_in(self, attempt: _Attempt, name: str) -> Order:
-        lost = [one for one in attempt.processes if one not in self._members and one not in attempt.reports]
-        if lost:  # whoever talks to its processes waits in vain
-            return Order(Kind.STOP, attempt.number, outcome=_lost(lost))
-        if attempt.stops or self._over:
-            return Order(Kind.STOP, attempt.number, outcome=self._over or _RESIZED)
+        if attempt.stops:
+            return Order(Kind.STOP, attempt.number, outcome=attempt.stops)
         names = list(attempt.processes)
         return Order(
             Kind.RUN,
@@ -143,9 +143,23 @@ class Director:
             self._conclude(now)
         free = self._free(now)
         if self._attempt:
-            self._attempt.stops = self._attempt.stops or self._is_other(self._attempt.processes, free, now)
+            self._stop(self._attempt, free, now)
         elif not self._over and now >= self._not_before:
             self._begin(self._plan(free), now)
+
+    def _stop(self, attempt: _Attempt, free: Mapping[str, int], now: float) -> None:
+        """Tells an attempt to stop, once, if it has to."""
+        if attempt.stops:
+            return
+        lost = [name for name in attempt.processes if name not in self._members and name not in attempt.reports]
+        if lost:  # whoever talks to its processes waits in vain
+            attempt.stops = _lost(lost)
+        elif self._over:
+            attempt.stops = self._over
+        elif self._is_other(attempt.processes, free, now):
+            attempt.stops = _RESIZED
+        if attempt.stops and len(attempt.processes) > 1:
+            self.part()
 
     def _free(self, now: float) -> dict[str, int]:
         """How many processes each launcher may run."""
@@ -224,11 +238,12 @@ class Director:
         cause = self._cause(attempt)
         leave = [name for name, report in attempt.reports.items() if report.stopped]
         if cause.code == ExitCode.DONE or self._over or self._first in leave:
-            self._over = self._over or cause
+            done = cause.code in (ExitCode.DONE, ExitCode.PREEMPTED)
+            self._over = cause if done else self._over or cause
             return
         for name in leave:
             self.left(name, "was asked to end, and has left the job")
-        if (attempt.stops or leave) and cause.code not in FINAL:
+        if (attempt.stops == _RESIZED or leave) and cause.code not in FINAL:
             self._restarts.resized()
         else:
             self._after(attempt, cause, now)
@@ -244,12 +259,15 @@ class Director:
 
     def _after(self, attempt: _Attempt, cause: Outcome, now: float) -> None:
         """Tries again, or not, what has failed, or was preempted by somebody else."""
-        decision = self._restarts.decide(cause, _last_step(attempt))
+        shrinks = self._shrinks(attempt, now)
+        # Signals and lost hosts that strike one after the other, before a step is made, are no failure that repeats.
+        independent = shrinks and (cause.code > endings.SIGNALLED or cause.code == ExitCode.PEER_LOST)
+        decision = self._restarts.decide(cause, _last_step(attempt), may_repeat=not independent)
         if decision.wait is None:
             reason = "; ".join(filter(None, (cause.reason, decision.reason)))
             self._over = dataclasses.replace(cause, reason=reason)
             return
-        wait = 0.0 if self._shrinks(attempt, now) else decision.wait
+        wait = 0.0 if shrinks else decision.wait
         log = f" Its log: {cause.log}." if cause.log else ""
         when = f"In {wait:g} s" if wait else "At once"
         self._say(f"{cause.reason}.{log} {when}: {decision.reason}.")

@@ -38,11 +38,12 @@ class Guest(Desk):
           PeerLostError: nobody answered in time.
           InputError: the lobby refused this launcher.
         """
-        self._job, self.host, self.everyone = job, own_host(job.coordinator, serves=False), LocalGroup()
-        hello = {"type": "hello", "version": VERSION, "token": token, "places": own_names()[1:]}
+        self._job, self.everyone = job, LocalGroup()
+        hello = {"type": "hello", "version": VERSION, "token": token, "places": own_names()}
         hello |= {"host": socket.gethostname(), "pid": os.getpid()}
         call = dial(job.coordinator, hello, LIMIT, job.start_timeout_seconds, "the coordinator's launcher")
         self._sock, self._lines = call.sock, call.lines
+        self.host = own_host(job.coordinator, serves=False)
         self._order = Order(Kind.WAIT)
         self._done: int | None = None  # the last attempt that was reported
         self._left = False

@@ -1,8 +1,11 @@
 """Which hosts may run processes of an elastic job, and how many each: a file, or a program that prints the same."""
 
+import contextlib
+import ipaddress
 import logging
 import os
 import re
+import signal
 import socket
 import subprocess
 import threading
@@ -15,6 +18,7 @@ from tfdist.errors import InputError
 
 READ_SECONDS = 1.0  # from one reading to the next
 PROGRAM_SECONDS = 30.0  # that a program may take
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")  # by which a host calls itself
 _LINE = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|[^\s:=\[\]]+)(?::(?P<slots>\d+)|\s+slots=(?P<slots_too>\d+))?")
 
 _log = logging.getLogger("tfdist.launch")
@@ -53,16 +57,13 @@ def read(path: str) -> dict[str, int]:
     """
     try:
         if os.access(path, os.X_OK) and os.path.isfile(path):
-            done = subprocess.run(
-                [os.path.abspath(path)],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=PROGRAM_SECONDS,
-                check=True,
-            )
-            return parse(done.stdout.decode(errors="replace"), f"what {path} prints")
-        with open(path, encoding="utf-8") as file:
-            return parse(file.read(), path)
+            text, source = _printed(path), f"what {path} prints"
+        else:
+            with open(path, encoding="utf-8") as file:
+                text, source = file.read(), path
+        if slots := parse(text, source):
+            return slots
+        problem = "it names none"  # as a file does that is just being written
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").strip().splitlines()
         problem = f"code {error.returncode}" + (f" ({said[-1]})" if said else "")
@@ -73,10 +74,31 @@ def read(path: str) -> dict[str, int]:
     raise InputError(f"--hosts must be a file, or a program, that lists hosts. Received: {path}: {problem}.")
 
 
+def _printed(path: str) -> str:
+    """What a program prints; it is ended, with all that it has started, when its time is over."""
+    with subprocess.Popen(
+        [os.path.abspath(path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as program:
+        try:
+            out, err = program.communicate(timeout=PROGRAM_SECONDS)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+            raise
+    if program.returncode:
+        raise subprocess.CalledProcessError(program.returncode, path, out, err)
+    return out.decode(errors="replace")
+
+
 class Hosts:
     """What `--hosts` says now; read again in a thread, as a program may take its time. A context manager.
 
-    What cannot be read later is a warning, and what was said before stays.
+    What cannot be read later is a warning, and what was said before stays. That there are fewer slots is believed when it is
+    read twice: a file may be half written.
     """
 
     def __init__(self, path: str):
@@ -101,13 +123,16 @@ class Hosts:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._ended.set()
-        self._thread.join()
+        self._thread.join(READ_SECONDS)  # a program may take longer, and ends with this process
 
     def _follow(self) -> None:
-        problem = ""
+        problem, last = "", self._slots
         while not self._ended.wait(READ_SECONDS):
             try:
-                self._slots, problem = read(self._path), ""
+                now, problem = read(self._path), ""
+                if now == last or sum(now.values()) >= sum(self._slots.values()):
+                    self._slots = now
+                last = now
             except InputError as error:
                 if str(error) != problem:
                     problem = str(error)
@@ -115,9 +140,15 @@ class Hosts:
 
 
 def own_names() -> list[str]:
-    """What this host may be called in such a list: its name, and its addresses."""
-    addresses = {one.address.partition("%")[0] for held in psutil.net_if_addrs().values() for one in held}
-    return ["localhost", socket.gethostname(), *sorted(addresses)]
+    """What others may call this host in such a list: its name, and the addresses at which they can reach it."""
+    held = [one for some in psutil.net_if_addrs().values() for one in some]
+    addresses = {one.address.partition("%")[0] for one in held if one.family in (socket.AF_INET, socket.AF_INET6)}
+    return [socket.gethostname(), *sorted(address for address in addresses if _is_for_others(address))]
+
+
+def _is_for_others(address: str) -> bool:
+    parsed = ipaddress.ip_address(address)
+    return not (parsed.is_loopback or parsed.is_link_local)
 
 
 def is_named(name: str, names: list[str]) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hmac
+import itertools
 import secrets
 import socket
 import threading
@@ -37,7 +38,7 @@ class Lobby:
         self._listener, self._host, self._token = listener, host, token
         self._director: Director | None = None
         self._ended = threading.Event()
-        self._numbers = 0
+        self._numbers = itertools.count(1)
         self._meeting: Server | None = None
         self._threads: list[threading.Thread] = []
 
@@ -48,7 +49,7 @@ class Lobby:
 
     def meet(self, names: Sequence[str]) -> tuple[str, str]:
         """Serves a group of so many launchers, in place of the last one; returns its address and its token."""
-        self._end_meeting()
+        self.part()
         token = secrets.token_hex(16)
         listener = listen(join_address(self._host, 0), "Choose another --coordinator, the same on every host.")
         self._meeting = Server(listener, size=len(names), token=token, noun="node")
@@ -65,9 +66,10 @@ class Lobby:
         for thread in self._threads:
             thread.join(LOST_AFTER_SECONDS)
         self._listener.close()
-        self._end_meeting()
+        self.part()
 
-    def _end_meeting(self) -> None:
+    def part(self) -> None:
+        """Ends the last meeting: whoever still waits there for others waits no more; those who run are not disturbed."""
         if self._meeting:
             self._meeting.close("the attempt is over")
 
@@ -80,8 +82,9 @@ class Lobby:
         while not self._ended.is_set():
             try:
                 sock, peer = self._listener.accept()
-            except OSError:
-                return
+            except OSError:  # the end, or a stranger that is gone again, or no file descriptor left
+                self._ended.wait(_WAKE_SECONDS)
+                continue
             self._start(self._serve, sock, str(peer[0]))
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
@@ -95,8 +98,12 @@ class Lobby:
             lines.limit = LIMIT
             [places] = take(hello, places=list)
             sock.sendall(encode({"type": "welcome"}))
-            self._numbers += 1
-            self._attend(sock, lines, f"launcher {self._numbers} ({peer})", [*map(str, places), peer])
+            self._attend(sock, lines, f"launcher {next(self._numbers)} ({peer})", [*map(str, places), peer])
+            with contextlib.suppress(OSError):  # until the last order is taken
+                sock.shutdown(socket.SHUT_WR)
+                sock.settimeout(_HELLO_SECONDS)
+                while sock.recv(_CHUNK):
+                    pass
 
     def _refusal(self, hello: Message) -> str:
         version, token = take(hello, version=int, token=str)
@@ -104,7 +111,7 @@ class Lobby:
             return (
                 f"The launcher speaks version {version}, this job's is {VERSION}. Install the same tfdist everywhere."
             )
-        if not hmac.compare_digest(token, self._token):
+        if not hmac.compare_digest(token.encode(), self._token.encode()):
             return "The launcher's token is not the job's. Set TFDIST_TOKEN to the same on every host."
         return ""
 

@@ -65,6 +65,8 @@ def order_of(message: Message) -> Order:
     """The order of a message; raises `BadMessage`."""
     kinds = {"kind": str, "attempt": int, "node": int, "nodes": int, "processes": int, "address": str, "token": str}
     kind, *numbers = take(message, **kinds)
+    if kind not in list(Kind):
+        raise BadMessage(f"an order to {kind!r:.80}")
     [outcome] = take(message, outcome=list)
     return Order(Kind(kind), *numbers)._replace(outcome=_outcome_of(outcome))
 

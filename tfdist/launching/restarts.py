@@ -36,18 +36,19 @@ class Restarts:
         self._failures = self._preemptions = 0
         self._failed_after: int | None = None
 
-    def decide(self, outcome: Outcome, step: int | None) -> Decision:
+    def decide(self, outcome: Outcome, step: int | None, *, may_repeat: bool = True) -> Decision:
         """Says what follows, and counts it.
 
         Args:
           outcome: of the attempt that has ended.
           step: the last that any rank has noted in it; None if none has.
+          may_repeat: whether a failure after the same step would be the same one again.
         """
         if outcome.code in FINAL:
             return Decision(None)
         if outcome.code == ExitCode.PREEMPTED:
             return self._after_preemption()
-        return self._after_failure(step)
+        return self._after_failure(step, may_repeat)
 
     def resized(self) -> None:
         """The attempt was stopped so that another number of processes goes on: nothing has failed, nothing is counted."""
@@ -62,12 +63,12 @@ class Restarts:
         reason = f"restart {self._preemptions}{_of(budget)} after preemptions"
         return Decision(self._job.restart_backoff_seconds, reason)
 
-    def _after_failure(self, step: int | None) -> Decision:
-        before, self._failed_after = self._failed_after, step
+    def _after_failure(self, step: int | None, may_repeat: bool) -> Decision:
+        before, self._failed_after = self._failed_after, step if may_repeat else None
         budget = self._job.restart_budget
         if self._failures == budget:
             return _used_up(self._failures, "max_restarts")
-        if step is not None and step == before:
+        if may_repeat and step is not None and step == before:
             return Decision(None, f"the second failure in a row after step {step}, so it is not tried again")
         self._failures += 1
         pause = min(LONGEST_BACKOFF_SECONDS, self._job.restart_backoff_seconds * 2 ** (self._failures - 1))

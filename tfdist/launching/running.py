@@ -57,7 +57,7 @@ def run(
         memory = stack.enter_context(_memory(guard))
         notes = _folder(memory, "notes") if job.restart_budget else None  # they decide whether a failure repeats
         own = {LAUNCHED_VARIABLE: time.strftime("%Y%m%d-%H%M%S")}
-        if not job.coordinator:  # another host would not see them
+        if job.nodes == 1 and not (job.is_elastic and job.coordinator):  # another host would not see them
             own[commits.VARIABLE] = str(_folder(memory, "commits"))
         inherited = {name: value for name, value in environment.items() if name != commits.VARIABLE}
         with interrupts or contextlib.nullcontext([]) as arrived:
@@ -68,21 +68,27 @@ def run(
 def _until_over(host: Host, desk: Desk) -> Outcome:
     """Does what is ordered, from the first order to the last."""
     last = SUCCESS
+    begun = False
     while (order := desk.order()).kind != Kind.OVER:
-        if order.kind == Kind.RUN:
-            report = _attempt(host, desk, order)
-            last = report.outcome
+        stop = asked(host)
+        if order.kind == Kind.STOP:  # before it was seen that it was to run
+            desk.report(Report(order.outcome))
+        elif order.kind == Kind.RUN and stop:
+            desk.report(Report(stop.outcome, stopped=True))
+        elif order.kind == Kind.RUN:
+            report = _attempt(host, desk, order, is_first=not begun)
+            begun, last = True, report.outcome
             desk.report(report)
-        elif stop := asked(host):  # a preemption remains one: what has ended so has saved
+        elif stop:  # a preemption remains one: what has ended so has saved
             desk.end(last if last.code == ExitCode.PREEMPTED else stop.outcome)
         else:
             time.sleep(POLL_SECONDS)
     return order.outcome
 
 
-def _attempt(host: Host, desk: Desk, order: Order) -> Report:
+def _attempt(host: Host, desk: Desk, order: Order, is_first: bool) -> Report:
     try:
-        return attempt(host, desk, order)
+        return attempt(host, desk, order, is_first)
     except PeerLostError as error:  # another launcher was lost before the processes began
         return Report(Outcome(error.exit_code, str(error).rstrip(".")))
 

@@ -47,6 +47,7 @@ class Watched(NamedTuple):
       loss: the first loss that the ranks' group knows of.
       on_stop: told of a failure before the processes are ended.
       grace: in seconds, for the other processes to end with code 75 when one has: they have agreed on it.
+      together: whether it matters who else fails of the same cause: then a failure is given time to show on others.
     """
 
     stops: Sequence[Callable[[], Stop | None]] = ()
@@ -54,6 +55,7 @@ class Watched(NamedTuple):
     loss: Callable[[], Loss | None] = lambda: None
     on_stop: Callable[[Outcome], None] = lambda outcome: None
     grace: float = 60.0
+    together: bool = False
 
 
 class Supervisor:
@@ -94,6 +96,8 @@ class Supervisor:
         self._until(lambda: self._stop() or self._cause().code or self._all_ended())
         if self._cause().code == ExitCode.PEER_LOST:  # whom have they lost?
             self._until(lambda: self._stop() or self._cause().code != ExitCode.PEER_LOST, SETTLE_SECONDS)
+        elif self._watched.together and ExitCode.DONE < self._cause().code < min(ExitCode.PREEMPTED, endings.SIGNALLED):
+            self._until(lambda: self._stop() or self._all_ended(), SETTLE_SECONDS)
         if self._cause().code == ExitCode.PREEMPTED:  # a signal would be their second one, and keep them from saving
             self._until(
                 lambda: self._stop() or self._all_ended() or self._cause().code != ExitCode.PREEMPTED,

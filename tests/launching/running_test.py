@@ -1,0 +1,56 @@
+"""What a launcher does at its desk, without processes."""
+
+import signal
+from typing import Any, cast
+
+import pytest
+
+from tfdist.launching import running
+from tfdist.launching.attempt import Host
+from tfdist.launching.job import Job
+from tfdist.launching.orders import Kind, Order, Report
+from tfdist.launching.outcome import Outcome
+
+LOST = Outcome(5, "launcher 2 is lost")
+
+
+class Desk:
+    """Gives its orders one after another, each until it is reported on; the last one ends."""
+
+    def __init__(self, *orders: Order):
+        self.orders, self.reports, self.ended = list(orders), [], []
+
+    def order(self) -> Order:
+        return self.orders.pop(0) if self.orders[0].kind == Kind.WAIT else self.orders[0]
+
+    def report(self, report: Report) -> None:
+        self.reports.append(report)
+        self.orders.pop(0)
+
+    def end(self, outcome: Outcome) -> None:
+        self.ended.append(outcome)
+
+
+def until_over(desk: Desk, arrived: list[int]) -> Outcome:
+    host = Host(Job(), cast(Any, None), {}, cast(Any, None), cast(Any, None), None, (), arrived, print)
+    return running._until_over(host, cast(Any, desk))
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(monkeypatch) -> None:
+    def fail(*arguments: object) -> Report:
+        raise AssertionError("nothing is to run")
+
+    monkeypatch.setattr(running, "attempt", fail)
+
+
+def test_an_attempt_that_was_to_stop_before_it_was_seen_is_reported() -> None:
+    desk = Desk(Order(Kind.WAIT), Order(Kind.STOP, 3, outcome=LOST), Order(Kind.OVER, outcome=LOST))
+    assert until_over(desk, []) == LOST
+    assert desk.reports == [Report(LOST)]
+
+
+def test_whoever_is_asked_to_end_begins_nothing() -> None:
+    desk = Desk(Order(Kind.RUN, 1, processes=2), Order(Kind.OVER))
+    until_over(desk, [signal.SIGTERM])
+    assert desk.reports == [Report(Outcome(143, "ended by SIGTERM"), stopped=True)]
