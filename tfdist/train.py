@@ -38,9 +38,9 @@ def _train(opened: "Session") -> int:
     from tfdist.reporting import log
 
     config, strategy = opened.config, opened.strategy
-    # The launcher's time, so that what it starts again goes on in the same directory.
-    now = os.environ.get(LAUNCHED_VARIABLE) or time.strftime("%Y%m%d-%H%M%S")
-    name = f"runs/{_words(config.dataset)}-{_words(config.model)}-{strategy.name}-{now}"
+    # What a launcher starts again goes on in the same directory, though another size may have another strategy.
+    own = os.environ.get(LAUNCHED_VARIABLE) or f"{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"runs/{_words(config.dataset)}-{_words(config.model)}-{own}"
     path = strategy.group.broadcast("output_dir", os.path.expanduser(config.output_dir or name))
     config = dataclasses.replace(config, strategy=opened.detection.strategy, output_dir=path)
     directory = reporting.RunDirectory(pathlib.Path(path))

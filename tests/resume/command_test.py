@@ -52,6 +52,13 @@ def test_a_run_in_parts_is_the_whole(whole, tmp_path, capsys):
     assert [start["step"] for start in starts] == [0, 30, 50]
 
 
+def test_what_is_launched_has_one_directory_though_another_size_has_another_strategy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TFDIST_LAUNCHED", "20261122-101500")
+    train.main(TrainConfig(strategy="auto", model="mlp(hidden=(8,))", dataset="digits", steps=2))
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["digits-mlp-20261122-101500"]
+
+
 def test_a_lower_rate_is_used(tmp_path):
     run(tmp_path / "run", steps=10, optimizer="sgd", learning_rate=0.1)
     run(tmp_path / "run", steps=20, optimizer="sgd", learning_rate=0.0)
