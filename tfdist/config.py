@@ -259,12 +259,15 @@ class TrainConfig(JobConfig):
     )
     profile_steps: str = flag_field("", WRITTEN, "A:B writes a profile of the steps from A to B.", check=window_text)
     stall_warning_seconds: float = flag_field(
-        60.0, CHECKS, "A call of the compiled loop that lasts longer is reported, with where each process is; 0: never."
+        60.0,
+        CHECKS,
+        "A call of the compiled loop that lasts so much longer than twice its usual time is reported, with where each process"
+        " is; 0: never.",
     )
     stall_shutdown_seconds: float = flag_field(
         600.0,
         CHECKS,
-        "One that lasts longer ends all processes with code 4; 0: never. The first, which compiles, may last.",
+        "One that lasts so much longer ends all processes with code 4; 0: never. The first, which compiles, may last.",
     )
     check_sync_every: int = flag_field(
         0, CHECKS, "Steps between two looks at whether all replicas are alike; 0: never."
