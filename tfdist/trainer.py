@@ -196,7 +196,7 @@ class Trainer:
           checkpoints: where and how often the run is saved; by default never.
           ledger: gets the examples that this process uses, such as a `tfdist.reporting.LedgerFile`.
           check_sync_every: steps between two looks at whether all replicas are alike; 0 for never.
-          stall_warning_seconds: a call of the compiled loop that lasts so much longer than twice the usual is reported; 0: never.
+          stall_warning_seconds: a call of the compiled loop that lasts so much over twice the usual is reported; 0: never.
           stall_shutdown_seconds: one that lasts so much longer ends all processes with code 4; 0: never.
           check_sync: "variables", of which a difference ends the run, or "gradients", whose norms are logged by replica.
 
