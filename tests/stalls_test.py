@@ -160,3 +160,20 @@ def test_one_process_is_watched_alike():
         heard.wait_for(lambda heard: heard.lines)
         stalls.reached(2)
     assert "in a call: 0." in heard.lines[0]
+
+
+def test_slow_steps_are_no_stall(groups):
+    """A call may last twice as long as the slowest one before it, for as many steps, and so many seconds more."""
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        [stalls] = [stack.enter_context(each) for each in watching([LocalGroup()], heard, warning=0.2)]
+        for end in (1, 2):
+            stalls.begin(end - 1, end)
+            time.sleep(0.4)
+            stalls.reached(end)
+        stalls.begin(2, 4)
+        time.sleep(1.2)  # 2 * 2 * 0.4 + 0.2 s are allowed
+        assert heard.lines == []
+        heard.wait_for(lambda heard: heard.lines)
+        stalls.reached(4)
+    assert "the call from step 2 to 4 has lasted 1.8" in heard.lines[0]

@@ -77,6 +77,7 @@ class Stalls:
         self._news = threading.Condition()  # around what follows
         self._call: _Call | None = None  # that runs
         self._pace = 0.0  # the seconds of a step, in the slowest call that has ended
+        self._paced = 0  # how many calls have
         self._step = 0
         self._calls = 0
         self._closed = False
@@ -105,7 +106,8 @@ class Stalls:
         with self._news:
             if self._call and step > self._step:
                 pace = (time.monotonic() - self._call.begun) / (step - self._step)
-                self._pace = pace if self._calls < 3 else max(pace, self._pace)  # the first call has compiled
+                self._paced += 1
+                self._pace = pace if self._paced < 3 else max(pace, self._pace)  # the first call has compiled
             self._call, self._step = None, step
             self._news.notify_all()
 

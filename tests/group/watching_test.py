@@ -9,7 +9,7 @@ import pytest
 
 from tfdist.cluster import Cluster
 from tfdist.errors import NotFiniteError, PeerLostError
-from tfdist.group import watch
+from tfdist.group import Loss, watch
 
 CLUSTER = Cluster(rank=0, size=3)
 LINE = "rank 0 of 3: rank 1 is lost: its connection closed without a goodbye (killed, crashed, or it ended silently). "
@@ -48,6 +48,15 @@ def test_a_main_thread_that_is_stuck_is_ended_after_one_line(watched):
     assert 0.2 < time.monotonic() - began < 2.0
     assert watched.stream.getvalue() == LINE + "Ending with code 5.\n"
     assert watched.ends.codes == [5]
+
+
+def test_whoever_has_left_with_a_code_of_its_own_ends_with_that(watched):
+    """A stall ends all at once; then peers and engines fail, too."""
+    watched.members[0].leave(4, "stalled")
+    with pytest.raises(RuntimeError), watched.watch:
+        watched.members[0]._loss = Loss(1, "ended with code 4 (stalled)", 4)
+        raise RuntimeError("the engine failed")
+    assert set(watched.ends.codes) == {4} and watched.stream.getvalue() == ""
 
 
 def test_an_engines_error_that_outruns_the_news_ends_with_code_5_and_one_line(watched):

@@ -129,7 +129,7 @@ class RemoteGroup(Group):
         with self._state:
             if self._left:
                 return
-            self._left = True
+            self._left, self.left_with = True, code
         self._finish("this process has left the group")  # first: the server's answer to a goodbye is to close, too
         self._send(encode({"type": "goodbye", "code": code, "reason": reason[:1000]}))
         with contextlib.suppress(OSError):  # the server may be gone

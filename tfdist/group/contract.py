@@ -47,11 +47,13 @@ class Group(abc.ABC):
       rank: this process's number, in [0, size).
       size: how many members the group has.
       generation: counts the group's reformations; 0 at first.
+      left_with: the code with which this member has said goodbye; None before.
     """
 
     rank: int
     size: int
     generation: int
+    left_with: int | None = None
 
     @abc.abstractmethod
     def gather(self, name: str, value: Json, deadline: float = 60.0) -> list[Json]:

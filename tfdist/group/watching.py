@@ -80,7 +80,7 @@ class Watch:
 
     def _say(self, loss: Loss) -> None:
         with self._saying:
-            if not self._said:
+            if not self._said and not self._group.left_with:
                 self._said = True
                 print(f"{self._name}: {loss}. Ending with code {ExitCode.PEER_LOST:d}.", file=self._stream, flush=True)
 
@@ -88,7 +88,7 @@ class Watch:
         for stream in (sys.stdout, sys.stderr, self._stream):
             with contextlib.suppress(Exception):  # a closed or broken stream must not keep the process from ending
                 stream.flush()
-        self._end(ExitCode.PEER_LOST)
+        self._end(self._group.left_with or ExitCode.PEER_LOST)  # what this process ends of itself is no loss
 
 
 def watch(
