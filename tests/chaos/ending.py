@@ -29,11 +29,11 @@ class Ending(NamedTuple):
     proof: str
 
 
-def ending(directory: pathlib.Path) -> Ending:
-    """Reads the end of a run."""
-    checkpoint = Checkpoint.open(directory / "checkpoints" / f"step-{STEPS:09d}")
+def ending(directory: pathlib.Path, steps: int = STEPS) -> Ending:
+    """Reads the end of a run of so many steps."""
+    checkpoint = Checkpoint.open(directory / "checkpoints" / f"step-{steps:09d}")
     checkpoint.verify()
-    return Ending(dict(checkpoint.tensors), dict(checkpoint.values), _records(directory), _proof(directory))
+    return Ending(dict(checkpoint.tensors), dict(checkpoint.values), _records(directory), _proof(directory, steps))
 
 
 def differences(found: Ending, reference: Ending) -> list[str]:
@@ -58,9 +58,9 @@ def _records(directory: pathlib.Path) -> list[dict[str, Any]]:
     return [{name: record.get(name) for name in _COMPARED} for record in map(json.loads, lines)]
 
 
-def _proof(directory: pathlib.Path) -> str:
+def _proof(directory: pathlib.Path, steps: int) -> str:
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         code = ledger.main(str(directory))
     text = said.getvalue()
-    return "" if code == 0 and f"Proved: {STEPS} steps" in text else text.strip()
+    return "" if code == 0 and f"Proved: {steps} steps" in text else text.strip()

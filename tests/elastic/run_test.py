@@ -6,12 +6,12 @@ import os
 import pathlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from tests.chaos.ending import ending
-from tests.chaos.settings import SAVED_EVERY, SETTINGS, STEPS, Setting
+from tests.chaos.settings import SAVED_EVERY, SETTINGS, Setting
 from tests.chaos.striking import child_of_rank
 from tests.chaos.watching import Watch
 from tfdist.testing import processes
@@ -20,6 +20,7 @@ THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 DEADLINE_SECONDS = 120.0
 KILLED_BEHIND, GROWN_BEHIND = 35, 63  # checkpoints that are there by then; epochs are of 29.9 steps
 COMMIT_EVERY = 5
+STEPS = 800  # so that there are seconds of them behind the last one, as the host list is read once a second
 HOROVOD = SETTINGS["horovod3"]
 MULTIWORKER = Setting("multiworker3", 3, "tensorflow", SETTINGS["multiworker2"].flags)
 
@@ -38,11 +39,11 @@ class Run:
         new.write_text(f"localhost:{slots}\n")
         new.replace(self.hosts)
 
-    def launch(self, size: str, *flags: str, train: str = f"--steps={STEPS}") -> contextlib.AbstractContextManager:
+    def launch(self, size: str, *flags: str, train: Sequence[str]) -> contextlib.AbstractContextManager:
         command = self.setting.launch(self.directory)
         there = command.index("--")
         own = [flag for flag in command[:there] if not flag.startswith("--processes")]
-        return processes.job([*own, f"--processes={size}", *flags, *command[there:], train], 1, THREADS)
+        return processes.job([*own, f"--processes={size}", *flags, *command[there:], *train], 1, THREADS)
 
     def starts(self) -> list[tuple[int, int]]:
         """The step and the number of replicas of each start."""
@@ -65,7 +66,7 @@ def test_a_killed_process_is_done_without_and_another_joins(setting: Setting, tm
     run = Run(setting, tmp_path / "run")
     watch = Watch(run.directory)
     elastic = (f"--hosts={run.hosts}", "--rejoin_seconds=inf")
-    with run.launch("2:3", *elastic, train=f"--commit_every={COMMIT_EVERY}") as job:
+    with run.launch("2:3", *elastic, train=(f"--steps={STEPS}", f"--commit_every={COMMIT_EVERY}")) as job:
         wait(lambda: watch.saved >= KILLED_BEHIND, job)
         os.kill(child_of_rank(job.processes[0].pid, 2) or 0, signal.SIGKILL)
         wait(lambda: watch.saved >= GROWN_BEHIND and len(run.starts()) == 2, job)
@@ -79,10 +80,10 @@ def test_a_killed_process_is_done_without_and_another_joins(setting: Setting, tm
 
     purpose = Run(setting, tmp_path / "purpose")
     for (_, size), steps in zip(starts, [starts[1][0], starts[2][0], STEPS], strict=True):
-        with purpose.launch(str(size), train=f"--steps={steps}") as job:
+        with purpose.launch(str(size), train=[f"--steps={steps}"]) as job:
             [end] = job.wait(DEADLINE_SECONDS)
             assert end.code == 0, end.output
-    found, meant = ending(run.directory), ending(purpose.directory)
+    found, meant = ending(run.directory, STEPS), ending(purpose.directory, STEPS)
     assert purpose.starts() == starts
     assert not found.proof and not meant.proof, found.proof + meant.proof
     assert found.tensors == meant.tensors  # by their hashes
