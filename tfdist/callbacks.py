@@ -27,7 +27,7 @@ class Callbacks:
         self._model = model
         self._group = strategy.group
         # Also where only some have them, as in `callbacks=[...] if rank == 0 else []`.
-        self._any = any(strategy.group.gather("callbacks/any", bool(callbacks)))
+        self._any = any(strategy.group.gather("callbacks/any", bool(callbacks), deadline=float("inf")))
         self._list = keras.callbacks.CallbackList(chosen(callbacks, strategy), model=model, **params)
 
     def __getattr__(self, name: str) -> Any:
