@@ -1,32 +1,25 @@
 """What differs between ranks before they train is named; that real processes end by it is in detection_process_test."""
 
-import contextlib
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import pytest
 
+from tests.group.members import members
 from tfdist import alike
 from tfdist.errors import InputError
-from tfdist.group import LocalGroup, RemoteGroup, Server
-from tfdist.group.addresses import listen
+from tfdist.group import LocalGroup
 
 
 @pytest.fixture
 def agreed():
     """Lets three ranks agree on a mapping each; returns what each raised, None for nothing."""
-    with contextlib.ExitStack() as stack:
-        server = Server(listen("127.0.0.1:0", ""), size=3, token="token")
-        stack.callback(server.close)
-        members = [RemoteGroup(server.address, rank=rank, size=3, token="token", timeout=5.0) for rank in range(3)]
-        for member in members:
-            stack.callback(member.leave)
-        pool = stack.enter_context(ThreadPoolExecutor(3))
+    with members(3) as joined, ThreadPoolExecutor(3) as pool:
 
         def run(*mappings, **options):
             calls = [
-                pool.submit(alike.agree, m, "part ", mine, **options) for m, mine in zip(members, mappings, strict=True)
+                pool.submit(alike.agree, m, "part ", mine, **options) for m, mine in zip(joined, mappings, strict=True)
             ]
             return [call.exception() for call in calls]
 

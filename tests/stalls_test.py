@@ -8,21 +8,16 @@ import time
 
 import pytest
 
+from tests.group.members import members
 from tfdist.errors import ExitCode
-from tfdist.group import LocalGroup, RemoteGroup, Server
-from tfdist.group.addresses import listen
+from tfdist.group import LocalGroup
 from tfdist.stalls import Stalls
 
 
 @pytest.fixture
 def groups():
-    with contextlib.ExitStack() as stack:
-        server = Server(listen("127.0.0.1:0", ""), size=3, token="token")
-        stack.callback(server.close)
-        members = [RemoteGroup(server.address, rank=rank, size=3, token="token", timeout=5.0) for rank in range(3)]
-        for member in members:
-            stack.callback(member.leave)
-        yield members
+    with members(3) as joined:
+        yield joined
 
 
 class Heard:
