@@ -9,7 +9,6 @@ import functools
 import hashlib
 import json
 import pathlib
-import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 import keras
 
 from tfdist import keras_internals
+from tfdist.births import without_numbers
 from tfdist.group import Group
 from tfdist.reporting.environment import versions
 
@@ -105,10 +105,10 @@ def described(model: keras.Model) -> dict[str, str]:
     """
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
-    forms = [(f"variable {_plain(v.path)}", f"{v.dtype}{list(v.shape)}") for v in variables]
+    forms = [(f"variable {without_numbers(v.path)}", f"{v.dtype}{list(v.shape)}") for v in variables]
     parts = [("layer", layer) for layer in keras_internals.layers_of(model)]
     parts += [("optimizer", optimizer)] if optimizer is not None else []
-    settings = [entry for kind, part in parts for entry in _settings(f"{kind} {_plain(part.name)}", part)]
+    settings = [entry for kind, part in parts for entry in _settings(f"{kind} {without_numbers(part.name)}", part)]
     return _numbered([*forms, *settings])
 
 
@@ -133,10 +133,6 @@ def _flat(title: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _listed(value: Any) -> Iterable[Any]:
     return value if isinstance(value, (list, tuple)) else [value]
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"_\d+(?=/|_|$)", "", name)
 
 
 def _numbered(entries: Iterable[tuple[str, str]]) -> dict[str, str]:

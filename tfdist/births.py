@@ -38,7 +38,7 @@ class Births:
             value = arguments["initial_value"] = value()
         self._count += 1
         form = f" {tf.as_dtype(value.dtype).name}{list(value.shape)}" if hasattr(value, "dtype") else ""
-        said = f"{_without_numbers(str(arguments.get('name')))}{form}"
+        said = f"{without_numbers(str(arguments.get('name')))}{form}"
         self._group.agree(
             f"variable/{self._count}", {f"variable number {self._count}": said}, deadline=DEADLINE_SECONDS
         )
@@ -49,6 +49,6 @@ class Births:
             self._agreeing = False
 
 
-def _without_numbers(name: str) -> str:
-    """Without those by which Keras counts what a process has made, which may be more here than there."""
+def without_numbers(name: str) -> str:
+    """A name without the numbers by which Keras counts what a process has made, which may be more here than there."""
     return re.sub(r"_\d+(?=/|_|$)", "", name)
