@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import threading
 import time
@@ -66,7 +67,7 @@ def test_who_has_not_come_is_named(groups):
             each.reached(20)
     assert len(heard.lines) == 1  # though both that wait have asked
     assert "in a call: 0, 2; not in a call: 1." in heard.lines[0]
-    assert "the call from step 10 to 20 has lasted 0.3 s on rank" in heard.lines[0]
+    assert re.search(r"the call from step 10 to 20 has lasted 0\.\d+ s on rank", heard.lines[0])
     assert "rank 1: step 10, between two calls" in heard.lines[0]
     assert "stalls_test.py" in heard.lines[0]
     assert not heard.codes
@@ -115,10 +116,10 @@ def test_past_the_limit_all_end_with_code_4(groups):
     assert set(heard.codes) == {ExitCode.STALLED}
     report, *ends = heard.lines
     assert "in a call: 1; not in a call: 0, 2." in report
-    why = (
-        "the call from step 10 to 20 has lasted 0.3 s, as long as --stall_shutdown_seconds allows. Ending with code 4."
-    )
-    assert sorted(ends) == [f"rank {rank} of 3: {why}" for rank in range(3)]
+    why = r"the call from step 10 to 20 has lasted 0\.\d+ s, as long as --stall_shutdown_seconds allows\. Ending with code 4\."
+    for rank, end in enumerate(sorted(ends)):
+        assert re.fullmatch(rf"rank {rank} of 3: {why}", end)
+    assert len(ends) == 3
 
 
 def test_the_first_call_may_compile_as_long_as_it_wants(groups):
@@ -171,4 +172,5 @@ def test_slow_steps_are_no_stall(groups):
         assert heard.lines == []
         heard.wait_for(lambda heard: heard.lines)
         stalls.reached(4)
-    assert "the call from step 2 to 4 has lasted 1.8" in heard.lines[0]
+    [lasted] = re.findall(r"the call from step 2 to 4 has lasted (\S+) s", heard.lines[0])
+    assert float(lasted) >= 1.8
