@@ -10,6 +10,8 @@ from typing import Literal
 
 import tensorflow as tf
 
+from tfdist.errors import InputError
+
 Op = Literal["sum", "mean", "max"]
 
 
@@ -19,7 +21,7 @@ class Wire:
 
     Attributes:
       reduces: dtypes that can be summed on the way.
-      gathers: dtypes that can be gathered, exchanged and broadcast.
+      gathers: dtypes that can be gathered, exchanged and broadcast; int32 is one of them on every engine.
       packed: the dtype to which packed bytes are bitcast before they are gathered.
       exchanges: whether the engine has an all-to-all of its own, which costs less than the gather that stands in for it.
     """
@@ -83,14 +85,35 @@ class Collectives(abc.ABC):
         """
         return [self._share(tensor) for tensor in self.all_reduce(tensors, op, name=name)]
 
-    def all_to_all(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """Sends the r-th of N equal parts of each tensor's first dim to replica r; returns what the others sent.
+    def all_to_all(
+        self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
+    ) -> list[tf.Tensor]:
+        """Sends replica r the r-th part of each tensor's first dim; returns what all have sent to this one.
 
-        The result's parts are in the order of the ranks they came from. Cost here, composed of an all-gather:
-        n (N - 1) sent, N times that of an engine's own.
+        Cost here, composed of an all-gather: n (N - 1) sent, and with splits 4 N (N - 1) bytes more. An engine's own
+        sends each part only to the replica that gets it: n at most.
+
+        Args:
+          tensors: tensors of rank 1 or more, of dtypes in `wire.gathers`, equal on every replica in the other dims.
+          name: names the call, the same on every replica.
+          splits: how many rows of each tensor go to replica 0, 1, ...: int32, [N], 0 or more each, of a sum that is the
+            first dim of every tensor. They may differ between replicas. None: N equal parts, of the same size on every
+            replica; all replicas give None, or none does.
+
+        Returns:
+          Tensors of the same dtypes and other dims, the parts in the order of the ranks they came from. With splits the
+          first dim is as large as what came, which may be nothing, and not known when tracing.
+
+        Raises:
+          InputError: splits of another dtype or shape.
+          tf.errors.InvalidArgumentError: on this replica, when it runs: splits below 0, or of another sum.
         """
-        gathered = self.all_gather(tensors, name=name)
-        return [self._parts_for_me(whole) for whole in gathered]
+        if splits is None:
+            return [self._parts_for_me(whole) for whole in self.all_gather(tensors, name=name)]
+        table, *gathered = self.all_gather([self._fitting(splits, tensors, name)[None], *tensors], name=name)
+        ends = tf.reshape(tf.cumsum(tf.reshape(table, [-1])), [self.size, self.size])  # by sender and receiver
+        mine = [tf.unstack(each[:, self.rank], self.size) for each in (ends - table, ends)]
+        return [tf.concat([whole[i:j] for i, j in zip(*mine, strict=True)], 0) for whole in gathered]
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
         """Returns the root's tensors, of any shapes, equal on every replica, to every replica.
@@ -111,3 +134,18 @@ class Collectives(abc.ABC):
     def _parts_for_me(self, whole: tf.Tensor) -> tf.Tensor:
         by_sender = tf.reshape(whole, tf.concat([[self.size, self.size, -1], tf.shape(whole)[1:]], 0))
         return tf.reshape(by_sender[:, self.rank], tf.concat([[-1], tf.shape(whole)[1:]], 0))
+
+    def _fitting(self, splits: tf.Tensor, tensors: Sequence[tf.Tensor], name: str) -> tf.Tensor:
+        """The splits of an all-to-all, [N] int32, or an error: with others each receiver would get others' rows."""
+        splits = tf.convert_to_tensor(splits)
+        if splits.dtype != tf.int32 or not splits.shape.is_compatible_with([self.size]):
+            raise InputError(
+                f"all_to_all {name}: splits must be int32, one for each of {self.size} replicas. Received: {splits.dtype.name} "
+                f"of shape {splits.shape}. Pass tf.cast(rows, tf.int32), [{self.size}]."
+            )
+        splits = tf.ensure_shape(splits, [self.size])
+        rows, total = [tf.shape(tensor)[0] for tensor in tensors], tf.reduce_sum(splits)
+        fits = tf.reduce_all([tf.reduce_all(splits >= 0), *(tf.equal(total, each) for each in rows)])
+        rule = f"all_to_all {name}: splits must be 0 or more each and sum up to the rows of every tensor. Received:"
+        with tf.control_dependencies([tf.debugging.Assert(fits, [rule, splits, "for rows", *rows], self.size)]):
+            return tf.identity(splits)

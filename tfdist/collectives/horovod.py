@@ -1,6 +1,7 @@
 """Collectives of Horovod: its operations, never its Keras wrappers (which reduce nothing under Keras 3)."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -56,9 +57,19 @@ class HorovodCollectives(Collectives):
         received = self.all_to_all(tensors, name=name)
         return [combine(self._by_sender(tensor), axis=0) for tensor in received]
 
-    def all_to_all(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class; n (N - 1) / N sent."""
-        return self._each(hvd.alltoall, tensors, name)
+    def all_to_all(
+        self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
+    ) -> list[tf.Tensor]:
+        """See base class; n (N - 1) / N sent, with splits n without this replica's own part."""
+        if splits is None:
+            return self._each(hvd.alltoall, tensors, name)
+        hidden = not_constant(self._fitting(splits, tensors, name))
+
+        def exchange(tensor: tf.Tensor, **call: Any) -> tf.Tensor:
+            received, _ = hvd.alltoall(tensor, hidden, **call)
+            return received
+
+        return self._each(exchange, tensors, name, rows_change=True)
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
         """See base class; n sent along a tree."""

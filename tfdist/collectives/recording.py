@@ -66,10 +66,12 @@ class Recording(Collectives):
         self._record("reduce_scatter", tensors, name)
         return self._inner.reduce_scatter(tensors, op, name=name)
 
-    def all_to_all(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class."""
+    def all_to_all(
+        self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
+    ) -> list[tf.Tensor]:
+        """See base class; splits are no payload."""
         self._record("all_to_all", tensors, name)
-        return self._inner.all_to_all(tensors, name=name)
+        return self._inner.all_to_all(tensors, name=name, splits=splits)
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
         """See base class."""

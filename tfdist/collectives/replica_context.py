@@ -11,7 +11,8 @@ class ReplicaContextCollectives(Collectives):
     """The collectives of any tf.distribute strategy; usable inside `strategy.run` only.
 
     The engine sums and averages but has no maximum, and has neither reduce-scatter nor all-to-all: a maximum is
-    gathered, n (N - 1) bytes sent, and taken locally; the others are composed as the contract says.
+    gathered, n (N - 1) bytes sent, and taken locally; the others are composed as the contract says. Between processes rows
+    that differ in number are gathered as if each replica had as many as the one with the most.
     """
 
     wire = Wire(
@@ -42,6 +43,17 @@ class ReplicaContextCollectives(Collectives):
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class."""
         return list(_context().all_gather([tf.identity(tensor) for tensor in tensors], 0, self._options))
+
+    def all_to_all(
+        self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
+    ) -> list[tf.Tensor]:
+        """See base class. With splits replica 0 sends itself a row more: of a gather of nothing at all TensorFlow crashes."""
+        if splits is None:
+            return super().all_to_all(tensors, name=name)
+        more = tf.cast(tf.equal(self.rank, 0), tf.int32)
+        longer = [tf.pad(tensor, [[more, 0], *[[0, 0]] * (tensor.shape.rank - 1)]) for tensor in tensors]
+        sent = self._fitting(splits, tensors, name) + more * tf.one_hot(0, self.size, dtype=tf.int32)
+        return [rows[more:] for rows in super().all_to_all(longer, name=name, splits=sent)]
 
 
 def _context() -> tf.distribute.ReplicaContext:

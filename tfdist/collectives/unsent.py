@@ -33,8 +33,10 @@ class Unsent(Collectives):
         """See base class."""
         return [tf.concat([tensor] * self.size, axis=0) for tensor in tensors]
 
-    def all_to_all(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
-        """See base class."""
+    def all_to_all(
+        self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
+    ) -> list[tf.Tensor]:
+        """See base class; with splits as many rows as this replica sends, for only a message says how many would come."""
         return [tf.identity(tensor) for tensor in tensors]
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
