@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfdist import commits, flags, keras_internals, opening
-from tfdist.checkpoint import Checkpoint, clean_partial, lock, newest, remove, step_of
+from tfdist.carrying import can_carry
+from tfdist.checkpoint import Checkpoint, clean_partial, lock, newest, step_of
 from tfdist.config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.launching.attempt import RESTART_VARIABLE
 from tfdist.period import parse_period
 from tfdist.reporting import LedgerFile, NullLedger, NullReporter, Reporter, RunDirectory, chief_reporter
-from tfdist.resuming import Origin, commit_folder, is_own
+from tfdist.resuming import NEVER, Origin, commit_folder, is_own
 from tfdist.resuming import origin as decided
 from tfdist.saving import Checkpoints
+from tfdist.sharing import hosts, share
 from tfdist.strategy import Strategy
 from tfdist.trainer import Trainer
 
@@ -53,13 +55,34 @@ def origin(config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> 
     Raises:
       InputError: see `tfdist.resuming.origin`; on the chief.
     """
+    folder = _last_commits(config, directory, strategy)
+    if folder:
+        behind = strategy.group.broadcast(
+            "origin/durable", max(map(step_of, newest(directory.checkpoints)), default=-1)
+        )
+        share(strategy, folder, behind)
     found = _decided(config, directory) if strategy.is_chief else None
     return Origin(*strategy.group.broadcast("origin", found))
 
 
+def _last_commits(config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> Path | None:
+    """The folder with this host's commits of the run's last start; None if it made none, or if they do not count."""
+    said = ""
+    if strategy.is_chief and (config.resume != NEVER or _is_restarted()):
+        folder = commit_folder(directory, config.commit_dir)
+        home = commits.place(config.commit_dir)
+        is_here = folder and home and folder.parent == Path(home).absolute()
+        said = "" if folder is None else folder.name if is_here else str(folder)
+    said = strategy.group.broadcast("commits/last", said)
+    return Path(commits.place(config.commit_dir)).absolute() / said if said else None
+
+
 def _decided(config: TrainConfig, directory: RunDirectory) -> Origin:
-    restarted = os.environ.get(RESTART_VARIABLE, "0") != "0"
-    return decided(config.resume, directory, dataclasses.asdict(config), restarted)
+    return decided(config.resume, directory, dataclasses.asdict(config), _is_restarted())
+
+
+def _is_restarted() -> bool:
+    return os.environ.get(RESTART_VARIABLE, "0") != "0"
 
 
 def begin(
@@ -85,26 +108,27 @@ def begin(
         in the directory, or it cannot be written.
     """
     strategy = trainer.strategy
-    hosts = opening.hosts(strategy)
+    names = opening.hosts(strategy)
     if strategy.is_chief:
         directory.make()
         stack.enter_context(lock(directory.path))
         clean_partial(directory.checkpoints)
-        clean_partial(commit_folder(directory) or directory.checkpoints)
+        clean_partial(commit_folder(directory, config.commit_dir) or directory.checkpoints)
     # Once more, now that nobody else writes here: the model was built meanwhile, and another process may have ended.
     found = _under_lock(origin, config, directory) if strategy.is_chief else None
     origin = Origin(*strategy.group.broadcast("origin/locked", found))
+    origin = _here(origin, _last_commits(config, directory, strategy))
     _check_shared(origin, config, directory, strategy)
     origin = _seen_by_all(origin, directory, strategy)
     step = _resumed(trainer, origin, config, directory)
     checkpoint = trainer.resumed_from
-    folder = _commit_folder(config, directory, step, strategy)
+    folder = _commit_folder(config, directory, checkpoint, strategy)
     course = trainer.course(examples, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
     start = 0
     if strategy.is_chief:
         start = directory.begin(
             flags.flags_text(config),
-            hosts,
+            names,
             step=step,
             checkpoint=checkpoint,
             # At a run's last step in the middle of an epoch the state is that of before the evaluation.
@@ -120,6 +144,8 @@ def begin(
             },
         )
     start = strategy.group.broadcast("output_dir/made", start)
+    if folder:
+        commits.remove_former(Path(checkpoint), Path(folder))
     saved = Checkpoints(
         directory=str(directory.checkpoints),
         every=config.checkpoint_every,
@@ -142,6 +168,13 @@ def _under_lock(origin: Origin, config: TrainConfig, directory: RunDirectory) ->
     if found.goes_on and not origin.goes_on:
         directory.check(directory.path)
     return found
+
+
+def _here(origin: Origin, folder: Path | None) -> Origin:
+    """Commits by their paths on this host, which rank 0 knows by its own."""
+    paths = [Path(path) for path in origin.checkpoints]
+    here = [folder / path.name if folder and path.parent.name == folder.name else path for path in paths]
+    return origin._replace(checkpoints=[str(path) for path in here])
 
 
 def _resumed(trainer: Trainer, origin: Origin, config: TrainConfig, directory: RunDirectory) -> int:
@@ -189,41 +222,20 @@ def _seen_by_all(origin: Origin, directory: RunDirectory, strategy: Strategy) ->
     return origin._replace(checkpoints=kept or origin.checkpoints)
 
 
-def _commit_folder(config: TrainConfig, directory: RunDirectory, step: int, strategy: Strategy) -> str:
-    """The folder for this start's commits, ready; empty if it makes none."""
+def _commit_folder(config: TrainConfig, directory: RunDirectory, checkpoint: str, strategy: Strategy) -> str:
+    """A new folder for this start's commits on this host, with the one that it goes on from; empty if it makes none."""
     home = commits.home(config.commit_every, config.commit_dir)
     if not home:
         return ""
-    folder = strategy.group.broadcast("commits", _made(home, directory, step) if strategy.is_chief else None)
-    seen = strategy.group.gather("commits/seen", Path(folder).is_dir())
-    if not all(seen):
-        ranks = [str(rank) for rank, sees in enumerate(seen) if not sees]
-        if step:  # an elastic job has grown over its host: that is no reason to end it
-            if strategy.is_chief:
-                _log.warning("No commits in %s, which is another directory for rank %s.", home, ", ".join(ranks))
-            return ""
-        raise InputError(
-            f"Commits need a directory that all processes share, so for now all on one host. Received: {json.dumps(home)}, "
-            f"which is another one for rank {', '.join(ranks)}. Leave out --commit_every, or share --commit_dir."
-        )
-    return folder
-
-
-def _made(home: str, directory: RunDirectory, step: int) -> str:
-    """Makes the folder, or takes that of the last start, if it is here; nothing in it lies ahead."""
-    folder = commit_folder(directory)
-    if not (folder and folder.is_dir() and folder.parent == Path(home).absolute()):
-        folder = commits.new_folder(home, directory.path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in newest(folder):
-            if step_of(path) > step:
-                remove(path)
-    except OSError as error:
-        raise InputError(
-            f"Commits need a directory that can be written. Received: {json.dumps(home)} ({error.strerror}). Give another "
-            "--commit_dir."
-        ) from error
+    name = strategy.group.broadcast("commits", commits.new_name(directory.path) if strategy.is_chief else None)
+    folder = Path(home).absolute() / name
+    those = hosts(strategy.group, folder)
+    if len(those) > 1 and not can_carry(strategy) and checkpoint:  # it has grown over its host: no reason to end it
+        if strategy.is_chief:
+            _log.warning("No commits: --strategy=%s makes them where all processes share a directory.", strategy.name)
+        return ""
+    if checkpoint and strategy.cluster.rank in (host[0] for host in those):
+        commits.take_along(Path(checkpoint), folder)
     return str(folder)
 
 

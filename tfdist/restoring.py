@@ -9,6 +9,8 @@ from pathlib import Path
 from tfdist.checkpoint import Checkpoint, CheckpointError, Damaged, is_name, newest, set_aside, step_of
 from tfdist.group import Group
 from tfdist.run_state import RunState
+from tfdist.sharing import share
+from tfdist.strategy import Strategy
 
 READING_SECONDS = 3600.0
 
@@ -40,12 +42,18 @@ def newest_first(durable: Iterable[Path], commits: Iterable[Path]) -> list[Path]
     return sorted([*durable, *commits], key=step_of, reverse=True)  # equals stay in their order
 
 
-def to_go_on_from(path: str | os.PathLike[str], commits: str | os.PathLike[str] = "") -> list[str]:
-    """The checkpoints that a path names, and the commits in a directory, the newest first."""
-    return [
-        str(found)
-        for found in newest_first(checkpoints_at(path), newest(Path(commits).expanduser()) if commits else [])
-    ]
+def to_go_on_from(strategy: Strategy, path: str | os.PathLike[str], commits: str | os.PathLike[str] = "") -> list[str]:
+    """The checkpoints that a path names, and the commits in a directory of each host, the newest first.
+
+    Every process calls it; rank 0's checkpoints count.
+    """
+    group, folder = strategy.group, Path(commits).expanduser()
+    durable = [Path(found) for found in group.broadcast("resume", [str(found) for found in checkpoints_at(path)])]
+    if not commits:
+        return [str(found) for found in durable]
+    share(strategy, folder, behind=max(map(step_of, durable), default=-1))
+    names = group.broadcast("resume/commits", [found.name for found in newest(folder)])
+    return [str(found) for found in newest_first(durable, [folder / name for name in names])]
 
 
 def restore(state: RunState, paths: Sequence[str], group: Group, sets_aside: bool = True) -> Checkpoint | None:

@@ -46,7 +46,7 @@ def origin(resume: str, directory: RunDirectory, flags: Mapping[str, Any], resta
         directory.check(directory.path)
         if resume in (AUTO, NEVER):
             return Origin([], False)
-    found = _own(directory) if own else checkpoints_at(resume)
+    found = _own(directory, flags["commit_dir"]) if own else checkpoints_at(resume)
     if found:
         _check_flags(found, flags)
     elif not own:
@@ -59,14 +59,22 @@ def origin(resume: str, directory: RunDirectory, flags: Mapping[str, Any], resta
     return Origin([str(path) for path in found], own)
 
 
-def commit_folder(directory: RunDirectory) -> Path | None:
-    """Where the commits of a run's last start lie; None if it made none.
+def commit_folder(directory: RunDirectory, given: str) -> Path | None:
+    """Where the commits of a run's last start lie on this host; None if it made none.
 
     What is in it lies on the way that the run has taken: each start removes what lies ahead of it. Of other folders that cannot
     be said, as a start that knows nothing of them may have gone back behind their commits.
+
+    Args:
+      directory: the run's.
+      given: as `commits.place` gets it. A folder that is not where the last start had it is on another host: it is here by the
+        same name, or will be.
     """
     last = Path(directory.beginnings()[-1].get("commits", "") if directory.starts.exists() else "")
-    return last if commits.is_of(last, directory.path) else None
+    if not commits.is_of(last, directory.path):
+        return None
+    home = commits.place(given)
+    return Path(home).absolute() / last.name if home and not last.is_dir() else last
 
 
 def is_own(path: Path, directory: RunDirectory) -> bool:
@@ -74,21 +82,21 @@ def is_own(path: Path, directory: RunDirectory) -> bool:
     return path.parent == directory.checkpoints or commits.is_of(path.parent, directory.path)
 
 
-def _commits(directory: RunDirectory) -> list[Path]:
+def _commits(directory: RunDirectory, given: str) -> list[Path]:
     """The commits that a run may go on from: those of its last start, and the one that this start went on from."""
-    folder = commit_folder(directory)
+    folder = commit_folder(directory, given)
     found = newest(folder) if folder else []
     before = Path(directory.beginnings()[-1]["checkpoint"] if directory.starts.exists() else "")
     is_another = commits.is_of(before.parent, directory.path) and before.is_dir() and before not in found
     return [*found, before] if is_another else found
 
 
-def _own(directory: RunDirectory) -> list[Path]:
+def _own(directory: RunDirectory, given: str) -> list[Path]:
     """The checkpoints and commits of a run that goes on; before its first one, the one that it began with."""
-    found = newest_first(newest(directory.checkpoints), _commits(directory))
+    found = newest_first(newest(directory.checkpoints), _commits(directory, given))
     if found:
         return found
-    homes = [directory.checkpoints, commit_folder(directory) or directory.checkpoints]
+    homes = [directory.checkpoints, commit_folder(directory, given) or directory.checkpoints]
     if damaged := sorted(path for home in homes for path in home.glob("*.damaged*")):
         raise InputError(
             f"A run goes on from a good checkpoint. Received: {directory.path}, where all are damaged: {damaged[-1].name} is "

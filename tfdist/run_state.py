@@ -13,7 +13,7 @@ With as many replicas as before, each gets its own back, bit for bit.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import keras
@@ -76,6 +76,15 @@ class RunState:
         kept = {f"{_STATE}{state.name}": variable for state, variable in self._kept.items() if not state.per_replica}
         own = {name: held.variable for name, held in self._variables.items() if not held.per_replica}
         return {name: v for name, v in {**own, **kept}.items() if not name.endswith("seed_generator_state")}
+
+    def parts_alike(self, parts: Sequence[Part]) -> list[Part]:
+        """What all replicas hold alike, whole: from among `parts`, where it is there, else copies of this process's own."""
+        there = {part.name: part for part in parts}
+        return [there.get(name) or self._whole(name, variable) for name, variable in self.alike().items()]
+
+    def _whole(self, name: str, variable: tf.Variable) -> Part:
+        [(_, _, values), *_] = self._strategy.copies(variable)
+        return Part.whole(name, values)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Gives every variable its value of a checkpoint; each process reads what it needs.

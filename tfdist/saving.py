@@ -9,11 +9,11 @@ from typing import Any
 
 from tfdist.checkpoint import newest, step_of
 from tfdist.errors import InputError, Preempted
-from tfdist.group import Group
 from tfdist.meetings import Meetings
 from tfdist.period import parse_period
 from tfdist.preemption import notices
 from tfdist.stores import CommitStore, DurableStore, Saved, Store
+from tfdist.strategy import Strategy
 
 _PREEMPTED, _DUE, _FAILED = "preempted", "checkpoint", "checkpoint failed"  # what processes meet for
 
@@ -38,8 +38,9 @@ class Checkpoints:
       strict: whether a checkpoint that cannot be written ends the run; else it is a warning, and the next one is tried.
       flags: kept in each checkpoint, for who asks what a run was.
       commit_every: steps from one commit to the next; 0 for none.
-      commit_directory: gets the commits, of this run alone; all processes see it. They are gone when the run has come to its
-        end and a checkpoint of that step is there.
+      commit_directory: gets the commits, of this run alone. Where each host has a directory of its own by this name, what
+        a process alone holds is sent to the next host, too. They are gone when the run has come to its end and a checkpoint of
+        that step is there.
     """
 
     directory: str
@@ -101,12 +102,12 @@ class _Saver(Saving):
     def __init__(
         self,
         options: Checkpoints,
-        group: Group,
+        strategy: Strategy,
         meetings: Meetings,
         saved: Callable[[], Saved],
         synchronize: Callable[[], object],
     ):
-        self._group = group
+        self._group = group = strategy.group
         self._meetings = meetings
         self._saved = saved
         self._synchronize = synchronize
@@ -123,7 +124,9 @@ class _Saver(Saving):
         )
         self._commit_every = options.commit_every
         self._commits = (
-            CommitStore(group, options.commit_directory, COMMITS_KEPT, options.flags) if options.commit_every else None
+            CommitStore(strategy, options.commit_directory, COMMITS_KEPT, options.flags)
+            if options.commit_every
+            else None
         )
         self._step = -1  # the last that was asked about
         self._wished_at = time.monotonic()
@@ -161,7 +164,7 @@ class _Saver(Saving):
         self._durable.wait()
         if self._commits:
             self._commits.wait()
-            if self._durable.written == self._step and self._group.rank == 0:
+            if self._durable.written == self._step:
                 self._commits.clear()
 
     def drop(self) -> None:
@@ -196,7 +199,7 @@ class _Saver(Saving):
 @contextlib.contextmanager
 def saver(
     options: Checkpoints | None,
-    group: Group,
+    strategy: Strategy,
     step: int,
     saved: Callable[[], Saved],
     synchronize: Callable[[], object],
@@ -205,7 +208,7 @@ def saver(
 
     Args:
       options: None for a run that is not saved.
-      group: of the run's processes.
+      strategy: of the run's processes.
       step: updates done so far.
       saved: returns the run as it is, copied to the host; called on every process.
       synchronize: returns when what belongs to a checkpoint and is not in it is on the disk. A commit does without: it is for
@@ -214,11 +217,11 @@ def saver(
     if options is None:
         yield Saving()
         return
-    if group.rank == 0:
+    if strategy.is_chief:
         for directory in filter(None, (options.directory, options.commit_directory)):
             _check_nothing_is_ahead(Path(directory).expanduser(), step)
-    with Meetings(group) as meetings, notices(lambda _: meetings.wish(_PREEMPTED)):
-        made = _Saver(options, group, meetings, saved, synchronize)
+    with Meetings(strategy.group) as meetings, notices(lambda _: meetings.wish(_PREEMPTED)):
+        made = _Saver(options, strategy, meetings, saved, synchronize)
         try:
             yield made
         except BaseException:

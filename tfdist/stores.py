@@ -6,8 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfdist.checkpoint import BackgroundWriter, CheckpointError, Part, commit, newest, remove
+from tfdist.carrying import Carrier
+from tfdist.checkpoint import (
+    BackgroundWriter,
+    CheckpointError,
+    Part,
+    Spread,
+    commit,
+    keeper,
+    newest,
+    remove,
+    shard_bytes,
+)
 from tfdist.group import Group
+from tfdist.run_state import RunState
+from tfdist.sharing import hosts
+from tfdist.strategy import Strategy
 
 _log = logging.getLogger(__name__)
 
@@ -20,12 +34,16 @@ class Saved(NamedTuple):
       seed: of the run.
       parts: what this process writes of it, copied.
       values: what is not a tensor, as JSON.
+      state: from which the parts are.
+      over: the hosts in whose directories it is to lie; None if all processes share one.
     """
 
     step: int
     seed: int
     parts: Sequence[Part]
     values: Any
+    state: RunState
+    over: Spread | None = None
 
 
 class Store:
@@ -72,6 +90,7 @@ class Store:
             values=saved.values,
             keep=self._keep,
             noun=self.noun,
+            over=saved.over,
         )
         if self._group.rank == 0:
             _log.log(self.level, "Saved step %d in %s.", saved.step, path)
@@ -107,18 +126,38 @@ class DurableStore(Store):
 
 
 class CommitStore(Store):
-    """Commits: that they fail is said once, until one is written again."""
+    """Commits: that they fail is said once, until one is written again.
+
+    Where hosts share no directory, each has what all replicas hold alike; what a process alone holds is on its own host, and,
+    sent while the run waits, on the next one.
+    """
 
     noun = "commit"
     level = logging.DEBUG
 
-    def __init__(self, *args: Any):
-        """Args: args: as for the base class."""
-        super().__init__(*args)
+    def __init__(self, strategy: Strategy, *args: Any):
+        """Args: strategy: of the processes; args: as for the base class, without its group."""
+        super().__init__(strategy.group, *args)
         self._fails = False
+        self._hosts = hosts(self._group, self.directory)
+        self._is_first = any(host[0] == self._group.rank for host in self._hosts)
+        self._carrier = Carrier(strategy) if len(self._hosts) > 1 else None
+
+    def start(self, saved: Saved) -> None:
+        """See base class."""
+        super().start(self._spread(saved, self._carrier) if self._carrier else saved)
+
+    def _spread(self, saved: Saved, carrier: Carrier) -> Saved:
+        alike = saved.state.alike()
+        own = [part for part in saved.parts if part.name not in alike]
+        copies = carrier.to_one(shard_bytes(own), keeper(self._group.rank, self._hosts))
+        over = Spread(self._hosts, saved.state.parts_alike(saved.parts) if self._is_first else (), copies)
+        return saved._replace(parts=own, over=over)
 
     def clear(self) -> None:
         """Gives the memory back: nobody needs them any more."""
+        if not self._is_first:
+            return
         try:
             for path in newest(self.directory):
                 remove(path)

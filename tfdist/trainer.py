@@ -230,12 +230,12 @@ class Trainer:
 
         def saved() -> Saved:
             state = self._run_state()
-            return Saved(self.step, self.seed, state.parts(), self._values(course, state.order))
+            return Saved(self.step, self.seed, state.parts(), self._values(course, state.order), state)
 
         group = self.strategy.group
         with (
             Stalls(group, warning_seconds=stall_warning_seconds, shutdown_seconds=stall_shutdown_seconds) as stalls,
-            saver(checkpoints, group, self.step, saved, ledger.sync) as saving,
+            saver(checkpoints, self.strategy, self.step, saved, ledger.sync) as saving,
         ):
             run = Run(
                 self,
@@ -273,7 +273,7 @@ class Trainer:
           InputError: a checkpoint is of another model or optimizer, or of a newer version.
           CheckpointError: there are checkpoints, and none is good.
         """
-        return self.resume_from(self.strategy.group.broadcast("resume", to_go_on_from(path, commits)))
+        return self.resume_from(to_go_on_from(self.strategy, path, commits))
 
     def resume_from(self, checkpoints: Sequence[str], *, sets_aside: bool = True) -> int:
         """As `resume`, with the first good one of these paths; whether damaged ones are renamed is to be said."""

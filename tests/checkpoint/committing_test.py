@@ -163,11 +163,12 @@ def test_what_could_not_be_read_again_is_not_written(given, words, tmp_path, wri
 
 
 def test_an_error_of_any_kind_is_told(tmp_path, write, on_ranks, monkeypatch):
-    def fail(partial: Path, rank: int, parts: list[Part]) -> None:
+    def fail(partial: Path, rank: int, parts: list[Part]) -> Index:
         if rank:
             raise RuntimeError("two\nlines")
+        return Index({}, {})
 
-    monkeypatch.setattr(committing, "_write_part", fail)
+    monkeypatch.setattr(committing, "write_shard", fail)
     found = on_ranks(6, lambda group: write(tmp_path, [], group))
     message = assert_all_know(found, "rank 1: RuntimeError('two\\nlines'); rank 2: ", "; and 2 more ranks.")
     assert "rank 4" not in message

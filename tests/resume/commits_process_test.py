@@ -12,7 +12,7 @@ import pytest
 
 from tests.resume.command_test import shown, weights
 from tfdist import ledger
-from tfdist.checkpoint import newest, step_of
+from tfdist.checkpoint import step_of
 from tfdist.reporting import RunDirectory
 from tfdist.testing import processes
 
@@ -47,14 +47,16 @@ def finish(command: list[str], size: int, environment: dict[str, str] | None = N
     return [end.output for end in ended]
 
 
-def last_commit(memory: pathlib.Path) -> int:
-    return max((step_of(path) for folder in memory.iterdir() for path in newest(folder)), default=0)
+def last_commit(home: pathlib.Path) -> int:
+    """The last one that is in all memories."""
+    found = [[step_of(path) for path in memory.glob("*/step-*")] for memory in home.glob("memory*")]
+    return min(max(steps, default=0) for steps in found)
 
 
-def kill_behind_a_commit(job: processes.Job, memory: pathlib.Path) -> None:
+def kill_behind_a_commit(job: processes.Job, home: pathlib.Path) -> None:
     """Behind the first checkpoint, and before the second."""
     end = time.monotonic() + SECONDS
-    while last_commit(memory) < DURABLE + COMMIT:
+    while last_commit(home) < DURABLE + COMMIT:
         assert time.monotonic() < end and all(p.poll() is None for p in job.processes), job.output(0)
         time.sleep(0.001)
     for process in job.processes:
@@ -67,46 +69,99 @@ class Killed:
     """What a run of two processes has left, to be gone on with again and again in the same place."""
 
     home: pathlib.Path
-    step: int  # of its last commit
+    memory: str  # the directory of a rank's host, in it
+    flags: tuple[str, ...]
+    step: int = 0  # of its last commit
+
+    @classmethod
+    def run(cls, home: pathlib.Path, memory: str, *flags: str) -> "Killed":
+        """Lets a run be killed."""
+        run = cls(home, memory, flags)
+        for rank in range(2):
+            (home / memory.format(rank=rank)).mkdir(exist_ok=True)
+        with processes.job(run.command, 2, run.environment) as job:
+            kill_behind_a_commit(job, home)
+        step = last_commit(home)
+        assert DURABLE < step < 2 * DURABLE
+        (home / "kept").mkdir()
+        for left in ("run", *{memory.format(rank=rank) for rank in range(2)}):
+            (home / left).rename(home / "kept" / left)
+        return dataclasses.replace(run, step=step)
 
     @property
     def path(self) -> pathlib.Path:
         return self.home / "run"
 
-    def go_on(self, size: int) -> str:
-        """Starts the run again as it was left, as a launcher does; returns what the chief has printed."""
-        for name in ("run", "memory"):
-            shutil.rmtree(self.home / name, ignore_errors=True)
-            shutil.copytree(self.home / "kept" / name, self.home / name)
-        again = {"TFDIST_COMMITS": str(self.home / "memory"), "TFDIST_RESTART": "1"}
-        said = finish(train(self.path, STEPS, DURABLE, f"--commit_every={COMMIT}"), size, again)[0]
+    @property
+    def command(self) -> list[str]:
+        return train(self.path, STEPS, DURABLE, f"--commit_every={COMMIT}", *self.flags)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return THREADS | {"TFDIST_COMMITS": str(self.home / self.memory)}
+
+    def go_on(self, size: int, lost: int | None = None) -> str:
+        """Starts the run again as it was left, as a launcher does; returns what the chief has printed.
+
+        Args:
+          size: how many processes.
+          lost: the rank whose host's memory is gone; None for no one's.
+        """
+        for kept in (self.home / "kept").iterdir():
+            shutil.rmtree(self.home / kept.name, ignore_errors=True)
+            shutil.copytree(kept, self.home / kept.name)
+        if lost is not None:
+            shutil.rmtree(self.home / self.memory.format(rank=lost))
+        said = finish(self.command, size, self.environment | {"TFDIST_RESTART": "1"})[0]
         assert [start["step"] for start in RunDirectory(self.path).beginnings()] == [0, self.step]
         assert ledger.main(str(self.path)) == 0
-        assert last_commit(self.home / "memory") == 0  # the last checkpoint has all
+        assert last_commit(self.home) == 0  # the last checkpoint has all
         return said
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    home = tmp_path_factory.mktemp("killed")
-    memory = home / "memory"
-    memory.mkdir()
-    command = train(home / "run", STEPS, DURABLE, f"--commit_every={COMMIT}")
-    with processes.job(command, 2, THREADS | {"TFDIST_COMMITS": str(memory)}) as job:
-        kill_behind_a_commit(job, memory)
-    step = last_commit(memory)
-    assert DURABLE < step < 2 * DURABLE
-    (home / "kept").mkdir()
-    for name in ("run", "memory"):
-        (home / name).rename(home / "kept" / name)
-    return Killed(home, step)
+    return Killed.run(tmp_path_factory.mktemp("killed"), "memory")
 
 
-def test_as_many_processes_end_as_if_nobody_was_killed(killed: Killed, tmp_path: pathlib.Path) -> None:
-    finish(train(tmp_path), 2)
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("runs") / "uninterrupted"
+    finish(train(path), 2)
+    return path
+
+
+def test_as_many_processes_end_as_if_nobody_was_killed(killed: Killed, uninterrupted: pathlib.Path) -> None:
     killed.go_on(2)
-    assert weights(killed.path) == weights(tmp_path)
-    assert shown(killed.path) == shown(tmp_path)
+    assert weights(killed.path) == weights(uninterrupted)
+    assert shown(killed.path) == shown(uninterrupted)
+
+
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.full)])
+def test_a_host_is_lost_with_its_memory(lost: int, uninterrupted: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Each process has a directory of its own, as on two hosts; what the lost one alone held, the other one has."""
+    killed = Killed.run(tmp_path, "memory-{rank}")
+    killed.go_on(2, lost)
+    assert weights(killed.path) == weights(uninterrupted)
+    assert shown(killed.path) == shown(uninterrupted)
+
+
+@pytest.mark.full
+def test_a_host_is_lost_under_multiworker(tmp_path: pathlib.Path) -> None:
+    finish(train(tmp_path / "uninterrupted", STEPS, DURABLE, "--strategy=multiworker"), 2)
+    killed = Killed.run(tmp_path, "memory-{rank}", "--strategy=multiworker")
+    killed.go_on(2, lost=1)
+    assert weights(killed.path) == weights(tmp_path / "uninterrupted")
+
+
+@pytest.mark.full
+def test_the_host_that_is_left_goes_on_alone(tmp_path: pathlib.Path) -> None:
+    killed = Killed.run(tmp_path, "memory-{rank}")
+    finish(train(tmp_path / "purpose", killed.step, killed.step), 2)
+    finish(train(tmp_path / "purpose"), 1)
+    said = killed.go_on(1, lost=1)
+    assert "1 replicas go on where 2 stopped: what compression has not sent yet keeps its sum" in said
+    assert weights(killed.path) == weights(tmp_path / "purpose")
 
 
 @pytest.mark.full

@@ -1,5 +1,7 @@
 """`python -m tfdist.train` with commits, ended without a word and started again: which of them it goes on from."""
 
+import errno
+import os
 import pathlib
 import shutil
 
@@ -9,7 +11,6 @@ from tests.resume.command_test import run, shown, weights
 from tests.resume.exact_test import tensors
 from tfdist import beginning, commits, ledger
 from tfdist.checkpoint import newest
-from tfdist.config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
 from tfdist.resuming import Origin
@@ -219,19 +220,35 @@ def test_commits_that_a_process_does_not_see_are_left_out_and_removed(memory, tm
     assert commits_of(path) == []
 
 
-def test_a_directory_that_a_process_does_not_share_is_refused(memory, tmp_path):
-    config = TrainConfig(commit_every=5)
-    directory = RunDirectory(tmp_path / "run")
-    folder = beginning._commit_folder(config, directory, 0, TwoHosts(True))
-    assert folder.startswith(str(memory))
-    directory.begin("", ["alpha"], facts={"commits": folder})
-    assert beginning._commit_folder(config, directory, 0, TwoHosts(True)) == folder
-    shutil.rmtree(folder)  # another host's may have that name, and must not pass for one that is shared
-    assert beginning._commit_folder(config, directory, 0, TwoHosts(True)) != folder
-    with pytest.raises(
-        InputError, match="all on one host. Received: .*memory.*, which is another one for rank 1. Leave out"
-    ):
-        beginning._commit_folder(config, directory, 0, TwoHosts(False))
+def test_each_start_has_a_folder_and_takes_along_what_it_goes_on_from(memory, tmp_path):
+    """So that what lies in another one, on a host that was away meanwhile, is never taken for the run's."""
+    path = tmp_path / "run"
+    die(path)
+    [first] = memory.iterdir()
+    die(path, at=38)
+    [second] = memory.iterdir()
+    assert first != second
+    assert [commit.name[-2:] for commit in newest(second)] == ["35"]
+    shutil.copytree(second, first)
+    (first / "step-000000035").rename(first / "step-000000040")
+    assert go_on(path) == [0, 35, 35]
+
+
+def test_what_cannot_be_taken_along_stays_where_it_is(memory, tmp_path, monkeypatch, whole):
+    def refused(source, target):
+        if "step-" in str(target):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        link(source, target)
+
+    path, link = tmp_path / "run", os.link
+    die(path)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.link", refused)
+        die(path, at=38)
+        assert sorted(len(newest(folder)) for folder in memory.iterdir()) == [0, 2]
+    assert go_on(path) == [0, 35, 35]
+    assert weights(path) == weights(whole)
+    assert len(list(memory.iterdir())) == 1
 
 
 def test_commits_without_a_directory_are_refused(tmp_path, monkeypatch):
@@ -241,7 +258,7 @@ def test_commits_without_a_directory_are_refused(tmp_path, monkeypatch):
     ):
         run(tmp_path / "run", commit_every=5)
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="a directory that can be written. Received: .*file"):
+    with pytest.raises(InputError, match="a directory that can be written. Received, on rank 0: .*file"):
         run(tmp_path / "run", steps=5, commit_every=5, commit_dir=str(tmp_path / "file"))
 
 

@@ -9,7 +9,7 @@ from tfdist.group import LocalGroup
 from tfdist.reporting import RunDirectory
 from tfdist.resuming import FIXED, origin
 
-FLAGS = {name: f"its {name}" for name in FIXED} | {"steps": 10, "strategy": "single"}
+FLAGS = {name: f"its {name}" for name in FIXED} | {"steps": 10, "strategy": "single", "commit_dir": ""}
 TEXT = "".join(f"--{name}={value}\n" for name, value in FLAGS.items())
 
 

@@ -13,8 +13,9 @@ from tfdist.checkpoint.directory import clean_partial, is_name, newest, remove, 
 from tfdist.checkpoint.entries import Index, PartEntry, TensorEntry
 from tfdist.checkpoint.locking import lock
 from tfdist.checkpoint.part import Part
-from tfdist.checkpoint.reading import Checkpoint
-from tfdist.checkpoint.shard import write_shard
+from tfdist.checkpoint.reading import Checkpoint, Held
+from tfdist.checkpoint.shard import shard_bytes, write_shard
+from tfdist.checkpoint.spread import Spread, keeper
 from tfdist.errors import CheckpointError, Damaged
 
 __all__ = [
@@ -22,17 +23,21 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Damaged",
+    "Held",
     "Index",
     "Part",
     "PartEntry",
+    "Spread",
     "TensorEntry",
     "clean_partial",
     "commit",
     "is_name",
+    "keeper",
     "lock",
     "newest",
     "remove",
     "set_aside",
+    "shard_bytes",
     "step_of",
     "write_shard",
 ]

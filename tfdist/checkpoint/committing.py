@@ -2,7 +2,8 @@
 
     rank 0: a partial directory -> every rank: its shard and its index, in files -> rank 0: the manifest, one rename
 
-Shards and indices go through the file system; between the processes only small words travel, one after each stage.
+Shards and indices go through the file system; between the processes only small words travel, one after each stage. Where no
+directory is all ranks', what rank 0 does, the first rank of each host does there (`spread.py`).
 """
 
 import os
@@ -16,6 +17,7 @@ from tfdist.checkpoint.entries import Index
 from tfdist.checkpoint.manifest import Manifest
 from tfdist.checkpoint.part import Part
 from tfdist.checkpoint.shard import write_shard
+from tfdist.checkpoint.spread import OverHosts, Spread
 from tfdist.errors import CheckpointError
 from tfdist.group import Group, Json
 
@@ -35,13 +37,14 @@ def commit(
     keep: int,
     noun: str = "checkpoint",
     deadline: float = 3600.0,
+    over: Spread | None = None,
 ) -> Path:
     """Writes a checkpoint; every rank calls it, from any thread. It returns when the checkpoint is on the disk.
 
     Args:
       group: the processes that write together.
-      directory: of the run's checkpoints, on a file system that all ranks share; it is made if need be. One job writes
-        there (see `lock`), one checkpoint at a time: what else has begun there is removed.
+      directory: of the run's checkpoints, on a file system that all ranks share, unless there is `over`; it is made if need
+        be. One job writes there (see `lock`), one checkpoint at a time: what else has begun there is removed.
       parts: what this rank has. The parts of all ranks tile each tensor.
       step: how many steps the state has seen; a checkpoint of the same step is replaced.
       seed: of the run.
@@ -50,6 +53,8 @@ def commit(
       keep: how many checkpoints stay, at least 1; the newest steps do, and the one just written.
       noun: what it is called in messages; those of two nouns may be written at one time, in two directories.
       deadline: in seconds, for each of three stages, in which the slowest rank may be behind the fastest.
+      over: the hosts in whose directories the files lie, if there is none that all ranks share; the parts are then those that
+        this rank alone holds.
 
     Returns:
       The checkpoint's path.
@@ -60,22 +65,26 @@ def commit(
     """
     if keep < 1:
         raise ValueError(f"At least one checkpoint must stay. Received: keep={keep}.")
-    home, is_chief = Path(directory), group.rank == 0
+    home = Path(directory)
+    place = OverHosts(group, over, flags, values) if over else _InOne(group, flags, values)
     partial, whole = places.partial(home, step), home / places.name(step)
     stages = _Stages(group, noun, places.name(step), deadline)
 
     def publish() -> None:
-        content = Manifest(step, seed, flags, values, _fold(partial, group.size))
+        index, said_flags, said_values = place.content()
+        content = Manifest(step, seed, said_flags, said_values, index)
         _write(partial / manifest.NAME, manifest.dump(content))
         places.publish(partial, whole)
         places.prune(home, keep, whole)
 
     try:
-        stages.run("begin", lambda: _begin(partial), is_chief)
-        stages.run("shards", lambda: _write_part(partial, group.rank, parts))
-        stages.run("manifest", publish, is_chief)
+        stages.run("begin", lambda: _begin(partial), place.is_first)
+        stages.run("shards", lambda: place.write(partial, parts))
+        if over:
+            stages.run("indices", lambda: place.exchange(f"{noun} {whole.name} index"))
+        stages.run("manifest", publish, place.is_first)
     except BaseException:
-        if is_chief:  # what cannot be removed, the next one to be written does
+        if place.is_first:  # what cannot be removed, the next one to be written does
             shutil.rmtree(partial, ignore_errors=True)
         raise
     return whole
@@ -111,13 +120,28 @@ def _begin(partial: Path) -> None:
     partial.mkdir()
 
 
+class _InOne:
+    """How ranks write that share a directory: their indices are files in it."""
+
+    def __init__(self, group: Group, flags: Json, values: Json):
+        self._group, self._flags, self._values = group, flags, values
+        self.is_first = group.rank == 0
+        self._partial = Path()
+
+    def write(self, partial: Path, parts: Sequence[Part]) -> None:
+        self._partial = partial
+        index = write_shard(partial, self._group.rank, parts)
+        _write(_index_file(partial, self._group.rank), manifest.sealed(manifest.dump_index(index)))
+
+    def exchange(self, name: str) -> None:
+        """The files are there for rank 0."""
+
+    def content(self) -> tuple[Index, Json, Json]:
+        return _fold(self._partial, self._group.size), self._flags, self._values
+
+
 def _index_file(partial: Path, rank: int) -> Path:
     return partial / f"index-{rank:05d}.json"
-
-
-def _write_part(partial: Path, rank: int, parts: Sequence[Part]) -> None:
-    index = write_shard(partial, rank, parts)
-    _write(_index_file(partial, rank), manifest.sealed(manifest.dump_index(index)))
 
 
 def _fold(partial: Path, size: int) -> Index:

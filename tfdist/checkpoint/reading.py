@@ -1,5 +1,6 @@
 """Reads a checkpoint: nothing of it is returned before its hash has been seen to be right."""
 
+import hashlib
 import itertools
 import math
 import os
@@ -14,7 +15,7 @@ from tfdist.checkpoint import files, manifest, pieces, shard
 from tfdist.checkpoint.entries import PartEntry, TensorEntry
 from tfdist.checkpoint.manifest import Manifest
 from tfdist.checkpoint.shard import Plan
-from tfdist.errors import Damaged
+from tfdist.errors import CheckpointError, Damaged
 from tfdist.group import Json
 
 AHEAD = 64 << 20  # bytes that `arrays` reads at once, to share small tensors between threads
@@ -31,6 +32,20 @@ class _Block(NamedTuple):
     @property
     def file(self) -> str:
         return self.part.file
+
+
+class Held(NamedTuple):
+    """What there is of a checkpoint in one directory.
+
+    Attributes:
+      manifest: the SHA-256 of the manifest's bytes, in hexadecimal.
+      sizes: of all files that belong to it, in bytes, by name; the manifest is the last.
+      intact: the names of those that are there as they were written.
+    """
+
+    manifest: str
+    sizes: dict[str, int]
+    intact: list[str]
 
 
 class Checkpoint:
@@ -69,15 +84,51 @@ class Checkpoint:
           InputError: a newer version of the format.
           CheckpointError: the system refuses to read it.
         """
-        directory = Path(path)
+        found = cls._described(Path(path))
+        for name, plan in found._plans.items():
+            _check_shard(found.path / name, plan)
+        return found
+
+    @classmethod
+    def _described(cls, directory: Path) -> "Checkpoint":
+        """What a manifest says; no shard is looked at."""
         file = directory / manifest.NAME
         content = manifest.load(file, files.read(file))
         plans = shard.plans(content.index)
         for name, size in content.index.shards.items():
             if size != plans[name].size:
                 raise Damaged(file, f"{name} cannot have {size} bytes")
-            _check_shard(directory / name, plans[name])
         return cls(directory, content, plans)
+
+    @classmethod
+    def held(cls, path: str | os.PathLike[str]) -> Held:
+        """Which files of a checkpoint are here as they were written; every byte is read.
+
+        Args:
+          path: the checkpoint's directory, in which there may be some of its files only.
+
+        Raises:
+          Damaged, InputError, CheckpointError: the manifest cannot be read, see `open`.
+        """
+        found, data = cls._described(Path(path)), files.read(Path(path) / manifest.NAME)
+        sizes = {name: plan.size for name, plan in found._plans.items()}
+        intact = [name for name in sizes if found._is_intact(name)]
+        own = manifest.NAME
+        return Held(hashlib.sha256(data).hexdigest(), {**sizes, own: len(data)}, [*intact, own])
+
+    def _is_intact(self, name: str) -> bool:
+        blocks = [
+            _Block(part, tensor.size_of(part), None)
+            for tensor in self.tensors.values()
+            for part in tensor.parts
+            if part.file == name
+        ]
+        try:
+            _check_shard(self.path / name, self._plans[name])
+            self._check(blocks)
+        except CheckpointError:
+            return False
+        return True
 
     def read(self, name: str) -> np.ndarray:
         """Returns a whole tensor.

@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from tfdist.checkpoint import dtypes, files, pieces
 from tfdist.checkpoint.entries import Index, PartEntry, TensorEntry, merged
 from tfdist.checkpoint.part import Part
@@ -88,11 +90,27 @@ def write_shard(directory: Path, rank: int, parts: Sequence[Part]) -> Index:
     if len(set(keys)) < len(keys):
         raise ValueError(f"Parts need keys of their own. Received twice: {max(keys, key=keys.count)}.")
     file = shard_name(rank)
-    blocks = {part.key: _Block(part.values.dtype.name, part.values.shape, part.values.nbytes) for part in parts}
-    plan = _plan(blocks)
+    plan = _plan(_blocks(parts))
     hashes = _write(directory / file, plan, parts)
     tensors = merged([Index({}, {part.name: _entry(file, part, hashes[part.key])}) for part in parts]).tensors
     return Index({file: plan.size}, tensors)
+
+
+def shard_bytes(parts: Sequence[Part]) -> np.ndarray:
+    """The bytes, uint8, of the file that `write_shard` makes of these parts, for another host; none for no parts."""
+    if not parts:
+        return np.zeros(0, np.uint8)
+    plan = _plan(_blocks(parts))
+    data = np.empty(plan.size, np.uint8)
+    data[: len(plan.header)] = np.frombuffer(plan.header, np.uint8)
+    for part in parts:
+        at = plan.positions[part.key]
+        data[at : at + part.values.nbytes] = part.values.reshape(-1).view(np.uint8)
+    return data
+
+
+def _blocks(parts: Sequence[Part]) -> dict[str, _Block]:
+    return {part.key: _Block(part.values.dtype.name, part.values.shape, part.values.nbytes) for part in parts}
 
 
 def _entry(file: str, part: Part, sha256: tuple[str, ...]) -> TensorEntry:

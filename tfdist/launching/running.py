@@ -56,9 +56,10 @@ def run(
         logs = log_directory(job.log_dir, desk.everyone)
         memory = stack.enter_context(_memory(guard))
         notes = _folder(memory, "notes") if job.restart_budget else None  # they decide whether a failure repeats
-        own = {LAUNCHED_VARIABLE: time.strftime("%Y%m%d-%H%M%S")}
-        if job.nodes == 1 and not (job.is_elastic and job.coordinator):  # another host would not see them
-            own[commits.VARIABLE] = str(_folder(memory, "commits"))
+        own = {
+            LAUNCHED_VARIABLE: time.strftime("%Y%m%d-%H%M%S"),
+            commits.VARIABLE: str(_folder(memory, "commits")),
+        }
         inherited = {name: value for name, value in environment.items() if name != commits.VARIABLE}
         with interrupts or contextlib.nullcontext([]) as arrived:
             outcome = _until_over(Host(job, command, inherited | own, guard, logs, notes, stops, arrived, say), desk)

@@ -75,7 +75,7 @@ def job(command: Sequence[str], size: int, environment: Mapping[str, str] | None
     Args:
       command: program and arguments; `{rank}` in them stands for the rank.
       size: how many processes.
-      environment: variables beside this process's own.
+      environment: variables beside this process's own; `{rank}` in their values stands for the rank.
     """
     workers = free_addresses(size)
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as files:
@@ -83,10 +83,11 @@ def job(command: Sequence[str], size: int, environment: Mapping[str, str] | None
         processes = []
         for rank in range(size):
             config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+            own = {name: value.replace("{rank}", str(rank)) for name, value in (environment or {}).items()}
             processes.append(
                 subprocess.Popen(
                     [argument.replace("{rank}", str(rank)) for argument in command],
-                    env={**os.environ, **(environment or {}), "TF_CONFIG": json.dumps(config)},
+                    env={**os.environ, **own, "TF_CONFIG": json.dumps(config)},
                     stdin=subprocess.DEVNULL,
                     stdout=files.enter_context(open(outputs[rank], "wb")),
                     stderr=subprocess.STDOUT,
