@@ -74,7 +74,13 @@ def test_a_loss_that_is_not_finite(size: int, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "size", "dies"), [("multiworker", 2, 1), ("horovod", 3, 2), ("horovod", 3, 0), ("multiworker", 2, 0)]
+    ("strategy", "size", "dies"),
+    [
+        ("multiworker", 2, 1),
+        pytest.param("horovod", 3, 2, marks=pytest.mark.full),
+        ("horovod", 3, 0),
+        ("multiworker", 2, 0),
+    ],
 )
 def test_a_peer_that_is_killed(strategy: str, size: int, dies: int) -> None:
     with processes.job(train(*LONG, f"--strategy={strategy}", "--output_dir=run"), size) as job:
@@ -92,7 +98,7 @@ def test_a_peer_that_is_killed(strategy: str, size: int, dies: int) -> None:
         assert line.startswith(f"rank {rank} of {size}: rank {dies} "), line
 
 
-@pytest.mark.parametrize("dies", [1, 0])
+@pytest.mark.parametrize("dies", [pytest.param(1, marks=pytest.mark.full), 0])
 def test_a_peer_that_is_killed_while_the_engines_start(dies: int) -> None:
     """The others wait for its server inside a call during which no Python thread of theirs runs."""
     start = (

@@ -135,6 +135,7 @@ def test_the_run_of_make_train_is_the_flagfiles_and_learns(tmp_path: pathlib.Pat
     assert float(accuracy) >= 0.97, output
 
 
+@pytest.mark.full
 def test_a_mesh_over_two_processes_leaves_one_model(tmp_path: pathlib.Path):
     path = EXAMPLES / "flagfiles" / "mesh.flags"
     smaller = ["--model=transformer(layers=1,width=16,heads=2)", "--dataset=text(length=16)", "--steps=3"]

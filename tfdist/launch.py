@@ -24,7 +24,8 @@ _HELP = {
     "launcher": f"How the processes find each other: {' or '.join(ENGINES)}.",
     "nodes": "How many hosts the job has; this command runs on each.",
     "node_rank": "This host's number, from 0 to --nodes - 1.",
-    "coordinator": "host:port of node 0 at which its launcher can listen; the same on every host.",
+    "coordinator": "host:port at which the launcher of node 0, or of the host that decides for an elastic job, can listen; the"
+    " same on every host.",
     "start_timeout_seconds": "How long to wait for the other hosts' launchers, and for ranks that do not come.",
     "log_dir": "Where each rank's output is written as rank-N.log; by default a new directory under runs/.",
     "grace_seconds": "How long the processes may take to save and end when this command gets SIGTERM or Ctrl-C.",

@@ -5,8 +5,8 @@ import signal
 import time
 from typing import NamedTuple
 
-from tests.chaos.plan import MISSED, Interruption
-from tests.chaos.settings import Setting
+from tests.chaos.plan import MISSED, Interruption, Plan
+from tests.chaos.settings import COMMIT_EVERY, Setting
 from tests.chaos.striking import DEADLINE_SECONDS, Pace, Striker
 from tests.chaos.watching import Watch
 from tfdist.errors import ExitCode
@@ -42,25 +42,31 @@ def uninterrupted(setting: Setting, directory: pathlib.Path) -> Pace:
     return pace
 
 
-def attempt(
-    setting: Setting, directory: pathlib.Path, launched: bool, blow: Interruption | None, pace: Pace
-) -> Attempt:
+def attempt(setting: Setting, directory: pathlib.Path, made: Plan, blow: Interruption | None, pace: Pace) -> Attempt:
     """Starts a run, or lets it go on; strikes it, if a blow is given; waits for its end.
 
     Args:
       setting: what to run.
       directory: of the run.
-      launched: see `Plan`.
+      made: what befalls it in all its starts.
       blow: what befalls it.
       pace: of the run that nobody interrupts.
 
     Raises:
       AssertionError: not all processes have ended in time; it has their output.
     """
-    command, size = (setting.launch(directory), 1) if launched else (setting.train(directory), setting.processes)
+    memory = f"{directory}-memory"
+    flags = [f"--commit_every={COMMIT_EVERY}"] if made.commits else []
+    if made.commits and made.launched:
+        flags.append(f"--commit_dir={memory}")  # its launcher's own ends with it
+    command, size = (
+        (setting.launch(directory, *flags), 1)
+        if made.launched
+        else (setting.train(directory, *flags), setting.processes)
+    )
     watch = Watch(directory)
-    with processes.job(command, size, _THREADS) as job:
-        fell = Striker(job, launched, watch).strike(blow, pace) if blow else ""
+    with processes.job(command, size, _THREADS | {"TFDIST_COMMITS": memory + setting.memory}) as job:
+        fell = Striker(job, made.launched, watch).strike(blow, pace) if blow else ""
         struck = time.monotonic()
         ends = job.wait(SURVIVORS_SECONDS if blow and fell != MISSED else DEADLINE_SECONDS)
         seconds = time.monotonic() - struck

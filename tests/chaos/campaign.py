@@ -58,11 +58,11 @@ def outcome(setting: Setting, seed: int, home: pathlib.Path, against: Reference)
       against: of the same setting.
     """
     begun, directory = time.monotonic(), home / f"{setting.name}-{seed}"
-    launched, blows = plan(setting.name, seed, setting.processes)
+    befalls = plan(setting.name, seed, setting.processes)
     falls, ends, problems = [], [], []
-    for number, blow in enumerate([*blows, None]):
+    for number, blow in enumerate([*befalls.interruptions, None]):
         try:
-            made = attempt(setting, directory, launched, blow, against.pace)
+            made = attempt(setting, directory, befalls, blow, against.pace)
         except AssertionError as hung:
             problems.append(f"start {number} with {blow} did not end:\n{hung}")
             break

@@ -30,10 +30,12 @@ class Plan(NamedTuple):
     Attributes:
       launched: whether `tfdist.launch` starts the ranks and watches over them; else nobody does.
       interruptions: one for each start of the run but the last.
+      commits: whether the run makes commits, too, from which it may go on.
     """
 
     launched: bool
     interruptions: list[Interruption]
+    commits: bool
 
 
 def plan(name: str, seed: int, processes: int) -> Plan:
@@ -52,4 +54,5 @@ def plan(name: str, seed: int, processes: int) -> Plan:
             )
             for phase in phases
         ],
+        drawn.random() < 0.5,
     )

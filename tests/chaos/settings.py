@@ -4,7 +4,7 @@ import pathlib
 import sys
 from typing import NamedTuple
 
-STEPS, SAVED_EVERY = 120, 7
+STEPS, SAVED_EVERY, COMMIT_EVERY = 120, 7, 3
 _TRAINING = (
     "--model=tests.chaos.network:network",
     "--dataset=digits",
@@ -30,22 +30,24 @@ class Setting(NamedTuple):
       processes: how many.
       launcher: of `tfdist.launch`.
       flags: of `tfdist.train`, beside those that all share.
+      memory: ends the name of the directory for commits, which each rank has for itself, as on a host of its own, unless its
+        engine has no collectives that could carry them.
     """
 
     name: str
     processes: int
     launcher: str
     flags: tuple[str, ...]
+    memory: str = "-{rank}"
 
-    def train(self, directory: pathlib.Path) -> list[str]:
+    def train(self, directory: pathlib.Path, *flags: str) -> list[str]:
         """The command of one rank, whose TF_CONFIG says who it is."""
-        flags = (*_TRAINING, *self.flags, f"--output_dir={directory}")
-        return [sys.executable, "-m", "tfdist.train", *flags]
+        return [sys.executable, "-m", "tfdist.train", *_TRAINING, *self.flags, f"--output_dir={directory}", *flags]
 
-    def launch(self, directory: pathlib.Path) -> list[str]:
+    def launch(self, directory: pathlib.Path, *flags: str) -> list[str]:
         """The command that starts all ranks."""
         own = (f"--processes={self.processes}", f"--launcher={self.launcher}", f"--log_dir={directory}-logs")
-        return [sys.executable, "-m", "tfdist.launch", *own, "--", *self.train(directory)]
+        return [sys.executable, "-m", "tfdist.launch", *own, "--", *self.train(directory, *flags)]
 
 
 SETTINGS = {
@@ -54,7 +56,7 @@ SETTINGS = {
         Setting("multiworker2", 2, "tensorflow", ("--strategy=multiworker", *_COMPRESSED)),
         Setting("horovod2", 2, "horovod", ("--strategy=horovod", *_COMPRESSED)),
         Setting("horovod3", 3, "horovod", ("--strategy=horovod", *_COMPRESSED)),
-        Setting("mesh1x4", 1, "tensorflow", _SHARDED),
-        Setting("mesh2x2", 2, "tensorflow", _SHARDED),
+        Setting("mesh1x4", 1, "tensorflow", _SHARDED, ""),
+        Setting("mesh2x2", 2, "tensorflow", _SHARDED, ""),
     )
 }

@@ -11,6 +11,7 @@ import pathlib
 import pickle
 import sys
 import tempfile
+from typing import Any
 
 import keras
 import numpy as np
@@ -132,15 +133,26 @@ def numbers(cases: tuple[parity.Case, ...]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("number", range(len(cases)), ids=[str(case) for case in cases])
 
 
-@pytest.mark.parametrize("strategy", IN_PROCESS)
-@pytest.mark.parametrize("case", parity.CASES, ids=str)
+def thorough(short: bool, *values: object) -> Any:
+    """Parameters of a test that `make test` has only if they are short."""
+    return pytest.param(*values, marks=() if short else pytest.mark.full)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "case"),
+    [
+        thorough(strategy == "mirrored4" or case.model not in ("transformer", "experts"), strategy, case)
+        for strategy, case in itertools.product(IN_PROCESS, parity.CASES)
+    ],
+    ids=str,
+)
 def test_logical_devices(strategy: str, case: parity.Case, float64: None, request: pytest.FixtureRequest) -> None:
     outcome = parity.run_case(request.getfixturevalue(strategy), case)
     assert len(set(outcome.digests)) == 1, "replicas differ bitwise"
     assert_same(outcome, case)
 
 
-@pytest.mark.parametrize(("strategy", "size"), IN_PROCESSES)
+@pytest.mark.parametrize(("strategy", "size"), [thorough(job != ("horovod", 2), *job) for job in IN_PROCESSES])
 @numbers(parity.CASES)
 def test_processes(strategy: str, size: int, number: int, float64: None) -> None:
     check_processes(strategy, size, "float64", parity.CASES, number)
@@ -158,7 +170,9 @@ def test_the_cases_of_meshes_are_a_pairwise_cover() -> None:
         assert {(one[a], one[b]) for one in found} == set(itertools.product(values[a], values[b]))
 
 
-@pytest.mark.parametrize(("model", "shape", "layout"), LAYOUTS)
+@pytest.mark.parametrize(
+    ("model", "shape", "layout"), [thorough(number in (1, 3), *one) for number, one in enumerate(LAYOUTS)]
+)
 def test_layouts_of_activations(model: str, shape: str, layout: str, float64: None) -> None:
     case = parity.Case(model=model, optimizer="adamw")
     assert_same(parity.run_case(on_a_mesh((shape, layout), model), case), case)

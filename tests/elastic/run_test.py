@@ -20,7 +20,7 @@ THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 DEADLINE_SECONDS = 120.0
 KILLED_BEHIND, GROWN_BEHIND = 35, 63  # checkpoints that are there by then; epochs are of 29.9 steps
 COMMIT_EVERY = 5
-STEPS = 800  # so that there are seconds of them behind the last one, as the host list is read once a second
+STEPS = 600  # so that there are seconds of them behind the last one, as the host list is read once a second
 HOROVOD = SETTINGS["horovod3"]
 MULTIWORKER = Setting("multiworker3", 3, "tensorflow", SETTINGS["multiworker2"].flags)
 

@@ -19,7 +19,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("micro_steps", [2, 5])
+@pytest.mark.parametrize("micro_steps", [pytest.param(2, marks=pytest.mark.full), 5])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_same_result_in_one_go_and_in_parts(case, micro_steps, single, mirrored2, float64):
     expected = parity.run_case(single, case)

@@ -30,7 +30,11 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.mark.parametrize(
     ("ranks", "through"),
-    [pytest.param(2, [], marks=pytest.mark.full), (3, []), (2, [str(HERE / "without_horovod.py")])],
+    [
+        pytest.param(2, [], marks=pytest.mark.full),
+        (3, []),
+        pytest.param(2, [str(HERE / "without_horovod.py")], marks=pytest.mark.full),
+    ],
 )
 def test_scripts_with_the_import_changed_are_one_process(ranks, through, one_process, tmp_path):
     """Ranks bitwise equal, and the weights and metrics of plain Keras with whole batches to 1e-9 of their norm."""
@@ -53,6 +57,7 @@ def test_scripts_with_the_import_changed_are_one_process(ranks, through, one_pro
             assert difference < 1e-9, (name, key, difference)
 
 
+@pytest.mark.full
 def test_the_same_script_with_horovods_own_import_reduces_nothing(tmp_path):
     """Guards the worst trap of Horovod: under Keras 3 its own optimizer trains each rank alone, without a word."""
     text = (EXAMPLES / "keras_fit.py").read_text()

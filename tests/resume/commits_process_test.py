@@ -131,6 +131,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return path
 
 
+@pytest.mark.full
 def test_as_many_processes_end_as_if_nobody_was_killed(killed: Killed, uninterrupted: pathlib.Path) -> None:
     killed.go_on(2)
     assert weights(killed.path) == weights(uninterrupted)

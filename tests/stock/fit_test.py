@@ -60,7 +60,7 @@ HALF, OTHER_HALF = list(PROGRAMS)[::2], list(PROGRAMS)[1::2]
     ("strategy", "size", "names"),
     [
         pytest.param("multiworker", 2, HALF, id="multiworker"),
-        pytest.param("horovod", 3, OTHER_HALF, id="horovod"),
+        pytest.param("horovod", 3, OTHER_HALF, id="horovod", marks=pytest.mark.full),
         *(
             pytest.param(strategy, size, list(PROGRAMS), id=f"{strategy}{size}-all", marks=pytest.mark.full)
             for strategy, size in (("multiworker", 2), ("horovod", 2), ("horovod", 3))

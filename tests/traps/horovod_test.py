@@ -73,6 +73,7 @@ def test_a_loop_makes_its_operations_once(ranks: list[dict[str, Any]]) -> None:
         assert min(seconds["our constant"], seconds["our barrier"]) > 2e-4, seconds
 
 
+@pytest.mark.full
 def test_fusion_by_timing_is_not_reproducible(ranks: list[dict[str, Any]]) -> None:
     """Guards: with Horovod's default fusion, equal inputs give sums that differ bitwise; without fusion they do not.
 
