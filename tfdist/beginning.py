@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfdist import commits, flags, keras_internals, opening
-from tfdist.carrying import can_carry
-from tfdist.checkpoint import Checkpoint, clean_partial, lock, newest, step_of
+from tfdist.carrying import check_carries
+from tfdist.checkpoint import Checkpoint, clean_partial, lock
 from tfdist.config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.launching.attempt import RESTART_VARIABLE
 from tfdist.period import parse_period
 from tfdist.reporting import LedgerFile, NullLedger, NullReporter, Reporter, RunDirectory, chief_reporter
-from tfdist.resuming import NEVER, Origin, commit_folder, is_own
+from tfdist.resuming import Origin, commit_folder, is_own
 from tfdist.resuming import origin as decided
 from tfdist.saving import Checkpoints
 from tfdist.sharing import hosts, share
@@ -55,34 +55,28 @@ def origin(config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> 
     Raises:
       InputError: see `tfdist.resuming.origin`; on the chief.
     """
-    folder = _last_commits(config, directory, strategy)
-    if folder:
-        behind = strategy.group.broadcast(
-            "origin/durable", max(map(step_of, newest(directory.checkpoints)), default=-1)
-        )
-        share(strategy, folder, behind)
     found = _decided(config, directory) if strategy.is_chief else None
     return Origin(*strategy.group.broadcast("origin", found))
 
 
-def _last_commits(config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> Path | None:
-    """The folder with this host's commits of the run's last start; None if it made none, or if they do not count."""
-    said = ""
-    if strategy.is_chief and (config.resume != NEVER or _is_restarted()):
-        folder = commit_folder(directory, config.commit_dir)
-        home = commits.place(config.commit_dir)
-        is_here = folder and home and folder.parent == Path(home).absolute()
-        said = "" if folder is None else folder.name if is_here else str(folder)
-    said = strategy.group.broadcast("commits/last", said)
-    return Path(commits.place(config.commit_dir)).absolute() / said if said else None
+def _last_commits(
+    config: TrainConfig, directory: RunDirectory, strategy: Strategy
+) -> tuple[Path | None, list[str] | None]:
+    """The folder with this host's commits of the run's last start, if it made any; and what `share` says of them."""
+    recorded = commit_folder(directory, config.commit_dir) if strategy.is_chief else None
+    said = strategy.group.broadcast("commits/last", str(recorded or ""))
+    if not said:
+        return None, None
+    folder = commits.here(Path(said), config.commit_dir)
+    several = strategy.group.size > 1 and all(
+        strategy.group.gather("commits/place", bool(commits.place(config.commit_dir)))
+    )
+    return folder, share(strategy, folder) if several else None
 
 
-def _decided(config: TrainConfig, directory: RunDirectory) -> Origin:
-    return decided(config.resume, directory, dataclasses.asdict(config), _is_restarted())
-
-
-def _is_restarted() -> bool:
-    return os.environ.get(RESTART_VARIABLE, "0") != "0"
+def _decided(config: TrainConfig, directory: RunDirectory, whole: list[str] | None = None) -> Origin:
+    restarted = os.environ.get(RESTART_VARIABLE, "0") != "0"
+    return decided(config.resume, directory, dataclasses.asdict(config), restarted, whole)
 
 
 def begin(
@@ -115,14 +109,14 @@ def begin(
         clean_partial(directory.checkpoints)
         clean_partial(commit_folder(directory, config.commit_dir) or directory.checkpoints)
     # Once more, now that nobody else writes here: the model was built meanwhile, and another process may have ended.
-    found = _under_lock(origin, config, directory) if strategy.is_chief else None
-    origin = Origin(*strategy.group.broadcast("origin/locked", found))
-    origin = _here(origin, _last_commits(config, directory, strategy))
+    last, whole = _last_commits(config, directory, strategy)
+    found = _under_lock(origin, config, directory, whole) if strategy.is_chief else None
+    origin = _here(Origin(*strategy.group.broadcast("origin/locked", found)), last)
     _check_shared(origin, config, directory, strategy)
     origin = _seen_by_all(origin, directory, strategy)
     step = _resumed(trainer, origin, config, directory)
     checkpoint = trainer.resumed_from
-    folder = _commit_folder(config, directory, checkpoint, strategy)
+    folder = _commit_folder(config, directory, checkpoint, origin.goes_on, strategy)
     course = trainer.course(examples, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
     start = 0
     if strategy.is_chief:
@@ -162,9 +156,9 @@ def begin(
     return Begun(checkpoint, saved, ledger, directory.records())
 
 
-def _under_lock(origin: Origin, config: TrainConfig, directory: RunDirectory) -> Origin:
+def _under_lock(origin: Origin, config: TrainConfig, directory: RunDirectory, whole: list[str] | None) -> Origin:
     """Raises `InputError` if a run began here while this one was being built."""
-    found = _decided(config, directory)
+    found = _decided(config, directory, whole)
     if found.goes_on and not origin.goes_on:
         directory.check(directory.path)
     return found
@@ -222,17 +216,24 @@ def _seen_by_all(origin: Origin, directory: RunDirectory, strategy: Strategy) ->
     return origin._replace(checkpoints=kept or origin.checkpoints)
 
 
-def _commit_folder(config: TrainConfig, directory: RunDirectory, checkpoint: str, strategy: Strategy) -> str:
+def _commit_folder(
+    config: TrainConfig, directory: RunDirectory, checkpoint: str, goes_on: bool, strategy: Strategy
+) -> str:
     """A new folder for this start's commits on this host, with the one that it goes on from; empty if it makes none."""
     home = commits.home(config.commit_every, config.commit_dir)
     if not home:
         return ""
     name = strategy.group.broadcast("commits", commits.new_name(directory.path) if strategy.is_chief else None)
     folder = Path(home).absolute() / name
-    those = hosts(strategy.group, folder)
-    if len(those) > 1 and not can_carry(strategy) and checkpoint:  # it has grown over its host: no reason to end it
-        if strategy.is_chief:
-            _log.warning("No commits: --strategy=%s makes them where all processes share a directory.", strategy.name)
+    try:
+        those = hosts(strategy.group, folder)
+        if len(those) > 1:
+            check_carries(strategy)
+    except InputError as error:
+        if not goes_on:
+            raise
+        if strategy.is_chief:  # an elastic job has grown: that is no reason to end it
+            _log.warning("This start makes no commits. %s", error)
         return ""
     if checkpoint and strategy.cluster.rank in (host[0] for host in those):
         commits.take_along(Path(checkpoint), folder)

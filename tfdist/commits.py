@@ -39,6 +39,18 @@ def place(given: str, environment: Mapping[str, str] = os.environ) -> str:
     return os.path.expanduser(given or environment.get(VARIABLE, ""))
 
 
+def here(recorded: Path, given: str) -> Path:
+    """Where a folder of commits lies on this host that was recorded on this one or on another.
+
+    Args:
+      recorded: its path there.
+      given: as for `place`.
+    """
+    home = place(given)
+    own = Path(home).absolute() / recorded.name if home else recorded
+    return recorded if recorded.is_dir() and not own.is_dir() else own
+
+
 def new_name(run: Path) -> str:
     """A name for the folder of a start's commits that no folder has had before.
 

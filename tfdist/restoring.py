@@ -51,8 +51,9 @@ def to_go_on_from(strategy: Strategy, path: str | os.PathLike[str], commits: str
     durable = [Path(found) for found in group.broadcast("resume", [str(found) for found in checkpoints_at(path)])]
     if not commits:
         return [str(found) for found in durable]
-    share(strategy, folder, behind=max(map(step_of, durable), default=-1))
-    names = group.broadcast("resume/commits", [found.name for found in newest(folder)])
+    whole = share(strategy, folder)
+    there = [found.name for found in newest(folder)] if whole is None else whole
+    names = group.broadcast("resume/commits", there)
     return [str(found) for found in newest_first(durable, [folder / name for name in names])]
 
 

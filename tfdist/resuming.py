@@ -1,6 +1,6 @@
 """Where a run begins: anew, or with a checkpoint, in its own directory or in another run's."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,13 @@ class Origin(NamedTuple):
     goes_on: bool
 
 
-def origin(resume: str, directory: RunDirectory, flags: Mapping[str, Any], restarted: bool = False) -> Origin:
+def origin(
+    resume: str,
+    directory: RunDirectory,
+    flags: Mapping[str, Any],
+    restarted: bool = False,
+    whole: Sequence[str] | None = None,
+) -> Origin:
     """Decides what a run begins with; for the chief. Changes nothing on the disk.
 
     Args:
@@ -36,6 +42,7 @@ def origin(resume: str, directory: RunDirectory, flags: Mapping[str, Any], resta
       directory: the run's.
       flags: the run's, by name.
       restarted: whether a launcher has started the same command before: then the run in the directory is its own.
+      whole: the names of the last start's commits that count; None for all.
 
     Raises:
       InputError: there is nothing to go on with where it was asked for, or it is of another run; or the directory has
@@ -46,7 +53,7 @@ def origin(resume: str, directory: RunDirectory, flags: Mapping[str, Any], resta
         directory.check(directory.path)
         if resume in (AUTO, NEVER):
             return Origin([], False)
-    found = _own(directory, flags["commit_dir"]) if own else checkpoints_at(resume)
+    found = _own(directory, flags["commit_dir"], whole) if own else checkpoints_at(resume)
     if found:
         _check_flags(found, flags)
     elif not own:
@@ -62,19 +69,17 @@ def origin(resume: str, directory: RunDirectory, flags: Mapping[str, Any], resta
 def commit_folder(directory: RunDirectory, given: str) -> Path | None:
     """Where the commits of a run's last start lie on this host; None if it made none.
 
-    What is in it lies on the way that the run has taken: each start removes what lies ahead of it. Of other folders that cannot
-    be said, as a start that knows nothing of them may have gone back behind their commits.
+    What is in it lies on the way that the run has taken: each start has a folder of its own, into which it takes the one that
+    it goes on from. Of other folders that cannot be said, as a start that knows nothing of them may have gone back behind them.
 
     Args:
       directory: the run's.
-      given: as `commits.place` gets it. A folder that is not where the last start had it is on another host: it is here by the
-        same name, or will be.
+      given: as for `commits.place`.
     """
     last = Path(directory.beginnings()[-1].get("commits", "") if directory.starts.exists() else "")
     if not commits.is_of(last, directory.path):
         return None
-    home = commits.place(given)
-    return Path(home).absolute() / last.name if home and not last.is_dir() else last
+    return commits.here(last, given)
 
 
 def is_own(path: Path, directory: RunDirectory) -> bool:
@@ -82,18 +87,18 @@ def is_own(path: Path, directory: RunDirectory) -> bool:
     return path.parent == directory.checkpoints or commits.is_of(path.parent, directory.path)
 
 
-def _commits(directory: RunDirectory, given: str) -> list[Path]:
+def _commits(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> list[Path]:
     """The commits that a run may go on from: those of its last start, and the one that this start went on from."""
     folder = commit_folder(directory, given)
-    found = newest(folder) if folder else []
+    found = [path for path in newest(folder) if whole is None or path.name in whole] if folder else []
     before = Path(directory.beginnings()[-1]["checkpoint"] if directory.starts.exists() else "")
     is_another = commits.is_of(before.parent, directory.path) and before.is_dir() and before not in found
     return [*found, before] if is_another else found
 
 
-def _own(directory: RunDirectory, given: str) -> list[Path]:
+def _own(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> list[Path]:
     """The checkpoints and commits of a run that goes on; before its first one, the one that it began with."""
-    found = newest_first(newest(directory.checkpoints), _commits(directory, given))
+    found = newest_first(newest(directory.checkpoints), _commits(directory, given, whole))
     if found:
         return found
     homes = [directory.checkpoints, commit_folder(directory, given) or directory.checkpoints]

@@ -75,7 +75,11 @@ class RunState:
         """What all replicas must hold alike, by name; the states of random layers are each replica's own."""
         kept = {f"{_STATE}{state.name}": variable for state, variable in self._kept.items() if not state.per_replica}
         own = {name: held.variable for name, held in self._variables.items() if not held.per_replica}
-        return {name: v for name, v in {**own, **kept}.items() if not name.endswith("seed_generator_state")}
+        return {
+            name: v
+            for name, v in {**own, **kept}.items()
+            if not name.partition("#")[0].endswith("seed_generator_state")
+        }
 
     def parts_alike(self, parts: Sequence[Part]) -> list[Part]:
         """What all replicas hold alike, whole: from among `parts`, where it is there, else copies of this process's own."""

@@ -27,8 +27,8 @@ class Checkpoints:
     A run that is saved stops at SIGTERM and SIGINT on any of its processes: all save at the same step, and `fit` raises
     `tfdist.errors.Preempted`.
 
-    Commits are checkpoints, too, for when a process dies and not the machine: in memory, as /dev/shm is, they cost no disk's
-    time, so that there may be many. Two stay. One that cannot be written is a warning.
+    Commits are checkpoints, too, for when a process dies, or one host of several: in memory, as /dev/shm is, they cost no
+    disk's time, so that there may be many. Two stay. One that cannot be written is a warning.
 
     Attributes:
       directory: gets a folder for each checkpoint, `step-...`; on several hosts one that all see.
@@ -187,7 +187,7 @@ class _Saver(Saving):
         for store in stores:
             store.wait()
         saved = self._saved()
-        if self._durable in stores:
+        if self._durable in stores or (self._commits and self._commits.outlives_a_host):
             self._synchronize()
         for store in stores:
             store.start(saved)
@@ -211,8 +211,8 @@ def saver(
       strategy: of the run's processes.
       step: updates done so far.
       saved: returns the run as it is, copied to the host; called on every process.
-      synchronize: returns when what belongs to a checkpoint and is not in it is on the disk. A commit does without: it is for
-        when a process dies, which takes nothing that was written with it.
+      synchronize: returns when what belongs to a checkpoint and is not in it is on the disk. A commit on one host does without:
+        a process that dies takes nothing that was written with it.
     """
     if options is None:
         yield Saving()

@@ -143,6 +143,11 @@ class CommitStore(Store):
         self._is_first = any(host[0] == self._group.rank for host in self._hosts)
         self._carrier = Carrier(strategy) if len(self._hosts) > 1 else None
 
+    @property
+    def outlives_a_host(self) -> bool:
+        """Whether what one host has of a commit, others have, too."""
+        return self._carrier is not None
+
     def start(self, saved: Saved) -> None:
         """See base class."""
         super().start(self._spread(saved, self._carrier) if self._carrier else saved)

@@ -1,5 +1,6 @@
 """Commits whose files lie on several hosts: each host gets what only others have. Real processes, a directory for each."""
 
+import ast
 import logging
 import pathlib
 import shutil
@@ -98,19 +99,24 @@ def test_each_host_gets_what_only_others_have(name: str, tmp_path: pathlib.Path)
         for step in (20, 30):
             write(tmp_path, folder, step)
         happens([host / "step-000000030" for host in hosts(tmp_path, folder)])
-    write(tmp_path, "behind", 9)
-    command = [sys.executable, str(WORKER), name, str(tmp_path), "{rank}", *CASES, "behind"]
+    command = [sys.executable, str(WORKER), name, str(tmp_path), "{rank}", *CASES]
     with processes.job(command, RANKS, {"PYTHONPATH": str(WORKER.parents[2])}) as job:
-        failed = [end.output for end in job.wait(180) if end.code]
-    assert not failed, "\n".join(failed)
-    for folder, (_, step) in [*CASES.items(), ("behind", (None, None))]:
-        for host in hosts(tmp_path, folder):
-            assert [path.name for path in newest(host)] == ([f"step-{step:09d}"] if step else []), host
+        ended = job.wait(180)
+    assert [end.code for end in ended] == [0] * RANKS, "\n".join(end.output for end in ended)
+    for folder, (_, step) in CASES.items():
+        newest_whole = [f"step-{step:09d}"] if step else []
+        for host, end in zip(hosts(tmp_path, folder), ended, strict=True):
+            found = next(line for line in end.output.splitlines() if line.startswith(f"{folder}: "))
+            assert sorted(ast.literal_eval(found.partition(": ")[2]), reverse=True)[:1] == newest_whole, found
             if step:
-                checkpoint = Checkpoint.open(newest(host)[0])
+                checkpoint = Checkpoint.open(host / newest_whole[0])
                 checkpoint.verify()
                 assert checkpoint.read("error")[::100, 0].tolist() == [step, step + 1, step + 2]
                 assert checkpoint.read("w").tolist() == [step] * 1234
+    assert (
+        "Left out, as the hosts that are here do not have all files of it: the commit step-000000030."
+        in ended[0].output
+    )
 
 
 def test_ranks_that_see_one_directory_are_on_one_host(tmp_path: pathlib.Path) -> None:
@@ -136,13 +142,15 @@ def test_a_directory_that_one_rank_cannot_write_is_named_to_all(tmp_path: pathli
     assert f"Received, on rank 1: {tmp_path / 'host1'} (File exists)." in said
 
 
-def test_what_cannot_be_written_is_left_out_everywhere(tmp_path, monkeypatch, caplog) -> None:
-    """As when a host's memory is full: all go on from what is behind it."""
+def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, monkeypatch, caplog) -> None:
+    """As when its memory is full: no one can take that commit, and nobody loses anything."""
     write(tmp_path, "commits", 30)
     lose([hosts(tmp_path, "commits")[1]])
 
     class Carrier:
         """As the collectives do it."""
+
+        piece = 1 << 18
 
         def __init__(self, strategy):
             self.group = strategy.group
@@ -152,19 +160,30 @@ def test_what_cannot_be_written_is_left_out_everywhere(tmp_path, monkeypatch, ca
 
     class Strategy:
         def __init__(self, group):
-            self.group = group
+            self.group, self.is_chief = group, group.rank == 0
 
-    def full(path, *_):
-        path.parent.mkdir(exist_ok=True)
-        return f"{path.parent} (No space left on device)"
+    written = sharing._written
+
+    def full(path, *given):
+        wrong = written(path, *given)
+        return f"{path.parent} (No space left on device)" if "host1" in str(path) else wrong
 
     monkeypatch.setattr(sharing, "Carrier", Carrier)
     monkeypatch.setattr(sharing, "can_carry", lambda strategy: True)
     monkeypatch.setattr(sharing, "_written", full)
     with members(RANKS) as joined, ThreadPoolExecutor(RANKS) as pool, caplog.at_level(logging.WARNING):
-        list(pool.map(lambda g: sharing.share(Strategy(g), hosts(tmp_path, "commits")[g.rank], 10), joined))
-    assert [newest(host) for host in hosts(tmp_path, "commits")] == [[]] * RANKS
-    assert "step-000000030, as rank 0 cannot write it:" in caplog.text
+        found = list(pool.map(lambda g: sharing.share(Strategy(g), hosts(tmp_path, "commits")[g.rank]), joined))
+    assert found == [[]] * RANKS
+    assert [len(newest(host)) for host in hosts(tmp_path, "commits")] == [1, 0, 1]
+    assert "Rank 1 cannot write the commit step-000000030, which the others have: " in caplog.text
+
+
+def test_where_a_host_cannot_have_the_folder_it_is_left_out(tmp_path) -> None:
+    (tmp_path / "host1").write_text("a file")
+    with members(2) as joined, ThreadPoolExecutor(2) as pool:
+        assert (
+            list(pool.map(lambda g: sharing._hosts_that_are(g, tmp_path / f"host{g.rank}"), joined)) == [[[0], [1]]] * 2
+        )
 
 
 def test_a_strategy_without_collectives_between_processes_is_refused(mesh2x2) -> None:

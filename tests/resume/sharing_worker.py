@@ -21,11 +21,12 @@ def bytes_of(rank: int) -> np.ndarray:
 
 
 def main(name: str, directory: str, rank: str, *folders: str) -> None:
-    carrying.PIECE = sharing.PIECE = PIECE
+    carrying._AT_ONCE = 3 * PIECE
     strategy = tfdist.load_strategy(name, start_timeout_seconds=100)
     carry(carrying.Carrier(strategy), strategy.group)
     for folder in folders:
-        sharing.share(strategy, pathlib.Path(directory, f"host{rank}", folder), behind=10)
+        found = sharing.share(strategy, pathlib.Path(directory, f"host{rank}", folder))
+        print(f"{folder}: {found}", flush=True)
     strategy.group.barrier("done", 60.0)
     strategy.group.leave()
     strategy.close()

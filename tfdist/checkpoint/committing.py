@@ -52,7 +52,7 @@ def commit(
       values: what else belongs to the state, as JSON, without nan and inf. Rank 0's count.
       keep: how many checkpoints stay, at least 1; the newest steps do, and the one just written.
       noun: what it is called in messages; those of two nouns may be written at one time, in two directories.
-      deadline: in seconds, for each of three stages, in which the slowest rank may be behind the fastest.
+      deadline: in seconds, for each of its stages, in which the slowest rank may be behind the fastest.
       over: the hosts in whose directories the files lie, if there is none that all ranks share; the parts are then those that
         this rank alone holds.
 
@@ -75,7 +75,6 @@ def commit(
         content = Manifest(step, seed, said_flags, said_values, index)
         _write(partial / manifest.NAME, manifest.dump(content))
         places.publish(partial, whole)
-        places.prune(home, keep, whole)
 
     try:
         stages.run("begin", lambda: _begin(partial), place.is_first)
@@ -83,6 +82,7 @@ def commit(
         if over:
             stages.run("indices", lambda: place.exchange(f"{noun} {whole.name} index"))
         stages.run("manifest", publish, place.is_first)
+        stages.run("prune", lambda: places.prune(home, keep, whole), place.is_first)  # when all directories have it
     except BaseException:
         if place.is_first:  # what cannot be removed, the next one to be written does
             shutil.rmtree(partial, ignore_errors=True)

@@ -50,7 +50,7 @@ class OverHosts:
     def __init__(self, group: Group, over: Spread, flags: Json, values: Json):
         """Args: group: of all ranks; over: their hosts; flags, values: of the manifest, rank 0's count."""
         self._group = group
-        self._words = {"flags": flags, "values": values}
+        self._words = {"flags": flags, "values": values} if group.rank == 0 else {}
         self._over = over
         self._firsts = [host[0] for host in over.hosts]
         self._written = [Index({}, {})] * 2  # of this rank's own file, and of what all have alike
@@ -96,11 +96,11 @@ class OverHosts:
 
 def _gathered(group: Group, name: str, value: Json, deadline: float = 3600.0) -> list[Json]:
     """As `group.gather`, in as many messages as it takes: an index has a hash for every 4 MiB."""
-    text = base64.b85encode(zlib.compress(json.dumps(value).encode())).decode()
+    text = base64.b64encode(zlib.compress(json.dumps(value).encode())).decode()
     mine = [text[at : at + _MESSAGE] for at in range(0, len(text), _MESSAGE)]
     texts = [""] * group.size
     for number in range(max(group.gather(f"{name} messages", len(mine), deadline))):
         piece = mine[number] if number < len(mine) else ""
         for rank, more in enumerate(group.gather(f"{name} {number}", piece, deadline)):
             texts[rank] += more
-    return [json.loads(zlib.decompress(base64.b85decode(text))) for text in texts]
+    return [json.loads(zlib.decompress(base64.b64decode(text))) for text in texts]
