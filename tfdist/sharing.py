@@ -81,8 +81,9 @@ def share(strategy: Strategy, folder: Path) -> list[str] | None:
     everyone = group.gather("commits/held", _all_held(folder) if group.rank in firsts else {}, _SECONDS)
     held = {rank: {name: Held(*one) for name, one in everyone[rank].items()} for rank in firsts}
     names = sorted(set().union(*held.values()), reverse=True)
-    found = [name for name in names if all(_is_whole(name, {rank: own}) for rank, own in held.items())]
-    chosen = next((name for name in names if _is_whole(name, held)), "")
+    possible = [name for name in names if _is_whole(name, held)]
+    found = [name for name in possible if all(_is_whole(name, {rank: own}) for rank, own in held.items())]
+    chosen = next(iter(possible), "")
     if chosen and chosen not in found:
         found += (
             [chosen] if _send(strategy, folder / chosen, {rank: own.get(chosen) for rank, own in held.items()}) else []

@@ -14,6 +14,7 @@ from tests.group.members import members
 from tfdist import carrying, sharing
 from tfdist.checkpoint import Checkpoint, Part, Spread, commit, keeper, newest, shard_bytes
 from tfdist.errors import InputError
+from tfdist.group import LocalGroup
 from tfdist.testing import processes
 
 RANKS = 3
@@ -176,6 +177,23 @@ def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, mon
     assert found == [[]] * RANKS
     assert [len(newest(host)) for host in hosts(tmp_path, "commits")] == [1, 0, 1]
     assert "Rank 1 cannot write the commit step-000000030, which the others have: " in caplog.text
+
+
+def test_two_good_commits_of_one_step_are_not_one(tmp_path, monkeypatch) -> None:
+    """Each of two hosts has all files, of another commit: none of them counts."""
+
+    class Strategy:
+        def __init__(self, group):
+            self.group, self.is_chief = group, group.rank == 0
+
+    for rank in range(2):
+        same = {"flags": {}, "values": 0, "keep": 9}
+        commit(LocalGroup(), tmp_path / f"host{rank}", [Part.whole("w", np.arange(9))], step=20, seed=0, **same)
+        commit(LocalGroup(), tmp_path / f"host{rank}", [Part.whole("w", np.full(9, rank))], step=30, seed=0, **same)
+    monkeypatch.setattr(sharing, "can_carry", lambda strategy: True)
+    with members(2) as joined, ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda g: sharing.share(Strategy(g), tmp_path / f"host{g.rank}"), joined))
+    assert found == [["step-000000020"]] * 2
 
 
 def test_where_a_host_cannot_have_the_folder_it_is_left_out(tmp_path) -> None:
