@@ -41,7 +41,7 @@ def outcomes(strategy: str, size: int) -> list[dict]:
 
 
 @pytest.mark.parametrize("method", ALL)
-@pytest.mark.parametrize(("strategy", "size"), JOBS)
+@pytest.mark.parametrize(("strategy", "size"), [JOBS[0], pytest.param(*JOBS[1], marks=pytest.mark.full)])
 def test_ranks_end_alike(strategy: str, size: int, method: str) -> None:
     ranks = [rank[method] for rank in outcomes(strategy, size)]
     assert len({rank["weights"] for rank in ranks}) == 1, "weights"
