@@ -64,14 +64,14 @@ def _last_commits(
 ) -> tuple[Path | None, list[str] | None]:
     """The folder with this host's commits of the run's last start, if it made any; and what `share` says of them."""
     recorded = commit_folder(directory, config.commit_dir) if strategy.is_chief else None
+    if recorded:
+        clean_partial(recorded)
     said = strategy.group.broadcast("commits/last", str(recorded or ""))
     if not said:
         return None, None
     folder = commits.here(Path(said), config.commit_dir)
-    several = strategy.group.size > 1 and all(
-        strategy.group.gather("commits/place", bool(commits.place(config.commit_dir)))
-    )
-    return folder, share(strategy, folder) if several else None
+    can_have_it = strategy.group.gather("commits/place", bool(commits.place(config.commit_dir)))
+    return folder, share(strategy, folder) if all(can_have_it) else None
 
 
 def _decided(config: TrainConfig, directory: RunDirectory, whole: list[str] | None = None) -> Origin:
@@ -107,7 +107,6 @@ def begin(
         directory.make()
         stack.enter_context(lock(directory.path))
         clean_partial(directory.checkpoints)
-        clean_partial(commit_folder(directory, config.commit_dir) or directory.checkpoints)
     # Once more, now that nobody else writes here: the model was built meanwhile, and another process may have ended.
     last, whole = _last_commits(config, directory, strategy)
     found = _under_lock(origin, config, directory, whole) if strategy.is_chief else None

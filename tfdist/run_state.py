@@ -12,7 +12,6 @@ The first word of a name says what becomes of a value when the number of replica
 With as many replicas as before, each gets its own back, bit for bit.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.births import without_numbers
 from tfdist.checkpoint import Checkpoint, Part
 from tfdist.errors import InputError
 from tfdist.kept import Kept, KeptArray
@@ -140,7 +140,7 @@ class RunState:
         if here == there:
             return {name: name for name in here}
         saved = [name for name in checkpoint.values["order"] if name in there]  # which a mapping has lost
-        alike = [_without_numbers(name) for name in here] == [_without_numbers(name) for name in saved]
+        alike = [without_numbers(name) for name in here] == [without_numbers(name) for name in saved]
         if alike and [*here.values()] == [there.get(name) for name in saved]:
             return dict(zip(here, saved, strict=True))
         raise InputError(
@@ -172,10 +172,6 @@ def _form(held: _Held) -> tuple[str, tuple[int, ...]]:
 
 def _is_rate(name: str) -> bool:
     return name.startswith(_OPTIMIZER) and name.endswith("/learning_rate")
-
-
-def _without_numbers(name: str) -> str:
-    return re.sub(r"_\d+(?=/|_|$)", "", name)
 
 
 def _differences(here: Mapping[str, tuple], there: Mapping[str, tuple]) -> str:

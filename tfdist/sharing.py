@@ -74,7 +74,7 @@ def share(strategy: Strategy, folder: Path) -> list[str] | None:
       looked at then.
     """
     group = strategy.group
-    those = _hosts_that_are(group, folder)
+    those = _hosts_that_are(group, folder) if group.size > 1 else [[0]]
     if len(those) == 1 or not can_carry(strategy):
         return None
     firsts = [host[0] for host in those]

@@ -84,16 +84,16 @@ class Checkpoint:
           InputError: a newer version of the format.
           CheckpointError: the system refuses to read it.
         """
-        found = cls._described(Path(path))
+        found = cls._described(Path(path), files.read(Path(path) / manifest.NAME))
         for name, plan in found._plans.items():
             _check_shard(found.path / name, plan)
         return found
 
     @classmethod
-    def _described(cls, directory: Path) -> "Checkpoint":
-        """What a manifest says; no shard is looked at."""
+    def _described(cls, directory: Path, data: bytes) -> "Checkpoint":
+        """What the bytes of a manifest say; no shard is looked at."""
         file = directory / manifest.NAME
-        content = manifest.load(file, files.read(file))
+        content = manifest.load(file, data)
         plans = shard.plans(content.index)
         for name, size in content.index.shards.items():
             if size != plans[name].size:
@@ -110,7 +110,8 @@ class Checkpoint:
         Raises:
           Damaged, InputError, CheckpointError: the manifest cannot be read, see `open`.
         """
-        found, data = cls._described(Path(path)), files.read(Path(path) / manifest.NAME)
+        data = files.read(Path(path) / manifest.NAME)
+        found = cls._described(Path(path), data)
         sizes = {name: plan.size for name, plan in found._plans.items()}
         intact = [name for name in sizes if found._is_intact(name)]
         own = manifest.NAME
