@@ -25,7 +25,6 @@ from stopwatch import Stopwatch
 from workload import WORKLOADS
 
 HEAD = ("workload", "link", "side", "against", "ms a step", "theirs", "ratio of times (95%)", "times as fast (95%)")
-MOST_STEPS = 80  # of a run: an epoch of the side tfdist is longer
 Write = Callable[[dict[str, Any]], object]
 
 
@@ -75,7 +74,7 @@ def _run(entrant: Entrant, pair: int, given: argparse.Namespace, write: Write) -
 
 def _calls(ms: float, given: argparse.Namespace) -> int:
     """How many calls fill the time that a run is given; at least two steps."""
-    steps = min(given.seconds * 1e3 / ms, MOST_STEPS) if math.isfinite(ms) else 0
+    steps = min(given.seconds * 1e3 / ms, given.steps) if math.isfinite(ms) else 0
     return max(round(steps / given.wait), math.ceil(2 / given.wait))
 
 
@@ -114,6 +113,7 @@ if __name__ == "__main__":
     parser.add_argument("--wait", type=int, default=10, help="steps between two waits for the loss, on every side")
     parser.add_argument("--warmup", type=int, default=3, help="steps of a run that do not count, at least")
     parser.add_argument("--seconds", type=float, default=3, help="what is measured in a run, about")
+    parser.add_argument("--steps", type=int, default=80, help="that count in a run, at most; tfdist's epochs have 100")
     parser.add_argument("--deadline", type=float, default=240, help="seconds after which a run has failed")
     parser.add_argument("--raw", help="file of JSON lines to append to; runs/benchmark-TIME.jsonl by default")
     sys.exit(main(parser.parse_args()))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tfdist.preemption import notices
+from tfdist.preemption import TOGETHER_SECONDS, notices
 
 DEADLINE = 20.0
 PROGRAM = """
@@ -80,12 +80,24 @@ def test_a_second_signal_ends_at_once_with_its_code(first: str, second: str, pro
     one = program(INSIDE.replace("1.5", "30"))
     one.process.send_signal(signal.Signals[first])
     assert one.line() == f"heard {first}\n"
+    time.sleep(TOGETHER_SECONDS if first == second else 0.0)
     began = time.monotonic()
     one.process.send_signal(signal.Signals[second])
     code, out, err = one.end()
     assert (code, out) == (128 + signal.Signals[second], "")
     assert time.monotonic() - began < 2.0
     assert err.splitlines()[1:] == [f"Received {second} again: ends at once."]
+
+
+def test_a_signal_that_a_launcher_passes_on_besides_is_no_second_one(program) -> None:
+    """As `systemctl stop` and `scancel` do it: every process of the job is signalled, its launcher, too."""
+    one = program("time.sleep(1)")
+    for _ in range(3):
+        one.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+    assert one.line() == "heard SIGTERM\n"
+    code, out, err = one.end()
+    assert (code, out, len(err.splitlines())) == (0, "done\n", 1)
 
 
 def test_an_engine_s_own_handler_that_came_before_does_not_swallow_it(program) -> None:
@@ -133,7 +145,7 @@ def test_other_signals_are_none(program) -> None:
 def test_an_error_in_the_callback_is_logged_and_a_second_signal_still_ends(program) -> None:
     one = program("time.sleep(30)", callback="lambda name: 1 / 0")
     one.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    time.sleep(TOGETHER_SECONDS)
     one.process.send_signal(signal.SIGTERM)
     code, _, err = one.end()
     assert code == 143 and "ZeroDivisionError" in err

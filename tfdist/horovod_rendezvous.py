@@ -13,6 +13,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 
 from tfdist.cluster import Cluster
 from tfdist.group import Group
+from tfdist.group.addresses import LOOPBACK, network_interface, split_address, way_to
 
 CHECK, SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 SETTINGS = {
@@ -67,7 +68,7 @@ def _with_coordinator(cluster: Cluster) -> Cluster:
     """Rank 0 chooses a port for the group; Horovod, which is up, carries the address."""
     if cluster.coordinator or cluster.size == 1:
         return cluster
-    host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
+    host = LOOPBACK if cluster.local_size == cluster.size else socket.gethostname()
     with socket.socket() as probe:
         probe.bind(("", 0))
         address = f"{host}:{probe.getsockname()[1]}"
@@ -79,17 +80,15 @@ def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:
 
     Ranks are numbered by host, as Horovod does it; the ranks of a host must be consecutive.
     """
-    one_host = cluster.local_size == cluster.size
-    host = "127.0.0.1" if one_host else socket.gethostname()
-    slots = _slots(group.gather("horovod/hosts", host))
+    hosts = [LOOPBACK] * cluster.size if cluster.local_size == cluster.size else _hosts(cluster, group)
+    slots = _slots(hosts)
     port = None
     if cluster.rank == 0:
-        port = _serve("127.0.0.1" if one_host else "", slots)
+        port = _serve(LOOPBACK if hosts[0] == LOOPBACK else "", slots)
     port = group.broadcast("horovod/port", port)
-    first = group.broadcast("horovod/host", host)
     mine = slots[cluster.rank]
     environment = {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": first,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts[0],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
@@ -101,7 +100,20 @@ def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:
         "HOROVOD_CROSS_RANK": str(mine.cross_rank),
         "HOROVOD_CROSS_SIZE": str(mine.cross_size),
     }
-    return environment | ({"HOROVOD_GLOO_IFACE": "lo"} if one_host else {})
+    interface = os.environ.get("HOROVOD_GLOO_IFACE") or network_interface(hosts[cluster.rank])
+    return environment | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})  # else Gloo chooses
+
+
+def _hosts(cluster: Cluster, group: Group) -> list[str]:
+    """By rank, the address at which the others reach its host.
+
+    Names would not do: those of containers repeat, and a host's own name often stands for its loopback, by which then all ranks
+    of rank 0's host find it: the address of that host is what the others know.
+    """
+    ways = group.gather("horovod/ways", list(way_to(*split_address(cluster.coordinator))))
+    here = ways[0][0]
+    known = next((other for own, other in ways if own != here), here)
+    return [known if own == here else own for own, _ in ways]
 
 
 def _serve(interface: str, slots: list) -> int:

@@ -248,6 +248,43 @@ def test_a_launcher_that_comes_later_waits_and_joins_when_the_others_have_saved(
     assert (play.runs("a"), play.runs("b")) == (2, 1)
 
 
+def joined_by_another_program(**fields) -> Play:
+    """One launcher has trained; another one came, and with it all end by bad input."""
+    play = elastic(**SEVERAL | {"names": ("a",)} | fields)
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play.join("b")
+    play.runs("a"), play.order("a", after=SETTLE_SECONDS)
+    play.report("a", code=75, step=10)
+    assert (play.runs("a"), play.runs("b")) == (2, 1)
+    play.report("a", code=2)
+    play.report("b", code=2, dead=1)
+    return play
+
+
+def test_a_launcher_that_brings_another_program_is_refused_and_the_others_go_on():
+    play = joined_by_another_program()
+    assert play.order("b") == Order(Kind.OVER, outcome=Outcome(2, "code 2"))
+    assert play.runs("a") == 2
+    assert "b does not fit the others, and is refused: code 2." in play.said
+
+
+def test_if_it_comes_again_and_again_the_others_are_stopped_ever_more_rarely():
+    play = joined_by_another_program(rejoin_seconds=60.0)
+    assert play.runs("a") == 2
+    play.director.joined("b again", ["b"])
+    assert play.runs("a", after=50.0) == 2 and play.order("b again").kind == Kind.WAIT
+    play.order("a", after=20.0)
+    assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
+
+
+def test_bad_input_ends_a_job_of_several_launchers_that_has_never_trained():
+    play = elastic(**SEVERAL)
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play.report("a", code=2)
+    play.report("b", code=2)
+    assert play.order("a").outcome.code == 2 == play.order("b").outcome.code
+
+
 def test_a_launcher_that_is_asked_to_end_leaves_and_the_job_goes_on():
     play = elastic(**SEVERAL)
     play.runs("a"), play.runs("a", after=SETTLE_SECONDS)

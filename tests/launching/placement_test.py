@@ -3,6 +3,8 @@ import socket
 import pytest
 
 from tfdist.group import LocalGroup
+from tfdist.group.addresses import Way
+from tfdist.launching import placement as placing
 from tfdist.launching.placement import Placement, arrange, own_host
 
 UNEVEN = Placement(1, ("a", "::1"), ((1, 2, 3), (4,)))
@@ -41,6 +43,17 @@ def test_one_node_stays_on_the_loopback():
     assert placement.hosts == ("127.0.0.1",) and len(set(placement.ports[0])) == 3
     for port in placement.ports[0]:
         socket.create_server(("127.0.0.1", port)).close()  # it is free
+
+
+def test_a_node_s_interface_is_on_its_way_to_another_one(monkeypatch):
+    """A name of node 0 is often its own loopback."""
+    ways = {"10.0.0.2": Way("10.0.0.1", "10.0.0.2"), "node0": Way("10.0.0.2", "10.0.0.1")}
+    monkeypatch.setattr(placing, "way_to", ways.get)
+    monkeypatch.setattr(placing, "network_interface", lambda address: f"with {address}")
+    hosts, ports = ("node0", "10.0.0.2"), ((1,), (2,))
+    assert Placement(0, hosts, ports).interface == "with 10.0.0.1"
+    assert Placement(1, hosts, ports).interface == "with 10.0.0.2"
+    assert Placement(0, ("node0",), ((1,),)).interface == "with 127.0.0.1"
 
 
 def test_a_node_is_reached_by_the_address_of_its_way_to_the_coordinator():

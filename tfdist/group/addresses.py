@@ -1,8 +1,11 @@
-"""Where a group is found: `host:port`, as text and as a listening socket."""
+"""Where a group is found: `host:port`, as text, as a listening socket, and as the way there."""
 
 import errno
 import ipaddress
 import socket
+from typing import NamedTuple
+
+import psutil
 
 from tfdist.errors import InputError
 
@@ -40,6 +43,33 @@ def listen(address: str, remedy: str) -> socket.socket:
     except OSError as error:
         says = "port in use" if error.errno == errno.EADDRINUSE else error.strerror or error
         raise InputError(f"The group must be served at {address}. Received: {says}. {remedy}") from error
+
+
+class Way(NamedTuple):
+    """From this host to another one: the addresses at both ends, the first of which this host has."""
+
+    own: str
+    other: str
+
+
+def way_to(host: str, port: int = 1) -> Way:
+    """Finds the way to a host by its name or its address; sends nothing.
+
+    Raises:
+      OSError: the name is not known, or there is no way.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return Way(str(probe.getsockname()[0]), str(probe.getpeername()[0]))
+
+
+def network_interface(address: str) -> str:
+    """The name of this host's network interface that has an address; empty if none has."""
+    for name, held in psutil.net_if_addrs().items():
+        if address.partition("%")[0] in {one.address.partition("%")[0] for one in held}:
+            return name
+    return ""
 
 
 def _interface(host: str) -> str:

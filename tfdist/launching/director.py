@@ -23,10 +23,17 @@ Meet = Callable[[Sequence[str]], tuple[str, str]]  # launchers -> where they mee
 
 @dataclasses.dataclass
 class _Member:
-    """A launcher that is there: what its host may be called, and how many processes it may run."""
+    """A launcher that is there.
+
+    Attributes:
+      places: what its host may be called.
+      slots: how many processes it may run.
+      fits: whether its processes have trained with the others'.
+    """
 
     places: Sequence[str]
     slots: Slots
+    fits: bool = False
 
 
 @dataclasses.dataclass
@@ -53,7 +60,8 @@ class Director:
     A job that is not elastic has one launcher, and as many processes as it wants. An elastic one runs as many as there are
     slots for, up to `processes`: with fewer than `min_processes` it waits. When a process dies, its slot is out for a
     while (see `Slots`), and those that are there go on; when slots come or go, all are stopped so that they save, and
-    start again. What an attempt leaves of the job is the checkpoints' affair.
+    start again. What an attempt leaves of the job is the checkpoints' affair. A launcher that comes later, and with which the
+    processes end by bad input, as its program is another one, is refused, and the others go on.
     """
 
     def __init__(
@@ -79,6 +87,8 @@ class Director:
         self._lock = threading.RLock()
         self._members: dict[str, _Member] = {}  # in the order in which they came
         self._first = ""
+        self._refused: dict[str, Outcome] = {}
+        self._known: dict[tuple[str, ...], Slots] = {}  # of the hosts that were refused, for when they come again
         self._lines: tuple[object, dict[str, int]] = (None, {})  # the last answer of `_offered`, which is asked often
         self._attempt: _Attempt | None = None
         self._number = 0  # of the next attempt
@@ -93,7 +103,8 @@ class Director:
             if self._members:
                 self._say(f"{name} has come.")
             self._first = self._first or name
-            self._members[name] = _Member(places, Slots(self._job.rejoin_seconds))
+            slots = self._known.get(tuple(places)) or Slots(self._job.rejoin_seconds)
+            self._members[name] = _Member(places, slots)
 
     def left(self, name: str, reason: str = "") -> None:
         """A launcher is gone, with its processes; whoever waits for its report does so no more."""
@@ -119,9 +130,8 @@ class Director:
             attempt = self._attempt
             if attempt and name in attempt.processes and name not in attempt.reports:
                 return self._order_in(attempt, name)
-            if self._over and not attempt:
-                return Order(Kind.OVER, outcome=self._over)
-            return Order(Kind.WAIT)
+            over = self._refused.get(name) or (None if attempt else self._over)
+            return Order(Kind.OVER, outcome=over) if over else Order(Kind.WAIT)
 
     def _order_in(self, attempt: _Attempt, name: str) -> Order:
         if attempt.stops:
@@ -243,10 +253,32 @@ class Director:
             return
         for name in leave:
             self.left(name, "was asked to end, and has left the job")
-        if (attempt.stops == _RESIZED or leave) and cause.code not in FINAL:
+        if misfits := self._misfits(attempt, cause):
+            self._refuse(misfits, cause, now)
+        elif (attempt.stops == _RESIZED or leave) and cause.code not in FINAL:
             self._restarts.resized()
         else:
             self._after(attempt, cause, now)
+
+    def _misfits(self, attempt: _Attempt, cause: Outcome) -> list[str]:
+        """The launchers that came last, where others have trained before, and with them nothing begins."""
+        members = {name: self._members[name] for name in attempt.processes if name in self._members}
+        if cause.code != ExitCode.BAD_INPUT:
+            for member in members.values() if _last_step(attempt) is not None else ():
+                member.fits = True
+            return []
+        if not any(member.fits for member in members.values()):
+            return []
+        return [name for name, member in members.items() if not member.fits and name != self._first]
+
+    def _refuse(self, misfits: Sequence[str], cause: Outcome, now: float) -> None:
+        """Ends launchers, and takes their hosts' slots: one that comes again and again must not stop the others each time."""
+        for name in misfits:
+            member = self._members[name]
+            member.slots.died(self._job.processes, now)
+            self._known[tuple(member.places)], self._refused[name] = member.slots, cause
+            self.left(name, f"does not fit the others, and is refused: {cause.reason}")
+        self._restarts.resized()
 
     def _cause(self, attempt: _Attempt) -> Outcome:
         """Of the launchers' outcomes the one that is no consequence of another's."""

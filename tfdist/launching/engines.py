@@ -2,13 +2,11 @@
 
 import contextlib
 import json
-import socket
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
-
-import psutil
 
 from tfdist.errors import InputError
 from tfdist.launching.placement import Placement, Rank
@@ -75,22 +73,13 @@ def _horovod(placement: Placement, port: int, rank: Rank) -> dict[str, str]:
         "HOROVOD_CROSS_RANK": str(rank.cross_rank),
         "HOROVOD_CROSS_SIZE": str(rank.cross_size),
     }
-    interface = _interface(placement.hosts[placement.node])
-    return variables | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})
+    interface = os.environ.get("HOROVOD_GLOO_IFACE") or placement.interface
+    return variables | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})  # else Gloo chooses
 
 
 def _node_name(node: int) -> str:
     """The name by which Horovod tells hosts apart; real names may repeat, in containers."""
     return f"node-{node}"
-
-
-def _interface(host: str) -> str:
-    """The network interface that has this host's address; empty if none has: it is then for Gloo to choose."""
-    addresses = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None)}
-    for name, held in psutil.net_if_addrs().items():
-        if addresses & {one.address.partition("%")[0] for one in held}:
-            return name
-    return ""
 
 
 ENGINES = {

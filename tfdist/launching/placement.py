@@ -1,10 +1,9 @@
 """Which rank runs where."""
 
 import dataclasses
-import socket
 
 from tfdist.group import Group
-from tfdist.group.addresses import LOOPBACK, join_address, split_address
+from tfdist.group.addresses import LOOPBACK, join_address, network_interface, split_address, way_to
 from tfdist.launching.ports import free_ports
 
 
@@ -44,6 +43,15 @@ class Placement:
         """`host:port` for each rank's own server, by rank."""
         nodes = zip(self.hosts, self.ports, strict=True)
         return tuple(join_address(host, port) for host, ports in nodes for port in ports)
+
+    @property
+    def interface(self) -> str:
+        """The network interface through which this node reaches the others.
+
+        By the way to another node: a host's own name often stands for its loopback.
+        """
+        another = self.hosts[0 if self.node else -1]
+        return network_interface(LOOPBACK if len(self.hosts) == 1 else way_to(another).own)
 
     def ranks(self) -> list[Rank]:
         """The ranks of this node."""
@@ -85,9 +93,4 @@ def own_host(coordinator: str, serves: bool) -> str:
     if not coordinator:
         return LOOPBACK
     host, port = split_address(coordinator)
-    if serves:
-        return host
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # sends nothing
-        return str(probe.getsockname()[0])
+    return host if serves else way_to(host, port).own
