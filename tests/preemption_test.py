@@ -80,7 +80,7 @@ def test_a_second_signal_ends_at_once_with_its_code(first: str, second: str, pro
     one = program(INSIDE.replace("1.5", "30"))
     one.process.send_signal(signal.Signals[first])
     assert one.line() == f"heard {first}\n"
-    time.sleep(TOGETHER_SECONDS if first == second else 0.0)
+    time.sleep(TOGETHER_SECONDS)
     began = time.monotonic()
     one.process.send_signal(signal.Signals[second])
     code, out, err = one.end()
@@ -92,8 +92,8 @@ def test_a_second_signal_ends_at_once_with_its_code(first: str, second: str, pro
 def test_a_signal_that_a_launcher_passes_on_besides_is_no_second_one(program) -> None:
     """As `systemctl stop` and `scancel` do it: every process of the job is signalled, its launcher, too."""
     one = program("time.sleep(1)")
-    for _ in range(3):
-        one.process.send_signal(signal.SIGTERM)
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        one.process.send_signal(number)
         time.sleep(0.1)
     assert one.line() == "heard SIGTERM\n"
     code, out, err = one.end()

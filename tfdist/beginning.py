@@ -14,7 +14,7 @@ from tfdist.carrying import check_carries
 from tfdist.checkpoint import Checkpoint, clean_partial, lock
 from tfdist.config import TrainConfig
 from tfdist.errors import InputError
-from tfdist.launching.attempt import RESTART_VARIABLE
+from tfdist.launching.attempt import LAUNCHED_VARIABLE
 from tfdist.period import parse_period
 from tfdist.reporting import LedgerFile, NullLedger, NullReporter, Reporter, RunDirectory, chief_reporter
 from tfdist.resuming import Origin, commit_folder, is_own
@@ -75,8 +75,7 @@ def _last_commits(
 
 
 def _decided(config: TrainConfig, directory: RunDirectory, whole: list[str] | None = None) -> Origin:
-    restarted = os.environ.get(RESTART_VARIABLE, "0") != "0"
-    return decided(config.resume, directory, dataclasses.asdict(config), restarted, whole)
+    return decided(config.resume, directory, dataclasses.asdict(config), os.environ.get(LAUNCHED_VARIABLE, ""), whole)
 
 
 def begin(
@@ -134,6 +133,7 @@ def begin(
                 "examples": examples,
                 "ledgers": _ledgers(config, strategy),
                 "commits": folder,
+                "launched": os.environ.get(LAUNCHED_VARIABLE, ""),
             },
         )
     start = strategy.group.broadcast("output_dir/made", start)

@@ -13,7 +13,7 @@ from tfdist import signals
 from tfdist.endings import SIGNALLED
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# A scheduler may signal a job's launcher, which passes the signal on, and all of the job's processes, too.
+# A scheduler may signal all processes of a job, and its launcher, which passes that on as SIGTERM.
 TOGETHER_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 def notices(on_notice: Callable[[str], object]) -> Iterator[None]:
     """Around a training: the first SIGTERM or SIGINT is a notice, and the second ends the process with code 128 + n.
 
-    Both act at once, also while the main thread is inside a call of the engine. The same signal within a second of the first
-    is still the first.
+    Both act at once, also while the main thread is inside a call of the engine. What comes within a second of
+    the first is the same notice.
 
     It belongs behind the start of the engine, whose own handler takes SIGTERM and does nothing that is seen. What was there
     before is there again afterwards. A signal that was ignored before (SIGINT under nohup) stays so. Only the main thread
@@ -51,17 +51,16 @@ class _Notice:
 
     def __init__(self, on_notice: Callable[[str], object]):
         self._on_notice = on_notice
-        self._first: tuple[int, float] | None = None  # the signal, and when it came
+        self._since: float | None = None
 
     def __call__(self, number: int) -> None:
         name, now = signal.Signals(number).name, time.monotonic()
-        if self._first:
-            before, since = self._first
-            if number == before and now - since < TOGETHER_SECONDS:
+        if self._since is not None:
+            if now - self._since < TOGETHER_SECONDS:
                 return
             _say(f"Received {name} again: ends at once.")
             os._exit(SIGNALLED + number)
-        self._first = number, now
+        self._since = now
         _say(f"Received {name}: stops at the next agreed step and saves; a second signal ends at once.")
         self._on_notice(name)
 

@@ -32,7 +32,7 @@ def origin(
     resume: str,
     directory: RunDirectory,
     flags: Mapping[str, Any],
-    restarted: bool = False,
+    launched: str = "",
     whole: Sequence[str] | None = None,
 ) -> Origin:
     """Decides what a run begins with; for the chief. Changes nothing on the disk.
@@ -41,14 +41,15 @@ def origin(
       resume: as the flag.
       directory: the run's.
       flags: the run's, by name.
-      restarted: whether a launcher has started the same command before: then the run in the directory is its own.
+      launched: when a launcher has started this job first; empty without one. A run that the same job has begun is its own.
       whole: the names of the last start's commits that count; None for all.
 
     Raises:
       InputError: there is nothing to go on with where it was asked for, or it is of another run; or the directory has
         something else in it.
     """
-    own = directory.is_run and (restarted or resume == AUTO or (resume != NEVER and _began_with(resume, directory)))
+    again = bool(launched) and _starts(directory)[-1].get("launched") == launched
+    own = directory.is_run and (again or resume == AUTO or (resume != NEVER and _began_with(resume, directory)))
     if not own:
         directory.check(directory.path)
         if resume in (AUTO, NEVER):
@@ -76,7 +77,7 @@ def commit_folder(directory: RunDirectory, given: str) -> Path | None:
       directory: the run's.
       given: as for `commits.place`.
     """
-    last = Path(directory.beginnings()[-1].get("commits", "") if directory.starts.exists() else "")
+    last = Path(_starts(directory)[-1].get("commits", ""))
     if not commits.is_of(last, directory.path):
         return None
     return commits.here(last, given)
@@ -91,7 +92,7 @@ def _commits(directory: RunDirectory, given: str, whole: Sequence[str] | None) -
     """The commits that a run may go on from: those of its last start, and the one that this start went on from."""
     folder = commit_folder(directory, given)
     found = [path for path in newest(folder) if whole is None or path.name in whole] if folder else []
-    before = Path(directory.beginnings()[-1]["checkpoint"] if directory.starts.exists() else "")
+    before = Path(_starts(directory)[-1].get("checkpoint", ""))
     is_another = commits.is_of(before.parent, directory.path) and before.is_dir() and before not in found
     return [*found, before] if is_another else found
 
@@ -107,8 +108,13 @@ def _own(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> li
             f"A run goes on from a good checkpoint. Received: {directory.path}, where all are damaged: {damaged[-1].name} is "
             "the last. Begin in another --output_dir, anew or with --resume=PATH of another run."
         )
-    began_with = directory.beginnings()[0]["checkpoint"] if directory.starts.exists() else ""
+    began_with = _starts(directory)[0].get("checkpoint", "")
     return [Path(began_with)] if began_with else []
+
+
+def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
+    """What is known of each start of a run; one of which nothing is known, where it has not begun."""
+    return (directory.beginnings() if directory.starts.exists() else []) or [{}]
 
 
 def _began_with(resume: str, directory: RunDirectory) -> bool:

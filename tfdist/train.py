@@ -34,7 +34,7 @@ def main(config: TrainConfig) -> int:
 
 def _train(opened: "Session") -> int:
     from tfdist import beginning, reporting, session
-    from tfdist.launching.running import LAUNCHED_VARIABLE
+    from tfdist.launching.attempt import LAUNCHED_VARIABLE
     from tfdist.reporting import log
 
     config, strategy = opened.config, opened.strategy

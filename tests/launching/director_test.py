@@ -99,6 +99,25 @@ def test_fewer_than_the_least_wait_and_go_on_when_there_are_enough():
     assert play.runs() == 2
 
 
+def test_fewer_than_the_least_do_not_wait_for_a_slot_that_comes_back():
+    """Nobody trains meanwhile, so it is tried at once, ever more slowly, as in a job of fixed size."""
+    play = elastic(least=2, most=2, listed={"a": 2}, rejoin_seconds=60.0, restart_backoff_seconds=5.0)
+    assert play.runs() == 2
+    for pause in (5.0, 10.0):
+        play.report(code=137, dead=1, step=7)
+        assert play.runs() == 0 and play.runs(after=pause - 0.1) == 0
+        assert play.runs(after=0.2) == 2
+        assert play.runs(after=0.2) == 2  # it is not stopped, though the slot still counts as out
+    assert play.said[0] == f"{KILLED.reason}. In 5 s: restart 1 after step 7."
+
+
+def test_another_slot_is_better_than_one_that_is_out():
+    play = elastic(least=2, most=2, listed={"a": 3}, rejoin_seconds=60.0)
+    assert play.runs() == 2
+    play.report(code=137, dead=1)
+    assert play.runs() == 2  # at once
+
+
 def test_whoever_waits_in_vain_gives_up_and_says_what_for():
     play = elastic(least=2, listed={"a": 1}, elastic_timeout_seconds=30.0)
     assert play.runs() == 0 and play.runs(after=30.0) == 0
@@ -266,6 +285,32 @@ def test_a_launcher_that_brings_another_program_is_refused_and_the_others_go_on(
     assert play.order("b") == Order(Kind.OVER, outcome=Outcome(2, "code 2"))
     assert play.runs("a") == 2
     assert "b does not fit the others, and is refused: code 2." in play.said
+
+
+def test_a_host_that_is_lost_again_and_again_stops_the_others_ever_more_rarely():
+    play = elastic(**SEVERAL, rejoin_seconds=60.0)
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    for pause, name in ((60.0, "b"), (120.0, "b again")):
+        play.director.lost(name, "is lost")
+        play.report("a", code=5)
+        assert play.runs("a") == 2
+        play.director.joined(f"{name} again", ["b"])
+        assert play.runs("a", after=pause - 1.0) == 2 and play.order(f"{name} again").kind == Kind.WAIT
+        play.order("a", after=2.0)
+        assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
+        play.report("a", code=75, step=9)
+        assert (play.runs("a"), play.runs(f"{name} again")) == (2, 1)
+
+
+def test_a_host_that_has_said_goodbye_may_come_again_at_once():
+    play = elastic(**SEVERAL, rejoin_seconds=60.0)
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play.director.left("b", "has left the job")
+    play.report("a", code=5)
+    assert play.runs("a") == 2
+    play.join("b")
+    play.order("a")
+    assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
 
 
 def test_if_it_comes_again_and_again_the_others_are_stopped_ever_more_rarely():

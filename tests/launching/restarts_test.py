@@ -36,6 +36,12 @@ def test_a_step_that_nobody_has_noted_is_no_step():
     assert waits(Restarts(Job(max_restarts=9)), (1, None), (1, None), (1, 0)) == [1, 2, 4]
 
 
+def test_a_process_that_is_ended_by_sigterm_was_preempted():
+    """As it started, or behind its last step, when it could not save; killed by somebody else, it has failed."""
+    assert waits(Restarts(Job(max_preemptions=1)), (143, None)) == [1]
+    assert waits(Restarts(Job(max_preemptions=1)), (137, None)) == [None]
+
+
 def test_preemptions_have_a_budget_of_their_own_and_part_failures():
     restarts = Restarts(Job(max_restarts=2, max_preemptions=1))
     assert waits(restarts, (1, 7), (75, 7), (1, 7), (75, 9)) == [1, 1, 2, None]

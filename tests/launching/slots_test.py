@@ -32,6 +32,21 @@ def test_the_pause_grows_to_an_hour_and_never_shrinks_what_was_said():
     assert [two.free(now) for now in (7199.0, 7200.0)] == [1, 3]
 
 
+def test_an_hour_with_all_slots_forgets_what_was_before():
+    one = slots(10.0)
+    for _ in range(3):
+        one.died(1, now=0.0)  # the last one is out until 40.0
+    again = slots(10.0)
+    again.died(1, now=0.0)
+    for made, at in ((one, 40.0), (again, 10.0)):
+        made.died(1, now=at + LONGEST_REJOIN_SECONDS + 1)
+        assert made.free(at + LONGEST_REJOIN_SECONDS + 10.9) == 2 and made.free(at + LONGEST_REJOIN_SECONDS + 11) == 3
+    soon = slots(10.0)
+    soon.died(1, now=0.0)
+    soon.died(1, now=10.0 + LONGEST_REJOIN_SECONDS)
+    assert soon.free(29.9 + LONGEST_REJOIN_SECONDS) == 2
+
+
 @pytest.mark.parametrize("rejoin, free", [(0.0, 3), (math.inf, 2)])
 def test_at_once_or_never(rejoin, free):
     one = slots(rejoin)

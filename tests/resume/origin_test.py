@@ -18,8 +18,8 @@ def directory(tmp_path) -> RunDirectory:
     return RunDirectory(tmp_path / "run")
 
 
-def begun(directory: RunDirectory, *saved: int, flags=FLAGS) -> RunDirectory:
-    directory.begin(TEXT, ["alpha"])
+def begun(directory: RunDirectory, *saved: int, flags=FLAGS, launched="") -> RunDirectory:
+    directory.begin(TEXT, ["alpha"], facts={"launched": launched})
     for step in saved:
         parts = [Part.whole("model/w", np.zeros(3))]
         commit(LocalGroup(), directory.checkpoints, parts, step=step, seed=0, flags=flags, values={}, keep=9)
@@ -111,9 +111,8 @@ def test_flags_of_a_damaged_checkpoint_are_not_asked(directory):
 def test_when_all_are_damaged_the_run_does_not_begin_again(directory):
     begun(directory, 5)
     (directory.checkpoints / "step-000000005").rename(directory.checkpoints / "step-000000005.damaged")
-    for restarted in (False, True):
-        with pytest.raises(InputError, match="all are damaged: step-000000005.damaged is the last"):
-            origin("auto", directory, FLAGS, restarted)
+    with pytest.raises(InputError, match="all are damaged: step-000000005.damaged is the last"):
+        origin("auto", directory, FLAGS)
 
 
 def test_a_run_may_have_a_name_like_a_checkpoint_s(tmp_path):
@@ -126,10 +125,11 @@ def test_a_run_may_have_a_name_like_a_checkpoint_s(tmp_path):
 
 @pytest.mark.parametrize("resume", ["never", "/another/run"])
 def test_what_a_launcher_starts_again_goes_on(resume, directory):
-    begun(directory, 5)
-    with pytest.raises(InputError, match="must be empty or not there yet"):
-        origin(resume, directory, FLAGS)
-    assert origin(resume, directory, FLAGS, restarted=True) == (paths(directory, 5), True)
+    begun(directory, 5, launched="20261123-101500")
+    for another in ("", "20261123-111500"):  # which may have been started again, too, before it had begun
+        with pytest.raises(InputError, match="must be empty or not there yet"):
+            origin(resume, directory, FLAGS, another)
+    assert origin(resume, directory, FLAGS, "20261123-101500") == (paths(directory, 5), True)
 
 
 def test_the_same_command_goes_on_with_what_it_began(directory, tmp_path):

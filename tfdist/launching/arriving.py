@@ -14,6 +14,7 @@ from tfdist.launching.guest import Guest
 from tfdist.launching.hosts import LOOPBACK_NAMES, Hosts, is_named, own_names
 from tfdist.launching.job import Job
 from tfdist.launching.lobby import Lobby
+from tfdist.launching.orders import launched_now
 
 
 @contextlib.contextmanager
@@ -38,7 +39,7 @@ def opened(job: Job, environment: Mapping[str, str], say: Callable[[str], object
             yield stack.enter_context(Guest(job, nodes.token(job.coordinator, environment)))
             return
         hosts = stack.enter_context(Hosts(job.hosts)) if job.hosts else None
-        director = Director(job, say, listed=lambda: hosts.slots if hosts else None)
+        director = Director(job, say, listed=lambda: hosts.slots if hosts else None, launched=launched_now())
         own = Own(job, director)  # before any guest: it is the job's
         if listener:
             host = split_address(job.coordinator)[0]

@@ -32,6 +32,7 @@ from tfdist.launching.supervision import Stop, Supervisor, Watched
 
 Ask = Callable[[], Stop | None]
 RESTART_VARIABLE = "TFDIST_RESTART"  # how many times the job was started before
+LAUNCHED_VARIABLE = "TFDIST_LAUNCHED"  # when the job was started first: the name of what it writes
 # Ends that are no process's own death: done, preempted, a lost peer; and a stall, which ends all.
 _NO_DEATH = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.STALLED)
 _OURS = (ADDRESS_VARIABLE, TOKEN_VARIABLE, RESTART_VARIABLE, step_note.VARIABLE, "TFDIST_COORDINATOR")
@@ -79,7 +80,7 @@ def attempt(host: Host, desk: Desk, order: Order, is_first: bool) -> Report:
     with desk.meet(order) as launchers, contextlib.ExitStack() as stack:
         placement = arrange(order.processes, desk.host, launchers)
         server, variables = stack.enter_context(_served(host.job, placement, launchers))
-        tasks = _tasks(host, placement, variables, order.attempt)
+        tasks = _tasks(host, placement, variables, order)
         if is_first:
             host.say(f"{name_ranks([task.rank for task in tasks])} of {placement.size}, logs in {host.logs}")
         watched = Watched(
@@ -116,8 +117,9 @@ def _served(job: Job, placement: Placement, launchers: Group) -> Iterator[tuple[
         yield server, [group | engine.variables(placement, engine_port, rank) for rank in placement.ranks()]
 
 
-def _tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]], number: int) -> list[Task]:
-    inherited = _inherited(host.environment) | {RESTART_VARIABLE: str(number)}
+def _tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]], order: Order) -> list[Task]:
+    which = {RESTART_VARIABLE: str(order.attempt), LAUNCHED_VARIABLE: order.launched}
+    inherited = _inherited(host.environment) | which
     tasks = []
     for one, own in zip(placement.ranks(), variables, strict=True):
         if host.notes:

@@ -14,7 +14,7 @@ from tfdist.launching import nodes
 from tfdist.launching.director import Director
 from tfdist.launching.hosts import LOOPBACK_NAMES, own_names
 from tfdist.launching.job import Job
-from tfdist.launching.orders import Kind, Order, Report
+from tfdist.launching.orders import Kind, Order, Report, launched_now
 from tfdist.launching.outcome import Outcome
 from tfdist.launching.placement import own_host
 
@@ -85,13 +85,14 @@ class FixedNodes(Desk):
         """Args: job: of all; group: of all launchers."""
         self._job, self.everyone = job, group
         self._ended: Outcome | None = None
+        self._launched = launched_now()  # node 0's names what the job writes
         self.host = own_host(job.coordinator, serves=group.rank == 0)
 
     def order(self) -> Order:
         """See base class."""
         if self._ended:
             return Order(Kind.OVER, outcome=self._ended)
-        return Order(Kind.RUN, 0, self._job.node_rank, self._job.nodes, self._job.processes)
+        return Order(Kind.RUN, 0, self._job.node_rank, self._job.nodes, self._job.processes, launched=self._launched)
 
     def report(self, report: Report) -> None:
         """See base class."""

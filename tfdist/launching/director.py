@@ -1,6 +1,7 @@
 """Who decides: which launchers of a job run how many processes, when they stop, and when the job is over."""
 
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -70,6 +71,7 @@ class Director:
         say: Callable[[str], object],
         listed: Callable[[], Mapping[str, int] | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        launched: str = "",
     ):
         """Nobody is there yet.
 
@@ -78,8 +80,9 @@ class Director:
           say: told what becomes of the job.
           listed: the slots by host, as `Hosts.slots`; None where every launcher may run all processes.
           clock: in seconds.
+          launched: see `Order`.
         """
-        self._job, self._say, self._listed, self._clock = job, say, listed, clock
+        self._job, self._say, self._listed, self._clock, self._launched = job, say, listed, clock, launched
         self.meet: Meet = lambda names: ("", "")
         self.part: Callable[[], object] = lambda: None
         self._least = job.min_processes or job.processes
@@ -88,7 +91,7 @@ class Director:
         self._members: dict[str, _Member] = {}  # in the order in which they came
         self._first = ""
         self._refused: dict[str, Outcome] = {}
-        self._known: dict[tuple[str, ...], Slots] = {}  # of the hosts that were refused, for when they come again
+        self._known: dict[tuple[str, ...], Slots] = {}  # of hosts that were lost or refused, for when they come again
         self._lines: tuple[object, dict[str, int]] = (None, {})  # the last answer of `_offered`, which is asked often
         self._attempt: _Attempt | None = None
         self._number = 0  # of the next attempt
@@ -103,14 +106,26 @@ class Director:
             if self._members:
                 self._say(f"{name} has come.")
             self._first = self._first or name
-            slots = self._known.get(tuple(places)) or Slots(self._job.rejoin_seconds)
-            self._members[name] = _Member(places, slots)
+            slots = self._known.pop(tuple(places), None)
+            self._members[name] = _Member(places, slots or Slots(self._job.rejoin_seconds))
 
     def left(self, name: str, reason: str = "") -> None:
         """A launcher is gone, with its processes; whoever waits for its report does so no more."""
         with self._lock:
             if self._members.pop(name, None) and reason:
                 self._say(f"{name} {reason}.")
+
+    def lost(self, name: str, reason: str) -> None:
+        """A launcher is gone without a word; its host's slots are out for a while, as those of processes that died."""
+        with self._lock:
+            self._hold(name)
+            self.left(name, reason)
+
+    def _hold(self, name: str) -> None:
+        """Takes the slots of a launcher's host: if it comes again and again, it must not stop the others each time."""
+        if member := self._members.get(name):
+            member.slots.died(member.slots.offered, self._clock())
+            self._known[tuple(member.places)] = member.slots
 
     def reported(self, name: str, report: Report) -> None:
         """A launcher's processes have ended."""
@@ -145,6 +160,7 @@ class Director:
             attempt.processes[name],
             attempt.address,
             attempt.token,
+            launched=self._launched,
         )
 
     def _advance(self) -> None:
@@ -155,7 +171,7 @@ class Director:
         if self._attempt:
             self._stop(self._attempt, free, now)
         elif not self._over and now >= self._not_before:
-            self._begin(self._plan(free), now)
+            self._begin(self._plan(free) or self._plan(self._needed()), now)
 
     def _stop(self, attempt: _Attempt, free: Mapping[str, int], now: float) -> None:
         """Tells an attempt to stop, once, if it has to."""
@@ -178,6 +194,11 @@ class Director:
         for name, member in self._members.items():
             member.slots.offer(offered[name])
         return {name: member.slots.free(now) for name, member in self._members.items()}
+
+    def _needed(self) -> dict[str, int]:
+        """How many processes each could run with those slots that are out: where the others are too few, to wait is no use."""
+        comes_back = math.isfinite(self._job.rejoin_seconds)
+        return {name: member.slots.offered for name, member in self._members.items()} if comes_back else {}
 
     def _offered(self, listed: Mapping[str, int]) -> dict[str, int]:
         """The slots of each launcher; a line that names several, on one host, is for the one with the fewest lines."""
@@ -205,7 +226,7 @@ class Director:
         """Whether what runs is to be stopped, as a slot of it is gone, or more could run; the latter for some time."""
         if not self._job.is_elastic:
             return False
-        if any(count > free.get(name, count) for name, count in running.items()):
+        if any(count > self._members[name].slots.offered for name, count in running.items() if name in self._members):
             return True
         plan = self._plan(free)
         return self._is_settled(plan, now) and sum(plan.values()) > sum(running.values())
@@ -254,7 +275,7 @@ class Director:
         for name in leave:
             self.left(name, "was asked to end, and has left the job")
         if misfits := self._misfits(attempt, cause):
-            self._refuse(misfits, cause, now)
+            self._refuse(misfits, cause)
         elif (attempt.stops == _RESIZED or leave) and cause.code not in FINAL:
             self._restarts.resized()
         else:
@@ -271,13 +292,10 @@ class Director:
             return []
         return [name for name, member in members.items() if not member.fits and name != self._first]
 
-    def _refuse(self, misfits: Sequence[str], cause: Outcome, now: float) -> None:
-        """Ends launchers, and takes their hosts' slots: one that comes again and again must not stop the others each time."""
+    def _refuse(self, misfits: Sequence[str], cause: Outcome) -> None:
         for name in misfits:
-            member = self._members[name]
-            member.slots.died(self._job.processes, now)
-            self._known[tuple(member.places)], self._refused[name] = member.slots, cause
-            self.left(name, f"does not fit the others, and is refused: {cause.reason}")
+            self._refused[name] = cause
+            self.lost(name, f"does not fit the others, and is refused: {cause.reason}")
         self._restarts.resized()
 
     def _cause(self, attempt: _Attempt) -> Outcome:
@@ -299,7 +317,8 @@ class Director:
             reason = "; ".join(filter(None, (cause.reason, decision.reason)))
             self._over = dataclasses.replace(cause, reason=reason)
             return
-        wait = 0.0 if shrinks else decision.wait
+        same_slots = not self._plan(self._free(now)) and self._plan(self._needed())
+        wait = 0.0 if shrinks and not same_slots else decision.wait
         log = f" Its log: {cause.log}." if cause.log else ""
         when = f"In {wait:g} s" if wait else "At once"
         self._say(f"{cause.reason}.{log} {when}: {decision.reason}.")

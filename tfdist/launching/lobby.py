@@ -119,13 +119,12 @@ class Lobby:
         """Gives a launcher its orders until it leaves, or the job is over."""
         assert self._director
         self._director.joined(name, places)
-        reason = ""
         try:
             self._talk(sock, lines, name)
         except (OSError, BadMessage) as error:
-            reason = f"is lost: {error}"
+            self._director.lost(name, f"is lost: {error}")
         finally:
-            self._director.left(name, reason)
+            self._director.left(name)
 
     def _talk(self, sock: socket.socket, lines: Lines, name: str) -> None:
         """Returns when all is said; raises `OSError` when the other side is gone, or silent."""

@@ -1,6 +1,7 @@
 """What is said between a launcher and whoever decides: orders, and reports."""
 
 import enum
+import time
 from typing import NamedTuple
 
 from tfdist.group.messages import BadMessage, Message, take
@@ -28,6 +29,7 @@ class Order(NamedTuple):
       address: `host:port` where its launchers meet; empty where there is one.
       token: what they show there.
       outcome: why it is to stop, or how the job ended.
+      launched: when the job was started first; the same in all attempts, and no other job's.
     """
 
     kind: Kind
@@ -38,6 +40,7 @@ class Order(NamedTuple):
     address: str = ""
     token: str = ""
     outcome: Outcome = Outcome(0)
+    launched: str = ""
 
 
 class Report(NamedTuple):
@@ -56,6 +59,11 @@ class Report(NamedTuple):
     step: int | None = None
 
 
+def launched_now() -> str:
+    """What tells a job that begins now from others."""
+    return time.strftime("%Y%m%d-%H%M%S")
+
+
 def order_message(order: Order) -> Message:
     """An order on the wire."""
     return {"type": "order"} | order._asdict() | {"outcome": _outcome_message(order.outcome)}
@@ -67,8 +75,8 @@ def order_of(message: Message) -> Order:
     kind, *numbers = take(message, **kinds)
     if kind not in list(Kind):
         raise BadMessage(f"an order to {kind!r:.80}")
-    [outcome] = take(message, outcome=list)
-    return Order(Kind(kind), *numbers)._replace(outcome=_outcome_of(outcome))
+    outcome, launched = take(message, outcome=list, launched=str)
+    return Order(Kind(kind), *numbers)._replace(outcome=_outcome_of(outcome), launched=launched)
 
 
 def report_message(report: Report) -> Message:

@@ -1,7 +1,9 @@
 """Whether a job whose processes have ended is started again, and when."""
 
+import signal
 from typing import NamedTuple
 
+from tfdist import endings
 from tfdist.errors import ExitCode
 from tfdist.launching.job import Job
 from tfdist.launching.outcome import Outcome
@@ -9,6 +11,9 @@ from tfdist.launching.outcome import Outcome
 LONGEST_BACKOFF_SECONDS = 60.0
 # What was done is done; bad input stays bad; a loss that is not finite comes again, as a resumed run repeats its steps.
 FINAL = frozenset({ExitCode.DONE, ExitCode.BAD_INPUT, ExitCode.NOT_FINITE})
+
+# Nobody but a scheduler sends SIGTERM: to a process that was not yet ready to save, or that had.
+PREEMPTIONS = frozenset({ExitCode.PREEMPTED, endings.SIGNALLED + signal.SIGTERM})
 
 
 class Decision(NamedTuple):
@@ -46,7 +51,7 @@ class Restarts:
         """
         if outcome.code in FINAL:
             return Decision(None)
-        if outcome.code == ExitCode.PREEMPTED:
+        if outcome.code in PREEMPTIONS:
             return self._after_preemption()
         return self._after_failure(step, may_repeat)
 

@@ -20,7 +20,6 @@ from tfdist.launching.outcome import SUCCESS, Outcome
 from tfdist.launching.supervision import POLL_SECONDS
 
 MEMORY = "/dev/shm"  # of Linux
-LAUNCHED_VARIABLE = "TFDIST_LAUNCHED"  # when the job was started first: the name of what it writes
 
 
 def run(
@@ -56,10 +55,7 @@ def run(
         logs = log_directory(job.log_dir, desk.everyone)
         memory = stack.enter_context(_memory(guard))
         notes = _folder(memory, "notes") if job.restart_budget else None  # they decide whether a failure repeats
-        own = {
-            LAUNCHED_VARIABLE: time.strftime("%Y%m%d-%H%M%S"),
-            commits.VARIABLE: str(_folder(memory, "commits")),
-        }
+        own = {commits.VARIABLE: str(_folder(memory, "commits"))}
         inherited = {name: value for name, value in environment.items() if name != commits.VARIABLE}
         with interrupts or contextlib.nullcontext([]) as arrived:
             outcome = _until_over(Host(job, command, inherited | own, guard, logs, notes, stops, arrived, say), desk)
