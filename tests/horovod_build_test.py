@@ -29,6 +29,7 @@ def source(tmp_path: pathlib.Path) -> pathlib.Path:
         "tensorflow/CMakeLists.txt": CMAKE,
         "runner/js_run.py": JS_RUN,
         "common/gloo/gloo_controller.cc": GLOO,
+        "common/gloo/gloo_context.cc": "  assert(global_context.IsEnabled());\n\n  attr device_attr;\n",
         "common/parameter_manager.cc": "  } else {\n    v[index_[variable]] = value;\n  }\n",
         "__init__.py": VERSION,
     }
@@ -74,6 +75,7 @@ def test_patch_frees_horovodrun_of_distutils(source: pathlib.Path):
 def test_patch_mends_defects_and_says_so_in_the_version(source: pathlib.Path):
     horovod_build.patch(source)
     assert "global_ranks_.resize(size_);" in (source / "horovod/common/gloo/gloo_controller.cc").read_text()
+    assert "gloo_iface_ = global_context.gloo_iface_;" in (source / "horovod/common/gloo/gloo_context.cc").read_text()
     assert "if (fixed_values_.count(" in (source / "horovod/common/parameter_manager.cc").read_text()
     assert f"__version__ = '{horovod_build.PATCHED}'" in (source / "horovod/__init__.py").read_text()
 

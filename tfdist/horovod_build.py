@@ -1,9 +1,10 @@
 """What Horovod's build needs and what it changes: versions, patches, tools, environment variables.
 
 pip alone cannot build it: Horovod's last release adds an optional XLA bridge to its TensorFlow library, whose includes
-newer TensorFlows no longer have. Without that one line the release builds and works. Two more are defects of its own: under
-Gloo its stall inspector sees no rank, so that a call which one rank leaves out would wait for ever, and a second `init` in
-one process crashes where a setting of the environment fixed a parameter, as ours do.
+newer TensorFlows no longer have. Without that one line the release builds and works. Three more are defects of its own: under
+Gloo its stall inspector sees no rank, so that a call which one rank leaves out would wait for ever; the ranks of a process set
+do not meet on the interface that they are told, but at the address of the host's own name, which is often the loopback; and a
+second `init` in one process crashes where a setting of the environment fixed a parameter, as ours do.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ from tfdist.errors import InputError, TfdistError
 
 VERSION = "0.28.1"
 SDIST = f"horovod-{VERSION}.tar.gz"
-PATCHED = f"{VERSION}+tfdist.2"  # what the patched release calls itself; another number for other patches
+PATCHED = f"{VERSION}+tfdist.3"  # what the patched release calls itself; another number for other patches
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
 # (file, line as it stands there exactly once, what stands there instead)
@@ -44,6 +45,12 @@ PATCHES = (
         "horovod/common/gloo/gloo_controller.cc",
         "  global_ranks_.reserve(size_);\n",
         "  global_ranks_.resize(size_);\n",
+    ),
+    # The interface of a process set, that of all ranks among them: it was the one of nobody.
+    (
+        "horovod/common/gloo/gloo_context.cc",
+        "  assert(global_context.IsEnabled());\n",
+        "  assert(global_context.IsEnabled());\n  gloo_iface_ = global_context.gloo_iface_;\n",
     ),
     # A second `init` in one process sets defaults, at places that a setting of the environment had removed: a crash.
     (

@@ -10,7 +10,7 @@ from tfdist.launching.outcome import Outcome
 
 OUTCOMES = st.builds(Outcome, st.integers(0, 255), st.text(), st.none() | st.integers(0, 99))
 NUMBERS = st.integers(0, 10**6)
-ORDERS = st.builds(Order, st.sampled_from(Kind), NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.text(), st.text(), OUTCOMES)
+ORDERS = st.builds(Order, st.sampled_from(Kind), *[NUMBERS] * 4, st.text(), st.text(), OUTCOMES, st.text())
 REPORTS = st.builds(Report, OUTCOMES, st.booleans(), NUMBERS, st.none() | NUMBERS)
 
 
