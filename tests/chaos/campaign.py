@@ -29,12 +29,14 @@ class Outcome(NamedTuple):
     Attributes:
       falls: where the blows fell, one word each.
       ends: seconds from each blow to the end of the last process.
+      stopped: how many of the blows ended the run before its last step.
       problems: in words; empty if the run ended as the reference, and no process in an unexpected way.
       seconds: that it took.
     """
 
     falls: list[str]
     ends: list[float]
+    stopped: int
     problems: list[str]
     seconds: float
 
@@ -59,7 +61,7 @@ def outcome(setting: Setting, seed: int, home: pathlib.Path, against: Reference)
     """
     begun, directory = time.monotonic(), home / f"{setting.name}-{seed}"
     befalls = plan(setting.name, seed, setting.processes)
-    falls, ends, problems = [], [], []
+    falls, ends, problems, stopped = [], [], [], 0
     for number, blow in enumerate([*befalls.interruptions, None]):
         try:
             made = attempt(setting, directory, befalls, blow, against.pace)
@@ -69,7 +71,8 @@ def outcome(setting: Setting, seed: int, home: pathlib.Path, against: Reference)
         problems += [f"start {number} with {blow}: {said}\n{made.output}" for said in unexpected(made, blow)]
         falls += [made.fell] if blow else []
         ends += [made.seconds] if blow and made.fell != MISSED else []
-    return Outcome(falls, ends, problems or _different(directory, against), time.monotonic() - begun)
+        stopped += made.fell in (START, STEP, WRITE) and any(made.codes)
+    return Outcome(falls, ends, stopped, problems or _different(directory, against), time.monotonic() - begun)
 
 
 def _different(directory: pathlib.Path, against: Reference) -> list[str]:

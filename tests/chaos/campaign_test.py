@@ -8,8 +8,8 @@ from tests.chaos.plan import MISSED, START, STEP, WRITE
 
 
 def test_the_table_has_each_strategy_and_all() -> None:
-    good = Outcome([STEP, WRITE], [1.0, 2.5], [], 20.0)
-    bad = Outcome([START, MISSED], [0.5], ["tensor model/hidden/kernel"], 40.0)
+    good = Outcome([STEP, WRITE], [1.0, 2.5], 2, [], 20.0)
+    bad = Outcome([START, MISSED], [0.5], 1, ["tensor model/hidden/kernel"], 40.0)
     assert table([("one", good), ("other", bad)]).splitlines() == [
         "| strategy | seeds | blows | start | step | write | end | slowest end | a seed takes | differences |",
         "|---|---|---|---|---|---|---|---|---|---|",

@@ -6,6 +6,7 @@ Few seeds here, each of one blow; `make chaos` has many, and longer ones. A seed
 
 import itertools
 import pathlib
+import signal
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.chaos.settings import SETTINGS
 SEEDS = {
     "mesh1x4": (9,),  # SIGKILL in a write, with commits
     "multiworker2": (2, 11),  # SIGKILL at the start under the launcher, SIGKILL in a step with commits on two hosts
-    "horovod2": (8, 20),  # SIGKILL in a step under the launcher, SIGKILL in a write with commits on two hosts
+    "horovod2": (38, 20),  # SIGTERM in a step under the launcher, SIGKILL in a write with commits on two hosts
     "mesh2x2": (41,),  # SIGTERM in a step
 }
 
@@ -24,12 +25,20 @@ SEEDS = {
 @pytest.mark.parametrize("name", [*list(SEEDS)[1:], pytest.param("mesh1x4", marks=pytest.mark.full)])
 def test_the_end_is_that_of_an_uninterrupted_run(name: str, tmp_path: pathlib.Path) -> None:
     against = reference(SETTINGS[name], tmp_path)
-    wrong = {
-        seed: made.problems
+    outcomes = {seed: outcome(SETTINGS[name], seed, tmp_path, against) for seed in SEEDS[name]}
+    problems = [problem for made in outcomes.values() for problem in made.problems]
+    assert not problems, "\n".join(problems)
+    assert all(made.stopped for made in outcomes.values()), outcomes
+
+
+def test_a_preemption_is_among_the_seeds_of_processes_with_collectives() -> None:
+    blows = [
+        blow
+        for name in ("multiworker2", "horovod2")
         for seed in SEEDS[name]
-        if (made := outcome(SETTINGS[name], seed, tmp_path, against)).problems
-    }
-    assert not wrong, "\n".join(problem for problems in wrong.values() for problem in problems)
+        for blow in plan(name, seed, SETTINGS[name].processes).interruptions
+    ]
+    assert any(blow.signal == signal.SIGTERM and blow.phase in (STEP, WRITE) for blow in blows)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

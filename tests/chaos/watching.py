@@ -43,9 +43,10 @@ class Watch:
         """START, STEP, WRITE or END."""
         if not self.has_begun():
             return START
-        if self.is_writing():
-            return WRITE
-        return END if self.has_all_steps() else STEP
+        is_writing = self.is_writing()
+        if self.has_all_steps():  # older ones may still be removed, but a rank may have left the training
+            return END
+        return WRITE if is_writing else STEP
 
     def has_all_steps(self) -> bool:
         """Whether the last checkpoint is there."""

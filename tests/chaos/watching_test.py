@@ -25,6 +25,8 @@ def test_a_run_goes_through_its_phases(tmp_path: pathlib.Path) -> None:
     partial.rename(directory.checkpoints / f"step-{STEPS:09d}")
     assert watch.phase() == END
     assert watch.saved == STEPS
+    (directory.checkpoints / ".step-000000007.pruned").mkdir()
+    assert watch.phase() == END
 
 
 def test_what_a_former_start_has_left_does_not_count(tmp_path: pathlib.Path) -> None:
