@@ -15,6 +15,7 @@ import pytest
 from absl import flags as absl_flags
 
 from tfdist import cluster, config, detect, flags
+from tfdist.errors import ExitCode
 
 ROOT = pathlib.Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -155,12 +156,22 @@ def test_flagfile(path: pathlib.Path):
     assert found.batch_size and (found.steps or found.epochs)
 
 
-def test_the_sbatch_script_is_bash_and_its_flags_are_ours():
-    script = EXAMPLES / "cluster" / "slurm.sbatch"
-    subprocess.run(["bash", "-n", str(script)], check=True, timeout=10)
-    text = script.read_text(encoding="utf-8").replace("\\\n", " ")
-    (command,) = re.findall(r"^srun .* -m tfdist\.train (.*)$", text, re.MULTILINE)
-    assert parsed(shlex.split(command)).strategy == "multiworker"
+@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.PEER_LOST, ExitCode.PREEMPTED])
+def test_the_sbatch_script_queues_the_job_again_when_it_was_preempted(code: ExitCode, tmp_path: pathlib.Path):
+    """With programs in place of Slurm's, which write down how they were called."""
+    for name, end in (("srun", code), ("scontrol", ExitCode.DONE)):
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >"$0.called"\nexit {int(end)}\n', encoding="utf-8")
+        program.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
+    script = ["bash", str(EXAMPLES / "cluster" / "slurm.sbatch")]
+    assert subprocess.run(script, env=environment, timeout=10).returncode == code
+    called = (tmp_path / "srun.called").read_text(encoding="utf-8").splitlines()
+    trained = parsed(called[called.index("tfdist.train") + 1 :])
+    assert (trained.strategy, trained.checkpoint_every, trained.output_dir) == ("multiworker", "600s", "runs/7")
+    again = tmp_path / "scontrol.called"
+    assert again.exists() == (code == ExitCode.PREEMPTED)
+    assert not again.exists() or again.read_text(encoding="utf-8").split() == ["requeue", "7"]
 
 
 def test_the_kubernetes_job_makes_a_cluster():
@@ -177,5 +188,20 @@ def test_the_kubernetes_job_makes_a_cluster():
         assert found.coordinator.startswith(f"{job['metadata']['name']}-0.{pod['subdomain']}:")
     assert spec["parallelism"] == spec["completions"] and spec["completionMode"] == "Indexed"
     assert pod["setHostnameAsFQDN"] and pod["subdomain"] == service["metadata"]["name"]
-    label = job["spec"]["template"]["metadata"]["labels"]
+    label = spec["template"]["metadata"]["labels"]
     assert service["spec"]["selector"] == policy["spec"]["podSelector"]["matchLabels"] == label
+
+
+def test_the_kubernetes_job_goes_on_when_it_was_preempted():
+    *_, job = documents("cluster/kubernetes-job.yaml")
+    pod = job["spec"]["template"]["spec"]
+    trained = parsed(pod["containers"][0]["command"][3:])
+    (volume,), (mount,) = pod["volumes"], pod["containers"][0]["volumeMounts"]
+    assert trained.checkpoint_every != "0" and trained.output_dir.startswith(mount["mountPath"])
+    assert volume["name"] == mount["name"] and "persistentVolumeClaim" in volume
+    assert pod["restartPolicy"] == "Never"  # else Kubernetes refuses a podFailurePolicy
+    rules = [rule for rule in job["spec"]["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
+    assert [(rule["action"], rule["onExitCodes"]["values"]) for rule in rules] == [
+        ("Ignore", [ExitCode.PREEMPTED]),
+        ("FailJob", [ExitCode.BAD_INPUT, ExitCode.NOT_FINITE]),
+    ]
