@@ -15,8 +15,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 # From the top to the bottom. A module imports its own layer and those below it. A module that runs when started
 # (`if __name__ == "__main__"`) is a command, without being named here.
 LAYERS = {
-    "commands": "__init__ __main__ benching command comparison distributing environment_flags flags help_text launching layout"
-    " beginning opening planning resuming sending session spawning startup testing",
+    "commands": "__init__ __main__ benching checkpoints command comparison distributing environment_flags flags help_text"
+    " launching layout beginning opening planning resuming sending session spawning startup testing",
     "trainer": "trainer accepting alike callbacks carrying course evaluation horovod inspections kept loop metrics plans"
     " progress restoring run_state saving sharing step steps stock stores training",
     "parts of a step": "activations checkpoint constraining data gradients keras_objects layers loss models optimizers"

@@ -39,6 +39,7 @@ DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
     "run": lambda values: flags.define(values, config.RunConfig),
     "export": lambda values: flags.define(values, ExportConfig),
     "ledger": lambda values: None,
+    "checkpoints": lambda values: None,
     "layout": lambda values: flags.define(values, config.LayoutConfig),
     "install_horovod": install_horovod.define_flags,
 }

@@ -39,7 +39,7 @@ def main(run: str, config: ExportConfig) -> int:
     """Prints where the model was written."""
     startup.load_tensorflow()  # only now: flags are read, and help is printed, before
     from tfdist import session
-    from tfdist.restoring import checkpoints_at
+    from tfdist.checkpoint import checkpoints_at
 
     found = checkpoints_at(run)
     trained = _flags(found, run)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tfdist.checkpoint import Checkpoint, CheckpointError, Damaged, is_name, newest, set_aside, step_of
+from tfdist.checkpoint import Checkpoint, CheckpointError, Damaged, checkpoints_at, newest, set_aside, step_of
 from tfdist.group import Group
 from tfdist.run_state import RunState
 from tfdist.sharing import share
@@ -15,14 +15,6 @@ from tfdist.strategy import Strategy
 READING_SECONDS = 3600.0
 
 _log = logging.getLogger(__name__)
-
-
-def checkpoints_at(path: str | os.PathLike[str]) -> list[Path]:
-    """The checkpoints that a path names, the newest first: itself, those in it, or those of the run whose directory it is."""
-    path = Path(path).expanduser()
-    if is_name(path.name) and not (path / "checkpoints").exists():
-        return [path]
-    return newest(path) or newest(path / "checkpoints")
 
 
 def first_readable(paths: Sequence[Path]) -> Checkpoint:

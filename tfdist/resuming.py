@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfdist import commits
-from tfdist.checkpoint import Damaged, newest
+from tfdist.checkpoint import Damaged, checkpoints_at, newest
 from tfdist.combinations import flag_text
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
-from tfdist.restoring import checkpoints_at, first_readable, newest_first
+from tfdist.restoring import first_readable, newest_first
 
 AUTO, NEVER = "auto", "never"
 # What the steps so far are made of: with another of these the rest would not belong to them.

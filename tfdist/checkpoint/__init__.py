@@ -9,7 +9,7 @@ of a run is, is not known here, and TensorFlow is not imported.
 
 from tfdist.checkpoint.background import BackgroundWriter
 from tfdist.checkpoint.committing import commit
-from tfdist.checkpoint.directory import clean_partial, is_name, newest, remove, set_aside, step_of
+from tfdist.checkpoint.directory import checkpoints_at, clean_partial, is_name, newest, remove, set_aside, step_of
 from tfdist.checkpoint.entries import Index, PartEntry, TensorEntry
 from tfdist.checkpoint.locking import lock
 from tfdist.checkpoint.part import Part
@@ -29,6 +29,7 @@ __all__ = [
     "PartEntry",
     "Spread",
     "TensorEntry",
+    "checkpoints_at",
     "clean_partial",
     "commit",
     "is_name",

@@ -47,6 +47,14 @@ def newest(directory: str | os.PathLike[str]) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
+def checkpoints_at(path: str | os.PathLike[str]) -> list[Path]:
+    """The checkpoints that a path names, the newest first: itself, those in it, or those of the run whose directory it is."""
+    path = Path(path).expanduser()
+    if is_name(path.name) and not (path / "checkpoints").exists():
+        return [path]
+    return newest(path) or newest(path / "checkpoints")
+
+
 def set_aside(path: str | os.PathLike[str]) -> Path:
     """Renames a checkpoint so that `newest` does not find it; returns its new path.
 

@@ -1,0 +1,66 @@
+"""What is said of a run's checkpoints, good and bad."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from tfdist import checkpoints
+from tfdist.checkpoint import Checkpoint, Part, commit
+from tfdist.errors import InputError
+from tfdist.group import LocalGroup
+
+
+@pytest.fixture
+def run(tmp_path):
+    for step in (5, 10, 15):
+        flags = {"strategy": "mirrored"}
+        parts = [Part.whole("model/w", np.full(1000, step, np.float32)), Part.whole("model/b", np.zeros(3))]
+        commit(LocalGroup(), tmp_path / "checkpoints", parts, step=step, seed=0, flags=flags, values={}, keep=9)
+    return tmp_path
+
+
+def test_all_are_good(run, capsys):
+    assert checkpoints.main(str(run)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:20] for line in lines] == [f"step-{step:09d}  good" for step in (15, 10, 5)]
+    assert re.fullmatch(
+        r"step-000000015  good  20\d\d-\d\d-\d\d \d\d:\d\d:\d\d  0\.0 MB  2 tensors  by mirrored", lines[0]
+    )
+
+
+def test_one_that_is_damaged_is_named_with_what_is_wrong(run, capsys):
+    shard = run / "checkpoints" / "step-000000010" / "shard-00000.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    (run / "checkpoints" / "step-000000005" / "manifest.json").unlink()
+    assert checkpoints.main(str(run)) == 1
+    first, second, why, third, missing = capsys.readouterr().out.splitlines()
+    assert " good " in first and " bad " in second and third == "step-000000005  bad"
+    assert why == "  shard-00000.safetensors: model/w is not what was written"
+    assert missing == "  manifest.json: it is missing"
+
+
+def test_one_of_them(run, capsys):
+    assert checkpoints.main(str(run / "checkpoints" / "step-000000005")) == 0
+    assert capsys.readouterr().out.startswith("step-000000005  good")
+
+
+def test_one_that_the_run_removes_meanwhile_is_not_bad(run, capsys, monkeypatch):
+    verify = Checkpoint.verify
+
+    def removed(checkpoint):
+        if checkpoint.step == 5:
+            shutil.rmtree(checkpoint.path)
+        verify(checkpoint)
+
+    monkeypatch.setattr(Checkpoint, "verify", removed)
+    assert checkpoints.main(str(run)) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_run_without_any(tmp_path):
+    with pytest.raises(InputError, match="A run is looked at that has checkpoints. Received: .*. Give its directory"):
+        checkpoints.main(str(tmp_path))
