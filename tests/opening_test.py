@@ -1,5 +1,7 @@
 """A strategy as the commands open it."""
 
+import math
+
 import pytest
 
 from tfdist import opening
@@ -59,3 +61,15 @@ def test_who_was_preempted_waits_for_the_others_as_who_is_done(monkeypatch, erro
     with pytest.raises(error), opening.opened_strategy(TrainConfig(), ()):
         raise error("at step 3")
     assert ("end" in names) == waited
+
+
+@pytest.mark.parametrize(("given", "deadline"), [({}, math.inf), ({"end_timeout_seconds": 600.0}, 600.0)])
+def test_who_is_done_early_waits_as_long_as_the_others_live(monkeypatch, given, deadline):
+    """They may write a large model; the group itself notices one that is lost."""
+    from tfdist.group import LocalGroup
+
+    waits = {}
+    monkeypatch.setattr(LocalGroup, "barrier", lambda self, name, deadline=60.0: waits.update({name: deadline}))
+    with opening.opened_strategy(TrainConfig(start_timeout_seconds=1.0), (), **given):
+        pass
+    assert waits["end"] == deadline

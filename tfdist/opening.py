@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import math
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +56,7 @@ def load(config: Any) -> Strategy:
 
 
 @contextmanager
-def opened_strategy(config: Any, own_flags: Sequence[str], end_timeout_seconds: float = 0) -> Iterator[Opened]:
+def opened_strategy(config: Any, own_flags: Sequence[str], end_timeout_seconds: float = math.inf) -> Iterator[Opened]:
     """Starts the strategy and checks that all processes have the same flags and versions.
 
     Whatever ends the block is told to the other processes; if one of them is lost, this one ends with code 5.
@@ -63,7 +64,7 @@ def opened_strategy(config: Any, own_flags: Sequence[str], end_timeout_seconds: 
     Args:
       config: a configuration with the fields of the flags that say where a run is.
       own_flags: names of the flags that may differ between the processes of a job.
-      end_timeout_seconds: how long who is done early waits for the others; 0 for as long as at the start.
+      end_timeout_seconds: how long who is done early waits for the others; by default as long as they live.
     """
     detection = choose(config)
     # Rules between flags that the strategy decides are checked before anything starts.
@@ -79,7 +80,7 @@ def opened_strategy(config: Any, own_flags: Sequence[str], end_timeout_seconds: 
         shared = {f"--{k}": v for k, v in dataclasses.asdict(config).items() if k not in own_flags}
         strategy.group.agree("flags", shared)
         strategy.group.agree("versions", versions(), "version of ")
-        with _ending_together(strategy.group, end_timeout_seconds or config.start_timeout_seconds):
+        with _ending_together(strategy.group, end_timeout_seconds):
             yield Opened(config, detection, strategy)
     strategy.close()
 
