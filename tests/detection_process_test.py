@@ -67,6 +67,18 @@ def test_a_rank_that_sleeps() -> None:
     assert len(said) == 1 and f"ended with code 4 (stalled): {why}" in said[0]
 
 
+def test_a_rank_that_does_not_come_to_the_first_step() -> None:
+    """It is named, and nothing ends: the others' call, which compiles, may last."""
+    command = [sys.executable, str(HERE / "stalls_worker.py"), "1", "2", "3", "0"]
+    with processes.job(command, 2) as job:
+        job.wait_for(0, "in a call: 0; not in a call: 1.\n", START_SECONDS)
+        job.wait_for(0, "stalls_worker.py:", END_SECONDS)
+        time.sleep(4.0)
+        assert [process.poll() for process in job.processes] == [None, None]
+        report = job.output(0).partition("rank 1: step 0, between two calls\n")[2]
+    assert " on_train_begin\n" in report
+
+
 def test_a_rank_that_is_stopped() -> None:
     """On Horovod, as multiworker's engine would notice by itself after some ten seconds, and end with code 5."""
     limits = (

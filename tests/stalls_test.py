@@ -12,7 +12,7 @@ import pytest
 from tests.group.members import members
 from tfdist.errors import ExitCode
 from tfdist.group import LocalGroup
-from tfdist.stalls import Stalls
+from tfdist.stalls import ANSWER_SECONDS, Stalls
 
 
 @pytest.fixture
@@ -122,16 +122,53 @@ def test_past_the_limit_all_end_with_code_4(groups):
     assert len(ends) == 3
 
 
-def test_the_first_call_may_compile_as_long_as_it_wants(groups):
+@pytest.mark.parametrize("warning", [0.1, 0.0])
+def test_the_first_call_may_compile_as_long_as_it_wants(groups, warning):
     heard = Heard()
     with contextlib.ExitStack() as stack:
-        stalls = [stack.enter_context(each) for each in watching(groups, heard, warning=0.1, shutdown=0.2)]
+        stalls = [stack.enter_context(each) for each in watching(groups, heard, warning=warning, shutdown=0.2)]
         for each in stalls:
             each.begin(0, 10)
-        time.sleep(0.5)
+        time.sleep(2 * ANSWER_SECONDS + 0.5)
         for each in stalls:
             each.reached(10)
     assert (heard.lines, heard.codes) == ([], [])
+
+
+def test_who_has_not_come_to_the_first_call_is_named(groups):
+    """When another one that was late has come, too; each finding once; nothing ends."""
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        stalls = [stack.enter_context(each) for each in watching(groups, heard, warning=0.3, shutdown=0.4)]
+        stalls[0].begin(0, 10)
+        heard.wait_for(lambda heard: heard.lines)
+        stalls[1].begin(0, 10)
+        heard.wait_for(lambda heard: len(heard.lines) == 2)
+        time.sleep(ANSWER_SECONDS + 1.0)
+    assert re.search(
+        r"\(the call from step 0 to 10 has lasted 0\.3 s on rank 0\)\. in a call: 0; not in a call: 1, 2\.",
+        heard.lines[0],
+    )
+    assert "in a call: 0, 1; not in a call: 2." in heard.lines[1]
+    assert "rank 2: step 0, between two calls" in heard.lines[1]
+    assert len(heard.lines) == 2
+    assert not heard.codes
+
+
+def test_who_has_not_come_to_the_run_is_named_and_says_nothing_of_it_later(groups):
+    """It hears what was asked before it came."""
+    late, others = Heard(), Heard()
+    [first], rest = watching(groups[:1], late, warning=0.3), watching(groups[1:], others, warning=0.3)
+    with contextlib.ExitStack() as stack:
+        for each in rest:
+            stack.enter_context(each).begin(0, 10)
+        others.wait_for(lambda heard: heard.lines)
+        stack.enter_context(first)
+        time.sleep(0.1)
+        first.begin(0, 10)
+        time.sleep(ANSWER_SECONDS + 0.5)
+    assert "in a call: 1, 2; no answer: 0." in others.lines[0]
+    assert late.lines == []
 
 
 def test_calls_that_end_in_time_say_nothing(groups):

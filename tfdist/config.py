@@ -262,7 +262,7 @@ class TrainConfig(JobConfig):
         60.0,
         CHECKS,
         "A call of the compiled loop that lasts so much longer than twice its usual time is reported, with where each process"
-        " is; 0: never.",
+        " is; 0: never. The first, which compiles, only if a process is not in it.",
     )
     stall_shutdown_seconds: float = flag_field(
         600.0,

@@ -1,13 +1,14 @@
 """Hangs of a run: which ranks are in the call that does not end, where each one is, and an end with code 4."""
 
 import dataclasses
+import itertools
 import os
 import secrets
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -31,12 +32,14 @@ class _Call:
       what: it is.
       begun: when.
       usual: seconds that it may take by what calls before it took.
+      first: whether it is the one in which everything is compiled.
       lasted: seconds so far, as its watch has counted them.
     """
 
     what: str
     begun: float
     usual: float
+    first: bool
     lasted: float = 0.0
 
 
@@ -49,9 +52,10 @@ class Stalls:
     SIGUSR1 to any rank asks the same, at any time of the run, if the run is in the main thread.
 
     The limits are beyond twice what the slowest call so far would have taken for as many steps, so that slow steps are no
-    stall. The first call, in which everything is compiled, may last as long as it wants; so may what stands between two
-    calls: a callback, an evaluation. A rank that hangs there is noticed by those that wait for it in the next call. If all
-    hang there, in an evaluation, SIGUSR1 shows it, and nothing ends them.
+    stall. The first call, in which everything is compiled, may last as long as it wants, and is never ended: the ranks are
+    asked again and again, and what they answer is said only if some rank is not in a call or silent, and said once until
+    that changes. What stands between two calls may last, too: a callback, an evaluation. A rank that hangs there is noticed
+    by those that wait for it in the next call. If all hang there, in an evaluation, SIGUSR1 shows it, and nothing ends them.
     """
 
     def __init__(
@@ -67,8 +71,9 @@ class Stalls:
 
         Args:
           group: of all ranks that run.
-          warning_seconds: a call that lasts longer is reported, once; 0 for never.
-          shutdown_seconds: a call that lasts longer is reported and ends the job; 0 for never.
+          warning_seconds: a call that lasts longer is reported, once; 0 for never. Also how often ranks are asked in the
+            first call.
+          shutdown_seconds: a call that lasts longer, but for the first, is reported and ends the job; 0 for never.
           say: gets the report, on the first rank that can say it, and on every rank why it ends.
           end: ends the process with a code.
         """
@@ -83,6 +88,7 @@ class Stalls:
         self._closed = False
         self._asked = ""
         self._answers: dict[str, dict[int, Json]] = {}
+        self._found = ""  # by the last answers of a first call: which ranks were where
         self._over = 0
         self._stack = ExitStack()
 
@@ -97,7 +103,8 @@ class Stalls:
                 if end_step > step
                 else f"the wait for the callbacks of step {step}"
             )
-            self._step, self._call = step, _Call(what, time.monotonic(), 2 * self._pace * (end_step - step))
+            usual = 2 * self._pace * (end_step - step)
+            self._step, self._call = step, _Call(what, time.monotonic(), usual, first=not self._calls)
             self._calls += 1
             self._news.notify_all()
 
@@ -134,21 +141,28 @@ class Stalls:
         """Waits for a call, then for its limits, the smaller one first."""
         while True:
             with self._news:
-                self._news.wait_for(lambda: self._closed or (self._call is not None and self._calls > 1))
+                self._news.wait_for(lambda: self._closed or self._call is not None)
                 if self._closed:
                     return
                 call = self._call
             assert call is not None
-            for limit in sorted({self._warning, self._shutdown} - {0.0}):
-                if self._outlasts(call, limit):
-                    # Named after the call, so that ranks which wait in the same one ask once.
-                    why = f"{call.what} has lasted {limit + call.usual:.3g} s on rank {self._group.rank}"
-                    self._ask(f"{call.what} {limit}", why)
-            if self._shutdown and self._outlasts(call, self._shutdown + 2 * ANSWER_SECONDS):
+            for limit in self._limits(call):
+                if not self._outlasts(call, limit):
+                    break
+                # Named after the call, so that ranks which wait in the same one ask once.
+                why = f"{call.what} has lasted {limit + call.usual:.3g} s on rank {self._group.rank}"
+                self._ask(f"{call.what} {limit}", why, first=call.first)
+            if self._shutdown and not call.first and self._outlasts(call, self._shutdown + 2 * ANSWER_SECONDS):
                 lasted = self._shutdown + call.usual
                 why = f"{call.what} has lasted {lasted:.3g} s, as long as --stall_shutdown_seconds allows"
                 self._group.tell(TOPIC, {"end": why})
             self._outlasts(call, float("inf"))
+
+    def _limits(self, call: _Call) -> Iterable[float]:
+        """After how many seconds beyond what is usual the ranks are asked."""
+        if not call.first:
+            return sorted({self._warning, self._shutdown} - {0.0})
+        return itertools.count(self._warning, self._warning) if self._warning else ()
 
     def _outlasts(self, call: "_Call", limit: float) -> bool:
         """Returns whether a call is still the one that runs, when it has lasted so many seconds beyond what is usual.
@@ -163,8 +177,8 @@ class Stalls:
                 call.lasted += piece
             return self._call is call and not self._closed
 
-    def _ask(self, name: str, why: str) -> None:
-        self._group.tell(TOPIC, {"ask": name, "why": why})
+    def _ask(self, name: str, why: str, first: bool = False) -> None:
+        self._group.tell(TOPIC, {"ask": name, "why": why, "first": first})
 
     def _told(self, said: Any) -> bool:
         """On every rank, in one order."""
@@ -200,13 +214,18 @@ class Stalls:
     def _say_all(self, asked: Any) -> None:
         """What one rank says: the ranks that have arrived in the call, those that have not, and those that are silent."""
         answers = self._answers.pop(asked["ask"], {})
-        if min(answers, default=None) != self._group.rank:
-            return
         arrived = [rank for rank, where in sorted(answers.items()) if where["call"]]
         elsewhere = [rank for rank, where in sorted(answers.items()) if not where["call"]]
         silent = [rank for rank in range(self._group.size) if rank not in answers]
         kinds = {"in a call": arrived, "not in a call": elsewhere, "no answer": silent}
         summary = "; ".join(f"{kind}: {', '.join(map(str, ranks))}" for kind, ranks in kinds.items() if ranks)
+        speakers = list(answers)
+        if asked["first"]:
+            # One that is in it: who has just come to the run hears what was asked before, with answers of then.
+            is_news = len(arrived) < self._group.size and summary != self._found
+            speakers, self._found = arrived if is_news else [], summary
+        if min(speakers, default=None) != self._group.rank:
+            return
         lines = [f"Where the ranks are ({asked['why']}). {summary}."]
         for rank, where in sorted(answers.items()):
             call = where["call"]
