@@ -194,14 +194,23 @@ def _ledgers(config: TrainConfig, strategy: Strategy) -> int:
 
 
 def _check_shared(origin: Origin, config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> None:
-    """All processes read and write checkpoints, and all must see them: rank 0's lock says whose directory it is."""
+    """All processes read and write checkpoints, and all must see them: rank 0's lock says whose directory it is.
+
+    A run without checkpoints needs them only if it is preempted: it is warned.
+    """
     mine = _lock_of(directory)
     seen = strategy.group.gather("output_dir/seen", mine)
-    if (_is_saved(config) or origin.checkpoints) and any(text != seen[0] for text in seen):
-        ranks = [str(rank) for rank, text in enumerate(seen) if text != seen[0]]
+    ranks = ", ".join(str(rank) for rank, text in enumerate(seen) if text != seen[0])
+    received = f"{json.dumps(str(directory.path))}, which is another one for rank {ranks}"
+    if ranks and (_is_saved(config) or origin.checkpoints):
         raise InputError(
-            "Checkpoints need an output directory that all processes share. Received: "
-            f"{json.dumps(str(directory.path))}, which is another one for rank {', '.join(ranks)}. Give another --output_dir."
+            f"Checkpoints need an output directory that all processes share. Received: {received}. Give another --output_dir."
+        )
+    if ranks and strategy.is_chief:
+        _log.warning(
+            "This run cannot be saved when it is preempted: it would end with code 1. That needs an output directory that all "
+            "processes share. Received: %s. Give another --output_dir.",
+            received,
         )
 
 

@@ -11,6 +11,7 @@ from tfdist import ledger, train
 from tfdist.checkpoint import Checkpoint, lock, newest
 from tfdist.config import TrainConfig
 from tfdist.errors import InputError
+from tfdist.group import LocalGroup
 from tfdist.reporting import RunDirectory
 
 
@@ -98,3 +99,37 @@ def test_other_checkpoints_are_left_alone(whole, tmp_path):
     assert len(newest(tmp_path / "copy" / "checkpoints")) == 3
     [start] = [json.loads(line) for line in (tmp_path / "branch" / "starts.jsonl").read_text().splitlines()]
     assert (start["step"], start["checkpoint"]) == (40, str(tmp_path / "copy" / "checkpoints" / "step-000000040"))
+
+
+@pytest.fixture
+def not_shared(monkeypatch):
+    """A second rank that does not see the first one's directory."""
+    gather = LocalGroup.gather
+
+    def with_another(self, name, value, deadline=60.0):
+        found = gather(self, name, value, deadline)
+        return [*found, "none: No such file or directory"] if name == "output_dir/seen" else found
+
+    monkeypatch.setattr(LocalGroup, "gather", with_another)
+
+
+@pytest.mark.parametrize("flags", [{"checkpoint_every": "5"}, {"commit_every": 5, "commit_dir": "commits"}])
+def test_checkpoints_need_a_directory_that_all_share(tmp_path, not_shared, monkeypatch, flags):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        InputError, match=r'Received: ".*/run", which is another one for rank 1. Give another --output_dir'
+    ):
+        run(tmp_path / "run", steps=1, **({"checkpoint_every": "0"} | flags))
+
+
+def test_without_checkpoints_a_directory_that_is_not_shared_is_a_warning(tmp_path, not_shared, caplog):
+    """Such a run may go well; it cannot be saved when it is preempted."""
+    assert run(tmp_path / "run", steps=1, checkpoint_every="0") == 0
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("This run cannot be saved when it is preempted")
+    assert warning.endswith('/run", which is another one for rank 1. Give another --output_dir.')
+
+
+def test_a_directory_that_all_share_is_no_warning(tmp_path, caplog):
+    run(tmp_path / "run", steps=1, checkpoint_every="0")
+    assert "preempted" not in caplog.text
