@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from safetensors.numpy import load_file
 
+import tfdist
 from tfdist import export, train
 from tfdist.config import TrainConfig
 from tfdist.errors import InputError
@@ -131,6 +132,19 @@ def test_what_is_there_is_not_written_over(run, tmp_path):
 def test_a_run_without_checkpoints(tmp_path):
     with pytest.raises(InputError, match="started with --checkpoint_every"):
         export.main(str(tmp_path), ExportConfig())
+
+
+def test_a_run_of_a_program(single, tmp_path):
+    """Its checkpoints do not say what its model is."""
+    with single.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse")
+    saved = tfdist.Checkpoints(directory=str(tmp_path), every="1")
+    trainer.fit((np.zeros((4, 2)), np.zeros((4, 1))), batch_size=4, steps=1, checkpoints=saved)
+    with pytest.raises(InputError) as raised:
+        export.main(str(tmp_path), ExportConfig())
+    assert "step-000000001, which has none: a program made it." in str(raised.value)
+    assert f"trainer.resume('{tmp_path}')" in str(raised.value)
 
 
 def test_an_unknown_format():

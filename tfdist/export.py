@@ -1,4 +1,4 @@
-"""Write the model of a run's newest good checkpoint, or of one that is named: Keras's format, a SavedModel, or safetensors."""
+"""Write the model of a run of tfdist.train, from its newest good checkpoint or a named one: .keras, SavedModel, safetensors."""
 
 import dataclasses
 import sys
@@ -66,8 +66,15 @@ def _flags(found: list[Path], run: str) -> dict[str, Any]:
             f"A run has checkpoints if it was started with --checkpoint_every. Received: {run}, which has none. "
             "Give another run, or use its model.keras."
         )
+    saved = first_readable(found)
+    if not {"model", "dataset"} <= saved.flags.keys():
+        raise InputError(
+            "A run is exported by the flags that python -m tfdist.train keeps in its checkpoints. Received: "
+            f"{saved.path}, which has none: a program made it. There, with its trainer built: trainer.resume({run!r}), then "
+            "trainer.save('model.keras') or trainer.model.export('served')."
+        )
     known = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
-    given = {name: value for name, value in first_readable(found).flags.items() if name in known}
+    given = {name: value for name, value in saved.flags.items() if name in known}
     return {**given, **{name: known[name] for name in (*_OF_ONE_DEVICE, *_OF_TRAINING)}, "strategy": "single"}
 
 
