@@ -61,6 +61,7 @@ def test_one_that_the_run_removes_meanwhile_is_not_bad(run, capsys, monkeypatch)
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-def test_a_run_without_any(tmp_path):
+@pytest.mark.parametrize("name", [".", "checkpoints/step-000000099", "nothing"])
+def test_where_there_is_none(name, tmp_path):
     with pytest.raises(InputError, match="A run is looked at that has checkpoints. Received: .*. Give its directory"):
-        checkpoints.main(str(tmp_path))
+        checkpoints.main(str(tmp_path / name))

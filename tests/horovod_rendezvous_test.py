@@ -1,11 +1,14 @@
 """By which addresses the processes of several hosts find each other; `conformance` has real ones on one host."""
 
+import socket
+
 import pytest
 
 pytest.importorskip("horovod")
 
 from tfdist import horovod_rendezvous
 from tfdist.cluster import Cluster
+from tfdist.errors import InputError
 from tfdist.group.addresses import Way
 
 
@@ -24,7 +27,7 @@ class Others:
 
 
 def described(monkeypatch, rank, ways, local_rank, local_size):
-    monkeypatch.setattr(horovod_rendezvous, "way_to", lambda host, port: Way(*ways[rank]))
+    monkeypatch.setattr(horovod_rendezvous, "way_to", lambda host, port, family: Way(*ways[rank]))
     monkeypatch.setattr(horovod_rendezvous, "network_interface", lambda address: f"with {address}")
     monkeypatch.delenv("HOROVOD_GLOO_IFACE", raising=False)
     cluster = Cluster(rank, len(ways), local_rank, local_size, coordinator="node0:1")
@@ -54,8 +57,24 @@ def test_one_host_stays_on_the_loopback(monkeypatch):
 
 
 def test_an_interface_that_the_user_names_is_taken(monkeypatch):
-    monkeypatch.setattr(horovod_rendezvous, "way_to", lambda host, port: Way("10.0.0.2", "10.0.0.1"))
+    monkeypatch.setattr(horovod_rendezvous, "way_to", lambda host, port, family: Way("10.0.0.2", "10.0.0.1"))
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "ib0")
     ways = [["10.0.0.1", "10.0.0.1"], ["10.0.0.2", "10.0.0.1"]]
     one = horovod_rendezvous.serve_and_describe(Cluster(1, 2, 0, 1, coordinator="node0:1"), Others(ways))
     assert one["HOROVOD_GLOO_IFACE"] == "ib0"
+
+
+def test_a_second_start_under_a_launcher_knows_where_rank_0_is(monkeypatch):
+    """Then no coordinator is named: Horovod carried the group's address, or the launcher serves the group."""
+    asked = []
+    monkeypatch.setattr(horovod_rendezvous, "way_to", lambda *given: asked.append(given) or Way("10.0.0.2", "10.0.0.1"))
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "10.0.0.1")
+    ways = [["10.0.0.1", "10.0.0.1"], ["10.0.0.2", "10.0.0.1"]]
+    one = horovod_rendezvous.serve_and_describe(Cluster(1, 2, 0, 1), Others(ways))
+    assert asked == [("10.0.0.1", 1, socket.AF_INET)]
+    assert one["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "10.0.0.1"
+
+
+def test_a_host_without_an_ipv4_address_is_refused(monkeypatch):
+    with pytest.raises(InputError, match=r"needs an IPv4 address of rank 0's host. Received: \[::1\]:7 \("):
+        horovod_rendezvous.serve_and_describe(Cluster(1, 2, 0, 1, coordinator="[::1]:7"), Others([]))

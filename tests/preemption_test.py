@@ -145,7 +145,7 @@ def test_other_signals_are_none(program) -> None:
 def test_an_error_in_the_callback_is_logged_and_a_second_signal_still_ends(program) -> None:
     one = program("time.sleep(30)", callback="lambda name: 1 / 0")
     one.process.send_signal(signal.SIGTERM)
-    time.sleep(TOGETHER_SECONDS)
+    time.sleep(TOGETHER_SECONDS + 0.5)
     one.process.send_signal(signal.SIGTERM)
     code, _, err = one.end()
     assert code == 143 and "ZeroDivisionError" in err

@@ -14,7 +14,7 @@ from tfdist.carrying import check_carries
 from tfdist.checkpoint import Checkpoint, clean_partial, lock
 from tfdist.config import TrainConfig
 from tfdist.errors import InputError
-from tfdist.launching.attempt import LAUNCHED_VARIABLE
+from tfdist.launching.attempt import LAUNCHED_VARIABLE, RESTART_VARIABLE
 from tfdist.period import parse_period
 from tfdist.reporting import LedgerFile, NullLedger, NullReporter, Reporter, RunDirectory, chief_reporter
 from tfdist.resuming import Origin, commit_folder, is_own
@@ -75,7 +75,9 @@ def _last_commits(
 
 
 def _decided(config: TrainConfig, directory: RunDirectory, whole: list[str] | None = None) -> Origin:
-    return decided(config.resume, directory, dataclasses.asdict(config), os.environ.get(LAUNCHED_VARIABLE, ""), whole)
+    is_again = os.environ.get(RESTART_VARIABLE, "0") != "0"
+    launched = os.environ.get(LAUNCHED_VARIABLE, "") if is_again else ""
+    return decided(config.resume, directory, dataclasses.asdict(config), launched, whole)
 
 
 def begin(

@@ -13,7 +13,7 @@ from tfdist.errors import CheckpointError, ExitCode, InputError
 
 def main(run: str) -> int:
     """Prints a line for each checkpoint, the newest first; returns the exit code."""
-    found = checkpoints_at(run)
+    found = [path for path in checkpoints_at(run) if path.exists()]
     if not found:
         raise InputError(
             f"A run is looked at that has checkpoints. Received: {run}. Give its directory, or that of one checkpoint."

@@ -12,8 +12,9 @@ from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from tfdist.cluster import Cluster
+from tfdist.errors import InputError
 from tfdist.group import Group
-from tfdist.group.addresses import LOOPBACK, network_interface, split_address, way_to
+from tfdist.group.addresses import LOOPBACK, Way, is_loopback, join_address, network_interface, split_address, way_to
 
 CHECK, SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 SETTINGS = {
@@ -107,13 +108,25 @@ def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:
 def _hosts(cluster: Cluster, group: Group) -> list[str]:
     """By rank, the address at which the others reach its host.
 
-    Names would not do: those of containers repeat, and a host's own name often stands for its loopback, by which then all ranks
-    of rank 0's host find it: the address of that host is what the others know.
+    Names would not do: those of containers repeat, and a host's own name often stands for its loopback. Whoever reaches rank 0
+    over the loopback is on its host, whose address the others know.
     """
-    ways = group.gather("horovod/ways", list(way_to(*split_address(cluster.coordinator))))
-    here = ways[0][0]
-    known = next((other for own, other in ways if own != here), here)
-    return [known if own == here else own for own, _ in ways]
+    served = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()  # where a launcher knows rank 0
+    at = group.broadcast("horovod/at", cluster.coordinator or join_address(served, 1))
+    ways = group.gather("horovod/ways", list(_way_to(at)))
+    first = next((other for own, other in ways if not is_loopback(own)), LOOPBACK)
+    return [first if is_loopback(own) else own for own, _ in ways]
+
+
+def _way_to(address: str) -> Way:
+    host, port = split_address(address)
+    try:
+        return way_to(host, port, socket.AF_INET)
+    except OSError as error:
+        raise InputError(
+            f"Horovod's rendezvous needs an IPv4 address of rank 0's host. Received: {address} ({error}). Set "
+            "TFDIST_COORDINATOR=host:port to one, the same for every process."
+        ) from error
 
 
 def _serve(interface: str, slots: list) -> int:

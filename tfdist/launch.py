@@ -31,10 +31,10 @@ _HELP = {
     "grace_seconds": "How long the processes may take to save and end when this command gets SIGTERM or Ctrl-C.",
     "max_restarts": "How many times all processes are started again when one fails; by default 0, or, for MIN:MAX, without"
     " limit. Codes 2 and 3 are final, and so is a second failure in a row after the same step. Not with --nodes.",
-    "max_preemptions": "The same when all end with code 75.",
+    "max_preemptions": "The same when all end with code 75, or one by a SIGTERM that this command has not sent.",
     "restart_backoff_seconds": "The pause before a restart; it doubles with each failure, up to 60.",
     "rejoin_seconds": "With MIN:MAX: after which another process may take the place of one that died; it doubles each time,"
-    " up to an hour. 0: at once; inf: never.",
+    " up to an hour. 0: at once, as always where fewer than MIN would be left; inf: never.",
     "elastic_timeout_seconds": "With MIN:MAX: how long to wait while fewer than MIN can run; 0: for ever.",
 }
 _DEFINE = {

@@ -41,14 +41,15 @@ def origin(
       resume: as the flag.
       directory: the run's.
       flags: the run's, by name.
-      launched: when a launcher has started this job first; empty without one. A run that the same job has begun is its own.
+      launched: when a launcher has first started the job that it starts again; else empty. A run that the same job has begun,
+        if only in part, is its own.
       whole: the names of the last start's commits that count; None for all.
 
     Raises:
       InputError: there is nothing to go on with where it was asked for, or it is of another run; or the directory has
         something else in it.
     """
-    again = bool(launched) and _starts(directory)[-1].get("launched") == launched
+    again = launched != "" and _starts(directory)[-1].get("launched", launched) == launched
     own = directory.is_run and (again or resume == AUTO or (resume != NEVER and _began_with(resume, directory)))
     if not own:
         directory.check(directory.path)

@@ -92,7 +92,7 @@ def test_fewer_than_the_least_wait_and_go_on_when_there_are_enough():
     play = elastic(least=2, most=2, listed={"a": 2}, rejoin_seconds=float("inf"))
     assert play.runs() == 2
     play.report(code=137, dead=1)
-    assert play.runs() == 0
+    assert play.runs() == 0 and play.runs(after=1.0) == 0
     assert play.said[-1] == "Waits for processes: 1 can run, at least 2 must; gives up in 600 s."
     assert play.runs(after=599.0) == 0
     play.listed = {"a": 3}
@@ -310,6 +310,33 @@ def test_a_host_that_has_said_goodbye_may_come_again_at_once():
     assert play.runs("a") == 2
     play.join("b")
     play.order("a")
+    assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
+
+
+def test_a_launcher_that_is_gone_before_it_is_refused_does_not_end_the_job_either():
+    play = elastic(**SEVERAL | {"names": ("a",)})
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play.join("b")
+    play.runs("a"), play.order("a", after=SETTLE_SECONDS)
+    play.report("a", code=75, step=10)
+    assert (play.runs("a"), play.runs("b")) == (2, 1)
+    play.report("b", code=2, dead=1)
+    play.director.left("b", "has left the job")
+    play.report("a", code=2)
+    assert play.runs("a") == 2
+
+
+def test_the_death_of_one_host_s_process_is_not_another_host_s():
+    play = elastic(least=1, **SEVERAL, rejoin_seconds=60.0)
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    for left in (1, 0):
+        play.report("b", code=137, dead=1)
+        play.report("a", code=5)
+        assert (play.runs("a"), play.runs("b")) == (2, left)
+    play.listed = {"a": 2}
+    play.report("a", code=137, dead=1)
+    assert play.runs("a") == 1 and play.runs("a", after=59.0) == 1
+    play.order("a", after=2.0)
     assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
 
 

@@ -19,6 +19,10 @@ def test_pauses_double_up_to_a_minute():
     assert waits(restarts, *[(1, step) for step in range(10)]) == [1, 2, 4, 8, 16, 32, 60, 60, 60, None]
 
 
+def test_pauses_of_a_job_that_is_tried_for_ever():
+    assert waits(Restarts(Job(processes=2, min_processes=1)), *[(1, step) for step in range(1200)])[-1] == 60
+
+
 @pytest.mark.parametrize(
     "code, again", [(0, False), (1, True), (2, False), (3, False), (4, True), (5, True), (6, True)]
 )

@@ -3,17 +3,20 @@ import signal
 import subprocess
 import sys
 
+from tfdist.launching import signals
 from tfdist.launching.signals import received
 
 SAYS = "import signal; print(signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN, signal.getsignal(signal.SIGTERM))"
 
 
-def test_signals_are_collected_in_their_order_and_do_what_they_did_afterwards():
-    before = signal.getsignal(signal.SIGTERM)
+def test_signals_are_collected_in_their_order_and_do_what_they_did_afterwards(monkeypatch):
+    before, now = signal.getsignal(signal.SIGTERM), [100.0]
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
     with received((signal.SIGTERM, signal.SIGHUP)) as arrived:
-        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+        for number, at in ((signal.SIGTERM, 0.0), (signal.SIGHUP, 0.9), (signal.SIGUSR1, 1.5), (signal.SIGHUP, 1.6)):
+            now[0] = 100.0 + at
             os.kill(os.getpid(), number)
-        assert arrived == [signal.SIGHUP, signal.SIGTERM, signal.SIGTERM]
+        assert arrived == [signal.SIGTERM, signal.SIGHUP]
     assert signal.getsignal(signal.SIGTERM) == before and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
 

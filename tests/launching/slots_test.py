@@ -47,6 +47,14 @@ def test_an_hour_with_all_slots_forgets_what_was_before():
     assert soon.free(29.9 + LONGEST_REJOIN_SECONDS) == 2
 
 
+def test_nobody_s_death_changes_nothing():
+    one = slots(10.0)
+    for _ in range(5):
+        one.died(0, now=0.0)
+    one.died(1, now=0.0)
+    assert [one.free(now) for now in (9.9, 10.0)] == [2, 3]
+
+
 @pytest.mark.parametrize("rejoin, free", [(0.0, 3), (math.inf, 2)])
 def test_at_once_or_never(rejoin, free):
     one = slots(rejoin)

@@ -34,6 +34,7 @@ def train(first, last):
     progress.note(first)
     with Meetings(group) as meetings, notices(lambda name: meetings.wish("preempt")):
         print(f"begins at {{first}} restart {{restart}} pid {{os.getpid()}} group {{os.environ['TFDIST_GROUP']}}", flush=True)
+        print("launched", os.environ["TFDIST_LAUNCHED"], flush=True)
         for step in range(first + 1, last + 1):
             meetings.begin(step)
             time.sleep(0.02)

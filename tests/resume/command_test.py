@@ -57,7 +57,9 @@ def test_what_is_launched_has_one_directory_though_another_size_has_another_stra
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TFDIST_LAUNCHED", "20261122-101500")
     train.main(TrainConfig(strategy="auto", model="mlp(hidden=(8,))", dataset="digits", steps=2))
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["digits-mlp-20261122-101500"]
+    [path] = (tmp_path / "runs").iterdir()
+    assert path.name == "digits-mlp-20261122-101500"
+    assert RunDirectory(path).beginnings()[0]["launched"] == "20261122-101500"
 
 
 def test_a_lower_rate_is_used(tmp_path):

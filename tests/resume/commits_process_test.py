@@ -97,7 +97,7 @@ class Killed:
         return THREADS | {"TFDIST_COMMITS": str(self.home / self.memory)}
 
     def go_on(self, size: int, lost: int | None = None) -> tuple[int, str]:
-        """Starts the run again as it was left, as a launcher does; returns at which step, and what the chief has printed.
+        """Starts the run again as it was left; returns at which step, and what the chief has printed.
 
         Args:
           size: how many processes.
@@ -110,7 +110,7 @@ class Killed:
             shutil.rmtree(self.home / self.memory.format(rank=lost))
         # Where the blow fell between two hosts' last stages, the one that is left may be a commit ahead, or behind.
         last = max(map(last_commit, self.home.glob("memory*")))
-        said = finish(self.command, size, self.environment | {"TFDIST_RESTART": "1"})[0]
+        said = finish(self.command, size, self.environment)[0]
         assert [start["step"] for start in RunDirectory(self.path).beginnings()] == [0, last]
         assert ledger.main(str(self.path)) == 0
         assert {last_commit(memory) for memory in self.home.glob("memory*")} == {0}  # the last checkpoint has all

@@ -52,16 +52,26 @@ class Way(NamedTuple):
     other: str
 
 
-def way_to(host: str, port: int = 1) -> Way:
+def way_to(host: str, port: int = 1, family: int = socket.AF_UNSPEC) -> Way:
     """Finds the way to a host by its name or its address; sends nothing.
+
+    Args:
+      host: the name or the address.
+      port: any.
+      family: `socket.AF_INET` for an engine that knows no other.
 
     Raises:
       OSError: the name is not known, or there is no way.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, family, socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
         return Way(str(probe.getsockname()[0]), str(probe.getpeername()[0]))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether no other host reaches an address."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def network_interface(address: str) -> str:
@@ -74,8 +84,7 @@ def network_interface(address: str) -> str:
 
 def _interface(host: str) -> str:
     found = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    is_loopback = ipaddress.ip_address(found.partition("%")[0]).is_loopback
-    return "" if is_loopback and host not in (found, "localhost") else found
+    return "" if is_loopback(found) and host not in (found, "localhost") else found
 
 
 def _bind(host: str, port: int) -> socket.socket:

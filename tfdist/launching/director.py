@@ -29,12 +29,10 @@ class _Member:
     Attributes:
       places: what its host may be called.
       slots: how many processes it may run.
-      fits: whether its processes have trained with the others'.
     """
 
     places: Sequence[str]
     slots: Slots
-    fits: bool = False
 
 
 @dataclasses.dataclass
@@ -90,6 +88,7 @@ class Director:
         self._lock = threading.RLock()
         self._members: dict[str, _Member] = {}  # in the order in which they came
         self._first = ""
+        self._fit: set[str] = set()  # the launchers whose processes have trained
         self._refused: dict[str, Outcome] = {}
         self._known: dict[tuple[str, ...], Slots] = {}  # of hosts that were lost or refused, for when they come again
         self._lines: tuple[object, dict[str, int]] = (None, {})  # the last answer of `_offered`, which is asked often
@@ -275,7 +274,7 @@ class Director:
         for name in leave:
             self.left(name, "was asked to end, and has left the job")
         if misfits := self._misfits(attempt, cause):
-            self._refuse(misfits, cause)
+            self._refuse(misfits, cause, now)
         elif (attempt.stops == _RESIZED or leave) and cause.code not in FINAL:
             self._restarts.resized()
         else:
@@ -283,20 +282,19 @@ class Director:
 
     def _misfits(self, attempt: _Attempt, cause: Outcome) -> list[str]:
         """The launchers that came last, where others have trained before, and with them nothing begins."""
-        members = {name: self._members[name] for name in attempt.processes if name in self._members}
         if cause.code != ExitCode.BAD_INPUT:
-            for member in members.values() if _last_step(attempt) is not None else ():
-                member.fits = True
-            return []
-        if not any(member.fits for member in members.values()):
-            return []
-        return [name for name, member in members.items() if not member.fits and name != self._first]
+            self._fit.update(attempt.processes if _last_step(attempt) is not None else ())
+        elif not self._fit.isdisjoint(attempt.processes):
+            return [name for name in attempt.processes if name not in self._fit and name != self._first]
+        return []
 
-    def _refuse(self, misfits: Sequence[str], cause: Outcome) -> None:
-        for name in misfits:
+    def _refuse(self, misfits: Sequence[str], cause: Outcome, now: float) -> None:
+        for name in misfits:  # some may be gone already
             self._refused[name] = cause
             self.lost(name, f"does not fit the others, and is refused: {cause.reason}")
         self._restarts.resized()
+        if not self._plan(self._free(now)):  # and nobody trains until somebody else comes
+            self._not_before = now + self._job.restart_backoff_seconds
 
     def _cause(self, attempt: _Attempt) -> Outcome:
         """Of the launchers' outcomes the one that is no consequence of another's."""
@@ -317,8 +315,7 @@ class Director:
             reason = "; ".join(filter(None, (cause.reason, decision.reason)))
             self._over = dataclasses.replace(cause, reason=reason)
             return
-        same_slots = not self._plan(self._free(now)) and self._plan(self._needed())
-        wait = 0.0 if shrinks and not same_slots else decision.wait
+        wait = 0.0 if shrinks and self._plan(self._free(now)) else decision.wait
         log = f" Its log: {cause.log}." if cause.log else ""
         when = f"In {wait:g} s" if wait else "At once"
         self._say(f"{cause.reason}.{log} {when}: {decision.reason}.")

@@ -26,7 +26,7 @@ class Job:
       grace_seconds: for the processes to save and end when somebody asks for the end, before they are killed.
       max_restarts: how many times all processes are started again after a failure; see `restarts.Restarts`. None for
         never, or, in an elastic job, any number of times.
-      max_preemptions: the same after an end with code 75 that nobody has asked this launcher for.
+      max_preemptions: the same after an end with code 75, or by SIGTERM, that nobody has asked this launcher for.
       restart_backoff_seconds: before the first restart; it doubles with each failure, up to 60 s.
       rejoin_seconds: in an elastic job, for a process that died to be started anew; see `slots.Slots`.
       elastic_timeout_seconds: for which an elastic job waits for its least processes; 0 for ever.

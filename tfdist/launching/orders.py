@@ -29,7 +29,7 @@ class Order(NamedTuple):
       address: `host:port` where its launchers meet; empty where there is one.
       token: what they show there.
       outcome: why it is to stop, or how the job ended.
-      launched: when the job was started first; the same in all attempts, and no other job's.
+      launched: when the job was started first, the same in all attempts.
     """
 
     kind: Kind

@@ -76,7 +76,7 @@ class Restarts:
         if may_repeat and step is not None and step == before:
             return Decision(None, f"the second failure in a row after step {step}, so it is not tried again")
         self._failures += 1
-        pause = min(LONGEST_BACKOFF_SECONDS, self._job.restart_backoff_seconds * 2 ** (self._failures - 1))
+        pause = min(LONGEST_BACKOFF_SECONDS, self._job.restart_backoff_seconds * 2 ** min(self._failures - 1, 30))
         after = "" if step is None else f" after step {step}"
         return Decision(pause, f"restart {self._failures}{_of(budget)}{after}")
 

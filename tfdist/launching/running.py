@@ -54,7 +54,8 @@ def run(
         desk = stack.enter_context(opened(job, environment, say))
         logs = log_directory(job.log_dir, desk.everyone)
         memory = stack.enter_context(_memory(guard))
-        notes = _folder(memory, "notes") if job.restart_budget else None  # they decide whether a failure repeats
+        is_noted = job.restart_budget or job.is_elastic  # whether a failure repeats, and whether a launcher fits
+        notes = _folder(memory, "notes") if is_noted else None
         own = {commits.VARIABLE: str(_folder(memory, "commits"))}
         inherited = {name: value for name, value in environment.items() if name != commits.VARIABLE}
         with interrupts or contextlib.nullcontext([]) as arrived:

@@ -1,9 +1,13 @@
 """The signals that ask a launcher to end."""
 
+import math
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from tfdist.preemption import TOGETHER_SECONDS
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -12,13 +16,20 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def received(numbers: tuple[signal.Signals, ...] = ENDING) -> Iterator[list[int]]:
     """Collects the signals that arrive inside, in their order, in place of what they would do.
 
+    What comes within a second of the first belongs to it: a terminal that closes says so twice, and systemd sends SIGHUP
+    behind SIGTERM.
+
     SIGUSR1, which asks a training process where it is, is ignored, and so it is in processes that are started inside, until
     they are ready to hear it: it must not end one that has only just been started.
     """
     arrived: list[int] = []
+    first = math.inf
 
     def note(number: int, frame: FrameType | None) -> None:
-        arrived.append(number)
+        nonlocal first
+        first = min(first, time.monotonic())
+        if not arrived or time.monotonic() - first >= TOGETHER_SECONDS:
+            arrived.append(number)
 
     before = {number: signal.signal(number, note) for number in numbers}
     before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)

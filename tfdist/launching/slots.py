@@ -33,6 +33,8 @@ class Slots:
 
     def died(self, count: int, now: float) -> None:
         """Says that so many of its processes have died."""
+        if not count:
+            return
         if now - self._whole > LONGEST_REJOIN_SECONDS:
             self._pause = self._first
         self._out += [now + self._pause] * count
