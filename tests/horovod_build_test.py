@@ -30,6 +30,7 @@ def source(tmp_path: pathlib.Path) -> pathlib.Path:
         "runner/js_run.py": JS_RUN,
         "common/gloo/gloo_controller.cc": GLOO,
         "common/gloo/gloo_context.cc": "  assert(global_context.IsEnabled());\n\n  attr device_attr;\n",
+        "../third_party/gloo/gloo/transport/tcp/pair.cc": "    GLOO_ENFORCE_LE(op.preamble.length, op.nbytes);\n",
         "common/parameter_manager.cc": "  } else {\n    v[index_[variable]] = value;\n  }\n",
         "__init__.py": VERSION,
     }
@@ -76,6 +77,8 @@ def test_patch_mends_defects_and_says_so_in_the_version(source: pathlib.Path):
     horovod_build.patch(source)
     assert "global_ranks_.resize(size_);" in (source / "horovod/common/gloo/gloo_controller.cc").read_text()
     assert "gloo_iface_ = global_context.gloo_iface_;" in (source / "horovod/common/gloo/gloo_context.cc").read_text()
+    pair = (source / "third_party/gloo/gloo/transport/tcp/pair.cc").read_text()
+    assert "GLOO_ENFORCE_LE" not in pair and "signalException(ex);" in pair
     assert "if (fixed_values_.count(" in (source / "horovod/common/parameter_manager.cc").read_text()
     assert f"__version__ = '{horovod_build.PATCHED}'" in (source / "horovod/__init__.py").read_text()
 

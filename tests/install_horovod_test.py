@@ -78,7 +78,7 @@ def test_the_cache_is_where_the_user_keeps_caches(variables, monkeypatch, capsys
 @pytest.fixture
 def probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What the probe of the installed Horovod prints."""
-    answer = {"stdout": '["0.28.1+tfdist.3", "2.21.0", ["Gloo"]]', "stderr": "", "code": "0"}
+    answer = {"stdout": '["0.28.1+tfdist.4", "2.21.0", ["Gloo"]]', "stderr": "", "code": "0"}
 
     def run_probe(command, **_):
         assert "horovod.tensorflow" in command[-1]
@@ -92,16 +92,16 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_a_horovod_that_works_is_left_alone(probed, tmp_path, capsys):
     assert run(f"--cache_dir={tmp_path}") == ExitCode.DONE
-    assert capsys.readouterr().out == "Horovod 0.28.1+tfdist.3 (Gloo) works with TensorFlow 2.21.0. Nothing to do.\n"
+    assert capsys.readouterr().out == "Horovod 0.28.1+tfdist.4 (Gloo) works with TensorFlow 2.21.0. Nothing to do.\n"
     assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("answer", "flags", "reason"),
     [
-        ({"stdout": '["0.28.1+tfdist.3", "2.20.0", ["Gloo"]]'}, [], "Received: 0.28.1+tfdist.3 for 2.20.0 with Gloo."),
+        ({"stdout": '["0.28.1+tfdist.4", "2.20.0", ["Gloo"]]'}, [], "Received: 0.28.1+tfdist.4 for 2.20.0 with Gloo."),
         ({"stdout": '["0.28.1", "2.21.0", ["Gloo"]]'}, [], "Received: 0.28.1 for 2.21.0 with Gloo."),
-        ({}, ["--mpi"], "with Gloo, MPI. Received: 0.28.1+tfdist.3 for 2.21.0 with Gloo."),
+        ({}, ["--mpi"], "with Gloo, MPI. Received: 0.28.1+tfdist.4 for 2.21.0 with Gloo."),
         ({"code": "1", "stderr": "Traceback\nImportError: undefined symbol: _ZN"}, [], "undefined symbol: _ZN"),
     ],
 )

@@ -1,10 +1,11 @@
 """What Horovod's build needs and what it changes: versions, patches, tools, environment variables.
 
 pip alone cannot build it: Horovod's last release adds an optional XLA bridge to its TensorFlow library, whose includes
-newer TensorFlows no longer have. Without that one line the release builds and works. Three more are defects of its own: under
+newer TensorFlows no longer have. Without that one line the release builds and works. Four more are defects of its own: under
 Gloo its stall inspector sees no rank, so that a call which one rank leaves out would wait for ever; the ranks of a process set
-do not meet on the interface that they are told, but at the address of the host's own name, which is often the loopback; and a
-second `init` in one process crashes where a setting of the environment fixed a parameter, as ours do.
+do not meet on the interface that they are told, but at the address of the host's own name, which is often the loopback; when a
+rank dies, the messages of the others may no longer fit, which aborts them; and a second `init` in one process crashes where a
+setting of the environment fixed a parameter, as ours do.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from tfdist.errors import InputError, TfdistError
 
 VERSION = "0.28.1"
 SDIST = f"horovod-{VERSION}.tar.gz"
-PATCHED = f"{VERSION}+tfdist.3"  # what the patched release calls itself; another number for other patches
+PATCHED = f"{VERSION}+tfdist.4"  # what the patched release calls itself; another number for other patches
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
 # (file, line as it stands there exactly once, what stands there instead)
@@ -51,6 +52,19 @@ PATCHES = (
         "horovod/common/gloo/gloo_context.cc",
         "  assert(global_context.IsEnabled());\n",
         "  assert(global_context.IsEnabled());\n  gloo_iface_ = global_context.gloo_iface_;\n",
+    ),
+    # When a rank has died, others get a message of another call than theirs: an error of the call, which Python sees.
+    (
+        "third_party/gloo/gloo/transport/tcp/pair.cc",
+        "    GLOO_ENFORCE_LE(op.preamble.length, op.nbytes);\n",
+        """    if (op.preamble.length > op.nbytes) {
+      auto ex = std::make_exception_ptr(::gloo::IoException(GLOO_ERROR_MSG(
+          "A message of ", op.preamble.length, " bytes for ", op.nbytes, " from ", peer_.str())));
+      buf->signalException(ex);
+      signalException(ex);
+      return -1;
+    }
+""",
     ),
     # A second `init` in one process sets defaults, at places that a setting of the environment had removed: a crash.
     (

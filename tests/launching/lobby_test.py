@@ -8,7 +8,7 @@ import pytest
 
 from tfdist.errors import InputError, PeerLostError
 from tfdist.group.addresses import join_address, listen, split_address
-from tfdist.group.messages import encode
+from tfdist.group.messages import VERSION, encode
 from tfdist.launching import lobby as lobbies
 from tfdist.launching.director import Director
 from tfdist.launching.guest import Guest
@@ -86,7 +86,7 @@ def test_a_guest_that_is_silent_is_lost(opened, monkeypatch) -> None:
     monkeypatch.setattr(lobbies, "LOST_AFTER_SECONDS", 0.3)
     host, port = split_address(opened.address)
     with socket.create_connection((host, port)) as sock:
-        sock.sendall(encode({"type": "hello", "version": 2, "token": "token", "places": []}))
+        sock.sendall(encode({"type": "hello", "version": VERSION, "token": "token", "places": []}))
         until(lambda: any("no sign of life for 0.3 s" in line for line in opened.said))
 
 
