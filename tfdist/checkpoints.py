@@ -51,9 +51,7 @@ def _described(checkpoint: Checkpoint) -> str:
 
 
 def _run(values: Any, arguments: list[str]) -> int:
-    if len(arguments) != 1:
-        raise InputError(f"One run is looked at. Received: {len(arguments)} arguments. Give the directory of a run.")
-    return main(arguments[0])
+    return main(command.only(arguments, "One run is looked at.", "Give the directory of a run."))
 
 
 if __name__ == "__main__":

@@ -149,6 +149,22 @@ def parse(values: absl_flags.FlagValues, argv: list[str], program: str, argument
     return rest
 
 
+def only(arguments: list[str], rule: str, remedy: str) -> str:
+    """The argument of a command that takes one behind its flags.
+
+    Args:
+      arguments: what stands there.
+      rule: begins the message if it is none, or more than one.
+      remedy: ends it.
+
+    Raises:
+      InputError: so it is.
+    """
+    if len(arguments) != 1:
+        raise InputError(f"{rule} Received: {len(arguments)} arguments. {remedy}")
+    return arguments[0]
+
+
 def _topics(values: absl_flags.FlagValues) -> dict[str, list[tuple[str, str]]]:
     """The flags by topic: a flag's module name, if it begins with a capital as modules do not."""
     topics: dict[str, list[tuple[str, str]]] = {}

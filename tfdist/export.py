@@ -126,12 +126,8 @@ def _safetensors(trainer: "Trainer", path: Path) -> None:
 
 
 def _run(values: Any, arguments: list[str]) -> int:
-    if len(arguments) != 1:
-        raise InputError(
-            f"The model of one run is written. Received: {len(arguments)} arguments. Give the folder of a run or of a "
-            "checkpoint, behind the flags."
-        )
-    return main(arguments[0], flags.config(values, ExportConfig))
+    remedy = "Give the folder of a run or of a checkpoint, behind the flags."
+    return main(command.only(arguments, "The model of one run is written.", remedy), flags.config(values, ExportConfig))
 
 
 if __name__ == "__main__":

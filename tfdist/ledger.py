@@ -150,9 +150,7 @@ def _problems(epoch: str, numbers: np.ndarray, size: int, whole: bool) -> list[s
 
 
 def _run(values: Any, arguments: list[str]) -> int:
-    if len(arguments) != 1:
-        raise InputError(f"One run is looked at. Received: {len(arguments)} arguments. Give the directory of a run.")
-    return main(arguments[0])
+    return main(command.only(arguments, "One run is looked at.", "Give the directory of a run."))
 
 
 if __name__ == "__main__":
