@@ -115,16 +115,15 @@ class Director:
                 self._say(f"{name} {reason}.")
 
     def lost(self, name: str, reason: str) -> None:
-        """A launcher is gone without a word; its host's slots are out for a while, as those of processes that died."""
-        with self._lock:
-            self._hold(name)
-            self.left(name, reason)
+        """A launcher is gone without a word; its host's slots are out for a while, as those of processes that died.
 
-    def _hold(self, name: str) -> None:
-        """Takes the slots of a launcher's host: if it comes again and again, it must not stop the others each time."""
-        if member := self._members.get(name):
-            member.slots.died(member.slots.offered, self._clock())
-            self._known[tuple(member.places)] = member.slots
+        If it comes again and again, it must not stop the others each time.
+        """
+        with self._lock:
+            if member := self._members.get(name):
+                member.slots.died(member.slots.offered, self._clock())
+                self._known[tuple(member.places)] = member.slots
+            self.left(name, reason)
 
     def reported(self, name: str, report: Report) -> None:
         """A launcher's processes have ended."""
@@ -273,6 +272,8 @@ class Director:
             return
         for name in leave:
             self.left(name, "was asked to end, and has left the job")
+        if cause.code != ExitCode.BAD_INPUT and _last_step(attempt) is not None:
+            self._fit.update(attempt.processes)
         if misfits := self._misfits(attempt, cause):
             self._refuse(misfits, cause, now)
         elif (attempt.stops == _RESIZED or leave) and cause.code not in FINAL:
@@ -282,11 +283,9 @@ class Director:
 
     def _misfits(self, attempt: _Attempt, cause: Outcome) -> list[str]:
         """The launchers that came last, where others have trained before, and with them nothing begins."""
-        if cause.code != ExitCode.BAD_INPUT:
-            self._fit.update(attempt.processes if _last_step(attempt) is not None else ())
-        elif not self._fit.isdisjoint(attempt.processes):
-            return [name for name in attempt.processes if name not in self._fit and name != self._first]
-        return []
+        if cause.code != ExitCode.BAD_INPUT or self._fit.isdisjoint(attempt.processes):
+            return []
+        return [name for name in attempt.processes if name not in self._fit and name != self._first]
 
     def _refuse(self, misfits: Sequence[str], cause: Outcome, now: float) -> None:
         for name in misfits:  # some may be gone already
