@@ -1,5 +1,6 @@
 # make train        sets up .venv and trains a CNN on handwritten digits, on two logical devices
-# make test         the same set-up, Horovod built for the installed TensorFlow, then lint, types and every test
+# make test         the same set-up, Horovod built for the installed TensorFlow, then lint, types and every test: first on
+#                   all cores, then, one after the other, what starts processes or waits for the clock
 # make lint         ruff and mypy
 # make conformance  what make test leaves out: the whole product of strategies, models, optimizers and batches; every program
 #                   through fit; every strategy's checkpoint under every other; elastic runs of every engine
@@ -35,7 +36,8 @@ train: $(EXAMPLES)
 	$(PY) -m tfdist.train $(TRAIN_FLAGS) --output_dir=$(OUTPUT_DIR)
 
 test: $(HOROVOD) lint
-	$(PY) -m pytest
+	$(PY) -m pytest -m 'not full and not alone' --numprocesses=logical --maxprocesses=4 --dist=worksteal
+	$(PY) -m pytest -m 'alone and not full'
 
 lint: $(TESTS)
 	$(PY) -m ruff check .

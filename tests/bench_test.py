@@ -12,6 +12,8 @@ from tfdist.__main__ import commands
 from tfdist.benching import table
 from tfdist.benching.measured import TRAFFIC
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),

@@ -17,6 +17,8 @@ from absl import flags as absl_flags
 from tfdist import cluster, config, detect, flags
 from tfdist.errors import ExitCode
 
+pytestmark = pytest.mark.alone
+
 ROOT = pathlib.Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 FLAGFILES = sorted((EXAMPLES / "flagfiles").glob("*.flags"))

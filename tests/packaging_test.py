@@ -15,6 +15,8 @@ import pytest
 
 from tfdist import __main__ as listing
 
+pytestmark = pytest.mark.alone
+
 ROOT = pathlib.Path(__file__).parents[1]
 OPTIONAL = ("horovod", "sklearn", "mlxtend", "tensorflow_datasets", "pytest", "hypothesis")
 

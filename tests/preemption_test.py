@@ -12,6 +12,8 @@ import pytest
 
 from tfdist.preemption import TOGETHER_SECONDS, notices
 
+pytestmark = pytest.mark.alone
+
 DEADLINE = 20.0
 PROGRAM = """
 import ctypes, os, signal, sys, threading, time

@@ -13,6 +13,8 @@ import pytest
 
 from tfdist import cluster, stock
 
+pytestmark = pytest.mark.alone
+
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPT = """
 import json, sys, keras, numpy as np

@@ -8,6 +8,8 @@ import pytest
 
 from tfdist import signals
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def heard():

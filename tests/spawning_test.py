@@ -12,6 +12,8 @@ import tfdist
 from tfdist.errors import InputError, PeerLostError
 from tfdist.spawning import SpawnError, spawn
 
+pytestmark = pytest.mark.alone
+
 # Whatever should be ended before sleeps for 15 s only: a test that fails does not hang.
 pytest.importorskip("cloudpickle")  # the functions of this file are not in a module that the new processes can import
 

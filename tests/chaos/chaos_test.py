@@ -14,6 +14,8 @@ from tests.chaos.campaign import outcome, reference
 from tests.chaos.plan import START, STEP, WRITE, plan
 from tests.chaos.settings import SETTINGS
 
+pytestmark = pytest.mark.alone
+
 SEEDS = {
     "mesh1x4": (9,),  # SIGKILL in a write, with commits
     "multiworker2": (2, 11),  # SIGKILL at the start under the launcher, SIGKILL in a step with commits on two hosts

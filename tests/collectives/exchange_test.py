@@ -12,6 +12,8 @@ from tfdist.collectives import OneReplica, Recording, Unsent
 from tfdist.errors import InputError
 from tfdist.testing import processes
 
+pytestmark = pytest.mark.alone
+
 RANKS = 3
 CASES = ("uneven", "ring", "one_sender", "nothing")
 WORKER = pathlib.Path(__file__).with_name("exchange_worker.py")

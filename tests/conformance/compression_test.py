@@ -15,6 +15,8 @@ import pytest
 from tfdist.gradients.compression import METHODS
 from tfdist.testing import processes
 
+pytestmark = pytest.mark.alone
+
 WORKER = pathlib.Path(__file__).with_name("compression_worker.py")
 JOBS = (("horovod", 3), ("multiworker", 2))
 ARGUMENTS = {

@@ -3,7 +3,11 @@
 import pathlib
 import sys
 
+import pytest
+
 from tfdist.testing import processes
+
+pytestmark = pytest.mark.alone
 
 REPEATS = 30
 

@@ -16,6 +16,8 @@ from tests.chaos.striking import child_of_rank
 from tests.chaos.watching import Watch
 from tfdist.testing import processes
 
+pytestmark = pytest.mark.alone
+
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 DEADLINE_SECONDS = 120.0
 KILLED_BEHIND, GROWN_BEHIND = 35, 63  # checkpoints that are there by then; epochs are of 29.9 steps

@@ -9,6 +9,8 @@ from tfdist.cluster import Cluster
 from tfdist.errors import InputError, PeerLostError
 from tfdist.group import LocalGroup, join
 
+pytestmark = pytest.mark.alone
+
 TOKEN = "the job's token"
 
 

@@ -16,6 +16,8 @@ from tfdist.group.addresses import split_address
 from tfdist.group.connection import Connection
 from tfdist.group.messages import LIMIT, VERSION, encode
 
+pytestmark = pytest.mark.alone
+
 HELLO = {"type": "hello", "rank": 0, "size": 2, "token": "the job's token", "version": VERSION, "pid": 1, "host": "h"}
 MEMBER = """
 import sys, time

@@ -7,6 +7,8 @@ from tfdist.errors import InputError
 from tfdist.group import LocalGroup
 from tfdist.group.messages import LIMIT
 
+pytestmark = pytest.mark.alone
+
 
 def wait_for(condition, seconds=5.0):
     end = time.monotonic() + seconds

@@ -11,6 +11,8 @@ from tfdist.cluster import Cluster
 from tfdist.errors import NotFiniteError, PeerLostError
 from tfdist.group import Loss, watch
 
+pytestmark = pytest.mark.alone
+
 CLUSTER = Cluster(rank=0, size=3)
 LINE = "rank 0 of 3: rank 1 is lost: its connection closed without a goodbye (killed, crashed, or it ended silently). "
 

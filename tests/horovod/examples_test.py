@@ -11,6 +11,8 @@ import pytest
 
 from tfdist.testing import processes
 
+pytestmark = pytest.mark.alone
+
 HERE = pathlib.Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples" / "horovod"
 OURS = "import tfdist.horovod as hvd\n"

@@ -11,6 +11,8 @@ import pytest
 
 from tfdist.testing import processes
 
+pytestmark = pytest.mark.alone
+
 WORKER = pathlib.Path(__file__).with_name("operations_worker.py")
 ENVIRONMENT = {
     "TF_NUM_INTRAOP_THREADS": "1",

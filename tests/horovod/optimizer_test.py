@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from tfdist.testing import processes
 
+pytestmark = pytest.mark.alone
+
 pytest.importorskip("horovod")
 WORKER = pathlib.Path(__file__).with_name("optimizer_worker.py")
 ENVIRONMENT = {

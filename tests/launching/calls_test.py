@@ -7,6 +7,8 @@ import pytest
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.launching import calls
 
+pytestmark = pytest.mark.alone
+
 
 class Picky(Exception):
     """Pickles, and does not come back: its constructor takes two arguments and its `args` has one."""

@@ -3,6 +3,8 @@ import pytest
 from tfdist.errors import InputError
 from tfdist.launching.job import Job
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.parametrize(
     "fields, message",

@@ -5,6 +5,8 @@ import pytest
 from tfdist.errors import InputError
 from tfdist.launching import ports
 
+pytestmark = pytest.mark.alone
+
 
 def test_ports_are_free_and_different():
     found = ports.free_ports(20, "127.0.0.1")

@@ -11,6 +11,8 @@ from tfdist.launching.job import Job
 from tfdist.launching.orders import Kind, Order, Report
 from tfdist.launching.outcome import Outcome
 
+pytestmark = pytest.mark.alone
+
 LOST = Outcome(5, "launcher 2 is lost")
 
 

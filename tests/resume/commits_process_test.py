@@ -16,6 +16,8 @@ from tfdist.checkpoint import step_of
 from tfdist.reporting import RunDirectory
 from tfdist.testing import processes
 
+pytestmark = pytest.mark.alone
+
 SECONDS = 240.0
 STEPS, DURABLE, COMMIT = 220, 100, 7
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}

@@ -12,6 +12,8 @@ import tfdist
 from tests.resume import product
 from tfdist.testing import parity, processes
 
+pytestmark = pytest.mark.alone
+
 WORKER = str(pathlib.Path(__file__).with_name("worker.py"))
 TOLERANCE = 1e-9  # in float64
 

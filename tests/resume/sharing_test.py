@@ -17,6 +17,8 @@ from tfdist.errors import InputError
 from tfdist.group import LocalGroup
 from tfdist.testing import processes
 
+pytestmark = pytest.mark.alone
+
 RANKS = 3
 HOSTS = [[rank] for rank in range(RANKS)]
 WORKER = pathlib.Path(__file__).with_name("sharing_worker.py")

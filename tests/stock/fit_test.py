@@ -14,6 +14,8 @@ from tests.stock.comparing import differences, plain_run
 from tests.stock.models import PROGRAMS, run
 from tfdist.testing import processes
 
+pytestmark = pytest.mark.alone
+
 WORKER = str(pathlib.Path(__file__).with_name("worker.py"))
 plain = functools.cache(plain_run)
 

@@ -13,6 +13,8 @@ import tfdist
 from tfdist.errors import InputError
 from tfdist.testing import processes
 
+pytestmark = pytest.mark.alone
+
 WORKER = str(pathlib.Path(__file__).with_name("wrong_worker.py"))
 X, Y = np.zeros((12, 5), "float32"), np.zeros(12, "int64")
 

@@ -10,6 +10,8 @@ import pytest
 
 from tfdist.testing import processes
 
+pytestmark = pytest.mark.alone
+
 WORKER = pathlib.Path(__file__).with_name("horovod_worker.py")
 SIZE = 3
 HOROVOD_DEFAULTS = {"HOROVOD_FUSION_THRESHOLD": str(128 * 2**20), "HOROVOD_CYCLE_TIME": "1"}

@@ -3,7 +3,11 @@
 import pathlib
 import sys
 
+import pytest
+
 from tfdist.testing import processes
+
+pytestmark = pytest.mark.alone
 
 PROGRAM = pathlib.Path(__file__).parents[2] / "examples" / "migration" / "tf_distribute_before.py"
 

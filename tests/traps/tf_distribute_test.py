@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+pytestmark = pytest.mark.alone
+
 TWO_SIZES = """
 import sys
 import tensorflow as tf
