@@ -17,16 +17,16 @@ ROOT = pathlib.Path(__file__).parents[1]
 LAYERS = {
     "commands": "__init__ __main__ benching checkpoints command comparison distributing environment_flags flags help_text"
     " launching layout beginning opening planning resuming sending session spawning startup testing",
-    "trainer": "trainer accepting alike callbacks carrying course evaluation horovod inspections kept loop metrics plans"
-    " progress restoring run_state saving sharing step steps stock stores training",
+    "trainer": "trainer accepting alike callback_memory callbacks carrying course evaluation horovod inspections kept loop"
+    " metrics plans progress restoring run_state saving sharing step steps stock stores training",
     "parts of a step": "activations checkpoint constraining data gradients keras_objects layers loss models optimizers"
     " recomputing reporting",
     "strategies": "strategies births dtensor horovod_rendezvous placing rematerialization servers tf_distribute",
     "strategy": "strategy loading",
     "talking": "collectives group meetings stalls",
     "foundation": "cluster combinations commits config cores decay detect devices dims endings engine_errors errors fitting"
-    " flag horovod_build hostlist keras_internals layouts mesh numbered own_code period preemption randomness rules signals"
-    " spec step_note tf_config whereabouts",
+    " flag horovod_build hostlist keras_internals layouts machine_notice mesh naming numbered own_code period"
+    " preemption randomness rules signals spec step_note tf_config whereabouts",
 }
 ORDER = list(LAYERS)
 COMMANDS, FOUNDATION = ORDER[0], ORDER[-1]

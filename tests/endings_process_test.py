@@ -11,6 +11,8 @@ import pytest
 
 from tfdist.testing import processes
 
+pytestmark = pytest.mark.alone
+
 START_SECONDS = 90.0
 END_SECONDS = 15.0
 LONG = ("--dataset=digits", "--model=mlp", "--steps=100000", "--epochs=0")
@@ -154,3 +156,27 @@ def test_interrupted() -> None:
         [end] = job.wait(END_SECONDS)
     assert end.code == 75, end.output
     line_with(end, "tfdist.train: Preempted: stopped at step ")
+
+
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_file_that_cannot_be_written(strict: bool, tmp_path: pathlib.Path) -> None:
+    """Rank 1's files may have 8 KiB: its ledger, at step 16, which is no checkpoint whose failure may be a warning."""
+    start = (
+        "import resource, runpy, sys\n"
+        "rank = sys.argv.pop(1)\n"
+        "if rank == '1': resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 13, 1 << 13))\n"
+        "runpy.run_module('tfdist.train', run_name='__main__', alter_sys=True)\n"
+    )
+    flags = (*LONG, "--strategy=multiworker", "--output_dir=run", "--batch_size=128", "--checkpoint_every=100000")
+    command = [sys.executable, "-c", start, "{rank}", *flags, f"--checkpoint_strict={strict}"]
+    with processes.job(command, 2) as job:
+        ended = job.wait(START_SECONDS)
+    assert [end.code for end in ended] == [5, 1], "\n".join(end.output for end in ended)
+    said = (
+        "A run must be able to write its files as it goes. Received: run/ledger/start-0-rank-1.bin: File too large. Free "
+        "space, or mend the directory; the same command goes on from the last checkpoint, if there is one."
+    )
+    assert line_with(ended[1], "ledger") == f"tfdist.train: {said}"
+    assert line_with(ended[0], "ledger") == (
+        f"rank 0 of 2: rank 1 is lost: ended with code 1 (failed): {said} Ending with code 5."
+    )

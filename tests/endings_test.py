@@ -2,8 +2,10 @@ import signal
 
 import pytest
 
+from tfdist import train
 from tfdist.endings import MEANINGS, describe, of_error
-from tfdist.errors import ExitCode, NotFiniteError, PeerLostError, Preempted
+from tfdist.errors import ExitCode, NotFiniteError, PeerLostError, Preempted, WriteError
+from tfdist.reporting import NullReporter
 
 
 @pytest.mark.parametrize(
@@ -37,3 +39,22 @@ def test_errors_in_words(error, words):
 
 def test_every_code_has_a_meaning():
     assert set(MEANINGS) == set(ExitCode)
+
+
+class OnAFullDisk(NullReporter):
+    def close(self, outcome):
+        raise WriteError("curves.png: No space left on device")
+
+
+@pytest.mark.parametrize("error, warnings", [(NotFiniteError("step 3"), 1), (WriteError("metrics.jsonl"), 0)])
+def test_what_cannot_be_written_at_the_end_hides_no_error(error, warnings, caplog):
+    with pytest.raises(type(error)) as raised, train._closing(OnAFullDisk()):
+        raise error
+    assert raised.value is error
+    assert len(caplog.records) == warnings
+
+
+def test_what_cannot_be_written_at_the_end_is_a_warning(caplog):
+    with train._closing(OnAFullDisk()):
+        pass
+    assert "No space left" in caplog.text

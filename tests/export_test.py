@@ -1,7 +1,10 @@
 """The model of a run's checkpoint, for those who use it."""
 
+import dataclasses
+import errno
 import pkgutil
 import shutil
+import sys
 from pathlib import Path
 
 import keras
@@ -12,6 +15,7 @@ from safetensors.numpy import load_file
 
 import tfdist
 from tfdist import export, train
+from tfdist.checkpoint import Checkpoint
 from tfdist.config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.export import ExportConfig
@@ -48,9 +52,10 @@ def test_keras_s_format(run, wanted, capsys):
     np.testing.assert_allclose(keras.models.load_model(path)(IMAGES), wanted, rtol=1e-6)
 
 
-def test_a_saved_model(run, wanted, tmp_path):
-    export.main(run, ExportConfig(format="saved_model", output=str(tmp_path / "served")))
-    served = tf.saved_model.load(str(tmp_path / "served"))
+@pytest.mark.parametrize("name", ["served", "model-1.0"])
+def test_a_saved_model(run, wanted, name, tmp_path):
+    export.main(run, ExportConfig(format="saved_model", output=str(tmp_path / name)))
+    served = tf.saved_model.load(str(tmp_path / name))
     np.testing.assert_allclose(served.serve(IMAGES), wanted, rtol=1e-5)
 
 
@@ -62,6 +67,34 @@ def test_safetensors(run, tmp_path):
     assert found.keys() == {v.path for v in model.variables}
     for variable in model.variables:
         np.testing.assert_array_equal(found[variable.path], variable)
+
+
+class Pair(keras.layers.Layer):
+    """Two layers of one name, whose variables have one path."""
+
+    def __init__(self):
+        super().__init__(name="pair")
+        self.one, self.other = (keras.layers.Dense(2, name="half", use_bias=False) for _ in range(2))
+
+    def build(self, shape):
+        self.one.build(shape)
+        self.other.build(shape)
+
+    def call(self, inputs):
+        return self.one(inputs) + self.other(inputs)
+
+
+def test_variables_of_one_path_are_numbered_as_in_checkpoints(single, tmp_path):
+    with single.scope():
+        trainer = tfdist.Trainer(keras.Sequential([keras.Input((2,)), Pair()], name="own"), optimizer="sgd", loss="mse")
+    saved = tfdist.Checkpoints(directory=str(tmp_path), every="1")
+    trainer.fit((np.zeros((4, 2)), np.zeros((4, 2))), batch_size=4, steps=1, checkpoints=saved)
+    export._safetensors(trainer, tmp_path / "a.safetensors")
+    found = load_file(tmp_path / "a.safetensors")
+    checkpoint = Checkpoint.open(tmp_path / "step-000000001")
+    assert sorted(found) == ["own/pair/half/kernel", "own/pair/half/kernel#2"]
+    for name, values in found.items():
+        np.testing.assert_array_equal(checkpoint.read(f"model/{name}"), values)
 
 
 def test_a_tilde_is_the_home(run, monkeypatch, capsys):
@@ -92,10 +125,12 @@ def test_half_of_a_model_is_never_there(run, kind, name, owner, writer, tmp_path
 
     def full(*args, **named):
         whole(*args, **named)
-        raise OSError("No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(f"{owner}.{writer}", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(
+        InputError, match=rf"Received: {tmp_path}/out/{name} \(No space left on device\)\. Give another"
+    ):
         export.main(run, ExportConfig(format=kind, output=str(tmp_path / "out" / name)))
     assert not list((tmp_path / "out").iterdir())
 
@@ -108,19 +143,51 @@ def test_a_damaged_checkpoint_is_left_alone_and_left_out(run, tmp_path, capsys, 
     export.main(str(tmp_path), ExportConfig())
     assert "step 3, from" in capsys.readouterr().out
     assert "step-000000005" in caplog.text
-    assert sorted(path.name for path in last.iterdir()) == ["step-000000003", "step-000000005"]
+    assert sorted(path.name for path in last.glob("step-*")) == ["step-000000003", "step-000000005"]
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"output": "model.h5"}, "must be a path ending in .keras"),
-        ({"format": "saved_model", "output": "model.keras"}, "without an ending"),
+        ({"format": "saved_model", "output": "model.keras"}, "must be a path not ending in .keras or .safetensors"),
+        ({"output": "FILE/model.keras"}, r"Received: .*/in-the-way/model.keras \(.*/in-the-way is not a directory\)"),
+        ({"output": "FILE/new/model.keras"}, r"\(.*/in-the-way is not a directory\)"),
     ],
 )
-def test_where_it_cannot_be_written(run, given, message):
+def test_where_it_cannot_be_written(run, given, message, tmp_path, monkeypatch):
+    """Which is said before the model is built and restored."""
+    (tmp_path / "in-the-way").write_text("")
+    output = given["output"].replace("FILE", str(tmp_path / "in-the-way"))
+    monkeypatch.setattr("tfdist.session.opened", not_called)
     with pytest.raises(InputError, match=message):
-        export.main(run, ExportConfig(**given))
+        export.main(run, ExportConfig(**{**given, "output": output}))
+
+
+def not_called(*args):
+    raise AssertionError("It was to be refused before.")
+
+
+def test_a_run_s_folder_that_is_read_only(run, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: str(path) != run)  # root may write in any
+    monkeypatch.setattr("tfdist.session.opened", not_called)
+    with pytest.raises(
+        InputError, match=rf"--output must .* \(no permission to write in {run}\)\. Give another --output"
+    ):
+        export.main(run, ExportConfig())
+
+
+@pytest.mark.parametrize("name", ["pathlib.Path.mkdir", "tempfile.TemporaryDirectory", "pathlib.Path.rename"])
+def test_what_the_system_refuses_at_the_end(run, name, tmp_path, monkeypatch):
+    """As when the folder has gone since, or became read-only."""
+
+    def refuse(*args, **named):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    write = export._write
+    monkeypatch.setattr(export, "_write", lambda *args: (monkeypatch.setattr(name, refuse), write(*args)))
+    with pytest.raises(InputError, match=r"a\.safetensors \(Read-only file system\)"):
+        export.main(run, ExportConfig(format="safetensors", output=str(tmp_path / "new" / "a.safetensors")))
 
 
 def test_what_is_there_is_not_written_over(run, tmp_path):
@@ -145,6 +212,61 @@ def test_a_run_of_a_program(single, tmp_path):
         export.main(str(tmp_path), ExportConfig())
     assert "step-000000001, which has none: a program made it." in str(raised.value)
     assert f"trainer.resume('{tmp_path}')" in str(raised.value)
+
+
+OWN = """
+import keras
+
+def line(width):
+    return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(width), keras.layers.Dense(10)])
+"""
+
+
+@pytest.fixture
+def own_run(tmp_path, monkeypatch) -> str:
+    """Of a model whose module nobody has imported yet."""
+    (tmp_path / "own_of_export.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = str(tmp_path / "run")
+    model = "own_of_export:line(width=3)"
+    train.main(TrainConfig(strategy="single", model=model, steps=1, checkpoint_every="1", output_dir=path))
+    monkeypatch.delitem(sys.modules, "own_of_export")
+    return path
+
+
+def test_code_that_a_checkpoint_names_is_run_if_one_says_so(own_run, monkeypatch, capsys):
+    with pytest.raises(InputError) as raised:
+        export.main(own_run, ExportConfig())
+    assert str(raised.value) == (
+        "What a checkpoint's flags name as package.module:function is imported and called only if you say so. Received: "
+        f"{own_run}/checkpoints/step-000000001, which names --model=own_of_export:line(width=3). If you trust that, add "
+        "--safe_mode=false, before the run."
+    )
+    assert "own_of_export" not in sys.modules
+    assert export.main(own_run, ExportConfig(safe_mode=False)) == 0
+    assert f"{own_run}/export-000000001.keras  step 1" in capsys.readouterr().out
+    monkeypatch.delitem(sys.modules, "own_of_export")
+
+
+@pytest.mark.parametrize("name", ["model", "dataset", "loss", "optimizer"])
+@pytest.mark.parametrize(
+    "code", ["os:system(command='true')", "keras.models:load_model(filepath='a.keras')", "tfdist.run:main"]
+)
+def test_code_of_any_package_in_any_flag(name, code):
+    with pytest.raises(InputError) as raised:
+        export._check_runs_nothing(TrainConfig(**{name: code}), Path("step-1"))
+    assert f"step-1, which names --{name}={code}. If" in str(raised.value)
+
+
+@pytest.mark.parametrize("dataset", ["digits", "synthetic:8x8x1(classes=2)", "tfds:mnist/3.0.1", "text(length=8)"])
+def test_names_of_tfdist_s_own_are_no_code(dataset):
+    export._check_runs_nothing(TrainConfig(dataset=dataset, model="mlp(hidden=(2,))", optimizer="lars"), Path("step-1"))
+
+
+def test_every_flag_that_may_name_code_is_looked_at():
+    """By the words with which the help says so; what an export leaves out it does not run."""
+    fields = [f.name for f in dataclasses.fields(TrainConfig) if "package.module:" in f.metadata["flag"].help]
+    assert {*fields} - {*export._OF_TRAINING} == {"strategy", "model", "dataset", "loss", "optimizer"}
 
 
 def test_an_unknown_format():

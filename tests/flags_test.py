@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tfdist import flags
 from tfdist.config import JobConfig, RunConfig, TrainConfig, VerifyConfig
 from tfdist.errors import InputError
+from tfdist.export import ExportConfig
 
 # Users write these names into scripts: one may be added, and none renamed.
 NAMES = """
@@ -40,7 +41,7 @@ def _parsed(*arguments: str, kind: type[TrainConfig] = TrainConfig) -> TrainConf
     return flags.config(values, kind)
 
 
-def _names(kind: type[JobConfig]) -> list[str]:
+def _names(kind: type[JobConfig | ExportConfig]) -> list[str]:
     values = absl_flags.FlagValues()
     flags.define(values, kind)
     return sorted(values)
@@ -50,6 +51,7 @@ def test_the_flag_set_is_pinned():
     assert _names(TrainConfig) == NAMES
     assert sorted(set(_names(VerifyConfig)) - set(NAMES)) == ["float64", "tolerance"]
     assert _names(RunConfig) == RUN_NAMES
+    assert _names(ExportConfig) == ["data_dir", "format", "output", "safe_mode"]
 
 
 def test_every_flag_says_what_it_means_under_a_topic():

@@ -7,7 +7,7 @@ import pytest
 
 from tests.reporting.run_directory_test import create
 from tfdist import ledger
-from tfdist.errors import InputError
+from tfdist.errors import InputError, WriteError
 from tfdist.reporting import LedgerFile, RunDirectory
 from tfdist.reporting.ledger_file import read_ledger
 
@@ -136,6 +136,38 @@ def test_other_examples(directory, capsys, stream, problem):
     assert "Not proved" in text
 
 
+def test_batches_that_have_several_epochs_each(directory, capsys):
+    [file] = start(directory, 0, 1, batch_size=25)
+    file.write(0, 1, STREAM[:25])
+    file.write(1, 1, np.concatenate([STREAM[25:], STREAM[:10]]))
+    code, text = said(directory, capsys)
+    assert code == 0, text
+    assert "in each of 5 epochs; 0 in" in text
+
+
+def test_a_long_epoch_is_put_together_once(directory, capsys, monkeypatch):
+    """And not at each of its steps, which would copy the whole of it as often."""
+    size, copied = 4000, []
+    [file] = start(directory, 0, 1, examples=size)
+    file.write(0, size // BATCH, np.arange(size))
+    concatenate = np.concatenate
+    monkeypatch.setattr(np, "concatenate", lambda arrays: copied.append(sum(map(len, arrays))) or concatenate(arrays))
+    assert said(directory, capsys)[0] == 0
+    assert sum(copied) <= 3 * size
+
+
+def test_a_data_set_that_became_another(directory, capsys):
+    """What is used of it would be taken for a part of an epoch of the first size, none twice."""
+    use(start(directory, 0, 1), range(0, 5))
+    [file] = start(directory, 5, 1, examples=8)
+    file.write(5, 2, np.arange(8))
+    code, text = said(directory, capsys)
+    assert (code, text.splitlines()[0]) == (
+        1,
+        "start 1: an epoch has 8 examples, where the run began with 10",
+    )
+
+
 def test_an_example_twice_in_an_epoch_that_has_not_ended(directory, capsys):
     use(start(directory, 0, 1), range(0, 2), np.zeros(20, int))
     code, text = said(directory, capsys)
@@ -187,7 +219,7 @@ def test_what_is_no_ledger(directory):
 
 def test_a_file_is_never_written_over(directory):
     start(directory, 0, 1)
-    with pytest.raises(FileExistsError):
+    with pytest.raises(WriteError, match="File exists"):
         LedgerFile(directory.ledger(0, 0))
 
 

@@ -17,7 +17,7 @@ DEADLINE = 20.0
 Acts = list[tuple[int, list[str]]]
 Between = Callable[[int, Meetings], object]
 
-pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("no_thread_is_left")]
 
 
 class Job:

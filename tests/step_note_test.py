@@ -2,7 +2,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tfdist import step_note
+
+pytestmark = pytest.mark.alone
 
 
 def test_a_note_outlives_the_process(tmp_path):
@@ -22,3 +26,18 @@ def test_where_nobody_wants_to_know_a_note_goes_nowhere(tmp_path):
     notes = step_note.StepNote({})
     notes.note(3)
     notes.close()
+
+
+def test_a_process_forbids_that_it_is_started_again_until_the_next_one_is(tmp_path):
+    path = tmp_path / "note"
+    environment = {step_note.VARIABLE: str(path)}
+    step_note.blank(path)
+    notes = step_note.StepNote(environment)
+    notes.note(10**19)
+    assert not step_note.forbids_restart(path)
+    step_note.forbid_restart(environment)
+    notes.note(7)
+    assert step_note.forbids_restart(path) and step_note.read(path) == 7
+    step_note.blank(path)
+    assert not step_note.forbids_restart(path) and step_note.read(path) is None
+    step_note.forbid_restart({})  # nobody wants to know

@@ -19,6 +19,7 @@ import keras
 from tfdist import keras_internals
 from tfdist.births import without_numbers
 from tfdist.group import Group
+from tfdist.naming import numbered
 from tfdist.reporting.environment import versions
 
 DEADLINE_SECONDS = 3600.0  # ranks come here when each has found its data
@@ -109,7 +110,7 @@ def described(model: keras.Model) -> dict[str, str]:
     parts = [("layer", layer) for layer in keras_internals.layers_of(model)]
     parts += [("optimizer", optimizer)] if optimizer is not None else []
     settings = [entry for kind, part in parts for entry in _settings(f"{kind} {without_numbers(part.name)}", part)]
-    return _numbered([*forms, *settings])
+    return numbered([*forms, *settings], mark=" #")
 
 
 def _settings(title: str, part: Any) -> Iterator[tuple[str, str]]:
@@ -133,15 +134,3 @@ def _flat(title: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _listed(value: Any) -> Iterable[Any]:
     return value if isinstance(value, (list, tuple)) else [value]
-
-
-def _numbered(entries: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """By key; one that several have gets a number."""
-    found: dict[str, str] = {}
-    for key, value in entries:
-        name, count = key, 1
-        while name in found:
-            count += 1
-            name = f"{key} #{count}"
-        found[name] = value
-    return found

@@ -106,8 +106,9 @@ def begin(
     names = opening.hosts(strategy)
     if strategy.is_chief:
         directory.make()
-        stack.enter_context(lock(directory.path))
+        holder = stack.enter_context(lock(directory.path))
         clean_partial(directory.checkpoints)
+        holder.tell()  # what has been removed may have filled the disk
     # Once more, now that nobody else writes here: the model was built meanwhile, and another process may have ended.
     last, whole = _last_commits(config, directory, strategy)
     found = _under_lock(origin, config, directory, whole) if strategy.is_chief else None
@@ -200,10 +201,15 @@ def _check_shared(origin: Origin, config: TrainConfig, directory: RunDirectory, 
 
     A run without checkpoints needs them only if it is preempted: it is warned.
     """
-    mine = _lock_of(directory)
-    seen = strategy.group.gather("output_dir/seen", mine)
-    ranks = ", ".join(str(rank) for rank, text in enumerate(seen) if text != seen[0])
-    received = f"{json.dumps(str(directory.path))}, which is another one for rank {ranks}"
+    text, *others = strategy.group.gather("output_dir/seen", _lock_of(directory))
+    # Where rank 0 cannot write, a file that an earlier run has left elsewhere is as empty as its own.
+    ranks = ", ".join(str(rank) for rank, other in enumerate(others, 1) if other != text or not text)
+    why = (
+        f"which is another one for rank {ranks}"
+        if text
+        else "where rank 0 cannot write `lock`, by which they would know"
+    )
+    received = f"{json.dumps(str(directory.path))}, {why}"
     if ranks and (_is_saved(config) or origin.checkpoints):
         raise InputError(
             f"Checkpoints need an output directory that all processes share. Received: {received}. Give another --output_dir."

@@ -5,6 +5,7 @@ TensorFlow.
 """
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -21,6 +22,7 @@ from tfdist.errors import ExitCode, InputError, TfdistError
 from tfdist.spec import did_you_mean
 from tfdist.whereabouts import main_stack
 
+_GONE = (errno.EPIPE, errno.EIO)  # what the writing to a reader, or a terminal, says that is gone
 INTERRUPTED = 130  # a shell's code for the end by Ctrl-C
 _HELP = ("help", "helpshort", "helpfull")
 _EVERY_COMMAND = {
@@ -96,7 +98,7 @@ def run(
         _log.debug("What is behind it:", exc_info=error)
         return _say(program, str(known), known.exit_code)
     finally:
-        _flush()
+        flush()
 
 
 @contextlib.contextmanager
@@ -182,13 +184,22 @@ def _described(flag: absl_flags.Flag) -> tuple[str, str]:
 
 
 def _say(program: str, message: str, code: int) -> int:
-    print(f"{program}: {one_line(message)}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the code says it, too
+        print(f"{program}: {one_line(message)}", file=sys.stderr)
     return int(code)
 
 
-def _flush() -> None:
+def flush(may_lose: bool = False) -> None:
+    """Writes out what was printed; what nobody reads any more is dropped.
+
+    Args:
+      may_lose: whether what cannot be written is dropped, too, as on a full disk.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:  # the reader is gone: Python's own flush at the end must not complain either
+        except OSError as error:
+            if error.errno not in _GONE and not may_lose:
+                raise
+            # Python's own flush at the end must not complain either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -55,6 +55,10 @@ class CheckpointError(TfdistError):
     """A checkpoint could not be written or read; those that are there already are as they were."""
 
 
+class WriteError(TfdistError):
+    """A file that a run writes as it goes could not be written: its disk is full, or does not answer."""
+
+
 class Damaged(CheckpointError):
     """A checkpoint is not as it was written.
 

@@ -1,20 +1,25 @@
 """Write the model of a run of tfdist.train, from its newest good checkpoint or a named one: .keras, SavedModel, safetensors."""
 
+import contextlib
 import dataclasses
+import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist import command, flags, startup
-from tfdist.config import WRITTEN, TrainConfig
+from tfdist.combinations import flag_text
+from tfdist.config import CHECKS, WRITTEN, TrainConfig
 from tfdist.errors import InputError
 from tfdist.flag import check_fields, flag_field
+from tfdist.spec import parse
 
 if TYPE_CHECKING:
     from tfdist.trainer import Trainer
 
-_ENDINGS = {"keras": ".keras", "saved_model": "", "safetensors": ".safetensors"}
+_ENDINGS = {"keras": ".keras", "saved_model": "", "safetensors": ".safetensors"}  # a SavedModel is a folder of any name
 # What is another matter on one device than where the run was.
 _OF_ONE_DEVICE = ("devices", "communication", "coordinator", "mesh_shape", "layout", "shard", "shard_axis", "tpu")
 _OF_TRAINING = ("compression", "compression_check_every", "compression_max_error", "jit_compile", "profile_steps")
@@ -22,12 +27,17 @@ _OF_TRAINING = ("compression", "compression_check_every", "compression_max_error
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """What is written, and where."""
+    """What is written, and where; and whether code is run for it that the checkpoint names."""
 
     format: str = flag_field("keras", WRITTEN, "keras, saved_model or safetensors.", choices=tuple(_ENDINGS))
     output: str = flag_field("", WRITTEN, "A path that is not there yet; empty: in the run's folder, with the step.")
     data_dir: str | None = flag_field(
         None, WRITTEN, "Where the run's data set is, if it is not where the run found it."
+    )
+    safe_mode: bool = flag_field(
+        True,
+        CHECKS,
+        "Refuse a run whose model, data set, loss or optimizer is a package.module:function; false: import and call it.",
     )
 
     def __post_init__(self) -> None:
@@ -42,22 +52,21 @@ def main(run: str, config: ExportConfig) -> int:
     from tfdist.checkpoint import checkpoints_at
 
     found = checkpoints_at(run)
-    trained = _flags(found, run)
-    if config.data_dir:
-        trained["data_dir"] = config.data_dir
-    with session.opened(TrainConfig(**trained)) as opened:
+    trained = _trained(found, run, config)
+    given = Path(os.path.expanduser(config.output)) if config.output else None
+    _check_output(given or _folder(found) / f"export-STEP{_ENDINGS[config.format]}", config.format)
+    with session.opened(trained) as opened:
         trainer = session.make_trainer(opened, opened.strategy)
         trainer.build(opened.data.train)
         trainer.resume_from([str(path) for path in found], sets_aside=False)
-        name = f"export-{trainer.step:09d}{_ENDINGS[config.format]}"
-        path = Path(config.output).expanduser() if config.output else _folder(found) / name
-        _check_free(path, config.format)
+        path = given or _folder(found) / f"export-{trainer.step:09d}{_ENDINGS[config.format]}"
+        _check_output(path, config.format)
         _write(trainer, config.format, path)
     print(f"{path}  step {trainer.step}, from {trainer.resumed_from}")
     return 0
 
 
-def _flags(found: list[Path], run: str) -> dict[str, Any]:
+def _trained(found: list[Path], run: str, config: ExportConfig) -> TrainConfig:
     """The flags of the run, for one device."""
     from tfdist.restoring import first_readable
 
@@ -75,7 +84,25 @@ def _flags(found: list[Path], run: str) -> dict[str, Any]:
         )
     known = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     given = {name: value for name, value in saved.flags.items() if name in known}
-    return {**given, **{name: known[name] for name in (*_OF_ONE_DEVICE, *_OF_TRAINING)}, "strategy": "single"}
+    given |= {name: known[name] for name in (*_OF_ONE_DEVICE, *_OF_TRAINING)} | {"strategy": "single"}
+    trained = TrainConfig(**given | ({"data_dir": config.data_dir} if config.data_dir else {}))
+    if config.safe_mode:
+        _check_runs_nothing(trained, saved.path)
+    return trained
+
+
+def _check_runs_nothing(trained: TrainConfig, checkpoint: Path) -> None:
+    """Refuses code that a checkpoint names, of whatever package: `keras.models:load_model` would run anything."""
+    from tfdist.data.catalog import is_own
+
+    named = [name for name in ("model", "optimizer", "loss") if ":" in parse(getattr(trained, name)).name]
+    named += ["dataset"] if is_own(trained.dataset) else []
+    if named:
+        code = " ".join(flag_text(name, getattr(trained, name)) for name in named)
+        raise InputError(
+            "What a checkpoint's flags name as package.module:function is imported and called only if you say so. Received: "
+            f"{checkpoint}, which names {code}. If you trust that, add --safe_mode=false, before the run."
+        )
 
 
 def _folder(found: list[Path]) -> Path:
@@ -84,22 +111,53 @@ def _folder(found: list[Path]) -> Path:
     return folder.parent if folder.name == "checkpoints" else folder
 
 
-def _check_free(path: Path, kind: str) -> None:
-    if path.exists() or path.suffix != _ENDINGS[kind]:
-        ending = f" ending in {_ENDINGS[kind]}" if _ENDINGS[kind] else " without an ending"
-        raise InputError(
-            f"--output must be a path{ending} that is not there yet. Received: {path}. Give another --output."
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _check_output(path: Path, kind: str) -> None:
+    """Makes sure that a model could be written, without making anything."""
+    ending, others = _ENDINGS[kind], tuple(filter(None, _ENDINGS.values()))
+    is_one = path.suffix == ending if ending else path.suffix not in others
+    with _must_write(path):
+        if path.exists() or not is_one:
+            wanted = f"ending in {ending}" if ending else f"not ending in {' or '.join(others)}"
+            raise InputError(
+                f"--output must be a path {wanted} that is not there yet. Received: {path}. Give another --output."
+            )
+        nearest = next(place for place in path.absolute().parents if place.exists())
+        if not nearest.is_dir():
+            raise _unwritable(path, f"{nearest} is not a directory")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise _unwritable(path, f"no permission to write in {nearest}")
 
 
 def _write(trainer: "Trainer", kind: str, path: Path) -> None:
     """Writes beside the path, then renames: nobody finds the half of a model there."""
     write = {"keras": _keras, "saved_model": _saved_model, "safetensors": _safetensors}[kind]
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
-        written = Path(beside) / path.name
-        write(trainer, written)
-        written.rename(path)
+    with _must_write(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
+            written = Path(beside) / path.name
+            write(trainer, written)
+            written.rename(path)
+
+
+@contextlib.contextmanager
+def _must_write(path: Path) -> Iterator[None]:
+    from tensorflow import errors
+
+    from tfdist.reporting.writing import cause
+
+    try:
+        yield
+    except (OSError, errors.OpError) as error:
+        if not isinstance(error, OSError) and str(path.parent) not in str(error):
+            raise  # it is not about a file
+        raise _unwritable(path, cause(error)) from error
+
+
+def _unwritable(path: Path, why: str) -> InputError:
+    return InputError(
+        f"--output must be a path that can be written. Received: {path} ({why}). Give another --output, or free space or mend "
+        "the permissions there."
+    )
 
 
 def _keras(trainer: "Trainer", path: Path) -> None:
@@ -111,16 +169,18 @@ def _saved_model(trainer: "Trainer", path: Path) -> None:
 
 
 def _safetensors(trainer: "Trainer", path: Path) -> None:
-    """Weights and moving statistics by Keras's paths."""
+    """Weights and moving statistics by their names in checkpoints, which are Keras's paths."""
     import keras
     import numpy as np
 
     from tfdist import randomness
     from tfdist.checkpoint import Part, write_shard
+    from tfdist.naming import numbered
 
     seeds = {id(state) for state in randomness.seed_states(trainer.model)}
     own = [v for v in trainer.model.variables if id(v) not in seeds]
-    parts = [Part.whole(v.path, np.array(keras.ops.convert_to_numpy(v))) for v in own]
+    named = numbered((v.path, v) for v in own)
+    parts = [Part.whole(name, np.array(keras.ops.convert_to_numpy(v))) for name, v in named.items()]
     [name] = write_shard(path.parent, 0, parts).shards
     (path.parent / name).rename(path)
 

@@ -15,8 +15,10 @@ from tfdist.cluster import Cluster
 from tfdist.errors import InputError
 from tfdist.group import Group
 from tfdist.group.addresses import LOOPBACK, Way, is_loopback, join_address, network_interface, split_address, way_to
+from tfdist.group.joining import ADDRESS_VARIABLE
 
 CHECK, SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+STALL_SECONDS = 600
 SETTINGS = {
     # Fusion by time of arrival changes the order of summation from run to run; our buckets are fixed.
     "HOROVOD_FUSION_THRESHOLD": "0",
@@ -25,24 +27,31 @@ SETTINGS = {
 }
 
 
-def start_horovod(cluster: Cluster, join: Callable[[Cluster], Group], **options: Any) -> Group:
+def start_horovod(
+    cluster: Cluster, join: Callable[[Cluster], Group], *, stall_seconds: int = STALL_SECONDS, **options: Any
+) -> Group:
     """Initialises Horovod in this process, with our settings where the environment has none of its own.
 
     Args:
       cluster: this process among the job's.
       join: joins the job's group; called once, when its address is known.
+      stall_seconds: after which Horovod itself ends a call that a rank leaves out.
       **options: arguments of Horovod's `init`.
 
     Returns:
       The job's group.
     """
-    for name, value in {**SETTINGS, **stall_settings(os.environ)}.items():
+    for name, value in {**SETTINGS, **stall_settings(os.environ, stall_seconds)}.items():
         os.environ.setdefault(name, value)
-    if "HOROVOD_RANK" in os.environ or cluster.source == "MPI":
+    is_placed = "HOROVOD_RANK" in os.environ or cluster.source == "MPI"
+    if is_placed and not (cluster.coordinator or ADDRESS_VARIABLE in os.environ):
         hvd.init(**options)
         return join(_with_coordinator(cluster))
-    group = join(cluster)
-    start_through(group, cluster, **options)
+    group = join(cluster)  # first: it waits for slow ranks as long as it is told, and Gloo for 30 s, and then aborts
+    if is_placed:
+        hvd.init(**options)
+    else:
+        start_through(group, cluster, **options)
     return group
 
 
@@ -55,14 +64,14 @@ def start_through(group: Group, cluster: Cluster, **options: Any) -> None:
     hvd.init(**options)
 
 
-def stall_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """After how many seconds a call that a rank leaves out is warned of, and ends Horovod; by default 60 and 600.
+def stall_settings(environment: Mapping[str, str], longest: int = STALL_SECONDS) -> dict[str, str]:
+    """After how many seconds a call that a rank leaves out is warned of, and ends Horovod; by default 60 and `longest`.
 
     Horovod asks for the second to be the larger one; where the user says one of them, the other keeps to that.
     """
-    latest = int(environment.get(SHUTDOWN) or 0) or 600  # 0 is Horovod's word for never
+    latest = int(environment.get(SHUTDOWN) or 0) or longest  # 0 is Horovod's word for never
     check = int(environment.get(CHECK) or max(1, min(60, latest // 2)))
-    return {CHECK: str(check), SHUTDOWN: environment.get(SHUTDOWN) or str(max(600, 2 * check))}
+    return {CHECK: str(check), SHUTDOWN: environment.get(SHUTDOWN) or str(max(longest, 2 * check))}
 
 
 def _with_coordinator(cluster: Cluster) -> Cluster:

@@ -23,9 +23,10 @@ class Start(NamedTuple):
       number: of the start, from 0.
       first: its first step.
       end: behind its last step that counts; later ones were made again. None if it is not known: the last start.
-      before: examples that were used before its first step.
+      before: examples that were used before its first step. Of the first start that counts it says where the proof begins;
+        from there on the examples themselves do.
       batch_size: examples of a step.
-      examples: of an epoch.
+      examples: of an epoch; the same at each start.
       files: of the processes, in the order of ranks.
     """
 
@@ -42,17 +43,23 @@ def main(run: str) -> int:
     """Prints what was found; returns the exit code."""
     directory = RunDirectory(Path(run).expanduser())
     starts = _starts(directory)
-    size, rest = starts[0].examples, np.zeros([0], np.int64)
+    size = starts[0].examples
     epoch, before = divmod(starts[0].before, size)  # a run that began with another one's checkpoint
     steps, epochs = 0, 0
-    wrong: list[str] = []
+    wrong = _other_sizes(starts)
+    used: list[np.ndarray] = []  # of the epoch that has not ended, put together when it has
+    count = 0
     for found, numbers in _stream(starts, _steps_done(directory)):
         wrong += found
         steps += 1
-        rest = np.concatenate([rest, numbers])
-        while len(rest) >= size - before:
+        used.append(numbers)
+        count += len(numbers)
+        while count >= size - before:
+            rest = np.concatenate(used)
             wrong += _problems(f"epoch {epoch}", rest[: size - before], size, whole=not before)
-            epoch, rest, epochs, before = epoch + 1, rest[size - before :], epochs + (not before), 0
+            used = [rest[size - before :]]
+            epoch, count, epochs, before = epoch + 1, len(used[0]), epochs + (not before), 0
+    rest = np.concatenate([np.zeros([0], np.int64), *used])
     wrong += _problems(f"epoch {epoch}, which has not ended", rest, size, whole=False)
     for problem in wrong[:_NAMED_AT_MOST]:
         print(problem)
@@ -94,6 +101,15 @@ def _starts(directory: RunDirectory) -> list[Start]:
     return [
         start for start in each if start.end is None or start.end > start.first
     ]  # others were made again as a whole
+
+
+def _other_sizes(starts: list[Start]) -> list[str]:
+    """What is wrong where the data set did not stay: then no number of examples is an epoch."""
+    return [
+        f"start {start.number}: an epoch has {start.examples} examples, where the run began with {starts[0].examples}"
+        for start in starts
+        if start.examples != starts[0].examples
+    ]
 
 
 def _steps_done(directory: RunDirectory) -> int:

@@ -6,8 +6,20 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tfdist.checkpoint import Checkpoint, CheckpointError, Damaged, checkpoints_at, newest, set_aside, step_of
+from tfdist.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    Damaged,
+    checkpoints_at,
+    newest,
+    set_aside,
+    set_aside_in,
+    step_of,
+)
+from tfdist.course import Course
+from tfdist.errors import InputError
 from tfdist.group import Group
+from tfdist.progress import Progress
 from tfdist.run_state import RunState
 from tfdist.sharing import share
 from tfdist.strategy import Strategy
@@ -41,12 +53,26 @@ def to_go_on_from(strategy: Strategy, path: str | os.PathLike[str], commits: str
     """
     group, folder = strategy.group, Path(commits).expanduser()
     durable = [Path(found) for found in group.broadcast("resume", [str(found) for found in checkpoints_at(path)])]
-    if not commits:
-        return [str(found) for found in durable]
-    whole = share(strategy, folder)
-    there = [found.name for found in newest(folder)] if whole is None else whole
-    names = group.broadcast("resume/commits", there)
-    return [str(found) for found in newest_first(durable, [folder / name for name in names])]
+    names: list[str] = []
+    if commits:
+        whole = share(strategy, folder)
+        there = [found.name for found in newest(folder)] if whole is None else whole
+        names = group.broadcast("resume/commits", there)
+    found = newest_first(durable, [folder / name for name in names])
+    if not found:
+        _check_none_was_damaged(group, Path(path).expanduser())
+    return [str(one) for one in found]
+
+
+def _check_none_was_damaged(group: Group, path: Path) -> None:
+    """Raises `CheckpointError` where a run would silently begin anew, as all that it had was set aside."""
+    damaged = [found.name for found in set_aside_in(path, path / "checkpoints")]
+    known = group.broadcast("resume/damaged", damaged)
+    if known:
+        raise CheckpointError(
+            f"A run goes on from a good checkpoint. Received: {path}, where all are damaged: {known[-1]} is the last. Begin in "
+            "another directory, anew or from another run's checkpoint."
+        )
 
 
 def restore(state: RunState, paths: Sequence[str], group: Group, sets_aside: bool = True) -> Checkpoint | None:
@@ -79,10 +105,24 @@ def restore(state: RunState, paths: Sequence[str], group: Group, sets_aside: boo
             _log.warning("%s%s", damages[-1], _set_aside(Path(path)) if sets_aside else "")
     if damages:
         raise CheckpointError(
-            f"A run goes on from a good checkpoint. Received: {len(damages)} damaged. {damages[0]} Begin anew with "
-            "--resume=never, or name another run's with --resume=PATH."
+            f"A run goes on from a good checkpoint. Received: {len(damages)} damaged. {damages[0]} Begin "
+            "in another directory, anew or from another run's checkpoint."
         )
     return None
+
+
+def _check_values(checkpoint: Checkpoint) -> None:
+    """Raises `Damaged` for what is no tensor and not what a run saves, before anything of the checkpoint is taken."""
+    try:
+        Course.of(checkpoint.values)
+        Progress(checkpoint.values["progress"])
+        for name, kind in (("begun_at", int), ("compression", dict), ("order", list)):
+            if type(checkpoint.values[name]) is not kind:
+                raise TypeError(name)
+    except InputError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+        raise Damaged(checkpoint.path, f"what it says of the run is not understood ({error})") from error
 
 
 def _set_aside(path: Path) -> str:
@@ -96,6 +136,7 @@ def _restored(state: RunState, path: Path, whole: bool) -> tuple[Checkpoint | No
     """The checkpoint whose values the state has now, and what is wrong with it; `whole` looks at what nobody needs, too."""
     try:
         checkpoint = Checkpoint.open(path)
+        _check_values(checkpoint)
         state.restore(checkpoint)
         if whole:
             checkpoint.verify()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfdist import commits
-from tfdist.checkpoint import Damaged, checkpoints_at, newest
+from tfdist.checkpoint import Damaged, checkpoints_at, newest, set_aside_in
 from tfdist.combinations import flag_text
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
@@ -104,7 +104,7 @@ def _own(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> li
     if found:
         return found
     homes = [directory.checkpoints, commit_folder(directory, given) or directory.checkpoints]
-    if damaged := sorted(path for home in homes for path in home.glob("*.damaged*")):
+    if damaged := set_aside_in(*homes):
         raise InputError(
             f"A run goes on from a good checkpoint. Received: {directory.path}, where all are damaged: {damaged[-1].name} is "
             "the last. Begin in another --output_dir, anew or with --resume=PATH of another run."

@@ -53,6 +53,11 @@ def parse_rules(text: str) -> list[Rule]:
     return rules
 
 
+def own_code(text: str) -> set[str]:
+    """The `package.module:name` that rules name."""
+    return {spec.name for rule in parse_rules(text) for spec in rule.methods if ":" in spec.name}
+
+
 def first_that_holds(rules: Sequence[Rule], path: str, size: int) -> Rule | None:
     """The rule of a variable, or None."""
     return next((rule for rule in rules if rule.holds(path, size)), None)

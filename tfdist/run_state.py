@@ -8,6 +8,7 @@ The first word of a name says what becomes of a value when the number of replica
     statistics/        [replicas, ...]: moving statistics of each replica's rows; others get their mean
     replica_state/     [replicas, ...]: what error feedback has not sent yet; sums over replicas stay: replica r of M gets
                        those of r, r + M, r + 2 M ...
+    callbacks/         arrays that rank 0's Keras callbacks keep, for those of all processes
 
 With as many replicas as before, each gets its own back, bit for bit.
 """
@@ -21,9 +22,11 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.births import without_numbers
+from tfdist.callback_memory import CallbackMemory
 from tfdist.checkpoint import Checkpoint, Part
 from tfdist.errors import InputError
 from tfdist.kept import Kept, KeptArray
+from tfdist.naming import numbered
 from tfdist.strategy import Read, Strategy
 
 _MODEL, _OPTIMIZER, _STATE, _STATISTICS, _REPLICA_STATE = (
@@ -46,10 +49,11 @@ class _Held(NamedTuple):
 class RunState:
     """The state of one model in training, under one strategy."""
 
-    def __init__(self, model: keras.Model, strategy: Strategy, kept: Kept):
-        """Args: model: compiled and built, its optimizer, too; kept: what else steps keep."""
+    def __init__(self, model: keras.Model, strategy: Strategy, kept: Kept, memory: CallbackMemory):
+        """Args: model: compiled and built, its optimizer, too; kept: what else steps keep; memory: what callbacks know."""
         self._strategy = strategy
         self._kept = kept
+        self._memory = memory
         moving = {id(variable) for variable in keras_internals.moving_statistics(model)}
         own = [variable for variable in model.variables if id(variable) in moving]
         alike = [variable for variable in model.variables if id(variable) not in moving]
@@ -98,6 +102,7 @@ class RunState:
           Damaged: what was read is not what was written; some variables may have been changed.
         """
         names = self._names_in(checkpoint)
+        self._memory.restore(checkpoint)
         for name, held in ((name, self._variables[name]) for name in names):
             read = _reader(checkpoint, names[name], held.per_replica, self._strategy.replicas)
             self._strategy.assign(held.variable, held.per_replica, read)
@@ -155,15 +160,8 @@ class RunState:
 
 
 def _named(prefix: str, variables: list[keras.Variable], per_replica: bool) -> dict[str, _Held]:
-    """By path; a path that several have gets a number."""
-    found: dict[str, _Held] = {}
-    for variable in variables:
-        name, count = f"{prefix}{variable.path}", 1
-        while name in found:
-            count += 1
-            name = f"{prefix}{variable.path}#{count}"
-        found[name] = _Held(keras_internals.value_of(variable), per_replica)
-    return found
+    held = ((f"{prefix}{v.path}", _Held(keras_internals.value_of(v), per_replica)) for v in variables)
+    return numbered(held)
 
 
 def _form(held: _Held) -> tuple[str, tuple[int, ...]]:

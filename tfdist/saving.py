@@ -2,13 +2,15 @@
 
 import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.checkpoint import newest, step_of
+from tfdist.checkpoint import NoLock, lock, newest, step_of
 from tfdist.errors import InputError, Preempted
+from tfdist.machine_notice import machine_notices
 from tfdist.meetings import Meetings
 from tfdist.period import parse_period
 from tfdist.preemption import notices
@@ -16,6 +18,10 @@ from tfdist.stores import CommitStore, DurableStore, Saved, Store
 from tfdist.strategy import Strategy
 
 _PREEMPTED, _DUE, _FAILED = "preempted", "checkpoint", "checkpoint failed"  # what processes meet for
+
+_SECONDS = 3600.0  # in which the slowest rank comes to its first step
+
+_log = logging.getLogger(__name__)
 
 COMMITS_KEPT = 2  # the second is for when the newest is damaged
 
@@ -31,7 +37,8 @@ class Checkpoints:
     disk's time, so that there may be many. Two stay. One that cannot be written is a warning.
 
     Attributes:
-      directory: gets a folder for each checkpoint, `step-...`; on several hosts one that all see.
+      directory: gets a folder for each checkpoint, `step-...`; on several hosts one that all see. One run at a time saves
+        there: a second one is refused, and told the host, process and time of the first.
       every: steps, as in "500", or seconds, as in "600s", from one to the next; "0" for only when the run is preempted.
       keep: so many stay, the newest ones.
       in_background: whether training goes on while a checkpoint is written, once it is copied to host memory.
@@ -213,14 +220,19 @@ def saver(
       saved: returns the run as it is, copied to the host; called on every process.
       synchronize: returns when what belongs to a checkpoint and is not in it is on the disk. A commit on one host does without:
         a process that dies takes nothing that was written with it.
+
+    Raises:
+      InputError: on all ranks: another run saves to the directory, or has left later checkpoints there.
     """
     if options is None:
         yield Saving()
         return
-    if strategy.is_chief:
-        for directory in filter(None, (options.directory, options.commit_directory)):
-            _check_nothing_is_ahead(Path(directory).expanduser(), step)
-    with Meetings(strategy.group) as meetings, notices(lambda _: meetings.wish(_PREEMPTED)):
+    with (
+        _claimed(options, strategy, step),
+        Meetings(strategy.group) as meetings,
+        notices(lambda _: meetings.wish(_PREEMPTED)),
+        machine_notices(lambda _: meetings.wish(_PREEMPTED)),
+    ):
         made = _Saver(options, strategy, meetings, saved, synchronize)
         try:
             yield made
@@ -228,6 +240,37 @@ def saver(
             made.drop()
             raise
         made.finish()
+
+
+@contextlib.contextmanager
+def _claimed(options: Checkpoints, strategy: Strategy, step: int) -> Iterator[None]:
+    """Inside, no other run saves to the directory of checkpoints; what the chief finds there, all ranks hear.
+
+    Raises:
+      InputError: on all ranks: another run does, or has left later checkpoints.
+    """
+    with contextlib.ExitStack() as stack:
+        refusal = ""
+        if strategy.is_chief:
+            try:
+                _lock(Path(options.directory).expanduser(), stack)
+                for directory in filter(None, (options.directory, options.commit_directory)):
+                    _check_nothing_is_ahead(Path(directory).expanduser(), step)
+            except InputError as error:
+                refusal = str(error)
+        if refusal := strategy.group.broadcast("checkpoints/claimed", refusal, _SECONDS):
+            raise InputError(refusal)
+        yield
+
+
+def _lock(directory: Path, stack: contextlib.ExitStack) -> None:
+    """Where there can be no lock, the run is warned; if it cannot write there either, its first checkpoint says so."""
+    with contextlib.suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+    try:
+        stack.enter_context(lock(directory, "give another directory"))
+    except NoLock as error:
+        _log.warning("%s Nothing keeps another run from writing there.", error)
 
 
 def _check_nothing_is_ahead(directory: Path, step: int) -> None:

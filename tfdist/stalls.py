@@ -54,8 +54,9 @@ class Stalls:
     The limits are beyond twice what the slowest call so far would have taken for as many steps, so that slow steps are no
     stall. The first call, in which everything is compiled, may last as long as it wants, and is never ended: the ranks are
     asked again and again, and what they answer is said only if some rank is not in a call or silent, and said once until
-    that changes. What stands between two calls may last, too: a callback, an evaluation. A rank that hangs there is noticed
-    by those that wait for it in the next call. If all hang there, in an evaluation, SIGUSR1 shows it, and nothing ends them.
+    that changes; and once past the limit that ends other calls, wherever all are. What stands between two calls may last,
+    too: a callback, an evaluation. A rank that hangs there is noticed by those that wait for it in the next call. If all
+    hang there, in an evaluation, SIGUSR1 shows it, and nothing ends them.
     """
 
     def __init__(
@@ -146,12 +147,14 @@ class Stalls:
                     return
                 call = self._call
             assert call is not None
+            before = 0.0
             for limit in self._limits(call):
                 if not self._outlasts(call, limit):
                     break
                 # Named after the call, so that ranks which wait in the same one ask once.
                 why = f"{call.what} has lasted {limit + call.usual:.3g} s on rank {self._group.rank}"
-                self._ask(f"{call.what} {limit}", why, first=call.first)
+                self._ask(f"{call.what} {limit}", why, first=call.first and not before < self._shutdown <= limit)
+                before = limit
             if self._shutdown and not call.first and self._outlasts(call, self._shutdown + 2 * ANSWER_SECONDS):
                 lasted = self._shutdown + call.usual
                 why = f"{call.what} has lasted {lasted:.3g} s, as long as --stall_shutdown_seconds allows"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 VARIABLE = "TFDIST_STEP_NOTE"  # the file that a launcher has made for this process; not set if nobody wants to know
 _WIDTH = 20  # bytes, enough for 64 bits
+_FINAL = b"!"  # behind the number
 
 
 class StepNote:
@@ -25,12 +26,23 @@ class StepNote:
         os.close(self._file)
 
 
+def forbid_restart(environment: Mapping[str, str] = os.environ) -> None:
+    """Notes that nothing of this run must be started again by itself: what it has saved may be wrong."""
+    with open(environment.get(VARIABLE) or os.devnull, "r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), _FINAL, _WIDTH)
+
+
 def blank(path: pathlib.Path) -> None:
-    """Makes the file of a process that will start; room for the number is taken now, so that a note needs none."""
-    path.write_bytes(b" " * _WIDTH)
+    """Makes the file of a process that will start; room for what it notes is taken now, so that a note needs none."""
+    path.write_bytes(b" " * (_WIDTH + len(_FINAL)))
 
 
 def read(path: pathlib.Path) -> int | None:
     """Returns what a process has noted last, None if nothing."""
-    text = path.read_bytes().strip()
+    text = path.read_bytes()[:_WIDTH].strip()
     return int(text) if text else None
+
+
+def forbids_restart(path: pathlib.Path) -> bool:
+    """Whether a process has said `forbid_restart`."""
+    return path.read_bytes()[_WIDTH:] == _FINAL

@@ -17,6 +17,7 @@ from tfdist.gradients.sparse import SPARSE_MIN_BYTES
 from tfdist.kept import Kept
 from tfdist.loop import Loop, Result, compile_loop
 from tfdist.metrics import ModelMetrics
+from tfdist.rules import own_code
 from tfdist.step import Settings, Step, specs
 from tfdist.strategy import HasCollectives, State
 
@@ -44,6 +45,10 @@ class Compression:
     def rules(self) -> str:
         """The methods to begin with."""
         return EXACT if isinstance(self.methods, Reducer) or self.choice else self.methods
+
+    def names(self, methods: str) -> bool:
+        """Whether what is a user's own code in these methods is named by the ones that were given, too."""
+        return own_code(methods) <= own_code(self.choice.allow if self.choice else self.rules)
 
     def reducer(
         self, tensors: Sequence[tf.TensorSpec], overrides: Mapping[str, str], sparse: Collection[str]
@@ -126,8 +131,20 @@ class Steps:
         """
         self.overrides |= methods
         numbers = [candidates.index(methods[s.name]) if s.name in methods else -1 for s in self.specs]
-        [variable] = self._kept.variables([State("compression/choice", (len(numbers),), tf.int32, False, initial=-1)])
+        variable = self._chosen()
         self.strategy.run(lambda: variable.assign(numbers))
+
+    def go_on(self, overrides: Mapping[str, str]) -> None:
+        """Gradients travel as in a run before, whose state is restored; code that its checkpoint alone names is not run."""
+        self.overrides = {name: methods for name, methods in overrides.items() if self.compression.names(methods)}
+        if self.overrides and self.compression.choice:
+            self._chosen()
+
+    def _chosen(self) -> tf.Variable:
+        [variable] = self._kept.variables(
+            [State("compression/choice", (len(self.specs),), tf.int32, False, initial=-1)]
+        )
+        return variable
 
     def fall_back(self, names: Sequence[str]) -> None:
         """From now on, these gradients are summed exactly, and what error feedback kept of them goes along."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tfdist import command, commits, endings, flags, startup
 from tfdist.config import TrainConfig
+from tfdist.errors import WriteError
 
 if TYPE_CHECKING:
     from tfdist.reporting import Reporter
@@ -36,6 +37,7 @@ def _train(opened: "Session") -> int:
     from tfdist import beginning, reporting, session
     from tfdist.launching.attempt import LAUNCHED_VARIABLE
     from tfdist.reporting import log
+    from tfdist.reporting.writing import must_write
 
     config, strategy = opened.config, opened.strategy
     # What a launcher starts again goes on in the same directory, though another size may have another strategy.
@@ -83,9 +85,10 @@ def _train(opened: "Session") -> int:
                 stall_shutdown_seconds=config.stall_shutdown_seconds,
             )
             partial = directory.model.with_suffix(f".partial{directory.model.suffix}")
-            trainer.save(str(partial))
-            if strategy.is_chief:
-                partial.replace(directory.model)
+            with must_write(directory.model):
+                trainer.save(str(partial))
+                if strategy.is_chief:
+                    partial.replace(directory.model)
     if strategy.is_chief:
         last = (history.records or directory.records())[-1]
         numbers = "  ".join(f"{k} {v:.4f}" for k, v in last.items() if k == "loss" or "accuracy" in k)
@@ -99,9 +102,18 @@ def _closing(reporter: "Reporter") -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        reporter.close(endings.of_error(error))
+        _close(reporter, endings.of_error(error), is_told=isinstance(error, WriteError))
         raise
-    reporter.close("done")
+    _close(reporter, "done")
+
+
+def _close(reporter: "Reporter", outcome: str, is_told: bool = False) -> None:
+    """How the run ended is known by now: a last picture that cannot be written is a warning, or told already."""
+    try:
+        reporter.close(outcome)
+    except WriteError as error:
+        if not is_told:
+            _log.warning("%s", error)
 
 
 def _describe(opened: "Session") -> int:

@@ -1,6 +1,5 @@
 """The trainer: one Keras model, its optimizer and its strategy, ready to be trained, evaluated and saved."""
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from tfdist.accepting import (
     without_loss_scale,
 )
 from tfdist.alike import check_alike
+from tfdist.callback_memory import NOTHING, CallbackMemory
 from tfdist.course import GLOBAL, Course
 from tfdist.data import Examples, Position, as_data_set, as_examples, check_batch_size, with_class_weight
 from tfdist.errors import InputError
@@ -36,7 +36,7 @@ from tfdist.inspections import Auto, Exposure, GradientNorms, Guard, Inspection,
 from tfdist.kept import Kept, KeptArray
 from tfdist.models import with_batch_norm
 from tfdist.progress import Progress
-from tfdist.reporting import NullLedger, NullProfile, NullReporter, Reporter
+from tfdist.reporting import NullLedger, NullProfile, NullReporter, Reporter, synchronizer
 from tfdist.reporting.schema import check_metric_names
 from tfdist.restoring import restore, to_go_on_from
 from tfdist.run_state import RunState
@@ -47,8 +47,6 @@ from tfdist.steps import Compression, Steps
 from tfdist.stores import Saved
 from tfdist.strategy import current_strategy
 from tfdist.training import History, Run, Schedule
-
-_log = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -104,7 +102,7 @@ class Trainer:
             check_born_here(self.strategy, "optimizer", optimizer.variables)
         self.model = model
         self.step = 0
-        self.progress = Progress()
+        self.progress, self.callback_memory = Progress(), CallbackMemory()
         self.seed = seed
         self.resumed_from = ""
         self._begun_at: int | None = None
@@ -229,13 +227,14 @@ class Trainer:
             ]
 
         def saved() -> Saved:
-            state = self._run_state()
-            return Saved(self.step, self.seed, state.parts(), self._values(course, state.order), state)
+            state, known = self._run_state(), self.callback_memory.now() if self.strategy.is_chief else NOTHING
+            values = self._values(course, state.order) | {"callbacks": known.values}
+            return Saved(self.step, self.seed, [*state.parts(), *known.parts], values, state)
 
         group = self.strategy.group
         with (
             Stalls(group, warning_seconds=stall_warning_seconds, shutdown_seconds=stall_shutdown_seconds) as stalls,
-            saver(checkpoints, self.strategy, self.step, saved, ledger.sync) as saving,
+            saver(checkpoints, self.strategy, self.step, saved, synchronizer(ledger, reporter)) as saving,
         ):
             run = Run(
                 self,
@@ -283,7 +282,7 @@ class Trainer:
             self.step, self._begun_at = checkpoint.step, checkpoint.values["begun_at"]
             self._course, self._position = Course.of(checkpoint.values), None
             self.progress = Progress(checkpoint.values["progress"])
-            self.steps.overrides = dict(checkpoint.values["compression"])
+            self.steps.go_on(checkpoint.values["compression"])
         return self.step
 
     def course(self, size: int, *, batch_size: int, elastic_batch: str = GLOBAL) -> Course:
@@ -309,7 +308,7 @@ class Trainer:
     def _run_state(self) -> RunState:
         if not self._built:
             raise InputError("A model must be built before a run goes on. Received: none. Call trainer.build(data).")
-        return RunState(self.model, self.strategy, self._kept)
+        return RunState(self.model, self.strategy, self._kept, self.callback_memory)
 
     def _sync(self, site: Site, every: int, what: str) -> Inspection:
         return (

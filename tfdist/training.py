@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals, metrics
+from tfdist.callback_memory import CallbackMemory
 from tfdist.callbacks import Callbacks, validation_logs
 from tfdist.course import Course
 from tfdist.data import Examples, Pipeline, steps_in_epochs
@@ -48,6 +49,7 @@ class Trains(Protocol):
       average_statistics: see `tfdist.metrics.make_average_statistics`.
       loss_scale: the scale now; None without loss scaling.
       steps: the compiled loop of steps, and trials of others.
+      callback_memory: what the run's callbacks know; the run tells it which they are.
     """
 
     model: keras.Model
@@ -59,6 +61,7 @@ class Trains(Protocol):
     drain: Callable[[], list[np.ndarray]]
     average_statistics: Callable[[], None]
     steps: Steps
+    callback_memory: CallbackMemory
 
     @property
     def loss_scale(self) -> float | None:
@@ -183,16 +186,29 @@ class Run:
         self._reporter.start(plan)
         self._note.note(trainer.step)
         trainer.drain()  # metrics of layers count every call of the model
+        trainer.callback_memory.attend(self._callbacks.callbacks, self._model.optimizer)
         self._callbacks.on_train_begin()
+        trainer.callback_memory.begun()
+        over = self._was_stopped()
         with contextlib.closing(self._profile), contextlib.closing(self._note):
             # A run that stopped at its last step, in the middle of an epoch, has that epoch's end before it.
-            while trainer.step < self._schedule.steps or trainer.progress.epoch:
-                if self._one_epoch():
-                    break
+            while not over and (trainer.step < self._schedule.steps or trainer.progress.epoch):
+                over = self._one_epoch()
         del self._iterator, iterator  # its threads read ahead: end them now, not when the interpreter ends
         self._callbacks.on_train_end(self._history.records[-1] if self._history.records else {})
         trainer.average_statistics()
         return self._history
+
+    def _was_stopped(self) -> bool:
+        """Whether the run that goes on had come to its end already: one process may know it, all must."""
+        memory = self._trainer.callback_memory
+        if not memory.goes_on:
+            return False
+        self._model.stop_training = memory.is_over
+        over = self._callbacks.stopped(self._trainer.step)
+        if over and self._strategy.is_chief:
+            _log.info("EarlyStopping has stopped this run at step %d: it is over.", self._trainer.step)
+        return over
 
     def _one_epoch(self) -> bool:
         """Trains to the end of the epoch or of the run; returns whether to stop."""
@@ -201,6 +217,7 @@ class Run:
         whole = self._position.end_of_epoch(epoch, self._source.size)
         end = min(self._schedule.steps, whole)
         self._callbacks.on_epoch_begin(epoch)
+        trainer.callback_memory.epoch_begun(again=bool(trainer.progress.epoch))
         stopped = False
         while trainer.step < end and not stopped:
             stopped = self._one_call(end)

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfdist.checkpoint import Checkpoint, Index, Part, clean_partial, committing, newest
+from tfdist.checkpoint import Checkpoint, Part, clean_partial, committing, newest
+from tfdist.checkpoint.entries import Index
 from tfdist.errors import CheckpointError, ExitCode, PeerLostError
 
 SMALL = [Part.whole("w", np.arange(12.0))]
@@ -74,6 +75,73 @@ def test_what_another_left_is_in_nobodys_way(tmp_path, write):
     (left / "index-00001.json").write_text("of another size")
     assert names(write(tmp_path, SMALL, keep=2)) == ["manifest.json", "shard-00000.safetensors"]
     assert names(tmp_path) == ["step-000000002", "step-000000120"]
+
+
+@pytest.fixture
+def read_by_somebody(monkeypatch) -> set[str]:
+    """Names of directories in which a file is being read: as on NFS, it stays in them under another name."""
+    remove, read = shutil.rmtree, set()
+
+    def rmtree(path: Path, *given: object, **named: object) -> None:
+        if path.name not in read:
+            remove(path, *given, **named)
+        elif not named.get("ignore_errors"):
+            for file in path.iterdir():
+                file.rename(path / ".nfs0001")
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    return read
+
+
+def test_an_old_one_that_cannot_be_removed_is_one_warning(tmp_path, write, on_ranks, read_by_somebody, caplog):
+    """Another time it can; nobody is told that the new one is not there."""
+    read_by_somebody.update({".step-000000001.pruned", ".step-000000003.pruned"})
+    for step in range(1, 6):
+        paths = on_ranks(2, lambda group, step=step: write(tmp_path, rows(group.rank, 2), group, step=step, keep=1))
+        assert paths == [tmp_path / f"step-00000000{step}"] * 2
+        Checkpoint.open(paths[0]).verify()
+    left = [".step-000000001.pruned", ".step-000000003.pruned"]
+    assert names(tmp_path) == [*left, "step-000000005"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / name} could not be cleared away (Directory not empty). That is tried again." for name in left
+    ]
+    read_by_somebody.clear()
+    write(tmp_path, SMALL, step=6, keep=1)
+    assert names(tmp_path) == ["step-000000006"]
+
+
+def test_an_old_one_that_cannot_be_renamed_is_one_warning(tmp_path, write, monkeypatch, caplog):
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.name == "step-000000001":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        for step in range(1, 5):
+            write(tmp_path, SMALL, step=step, keep=1)
+    assert names(tmp_path) == ["step-000000001", "step-000000004"]
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(f"{tmp_path / 'step-000000001'} could not be cleared away (Device or resource busy)")
+    write(tmp_path, SMALL, step=5, keep=1)
+    assert names(tmp_path) == ["step-000000005"]
+
+
+def test_the_same_step_again_and_again_though_nothing_of_it_can_be_removed(tmp_path, write, read_by_somebody):
+    kinds = ("partial", "replaced", "pruned", "pruned-2", "pruned-3", "pruned-4")
+    read_by_somebody.update({f".step-000000120.{kind}" for kind in kinds})
+    (tmp_path / ".step-000000120.partial").mkdir()
+    (tmp_path / ".step-000000120.partial" / "shard-00000.safetensors").write_text("half of it")
+    for value in range(4):
+        Checkpoint.open(write(tmp_path, SMALL, values=value)).verify()
+    assert Checkpoint.open(tmp_path / "step-000000120").values == 3
+    assert newest(tmp_path) == [tmp_path / "step-000000120"]
+    read_by_somebody.clear()
+    write(tmp_path, SMALL)
+    assert names(tmp_path) == ["step-000000120"]
 
 
 def test_a_disk_that_one_rank_does_not_share(tmp_path, write, on_ranks):

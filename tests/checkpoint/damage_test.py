@@ -133,9 +133,18 @@ def test_a_directory_without_anything_is_damaged(tmp_path):
 
 def test_what_the_system_refuses_is_no_damage(path, monkeypatch):
     def refuse(*_: object) -> int:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     monkeypatch.setattr(os, "preadv", refuse)
-    with pytest.raises(CheckpointError, match="shard-00000.safetensors: Input/output error") as caught:
+    with pytest.raises(CheckpointError, match="shard-00000.safetensors: Stale file handle") as caught:
         load(path)
     assert not isinstance(caught.value, (Damaged, InputError))
+
+
+def test_what_the_disk_has_lost_is_damage(path, monkeypatch):
+    def lose(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", lose)
+    with pytest.raises(Damaged, match="shard-00000.safetensors.*the disk cannot read it"):
+        load(path)

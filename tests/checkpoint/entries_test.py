@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from tfdist.checkpoint import Index, PartEntry, TensorEntry, pieces
-from tfdist.checkpoint.entries import check, merged
+from tfdist.checkpoint import pieces
+from tfdist.checkpoint.entries import Index, PartEntry, TensorEntry, check, merged
 
 FILE = "shard-00000.safetensors"
 

@@ -11,6 +11,7 @@ import pytest
 
 from tfdist.checkpoint import Checkpoint, Part, Spread, files, keeper, newest, shard_bytes, spread
 from tfdist.errors import CheckpointError, Damaged
+from tfdist.group import LocalGroup
 
 HOSTS = [[0, 1], [2, 3], [4]]
 WEIGHTS = np.arange(12.0).reshape(3, 4)
@@ -132,7 +133,32 @@ def test_only_the_newest_stay_on_every_host(tmp_path, write, on_ranks):
     }
 
 
+def test_what_is_not_json_is_told_to_all_at_once(tmp_path, write, on_ranks):
+    def one(group):
+        said = {"lr": np.float32(1)}
+        return write(tmp_path / str(group.rank), [], group, over=Spread([[0], [1]]), flags=said, deadline=20.0)
+
+    found = on_ranks(2, one)
+    assert [type(error) for error in found] == [CheckpointError] * 2
+    assert "rank 0: TypeError('Object of type float32 is not JSON serializable')" in str(found[1])
+    assert [newest(tmp_path / str(rank)) for rank in range(2)] == [[], []]
+
+
+def test_all_that_is_said_has_the_deadline(tmp_path, write):
+    deadlines = set()
+
+    class Alone(LocalGroup):
+        def gather(self, name, value, deadline=60.0):
+            deadlines.add(deadline)
+            return super().gather(name, value, deadline)
+
+    write(tmp_path, [], Alone(), over=Spread([[0]], [Part.whole("w", WEIGHTS)]), deadline=77.0)
+    assert deadlines == {77.0}
+
+
 def test_an_index_of_any_length_is_told(on_ranks, monkeypatch):
     monkeypatch.setattr(spread, "_MESSAGE", 100)
     values = [{"rank": 0}, np.random.default_rng(0).random(400).tolist(), "", None]
-    assert on_ranks(4, lambda group: spread._gathered(group, "index", values[group.rank])) == [values] * 4
+    texts = [spread._packed(value) for value in values]
+    assert on_ranks(4, lambda group: spread._gathered(group, "index", texts[group.rank], 60.0)) == [texts] * 4
+    assert [spread._unpacked(text) for text in texts] == values

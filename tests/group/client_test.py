@@ -12,7 +12,9 @@ from tfdist.group.addresses import listen
 from tfdist.group.contract import LAUNCHER
 from tfdist.group.messages import encode
 
-WELCOME = {"type": "welcome", "generation": 0, "heartbeat": 0.05, "lost_after": 0.3}
+pytestmark = pytest.mark.alone
+
+WELCOME = {"type": "welcome", "heartbeat": 0.05, "lost_after": 0.3}
 
 
 class Scripted:

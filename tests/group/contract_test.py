@@ -4,12 +4,13 @@ from tfdist.errors import InputError
 from tfdist.group import Group, LocalGroup, Loss
 from tfdist.group.contract import LAUNCHER, name_ranks
 
+pytestmark = pytest.mark.alone
+
 
 class Canned(Group):
     """The second of some members, whose others' values are given."""
 
     rank = 1
-    generation = 0
 
     def __init__(self, *others):
         self.others = list(others)

@@ -21,3 +21,7 @@ def test_the_users_settings_stand_and_ours_keep_to_them(check, shutdown, expecte
     given = {rendezvous.CHECK: check, rendezvous.SHUTDOWN: shutdown}
     found = rendezvous.stall_settings({name: value for name, value in given.items() if value})
     assert (int(found[rendezvous.CHECK]), int(found[rendezvous.SHUTDOWN])) == expected
+
+
+def test_where_calls_are_watched_by_ours_horovod_waits_longer():
+    assert rendezvous.stall_settings({}, 3600) == {rendezvous.CHECK: "60", rendezvous.SHUTDOWN: "3600"}

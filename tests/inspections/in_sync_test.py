@@ -11,7 +11,7 @@ from tensorflow.experimental import dtensor
 
 from tests.group.members import members
 from tests.resume.exact_test import IMAGES, LABELS, make_trainer
-from tfdist import keras_internals
+from tfdist import keras_internals, step_note
 from tfdist.config import TrainConfig
 from tfdist.errors import DesyncError, InputError
 from tfdist.inspections.in_sync import compare
@@ -47,15 +47,18 @@ def test_replicas_that_are_alike_go_on(mirrored2):
     fit(make_trainer(mirrored2, compression="powersgd(rank=2)", compression_min_bytes=0), check_sync_every=5)
 
 
-def test_one_bit_of_a_slot(mirrored4):
+def test_one_bit_of_a_slot(mirrored4, tmp_path, monkeypatch):
     trainer = make_trainer(mirrored4)
+    step_note.blank(note := tmp_path / "note")
+    monkeypatch.setenv(step_note.VARIABLE, str(note))
     with pytest.raises(
         DesyncError,
         match=r"before step 5: optimizer/\S*dense_kernel_velocity differs: replica 2 of rank 0 from replica 0 of rank 0, "
         "replica 1 of rank 0, replica 3 of rank 0",
     ):
         fit(trainer, check_sync_every=5, callbacks=[Flip(trainer, "dense_kernel_velocity", 2)])
-    assert trainer.step == 5
+    assert trainer.step == 5 == step_note.read(note)
+    assert step_note.forbids_restart(note)
 
 
 def test_one_bit_on_one_device_of_a_mesh(mesh2x2):

@@ -114,6 +114,43 @@ def test_auto_chooses_by_what_was_measured(mirrored2, monkeypatch, caplog):
     assert "sequential/dense/kernel travels by topk(ratio=0.01)" in caplog.text
 
 
+def test_what_auto_chose_is_state_of_the_run_that_goes_on(mirrored2, monkeypatch, tmp_path):
+    slow = Link(latency=1e-6, bandwidth=1e3, replicas=2)
+    monkeypatch.setattr("tfdist.inspections.auto.measure", lambda strategy: slow)
+    method = "auto(after=1, allow='topk(ratio=0.01)')"
+    trainer = make(mirrored2, method)
+    trainer.fit(DATA, batch_size=16, steps=3, checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every="3"))
+    again = make(mirrored2, method)
+    again.build(tfdist.data.ArraySource(DATA))
+    assert again.resume(tmp_path) == 3
+    chosen = [one.state["compression/choice"].values.tolist() for one in (trainer, again)]
+    assert chosen[0] == chosen[1] and 1 in chosen[0]
+
+
+def test_code_that_a_checkpoint_alone_names_is_not_run(mirrored2, tmp_path):
+    """It comes from a stranger, who can write what he likes where a run keeps what was chosen."""
+    trainer = make(mirrored2)
+    planted = {"sequential/dense/kernel": "a_stranger_s:Codec", "sequential/dense_1/kernel": "fp16"}
+    plant = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: setattr(trainer.steps, "overrides", planted)
+    )
+    saved = tfdist.Checkpoints(directory=str(tmp_path), every="3")
+    trainer.fit(DATA, batch_size=16, steps=3, steps_per_call=3, checkpoints=saved, callbacks=[plant])
+    again = make(mirrored2)
+    again.build(tfdist.data.ArraySource(DATA))
+    assert again.resume(tmp_path) == 3
+    again.fit(DATA, batch_size=16, steps=4)
+    assert again.steps.overrides == {"sequential/dense_1/kernel": "fp16"}
+
+
+def test_one_s_own_code_that_auto_chose_goes_on(mirrored2):
+    own = "tfdist.gradients.compression.casts:FP16"
+    trainer = make(mirrored2, f"auto(allow='{own}; int8')")
+    trainer.build(tfdist.data.ArraySource(DATA))
+    trainer.steps.go_on({"sequential/dense/kernel": own})
+    assert trainer.steps.overrides == {"sequential/dense/kernel": own}
+
+
 def test_auto_stays_with_none_unless_another_is_clearly_faster():
     link = Link(latency=0.0, bandwidth=1e3, replicas=2)
     plain = Cost(0.0, [Call("all_reduce", "a", (tf.float32,), ((250,),))])

@@ -6,7 +6,7 @@ import sys
 import pytest
 from absl import logging as absl_logging
 
-from tfdist.errors import NotFiniteError
+from tfdist.errors import NotFiniteError, WriteError
 from tfdist.reporting import log
 
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (\w+) rank (\d+): (.*)")
@@ -124,5 +124,5 @@ def test_handlers_that_write_elsewhere_stay(tmp_path, capsys):
 
 
 def test_a_file_that_cannot_be_opened_changes_nothing(tmp_path, capsys):
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(WriteError, match="Is a directory"):
         log.setup(0, tmp_path)

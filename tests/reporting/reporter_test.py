@@ -20,6 +20,9 @@ class Heard(Reporter):
     def record(self, record):
         self.heard.append(record)
 
+    def sync(self):
+        self.heard.append("on the disk")
+
     def close(self, outcome):
         self.heard.append(self.name + outcome)
         if self.fails_to_close:
@@ -36,6 +39,7 @@ def test_the_null_reporter_takes_everything():
     reporter.start(PLAN)
     reporter.progress(1, {})
     reporter.record({})
+    reporter.sync()
     reporter.close("done")
 
 
@@ -46,8 +50,9 @@ def test_all_are_told_everything():
     reporter.start(PLAN)
     reporter.progress(1, {"loss": 2.0})
     reporter.record({"step": 1})
+    reporter.sync()
     reporter.close("done")
-    assert first == second == [PLAN, (1, {"loss": 2.0}), {"step": 1}, "done"]
+    assert first == second == [PLAN, (1, {"loss": 2.0}), {"step": 1}, "on the disk", "done"]
 
 
 def test_all_are_closed_in_order_even_if_one_fails():

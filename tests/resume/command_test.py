@@ -1,6 +1,8 @@
 """`python -m tfdist.train` in one directory, again and again: what a person sees of a run that goes on."""
 
+import errno
 import json
+import os
 import pathlib
 import shutil
 
@@ -51,6 +53,27 @@ def test_a_run_in_parts_is_the_whole(whole, tmp_path, capsys):
     assert "Proved: 50 steps" in capsys.readouterr().out
     starts = RunDirectory(path).beginnings()
     assert [start["step"] for start in starts] == [0, 30, 50]
+
+
+def test_what_was_recorded_before_a_checkpoint_is_on_the_disk_before_it(tmp_path, monkeypatch):
+    """Behind a power loss nobody makes it again. What was not synchronized is lost."""
+    fsync, durable, seen = os.fsync, {"metrics.jsonl": 0}, {}
+
+    def synchronize(descriptor):
+        fsync(descriptor)
+        path = pathlib.Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.name in ("metrics.jsonl", "start-0-rank-0.bin"):
+            durable[path.name] = path.stat().st_size
+        if path.name == "manifest.json":
+            assert path.parent.name.startswith(".step-0000000")
+            lines = (tmp_path / "run" / "metrics.jsonl").read_bytes()[: durable["metrics.jsonl"]].splitlines()
+            steps = [json.loads(line)["step"] for line in lines]
+            seen[int(path.parent.name[-10:-8])] = steps, durable["start-0-rank-0.bin"]
+
+    monkeypatch.setattr(os, "fsync", synchronize)
+    run(tmp_path / "run", steps=20, log_every=5, eval_every=10, checkpoint_async=False)
+    each = 8 * 64
+    assert seen == {10: ([5, 10, 10], 10 * each + 2 * 24), 20: ([5, 10, 10, 15, 20, 20], 20 * each + 4 * 24)}
 
 
 def test_what_is_launched_has_one_directory_though_another_size_has_another_strategy(tmp_path, monkeypatch):
@@ -130,6 +153,52 @@ def test_without_checkpoints_a_directory_that_is_not_shared_is_a_warning(tmp_pat
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith("This run cannot be saved when it is preempted")
     assert warning.endswith('/run", which is another one for rank 1. Give another --output_dir.')
+
+
+@pytest.fixture
+def seen_by_two(monkeypatch):
+    """A second rank that finds in `lock` what the first one finds; what they have found is returned."""
+    gather, seen = LocalGroup.gather, []
+
+    def twice(self, name, value, deadline=60.0):
+        found = gather(self, name, value, deadline)
+        if name != "output_dir/seen":
+            return found
+        seen.extend(found)
+        return found * 2
+
+    monkeypatch.setattr(LocalGroup, "gather", twice)
+    return seen
+
+
+def limit_lock(monkeypatch, is_full) -> None:
+    """No space is left for the file `lock` as long as that is so."""
+    write = os.pwrite
+
+    def pwrite(descriptor, *rest):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("/lock") and is_full():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, *rest)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+
+
+def test_a_disk_that_a_partial_checkpoint_has_filled_ends_no_run(whole, tmp_path, seen_by_two, monkeypatch):
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    partial = path / "checkpoints" / ".step-000000060.partial"
+    partial.mkdir()
+    limit_lock(monkeypatch, partial.exists)
+    assert run(path, steps=51) == 0
+    assert not partial.exists()
+    assert seen_by_two[0].startswith(f"process {os.getpid()} on ")
+
+
+def test_where_rank_0_cannot_write_nobody_knows_whether_all_share_it(tmp_path, seen_by_two, monkeypatch):
+    """An earlier run may have left an empty file in each host's own directory."""
+    limit_lock(monkeypatch, lambda: True)
+    with pytest.raises(InputError, match='/run", where rank 0 cannot write `lock`, by which they would know. Give'):
+        run(tmp_path / "run", steps=1)
 
 
 def test_a_directory_that_all_share_is_no_warning(tmp_path, caplog):

@@ -11,9 +11,10 @@ import pytest
 
 import tfdist
 from tfdist import models
-from tfdist.checkpoint import Checkpoint, newest
+from tfdist.checkpoint import Checkpoint, CheckpointError, Part, commit, newest
 from tfdist.errors import InputError
 from tfdist.gradients import LossScale
+from tfdist.group import LocalGroup
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.standard_normal((40, 6, 6, 1)).astype("float32")
@@ -189,6 +190,34 @@ def test_another_optimizer_is_refused(single, tmp_path):
     fit(make_trainer(single), tmp_path, steps=SAVED_AT)
     with pytest.raises(InputError, match="optimizer/"):
         make_trainer(single, optimizer=keras.optimizers.SGD).resume(tmp_path)
+
+
+def test_where_all_are_damaged_no_run_begins_anew(single, tmp_path):
+    fit(make_trainer(single), tmp_path)
+    for path in newest(tmp_path):
+        (path / "shard-00000.safetensors").write_bytes(b"")
+    trainer = make_trainer(single)
+    with pytest.raises(CheckpointError, match="2 damaged"):
+        trainer.resume(tmp_path)
+    for directory in (tmp_path, tmp_path.parent):  # the second call finds nothing but what the first has renamed
+        if directory == tmp_path.parent:
+            (tmp_path.parent / "checkpoints").symlink_to(tmp_path)
+        with pytest.raises(CheckpointError, match="all are damaged: step-000000012.damaged is the last"):
+            trainer.resume(directory)
+
+
+@pytest.mark.parametrize(
+    "values", [{"progress": 3}, {"course": {"step": 1}}, {"begun_at": None}, {"order": None}, {"compression": [1]}]
+)
+def test_values_of_another_kind_are_damage(values, single, tmp_path):
+    """As a stranger's checkpoint may have them, whose hashes are right; nothing of it is taken."""
+    trainer = make_trainer(single)
+    fit(trainer, tmp_path, steps=1, every=1)
+    own = Checkpoint.open(newest(tmp_path)[0])
+    parts = [Part.whole(name, array) for name, array in own.arrays()]
+    commit(LocalGroup(), tmp_path, parts, step=2, seed=5, flags={}, values=own.values | values, keep=2)
+    assert trainer.resume(tmp_path) == 1
+    assert (tmp_path / "step-000000002.damaged").exists()
 
 
 def test_a_damaged_checkpoint_is_set_aside(single, tmp_path, caplog):

@@ -1,18 +1,23 @@
 """When a run is saved, what becomes of a checkpoint that cannot be written, and how a run stops when it is asked to."""
 
+import contextlib
+import errno
+import fcntl
 import logging
 import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import pytest
 
 import tfdist
+from tests.group.members import members
 from tests.resume.exact_test import IMAGES, LABELS, SAVED_AT, STEPS, fit, make_trainer, tensors
-from tfdist import restoring, stores
-from tfdist.checkpoint import CheckpointError, newest, step_of
+from tfdist import checkpoints, restoring, saving, stores
+from tfdist.checkpoint import CheckpointError, lock, newest, step_of
 from tfdist.errors import InputError, Preempted
 
 
@@ -40,8 +45,8 @@ def test_every_so_many_steps_and_at_the_end(every, saved, single, tmp_path):
 
 
 def test_only_the_newest_stay(single, tmp_path):
-    checkpoints = tfdist.Checkpoints(directory=str(tmp_path), every="2", keep=2, in_background=False)
-    make_trainer(single).fit((IMAGES, LABELS), batch_size=8, steps=9, checkpoints=checkpoints)
+    saved = tfdist.Checkpoints(directory=str(tmp_path), every="2", keep=2, in_background=False)
+    make_trainer(single).fit((IMAGES, LABELS), batch_size=8, steps=9, checkpoints=saved)
     assert steps_of(tmp_path) == [9, 8]
 
 
@@ -107,14 +112,14 @@ def test_what_cannot_be_written_ends_the_run(single, tmp_path):
 def test_or_is_a_warning_and_tried_again(single, tmp_path, caplog):
     where = tmp_path / "checkpoints"
     where.write_text("in the way")
-    checkpoints = tfdist.Checkpoints(directory=str(where), every="3", strict=False)
+    saved = tfdist.Checkpoints(directory=str(where), every="3", strict=False)
     with caplog.at_level(logging.WARNING):
         make_trainer(single).fit(
             (IMAGES, LABELS),
             batch_size=8,
             steps=STEPS,
             steps_per_call=3,
-            checkpoints=checkpoints,
+            checkpoints=saved,
             callbacks=[At(8, where.unlink)],
         )
     assert caplog.text.count("The run goes on") >= 1
@@ -158,6 +163,70 @@ def test_later_checkpoints_of_another_run_are_in_the_way(single, tmp_path):
     ):
         fit(make_trainer(single), tmp_path)
     assert steps_of(tmp_path) == [STEPS, SAVED_AT]
+
+
+def test_a_directory_that_another_run_saves_to_is_refused(single, tmp_path):
+    """The two would remove what the other is writing."""
+    trainer = make_trainer(single)
+    with lock(tmp_path), pytest.raises(InputError, match=r"One run at a time writes to a directory\.") as caught:
+        fit(trainer, tmp_path)
+    for words in (f"Received: {tmp_path}, where process {os.getpid()} on ", "end it, or give another directory."):
+        assert words in str(caught.value)
+    assert (trainer.step, steps_of(tmp_path)) == (0, [])
+    fit(trainer, tmp_path)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError])
+def test_its_directory_is_the_run_s_own_until_it_has_ended(error, single, tmp_path, capsys):
+    refused = []
+
+    def look():
+        with pytest.raises(InputError) as caught, lock(tmp_path):
+            pass
+        refused.append(str(caught.value))
+        if error:
+            raise error("as a program may")
+
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        fit(make_trainer(single), tmp_path, every=5, callbacks=[At(8, look)])
+    assert len(refused) == 1
+    with lock(tmp_path):
+        pass
+    assert checkpoints.main(str(tmp_path)) == 0
+    saved = [5] if error else [12, 10, 5]
+    assert [line[:20] for line in capsys.readouterr().out.splitlines()] == [f"step-{one:09d}  good" for one in saved]
+
+
+@pytest.mark.parametrize("reason", ["is in use", "has later checkpoints"])
+def test_all_ranks_hear_that_a_directory_is_refused(reason, single, tmp_path):
+    fit(make_trainer(single), tmp_path)
+
+    class Strategy:
+        def __init__(self, group):
+            self.group, self.is_chief = group, group.rank == 0
+
+    def refused(group) -> str:
+        options = tfdist.Checkpoints(directory=str(tmp_path))
+        with pytest.raises(InputError) as caught, saving.saver(options, Strategy(group), 0, lambda: None, lambda: None):
+            pass
+        return str(caught.value)
+
+    in_use = reason == "is in use"
+    with members(2) as joined, ThreadPoolExecutor(2) as pool, lock(tmp_path) if in_use else contextlib.nullcontext():
+        [said] = set(pool.map(refused, joined))
+    assert ("One run at a time" if in_use else "without later checkpoints") in said
+
+
+def test_where_files_cannot_be_locked_a_run_is_warned(single, tmp_path, monkeypatch, caplog):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with caplog.at_level(logging.WARNING):
+        fit(make_trainer(single), tmp_path)
+    assert steps_of(tmp_path) == [STEPS, SAVED_AT]
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "lock: No locks available. Give another directory. Nothing keeps another run from" in warning
 
 
 def test_at_least_one_stays(tmp_path):

@@ -9,9 +9,16 @@ of a run is, is not known here, and TensorFlow is not imported.
 
 from tfdist.checkpoint.background import BackgroundWriter
 from tfdist.checkpoint.committing import commit
-from tfdist.checkpoint.directory import checkpoints_at, clean_partial, is_name, newest, remove, set_aside, step_of
-from tfdist.checkpoint.entries import Index, PartEntry, TensorEntry
-from tfdist.checkpoint.locking import lock
+from tfdist.checkpoint.directory import (
+    checkpoints_at,
+    clean_partial,
+    newest,
+    remove,
+    set_aside,
+    set_aside_in,
+    step_of,
+)
+from tfdist.checkpoint.locking import NoLock, lock
 from tfdist.checkpoint.part import Part
 from tfdist.checkpoint.reading import Checkpoint, Held
 from tfdist.checkpoint.shard import shard_bytes, write_shard
@@ -24,20 +31,18 @@ __all__ = [
     "CheckpointError",
     "Damaged",
     "Held",
-    "Index",
+    "NoLock",
     "Part",
-    "PartEntry",
     "Spread",
-    "TensorEntry",
     "checkpoints_at",
     "clean_partial",
     "commit",
-    "is_name",
     "keeper",
     "lock",
     "newest",
     "remove",
     "set_aside",
+    "set_aside_in",
     "shard_bytes",
     "step_of",
     "write_shard",

@@ -40,14 +40,6 @@ class BackgroundWriter:
         if error is not None:
             raise error
 
-    def is_busy(self) -> bool:
-        """Whether something is being written."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def failure(self) -> BaseException | None:
-        """What the write raised that `wait` will raise; None while it is under way, and if it raised nothing."""
-        return None if self.is_busy() else self._error
-
     def _run(self, write: Callable[[], object]) -> None:
         try:
             write()

@@ -66,7 +66,8 @@ def commit(
     if keep < 1:
         raise ValueError(f"At least one checkpoint must stay. Received: keep={keep}.")
     home = Path(directory)
-    place = OverHosts(group, over, flags, values) if over else _InOne(group, flags, values)
+    spread = OverHosts(group, over, flags, values) if over else None
+    place = spread or _InOne(group, flags, values)
     partial, whole = places.partial(home, step), home / places.name(step)
     stages = _Stages(group, noun, places.name(step), deadline)
 
@@ -77,10 +78,11 @@ def commit(
         places.publish(partial, whole)
 
     try:
-        stages.run("begin", lambda: _begin(partial), place.is_first)
+        stages.run("begin", lambda: places.make_partial(home, step), place.is_first)
         stages.run("shards", lambda: place.write(partial, parts))
-        if over:
-            stages.run("indices", lambda: place.exchange(f"{noun} {whole.name} index"))
+        if spread:
+            spread.exchange(f"{noun} {whole.name} index", deadline)
+            stages.run("indices", spread.understand)
         stages.run("manifest", publish, place.is_first)
         stages.run("prune", lambda: places.prune(home, keep, whole), place.is_first)  # when all directories have it
     except BaseException:
@@ -99,7 +101,7 @@ class _Stages:
         self._name = name
         self._deadline = deadline
 
-    def run(self, stage: str, action: Callable[[], None], does: bool = True) -> None:
+    def run(self, stage: str, action: Callable[[], object], does: bool = True) -> None:
         """Runs the action if this rank does it; returns when every rank is done with it."""
         failure: Exception | None = None
         try:
@@ -114,12 +116,6 @@ class _Stages:
             raise CheckpointError(_message(self._noun, self._name, failed)) from failure
 
 
-def _begin(partial: Path) -> None:
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    places.clean_partial(partial.parent)
-    partial.mkdir()
-
-
 class _InOne:
     """How ranks write that share a directory: their indices are files in it."""
 
@@ -132,9 +128,6 @@ class _InOne:
         self._partial = partial
         index = write_shard(partial, self._group.rank, parts)
         _write(_index_file(partial, self._group.rank), manifest.sealed(manifest.dump_index(index)))
-
-    def exchange(self, name: str) -> None:
-        """The files are there for rank 0."""
 
     def content(self) -> tuple[Index, Json, Json]:
         return _fold(self._partial, self._group.size), self._flags, self._values

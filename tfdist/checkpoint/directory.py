@@ -5,9 +5,14 @@ step-000000120            a whole checkpoint: it got this name when everything o
 .step-000000120.replaced  the former one of the same step, until the new one has its name
 .step-000000120.pruned    an old one that is being removed
 step-000000120.damaged    one that somebody has set aside
+
+What is not needed any more may refuse to go: on NFS a directory is not empty as long as somebody reads a file that was in it.
+It is in nobody's way, and the next one to be written removes it.
 """
 
+import contextlib
 import itertools
+import logging
 import os
 import re
 import shutil
@@ -15,7 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _WHOLE = re.compile(r"step-([0-9]{9,18})")
-_LEFT = re.compile(r"\.(step-[0-9]{9,18})\.(partial|pruned|replaced)")
+_LEFT = re.compile(r"\.(step-[0-9]{9,18})\.(partial|replaced|pruned(?:-[0-9]+)?)")
+
+_log = logging.getLogger(__name__)
+_told: set[Path] = set()  # what could not be removed, each said once
 
 
 def name(step: int) -> str:
@@ -61,28 +69,64 @@ def set_aside(path: str | os.PathLike[str]) -> Path:
     Raises:
       OSError: it cannot be renamed.
     """
-    whole = Path(path)
-    names = itertools.chain([".damaged"], (f".damaged-{number}" for number in itertools.count(2)))
-    free = next(place for ending in names if not (place := whole.with_name(whole.name + ending)).exists())
-    return whole.rename(free)
+    return _renamed(Path(path), f"{Path(path).name}.damaged")
+
+
+def _renamed(path: Path, wanted: str) -> Path:
+    """Gives a directory this name, or, if there is such a one, the name with a number."""
+    names = itertools.chain([wanted], (f"{wanted}-{number}" for number in itertools.count(2)))
+    return path.rename(next(place for each in names if not (place := path.with_name(each)).exists()))
+
+
+def set_aside_in(*directories: Path) -> list[Path]:
+    """What `set_aside` has renamed there."""
+    return sorted(path for home in directories for path in home.glob("step-*.damaged*"))
 
 
 def clean_partial(directory: str | os.PathLike[str]) -> None:
-    """Removes what killed processes left; call it when nobody writes there.
+    """Removes what killed processes left; call it when nobody writes there. What cannot be removed is a warning.
 
     Raises:
-      OSError: it cannot be removed.
+      OSError: the directory cannot be read.
     """
     for path, match in _matching(Path(directory), _LEFT):
         whole = path.with_name(match[1])
         if match[2] == "replaced" and not whole.exists():
-            path.rename(whole)  # killed between two renames: the former one is the last that there is
+            with _tried(path):
+                path.rename(whole)  # killed between two renames: the former one is the last that there is
         else:
-            shutil.rmtree(path)
+            _discard(path)
+
+
+@contextlib.contextmanager
+def _tried(path: Path) -> Iterator[None]:
+    """Turns an error into a warning, said once for each directory that stays: nobody needs it, and it is in nobody's way."""
+    try:
+        yield
+        _told.discard(path)
+    except OSError as error:
+        if path not in _told:
+            _log.warning("%s could not be cleared away (%s). That is tried again.", path, error.strerror or error)
+        _told.add(path)
+
+
+def make_partial(directory: Path, step: int) -> Path:
+    """Makes an empty directory in which a step's checkpoint is written, and clears away what killed processes left.
+
+    Raises:
+      OSError: as the system says.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    clean_partial(directory)
+    path = partial(directory, step)
+    if path.is_dir():  # it could not be removed
+        _renamed(path, _pruned(directory / name(step)))
+    path.mkdir()
+    return path
 
 
 def publish(written: Path, whole: Path) -> None:
-    """Gives a checkpoint its name; one that had the name already is replaced.
+    """Gives a checkpoint its name; one that had the name already is replaced. If that cannot be removed it is a warning.
 
     Args:
       written: the directory with everything of it, whose files are on the disk.
@@ -95,6 +139,8 @@ def publish(written: Path, whole: Path) -> None:
     former = whole.with_name(f".{whole.name}.replaced")
     replaces = whole.exists()
     if replaces:
+        if former.exists():  # it could not be removed
+            _renamed(former, _pruned(whole))
         whole.rename(former)
     try:
         written.rename(whole)
@@ -104,11 +150,11 @@ def publish(written: Path, whole: Path) -> None:
         raise
     _synchronize(whole.parent)
     if replaces:
-        shutil.rmtree(former)
+        _discard(former)
 
 
 def prune(directory: Path, keep: int, written: Path) -> None:
-    """Removes all but the newest checkpoints.
+    """Removes all but the newest checkpoints. What cannot be removed is a warning.
 
     Args:
       directory: with the checkpoints.
@@ -116,11 +162,12 @@ def prune(directory: Path, keep: int, written: Path) -> None:
       written: the one that has just been written, which stays in any case.
 
     Raises:
-      OSError: as the system says.
+      OSError: the directory cannot be read.
     """
     for path in newest(directory)[keep:]:
         if path != written:
-            remove(path)
+            with _tried(path):
+                _discard(_renamed(path, _pruned(path)))
 
 
 def remove(path: Path) -> None:
@@ -129,8 +176,17 @@ def remove(path: Path) -> None:
     Raises:
       OSError: as the system says.
     """
-    # Not in place: half of a checkpoint must never have the name of a whole one.
-    shutil.rmtree(path.rename(path.with_name(f".{path.name}.pruned")))
+    shutil.rmtree(_renamed(path, _pruned(path)))
+
+
+def _pruned(whole: Path) -> str:
+    """The name of a checkpoint that is being removed: half of one must never have the name of a whole one."""
+    return f".{whole.name}.pruned"
+
+
+def _discard(path: Path) -> None:
+    with _tried(path):
+        shutil.rmtree(path)
 
 
 def _matching(directory: Path, pattern: re.Pattern[str]) -> Iterator[tuple[Path, re.Match[str]]]:

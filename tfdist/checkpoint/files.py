@@ -9,7 +9,11 @@ from pathlib import Path
 
 from tfdist.errors import CheckpointError, Damaged
 
-_IS_DAMAGE = {errno.ENOENT: "it is missing", errno.ELOOP: "it is a link"}
+_IS_DAMAGE = {
+    errno.ENOENT: "it is missing",
+    errno.ELOOP: "it is a link",
+    errno.EIO: "the disk cannot read it",  # a bad sector, or a wrong checksum of a file system that has them
+}
 
 
 @contextlib.contextmanager
@@ -43,7 +47,7 @@ def opened(path: Path) -> Iterator[int]:
     """Yields the descriptor of a file, open for reading: of a regular one, neither a link nor a device nor a pipe.
 
     Raises:
-      Damaged: the file is missing or no regular one.
+      Damaged: the file is missing or no regular one, or the disk has lost it.
       CheckpointError: the system refuses to open it, or to read it, which says nothing about what is in it.
     """
     try:

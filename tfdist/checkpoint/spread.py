@@ -53,7 +53,8 @@ class OverHosts:
         self._words = {"flags": flags, "values": values} if group.rank == 0 else {}
         self._over = over
         self._firsts = [host[0] for host in over.hosts]
-        self._written = [Index({}, {})] * 2  # of this rank's own file, and of what all have alike
+        self._text = ""  # what this rank has written, and rank 0's flags and values
+        self._texts: list[str] = []  # of all ranks
         self._said: list[Json] = []
 
     @property
@@ -62,21 +63,33 @@ class OverHosts:
         return self._group.rank in self._firsts
 
     def write(self, partial: Path, parts: Sequence[Part]) -> None:
-        """Writes this rank's files; what all have alike has the number behind those of the ranks."""
+        """Writes this rank's files; what all have alike has the number behind those of the ranks.
+
+        Raises:
+          ValueError, TypeError: on rank 0: flags or values are not JSON.
+        """
         for rank, data in self._over.copies.items():
             with files.created(partial / shard_name(rank)) as descriptor:
                 files.write(descriptor, data.data, 0)
         numbered = ((self._group.rank, parts), (self._group.size, self._over.alike))
-        self._written = [write_shard(partial, number, own) for number, own in numbered]
+        own, alike = (manifest.dump_index(write_shard(partial, number, those)) for number, those in numbered)
+        # Here, as who failed in `exchange` would leave the others waiting.
+        self._text = _packed(self._words | {"own": own, "alike": alike})
 
-    def exchange(self, name: str) -> None:
+    def exchange(self, name: str, deadline: float) -> None:
         """Tells all ranks what each has written, and rank 0's flags and values; every rank calls it.
+
+        It fails on all ranks or on none, so it is no stage: who told the others of a failure would wait in another gather.
+        """
+        self._texts = _gathered(self._group, name, self._text, deadline)
+
+    def understand(self) -> None:
+        """Takes what all ranks have told.
 
         Raises:
           ValueError: on rank 0: hosts do not hold alike what they should.
         """
-        own, alike = map(manifest.dump_index, self._written)
-        self._said = _gathered(self._group, name, self._words | {"own": own, "alike": alike})
+        self._said = list(map(_unpacked, self._texts))
         if self._group.rank == 0:
             for rank in self._firsts[1:]:
                 self._check(rank)
@@ -94,13 +107,20 @@ class OverHosts:
         return merged(map(strict.index, indices)), first["flags"], first["values"]
 
 
-def _gathered(group: Group, name: str, value: Json, deadline: float = 3600.0) -> list[Json]:
+def _packed(value: Json) -> str:
+    return base64.b64encode(zlib.compress(json.dumps(value).encode())).decode()
+
+
+def _unpacked(text: str) -> Json:
+    return json.loads(zlib.decompress(base64.b64decode(text)))
+
+
+def _gathered(group: Group, name: str, text: str, deadline: float) -> list[str]:
     """As `group.gather`, in as many messages as it takes: an index has a hash for every 4 MiB."""
-    text = base64.b64encode(zlib.compress(json.dumps(value).encode())).decode()
     mine = [text[at : at + _MESSAGE] for at in range(0, len(text), _MESSAGE)]
     texts = [""] * group.size
     for number in range(max(group.gather(f"{name} messages", len(mine), deadline))):
         piece = mine[number] if number < len(mine) else ""
         for rank, more in enumerate(group.gather(f"{name} {number}", piece, deadline)):
             texts[rank] += more
-    return [json.loads(zlib.decompress(base64.b64decode(text))) for text in texts]
+    return texts

@@ -41,3 +41,9 @@ def load(name: str, data_dir: str | None = None) -> DataSet:
     if colon:
         return as_data_set(call_own("--dataset", spec.load_object(parsed.name), parsed, data_dir=data_dir), str(parsed))
     raise InputError(f"--dataset={name} is not known.{spec.nearest(parsed.name, CATALOG)}")
+
+
+def is_own(name: str) -> bool:
+    """Whether `load` would import what the name says, and call it: a user's own function."""
+    prefix, colon, _ = spec.parse(name).name.partition(":")
+    return colon != "" and prefix not in _AFTER_COLON

@@ -77,7 +77,6 @@ class RemoteGroup(Group):
         hello |= {"pid": os.getpid(), "host": socket.gethostname()}
         call = dial(address, hello, (size + 1) * LIMIT, timeout, name_member(server_rank, noun))
         self._sock, self._lines = call.sock, call.lines
-        self.generation = int(call.welcome["generation"])
         self._heartbeat, self._lost_after = float(call.welcome["heartbeat"]), float(call.welcome["lost_after"])
         self._sock.settimeout(self._lost_after)
         for message in call.following:

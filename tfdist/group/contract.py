@@ -46,13 +46,11 @@ class Group(abc.ABC):
     Attributes:
       rank: this process's number, in [0, size).
       size: how many members the group has.
-      generation: counts the group's reformations; 0 at first.
       left_with: the code with which this member has said goodbye; None before.
     """
 
     rank: int
     size: int
-    generation: int
     left_with: int | None = None
 
     @abc.abstractmethod

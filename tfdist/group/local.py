@@ -12,7 +12,6 @@ class LocalGroup(Group):
 
     rank = 0
     size = 1
-    generation = 0
 
     def __init__(self) -> None:
         self._told = Told("group-told")

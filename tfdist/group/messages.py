@@ -11,7 +11,7 @@ from typing import Any
 
 from tfdist.errors import InputError
 
-VERSION = 3  # of the protocol; another one is refused by name
+VERSION = 4  # of the protocol; another one is refused by name
 LIMIT = 1 << 20  # bytes a message
 DOUBTED_BEATS = 3  # so many missing signs of life are a loss, once an engine has failed somebody
 LIMIT_BEFORE_HELLO = 1 << 12  # what somebody may send who has not shown the token

@@ -179,8 +179,7 @@ class Server:
         connection.lines.limit = LIMIT
         self._came[rank] = f"pid {hello['pid']} on {hello['host']}"
         self._members[rank] = connection
-        beats = {"heartbeat": self._heartbeat, "lost_after": self._lost_after}
-        connection.send({"type": "welcome", "generation": 0, **beats})
+        connection.send({"type": "welcome", "heartbeat": self._heartbeat, "lost_after": self._lost_after})
         if self.loss:
             connection.send(_told(self.loss))
 

@@ -82,7 +82,8 @@ class Watch:
         with self._saying:
             if not self._said and not self._group.left_with:
                 self._said = True
-                print(f"{self._name}: {loss}. Ending with code {ExitCode.PEER_LOST:d}.", file=self._stream, flush=True)
+                said = str(loss).rstrip(".")  # its reason may be a sentence
+                print(f"{self._name}: {said}. Ending with code {ExitCode.PEER_LOST:d}.", file=self._stream, flush=True)
 
     def _finish(self) -> None:
         for stream in (sys.stdout, sys.stderr, self._stream):

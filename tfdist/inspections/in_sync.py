@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import step_note
 from tfdist.collectives import Collectives
 from tfdist.errors import DesyncError
 from tfdist.gradients import Reduced
@@ -81,6 +82,8 @@ def compare(step: int, mine: Copies, names: list[str], group: Group) -> None:
                     blocks[block][digest].append(f"{owner} of {name_member(rank)}")
         for block, holders in blocks.items():
             if len(holders) > 1:
+                # A launcher would go on from a checkpoint, which may hold the drift: then all copies are alike, and wrong.
+                step_note.forbid_restart()
                 raise DesyncError(_message(step, name + block, sorted(holders.values(), key=len, reverse=True)))
 
 

@@ -6,7 +6,7 @@ from tfdist.reporting.ledger_file import LedgerFile, NullLedger
 from tfdist.reporting.metrics_file import MetricsFile
 from tfdist.reporting.plain import PlainReporter
 from tfdist.reporting.profile import NullProfile, ProfileWindow
-from tfdist.reporting.reporter import MultiReporter, NullReporter, Reporter, RunPlan
+from tfdist.reporting.reporter import MultiReporter, NullReporter, Reporter, RunPlan, synchronizer
 from tfdist.reporting.run_directory import RunDirectory
 from tfdist.reporting.tensorboard import TensorBoardReporter
 from tfdist.reporting.terminal import TerminalReporter, terminal_or_plain
@@ -29,5 +29,6 @@ __all__ = [
     "TensorBoardReporter",
     "TerminalReporter",
     "chief_reporter",
+    "synchronizer",
     "terminal_or_plain",
 ]

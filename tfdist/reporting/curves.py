@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tfdist.group import Json
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
+from tfdist.reporting.writing import must_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,8 +76,10 @@ class CurvesReporter(Reporter):
 
     def _draw(self) -> None:
         partial = f"{self._path}.partial"
-        draw(self._curves).savefig(partial, format="png")
-        os.replace(partial, self._path)
+        figure = draw(self._curves)
+        with must_write(self._path):
+            figure.savefig(partial, format="png")
+            os.replace(partial, self._path)
         self._drawn = self._clock()
 
 

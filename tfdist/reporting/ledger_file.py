@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tfdist.errors import InputError
+from tfdist.reporting.writing import GrowingFile, must_write
 
 _NUMBER = np.dtype("<i8")
 _HEAD = 3
@@ -33,9 +34,14 @@ class LedgerFile(NullLedger):
     """Appends the examples of each call; what was written survives the process, and behind `sync` the machine."""
 
     def __init__(self, path: str | os.PathLike[str]):
-        """Makes the file, with its directory if need be; it must not be there."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "xb")  # noqa: SIM115 (closed by `close`)
+        """Makes the file, with its directory if need be; it must not be there.
+
+        Raises:
+          WriteError: it cannot be made. What follows raises it, too, where the disk is full.
+        """
+        with must_write(path):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self._file = GrowingFile(path, is_new=True)
 
     def write(self, first_step: int, steps: int, numbers: np.ndarray) -> None:
         """Appends one call.
@@ -47,11 +53,10 @@ class LedgerFile(NullLedger):
         """
         head = np.asarray([first_step, steps, len(numbers)], _NUMBER)
         self._file.write(head.tobytes() + np.asarray(numbers, _NUMBER).tobytes())
-        self._file.flush()
 
     def sync(self) -> None:
         """Returns when everything is on the disk."""
-        os.fsync(self._file.fileno())
+        self._file.sync()
 
     def close(self) -> None:
         """Ends the file."""

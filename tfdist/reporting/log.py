@@ -9,7 +9,8 @@ from pathlib import Path
 from types import TracebackType
 
 from tfdist.engine_errors import one_line
-from tfdist.errors import TfdistError
+from tfdist.errors import TfdistError, WriteError
+from tfdist.reporting.writing import must_write
 
 _FORMAT = "%(asctime)s %(levelname)s rank {rank}: %(message)s"
 
@@ -29,9 +30,10 @@ def setup(rank: int, path: str | os.PathLike[str]) -> contextlib.ExitStack:
     Returns:
       A context manager with `close()`, which puts everything back.
     """
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     formatter = logging.Formatter(_FORMAT.format(rank=rank))
-    file = logging.FileHandler(path, encoding="utf-8")
+    with must_write(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        file = _File(path, encoding="utf-8")
     terminal = _StandardError(logging.INFO if rank == 0 else logging.WARNING)
     root, tfdist = logging.getLogger(), logging.getLogger("tfdist")
     with contextlib.ExitStack() as stack:
@@ -50,11 +52,32 @@ def setup(rank: int, path: str | os.PathLike[str]) -> contextlib.ExitStack:
         return stack.pop_all()
 
 
-def _write_error(file: logging.Handler, error: BaseException | None, trace: TracebackType | None) -> None:
+def _write_error(file: "_File", error: BaseException | None, trace: TracebackType | None) -> None:
     if error is not None:
         text = one_line(str(error)) or type(error).__name__
         behind = None if isinstance(error, TfdistError | KeyboardInterrupt) else (type(error), error, trace)
+        file.has_complained |= isinstance(error, WriteError)  # which says as much
         file.handle(logging.LogRecord("tfdist", logging.ERROR, __file__, 0, text, None, behind))
+
+
+class _File(logging.FileHandler):
+    """Writes to the log's file. That it cannot is said once, in one line: it is no reason to end a run."""
+
+    has_complained = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """See base class."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.has_complained:
+            self.has_complained = True
+            print(f"{self.baseFilename} misses lines from here on: {error.strerror}.", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """See base class."""
+        with contextlib.suppress(OSError):  # of lines that are missed
+            super().close()
 
 
 class _StandardError(logging.Handler):

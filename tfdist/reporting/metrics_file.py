@@ -7,19 +7,21 @@ from collections.abc import Mapping
 from tfdist.group import Json
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import SCHEMA, to_json
+from tfdist.reporting.writing import GrowingFile
 
 
 class MetricsFile(Reporter):
     """Appends each record to a file, as one line of JSON that is on its way to the disk when `record` returns.
 
-    The file is therefore complete up to a crash. It exists from the start, also if nothing is ever recorded.
+    The file is therefore complete up to a crash, and up to the last `sync` when the machine goes. It exists from the start,
+    also if nothing is ever recorded.
 
     Args:
       path: the file; it is made if it is not there, and continued if it is.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (closed by `close`)
+        self._file = GrowingFile(path)
 
     def start(self, plan: RunPlan) -> None:
         """See base class."""
@@ -32,9 +34,14 @@ class MetricsFile(Reporter):
 
         Raises:
           TypeError: a value is of a type that JSON does not have.
+          WriteError: the file cannot be written.
         """
         line = {"schema": SCHEMA, **record}
-        self._file.write(json.dumps(to_json(line), allow_nan=False) + "\n")
+        self._file.write(json.dumps(to_json(line), allow_nan=False).encode() + b"\n")
+
+    def sync(self) -> None:
+        """See base class."""
+        self._file.sync()
 
     def close(self, outcome: str) -> None:
         """See base class."""

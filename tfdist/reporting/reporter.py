@@ -3,9 +3,10 @@
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.group import Json
+from tfdist.reporting.ledger_file import NullLedger
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,12 @@ class Reporter(abc.ABC):
     def record(self, record: Mapping[str, Json]) -> None:
         """Learns the result of a training window or of an evaluation: one line of metrics.jsonl."""
 
+    def sync(self) -> None:
+        """Returns when what was recorded is on the disk: a checkpoint is made, so that nobody records it again.
+
+        For reporters that others read back when a run goes on; to do nothing is right for those that show.
+        """
+
     @abc.abstractmethod
     def close(self, outcome: str) -> None:
         """Ends the report and releases what it holds.
@@ -105,8 +112,24 @@ class MultiReporter(Reporter):
         for reporter in self._reporters:
             reporter.record(record)
 
+    def sync(self) -> None:
+        """See base class."""
+        for reporter in self._reporters:
+            reporter.sync()
+
     def close(self, outcome: str) -> None:
         """See base class. Closes every reporter, also when one of them raises; the error is raised afterwards."""
         with contextlib.ExitStack() as stack:
             for reporter in reversed(self._reporters):
                 stack.callback(reporter.close, outcome)
+
+
+def synchronizer(ledger: NullLedger, reporter: Reporter | None) -> Callable[[], None]:
+    """Returns what brings to the disk what belongs to a checkpoint and is not in it."""
+
+    def synchronize() -> None:
+        ledger.sync()
+        if reporter:
+            reporter.sync()
+
+    return synchronize

@@ -243,5 +243,5 @@ def _replace(path: Path, text: str) -> None:
 def _unwritable(path: str | os.PathLike[str], reason: str) -> InputError:
     return InputError(
         f"The output directory must be one that can be written. Received: {os.fspath(path)} ({reason}). "
-        "Give another --output_dir, or mend its permissions."
+        "Give another --output_dir, or free space there, or mend its permissions."
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tfdist.group import Json
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import TRAIN, number
+from tfdist.reporting.writing import must_write
 
 if TYPE_CHECKING:
     from tensorboard.summary import Writer
@@ -31,8 +32,10 @@ class TensorBoardReporter(Reporter):
     def __init__(self, directory: str | os.PathLike[str]):
         # TensorBoard asks TensorFlow for its file system, so only who wants events pays for the import.
         import tensorboard.summary
+        import tensorflow as tf
 
         self._open = tensorboard.summary.Writer
+        self._failure = tf.errors.OpError  # a full disk is ResourceExhaustedError, as a full memory is
         self._directory = os.fspath(directory)
         self._writers: dict[str, Writer] = {}
         self._first: int | None = None
@@ -49,12 +52,13 @@ class TensorBoardReporter(Reporter):
         if "step" not in record:
             return
         kind = str(record.get("kind", TRAIN))
-        writer = self._writer(kind)
-        for name, value in record.items():
-            scalar = None if name in _NOT_CURVES else number(value)
-            if scalar is not None:
-                writer.add_scalar(name, scalar, int(record["step"]), wall_time=number(record.get("time")))
-        writer.flush()
+        with must_write(self._directory, self._failure):
+            writer = self._writer(kind)
+            for name, value in record.items():
+                scalar = None if name in _NOT_CURVES else number(value)
+                if scalar is not None:
+                    writer.add_scalar(name, scalar, int(record["step"]), wall_time=number(record.get("time")))
+            writer.flush()
 
     def _writer(self, kind: str) -> "Writer":
         if kind not in self._writers:
@@ -66,8 +70,9 @@ class TensorBoardReporter(Reporter):
 
     def close(self, outcome: str) -> None:
         """See base class."""
-        for writer in self._writers.values():
-            writer.close()
+        with must_write(self._directory, self._failure):
+            for writer in self._writers.values():
+                writer.close()
         self._writers.clear()
 
 
