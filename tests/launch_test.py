@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+pytestmark = pytest.mark.alone
+
 DEADLINE = 20.0
 MEMBER = """
 import os, sys, time
@@ -107,11 +109,8 @@ def launch(tmp_path: pathlib.Path, mark: str) -> Iterator[Callable[..., Launch]]
 
 
 def python(body: str) -> tuple[str, ...]:
-    return (
-        sys.executable,
-        "-c",
-        f"import json, os, sys, time\nrank = json.loads(os.environ['TF_CONFIG'])['task']['index']\n{body}",
-    )
+    rank = "rank = json.loads(os.environ['TF_CONFIG'])['task']['index']"
+    return sys.executable, "-c", f"import json, os, sys, time\n{rank}\n{body}"
 
 
 def member(body: str = "", absent: tuple[int, ...] = ()) -> tuple[str, ...]:

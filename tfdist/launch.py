@@ -4,6 +4,7 @@ On several hosts, run the same command on each, with --nodes, --coordinator, and
 --processes=MIN:MAX, goes on with fewer processes when one dies, and with more when there is room again.
 """
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -70,6 +71,7 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
     outcome = running.run(job, lambda rank: arguments, os.environ, interrupts=signals.received(), say=_say)
     if outcome.code:
         _say(f"{outcome.reason}." + (f" Its log: {outcome.log}" if outcome.log else ""))
+    command.flush(may_lose=True)  # the code is the job's, also where its output has found no room
     return outcome.code
 
 
@@ -88,7 +90,8 @@ def parse_processes(text: str) -> dict[str, int]:
 
 
 def _say(line: str) -> None:
-    print(f"tfdist.launch: {line}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the terminal may be closed, and there is a job to be seen to its end
+        print(f"tfdist.launch: {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

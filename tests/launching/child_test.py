@@ -7,7 +7,10 @@ import psutil
 import pytest
 
 from tfdist.errors import InputError
+from tfdist.launching import child as child_module
 from tfdist.launching.child import Child, Task
+
+pytestmark = pytest.mark.alone
 
 
 @pytest.fixture
@@ -83,3 +86,21 @@ def test_reaping_ends_what_the_process_left(start):
 def test_a_program_that_is_not_there_is_bad_input(start):
     with pytest.raises(InputError, match=r'Received: "no-such-program" \(No such file or directory\)'):
         start("no-such-program")
+
+
+def test_a_process_that_cannot_be_killed_is_left(start, monkeypatch, caplog):
+    """No signal reaches one that waits in the system for a disk."""
+    children = [start("sleep", "1000") for _ in range(3)]
+    began = time.monotonic()
+    with monkeypatch.context() as patched:
+        patched.setattr(child_module, "REAP_SECONDS", 0.5)
+        patched.setattr(os, "killpg", lambda group, number: None)
+        for one in children:
+            one.signal(signal.SIGKILL)
+        for one in children:
+            one.reap()
+    assert 0.4 < time.monotonic() - began < 1.2  # the time is the same for all
+    assert [one.code for one in children] == [137] * 3
+    assert len(caplog.messages) == 3 and "has not ended 0.5 s after SIGKILL" in caplog.messages[0]
+    for one in children:
+        assert pathlib.Path(f"/proc/{one.pid}").exists()

@@ -1,3 +1,5 @@
+import contextlib
+import errno
 import io
 import os
 
@@ -10,9 +12,13 @@ class Notebook(io.StringIO):
     """An output without bytes beneath it."""
 
 
-class Closed(io.StringIO):
+class Failing(io.StringIO):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
     def write(self, text):
-        raise BrokenPipeError
+        raise self.error
 
 
 def bytes_stream():
@@ -48,8 +54,20 @@ def test_a_stream_without_bytes_gets_text():
     assert stream.getvalue() == "café \ufffd\n"
 
 
-def test_a_screen_that_nobody_reads_says_so():
-    screen = Screen(Closed())
+@pytest.mark.parametrize("error", [BrokenPipeError(errno.EPIPE, ""), OSError(errno.EIO, "")])
+def test_a_screen_that_nobody_reads_says_so(error):
+    screen = Screen(Failing(error))
     screen.write(b"x")
     assert screen.gone
     screen.write(b"y")
+
+
+def test_what_finds_no_room_on_a_screen_is_lost():
+    with contextlib.suppress(OSError), open("/dev/full", "w") as stream:
+        screen = Screen(stream)
+        screen.write(b"x")
+        screen.write(b"y")
+        assert not screen.gone
+    screen = Screen(Failing(BlockingIOError(errno.EAGAIN, "")))
+    screen.write(b"x")
+    assert not screen.gone

@@ -1,52 +1,11 @@
 """What is decided, on a clock that only the test moves."""
 
-from collections.abc import Mapping
-
 import pytest
 
-from tfdist.launching.director import SETTLE_SECONDS, Director
-from tfdist.launching.job import Job
-from tfdist.launching.orders import Kind, Order, Report
+from tests.launching.play import KILLED, SEVERAL, Play, elastic
+from tfdist.launching.director import SETTLE_SECONDS
+from tfdist.launching.orders import Kind, Order
 from tfdist.launching.outcome import Outcome
-
-KILLED = Outcome(137, "rank 1 ended with code 137 (killed by SIGKILL)", 1)
-
-
-class Play:
-    """A director, its clock, its host list, and what it has said."""
-
-    def __init__(self, listed: Mapping[str, int] | None = None, names: tuple[str, ...] = ("a",), **fields):
-        self.now, self.listed, self.said = 0.0, listed, []
-        self.met: list[list[str]] = []
-        self.director = Director(Job(**fields), self.said.append, lambda: self.listed, lambda: self.now)
-        self.director.meet = self.meet
-        for name in names:
-            self.join(name)
-
-    def meet(self, names):
-        self.met.append(list(names))
-        return f"host:{len(self.met)}", "secret"
-
-    def join(self, name: str) -> None:
-        self.director.joined(name, [name])
-
-    def order(self, name: str = "a", after: float = 0.0) -> Order:
-        self.now += after
-        return self.director.order(name)
-
-    def runs(self, name: str = "a", after: float = 0.0) -> int:
-        """How many processes a launcher is to run; 0 for none."""
-        order = self.order(name, after)
-        assert order.kind in (Kind.RUN, Kind.WAIT), order
-        return order.processes
-
-    def report(self, name: str = "a", code: int = 0, **fields) -> None:
-        outcome = KILLED if code == 137 else Outcome(code, f"code {code}" if code else "")
-        self.director.reported(name, Report(outcome, **fields))
-
-
-def elastic(least: int = 2, most: int = 3, **fields) -> Play:
-    return Play(processes=most, min_processes=least, **fields)
 
 
 def test_a_job_runs_once_and_is_over():
@@ -103,8 +62,8 @@ def test_fewer_than_the_least_do_not_wait_for_a_slot_that_comes_back():
     """Nobody trains meanwhile, so it is tried at once, ever more slowly, as in a job of fixed size."""
     play = elastic(least=2, most=2, listed={"a": 2}, rejoin_seconds=60.0, restart_backoff_seconds=5.0)
     assert play.runs() == 2
-    for pause in (5.0, 10.0):
-        play.report(code=137, dead=1, step=7)
+    for pause, step in ((5.0, 7), (10.0, 9)):
+        play.report(code=137, dead=1, step=step)
         assert play.runs() == 0 and play.runs(after=pause - 0.1) == 0
         assert play.runs(after=0.2) == 2
         assert play.runs(after=0.2) == 2  # it is not stopped, though the slot still counts as out
@@ -167,6 +126,47 @@ def test_bad_input_ends_an_elastic_job():
     assert play.order().outcome.code == 2
 
 
+def test_bad_input_of_more_processes_than_have_trained_keeps_the_job_to_those_for_good():
+    """As of a batch that cannot be dealt to so many."""
+    play = elastic(least=1, most=4, listed={"a": 2}, max_restarts=0)
+    assert play.runs() == 2
+    play.listed = {"a": 3}
+    assert play.order().kind == Kind.STOP
+    play.report(code=75, step=20)
+    assert play.runs() == 3
+    play.report(code=2, dead=3)
+    assert play.runs() == 2
+    assert play.said[-2] == "code 2. 3 processes are too many: at most 2 from now on."
+    play.listed = {"a": 9}
+    assert play.runs(after=1e6) == 2
+    play.report(code=2, dead=2)
+    assert play.order().outcome.code == 2  # that is another matter
+
+
+@pytest.mark.parametrize("sizes", [(3,), (3, 2)])
+def test_bad_input_of_no_more_processes_than_have_trained_ends_the_job(sizes):
+    play = elastic(least=1, listed={"a": 3})
+    for size in sizes:
+        play.listed = {"a": size}
+        play.order(after=5.0)
+        play.report(code=75, step=20)
+        play.order()
+    assert play.runs(after=5.0) == sizes[-1]
+    play.report(code=2, dead=1)
+    assert play.order().outcome.code == 2
+
+
+def test_what_a_rank_forbids_to_start_again_ends_the_job_also_where_it_was_to_be_resized():
+    for resized in (False, True):
+        play = elastic(least=1, listed={"a": 3})
+        play.runs()
+        play.listed = {"a": 2 if resized else 3}
+        assert play.order().kind == (Kind.STOP if resized else Kind.RUN)
+        play.report(code=1, dead=3, step=7, final=True)
+        order = play.order()
+        assert (order.kind, order.outcome.code) == (Kind.OVER, 1) and "not tried again" in order.outcome.reason
+
+
 def test_when_all_have_failed_no_slot_is_taken_and_the_second_time_at_the_same_step_ends_it():
     play = elastic(restart_backoff_seconds=1.0)
     play.runs()
@@ -184,6 +184,25 @@ def test_deaths_that_strike_one_after_the_other_before_a_step_is_made_are_no_rep
         assert play.runs() == size
         play.report(code=137, dead=1, step=7)
     assert play.runs() == 1
+
+
+@pytest.mark.parametrize(
+    "sizes, fields",
+    [
+        ((2, 2), {"least": 2, "most": 2}),
+        ((3, 2, 3), {"least": 2, "most": 3}),  # the slots that are out are used, as one alone is too few
+        ((3, 3), {"least": 2, "most": 3, "listed": {"a": 9}}),
+        ((3, 3), {"least": 1, "most": 3, "rejoin_seconds": 0.0}),
+    ],
+)
+def test_a_signal_that_strikes_again_after_the_same_step_ends_a_job_that_does_not_go_on_smaller(sizes, fields):
+    play = elastic(**fields)
+    for size in sizes:
+        play.order()
+        assert play.runs(after=5.0) == size  # after the pause
+        play.report(code=137, dead=1, step=7)
+    reason = play.order().outcome.reason
+    assert "the second failure in a row after step 7, so it is not tried again" in reason
 
 
 def test_a_failure_of_a_rank_s_own_that_comes_again_after_the_same_step_ends_the_job():
@@ -235,140 +254,3 @@ def test_the_end_can_be_asked_for_while_nothing_runs():
     assert play.runs() == 0
     play.director.end(Outcome(143, "ended by SIGTERM"))
     assert play.order().outcome.code == 143
-
-
-SEVERAL = {"coordinator": "a:1", "hosts": "list", "names": ("a", "b"), "listed": {"a": 2, "b": 2}}
-
-
-def test_several_launchers_share_the_processes_in_the_order_in_which_they_came():
-    play = elastic(**SEVERAL)
-    assert play.runs("a") == 0 == play.runs("b")  # others may come
-    assert play.order("a", after=SETTLE_SECONDS) == Order(Kind.RUN, 0, 0, 2, 2, "host:1", "secret")
-    assert play.order("b") == Order(Kind.RUN, 0, 1, 2, 1, "host:1", "secret")
-    assert play.met == [["a", "b"]]
-
-
-def test_a_launcher_that_is_gone_is_not_waited_for_and_the_others_go_on():
-    play = elastic(**SEVERAL)
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
-    play.director.left("b", "is lost: no sign of life")
-    play.report("a", code=5)
-    assert play.runs("a") == 2  # at once
-    assert "b is lost: no sign of life." in play.said
-
-
-def test_a_launcher_that_comes_later_waits_and_joins_when_the_others_have_saved():
-    play = elastic(**SEVERAL | {"names": ("a",)})
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
-    play.join("b")
-    assert play.order("b").kind == Kind.WAIT and play.order("a").kind == Kind.RUN
-    assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
-    play.report("a", code=75)
-    assert (play.runs("a"), play.runs("b")) == (2, 1)
-
-
-def joined_by_another_program(**fields) -> Play:
-    """One launcher has trained; another one came, and with it all end by bad input."""
-    play = elastic(**SEVERAL | {"names": ("a",)} | fields)
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
-    play.join("b")
-    play.runs("a"), play.order("a", after=SETTLE_SECONDS)
-    play.report("a", code=75, step=10)
-    assert (play.runs("a"), play.runs("b")) == (2, 1)
-    play.report("a", code=2)
-    play.report("b", code=2, dead=1)
-    return play
-
-
-def test_a_launcher_that_brings_another_program_is_refused_and_the_others_go_on():
-    play = joined_by_another_program()
-    assert play.order("b") == Order(Kind.OVER, outcome=Outcome(2, "code 2"))
-    assert play.runs("a") == 2
-    assert "b does not fit the others, and is refused: code 2." in play.said
-
-
-def test_a_host_that_is_lost_again_and_again_stops_the_others_ever_more_rarely():
-    play = elastic(**SEVERAL, rejoin_seconds=60.0)
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
-    for pause, name in ((60.0, "b"), (120.0, "b again")):
-        play.director.lost(name, "is lost")
-        play.report("a", code=5)
-        assert play.runs("a") == 2
-        play.director.joined(f"{name} again", ["b"])
-        assert play.runs("a", after=pause - 1.0) == 2 and play.order(f"{name} again").kind == Kind.WAIT
-        play.order("a", after=2.0)
-        assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
-        play.report("a", code=75, step=9)
-        assert (play.runs("a"), play.runs(f"{name} again")) == (2, 1)
-
-
-def test_a_host_that_has_said_goodbye_may_come_again_at_once():
-    play = elastic(**SEVERAL, rejoin_seconds=60.0)
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
-    play.director.left("b", "has left the job")
-    play.report("a", code=5)
-    assert play.runs("a") == 2
-    play.join("b")
-    play.order("a")
-    assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
-
-
-def test_a_launcher_that_is_gone_before_it_is_refused_does_not_end_the_job_either():
-    play = elastic(**SEVERAL | {"names": ("a",)})
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
-    play.join("b")
-    play.runs("a"), play.order("a", after=SETTLE_SECONDS)
-    play.report("a", code=75, step=10)
-    assert (play.runs("a"), play.runs("b")) == (2, 1)
-    play.report("b", code=2, dead=1)
-    play.director.left("b", "has left the job")
-    play.report("a", code=2)
-    assert play.runs("a") == 2
-
-
-def test_the_death_of_one_host_s_process_is_not_another_host_s():
-    play = elastic(least=1, **SEVERAL, rejoin_seconds=60.0)
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
-    for left in (1, 0):
-        play.report("b", code=137, dead=1)
-        play.report("a", code=5)
-        assert (play.runs("a"), play.runs("b")) == (2, left)
-    play.listed = {"a": 2}
-    play.report("a", code=137, dead=1)
-    assert play.runs("a") == 1 and play.runs("a", after=59.0) == 1
-    play.order("a", after=2.0)
-    assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
-
-
-def test_if_it_comes_again_and_again_the_others_are_stopped_ever_more_rarely():
-    play = joined_by_another_program(rejoin_seconds=60.0)
-    assert play.runs("a") == 2
-    play.director.joined("b again", ["b"])
-    assert play.runs("a", after=50.0) == 2 and play.order("b again").kind == Kind.WAIT
-    play.order("a", after=20.0)
-    assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
-
-
-def test_bad_input_ends_a_job_of_several_launchers_that_has_never_trained():
-    play = elastic(**SEVERAL)
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
-    play.report("a", code=2)
-    play.report("b", code=2)
-    assert play.order("a").outcome.code == 2 == play.order("b").outcome.code
-
-
-def test_a_launcher_that_is_asked_to_end_leaves_and_the_job_goes_on():
-    play = elastic(**SEVERAL)
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
-    play.report("b", code=75, stopped=True)
-    play.report("a", code=75)
-    assert play.runs("a") == 2
-    assert play.order("b").kind == Kind.WAIT
-
-
-def test_the_cause_is_whose_end_is_no_consequence():
-    play = elastic(**SEVERAL)
-    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
-    play.report("a", code=5)
-    play.report("b", code=2, dead=1)
-    assert play.order("a").outcome.code == 2 == play.order("b").outcome.code

@@ -16,6 +16,8 @@ import pytest
 from tests.launching.toy import DEADLINE, Launched, die, launched
 from tfdist.testing import processes
 
+pytestmark = pytest.mark.alone
+
 FOREVER = 10**6
 
 
@@ -63,6 +65,17 @@ def test_hosts_that_are_added_and_removed_resize_the_job(launch, tmp_path) -> No
     assert begun == list(enumerate([0, *stopped]))  # no update is lost when nobody dies
 
 
+def test_a_job_keeps_to_its_size_if_more_are_refused(launch, tmp_path) -> None:
+    refuse = die("cluster.size == 3", "group.leave(2, 'too many'); sys.exit(2)")
+    one = launch(listed(tmp_path, "localhost:2"), fault=refuse, last="10 if restart == 2 else 10**6", size="1:3")
+    one.wait_for_ranks(2)
+    wait(lambda: (tmp_path / "saved").exists())
+    listed(tmp_path, "localhost:3")
+    assert one.end() == 0
+    assert sizes(one) == [2, 3, 2]
+    assert "3 processes are too many: at most 2 from now on." in one.output
+
+
 @pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(1)"])
 def test_the_others_go_on_without_one_that_dies(how: str, launch) -> None:
     one = launch(fault=die("rank == 1 and restart == 0 and step == 8", how))
@@ -71,6 +84,17 @@ def test_the_others_go_on_without_one_that_dies(how: str, launch) -> None:
     assert {(restart, step) for _, step, restart, _, _ in one.begun()} == {(0, 0), (1, 6)}
     assert re.search(r"rank 1 ended with code \d+ .* At once: restart 1 after step 7\.", one.said[1])
     assert one.said[2] == "tfdist.launch: Attempt 1: 2 processes."
+
+
+def test_the_others_go_on_without_one_that_is_silent(launch) -> None:
+    """A process that is stopped, or hangs, does not end; one of the others has a doubt, so that it is known in seconds."""
+    when = "restart == 0 and step == 8 and rank"
+    one = launch(
+        fault=f"if {when} == 0: group.lost(10)\n            {die(f'{when} == 1', 'os.kill(0, signal.SIGSTOP)')}"
+    )
+    assert one.end() == 0
+    assert sizes(one) == [3, 2]
+    assert "rank 1 is lost: no sign of life for 3 s" in one.said[1]
 
 
 def test_a_job_that_cannot_shrink_takes_another_process_at_once(launch) -> None:
@@ -188,6 +212,14 @@ def test_a_launcher_that_is_killed_is_done_without(launch, tmp_path) -> None:
     assert two.first.end() == 0
     assert two.ranks(2) == [0, 1, 2]
     assert "is lost" in two.first.output
+
+
+def test_a_process_of_another_host_that_says_goodbye_long_before_it_ends_takes_its_slot_along(launch, tmp_path) -> None:
+    fault = die("rank == 2", "group.leave(1, 'why'); time.sleep(1.5); os._exit(1)")
+    two = TwoHosts(launch, tmp_path, last="10**6 if restart < 2 else 10", fault=fault)
+    assert (two.first.end(), two.second.end()) == (0, 0)
+    assert two.ranks(2) == [0, 1] and len(two.second.begun()) == 1
+    assert "rank 2 ended with code 1 (failed): why. At once: restart 1" in two.first.output
 
 
 def test_the_end_of_the_coordinators_launcher_ends_the_others(launch, tmp_path) -> None:

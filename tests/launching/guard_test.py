@@ -5,8 +5,12 @@ import sys
 import time
 
 import psutil
+import pytest
 
+from tfdist.launching import reaper
 from tfdist.launching.guard import Guard
+
+pytestmark = pytest.mark.alone
 
 SLEEPERS = ["sh", "-c", "sleep 1000 & sleep 1000 & wait"]
 GUARDING = """
@@ -80,3 +84,27 @@ def test_a_launcher_that_ends_well_has_ended_its_own():
         for process in (child, other):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def test_a_guard_that_somebody_has_ended_is_named_once(caplog):
+    with Guard() as guard:
+        guard.add(123)
+        guard._process.kill()
+        guard._process.wait()
+        guard.add(124)
+        guard.forget(123)
+        guard.add_directory("/nowhere")
+    guard.forget(124)  # as a thread may that is late
+    assert len(caplog.messages) == 1 and "somebody has ended the process that guards this job's" in caplog.messages[0]
+
+
+def test_a_job_whose_guard_is_killed_ends_as_it_would_have(tmp_path):
+    command = [sys.executable, "-m", "tfdist.launch", "--log_dir=logs", "--", "sh", "-c", "echo ready; sleep 1"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout
+        launcher.stdout.readline()
+        [guard] = [one for one in psutil.Process(launcher.pid).children() if reaper.__file__ in one.cmdline()]
+        guard.kill()
+        said = launcher.communicate(timeout=10)[1]
+    assert launcher.returncode == 0, said
+    assert said.count("somebody has ended") == 1 and "Traceback" not in said

@@ -1,11 +1,17 @@
 import pathlib
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
+from tests.launching.guard_test import members
 from tfdist.errors import InputError
 from tfdist.launching import hosts
-from tfdist.launching.hosts import Hosts, is_named, parse, read
+from tfdist.launching.hosts import Hosts, Programs, is_named, parse, read
+
+pytestmark = pytest.mark.alone
 
 
 def test_lines_of_a_list():
@@ -29,8 +35,8 @@ def program(path: pathlib.Path, text: str) -> str:
 
 def test_a_program_is_run_and_a_file_is_read(tmp_path):
     (tmp_path / "file").write_text("node1:2\n")
-    assert read(str(tmp_path / "file")) == {"node1": 2}
-    assert read(program(tmp_path / "program", "echo node2:3")) == {"node2": 3}
+    assert read(str(tmp_path / "file"), Programs()) == {"node1": 2}
+    assert read(program(tmp_path / "program", "echo node2:3"), Programs()) == {"node2": 3}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +46,7 @@ def test_a_program_that_fails_is_named(tmp_path, monkeypatch, text, said):
     monkeypatch.setattr(hosts, "PROGRAM_SECONDS", 0.1 if "sleep" in text else 30.0)
     path = program(tmp_path / "program", text)
     with pytest.raises(InputError) as raised:
-        read(path)
+        read(path, Programs())
     assert str(raised.value) == f"--hosts must be a file, or a program, that lists hosts. Received: {path}: {said}."
 
 
@@ -86,16 +92,56 @@ def test_what_a_host_may_be_called():
 def test_a_list_of_nothing_is_none(tmp_path):
     (tmp_path / "file").write_text("# to be written\n")
     with pytest.raises(InputError, match="it names none"):
-        read(str(tmp_path / "file"))
+        read(str(tmp_path / "file"), Programs())
 
 
 def test_that_there_are_fewer_slots_is_believed_when_it_is_said_twice(tmp_path, monkeypatch):
     monkeypatch.setattr(hosts, "READ_SECONDS", 0.01)
     said = iter([{"a": 4}, {"a": 1}, {"a": 4}, {"a": 5}, {"a": 2}, {"a": 3}, {"a": 3}])
     seen = []
-    monkeypatch.setattr(hosts, "read", lambda path: next(said, {"a": 3}))
+    monkeypatch.setattr(hosts, "read", lambda *arguments: next(said, {"a": 3}))
     with Hosts("list") as followed:
         end = time.monotonic() + 10
         while followed.slots != {"a": 3} and time.monotonic() < end:
             seen += [followed.slots["a"]] if not seen or seen[-1] != followed.slots["a"] else []
     assert not {1, 2} & set(seen) and followed.slots == {"a": 3}
+
+
+# Answers once, and hangs from then on, together with what it has started.
+HANGING = """
+cd "$(dirname "$0")"
+if [ -e begun ]; then
+  sleep 1000 &
+  echo $$ >writing && mv writing hangs
+  wait
+fi
+touch begun
+echo localhost:1
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_program_that_hangs_ends_with_its_launcher(number, tmp_path):
+    hangs = tmp_path / "hangs"
+    command = [sys.executable, "-m", "tfdist.launch", "--processes=1:1", "--log_dir=logs", "--grace_seconds=1"]
+    command += [f"--hosts={program(tmp_path / 'program', HANGING)}", "--", "sleep", "1000"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as launcher:
+        try:
+            until(hangs.exists)
+            group = int(hangs.read_text())
+            until(lambda: len(members(group)) == 2)  # its shell and what that has started
+            launcher.send_signal(number)
+            said = launcher.communicate(timeout=10)[1]
+            until(lambda: not members(group), 2.0)
+        finally:
+            launcher.kill()
+            for process in members(int(hangs.read_text())) if hangs.exists() else []:
+                process.kill()
+    assert "--hosts" not in said  # that it was ended is no problem of the list's
+
+
+def test_after_the_end_no_program_begins(tmp_path):
+    programs = Programs()
+    programs.end()
+    with pytest.raises(InputError, match="the job is over"):
+        read(program(tmp_path / "program", "echo node1"), programs)

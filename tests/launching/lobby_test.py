@@ -17,7 +17,7 @@ from tfdist.launching.lobby import Lobby
 from tfdist.launching.orders import Kind, Report
 from tfdist.launching.outcome import Outcome
 
-pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("no_thread_is_left")]
 
 
 class Open:

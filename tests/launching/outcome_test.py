@@ -3,7 +3,8 @@ import dataclasses
 import pytest
 
 from tfdist.group import Loss
-from tfdist.launching.outcome import SUCCESS, root_cause
+from tfdist.group.contract import NO_GOODBYE, silence
+from tfdist.launching.outcome import SUCCESS, Outcome, root_cause
 
 
 @dataclasses.dataclass
@@ -55,3 +56,35 @@ def test_a_silent_end_with_code_0_is_no_failure():
 
 def test_in_words():
     assert root_cause([Ended(2, 137)]).reason == "rank 2 ended with code 137 (killed by SIGKILL)"
+
+
+SILENT = Loss(1, silence(20.0))
+
+
+@pytest.mark.parametrize(
+    "ends, loss",
+    [
+        ([Ended(0, 5), Ended(1, None), Ended(2, 5)], SILENT),
+        ([Ended(0, 1), Ended(1, None)], SILENT),  # what an engine makes of it
+        ([Ended(0, None), Ended(1, None)], SILENT),  # the others may hang with it
+        ([Ended(0, 5), Ended(1, None)], Loss(1, NO_GOODBYE)),
+        ([Ended(0, 5)], Loss(1, NO_GOODBYE)),  # another node's
+        ([Ended(0, None)], SILENT),
+    ],
+)
+def test_who_is_silent_and_still_runs_is_the_cause(ends, loss):
+    assert root_cause(ends, loss) == Outcome(5, str(loss), 1)
+
+
+@pytest.mark.parametrize(
+    "ends, loss, cause",
+    [
+        ([Ended(0, 5, 1.0), Ended(1, 137, 2.0)], SILENT, 1),  # its own end says more
+        ([Ended(0, 5, 1.0), Ended(1, 137, 2.0, signalled=True)], SILENT, 0),  # the launcher's own doing
+        ([Ended(0, 1)], SILENT, 0),  # another node's is not to blame for all that happens here
+        ([Ended(0, None), Ended(1, None)], Loss(1, NO_GOODBYE), None),  # it may end well
+        ([Ended(0, None)], Loss(1, NO_GOODBYE), None),
+    ],
+)
+def test_whoever_has_ended_or_is_not_missed_is_not(ends, loss, cause):
+    assert root_cause(ends, loss).rank == cause

@@ -13,6 +13,8 @@ import pytest
 from tests.launching.toy import DEADLINE, Launched, die, launched
 from tfdist.testing import processes
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def launch(tmp_path: pathlib.Path) -> Iterator[Callable[..., Launched]]:
@@ -55,6 +57,16 @@ def test_what_would_come_again_is_not_tried_again(code: int, launch) -> None:
     one = launch("--max_restarts=2", fault=die("rank == 1 and step == 8", f"group.leave({code}); sys.exit({code})"))
     assert one.end() == code
     assert len(one.begun()) == 2 and "restart" not in one.said[-1]
+
+
+@pytest.mark.parametrize("size", ["2", "1:2"])
+def test_nor_is_what_a_rank_forbids_to_start_again(size: str, launch) -> None:
+    """As replicas that have drifted do: a checkpoint may hold the drift."""
+    forbid = "from tfdist import step_note; step_note.forbid_restart(); sys.exit(1)"
+    one = launch("--max_restarts=2", fault=die("rank == 1 and step == 8", forbid), size=size)
+    assert one.end() == 1
+    assert len(one.begun()) == 2
+    assert "rank 1 ended with code 1 (failed)" in one.said[-1] and "it is not tried again" in one.said[-1]
 
 
 def test_a_signal_to_one_rank_ends_all_with_75(launch) -> None:

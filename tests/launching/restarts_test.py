@@ -49,3 +49,10 @@ def test_a_process_that_is_ended_by_sigterm_was_preempted():
 def test_preemptions_have_a_budget_of_their_own_and_part_failures():
     restarts = Restarts(Job(max_restarts=2, max_preemptions=1))
     assert waits(restarts, (1, 7), (75, 7), (1, 7), (75, 9)) == [1, 1, 2, None]
+
+
+def test_what_a_rank_forbids_is_not_tried_again():
+    restarts = Restarts(Job(max_restarts=9, max_preemptions=9))
+    for code in (1, 75, 137):
+        assert restarts.decide(Outcome(code), 7, final=True).wait is None
+    assert "it is not tried again" in restarts.decide(Outcome(1), 7, final=True).reason

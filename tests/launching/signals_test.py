@@ -3,8 +3,12 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from tfdist.launching import signals
 from tfdist.launching.signals import received
+
+pytestmark = pytest.mark.alone
 
 SAYS = "import signal; print(signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN, signal.getsignal(signal.SIGTERM))"
 
@@ -18,6 +22,18 @@ def test_signals_are_collected_in_their_order_and_do_what_they_did_afterwards(mo
             os.kill(os.getpid(), number)
         assert arrived == [signal.SIGTERM, signal.SIGHUP]
     assert signal.getsignal(signal.SIGTERM) == before and signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+
+
+def test_under_nohup_a_launcher_outlives_its_terminal():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with received() as arrived:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert arrived == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_whoever_has_only_just_been_started_does_not_end_by_being_asked_where_it_is():

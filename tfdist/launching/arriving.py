@@ -10,6 +10,7 @@ from tfdist.group.addresses import listen, split_address
 from tfdist.launching import nodes
 from tfdist.launching.desks import Desk, FixedNodes, Own
 from tfdist.launching.director import Director
+from tfdist.launching.guard import Guard
 from tfdist.launching.guest import Guest
 from tfdist.launching.hosts import LOOPBACK_NAMES, Hosts, is_named, own_names
 from tfdist.launching.job import Job
@@ -18,12 +19,13 @@ from tfdist.launching.orders import launched_now
 
 
 @contextlib.contextmanager
-def opened(job: Job, environment: Mapping[str, str], say: Callable[[str], object]) -> Iterator[Desk]:
+def opened(job: Job, environment: Mapping[str, str], guard: Guard, say: Callable[[str], object]) -> Iterator[Desk]:
     """The desk of this launcher.
 
     Args:
       job: what is to be launched.
       environment: has the token of jobs on several hosts.
+      guard: ends what is left of a program of `--hosts` if this process is killed.
       say: told what becomes of the job.
 
     Raises:
@@ -38,7 +40,7 @@ def opened(job: Job, environment: Mapping[str, str], say: Callable[[str], object
         if job.is_elastic and job.coordinator and listener is None:
             yield stack.enter_context(Guest(job, nodes.token(job.coordinator, environment)))
             return
-        hosts = stack.enter_context(Hosts(job.hosts)) if job.hosts else None
+        hosts = stack.enter_context(Hosts(job.hosts, guard)) if job.hosts else None
         director = Director(job, say, listed=lambda: hosts.slots if hosts else None, launched=launched_now())
         own = Own(job, director)  # before any guest: it is the job's
         if listener:

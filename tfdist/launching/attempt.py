@@ -16,14 +16,14 @@ from tfdist.group import Group, Server
 from tfdist.group.addresses import join_address, listen, split_address
 from tfdist.group.contract import name_ranks
 from tfdist.group.joining import ADDRESS_VARIABLE, TOKEN_VARIABLE
-from tfdist.launching import nodes
+from tfdist.launching import deaths, nodes
 from tfdist.launching.child import Child, Task
 from tfdist.launching.console import Channel, Screen
 from tfdist.launching.desks import Desk
 from tfdist.launching.engines import ENGINES
 from tfdist.launching.guard import Guard
 from tfdist.launching.job import Job
-from tfdist.launching.logs import open_log
+from tfdist.launching.logs import Log
 from tfdist.launching.orders import Kind, Order, Report
 from tfdist.launching.outcome import Outcome
 from tfdist.launching.placement import Placement, arrange
@@ -33,8 +33,6 @@ from tfdist.launching.supervision import Stop, Supervisor, Watched
 Ask = Callable[[], Stop | None]
 RESTART_VARIABLE = "TFDIST_RESTART"  # how many times the job was started before
 LAUNCHED_VARIABLE = "TFDIST_LAUNCHED"  # when the job was started first: the name of what it writes
-# Ends that are no process's own death: done, preempted, a lost peer; and a stall, which ends all.
-_NO_DEATH = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.STALLED)
 _OURS = (ADDRESS_VARIABLE, TOKEN_VARIABLE, RESTART_VARIABLE, step_note.VARIABLE, "TFDIST_COORDINATOR")
 
 
@@ -93,9 +91,10 @@ def attempt(host: Host, desk: Desk, order: Order, is_first: bool) -> Report:
         supervised = _supervise(host, tasks, watched, stack, order.attempt)
     outcome = supervised.outcome
     log = next((task.log for task in tasks if task.rank == outcome.rank), None)
-    steps = [step_note.read(_note(host.notes, task.rank)) for task in tasks] if host.notes else []
-    step = max((step for step in steps if step is not None), default=None)
-    return supervised._replace(outcome=dataclasses.replace(outcome, log=log), step=step)
+    notes = [_note(host.notes, task.rank) for task in tasks] if host.notes else []
+    step = max((step for step in map(step_note.read, notes) if step is not None), default=None)
+    final = any(map(step_note.forbids_restart, notes))
+    return supervised._replace(outcome=dataclasses.replace(outcome, log=log), step=step, final=final)
 
 
 @contextlib.contextmanager
@@ -139,10 +138,10 @@ def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: conte
     channels: list[Channel] = []
     try:
         for task in tasks:
-            log = stack.enter_context(open_log(task.log, number))
+            log = stack.enter_context(Log(task.log, number))
             child = Child(task)
-            host.guard.add(child.pid)
             children.append(child)
+            host.guard.add(child.pid)
             channels += [
                 Channel(child.rank, child.out, screens[0], log),
                 Channel(child.rank, child.err, screens[1], log),
@@ -151,21 +150,14 @@ def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: conte
         for child in children:
             child.reap()
         raise
-    stops = [*watched.stops, lambda: _unread(screens), lambda: asked(host)]
+    stops = [*watched.stops, lambda: asked(host), lambda: _unread(host, screens)]
     supervisor = Supervisor(children, channels, watched._replace(stops=stops, hurry=lambda: len(host.arrived) > 1))
     try:
         outcome = supervisor.run()
-        return Report(outcome, supervisor.stopped or bool(host.arrived), _dead(children, outcome))
+        return Report(outcome, supervisor.stopped or bool(host.arrived), deaths.own(children, outcome))
     finally:
         for child in children:
             host.guard.forget(child.pid)
-
-
-def _dead(children: Sequence[Child], outcome: Outcome) -> int:
-    """How many have ended by a failure of their own; the cause may have said goodbye before, and be signalled then."""
-    causes = {outcome.rank} if outcome.code not in _NO_DEATH else set()
-    failed = {child.rank for child in children if not child.signalled and child.code not in _NO_DEATH}
-    return len(failed | (causes & {child.rank for child in children}))
 
 
 def asked(host: Host) -> Stop | None:
@@ -177,9 +169,11 @@ def asked(host: Host) -> Stop | None:
     return Stop(outcome, host.job.grace_seconds, asked=True)
 
 
-def _unread(screens: Sequence[Screen]) -> Stop | None:
+def _unread(host: Host, screens: Sequence[Screen]) -> Stop | None:
     if any(screen.gone for screen in screens):
-        return Stop(Outcome(endings.SIGNALLED + signal.SIGPIPE, "nobody reads the output any more"))
+        return Stop(
+            Outcome(endings.SIGNALLED + signal.SIGPIPE, "nobody reads the output any more"), host.job.grace_seconds
+        )
     return None
 
 

@@ -1,6 +1,7 @@
 """One process of a job, in a session of its own."""
 
 import contextlib
+import logging
 import os
 import pathlib
 import signal
@@ -11,6 +12,10 @@ from typing import IO, NamedTuple
 
 from tfdist.endings import SIGNALLED
 from tfdist.errors import InputError
+
+REAP_SECONDS = 30.0  # from the first SIGKILL on; the system ends most within a few milliseconds
+
+_log = logging.getLogger("tfdist.launch")
 
 
 class Task(NamedTuple):
@@ -66,6 +71,7 @@ class Child:
         self.code: int | None = None
         self.ended = 0.0
         self.signalled = False
+        self._killed: float | None = None  # when
 
     def poll(self) -> bool:
         """Returns whether the process has ended."""
@@ -81,10 +87,26 @@ class Child:
         """Sends a signal to the process and all others of its group."""
         if not self.poll():
             self.signalled = True
+        if number == signal.SIGKILL and self._killed is None:
+            self._killed = time.monotonic()
         with contextlib.suppress(ProcessLookupError, PermissionError):  # what some systems say of a zombie
             os.killpg(self.pid, number)
 
     def reap(self) -> None:
-        """Ends whatever is left of the group, and gives the process's number back."""
+        """Ends whatever is left of the group, and gives the process's number back.
+
+        One that even SIGKILL does not end, as it waits in the system for a disk or a device, is left, and counts as killed.
+        """
         self.signal(signal.SIGKILL)
-        self._process.wait()
+        assert self._killed is not None
+        try:
+            self._process.wait(max(0.0, self._killed + REAP_SECONDS - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.ended, self.code = time.monotonic(), SIGNALLED + signal.SIGKILL
+            _log.warning(
+                "tfdist.launch: rank %d is left: its process, %d, has not ended %g s after SIGKILL. It waits for the system, "
+                "as for a file server that does not answer.",
+                self.rank,
+                self.pid,
+                REAP_SECONDS,
+            )

@@ -1,18 +1,23 @@
 """What the ranks write: to the launcher's own output, line by line and each behind its rank, and raw to their logs."""
 
+import errno
 import os
 from typing import IO, BinaryIO, TextIO
 
 from tfdist.launching.lines import Lines
+from tfdist.launching.logs import Log
 
 _CHUNK = 1 << 16
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN)
 
 
 class Screen:
     """A stream that takes whole lines.
 
     Attributes:
-      gone: whether nobody reads it any more, as behind `| head`.
+      gone: whether nobody reads it any more, as behind `| head`, or on a terminal that is closed.
+
+    What finds no room, as in a file on a full disk, is lost.
     """
 
     def __init__(self, stream: TextIO):
@@ -33,15 +38,15 @@ class Screen:
             else:
                 self._stream.write(line.decode(errors="replace") + "\n")
                 self._stream.flush()
-        except BrokenPipeError:
-            self.gone = True
+        except OSError as error:  # of a terminal that is closed EIO: whoever still has to save must not end of it
+            self.gone = error.errno not in _NO_ROOM
 
 
 class Channel:
     """One output of one rank: from its pipe to a screen and into its log."""
 
-    def __init__(self, rank: int, pipe: IO[bytes], screen: Screen, log: IO[bytes]):
-        """Args: pipe: the end to read, which is taken over; log: unbuffered."""
+    def __init__(self, rank: int, pipe: IO[bytes], screen: Screen, log: Log):
+        """Args: pipe: the end to read, which is taken over; log: gets it as it is."""
         self._prefix = f"[{rank}] ".encode()
         self._pipe, self._screen, self._log = pipe, screen, log
         self._lines = Lines()

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tfdist import endings
 from tfdist.errors import ExitCode
+from tfdist.launching import deaths
 from tfdist.launching.hosts import is_named
 from tfdist.launching.job import Job
 from tfdist.launching.orders import Kind, Order, Report
-from tfdist.launching.outcome import SUCCESS, Outcome
-from tfdist.launching.restarts import FINAL, Restarts
+from tfdist.launching.outcome import Outcome
+from tfdist.launching.restarts import FINAL, PREEMPTIONS, Restarts
 from tfdist.launching.slots import Slots
+from tfdist.launching.trial import Trial, loss_of
 
 SETTLE_SECONDS = 2.0  # for more launchers to come, before a job on several hosts begins, or grows
 
@@ -35,18 +37,6 @@ class _Member:
     slots: Slots
 
 
-@dataclasses.dataclass
-class _Attempt:
-    """One that runs."""
-
-    number: int
-    processes: dict[str, int]  # by launcher
-    address: str
-    token: str
-    reports: dict[str, Report] = dataclasses.field(default_factory=dict)
-    stops: Outcome | None = None  # why it was told to stop
-
-
 class Director:
     """Decides for all launchers of a job; each asks it for orders, and reports.
 
@@ -60,7 +50,8 @@ class Director:
     slots for, up to `processes`: with fewer than `min_processes` it waits. When a process dies, its slot is out for a
     while (see `Slots`), and those that are there go on; when slots come or go, all are stopped so that they save, and
     start again. What an attempt leaves of the job is the checkpoints' affair. A launcher that comes later, and with which the
-    processes end by bad input, as its program is another one, is refused, and the others go on.
+    processes end by bad input, as its program is another one, is refused, and the others go on; a number of processes that ends
+    so, where fewer have trained, is not tried again.
     """
 
     def __init__(
@@ -89,10 +80,12 @@ class Director:
         self._members: dict[str, _Member] = {}  # in the order in which they came
         self._first = ""
         self._fit: set[str] = set()  # the launchers whose processes have trained
+        self._trained = 0  # the largest number of processes that have
+        self._most = job.processes
         self._refused: dict[str, Outcome] = {}
         self._known: dict[tuple[str, ...], Slots] = {}  # of hosts that were lost or refused, for when they come again
         self._lines: tuple[object, dict[str, int]] = (None, {})  # the last answer of `_offered`, which is asked often
-        self._attempt: _Attempt | None = None
+        self._attempt: Trial | None = None
         self._number = 0  # of the next attempt
         self._not_before = 0.0
         self._short_since: float | None = None
@@ -146,7 +139,7 @@ class Director:
             over = self._refused.get(name) or (None if attempt else self._over)
             return Order(Kind.OVER, outcome=over) if over else Order(Kind.WAIT)
 
-    def _order_in(self, attempt: _Attempt, name: str) -> Order:
+    def _order_in(self, attempt: Trial, name: str) -> Order:
         if attempt.stops:
             return Order(Kind.STOP, attempt.number, outcome=attempt.stops)
         names = list(attempt.processes)
@@ -171,13 +164,13 @@ class Director:
         elif not self._over and now >= self._not_before:
             self._begin(self._plan(free) or self._plan(self._needed()), now)
 
-    def _stop(self, attempt: _Attempt, free: Mapping[str, int], now: float) -> None:
+    def _stop(self, attempt: Trial, free: Mapping[str, int], now: float) -> None:
         """Tells an attempt to stop, once, if it has to."""
         if attempt.stops:
             return
         lost = [name for name in attempt.processes if name not in self._members and name not in attempt.reports]
         if lost:  # whoever talks to its processes waits in vain
-            attempt.stops = _lost(lost)
+            attempt.stops = loss_of(lost)
         elif self._over:
             attempt.stops = self._over
         elif self._is_other(attempt.processes, free, now):
@@ -213,7 +206,7 @@ class Director:
 
     def _plan(self, free: Mapping[str, int]) -> dict[str, int]:
         """Who would run how many; empty if that is too few."""
-        plan, left = {}, self._job.processes
+        plan, left = {}, self._most
         for name, count in free.items():
             if count and left:
                 plan[name] = min(count, left)
@@ -245,7 +238,7 @@ class Director:
         address, token = self.meet(list(plan)) if len(plan) > 1 else ("", "")
         if self._job.is_elastic and self._number:
             self._say(f"Attempt {self._number}: {sum(plan.values())} processes.")
-        self._attempt = _Attempt(self._number, plan, address, token)
+        self._attempt = Trial(self._number, plan, address, token)
         self._number += 1
 
     def _wait_for_more(self, now: float) -> None:
@@ -264,7 +257,7 @@ class Director:
         """All launchers of the attempt have said how it ended, or are gone."""
         attempt, self._attempt = self._attempt, None
         assert attempt
-        cause = self._cause(attempt)
+        cause = attempt.cause()
         leave = [name for name, report in attempt.reports.items() if report.stopped]
         if cause.code == ExitCode.DONE or self._over or self._first in leave:
             done = cause.code in (ExitCode.DONE, ExitCode.PREEMPTED)
@@ -272,20 +265,34 @@ class Director:
             return
         for name in leave:
             self.left(name, "was asked to end, and has left the job")
-        if cause.code != ExitCode.BAD_INPUT and _last_step(attempt) is not None:
+        if cause.code != ExitCode.BAD_INPUT and attempt.step is not None:
             self._fit.update(attempt.processes)
+            self._trained = max(self._trained, attempt.size)
         if misfits := self._misfits(attempt, cause):
             self._refuse(misfits, cause, now)
-        elif (attempt.stops == _RESIZED or leave) and cause.code not in FINAL:
+        elif cause.code == ExitCode.BAD_INPUT and 0 < self._trained < attempt.size:
+            self._keep_to(self._trained, attempt, cause)
+        elif (attempt.stops == _RESIZED or leave) and cause.code not in FINAL and not attempt.is_final:
             self._restarts.resized()
         else:
             self._after(attempt, cause, now)
 
-    def _misfits(self, attempt: _Attempt, cause: Outcome) -> list[str]:
+    def _keep_to(self, size: int, attempt: Trial, cause: Outcome) -> None:
+        """The job has grown to a size that its flags do not allow: its batch cannot be dealt to so many, say."""
+        self._most = size
+        self._restarts.resized()
+        self._say(f"{cause.reason}.{_log_of(cause)} {attempt.size} processes are too many: at most {size} from now on.")
+
+    def _misfits(self, attempt: Trial, cause: Outcome) -> list[str]:
         """The launchers that came last, where others have trained before, and with them nothing begins."""
-        if cause.code != ExitCode.BAD_INPUT or self._fit.isdisjoint(attempt.processes):
+        strangers = self._strangers(attempt) if cause.code == ExitCode.BAD_INPUT else []
+        return [name for name in strangers if name != self._first]
+
+    def _strangers(self, attempt: Trial) -> list[str]:
+        """The launchers whose processes have never trained, where others have."""
+        if self._fit.isdisjoint(attempt.processes):
             return []
-        return [name for name in attempt.processes if name not in self._fit and name != self._first]
+        return [name for name in attempt.processes if name not in self._fit]
 
     def _refuse(self, misfits: Sequence[str], cause: Outcome, now: float) -> None:
         for name in misfits:  # some may be gone already
@@ -295,47 +302,53 @@ class Director:
         if not self._plan(self._free(now)):  # and nobody trains until somebody else comes
             self._not_before = now + self._job.restart_backoff_seconds
 
-    def _cause(self, attempt: _Attempt) -> Outcome:
-        """Of the launchers' outcomes the one that is no consequence of another's."""
-        outcomes = [report.outcome for report in attempt.reports.values()]
-        lost = [name for name in attempt.processes if name not in attempt.reports]
-        if lost:
-            outcomes.append(_lost(lost))
-        order = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST)  # of what says less than any other code
-        return max(outcomes, key=lambda o: order.index(o.code) if o.code in order else len(order), default=SUCCESS)
-
-    def _after(self, attempt: _Attempt, cause: Outcome, now: float) -> None:
+    def _after(self, attempt: Trial, cause: Outcome, now: float) -> None:
         """Tries again, or not, what has failed, or was preempted by somebody else."""
-        shrinks = self._shrinks(attempt, now)
-        # Signals and lost hosts that strike one after the other, before a step is made, are no failure that repeats.
-        independent = shrinks and (cause.code > endings.SIGNALLED or cause.code == ExitCode.PEER_LOST)
-        decision = self._restarts.decide(cause, _last_step(attempt), may_repeat=not independent)
+        shrinks = self._shrinks(attempt, cause, now)
+        plan = self._plan(self._free(now)) if shrinks else {}
+        independent = self._is_smaller(plan, attempt) and (
+            cause.code > endings.SIGNALLED or cause.code == ExitCode.PEER_LOST
+        )
+        decision = self._restarts.decide(cause, attempt.step, may_repeat=not independent, final=attempt.is_final)
         if decision.wait is None:
             reason = "; ".join(filter(None, (cause.reason, decision.reason)))
             self._over = dataclasses.replace(cause, reason=reason)
             return
-        wait = 0.0 if shrinks and self._plan(self._free(now)) else decision.wait
-        log = f" Its log: {cause.log}." if cause.log else ""
+        wait = 0.0 if plan else decision.wait
         when = f"In {wait:g} s" if wait else "At once"
-        self._say(f"{cause.reason}.{log} {when}: {decision.reason}.")
+        self._say(f"{cause.reason}.{_log_of(cause)} {when}: {decision.reason}.")
         self._not_before = now + wait
 
-    def _shrinks(self, attempt: _Attempt, now: float) -> bool:
-        """Takes the slots of those that died; where all have died, it is nobody's own failure, and none is taken."""
-        dead = {name: report.dead for name, report in attempt.reports.items()}
-        total = sum(attempt.processes.values())
-        if not self._job.is_elastic or sum(dead.values()) == total:
+    def _is_smaller(self, plan: Mapping[str, int], attempt: Trial) -> bool:
+        """Whether the job goes on with fewer processes, or without a host that is lost.
+
+        Then signals that strike one after the other, before a step is made, are no failure that repeats. With as many as before
+        they are: whatever kills them, it comes again.
+        """
+        is_lost = len(attempt.reports) < len(attempt.processes)
+        return bool(plan) and (is_lost or sum(plan.values()) < attempt.size)
+
+    def _shrinks(self, attempt: Trial, cause: Outcome, now: float) -> bool:
+        """Takes the slots of those that died; where all have died, it is nobody's own failure, and none is taken.
+
+        Where nothing has begun, those that have never trained lose all of theirs: a host that hangs as it starts, or that the
+        others do not reach, must not stop them each time.
+        """
+        if not self._job.is_elastic:
             return False
+        dead = deaths.by_launcher(attempt.processes, attempt.reports)
+        if sum(dead.values()) == attempt.size:
+            dead = {}
+        if attempt.step is None and cause.code not in PREEMPTIONS:
+            strangers = [name for name in self._strangers(attempt) if name in self._members]
+            dead |= {name: self._members[name].slots.offered for name in strangers}
+            if strangers:
+                self._say(f"Nothing has begun with {', '.join(strangers)}: the others do without for a while.")
         for name, count in dead.items():
             if name in self._members:
                 self._members[name].slots.died(count, now)
         return any(dead.values()) or len(attempt.reports) < len(attempt.processes)
 
 
-def _lost(names: Sequence[str]) -> Outcome:
-    return Outcome(ExitCode.PEER_LOST, f"{', '.join(names)} is lost")
-
-
-def _last_step(attempt: _Attempt) -> int | None:
-    steps = [report.step for report in attempt.reports.values() if report.step is not None]
-    return max(steps, default=None)
+def _log_of(cause: Outcome) -> str:
+    return f" Its log: {cause.log}." if cause.log else ""

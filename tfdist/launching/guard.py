@@ -1,6 +1,7 @@
 """Keeps a launcher from leaving orphans, even if it is killed by SIGKILL."""
 
 import contextlib
+import logging
 import signal
 import subprocess
 import sys
@@ -10,12 +11,15 @@ from typing import IO
 from tfdist.launching import reaper
 from tfdist.launching.signals import ENDING
 
+_log = logging.getLogger("tfdist.launch")
+
 
 class Guard:
     """A small process that outlives the launcher just long enough to end what it started.
 
     It is a fresh interpreter and no fork, so that a notebook with threads can have one, and in a session of its own, so
-    that a terminal's signals pass it by. Processes that leave their group, as daemons do, are out of its reach.
+    that a terminal's signals pass it by. Processes that leave their group, as daemons do, are out of its reach. When
+    somebody has ended it, the job goes on unguarded.
     """
 
     def __enter__(self) -> "Guard":
@@ -33,6 +37,7 @@ class Guard:
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._is_there = True
         return self
 
     def add(self, group: int) -> None:
@@ -48,8 +53,8 @@ class Guard:
         self._tell(f"-{group}\n")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        with contextlib.suppress(BrokenPipeError):  # somebody ended it
-            self._tell("done\n")
+        self._tell("done\n")
+        with contextlib.suppress(BrokenPipeError):  # what it was not there to read
             self._input.close()
         self._process.wait()
 
@@ -59,5 +64,14 @@ class Guard:
         return self._process.stdin
 
     def _tell(self, line: str) -> None:
-        self._input.write(line.encode())
-        self._input.flush()
+        if not self._is_there or self._input.closed:  # a thread of the launcher's may still talk at its end
+            return
+        try:
+            self._input.write(line.encode())
+            self._input.flush()
+        except BrokenPipeError:
+            self._is_there = False
+            _log.warning(
+                "tfdist.launch: somebody has ended the process that guards this job's: if this launcher is killed now, they "
+                "are left behind."
+            )

@@ -1,7 +1,6 @@
 """A launcher that has come to the lobby of an elastic job, and does as it is told there."""
 
 import contextlib
-import os
 import socket
 import threading
 import time
@@ -40,7 +39,6 @@ class Guest(Desk):
         """
         self._job, self.everyone = job, LocalGroup()
         hello = {"type": "hello", "version": VERSION, "token": token, "places": own_names()}
-        hello |= {"host": socket.gethostname(), "pid": os.getpid()}
         call = dial(job.coordinator, hello, LIMIT, job.start_timeout_seconds, "the coordinator's launcher")
         self._sock, self._lines = call.sock, call.lines
         self.host = own_host(job.coordinator, serves=False)

@@ -9,12 +9,13 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 
 import psutil
 
 from tfdist.errors import InputError
+from tfdist.launching.guard import Guard
 
 READ_SECONDS = 1.0  # from one reading to the next
 PROGRAM_SECONDS = 30.0  # that a program may take
@@ -49,15 +50,81 @@ def parse(text: str, source: str) -> dict[str, int]:
     return slots
 
 
-def read(path: str) -> dict[str, int]:
+class Programs:
+    """Runs programs, one at a time; another thread may end the one that runs, and then no other begins."""
+
+    def __init__(self, guard: Guard | None = None):
+        """Args: guard: ends a program that runs if this process is killed."""
+        self._guard = guard
+        self._lock = threading.Lock()
+        self._running: subprocess.Popen[bytes] | None = None
+        self._ended = False
+
+    def printed(self, path: str) -> str:
+        """What a program prints; it is ended, with all that it has started, when its time is over."""
+        with self._begun(path) as program:
+            out, err = program.communicate(timeout=PROGRAM_SECONDS)
+        if program.returncode:
+            raise subprocess.CalledProcessError(program.returncode, path, out, err)
+        return out.decode(errors="replace")
+
+    def end(self) -> None:
+        """Ends the program that runs, if one does, with all that it has started."""
+        with self._lock:
+            self._ended = True
+            if self._running and self._running.returncode is None:
+                _kill(self._running)
+
+    @contextlib.contextmanager
+    def _begun(self, path: str) -> Iterator[subprocess.Popen[bytes]]:
+        program = self._begin(path)
+        try:
+            with program:
+                try:
+                    yield program
+                except BaseException:
+                    _kill(program)
+                    raise
+        finally:
+            with self._lock:
+                self._running = None
+            if self._guard:
+                self._guard.forget(program.pid)
+
+    def _begin(self, path: str) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._ended:
+                raise OSError("the job is over")
+            self._running = program = subprocess.Popen(
+                [os.path.abspath(path)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+            if self._guard:
+                self._guard.add(program.pid)
+            return program
+
+
+def _kill(program: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGKILL)
+
+
+def read(path: str, programs: Programs) -> dict[str, int]:
     """Reads a file, or what a file that is executable prints.
+
+    Args:
+      path: the file.
+      programs: runs it.
 
     Raises:
       InputError: it cannot be read, fails, or says something else.
     """
     try:
         if os.access(path, os.X_OK) and os.path.isfile(path):
-            text, source = _printed(path), f"what {path} prints"
+            text, source = programs.printed(path), f"what {path} prints"
         else:
             with open(path, encoding="utf-8") as file:
                 text, source = file.read(), path
@@ -74,26 +141,6 @@ def read(path: str) -> dict[str, int]:
     raise InputError(f"--hosts must be a file, or a program, that lists hosts. Received: {path}: {problem}.")
 
 
-def _printed(path: str) -> str:
-    """What a program prints; it is ended, with all that it has started, when its time is over."""
-    with subprocess.Popen(
-        [os.path.abspath(path)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as program:
-        try:
-            out, err = program.communicate(timeout=PROGRAM_SECONDS)
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(program.pid, signal.SIGKILL)
-            raise
-    if program.returncode:
-        raise subprocess.CalledProcessError(program.returncode, path, out, err)
-    return out.decode(errors="replace")
-
-
 class Hosts:
     """What `--hosts` says now; read again in a thread, as a program may take its time. A context manager.
 
@@ -101,14 +148,18 @@ class Hosts:
     read twice: a file may be half written.
     """
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, guard: Guard | None = None):
         """Reads it for the first time.
+
+        Args:
+          path: of the file, or the program.
+          guard: see `Programs`.
 
         Raises:
           InputError: see `read`.
         """
-        self._path = path
-        self._slots = read(path)
+        self._path, self._programs = path, Programs(guard)
+        self._slots = read(path, self._programs)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="hosts", daemon=True)
 
@@ -123,18 +174,19 @@ class Hosts:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._ended.set()
-        self._thread.join(READ_SECONDS)  # a program may take longer, and ends with this process
+        self._programs.end()
+        self._thread.join(READ_SECONDS)
 
     def _follow(self) -> None:
         problem, last = "", self._slots
         while not self._ended.wait(READ_SECONDS):
             try:
-                now, problem = read(self._path), ""
+                now, problem = read(self._path, self._programs), ""
                 if now == last or sum(now.values()) >= sum(self._slots.values()):
                     self._slots = now
                 last = now
             except InputError as error:
-                if str(error) != problem:
+                if str(error) != problem and not self._ended.is_set():
                     problem = str(error)
                     _log.warning("tfdist.launch: %s What it said before stays.", problem)
 

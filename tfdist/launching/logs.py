@@ -1,13 +1,18 @@
 """Where the ranks' logs are written."""
 
+import contextlib
 import datetime
+import logging
 import pathlib
+from types import TracebackType
 from typing import IO
 
 from tfdist.errors import InputError
 from tfdist.group import Group
 
 PARENT = pathlib.Path("runs")
+
+_log = logging.getLogger("tfdist.launch")
 
 
 def log_directory(path: str, launchers: Group) -> pathlib.Path:
@@ -34,18 +39,51 @@ def log_directory(path: str, launchers: Group) -> pathlib.Path:
     return directory
 
 
-def open_log(path: pathlib.Path, number: int) -> IO[bytes]:
-    """Opens a rank's log, unbuffered, behind what is in it: of an earlier attempt, or an earlier launch.
+class Log:
+    """A rank's log, unbuffered. One that cannot be written, as on a full disk, is given up: the job goes on without it."""
 
-    Args:
-      path: the file.
-      number: of the attempt, 0 for the first.
-    """
-    log = open(path, "ab", buffering=0)
-    if log.tell():
-        what = f"restart {number}" if number else "another launch"
-        log.write(f"--- {what}, {datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
-    return log
+    def __init__(self, path: pathlib.Path, number: int):
+        """Opens it behind what is in it: of an earlier attempt, or an earlier launch.
+
+        Args:
+          path: the file.
+          number: of the attempt, 0 for the first.
+        """
+        self._path = path
+        self._file: IO[bytes] | None = None
+        try:
+            self._file = open(path, "ab", buffering=0)
+        except OSError as error:
+            self._give_up(error)
+        if self._file and self._file.tell():
+            what = f"restart {number}" if number else "another launch"
+            self.write(f"--- {what}, {datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
+
+    def write(self, data: bytes) -> None:
+        """Writes all of it, or warns, once, that it cannot."""
+        try:
+            while data and self._file:
+                data = data[self._file.write(data) :]  # the system may take a part
+        except OSError as error:
+            self._give_up(error)
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._close()
+
+    def _give_up(self, error: OSError) -> None:
+        self._close()
+        _log.warning(
+            "tfdist.launch: %s is written no more (%s); the job goes on without it.", self._path, error.strerror
+        )
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file:
+            with contextlib.suppress(OSError):  # which some file systems say only now
+                file.close()
 
 
 def _new_directory() -> pathlib.Path:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from tfdist.errors import PeerLostError
-from tfdist.group import Group, LocalGroup
+from tfdist.group import Group
 from tfdist.group.addresses import LOOPBACK, split_address
 from tfdist.group.joining import TOKEN_VARIABLE, meet, started
 from tfdist.launching.job import Job
@@ -19,7 +19,7 @@ _log = logging.getLogger("tfdist.launch")
 
 @contextlib.contextmanager
 def launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
-    """The group of all launchers of a job, which node 0 serves at the coordinator's address.
+    """The group of all launchers of a job on several hosts, which node 0 serves at the coordinator's address.
 
     Its token is TFDIST_TOKEN, to be set alike on all hosts. Without it, it is made of the coordinator's address: that
     keeps jobs apart, and a warning says that it keeps nobody out.
@@ -28,9 +28,6 @@ def launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
       PeerLostError: a launcher did not come in time; the message names its node.
       InputError: node 0 cannot listen there, or the token, --nodes or --node_rank differ.
     """
-    if job.nodes == 1:
-        yield LocalGroup()
-        return
     group = meet(
         job.coordinator,
         rank=job.node_rank,

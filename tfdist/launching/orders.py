@@ -51,12 +51,14 @@ class Report(NamedTuple):
       stopped: whether somebody wanted this launcher to end.
       dead: how many of its processes ended by a failure of their own.
       step: the last that any of its ranks has noted; None if none has.
+      final: whether one of them has noted that nothing must be started again.
     """
 
     outcome: Outcome
     stopped: bool = False
     dead: int = 0
     step: int | None = None
+    final: bool = False
 
 
 def launched_now() -> str:
@@ -86,7 +88,7 @@ def report_message(report: Report) -> Message:
 
 def report_of(message: Message) -> Report:
     """The report of a message; raises `BadMessage`."""
-    outcome, *rest = take(message, outcome=list, stopped=bool, dead=int, step=(int, type(None)))
+    outcome, *rest = take(message, outcome=list, stopped=bool, dead=int, step=(int, type(None)), final=bool)
     return Report(_outcome_of(outcome), *rest)
 
 

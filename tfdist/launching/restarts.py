@@ -41,16 +41,19 @@ class Restarts:
         self._failures = self._preemptions = 0
         self._failed_after: int | None = None
 
-    def decide(self, outcome: Outcome, step: int | None, *, may_repeat: bool = True) -> Decision:
+    def decide(self, outcome: Outcome, step: int | None, *, may_repeat: bool = True, final: bool = False) -> Decision:
         """Says what follows, and counts it.
 
         Args:
           outcome: of the attempt that has ended.
           step: the last that any rank has noted in it; None if none has.
           may_repeat: whether a failure after the same step would be the same one again.
+          final: whether a rank has noted that nothing must be started again.
         """
         if outcome.code in FINAL:
             return Decision(None)
+        if final:
+            return Decision(None, "what is saved may be wrong, too, so it is not tried again")
         if outcome.code in PREEMPTIONS:
             return self._after_preemption()
         return self._after_failure(step, may_repeat)

@@ -51,7 +51,7 @@ def run(
     """
     with contextlib.ExitStack() as stack:
         guard = stack.enter_context(Guard())
-        desk = stack.enter_context(opened(job, environment, say))
+        desk = stack.enter_context(opened(job, environment, guard, say))
         logs = log_directory(job.log_dir, desk.everyone)
         memory = stack.enter_context(_memory(guard))
         is_noted = job.restart_budget or job.is_elastic  # whether a failure repeats, and whether a launcher fits

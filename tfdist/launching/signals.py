@@ -17,7 +17,7 @@ def received(numbers: tuple[signal.Signals, ...] = ENDING) -> Iterator[list[int]
     """Collects the signals that arrive inside, in their order, in place of what they would do.
 
     What comes within a second of the first belongs to it: a terminal that closes says so twice, and systemd sends SIGHUP
-    behind SIGTERM.
+    behind SIGTERM. SIGHUP that was ignored before, as under nohup, stays so.
 
     SIGUSR1, which asks a training process where it is, is ignored, and so it is in processes that are started inside, until
     they are ready to hear it: it must not end one that has only just been started.
@@ -31,7 +31,9 @@ def received(numbers: tuple[signal.Signals, ...] = ENDING) -> Iterator[list[int]
         if not arrived or time.monotonic() - first >= TOGETHER_SECONDS:
             arrived.append(number)
 
-    before = {number: signal.signal(number, note) for number in numbers}
+    # Under nohup a launcher outlives its terminal.
+    ignored = {number for number in numbers if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN}
+    before = {number: signal.signal(number, note) for number in numbers if number not in ignored}
     before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         yield arrived

@@ -1,0 +1,121 @@
+"""A launcher whose output goes nowhere: a terminal that is closed, as by the end of an ssh session, and full disks."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+pytestmark = pytest.mark.alone
+
+DEADLINE = 20.0
+# Says that it was asked to end, needs its time to save, and is ended at once by whoever asks again.
+SAVING = """
+import os, pathlib, signal, sys, time
+def save(*_):
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+    print("saves", flush=True)
+    time.sleep({seconds})
+    pathlib.Path("saved-" + str(os.getpid())).touch()
+    sys.exit({code})
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+while True:
+    time.sleep({pause})
+    print("goes on", flush=True)
+"""
+
+
+class Terminal:
+    """A launcher on a terminal of its own."""
+
+    def __init__(self, directory: pathlib.Path, program: str, is_controlled: bool):
+        self._master, slave = os.openpty()
+        launch = [sys.executable, "-m", "tfdist.launch", "--log_dir=logs", "--", sys.executable, "-c", program]
+        # Whoever leads a session and opens a terminal is sent SIGHUP when it closes; who only inherits it is not.
+        words = ["sh", "-c", 'exec "$@" <>"$0" >&0 2>&1', os.ttyname(slave), *launch] if is_controlled else launch
+        self._process = subprocess.Popen(words, cwd=directory, stdout=slave, stderr=slave, start_new_session=True)
+        os.close(slave)
+
+    def wait_for(self, text: bytes, count: int) -> None:
+        said, end = b"", time.monotonic() + DEADLINE
+        while said.count(text) < count and time.monotonic() < end:
+            said += os.read(self._master, 1 << 16)
+        assert said.count(text) >= count
+
+    def close(self) -> int:
+        """Closes the terminal; returns how the launcher ended."""
+        os.close(self._master)
+        return self._process.wait(timeout=DEADLINE)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture
+def terminal(tmp_path: pathlib.Path) -> Iterator[Callable[..., Terminal]]:
+    started = []
+
+    def start(program: str, is_controlled: bool) -> Terminal:
+        started.append(Terminal(tmp_path, program, is_controlled))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+@pytest.mark.parametrize("code", [75, 9])
+def test_a_terminal_that_is_closed_lets_the_ranks_save(code: int, terminal, tmp_path) -> None:
+    one = terminal(SAVING.format(seconds=2, code=code, pause=1000), is_controlled=True)
+    one.wait_for(b"ready", 2)
+    assert one.close() == code
+    assert len(list(tmp_path.glob("saved-*"))) == 2
+
+
+def test_one_that_is_closed_without_a_signal_does_too(terminal, tmp_path) -> None:
+    """As that of a job in a shell's background; there is more time than after a failure."""
+    one = terminal(SAVING.format(seconds=3.5, code=75, pause=0.1), is_controlled=False)
+    one.wait_for(b"ready", 2)
+    assert one.close() == 75
+    assert len(list(tmp_path.glob("saved-*"))) == 2
+
+
+def test_output_that_finds_no_room_is_lost_and_the_job_goes_on(tmp_path) -> None:
+    command = [sys.executable, "-m", "tfdist.launch", "--log_dir=logs", "--", "sh", "-c", "echo one; echo two >&2"]
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(command, cwd=tmp_path, stdout=full, stderr=full, timeout=DEADLINE).returncode == 0
+    assert sorted((tmp_path / "logs" / "rank-1.log").read_text().split()) == ["one", "two"]
+
+
+def test_a_log_that_finds_no_room_is_named_once_and_the_job_goes_on(tmp_path) -> None:
+    (tmp_path / "rank-1.log").symlink_to("/dev/full")
+    command = [
+        sys.executable,
+        "-m",
+        "tfdist.launch",
+        f"--log_dir={tmp_path}",
+        "--",
+        "sh",
+        "-c",
+        "echo one; echo two >&2",
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    assert ended.returncode == 0 and sorted(ended.stdout.splitlines()) == ["[0] one", "[1] one"]
+    [warning] = [line for line in ended.stderr.splitlines() if "written no more" in line]
+    assert warning.startswith(f"tfdist.launch: {tmp_path / 'rank-1.log'} is written no more (No space left on device)")
+    assert sorted((tmp_path / "rank-0.log").read_text().split()) == ["one", "two"]
+
+
+def test_an_error_that_nobody_can_read_keeps_its_code() -> None:
+    master, slave = os.openpty()
+    os.close(master)
+    try:
+        words = [sys.executable, "-m", "tfdist.launch"]
+        assert subprocess.run(words, stdout=slave, stderr=slave, timeout=DEADLINE).returncode == 2
+    finally:
+        os.close(slave)

@@ -1,0 +1,64 @@
+"""An attempt as whoever decides sees it: who runs it, and what they have reported."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from tfdist.errors import ExitCode
+from tfdist.launching.orders import Report
+from tfdist.launching.outcome import SUCCESS, Outcome
+
+_SAYS_LITTLE = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST)  # less than any other code, the first the least
+
+
+@dataclasses.dataclass
+class Trial:
+    """An attempt that runs.
+
+    Attributes:
+      number: counts the attempts of a job.
+      processes: how many each launcher runs, in the order of ranks.
+      address: where the launchers meet.
+      token: what they show there.
+      reports: of those that have ended.
+      stops: why it was told to stop.
+    """
+
+    number: int
+    processes: dict[str, int]
+    address: str
+    token: str
+    reports: dict[str, Report] = dataclasses.field(default_factory=dict)
+    stops: Outcome | None = None
+
+    @property
+    def size(self) -> int:
+        """How many processes it has."""
+        return sum(self.processes.values())
+
+    @property
+    def step(self) -> int | None:
+        """The last that any rank has noted; None if none has."""
+        return max((report.step for report in self.reports.values() if report.step is not None), default=None)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a rank has noted that nothing must be started again."""
+        return any(report.final for report in self.reports.values())
+
+    def cause(self) -> Outcome:
+        """Of the launchers' outcomes the one that is no consequence of another's, and names a rank."""
+        outcomes = [report.outcome for report in self.reports.values()]
+        lost = [name for name in self.processes if name not in self.reports]
+        if lost:
+            outcomes.append(loss_of(lost))
+        return max(outcomes, key=_says, default=SUCCESS)
+
+
+def loss_of(launchers: Sequence[str]) -> Outcome:
+    """How an attempt ends when launchers are lost."""
+    return Outcome(ExitCode.PEER_LOST, f"{', '.join(launchers)} is lost")
+
+
+def _says(outcome: Outcome) -> tuple[int, bool]:
+    code = outcome.code
+    return _SAYS_LITTLE.index(ExitCode(code)) if code in _SAYS_LITTLE else len(_SAYS_LITTLE), outcome.rank is not None
