@@ -17,8 +17,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 LAYERS = {
     "commands": "__init__ __main__ benching checkpoints command comparison distributing environment_flags flags help_text"
     " launching layout beginning opening planning resuming sending session spawning startup testing",
-    "trainer": "trainer accepting alike callback_memory callbacks carrying course evaluation horovod inspections kept loop"
-    " metrics plans progress restoring run_state saving sharing step steps stock stores training",
+    "trainer": "trainer accepting alike callback_memory callback_values callbacks carrying course evaluation horovod"
+    " inspections kept loop metrics plans progress restoring run_state saving sharing step steps stock stores training",
     "parts of a step": "activations checkpoint constraining data gradients keras_objects layers loss models optimizers"
     " recomputing reporting",
     "strategies": "strategies births dtensor horovod_rendezvous placing rematerialization servers tf_distribute",

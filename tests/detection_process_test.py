@@ -66,7 +66,9 @@ def test_a_rank_that_sleeps() -> None:
     # Whom the launcher ends, because another one has ended, may not come to say it.
     assert any(f"rank {rank} of 3: {why}. Ending with code 4.\n" in log for rank, log in enumerate(logs))
     # A rank that hears of the other's end before its own says so, too: what the launcher says is looked for.
-    said = [text for text in done.stderr.splitlines() if text.startswith("tfdist.launch: ") and "ended with code" in text]
+    said = [
+        text for text in done.stderr.splitlines() if text.startswith("tfdist.launch: ") and "ended with code" in text
+    ]
     assert len(said) == 1 and f"ended with code 4 (stalled): {why}" in said[0]
 
 

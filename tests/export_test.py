@@ -177,6 +177,16 @@ def test_a_run_s_folder_that_is_read_only(run, monkeypatch):
         export.main(run, ExportConfig())
 
 
+def test_what_the_engine_says_is_not_about_the_file(run, tmp_path, monkeypatch):
+    def exhausted(*args, **named):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM. Keep less in memory.")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("keras.Model.export", exhausted)
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        export.main(run, ExportConfig(format="saved_model", output="served"))
+
+
 @pytest.mark.parametrize("name", ["pathlib.Path.mkdir", "tempfile.TemporaryDirectory", "pathlib.Path.rename"])
 def test_what_the_system_refuses_at_the_end(run, name, tmp_path, monkeypatch):
     """As when the folder has gone since, or became read-only."""

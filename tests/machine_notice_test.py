@@ -1,5 +1,6 @@
 """The platform's notice, from a metadata server that answers as Google Compute Engine's does."""
 
+import contextlib
 import http.server
 import threading
 import time
@@ -9,8 +10,9 @@ import pytest
 
 from tests.resume.exact_test import fit, make_trainer
 from tests.resume.saving_test import At, steps_of
-from tfdist import keras_internals, machine_notice
+from tfdist import machine_notice
 from tfdist.errors import Preempted
+from tfdist.meetings import Meetings
 
 pytestmark = pytest.mark.alone
 
@@ -21,16 +23,20 @@ class Metadata:
     def __init__(self) -> None:
         self.said = {"instance/preempted": "FALSE", "instance/maintenance-event": "NONE"}
         self.asked = threading.Event()
+        self.speaks = threading.Event()
+        self.speaks.set()
         metadata = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:  # noqa: N802
                 assert self.headers["Metadata-Flavor"] == "Google"
+                metadata.asked.set()
+                metadata.speaks.wait(30)
                 text = metadata.said.get(self.path.removeprefix("/computeMetadata/v1/"))
                 self.send_response(200 if text else 404)
                 self.end_headers()
-                self.wfile.write((text or "").encode())
-                metadata.asked.set()
+                with contextlib.suppress(OSError):  # it may not be waited for
+                    self.wfile.write((text or "").encode())
 
             def log_message(self, *args: object) -> None:
                 """Quietly."""
@@ -59,12 +65,6 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
     yield made
     made.server.shutdown()
     made.server.server_close()
-
-
-def test_what_the_server_says(metadata):
-    assert keras_internals.compute_metadata("instance/preempted") == "FALSE"
-    with pytest.raises(OSError):
-        keras_internals.compute_metadata("instance/nothing")
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,37 @@ def test_a_server_that_is_away_is_asked_again(metadata):
     assert noticed == ["instance/preempted"]
 
 
+def test_a_server_that_falls_silent_is_asked_again(metadata):
+    noticed: list[str] = []
+    with machine_notice.machine_notices(noticed.append):
+        metadata.wait()
+        metadata.speaks.clear()
+        metadata.wait()  # three times, each in vain
+        metadata.said["instance/preempted"] = "TRUE"
+        assert noticed == []
+        metadata.speaks.set()
+        until(lambda: noticed)
+    assert noticed == ["instance/preempted"]
+
+
+def test_a_notice_that_is_taken_back_may_be_given_again(metadata):
+    path, word = "instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"
+    metadata.said[path] = word
+    noticed: list[str] = []
+    with machine_notice.machine_notices(noticed.append):
+        metadata.wait()
+        saved, metadata.said = metadata.said, {}  # no answer takes nothing back
+        metadata.wait()
+        metadata.said = saved
+        metadata.wait()
+        assert noticed == []
+        metadata.said[path] = "NONE"
+        metadata.wait()
+        metadata.said[path] = word
+        until(lambda: noticed)
+    assert noticed == [path]
+
+
 def test_elsewhere_nobody_is_asked(monkeypatch, tmp_path):
     monkeypatch.delenv("GCE_METADATA_IP", raising=False)
     for product in (tmp_path / "missing", tmp_path / "other"):
@@ -111,13 +142,20 @@ def test_elsewhere_nobody_is_asked(monkeypatch, tmp_path):
         (tmp_path / "other").write_text("Standard PC")
 
 
-def test_a_run_on_such_a_machine_is_saved(metadata, single, tmp_path, caplog):
+def test_a_run_on_such_a_machine_is_saved(metadata, single, tmp_path, caplog, monkeypatch):
+    agree, agreed = Meetings._agree, threading.Event()
+
+    def noting(meetings: Meetings) -> None:
+        agree(meetings)
+        agreed.set()
+
     def preempt() -> None:
         metadata.said["instance/preempted"] = "TRUE"
-        until(lambda: "takes this machine away (instance/preempted)" in caplog.text)
-        time.sleep(0.3)
+        assert agreed.wait(10)
 
+    monkeypatch.setattr(Meetings, "_agree", noting)
     with pytest.raises(Preempted, match=r"stopped at step \d+, which is saved in"):
         fit(make_trainer(single), tmp_path, every="0", callbacks=[At(4, preempt)])
     [stopped] = steps_of(tmp_path)
     assert stopped >= 4
+    assert "takes this machine away (instance/preempted)" in caplog.text

@@ -2,30 +2,26 @@
 
 import collections
 import copy
-import hashlib
 import logging
-import re
 import weakref
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from tfdist import keras_internals
+from tfdist.callback_values import Held, array_fingerprint, decoded, encoded, fill, fingerprint, is_like
 from tfdist.callbacks import WRITE_FILES
 from tfdist.checkpoint import Checkpoint, Damaged, Part
-from tfdist.checkpoint.dtypes import DTYPES, is_known
-from tfdist.group import Json
+from tfdist.group import Group, Json
 from tfdist.naming import numbered
 
 _PREFIX = "callbacks/"
 _OF_KERAS = frozenset(vars(keras.callbacks.Callback()))  # the model, and what `set_params` gives
 _COUNTERS = ("_global_train_batch", "_global_test_batch")  # of TensorBoard; what else is private there is the process's
-_WORDS = re.compile(r"[\w -]*")
-_MOST_ITEMS = 10_000
-_FEW_FLOATS = 100
 _HASHED_BYTES = 2**26
+_MANY_BYTES = 2**26
 
 _log = logging.getLogger(__name__)
 
@@ -42,13 +38,6 @@ class Known(NamedTuple):
 NOTHING = Known({}, [])
 
 
-class _Held(NamedTuple):
-    """A value as JSON, and the arrays in it by the names that stand for them there."""
-
-    value: Json
-    arrays: dict[str, np.ndarray]
-
-
 class _Start(NamedTuple):
     """A value as it was before the run."""
 
@@ -60,10 +49,13 @@ class CallbackMemory:
     """Attributes of a run's callbacks that have changed since before it began.
 
     They are numbers, words, arrays, and lists, tuples and dicts of them. An attribute that holds anything else begins anew:
-    so does a text that could name a file, as a stranger's checkpoint must not say where files are written, and a list or
-    dict of more than 10,000 items that are not all floats. What the program gave a callback and nothing has changed is not
-    kept, so that it may be given otherwise when the run goes on. An array of more than 64 MiB that was there before counts
-    as changed if it is another one.
+    so does a text that could name a file, as a stranger's checkpoint must not say where files are written, a dict with a key
+    that could name one outside of the working directory, and a list or dict of more than 10,000 items that are not all floats.
+    What the program gave a callback and nothing has changed is not kept, so that it may be given otherwise when the run goes
+    on. An array of more than 64 MiB that was there before counts as changed if it is another one.
+
+    Lists, dicts and arrays that the program gave stay the objects that they are, and get what was in them: other callbacks,
+    and the program, may have them, too.
     """
 
     def __init__(self) -> None:
@@ -72,6 +64,9 @@ class CallbackMemory:
         self._start: dict[str, dict[str, _Start]] = {}
         self._restored: dict[str, dict[str, Any]] | None = None  # what the next run begins with
         self._known: dict[str, dict[str, Any]] | None = None  # what this one began with
+        self._own: set[tuple[str, str]] = set()  # attributes that are this process's own
+        self._given: dict[tuple[str, str], Any] = {}  # what the program gave; until the first epoch has begun
+        self._filled: dict[int, str] = {}  # with what, by the object
         self._rate: float | None = None
         self._said: set[str] = set()
 
@@ -86,17 +81,35 @@ class CallbackMemory:
             for name, callback in self._callbacks.items()
         }
         self._known, self._restored = self._restored, None
+        self._given = {
+            (name, attribute): value
+            for name, callback in (self._callbacks.items() if self.goes_on else ())
+            for attribute, value in vars(callback).items()
+        }
         self._optimizer, self._rate = optimizer, keras_internals.constant_learning_rate(optimizer)
 
-    def begun(self) -> None:
-        """They have heard that the run begins, which makes them forget."""
+    def begun(self, group: Group) -> None:
+        """They have heard that the run begins, which makes them forget; every process calls it.
+
+        What they have noted then of their own process, such as its rank, is not that of another one.
+        """
+        if self._known is not None:
+            noted = {
+                (name, key): fingerprint(held)
+                for name, c in self._callbacks.items()
+                for key, held in _attributes(name, c)
+            }
+            said = [[*place, text] for place, text in noted.items()]
+            chiefs = group.broadcast("callbacks/begun", said, deadline=float("inf"))  # a callback may last
+            differ = {(name, key) for name, key, text in chiefs if noted.get((name, key), text) != text}
+            self._own = differ if group.rank else set()
         self._go_on()
 
     def epoch_begun(self, again: bool) -> None:
         """They have heard that an epoch begins; `again` if they had heard it in the run before, too."""
         if again:
             self._go_on()
-        self._known = None
+        self._known, self._given = None, {}
 
     @property
     def goes_on(self) -> bool:
@@ -119,8 +132,8 @@ class CallbackMemory:
         arrays: dict[str, np.ndarray] = {}
         for name, callback in self._callbacks.items():
             all_held = dict(_attributes(name, callback))
-            self._warn(name, callback, kept=all_held)
             held = {key: one for key, one in all_held.items() if self._has_changed(name, key, one)}
+            self._warn(name, callback, all_held, held)
             values[name] = {key: one.value for key, one in held.items()}
             arrays.update(item for one in held.values() for item in one.arrays.items())
         return Known(values, [Part.whole(name, np.array(array, order="C")) for name, array in arrays.items()])
@@ -140,7 +153,7 @@ class CallbackMemory:
 
         try:
             self._restored = {
-                name: {attribute: _decoded(value, read) for attribute, value in attributes.items()}
+                name: {attribute: decoded(value, read) for attribute, value in attributes.items()}
                 for name, attributes in saved.items()
             }
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -155,6 +168,7 @@ class CallbackMemory:
             return
         if self._rate is not None and keras_internals.constant_learning_rate(self._optimizer) is not None:
             self._optimizer.learning_rate = self._rate
+        self._filled = {}
         for name, known in self._known.items():
             if name in self._callbacks:
                 self._put_back(name, known)
@@ -162,13 +176,27 @@ class CallbackMemory:
     def _put_back(self, name: str, known: Mapping[str, Any]) -> None:
         callback, start = self._callbacks[name], self._start[name]
         for attribute, _ in _attributes(name, callback):
-            if attribute in start and not start[attribute].marks:  # what was not kept was as it had been given
-                setattr(callback, attribute, _decoded(start[attribute].value))
+            # What was not kept was as it had been given; but callbacks note what files they find.
+            was_given = attribute in start and attribute not in known and not isinstance(callback, WRITE_FILES)
+            if was_given and not start[attribute].marks:
+                self._set(name, attribute, decoded(start[attribute].value))
         for attribute, value in known.items():
             if _is_kept(callback, attribute, value):
-                setattr(callback, attribute, copy.deepcopy(value))
+                self._set(name, attribute, copy.deepcopy(value))
 
-    def _has_changed(self, name: str, attribute: str, held: _Held) -> bool:
+    def _set(self, name: str, attribute: str, value: Any) -> None:
+        """Gives a callback's attribute this value, in the object that the program gave, if it is still there."""
+        if (name, attribute) in self._own:
+            return
+        present = vars(self._callbacks[name]).get(attribute)
+        if isinstance(present, list | dict | np.ndarray) and present is self._given.get((name, attribute)):
+            wanted = fingerprint(encoded(value, ""))
+            is_free = self._filled.setdefault(id(present), wanted) == wanted  # two that shared it may have parted
+            if is_free and (is_like(present, wanted) or fill(present, value)):
+                return
+        setattr(self._callbacks[name], attribute, value)
+
+    def _has_changed(self, name: str, attribute: str, held: Held) -> bool:
         start = self._start[name].get(attribute)
         return (
             start is None
@@ -176,24 +204,31 @@ class CallbackMemory:
             or not all(_is_marked(start.marks[key], array) for key, array in held.arrays.items())
         )
 
-    def _warn(self, name: str, callback: keras.callbacks.Callback, kept: Container[str]) -> None:
-        """Says once of each attribute that looks like state of a program's own callback and cannot be kept."""
+    def _warn(
+        self, name: str, callback: keras.callbacks.Callback, all_held: Mapping[str, Held], held: Mapping[str, Held]
+    ) -> None:
+        """Says once of each attribute of a program's own callback that it looks like state and cannot be kept, or is large."""
         if type(callback).__module__.startswith("keras."):
             return
         for attribute, value in dict(vars(callback)).items():
-            said = f"{name}.{attribute}"
             looks_like_state = isinstance(value, list | tuple | dict | set | collections.deque) and value
-            if (
-                looks_like_state
-                and attribute not in kept
-                and said not in self._said
-                and _is_kept(callback, attribute, value)
-            ):
-                self._said.add(said)
-                _log.warning(
-                    "%s begins anew when the run goes on: a checkpoint keeps numbers, words, arrays, and plain lists, tuples "
-                    "and dicts of them, not this %s.", said, type(value).__name__
+            if looks_like_state and attribute not in all_held and _is_kept(callback, attribute, value):
+                self._say(
+                    f"{name}.{attribute}", "begins anew when the run goes on: a checkpoint keeps numbers, words, arrays, and "
+                    f"plain lists, tuples and dicts of them, not this {type(value).__name__}."
                 )  # fmt: skip
+        for attribute, one in held.items():
+            size = sum(array.nbytes for array in one.arrays.values())
+            if size > _MANY_BYTES:
+                self._say(
+                    f"{name}.{attribute}", f"has {size / 2**20:.0f} MiB, which each checkpoint and commit copies and writes. "
+                    "If it is not state, give it to the callback before the run."
+                )  # fmt: skip
+
+    def _say(self, of: str, text: str) -> None:
+        if of not in self._said:
+            self._said.add(of)
+            _log.warning("%s %s", of, text)
 
 
 def _kind(callback: keras.callbacks.Callback) -> str:
@@ -202,12 +237,12 @@ def _kind(callback: keras.callbacks.Callback) -> str:
     return type(callback).__name__ + (f":{monitor}" if isinstance(monitor, str) else "")
 
 
-def _attributes(name: str, callback: keras.callbacks.Callback) -> Iterator[tuple[str, _Held]]:
+def _attributes(name: str, callback: keras.callbacks.Callback) -> Iterator[tuple[str, Held]]:
     """What one callback has that can be kept, by attribute."""
     for attribute, value in dict(vars(callback)).items():
         if _is_kept(callback, attribute, value):
             try:
-                yield attribute, _encoded(value, f"{_PREFIX}{name}/{attribute}")
+                yield attribute, encoded(value, f"{_PREFIX}{name}/{attribute}")
             except (TypeError, RecursionError):  # it is more than data
                 continue
 
@@ -230,77 +265,11 @@ def _is_kept(callback: keras.callbacks.Callback, attribute: str, value: Any) -> 
     )
 
 
-def _encoded(value: Any, name: str) -> _Held:
-    """Raises TypeError for what is not data; `name` is that of its array, or begins the names of those in it."""
-    if value is None or type(value) in (bool, int) or (type(value) is str and _WORDS.fullmatch(value)):
-        return _Held(value, {})
-    if type(value) is float:  # JSON has no inf and no NaN
-        return _Held({"float": value.hex()}, {})
-    if isinstance(value, np.generic) and is_known(value.dtype):
-        return _Held({"scalar": value.dtype.name, "value": _encoded(value.item(), name).value}, {})
-    if type(value) is np.ndarray and is_known(value.dtype):
-        return _Held({"array": name}, {name: value})
-    if type(value) is list:
-        return _sequence(value, name)
-    if type(value) is tuple:
-        held = _sequence([*value], name)
-        return held._replace(value={"tuple": held.value})
-    if type(value) is dict:
-        keys = [{"key": key} if type(key) is str else _encoded(key, "").value for key in value]
-        held = _sequence([*value.values()], name)
-        return held._replace(value={"dict": held.value, "keys": keys})
-    raise TypeError
-
-
-def _sequence(values: list[Any], name: str) -> _Held:
-    if len(values) > _FEW_FLOATS and all(type(value) is float for value in values):
-        return _Held({"floats": name}, {name: np.array(values)})
-    if len(values) > _MOST_ITEMS:
-        raise TypeError
-    held = [_encoded(value, f"{name}/{number}") for number, value in enumerate(values)]
-    return _Held([one.value for one in held], {key: array for one in held for key, array in one.arrays.items()})
-
-
-def _no_array(name: str) -> np.ndarray:
-    raise KeyError(name)
-
-
-def _decoded(value: Any, read: Callable[[str], np.ndarray] = _no_array) -> Any:
-    """What `_encoded` was given; `read` returns the array of a name."""
-    if isinstance(value, list):
-        return [_decoded(item, read) for item in value]
-    if isinstance(value, str) and not _WORDS.fullmatch(value):
-        raise ValueError(f"{value!r} could name a file")
-    if not isinstance(value, dict):
-        return value
-    if "float" in value:
-        return float.fromhex(value["float"])
-    if "scalar" in value:
-        return DTYPES[value["scalar"]].type(_decoded(value["value"], read))
-    if "array" in value:
-        return read(value["array"])
-    if "floats" in value:
-        return read(value["floats"]).tolist()
-    if "tuple" in value:
-        return tuple(_decoded(value["tuple"], read))
-    keys = [_key(key) for key in value["keys"]]
-    return dict(zip(keys, _decoded(value["dict"], read), strict=True))
-
-
-def _key(value: Any) -> Any:
-    """A dict's key: any text, which names no file, or what `_decoded` knows without arrays."""
-    return str(value["key"]) if isinstance(value, dict) and "key" in value else _decoded(value)
-
-
 def _mark(array: np.ndarray) -> _Mark:
-    return _hash(array) if array.nbytes <= _HASHED_BYTES else weakref.ref(array)
+    return array_fingerprint(array) if array.nbytes <= _HASHED_BYTES else weakref.ref(array)
 
 
 def _is_marked(mark: _Mark, array: np.ndarray) -> bool:
     if isinstance(mark, weakref.ref):
         return mark() is array
-    return array.nbytes <= _HASHED_BYTES and _hash(array) == mark
-
-
-def _hash(array: np.ndarray) -> str:
-    return f"{array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"
+    return array.nbytes <= _HASHED_BYTES and array_fingerprint(array) == mark

@@ -133,7 +133,7 @@ def _write(trainer: "Trainer", kind: str, path: Path) -> None:
     write = {"keras": _keras, "saved_model": _saved_model, "safetensors": _safetensors}[kind]
     with _must_write(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.absolute().parent) as beside:
             written = Path(beside) / path.name
             write(trainer, written)
             written.rename(path)
@@ -148,7 +148,7 @@ def _must_write(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, errors.OpError) as error:
-        if not isinstance(error, OSError) and str(path.parent) not in str(error):
+        if not isinstance(error, OSError) and str(path.absolute().parent) not in str(error):
             raise  # it is not about a file
         raise _unwritable(path, cause(error)) from error
 

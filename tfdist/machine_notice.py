@@ -1,13 +1,13 @@
 """Hearing from the platform that this machine will be taken away, before it sends a signal: Google Compute Engine's notices."""
 
 import contextlib
+import http.client
 import logging
 import os
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-from tfdist import keras_internals
 
 ASK_SECONDS = 5.0  # a machine that can be preempted has 30 s from its notice
 _NOTICES = {"instance/preempted": "TRUE", "instance/maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 def machine_notices(on_notice: Callable[[str], object]) -> Iterator[None]:
     """Around a training: where the platform gives notice, it is asked every few seconds; elsewhere this does nothing.
 
-    What TensorFlow's failure handling asks is asked: the metadata server of Google Compute Engine, or one at
+    What TensorFlow's failure handling asks is asked, of the metadata server of Google Compute Engine, or of one at
     GCE_METADATA_IP. A notice that stands when the training begins has stopped one before, and counts no more: a
     maintenance may be announced an hour ahead.
 
@@ -49,9 +49,12 @@ def _gives_notice() -> bool:
 
 
 def _watch(on_notice: Callable[[str], object], ended: threading.Event) -> None:
-    stood = _standing()
+    stood = _standing() or set()
     while not ended.wait(ASK_SECONDS):
-        news = _standing() - stood
+        now = _standing()
+        if now is None:
+            continue
+        news, stood = now - stood, stood & now  # what is taken back may be given again
         if news and not ended.is_set():
             name = min(news)
             _log.warning("The platform takes this machine away (%s): stops at the next agreed step and saves.", name)
@@ -59,8 +62,19 @@ def _watch(on_notice: Callable[[str], object], ended: threading.Event) -> None:
             return
 
 
-def _standing() -> set[str]:
-    """The notices that are given now; a server that does not answer gives none."""
-    with contextlib.suppress(OSError):
-        return {path for path, word in _NOTICES.items() if keras_internals.compute_metadata(path).strip() == word}
-    return set()
+def _standing() -> set[str] | None:
+    """The notices that are given now; None if the server does not answer."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return {path for path, word in _NOTICES.items() if _asked(path) == word}
+    return None
+
+
+def _asked(path: str) -> str:
+    """What the server says of this machine. TensorFlow's request would wait for ever where a connection is lost."""
+    server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
+    request = urllib.request.Request(
+        f"http://{server}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
+    )
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would tell of its own machine
+    with direct.open(request, timeout=ASK_SECONDS) as answer:
+        return answer.read().decode(errors="replace").strip()

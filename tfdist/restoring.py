@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.checkpoint import (
@@ -20,6 +20,7 @@ from tfdist.course import Course
 from tfdist.errors import InputError
 from tfdist.group import Group
 from tfdist.progress import Progress
+from tfdist.rules import parse_rules
 from tfdist.run_state import RunState
 from tfdist.sharing import share
 from tfdist.strategy import Strategy
@@ -60,18 +61,21 @@ def to_go_on_from(strategy: Strategy, path: str | os.PathLike[str], commits: str
         names = group.broadcast("resume/commits", there)
     found = newest_first(durable, [folder / name for name in names])
     if not found:
-        _check_none_was_damaged(group, Path(path).expanduser())
+        folders = [Path(path).expanduser(), *([folder] if commits else [])]
+        _check_none_was_damaged(group, folders)
     return [str(one) for one in found]
 
 
-def _check_none_was_damaged(group: Group, path: Path) -> None:
+def _check_none_was_damaged(group: Group, folders: Sequence[Path]) -> None:
     """Raises `CheckpointError` where a run would silently begin anew, as all that it had was set aside."""
-    damaged = [found.name for found in set_aside_in(path, path / "checkpoints")]
-    known = group.broadcast("resume/damaged", damaged)
+    damaged = [
+        str(found) for found in set_aside_in(*(place for path in folders for place in (path, path / "checkpoints")))
+    ]
+    known = next(filter(None, group.gather("resume/damaged", damaged)), None)
     if known:
         raise CheckpointError(
-            f"A run goes on from a good checkpoint. Received: {path}, where all are damaged: {known[-1]} is the last. Begin in "
-            "another directory, anew or from another run's checkpoint."
+            f"A run goes on from a good checkpoint. Received: {folders[0]}, where all are damaged: {known[-1]} is the last. "
+            "Begin in another directory, anew or from another run's checkpoint."
         )
 
 
@@ -119,10 +123,19 @@ def _check_values(checkpoint: Checkpoint) -> None:
         for name, kind in (("begun_at", int), ("compression", dict), ("order", list)):
             if type(checkpoint.values[name]) is not kind:
                 raise TypeError(name)
+        _check_methods(checkpoint.values["compression"])
     except InputError:
         raise
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise Damaged(checkpoint.path, f"what it says of the run is not understood ({error})") from error
+
+
+def _check_methods(compression: Mapping[str, str]) -> None:
+    for methods in compression.values():
+        try:
+            parse_rules(methods)
+        except InputError as error:
+            raise ValueError(str(error)) from error
 
 
 def _set_aside(path: Path) -> str:

@@ -1,5 +1,6 @@
 """The steps of one trainer: how its gradients travel now, the compiled loop for that, and trials outside the training."""
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,8 @@ from tfdist.metrics import ModelMetrics
 from tfdist.rules import own_code
 from tfdist.step import Settings, Step, specs
 from tfdist.strategy import HasCollectives, State
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +140,9 @@ class Steps:
     def go_on(self, overrides: Mapping[str, str]) -> None:
         """Gradients travel as in a run before, whose state is restored; code that its checkpoint alone names is not run."""
         self.overrides = {name: methods for name, methods in overrides.items() if self.compression.names(methods)}
+        left = sorted({methods for name, methods in overrides.items() if name not in self.overrides})
+        if left and self.strategy.is_chief:
+            _log.warning("The run before had chosen %s, which --compression names no more: left out.", ", ".join(left))
         if self.overrides and self.compression.choice:
             self._chosen()
 

@@ -188,7 +188,7 @@ class Run:
         trainer.drain()  # metrics of layers count every call of the model
         trainer.callback_memory.attend(self._callbacks.callbacks, self._model.optimizer)
         self._callbacks.on_train_begin()
-        trainer.callback_memory.begun()
+        trainer.callback_memory.begun(self._strategy.group)
         over = self._was_stopped()
         with contextlib.closing(self._profile), contextlib.closing(self._note):
             # A run that stopped at its last step, in the middle of an epoch, has that epoch's end before it.

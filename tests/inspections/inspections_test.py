@@ -127,7 +127,7 @@ def test_what_auto_chose_is_state_of_the_run_that_goes_on(mirrored2, monkeypatch
     assert chosen[0] == chosen[1] and 1 in chosen[0]
 
 
-def test_code_that_a_checkpoint_alone_names_is_not_run(mirrored2, tmp_path):
+def test_code_that_a_checkpoint_alone_names_is_not_run(mirrored2, tmp_path, caplog):
     """It comes from a stranger, who can write what he likes where a run keeps what was chosen."""
     trainer = make(mirrored2)
     planted = {"sequential/dense/kernel": "a_stranger_s:Codec", "sequential/dense_1/kernel": "fp16"}
@@ -139,6 +139,7 @@ def test_code_that_a_checkpoint_alone_names_is_not_run(mirrored2, tmp_path):
     again = make(mirrored2)
     again.build(tfdist.data.ArraySource(DATA))
     assert again.resume(tmp_path) == 3
+    assert "had chosen a_stranger_s:Codec, which --compression names no more: left out." in caplog.text
     again.fit(DATA, batch_size=16, steps=4)
     assert again.steps.overrides == {"sequential/dense_1/kernel": "fp16"}
 

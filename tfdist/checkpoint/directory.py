@@ -11,6 +11,7 @@ It is in nobody's way, and the next one to be written removes it.
 """
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -23,7 +24,6 @@ _WHOLE = re.compile(r"step-([0-9]{9,18})")
 _LEFT = re.compile(r"\.(step-[0-9]{9,18})\.(partial|replaced|pruned(?:-[0-9]+)?)")
 
 _log = logging.getLogger(__name__)
-_told: set[Path] = set()  # what could not be removed, each said once
 
 
 def name(step: int) -> str:
@@ -87,13 +87,12 @@ def clean_partial(directory: str | os.PathLike[str]) -> None:
     """Removes what killed processes left; call it when nobody writes there. What cannot be removed is a warning.
 
     Raises:
-      OSError: the directory cannot be read.
+      OSError: the directory cannot be read, or the last checkpoint not get its name back.
     """
     for path, match in _matching(Path(directory), _LEFT):
         whole = path.with_name(match[1])
         if match[2] == "replaced" and not whole.exists():
-            with _tried(path):
-                path.rename(whole)  # killed between two renames: the former one is the last that there is
+            path.rename(whole)  # killed between two renames: the former one is the last that there is
         else:
             _discard(path)
 
@@ -103,11 +102,13 @@ def _tried(path: Path) -> Iterator[None]:
     """Turns an error into a warning, said once for each directory that stays: nobody needs it, and it is in nobody's way."""
     try:
         yield
-        _told.discard(path)
     except OSError as error:
-        if path not in _told:
-            _log.warning("%s could not be cleared away (%s). That is tried again.", path, error.strerror or error)
-        _told.add(path)
+        _warn(path, error.strerror or str(error))
+
+
+@functools.cache  # what stays is tried again with each checkpoint
+def _warn(path: Path, why: str) -> None:
+    _log.warning("%s could not be cleared away (%s). That is tried again.", path, why)
 
 
 def make_partial(directory: Path, step: int) -> Path:

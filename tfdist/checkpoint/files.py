@@ -12,7 +12,8 @@ from tfdist.errors import CheckpointError, Damaged
 _IS_DAMAGE = {
     errno.ENOENT: "it is missing",
     errno.ELOOP: "it is a link",
-    errno.EIO: "the disk cannot read it",  # a bad sector, or a wrong checksum of a file system that has them
+    # A bad sector, or a wrong checksum of a file system that has them; over a network it may pass.
+    errno.EIO: "the disk cannot read it; if it can again, rename it back",
 }
 
 

@@ -1,7 +1,6 @@
 """Every private corner of Keras and TensorFlow that is touched, in one place; tests/keras_internals_test.py pins each."""
 
 from tfdist.keras_internals.engine import (
-    compute_metadata,
     limit_start_of_workers,
     no_gradients_recorded,
     operations_of,
@@ -76,7 +75,6 @@ from tfdist.keras_internals.variables import (
 
 __all__ = [
     "compilation",
-    "compute_metadata",
     "constant_learning_rate",
     "global_seed",
     "leave_strategy",

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.data.ops import multi_device_iterator_ops
-from tensorflow.python.distribute.failure_handling import failure_handling_util
 from tensorflow.python.eager import context, record
 
 
@@ -65,12 +64,3 @@ def operations_of(graph: tf.Graph) -> Iterator[tf.Operation]:
     yield from graph.get_operations()
     for function in graph._functions.values():
         yield from operations_of(function.graph)
-
-
-def compute_metadata(path: str) -> str:
-    """What the metadata server of Google Compute Engine, or one at GCE_METADATA_IP, says of this machine.
-
-    Raises:
-      OSError: there is no server, or no such path.
-    """
-    return failure_handling_util.request_compute_metadata(path)
