@@ -93,14 +93,14 @@ def test_a_process_that_cannot_be_killed_is_left(start, monkeypatch, caplog):
     children = [start("sleep", "1000") for _ in range(3)]
     began = time.monotonic()
     with monkeypatch.context() as patched:
-        patched.setattr(child_module, "REAP_SECONDS", 0.5)
+        patched.setattr(child_module, "REAP_SECONDS", 2.0)
         patched.setattr(os, "killpg", lambda group, number: None)
         for one in children:
             one.signal(signal.SIGKILL)
         for one in children:
             one.reap()
-    assert 0.4 < time.monotonic() - began < 1.2  # the time is the same for all
+    assert 1.9 < time.monotonic() - began < 5.0  # the time is the same for all
     assert [one.code for one in children] == [137] * 3
-    assert len(caplog.messages) == 3 and "has not ended 0.5 s after SIGKILL" in caplog.messages[0]
+    assert len(caplog.messages) == 3 and "has not ended 2 s after SIGKILL" in caplog.messages[0]
     for one in children:
         assert pathlib.Path(f"/proc/{one.pid}").exists()

@@ -63,11 +63,11 @@ def test_a_screen_that_nobody_reads_says_so(error):
 
 
 def test_what_finds_no_room_on_a_screen_is_lost():
-    with contextlib.suppress(OSError), open("/dev/full", "w") as stream:
+    with contextlib.suppress(OSError), open("/dev/full", "w") as stream:  # its end fails, too
         screen = Screen(stream)
         screen.write(b"x")
         screen.write(b"y")
-        assert not screen.gone
+    assert not screen.gone
     screen = Screen(Failing(BlockingIOError(errno.EAGAIN, "")))
     screen.write(b"x")
     assert not screen.gone

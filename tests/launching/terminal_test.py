@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import select
 import subprocess
 import sys
 import time
@@ -42,7 +43,7 @@ class Terminal:
 
     def wait_for(self, text: bytes, count: int) -> None:
         said, end = b"", time.monotonic() + DEADLINE
-        while said.count(text) < count and time.monotonic() < end:
+        while said.count(text) < count and select.select([self._master], [], [], max(0.0, end - time.monotonic()))[0]:
             said += os.read(self._master, 1 << 16)
         assert said.count(text) >= count
 
