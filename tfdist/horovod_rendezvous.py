@@ -76,7 +76,7 @@ def stall_settings(environment: Mapping[str, str], longest: int = STALL_SECONDS)
 
 def _with_coordinator(cluster: Cluster) -> Cluster:
     """Rank 0 chooses a port for the group; Horovod, which is up, carries the address."""
-    if cluster.coordinator or cluster.size == 1:
+    if cluster.size == 1:
         return cluster
     host = LOOPBACK if cluster.local_size == cluster.size else socket.gethostname()
     with socket.socket() as probe:
