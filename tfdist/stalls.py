@@ -163,9 +163,9 @@ class Stalls:
 
     def _limits(self, call: _Call) -> Iterable[float]:
         """After how many seconds beyond what is usual the ranks are asked."""
-        if not call.first:
-            return sorted({self._warning, self._shutdown} - {0.0})
-        return itertools.count(self._warning, self._warning) if self._warning else ()
+        if call.first and self._warning:
+            return itertools.count(self._warning, self._warning)
+        return sorted({self._warning, self._shutdown} - {0.0})
 
     def _outlasts(self, call: "_Call", limit: float) -> bool:
         """Returns whether a call is still the one that runs, when it has lasted so many seconds beyond what is usual.
