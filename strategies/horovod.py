@@ -33,7 +33,8 @@ class Horovod(HasCollectives):
         """Args: intra_op_threads: threads for one operation; 0 for a share of the cores, and to keep to it."""
         share_cores(cluster, intra_op_threads)
         use_one_gpu(cluster.local_rank)
-        # Whoever trains watches calls by --stall_shutdown_seconds; Horovod's own end is for what nobody watches.
+        # Whoever trains watches calls by --stall_shutdown_seconds; Horovod's own end, an hour unless the environment says
+        # otherwise (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS), is for what nobody watches, though it counts for every collective.
         self.group = start_horovod(cluster, join, stall_seconds=3600)
         self.cluster = cluster
         self.replicas = hvd.size()
