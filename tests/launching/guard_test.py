@@ -94,17 +94,30 @@ def test_a_guard_that_somebody_has_ended_is_named_once(caplog):
         guard.add(124)
         guard.forget(123)
         guard.add_directory("/nowhere")
+        guard.look()
+        guard.look()
     guard.forget(124)  # as a thread may that is late
-    assert len(caplog.messages) == 1 and "somebody has ended the process that guards this job's" in caplog.messages[0]
+    assert len(caplog.messages) == 1 and "the guard of this job's processes" in caplog.messages[0]
+
+
+def test_a_guard_that_is_missed_only_at_the_end_is_not_named(caplog):
+    with Guard() as guard:
+        guard.look()
+        guard._process.kill()
+        guard._process.wait()
+    assert not caplog.messages
 
 
 def test_a_job_whose_guard_is_killed_ends_as_it_would_have(tmp_path):
-    command = [sys.executable, "-m", "tfdist.launch", "--log_dir=logs", "--", "sh", "-c", "echo ready; sleep 1"]
+    waits = "echo ready; for i in $(seq 100); do [ -e said ] && exit 0; sleep 0.1; done; exit 1"
+    command = [sys.executable, "-m", "tfdist.launch", "--log_dir=logs", "--", "sh", "-c", waits]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
-        assert launcher.stdout
+        assert launcher.stdout and launcher.stderr
         launcher.stdout.readline()
         [guard] = [one for one in psutil.Process(launcher.pid).children() if reaper.__file__ in one.cmdline()]
         guard.kill()
+        first = next((line for line in launcher.stderr if "somebody has ended" in line), "")  # while they run
+        (tmp_path / "said").touch()
         said = launcher.communicate(timeout=10)[1]
     assert launcher.returncode == 0, said
-    assert said.count("somebody has ended") == 1 and "Traceback" not in said
+    assert first and "somebody has ended" not in said and "Traceback" not in said

@@ -151,7 +151,8 @@ def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: conte
             child.reap()
         raise
     stops = [*watched.stops, lambda: asked(host), lambda: _unread(host, screens)]
-    supervisor = Supervisor(children, channels, watched._replace(stops=stops, hurry=lambda: len(host.arrived) > 1))
+    watched = watched._replace(stops=stops, hurry=lambda: len(host.arrived) > 1, look=host.guard.look)
+    supervisor = Supervisor(children, channels, watched)
     try:
         outcome = supervisor.run()
         return Report(outcome, supervisor.stopped or bool(host.arrived), deaths.own(children, outcome))

@@ -37,7 +37,7 @@ class Guard:
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._is_there = True
+        self._is_missed = False
         return self
 
     def add(self, group: int) -> None:
@@ -52,9 +52,19 @@ class Guard:
         """Guards a process group no more: its number may become another's."""
         self._tell(f"-{group}\n")
 
+    def look(self) -> None:
+        """Warns, once, if somebody has ended the guard; to be called again and again while there is somebody to be guarded."""
+        if not self._is_missed and self._process.poll() is not None:
+            self._is_missed = True
+            _log.warning(
+                "tfdist.launch: somebody has ended process %d, the guard of this job's processes: they would outlive this "
+                "launcher now, if SIGKILL ended it.",
+                self._process.pid,
+            )
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._tell("done\n")
-        with contextlib.suppress(BrokenPipeError):  # what it was not there to read
+        with contextlib.suppress(BrokenPipeError):
             self._input.close()
         self._process.wait()
 
@@ -64,14 +74,8 @@ class Guard:
         return self._process.stdin
 
     def _tell(self, line: str) -> None:
-        if not self._is_there or self._input.closed:  # a thread of the launcher's may still talk at its end
+        if self._input.closed:  # a thread of the launcher's may still talk at its end
             return
-        try:
+        with contextlib.suppress(BrokenPipeError):  # see `look`
             self._input.write(line.encode())
             self._input.flush()
-        except BrokenPipeError:
-            self._is_there = False
-            _log.warning(
-                "tfdist.launch: somebody has ended the process that guards this job's: if this launcher is killed now, they "
-                "are left behind."
-            )

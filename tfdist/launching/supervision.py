@@ -43,6 +43,7 @@ class Watched(NamedTuple):
 
     Attributes:
       stops: each is asked again and again for a reason to end the processes.
+      look: called again and again.
       hurry: whether whoever waits for the end has lost patience.
       loss: the first loss that the ranks' group knows of.
       on_stop: told of a failure before the processes are ended.
@@ -51,6 +52,7 @@ class Watched(NamedTuple):
     """
 
     stops: Sequence[Callable[[], Stop | None]] = ()
+    look: Callable[[], object] = lambda: None
     hurry: Callable[[], bool] = lambda: False
     loss: Callable[[], Loss | None] = lambda: None
     on_stop: Callable[[Outcome], None] = lambda outcome: None
@@ -142,6 +144,7 @@ class Supervisor:
         """Passes on output until the condition holds, or the time is over."""
         end = time.monotonic() + seconds
         while True:
+            self._watched.look()
             for child in self._children:
                 child.poll()
             if condition() or time.monotonic() > end:
