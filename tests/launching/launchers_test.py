@@ -125,6 +125,16 @@ def test_with_too_few_others_it_is_tried_again_after_a_pause():
         play.report("b", code=5)
         assert play.runs("a") == 0 and play.runs("a", after=pause - 0.1) == 0
         play.now += 0.2
+    assert not any("do without" in line for line in play.said)
+
+
+@pytest.mark.parametrize("fields, kind", [({"rejoin_seconds": 0.0}, Kind.RUN), ({"max_restarts": 0}, Kind.OVER)])
+def test_that_the_others_do_without_it_is_said_only_where_they_do(fields, kind):
+    play = joined(least=1, restart_backoff_seconds=0.0, **fields)
+    play.report("a", code=5)
+    play.report("b", code=5)
+    assert play.order("b").kind == kind
+    assert not any("do without" in line for line in play.said)
 
 
 def test_a_launcher_that_is_preempted_as_it_starts_keeps_its_slots():

@@ -294,6 +294,12 @@ class Director:
             return []
         return [name for name in attempt.processes if name not in self._fit]
 
+    def _idle(self, attempt: Trial, cause: Outcome) -> list[str]:
+        """The strangers that are there, where nothing has begun, and nobody was preempted."""
+        if attempt.step is not None or cause.code in PREEMPTIONS:
+            return []
+        return [name for name in self._strangers(attempt) if name in self._members]
+
     def _refuse(self, misfits: Sequence[str], cause: Outcome, now: float) -> None:
         for name in misfits:  # some may be gone already
             self._refused[name] = cause
@@ -314,6 +320,8 @@ class Director:
             reason = "; ".join(filter(None, (cause.reason, decision.reason)))
             self._over = dataclasses.replace(cause, reason=reason)
             return
+        if spared := [name for name in self._idle(attempt, cause) if plan and name not in plan]:
+            self._say(f"Nothing has begun with {', '.join(spared)}: the others do without for a while.")
         wait = 0.0 if plan else decision.wait
         when = f"In {wait:g} s" if wait else "At once"
         self._say(f"{cause.reason}.{_log_of(cause)} {when}: {decision.reason}.")
@@ -331,19 +339,15 @@ class Director:
     def _shrinks(self, attempt: Trial, cause: Outcome, now: float) -> bool:
         """Takes the slots of those that died; where all have died, it is nobody's own failure, and none is taken.
 
-        Where nothing has begun, those that have never trained lose all of theirs: a host that hangs as it starts, or that the
-        others do not reach, must not stop them each time.
+        Those with which nothing has begun lose all of theirs: a host that hangs as it starts, or that the others do not
+        reach, must not stop them each time.
         """
         if not self._job.is_elastic:
             return False
         dead = deaths.by_launcher(attempt.processes, attempt.reports)
         if sum(dead.values()) == attempt.size:
             dead = {}
-        if attempt.step is None and cause.code not in PREEMPTIONS:
-            strangers = [name for name in self._strangers(attempt) if name in self._members]
-            dead |= {name: self._members[name].slots.offered for name in strangers}
-            if strangers:
-                self._say(f"Nothing has begun with {', '.join(strangers)}: the others do without for a while.")
+        dead |= {name: self._members[name].slots.offered for name in self._idle(attempt, cause)}
         for name, count in dead.items():
             if name in self._members:
                 self._members[name].slots.died(count, now)
