@@ -141,3 +141,16 @@ def test_on_several_hosts_all_launchers_end_with_75(node: int, signalled: str, l
     pids = [one.wait_for_ranks(1)[0] for one in nodes]
     os.kill(pids[node] if signalled == "rank" else nodes[node].job.processes[0].pid, signal.SIGTERM)
     assert [one.end() for one in nodes] == [75, 75]
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_output_that_nobody_reads_leaves_the_ranks_of_other_hosts_the_time_to_save(node: int, launch) -> None:
+    """As of a launcher whose ssh session has ended; here, one whose reader ends after six lines."""
+    [address] = processes.free_addresses(1)
+    flags = ("--nodes=2", f"--coordinator={address}")
+    saving = f"time.sleep(4 * (rank != {node}))"  # longer than after a failure
+    words = {"last": 10**6, "size": 1, "fault": "print('goes on', flush=True)", "ending": saving}
+    launch(*flags, f"--node_rank={node}", through=("sh", "-c", '"$0" "$@" 2>&1 | head -n 6'), **words)
+    other = launch(*flags, f"--node_rank={1 - node}", **words)
+    assert other.end() == 75
+    assert "Received SIGTERM" not in other.output

@@ -5,7 +5,7 @@ import pathlib
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tfdist.testing import processes
 
@@ -101,13 +101,19 @@ class Launched:
 
 @contextlib.contextmanager
 def launched(
-    directory: pathlib.Path, *flags: str, fault: str = "pass", last: object = 10, size: object = 2, ending: str = "pass"
+    directory: pathlib.Path,
+    *flags: str,
+    fault: str = "pass",
+    last: object = 10,
+    size: object = 2,
+    ending: str = "pass",
+    through: Sequence[str] = (),
 ) -> Iterator[Launched]:
-    """Starts the launcher of so many ranks, which train up to the update `last`."""
+    """Starts the launcher of so many ranks, which train up to the update `last`; `through` are words before its own."""
     program = PROGRAM.format(fault=fault, last=last, ending=ending)
     where = (f"--processes={size}", f"--log_dir={directory / 'logs'}", "--restart_backoff_seconds=0.1")
     command = [sys.executable, "-m", "tfdist.launch", *where, *flags, "--", sys.executable, "-c", program]
-    with processes.job([*command, str(directory / "saved")], 1) as job:
+    with processes.job([*through, *command, str(directory / "saved")], 1) as job:
         yield Launched(job, directory)
 
 

@@ -218,14 +218,14 @@ def _ordered(host: Host, desk: Desk) -> Ask:
 
 
 def _elsewhere(host: Host, launchers: Group) -> Ask:
-    """If another host's launcher was asked to end, its ranks agree with ours on a step to end at.
+    """If another host's launcher was asked to end, or nobody reads it any more, its ranks agree with ours on a step to end at.
 
     Ours need the time to save, and no signal, which could come when they have saved already, and would kill them.
     """
 
     def ask() -> Stop | None:
         outcome = nodes.elsewhere(launchers)
-        if outcome and outcome.code - endings.SIGNALLED in ENDING:
+        if outcome and outcome.code - endings.SIGNALLED in (*ENDING, signal.SIGPIPE):
             return Stop(outcome, asked=True, final=False, wait=host.job.grace_seconds)
         return Stop(outcome, final=False) if outcome else None
 
