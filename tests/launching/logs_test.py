@@ -1,4 +1,5 @@
 import io
+import os
 import pathlib
 
 import pytest
@@ -43,6 +44,14 @@ def test_a_log_goes_on_behind_what_is_there(tmp_path):
         "--- another launch",
         "third",
     ]
+
+
+def test_a_log_may_be_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "rank-0.log")
+    with open(os.open(tmp_path / "rank-0.log", os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        with Log(tmp_path / "rank-0.log", 0) as log:
+            log.write(b"one\n")
+        assert reader.read() == b"one\n"
 
 
 def test_a_log_on_a_full_disk_is_given_up_with_one_warning(caplog):

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import logging
+import os
 import pathlib
 from types import TracebackType
 from typing import IO
@@ -55,7 +56,7 @@ class Log:
             self._file = open(path, "ab", buffering=0)
         except OSError as error:
             self._give_up(error)
-        if self._file and self._file.tell():
+        if self._file and os.fstat(self._file.fileno()).st_size:  # a pipe cannot `tell`
             what = f"restart {number}" if number else "another launch"
             self.write(f"--- {what}, {datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
 
