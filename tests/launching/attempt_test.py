@@ -3,14 +3,17 @@
 import contextlib
 import os
 import pathlib
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from tfdist.launching.attempt import Host, _supervise
+from tfdist.launching.attempt import Host, _ordered, _supervise
 from tfdist.launching.child import Task
 from tfdist.launching.job import Job
-from tfdist.launching.supervision import Watched
+from tfdist.launching.orders import Kind, Order
+from tfdist.launching.outcome import Outcome
+from tfdist.launching.supervision import Stop, Watched
 
 pytestmark = pytest.mark.alone
 
@@ -36,3 +39,11 @@ def test_a_process_that_cannot_be_guarded_is_not_left(tmp_path: pathlib.Path) ->
     [group] = guard.groups
     with pytest.raises(ProcessLookupError):
         os.killpg(group, 0)
+
+
+def test_processes_of_a_launcher_that_was_given_up_end() -> None:
+    """What it did not do for so long, as its disk did not answer, it must not do beside the others."""
+    lost = Outcome(5, "this launcher has not said how its processes ended")
+    host = Host(Job(), cast(Any, None), {}, cast(Any, None), cast(Any, None), None, (), (), print)
+    desk = SimpleNamespace(order=lambda: Order(Kind.OVER, outcome=lost))
+    assert _ordered(host, cast(Any, desk))() == Stop(lost, final=False)

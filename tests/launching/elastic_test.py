@@ -11,9 +11,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from tests.launching.toy import DEADLINE, Launched, die, launched
+from tfdist.preemption import TOGETHER_SECONDS
 from tfdist.testing import processes
 
 pytestmark = pytest.mark.alone
@@ -244,3 +246,27 @@ def test_a_launcher_with_another_token_is_refused(launch, tmp_path, monkeypatch)
     other = launch(*flags)
     assert other.end() == 2
     assert "Set TFDIST_TOKEN to the same on every host." in other.output
+
+
+def test_a_launcher_whose_disk_does_not_answer_does_not_hold_the_others(launch, tmp_path) -> None:
+    """Its log is a pipe that nobody reads: to open it takes for ever."""
+    [address] = processes.free_addresses(1)
+    flags = (listed(tmp_path, "localhost:2"), f"--coordinator={address}", "--start_timeout_seconds=2")
+    first = launch(*flags, last=FOREVER)
+    wait(lambda: (tmp_path / "saved").exists(), first)
+    (tmp_path / "hangs").mkdir()
+    os.mkfifo(tmp_path / "hangs" / "rank-2.log")
+    second = launch(*flags, f"--log_dir={tmp_path / 'hangs'}", last=FOREVER)
+    first.job.wait_for(0, "launcher 1 (127.0.0.1) has come", DEADLINE)
+    listed(tmp_path, "localhost:2", "127.0.0.1:1")
+    second.job.wait_for(0, "rank 2 of 3", DEADLINE)
+    wait(lambda: "--- restart 1" in first.log, first)
+    wait(lambda: len(psutil.Process(first.job.processes[0].pid).children()) == 1, first)  # its guard
+    for _ in range(2):
+        first.job.processes[0].send_signal(signal.SIGTERM)
+        time.sleep(TOGETHER_SECONDS + 0.5)
+    assert first.end() == 143
+    assert "launcher 1 (127.0.0.1) has not said how its processes ended" in first.output
+    with open(tmp_path / "hangs" / "rank-2.log", "rb"):  # now its disk answers
+        assert second.end() == 5
+    assert "this launcher has not said how its processes ended" in second.said[-1]

@@ -113,6 +113,62 @@ def test_a_launcher_with_which_nothing_begins_stops_the_others_ever_more_rarely(
         assert play.runs("a") and play.runs("b")
 
 
+HEARD_BY = 60.0 + 60.0 + 60.0  # --start_timeout_seconds, --grace_seconds, and what it takes to kill and to say
+
+
+def test_a_launcher_that_does_not_say_how_its_processes_ended_is_done_without():
+    """It beats, but its disk does not answer."""
+    play = joined()
+    play.report("a", code=5)
+    assert play.runs("a") == 0 == play.runs("a", after=HEARD_BY - 1.0)
+    assert play.runs("a", after=1.0) == 2
+    assert "b has not said how its processes ended." in play.said
+    order = play.order("b")
+    assert (order.kind, order.outcome.code) == (Kind.OVER, 5)
+    play.report("b", code=5)
+    assert play.runs("a", after=1.0) == 2
+
+
+def test_nor_is_one_waited_for_that_was_told_to_stop():
+    play = joined(elastic_timeout_seconds=0.0)
+    play.listed = {"a": 2}
+    assert play.order("b").kind == Kind.STOP == play.order("a").kind
+    play.report("a", code=75, step=20)
+    assert play.order("b", after=HEARD_BY - 1.0).kind == Kind.STOP
+    assert play.order("b", after=1.0).kind == Kind.OVER and play.runs("a") == 2
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_processes_that_end_well_may_end_long_after_the_others(code):
+    """Nobody has told them to end."""
+    play = joined()
+    play.report("a", code=code, step=20)
+    play.order("b")
+    assert play.order("b", after=1e6).kind == Kind.RUN and play.order("a").kind == Kind.WAIT
+    play.report("b", code=code, step=20)
+    play.order("a")
+    assert play.order("a", after=5.0).kind == (Kind.RUN if code else Kind.OVER)
+
+
+def test_the_launcher_that_decides_is_waited_for():
+    """It was stopped itself, and has just gone on."""
+    play = joined()
+    play.report("b", code=5)
+    play.order("b")
+    assert play.order("b", after=1e6).kind == Kind.WAIT
+    assert play.runs("a") == 2
+
+
+def test_whoever_has_no_patience_waits_for_nobody():
+    play = joined()
+    play.report("a", code=75, stopped=True)
+    play.director.end(Outcome(143, "ended by SIGTERM"))
+    assert play.order("a").kind == Kind.WAIT and play.order("b").kind == Kind.STOP
+    play.director.end(Outcome(143, "ended by SIGTERM"), at_once=True)
+    assert play.order("a") == Order(Kind.OVER, outcome=Outcome(143, "ended by SIGTERM"))
+    assert play.order("b").kind == Kind.OVER
+
+
 def test_with_too_few_others_it_is_tried_again_after_a_pause():
     play = joined(restart_backoff_seconds=5.0)
     play.listed = {"a": 1, "b": 2}

@@ -29,8 +29,8 @@ class Desk:
         self.reports.append(report)
         self.orders.pop(0)
 
-    def end(self, outcome: Outcome) -> None:
-        self.ended.append(outcome)
+    def end(self, outcome: Outcome, at_once: bool = False) -> None:
+        self.ended.append((outcome, at_once))
 
 
 def until_over(desk: Desk, arrived: list[int]) -> Outcome:
@@ -56,3 +56,11 @@ def test_whoever_is_asked_to_end_begins_nothing() -> None:
     desk = Desk(Order(Kind.RUN, 1, processes=2), Order(Kind.OVER))
     until_over(desk, [signal.SIGTERM])
     assert desk.reports == [Report(Outcome(143, "ended by SIGTERM"), stopped=True)]
+
+
+def test_whoever_is_asked_twice_does_not_wait_for_the_others() -> None:
+    """Its own processes have ended."""
+    for arrived in [signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM]:
+        desk = Desk(Order(Kind.WAIT), Order(Kind.OVER))
+        until_over(desk, arrived)
+        assert desk.ended == [(Outcome(143, "ended by SIGTERM"), len(arrived) > 1)]

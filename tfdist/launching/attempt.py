@@ -151,7 +151,7 @@ def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: conte
             child.reap()
         raise
     stops = [*watched.stops, lambda: asked(host), lambda: _unread(host, screens)]
-    watched = watched._replace(stops=stops, hurry=lambda: len(host.arrived) > 1, look=host.guard.look)
+    watched = watched._replace(stops=stops, hurry=lambda: in_a_hurry(host), look=host.guard.look)
     supervisor = Supervisor(children, channels, watched)
     try:
         outcome = supervisor.run()
@@ -168,6 +168,11 @@ def asked(host: Host) -> Stop | None:
     name = signal.Signals(host.arrived[0]).name
     outcome = Outcome(endings.SIGNALLED + host.arrived[0], f"ended by {name}")
     return Stop(outcome, host.job.grace_seconds, asked=True)
+
+
+def in_a_hurry(host: Host) -> bool:
+    """Whether whoever has asked it to end has asked again."""
+    return len(host.arrived) > 1
 
 
 def _unread(host: Host, screens: Sequence[Screen]) -> Stop | None:
@@ -208,7 +213,7 @@ def _ordered(host: Host, desk: Desk) -> Ask:
 
     def ask() -> Stop | None:
         order = desk.order()
-        if order.kind != Kind.STOP:
+        if order.kind not in (Kind.STOP, Kind.OVER):  # over for a launcher that was given up
             return None
         if order.outcome.code == ExitCode.PEER_LOST:  # nothing can be saved
             return Stop(order.outcome, final=False)

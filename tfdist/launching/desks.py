@@ -44,8 +44,8 @@ class Desk(abc.ABC):
     def meet(self, order: Order) -> AbstractContextManager[Group]:
         """The launchers of an attempt."""
 
-    def end(self, outcome: Outcome) -> None:
-        """Says that somebody wants this launcher to end, while nothing runs."""
+    def end(self, outcome: Outcome, at_once: bool = False) -> None:
+        """Says that somebody wants this launcher to end, while nothing runs; or at once, whatever runs elsewhere."""
 
     def conclude(self, outcome: Outcome) -> Outcome:
         """How the job ended, once all launchers have ended."""
@@ -73,9 +73,9 @@ class Own(Desk):
         """See base class."""
         return meeting(order, self._job.start_timeout_seconds)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: Outcome, at_once: bool = False) -> None:
         """See base class."""
-        self._director.end(outcome)
+        self._director.end(outcome, at_once)
 
 
 class FixedNodes(Desk):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tfdist import endings
 from tfdist.errors import ExitCode
 from tfdist.launching import deaths
+from tfdist.launching.child import REAP_SECONDS
 from tfdist.launching.hosts import is_named
 from tfdist.launching.job import Job
 from tfdist.launching.orders import Kind, Order, Report
@@ -18,6 +19,7 @@ from tfdist.launching.slots import Slots
 from tfdist.launching.trial import Trial, loss_of
 
 SETTLE_SECONDS = 2.0  # for more launchers to come, before a job on several hosts begins, or grows
+_WORD_SECONDS = 30.0  # for orders and reports on their way, and for what an attempt serves to be closed
 
 _RESIZED = Outcome(ExitCode.PREEMPTED, "the processes stop so that others can join them, or leave")
 
@@ -51,7 +53,8 @@ class Director:
     while (see `Slots`), and those that are there go on; when slots come or go, all are stopped so that they save, and
     start again. What an attempt leaves of the job is the checkpoints' affair. A launcher that comes later, and with which the
     processes end by bad input, as its program is another one, is refused, and the others go on; a number of processes that ends
-    so, where fewer have trained, is not tried again.
+    so, where fewer have trained, is not tried again. A launcher that is there, and does not say how its processes ended, long
+    after they had to, hangs, as its disk does not answer: it is lost.
     """
 
     def __init__(
@@ -76,6 +79,8 @@ class Director:
         self.part: Callable[[], object] = lambda: None
         self._least = job.min_processes or job.processes
         self._restarts = Restarts(job)
+        # Who has to end is still in the start, or saves, and is then killed.
+        self._patience = job.start_timeout_seconds + job.grace_seconds + REAP_SECONDS + _WORD_SECONDS
         self._lock = threading.RLock()
         self._members: dict[str, _Member] = {}  # in the order in which they came
         self._first = ""
@@ -124,10 +129,11 @@ class Director:
             if self._attempt and name in self._attempt.processes:
                 self._attempt.reports[name] = report
 
-    def end(self, outcome: Outcome) -> None:
-        """Somebody wants the job to end; what runs is stopped first."""
+    def end(self, outcome: Outcome, at_once: bool = False) -> None:
+        """Somebody wants the job to end; what runs is stopped first, and, if it has to be at once, not waited for."""
         with self._lock:
             self._over = self._over or outcome
+            self._patience = 0.0 if at_once else self._patience
 
     def order(self, name: str) -> Order:
         """What a launcher is to do now."""
@@ -156,7 +162,9 @@ class Director:
 
     def _advance(self) -> None:
         now, attempt = self._clock(), self._attempt
-        if attempt and all(name in attempt.reports or name not in self._members for name in attempt.processes):
+        if attempt and attempt.overdue(now) >= self._patience:
+            self._give_up(attempt)
+        if attempt and not any(name in self._members for name in attempt.awaited):
             self._conclude(now)
         free = self._free(now)
         if self._attempt:
@@ -164,11 +172,19 @@ class Director:
         elif not self._over and now >= self._not_before:
             self._begin(self._plan(free) or self._plan(self._needed()), now)
 
+    def _give_up(self, attempt: Trial) -> None:
+        """Whoever is awaited is lost; but not the first launcher, which is this very process and may have been stopped."""
+        reason = "has not said how its processes ended"
+        for name in attempt.awaited:
+            if name in self._members and name != self._first:
+                self._refused[name] = Outcome(ExitCode.PEER_LOST, f"this launcher {reason}")
+                self.lost(name, reason)
+
     def _stop(self, attempt: Trial, free: Mapping[str, int], now: float) -> None:
         """Tells an attempt to stop, once, if it has to."""
         if attempt.stops:
             return
-        lost = [name for name in attempt.processes if name not in self._members and name not in attempt.reports]
+        lost = [name for name in attempt.awaited if name not in self._members]
         if lost:  # whoever talks to its processes waits in vain
             attempt.stops = loss_of(lost)
         elif self._over:

@@ -71,7 +71,7 @@ class Guest(Desk):
         """See base class."""
         return meeting(order, self._job.start_timeout_seconds)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: Outcome, at_once: bool = False) -> None:
         """See base class."""
         self._left = True
         self._send({"type": "goodbye"})
@@ -95,6 +95,8 @@ class Guest(Desk):
             problem = str(error)
         if not self._left:
             self._lost = Outcome(ExitCode.PEER_LOST, f"the coordinator's launcher is lost: {problem}")
+        with contextlib.suppress(OSError):  # the lobby does not wait for a main thread that hangs
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def _follow(self) -> None:
         """Returns when the lobby has closed; raises `OSError` when it is silent."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from tfdist import commits
 from tfdist.errors import ExitCode, PeerLostError
 from tfdist.launching.arriving import opened
-from tfdist.launching.attempt import Ask, Host, asked, attempt
+from tfdist.launching.attempt import Ask, Host, asked, attempt, in_a_hurry
 from tfdist.launching.desks import Desk
 from tfdist.launching.guard import Guard
 from tfdist.launching.job import Job
@@ -77,9 +77,9 @@ def _until_over(host: Host, desk: Desk) -> Outcome:
             report = _attempt(host, desk, order, is_first=not begun)
             begun, last = True, report.outcome
             desk.report(report)
-        elif stop:  # a preemption remains one: what has ended so has saved
-            desk.end(last if last.code == ExitCode.PREEMPTED else stop.outcome)
         else:
+            if stop:  # a preemption remains one: what has ended so has saved
+                desk.end(last if last.code == ExitCode.PREEMPTED else stop.outcome, at_once=in_a_hurry(host))
             time.sleep(POLL_SECONDS)
     return order.outcome
 

@@ -1,6 +1,7 @@
 """An attempt as whoever decides sees it: who runs it, and what they have reported."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from tfdist.errors import ExitCode
@@ -21,6 +22,7 @@ class Trial:
       token: what they show there.
       reports: of those that have ended.
       stops: why it was told to stop.
+      ends: since when all of it has to end.
     """
 
     number: int
@@ -29,11 +31,26 @@ class Trial:
     token: str
     reports: dict[str, Report] = dataclasses.field(default_factory=dict)
     stops: Outcome | None = None
+    ends: float | None = None
 
     @property
     def size(self) -> int:
         """How many processes it has."""
         return sum(self.processes.values())
+
+    @property
+    def awaited(self) -> list[str]:
+        """The launchers that have not reported."""
+        return [name for name in self.processes if name not in self.reports]
+
+    def overdue(self, now: float) -> float:
+        """For how many seconds all of it has had to end: it was told to stop, or a launcher has failed, or was asked to end.
+
+        Those whose processes end with code 0 or 75 tell the others nothing: theirs end when they want. To be asked often.
+        """
+        if self.ends is None and (self.stops or any(map(_ends_all, self.reports.values()))):
+            self.ends = now
+        return -math.inf if self.ends is None else now - self.ends
 
     @property
     def step(self) -> int | None:
@@ -48,15 +65,18 @@ class Trial:
     def cause(self) -> Outcome:
         """Of the launchers' outcomes the one that is no consequence of another's, and names a rank."""
         outcomes = [report.outcome for report in self.reports.values()]
-        lost = [name for name in self.processes if name not in self.reports]
-        if lost:
-            outcomes.append(loss_of(lost))
+        if self.awaited:
+            outcomes.append(loss_of(self.awaited))
         return max(outcomes, key=_says, default=SUCCESS)
 
 
 def loss_of(launchers: Sequence[str]) -> Outcome:
     """How an attempt ends when launchers are lost."""
     return Outcome(ExitCode.PEER_LOST, f"{', '.join(launchers)} is lost")
+
+
+def _ends_all(report: Report) -> bool:
+    return report.stopped or report.outcome.code not in (ExitCode.DONE, ExitCode.PREEMPTED)
 
 
 def _says(outcome: Outcome) -> tuple[int, bool]:
