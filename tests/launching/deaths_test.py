@@ -50,5 +50,19 @@ def test_a_rank_that_the_first_launcher_names_is_dead_for_its_own(a, b, dead):
     assert deaths.by_launcher({"a": 2, "b": 1}, {"a": a, "b": b}) == dict(zip("ab", dead, strict=True))
 
 
+@pytest.mark.parametrize(
+    "rank, absent, dead",
+    [
+        (1, (1, 2, 3, 4), (1, 3)),
+        (2, (2, 3), (0, 2)),
+        (0, (2, 3), (0, 0)),  # the cause is another one
+        (2, (2, 9, -1), (0, 1)),  # nobody's
+    ],
+)
+def test_ranks_that_never_came_are_dead_all_at_once(rank, absent, dead):
+    reports = {"a": Report(Outcome(5, "why", rank), absent=absent), "b": Report(Outcome(5))}
+    assert deaths.by_launcher({"a": 2, "b": 3}, reports) == dict(zip("ab", dead, strict=True))
+
+
 def test_a_launcher_that_has_not_reported_is_lost_as_a_whole():
     assert deaths.by_launcher({"a": 2, "b": 1}, {"a": report(1, 2)}) == {"a": 0}

@@ -99,6 +99,14 @@ def test_the_others_go_on_without_one_that_is_silent(launch) -> None:
     assert "rank 1 is lost: no sign of life for 3 s" in one.said[1]
 
 
+def test_the_others_go_on_without_all_that_do_not_come(launch) -> None:
+    hang = die("rank and restart == 0", "time.sleep(1000)")
+    one = launch("--start_timeout_seconds=1", start=hang, size="1:3")
+    assert one.end() == 0
+    assert sizes(one) == [3, 1]
+    assert "ranks 1, 2 did not join the job's group within 1 s" in one.said[1]
+
+
 def test_a_job_that_cannot_shrink_takes_another_process_at_once(launch) -> None:
     one = launch("--rejoin_seconds=0", fault=die("rank == 1 and restart == 0 and step == 8"), size="2:2")
     assert one.end() == 0

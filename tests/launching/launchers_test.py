@@ -233,6 +233,18 @@ def test_a_process_that_only_another_launcher_sees_die_is_its_own_launcher_s(cod
     assert play.said[-2] == "rank 2 is the cause. At once: restart 1 after step 7."
 
 
+def test_a_host_that_has_trained_and_whose_ranks_all_hang_now_is_done_without():
+    play = elastic(least=1, **SEVERAL | {"listed": {"a": 1, "b": 2}})
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play.report("a", code=1, dead=1, step=7)
+    play.report("b", code=1, dead=2, step=7)
+    play.order("a"), play.order("a", after=5.0)
+    assert (play.runs("a"), play.runs("b")) == (1, 2)
+    play.director.reported("a", Report(Outcome(5, "ranks 1, 2 did not join the job's group", 1), absent=(1, 2)))
+    play.report("b", code=5)
+    assert (play.runs("a"), play.runs("b")) == (1, 0)
+
+
 def test_if_it_comes_again_and_again_the_others_are_stopped_ever_more_rarely():
     play = joined_by_another_program(rejoin_seconds=60.0)
     assert play.runs("a") == 2

@@ -11,7 +11,9 @@ from tfdist.launching.outcome import Outcome
 OUTCOMES = st.builds(Outcome, st.integers(0, 255), st.text(), st.none() | st.integers(0, 99))
 NUMBERS = st.integers(0, 10**6)
 ORDERS = st.builds(Order, st.sampled_from(Kind), *[NUMBERS] * 4, st.text(), st.text(), OUTCOMES, st.text())
-REPORTS = st.builds(Report, OUTCOMES, st.booleans(), NUMBERS, st.none() | NUMBERS, st.booleans())
+REPORTS = st.builds(
+    Report, OUTCOMES, st.booleans(), NUMBERS, st.none() | NUMBERS, st.booleans(), st.lists(NUMBERS).map(tuple)
+)
 
 
 @given(ORDERS, REPORTS)
@@ -36,7 +38,18 @@ def test_what_is_no_order_is_refused(change):
         order_of(order_message(Order(Kind.WAIT)) | change)
 
 
-@pytest.mark.parametrize("change", [{"outcome": [0]}, {"dead": None}, {"step": "7"}, {"stopped": 1}, {"final": None}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"outcome": [0]},
+        {"dead": None},
+        {"step": "7"},
+        {"stopped": 1},
+        {"final": None},
+        {"absent": 1},
+        {"absent": ["1"]},
+    ],
+)
 def test_what_is_no_report_is_refused(change):
     with pytest.raises(BadMessage):
         report_of(report_message(Report(Outcome(0))) | change)

@@ -23,6 +23,7 @@ from tfdist.step_note import StepNote
 saved, restart = pathlib.Path(sys.argv[1]), int(os.environ["TFDIST_RESTART"])
 cluster = from_tf_config(os.environ)
 rank = cluster.rank
+{start}
 group, progress = join(cluster), StepNote()
 
 def save(step):
@@ -107,10 +108,11 @@ def launched(
     last: object = 10,
     size: object = 2,
     ending: str = "pass",
+    start: str = "pass",
     through: Sequence[str] = (),
 ) -> Iterator[Launched]:
     """Starts the launcher of so many ranks, which train up to the update `last`; `through` are words before its own."""
-    program = PROGRAM.format(fault=fault, last=last, ending=ending)
+    program = PROGRAM.format(fault=fault, last=last, ending=ending, start=start)
     where = (f"--processes={size}", f"--log_dir={directory / 'logs'}", "--restart_backoff_seconds=0.1")
     command = [sys.executable, "-m", "tfdist.launch", *where, *flags, "--", sys.executable, "-c", program]
     with processes.job([*through, *command, str(directory / "saved")], 1) as job:

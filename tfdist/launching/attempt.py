@@ -81,8 +81,9 @@ def attempt(host: Host, desk: Desk, order: Order, is_first: bool) -> Report:
         tasks = _tasks(host, placement, variables, order)
         if is_first:
             host.say(f"{name_ranks([task.rank for task in tasks])} of {placement.size}, logs in {host.logs}")
+        timeout = _StartTimeout(host.job.start_timeout_seconds, server)
         watched = Watched(
-            stops=[*host.stops, _start_timeout(host.job, server), _elsewhere(host, launchers), _ordered(host, desk)],
+            stops=[*host.stops, timeout, _elsewhere(host, launchers), _ordered(host, desk)],
             loss=lambda: server.loss if server else None,
             on_stop=lambda outcome: launchers.leave(outcome.code, outcome.reason),
             grace=host.job.grace_seconds,
@@ -94,7 +95,8 @@ def attempt(host: Host, desk: Desk, order: Order, is_first: bool) -> Report:
     notes = [_note(host.notes, task.rank) for task in tasks] if host.notes else []
     step = max((step for step in map(step_note.read, notes) if step is not None), default=None)
     final = any(map(step_note.forbids_restart, notes))
-    return supervised._replace(outcome=dataclasses.replace(outcome, log=log), step=step, final=final)
+    outcome = dataclasses.replace(outcome, log=log)
+    return supervised._replace(outcome=outcome, step=step, final=final, absent=tuple(timeout.absent))
 
 
 @contextlib.contextmanager
@@ -188,24 +190,31 @@ def _inherited(environment: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONUNBUFFERED": "1"} | kept  # lines appear when they are printed, also the last before a crash
 
 
-def _start_timeout(job: Job, server: Server | None) -> Ask:
-    """Once a rank has come to the group, the others must come too; a job whose ranks do not use tfdist has no group."""
-    first_came = 0.0
+class _StartTimeout:
+    """Once a rank has come to the group, the others must come too; a job whose ranks do not use tfdist has no group.
 
-    def ask() -> Stop | None:
-        nonlocal first_came
-        absent = server.absent() if server else []
-        if not absent or not server or len(absent) == server.size:
+    Attributes:
+      absent: the ranks that did not come in time.
+    """
+
+    def __init__(self, seconds: float, server: Server | None):
+        self._seconds, self._server = seconds, server
+        self._first_came = 0.0
+        self.absent: list[int] = []
+
+    def __call__(self) -> Stop | None:
+        absent = self._server.absent() if self._server else []
+        if not absent or not self._server or len(absent) == self._server.size:
             return None
         now = time.monotonic()
-        first_came = first_came or now
-        if now - first_came < job.start_timeout_seconds:
+        self._first_came = self._first_came or now
+        if now - self._first_came < self._seconds:
             return None
-        who = name_ranks(absent)
-        reason = f"{who} did not join the job's group within {job.start_timeout_seconds:g} s (--start_timeout_seconds)"
+        self.absent = absent
+        reason = (
+            f"{name_ranks(absent)} did not join the job's group within {self._seconds:g} s (--start_timeout_seconds)"
+        )
         return Stop(Outcome(ExitCode.PEER_LOST, reason, absent[0]), final=False)
-
-    return ask
 
 
 def _ordered(host: Host, desk: Desk) -> Ask:

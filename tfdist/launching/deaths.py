@@ -28,8 +28,8 @@ def own(ends: Collection[End], cause: Outcome) -> int:
 def by_launcher(processes: Mapping[str, int], reports: Mapping[str, Report]) -> dict[str, int]:
     """How many processes of each launcher that has reported have died.
 
-    A rank that the first launcher names, which serves the ranks' group, is dead for its own, too: that one may have ended it
-    before it had ended by itself, as it says goodbye first, or is silent.
+    Ranks that the first launcher blames, which serves the ranks' group, are dead for their own, too: that one may have ended
+    them before they had ended by themselves, as they say goodbye first, are silent, or have not come.
 
     Args:
       processes: how many each launcher ran, in the order of ranks.
@@ -37,15 +37,21 @@ def by_launcher(processes: Mapping[str, int], reports: Mapping[str, Report]) -> 
     """
     dead = {name: report.dead for name, report in reports.items()}
     owners = [name for name, count in processes.items() for _ in range(count)]
-    first = owners[0]
-    owner = _blamed(reports[first].outcome, owners) if first in reports else None
-    if owner in dead and owner != first:
-        dead[owner] = max(dead[owner], 1)
+    blamed = _blamed(reports[owners[0]], owners) if owners[0] in reports else []
+    for owner in dead:
+        dead[owner] = max(dead[owner], blamed.count(owner))
     return dead
 
 
-def _blamed(cause: Outcome, owners: Sequence[str]) -> str | None:
-    """Whose rank is the cause; with code 5, of another launcher, it is one that is lost, not one that lost others."""
-    if cause.rank is None or not 0 <= cause.rank < len(owners):
-        return None
-    return None if cause.code in _NO_DEATH and cause.code != ExitCode.PEER_LOST else owners[cause.rank]
+def _blamed(report: Report, owners: Sequence[str]) -> list[str]:
+    """For each rank that is the cause for the first launcher, whose it is.
+
+    That one knows its own; with code 5 another's rank is one that is lost, not one that lost others. Where ranks did not come
+    in time, it is all of them: one after the other, each would take the others that time again.
+    """
+    cause = report.outcome
+    if cause.code == ExitCode.PEER_LOST and cause.rank in report.absent:
+        return [owners[rank] for rank in report.absent if 0 <= rank < len(owners)]
+    if cause.rank is None or not 0 <= cause.rank < len(owners) or owners[cause.rank] == owners[0]:
+        return []
+    return [] if cause.code in _NO_DEATH and cause.code != ExitCode.PEER_LOST else [owners[cause.rank]]

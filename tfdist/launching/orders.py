@@ -52,6 +52,7 @@ class Report(NamedTuple):
       dead: how many of its processes ended by a failure of their own.
       step: the last that any of its ranks has noted; None if none has.
       final: whether one of them has noted that nothing must be started again.
+      absent: the ranks that did not come to the ranks' group in time, if this launcher serves it.
     """
 
     outcome: Outcome
@@ -59,6 +60,7 @@ class Report(NamedTuple):
     dead: int = 0
     step: int | None = None
     final: bool = False
+    absent: tuple[int, ...] = ()
 
 
 def launched_now() -> str:
@@ -89,7 +91,10 @@ def report_message(report: Report) -> Message:
 def report_of(message: Message) -> Report:
     """The report of a message; raises `BadMessage`."""
     outcome, *rest = take(message, outcome=list, stopped=bool, dead=int, step=(int, type(None)), final=bool)
-    return Report(_outcome_of(outcome), *rest)
+    [absent] = take(message, absent=list)
+    if not all(isinstance(rank, int) for rank in absent):
+        raise BadMessage(f"absent ranks that are {absent!r:.80}")
+    return Report(_outcome_of(outcome), *rest)._replace(absent=tuple(absent))
 
 
 def _outcome_message(outcome: Outcome) -> list[object]:
