@@ -67,6 +67,28 @@ def test_the_bar_has_every_field(reporter, screen, clock):
     reporter.close("done")
 
 
+@pytest.mark.parametrize(
+    ("width", "values"),
+    [
+        (120, r"loss 1\.2500  accuracy 0\.5000  sent 0\.0859 MB  comm 12%"),
+        (100, r"loss 1\.2500  accuracy 0\.5000  sent 0\.0859 MB"),
+        (80, r"loss 1\.2500  accuracy 0\.5000"),
+        (70, r"loss 1\.2500"),
+    ],
+)
+def test_a_narrow_bar_leaves_out_what_comes_last(width, values, screen, clock):
+    """Not the steps nor the time: eighty columns are what most terminals have."""
+    reporter = TerminalReporter(Console(file=screen, force_terminal=True, width=width), clock)
+    reporter.start(PLAN)
+    sent = {"payload_bytes": 85900.0, "exposed_communication_seconds": 0.12, "step_seconds": 1.0}
+    for step in (100, 200, 300):
+        clock.now += 0.25
+        reporter.progress(step, {"loss": 1.25, "accuracy": 0.5, "recall": 0.1} | sent)
+    bar = drawn(screen)[-1]
+    reporter.close("done")
+    assert re.fullmatch(rf"step 300/500 [━╸╺ ]{{6,}} 25600 examples/s {values} eta 00:01", bar), bar
+
+
 def test_it_is_drawn_on_a_terminal_by_moving_the_cursor(reporter, screen, clock):
     reporter.start(PLAN)
     clock.now += 1.0

@@ -18,6 +18,8 @@ from tfdist.reporting.schema import EVAL
 
 # Drawn by the caller, so no thread of rich's runs beside the training.
 _SECONDS_BETWEEN_DRAWS = 0.1
+# Columns beside the steps and the values: a bar of 6, the speed of 16, the time of 11, and what is between them.
+_OTHERS = 6 + 16 + 11 + 5
 
 
 def terminal_or_plain(stream: TextIO) -> Reporter:
@@ -35,6 +37,8 @@ def terminal_or_plain(stream: TextIO) -> Reporter:
 
 class TerminalReporter(Reporter):
     """Shows one progress bar: steps, examples/s, loss, the first metric, what communication costs and the time that is left.
+
+    Where the terminal is narrow, what comes last of loss, metric and communication is left out.
 
     Evaluations stay on the screen as lines above it, the outcome as a line below it. While the bar is up, what the
     process prints or logs to a terminal appears above it too.
@@ -97,7 +101,8 @@ class TerminalReporter(Reporter):
     def _update(self, step: int, record: Mapping[str, Json]) -> None:
         if self._bar is not None:
             task = self._bar.tasks[0]
-            values = escape("  ".join([*loss_and_metrics(record, most=1), *communication(record)]))
+            room = self._console.width - _OTHERS - len(f"step {task.total:.0f}/{task.total:.0f}")
+            values = escape(_fitting([*loss_and_metrics(record, most=1), *communication(record)], room))
             self._bar.update(task.id, completed=step, description=values or task.description)
 
     def _draw(self) -> None:
@@ -107,6 +112,13 @@ class TerminalReporter(Reporter):
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _fitting(values: list[str], room: int) -> str:
+    """As many of the values, the first in any case, as so many columns hold."""
+    while len(values) > 1 and len("  ".join(values)) > room:
+        values = values[:-1]
+    return "  ".join(values)
 
 
 class _ExamplesPerSecond(ProgressColumn):
