@@ -23,7 +23,7 @@ LAYERS = {
     " recomputing reporting",
     "strategies": "strategies births dtensor horovod_rendezvous placing rematerialization servers tf_distribute",
     "strategy": "strategy loading",
-    "talking": "collectives group meetings stalls",
+    "talking": "collectives group meetings patience stalls",
     "foundation": "cluster combinations commits config cores decay detect devices dims endings engine_errors errors fitting"
     " flag horovod_build hostlist keras_internals layouts machine_notice mesh naming numbered own_code period"
     " preemption randomness rules signals spec step_note tf_config whereabouts",

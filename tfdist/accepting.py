@@ -10,6 +10,7 @@ from tfdist.data import Examples
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale
 from tfdist.layers import SyncBatchNormalization
+from tfdist.patience import patience
 from tfdist.strategy import HasCollectives, Strategy
 
 _log = logging.getLogger(__name__)
@@ -139,7 +140,9 @@ def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras
 def check_same_data(strategy: Strategy, data: Examples) -> None:
     """All processes train on equal data, or their steps would not belong together, and one would wait for ever."""
     spec = str(keras.tree.map_structure(lambda s: (s.dtype.name, str(s.shape)), data.element_spec))
-    strategy.group.agree("data", {"number of examples": data.size, "form of an example": spec}, "training data: ")
+    with patience("its data") as deadline:
+        said = {"number of examples": data.size, "form of an example": spec}
+        strategy.group.agree("data", said, "training data: ", deadline)
 
 
 def with_collectives(strategy: Strategy) -> HasCollectives:

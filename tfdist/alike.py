@@ -20,9 +20,9 @@ from tfdist import keras_internals
 from tfdist.births import without_numbers
 from tfdist.group import Group
 from tfdist.naming import numbered
+from tfdist.patience import patience
 from tfdist.reporting.environment import versions
 
-DEADLINE_SECONDS = 3600.0  # ranks come here when each has found its data
 _PIECE = 200  # entries in one message of the group
 _LONGEST = 500  # characters of a value that are compared as they are
 _PRIVATE = ("name", "seed", "input_layers", "output_layers")  # settings of a layer that Keras counts or draws
@@ -56,7 +56,9 @@ def agree(group: Group, what: str, mine: Mapping[str, str], *, common: bool = Fa
       InputError: an entry differs.
     """
     whole = hashlib.sha256(json.dumps([*mine.items()]).encode()).hexdigest()
-    if len(set(group.gather(f"alike/{what}whole", whole, DEADLINE_SECONDS))) == 1:
+    with patience("its model") as deadline:
+        everyone = group.gather(f"alike/{what}whole", whole, deadline)
+    if len(set(everyone)) == 1:
         return
     theirs = dict(_of_rank_0(group, what, mine))
     order = {key: number for number, key in enumerate([*theirs, *(key for key in mine if key not in theirs)])}

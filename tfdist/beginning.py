@@ -15,6 +15,7 @@ from tfdist.checkpoint import Checkpoint, clean_partial, lock
 from tfdist.config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.launching.attempt import LAUNCHED_VARIABLE, RESTART_VARIABLE
+from tfdist.patience import patience
 from tfdist.period import parse_period
 from tfdist.reporting import LedgerFile, NullLedger, NullReporter, Reporter, RunDirectory, chief_reporter
 from tfdist.resuming import Origin, commit_folder, is_own
@@ -24,6 +25,7 @@ from tfdist.sharing import hosts, share
 from tfdist.strategy import Strategy
 from tfdist.trainer import Trainer
 
+_DISK = "a slow disk"  # what may keep rank 0, on which the others wait
 _log = logging.getLogger(__name__)
 
 _RATE = ("learning_rate", "lr_scaling", "base_batch_size")
@@ -56,7 +58,8 @@ def origin(config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> 
       InputError: see `tfdist.resuming.origin`; on the chief.
     """
     found = _decided(config, directory) if strategy.is_chief else None
-    return Origin(*strategy.group.broadcast("origin", found))
+    with patience(_DISK) as deadline:
+        return Origin(*strategy.group.broadcast("origin", found, deadline))
 
 
 def _last_commits(
@@ -66,7 +69,8 @@ def _last_commits(
     recorded = commit_folder(directory, config.commit_dir) if strategy.is_chief else None
     if recorded:
         clean_partial(recorded)
-    said = strategy.group.broadcast("commits/last", str(recorded or ""))
+    with patience(_DISK) as deadline:
+        said = strategy.group.broadcast("commits/last", str(recorded or ""), deadline)
     if not said:
         return None, None
     folder = commits.here(Path(said), config.commit_dir)
@@ -112,7 +116,8 @@ def begin(
     # Once more, now that nobody else writes here: the model was built meanwhile, and another process may have ended.
     last, whole = _last_commits(config, directory, strategy)
     found = _under_lock(origin, config, directory, whole) if strategy.is_chief else None
-    origin = _here(Origin(*strategy.group.broadcast("origin/locked", found)), last)
+    with patience(_DISK) as deadline:
+        origin = _here(Origin(*strategy.group.broadcast("origin/locked", found, deadline)), last)
     _check_shared(origin, config, directory, strategy)
     origin = _seen_by_all(origin, directory, strategy)
     step = _resumed(trainer, origin, config, directory)
@@ -139,7 +144,8 @@ def begin(
                 "launched": os.environ.get(LAUNCHED_VARIABLE, ""),
             },
         )
-    start = strategy.group.broadcast("output_dir/made", start)
+    with patience(_DISK) as deadline:
+        start = strategy.group.broadcast("output_dir/made", start, deadline)
     if folder:
         commits.remove_former(Path(checkpoint), Path(folder))
     saved = Checkpoints(

@@ -7,8 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.group import Group
-
-DEADLINE_SECONDS = 3600.0  # a rank may read its weights from a disk in between
+from tfdist.patience import patience
 
 
 class Births:
@@ -39,9 +38,8 @@ class Births:
         self._count += 1
         form = f" {tf.as_dtype(value.dtype).name}{list(value.shape)}" if hasattr(value, "dtype") else ""
         said = f"{without_numbers(str(arguments.get('name')))}{form}"
-        self._group.agree(
-            f"variable/{self._count}", {f"variable number {self._count}": said}, deadline=DEADLINE_SECONDS
-        )
+        with patience("its data or its weights") as deadline:
+            self._group.agree(f"variable/{self._count}", {f"variable number {self._count}": said}, deadline=deadline)
         self._agreeing = True
         try:
             return next_creator(**arguments)

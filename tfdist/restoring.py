@@ -19,6 +19,7 @@ from tfdist.checkpoint import (
 from tfdist.course import Course
 from tfdist.errors import InputError
 from tfdist.group import Group
+from tfdist.patience import patience
 from tfdist.progress import Progress
 from tfdist.rules import parse_rules
 from tfdist.run_state import RunState
@@ -53,7 +54,9 @@ def to_go_on_from(strategy: Strategy, path: str | os.PathLike[str], commits: str
     Every process calls it; rank 0's checkpoints count.
     """
     group, folder = strategy.group, Path(commits).expanduser()
-    durable = [Path(found) for found in group.broadcast("resume", [str(found) for found in checkpoints_at(path)])]
+    mine = [str(found) for found in checkpoints_at(path)]
+    with patience("its data or its model") as deadline:
+        durable = [Path(found) for found in group.broadcast("resume", mine, deadline)]
     names: list[str] = []
     if commits:
         whole = share(strategy, folder)

@@ -36,6 +36,7 @@ def main(config: TrainConfig) -> int:
 def _train(opened: "Session") -> int:
     from tfdist import beginning, reporting, session
     from tfdist.launching.attempt import LAUNCHED_VARIABLE
+    from tfdist.patience import patience
     from tfdist.reporting import log
     from tfdist.reporting.writing import must_write
 
@@ -43,7 +44,8 @@ def _train(opened: "Session") -> int:
     # What a launcher starts again goes on in the same directory, though another size may have another strategy.
     own = os.environ.get(LAUNCHED_VARIABLE) or f"{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     name = f"runs/{_words(config.dataset)}-{_words(config.model)}-{own}"
-    path = strategy.group.broadcast("output_dir", os.path.expanduser(config.output_dir or name))
+    with patience("its data") as deadline:
+        path = strategy.group.broadcast("output_dir", os.path.expanduser(config.output_dir or name), deadline)
     config = dataclasses.replace(config, strategy=opened.detection.strategy, output_dir=path)
     directory = reporting.RunDirectory(pathlib.Path(path))
     origin = beginning.origin(config, directory, strategy)

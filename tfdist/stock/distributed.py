@@ -21,6 +21,7 @@ from tfdist.config import RunConfig
 from tfdist.data.batches import Dealt, checksum, part
 from tfdist.errors import InputError
 from tfdist.fitting import must_fit
+from tfdist.patience import patience
 from tfdist.recomputing import recompute
 from tfdist.stock import calls
 from tfdist.stock.functions import Functions, Made
@@ -42,7 +43,8 @@ class Distributed:
         """Args: model: made under the strategy's scope; options: what becomes of its gradients."""
         self.strategy = _suitable(strategy)
         shared = {f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in OWN_FLAGS}
-        strategy.group.agree("flags", shared)
+        with patience("its data or its model") as deadline:
+            strategy.group.agree("flags", shared, deadline=deadline)
         check_born_here(strategy, "model", model.variables)
         keras_internals.leave_strategy(model)
         recompute(model, options.recompute)
@@ -132,7 +134,9 @@ class Distributed:
     def experimental_distribute_dataset(self, batches: tf.data.Dataset) -> GlobalBatches:
         """Global batches, as Keras makes them of whatever it is given, with their rows dealt to replicas."""
         spec, in_a_pass = _present(batches.element_spec), self._call.passes.pop(0)
-        self.strategy.group.agree("data", {"form of a batch": str(spec), "batches": in_a_pass}, "data: ")
+        with patience("its data") as deadline:
+            said = {"form of a batch": str(spec), "batches": in_a_pass}
+            self.strategy.group.agree("data", said, "data: ", deadline)
         self._make_ready(spec)
         name = f"{self._call.name} {self._call.number}"
         return GlobalBatches(batches, self.strategy, name, in_a_pass, self._options.stall_shutdown_seconds)
