@@ -5,6 +5,7 @@ Few seeds here, each of one blow; `make chaos` has many, and longer ones. A seed
 """
 
 import itertools
+import math
 import pathlib
 import signal
 
@@ -13,6 +14,7 @@ import pytest
 from tests.chaos.campaign import outcome, reference
 from tests.chaos.plan import START, STEP, WRITE, plan
 from tests.chaos.settings import SETTINGS
+from tfdist.checkpoint import Checkpoint, newest
 
 pytestmark = pytest.mark.alone
 
@@ -24,9 +26,23 @@ SEEDS = {
 }
 
 
+def check_parts(run: pathlib.Path) -> None:
+    """Sharded slots are written in as many parts as devices have them, each by the process that holds it: none is gathered."""
+    tensors = Checkpoint.open(newest(run / "checkpoints")[0]).tensors
+    slots = [tensor for name, tensor in tensors.items() if "momentum" in name or "velocity" in name]
+    spread = [tensor.parts for tensor in slots if math.prod(tensor.shape) >= 64]
+    assert len(spread) >= 2
+    for parts in spread:
+        assert len(parts) == 4
+        assert len({math.prod(part.shape) for part in parts}) == 1
+        assert len({part.file for part in parts}) == 2
+
+
 @pytest.mark.parametrize("name", [*list(SEEDS)[1:], pytest.param("mesh1x4", marks=pytest.mark.full)])
 def test_the_end_is_that_of_an_uninterrupted_run(name: str, tmp_path: pathlib.Path) -> None:
     against = reference(SETTINGS[name], tmp_path)
+    if name == "mesh2x2":
+        check_parts(tmp_path / f"{name}-reference")
     outcomes = {seed: outcome(SETTINGS[name], seed, tmp_path, against) for seed in SEEDS[name]}
     problems = [problem for made in outcomes.values() for problem in made.problems]
     assert not problems, "\n".join(problems)
