@@ -10,10 +10,16 @@ from collections.abc import Iterator
 import keras
 import pytest
 import tensorflow as tf
+from hypothesis import HealthCheck, settings
 
 import tfdist
 from tfdist.strategy import Strategy
 from tfdist.testing import parity
+
+# The same examples in every run, and no clock: whether a change breaks a test does not depend on the day or on the machine.
+_SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much)
+settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=_SLOW)
+settings.load_profile("tests")
 
 # Their number is fixed when TensorFlow first uses them, so it is set before any test does.
 tf.config.set_logical_device_configuration(

@@ -100,11 +100,12 @@ def test_a_rank_that_is_stopped() -> None:
         assert "in a call: 0; no answer: 1." in job.output(0)
         job.processes[1].send_signal(signal.SIGCONT)
         ended = job.wait(END_SECONDS)
-    assert [end.code for end in ended] == [4, 4], ended[1].output
+    assert ended[0].code == 4
+    assert ended[1].code in (4, 5), ended[1].output  # it hears of the end, and its engine fails, at one moment
 
 
 def test_a_signal_asks_at_any_time_and_the_run_goes_on() -> None:
-    flags = ("--dataset=digits", "--model=mlp", "--epochs=40", "--output_dir=run", "--strategy=multiworker")
+    flags = ("--dataset=digits", "--model=mlp", "--epochs=80", "--output_dir=run", "--strategy=multiworker")
     with processes.job(train(*flags), 2) as job:
         time.sleep(3.0)  # it imports TensorFlow, or starts the engines
         job.processes[1].send_signal(signal.SIGUSR1)

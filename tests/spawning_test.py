@@ -81,16 +81,19 @@ def test_the_first_real_failure_is_raised_here_with_its_rank_and_traceback():
     assert "spawning_test.py" in note and "in fail" in note
 
 
-def test_who_lost_a_peer_did_not_fail_first():
+def test_who_lost_a_peer_did_not_fail_first(tmp_path):
     @by_value
-    def fail():
+    def fail(up):
         if rank() == 0:
+            while not os.path.exists(up):
+                time.sleep(0.01)
             raise PeerLostError("rank 1 is lost")
-        time.sleep(0.3)
+        open(up, "w").close()
+        time.sleep(0.2)
         raise ValueError("the cause")
 
     with pytest.raises(ValueError, match="the cause"):
-        spawn(fail)
+        spawn(fail, args=(str(tmp_path / "up"),))
 
 
 def test_a_process_that_is_killed_is_named():

@@ -55,7 +55,7 @@ def test_keras_alone_reads_it(mirrored2, tmp_path):
         assert trainer.model.compiled
         expected[name] = np.asarray(trainer.model(X, training=False))
     command = [sys.executable, "-P", "-c", READER, *expected]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert not done.returncode, done.stderr
     for batch_norm, outputs in expected.items():
         np.testing.assert_allclose(np.load(tmp_path / f"{batch_norm}.npy"), outputs, rtol=1e-5, atol=1e-6)

@@ -84,7 +84,7 @@ def test_another_file_is_never_written_over(tmp_path):
 
 
 def test_other_threads_run_while_it_writes(tmp_path):
-    parts = [Part.whole("large", np.ones(24 * pieces.PIECE, np.uint8))]
+    parts = [Part.whole("large", np.ones(48 * pieces.PIECE, np.uint8))]
     gaps, stop = [], threading.Event()
 
     def tick() -> None:
@@ -100,7 +100,7 @@ def test_other_threads_run_while_it_writes(tmp_path):
     write_shard(tmp_path, 0, parts)
     stop.set()
     ticking.join()
-    # 100 MB take at least 40 ms to hash; a writer with the interpreter's lock would leave a tick or two.
+    # 200 MB take at least 80 ms to hash; a writer with the interpreter's lock would leave a tick or two.
     assert len(gaps) > 15
 
 

@@ -14,7 +14,7 @@ from tfdist.group.messages import encode
 
 pytestmark = pytest.mark.alone
 
-WELCOME = {"type": "welcome", "heartbeat": 0.05, "lost_after": 0.3}
+WELCOME = {"type": "welcome", "heartbeat": 0.05, "lost_after": 5.0}
 
 
 class Scripted:
@@ -106,7 +106,7 @@ def test_another_program_at_the_address_is_bad_input(scripted):
 
 
 def test_a_silent_server_is_lost(scripted):
-    server = scripted(WELCOME)
+    server = scripted({**WELCOME, "lost_after": 0.3})
     group = member(server.address, server_rank=LAUNCHER)
     wait_for_loss(group)
     assert group.lost() == Loss(LAUNCHER, "no sign of life for 0.3 s (it is stopped, or its host is unreachable)")

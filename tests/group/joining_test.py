@@ -81,10 +81,10 @@ def test_a_launcher_may_serve(job):
 def test_whoever_does_not_come_is_named_by_those_who_did(coordinator):
     began = time.monotonic()
     addresses = ("a:1", "b:2", "c:3", "d:4")
-    first, second = members(4, coordinator, ranks=(0, 2), start_timeout=0.5, addresses=addresses)
-    expected = "ranks 1, 3 did not reach 'start' within 0.5 s (never connected: rank 1 at b:2, 3 at d:4)."
+    first, second = members(4, coordinator, ranks=(0, 2), start_timeout=1.5, addresses=addresses)
+    expected = "ranks 1, 3 did not reach 'start' within 1.5 s (never connected: rank 1 at b:2, 3 at d:4)."
     assert str(first) == str(second) == expected and first.exit_code == 5
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 5.0
 
 
 def test_rank_0_that_does_not_come_is_named_with_its_address(coordinator):
@@ -104,9 +104,13 @@ def test_a_port_in_use_is_bad_input(coordinator):
     )
 
 
-def test_a_coordinator_that_is_missing_or_unknown_is_bad_input():
+def test_a_coordinator_that_is_missing_or_unknown_is_bad_input(monkeypatch):
+    def unknown_host(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
     (missing,) = members(2, "", ranks=(1,))
     assert isinstance(missing, InputError) and "Set TFDIST_COORDINATOR" in str(missing)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown_host)  # a resolver may take its time
     (unknown,) = members(2, "no.such.host.invalid:1", ranks=(0,), local_size=1)
     assert isinstance(unknown, InputError) and "no.such.host.invalid:1" in str(unknown)
 

@@ -152,18 +152,18 @@ def test_a_closed_connection_is_a_loss_at_once(job):
     two.members[1]._hang_up()
     loss = two.members[0].lost(wait=5)
     assert loss and loss.rank == 1 and "without a goodbye" in loss.reason and loss.code is None
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 3.0
 
 
 @pytest.mark.parametrize(
-    "sign, expected", [(signal.SIGKILL, "without a goodbye"), (signal.SIGSTOP, "no sign of life for 0.5 s")]
+    "sign, expected", [(signal.SIGKILL, "without a goodbye"), (signal.SIGSTOP, "no sign of life for 1.5 s")]
 )
 def test_a_process_that_is_killed_or_stopped_is_noticed(job, sign, expected):
-    two = job(2, members=False, heartbeat=0.1, lost_after=0.5)
+    two = job(2, members=False, heartbeat=0.1, lost_after=1.5)
     process = subprocess.Popen([sys.executable, "-c", MEMBER, two.server.address])
     try:
         two.join(0).barrier("here", 10)
-        time.sleep(0.7)  # longer than lost_after: beats keep both alive
+        time.sleep(2.0)  # longer than lost_after: beats keep both alive
         assert two.members[0].lost() is None
         os.kill(process.pid, sign)
         wait_for(two.members[0].lost)

@@ -32,7 +32,7 @@ class Ends:
 @pytest.fixture
 def watched(job, monkeypatch):
     monkeypatch.setattr("tfdist.group.watching.NEWS_SECONDS", 0.5)
-    monkeypatch.setattr("tfdist.group.watching.OWN_WORD_SECONDS", 0.3)
+    monkeypatch.setattr("tfdist.group.watching.OWN_WORD_SECONDS", 1.0)
     three = job(3)
     three.stream, three.ends = io.StringIO(), Ends()
     three.watch = watch(three.members[0], CLUSTER, three.stream, grace=0.3, end=three.ends)
@@ -86,7 +86,7 @@ def test_what_ends_all_of_its_own_is_nobodys_loss(watched):
     with pytest.raises(NotFiniteError), watched.watch:
         assert watched.members[0].lost(wait=5)
         raise NotFiniteError("step 7")
-    time.sleep(0.7)
+    time.sleep(1.5)
     assert watched.stream.getvalue() == "" and watched.ends.codes == []
 
 

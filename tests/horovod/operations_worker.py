@@ -262,7 +262,7 @@ def left_out(rank: int) -> None:
     if rank == 0:
         found["left out"] = refused(lambda: hvd.allreduce(tf.ones([2]), name="the_one_that_is_left_out"))
     else:
-        time.sleep(6)
+        time.sleep(10)
         found["left out"] = refused(lambda: hvd.allreduce(tf.ones([2]), name="what_comes_next"))
     found["left out seconds"] = time.monotonic() - begun
 

@@ -36,6 +36,13 @@ def members(group):
     return found
 
 
+def has_ended(process):
+    try:
+        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def wait_until(condition, seconds=5.0):
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
@@ -55,7 +62,7 @@ def test_a_launcher_that_is_killed_leaves_nobody_and_nothing_in_memory(tmp_path)
         launcher.kill()
         wait_until(lambda: not members(group), 2.0)
         wait_until(lambda: not memory.exists())
-        wait_until(lambda: not psutil.pid_exists(guard) or psutil.Process(guard).status() == psutil.STATUS_ZOMBIE)
+        wait_until(lambda: has_ended(guard))
     finally:
         launcher.kill()
         for process in members(group):

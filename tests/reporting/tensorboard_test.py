@@ -51,6 +51,7 @@ def test_steps_that_are_made_again_are_shown_once(tmp_path):
 
 def test_a_run_that_goes_on_behind_another_leaves_its_events(tmp_path):
     for first in (0, 10):
+        time.sleep(0.11 * first)  # as above
         reporter = TensorBoardReporter(tmp_path)
         reporter.start(RunPlan(total_steps=20, batch_size=4, first_step=first))
         reporter.record({**TRAIN, "step": first + 10})

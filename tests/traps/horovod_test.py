@@ -48,7 +48,7 @@ def test_reducescatter_slows_every_later_allreduce(ranks: list[dict[str, Any]]) 
     """
     for rank in ranks:
         assert rank["seconds_after_reducescatter"] >= 3 * rank["seconds"], rank
-        assert rank["seconds_after_alltoall"] < 3 * rank["seconds"], rank
+        assert 3 * rank["seconds_after_alltoall"] < rank["seconds_after_reducescatter"], rank
 
 
 def test_in_a_graph_its_operations_are_free_of_effects(ranks: list[dict[str, Any]]) -> None:
@@ -58,9 +58,9 @@ def test_in_a_graph_its_operations_are_free_of_effects(ranks: list[dict[str, Any
     the first, a gradient that is zero on one rank alone makes the others wait for ever at the second step.
     """
     for rank in ranks[:-1]:  # the last one is late
-        waits = rank["waits"]
-        assert max(waits["constant"], waits["unused"]) < 0.25, waits
-        assert min(waits["our constant"], waits["our barrier"]) > 0.45, waits
+        waits, late = rank["waits"], rank["late"]
+        assert max(waits["constant"], waits["unused"]) < 0.4 * late, waits
+        assert min(waits["our constant"], waits["our barrier"]) > 0.6 * late, waits
 
 
 def test_a_loop_makes_its_operations_once(ranks: list[dict[str, Any]]) -> None:
@@ -71,8 +71,7 @@ def test_a_loop_makes_its_operations_once(ranks: list[dict[str, Any]]) -> None:
     """
     for rank in ranks:
         seconds = rank["seconds_of_a_turn"]
-        assert seconds["constant"] < 2e-4, seconds
-        assert min(seconds["our constant"], seconds["our barrier"]) > 2e-4, seconds
+        assert 2 * seconds["constant"] < min(seconds["our constant"], seconds["our barrier"]), seconds
 
 
 @pytest.mark.full

@@ -15,7 +15,9 @@ from tfdist.errors import ExitCode, PeerLostError, TfdistError
 from tfdist.group.contract import Group, Loss
 
 NEWS_SECONDS = 2.0  # by which an engine's error may outrun the group's news of the loss that caused it
-OWN_WORD_SECONDS = 1.0  # for this process to end of what ended the other: a loss that is not finite is everybody's
+OWN_WORD_SECONDS = (
+    3.0  # to end of what ended the other (a loss that is not finite is everybody's), with its curves drawn
+)
 
 
 class Watch:

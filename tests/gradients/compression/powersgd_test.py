@@ -65,7 +65,7 @@ def ranks(tmp_path_factory):
     (directory / "case.pickle").write_bytes(pickle.dumps(("powersgd(rank=2)", given_gradients())))
     worker = pathlib.Path(__file__).with_name("powersgd_worker.py")
     with processes.job([sys.executable, str(worker), str(directory), "{rank}"], RANKS) as job:
-        failed = [end.output for end in job.wait(120) if end.code]
+        failed = [end.output for end in job.wait(300) if end.code]
     assert not failed, "\n".join(failed)
     return [pickle.loads((directory / f"{rank}.pickle").read_bytes()) for rank in range(RANKS)]
 
