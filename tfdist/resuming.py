@@ -120,7 +120,7 @@ def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
 
 def _began_with(resume: str, directory: RunDirectory) -> bool:
     """Whether a run was begun with this flag, so that the same command goes on with it."""
-    return flag_text("resume", resume) in directory.flags.read_text(encoding="utf-8").splitlines()
+    return flag_text("resume", resume) in _starts(directory)[-1]["flags"]
 
 
 def _check_flags(found: list[Path], flags: Mapping[str, Any]) -> None:
@@ -139,8 +139,7 @@ def _check_flags(found: list[Path], flags: Mapping[str, Any]) -> None:
 
 
 def _flags_of(directory: RunDirectory) -> list[str]:
-    lines = directory.flags.read_text(encoding="utf-8").splitlines()
-    return sorted(line for line in lines if line.startswith("--") and _is_fixed(line))
+    return sorted(line for line in _starts(directory)[-1]["flags"] if line.startswith("--") and _is_fixed(line))
 
 
 def _written(flags: Mapping[str, Any]) -> list[str]:

@@ -77,7 +77,8 @@ def test_a_start_that_was_killed_is_made_again(killed_at, tmp_path, monkeypatch)
     directory = RunDirectory(tmp_path)
     if not directory.is_run:
         directory.check(tmp_path)
-    assert directory.begin("--steps=5\n", ["alpha"]) == 0
+    assert directory.is_run == (killed_at > 0)
+    assert directory.begin("--steps=5\n", ["alpha"]) == (killed_at > 0)
     assert directory.flags.read_text() == "--steps=5\n"
 
 

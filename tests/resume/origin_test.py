@@ -1,5 +1,7 @@
 """What a run begins with, by --resume and what is in its directory."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -142,3 +144,32 @@ def test_the_same_command_goes_on_with_what_it_began(directory, tmp_path):
     parts = [Part.whole("model/w", np.zeros(3))]
     commit(LocalGroup(), directory.checkpoints, parts, step=9, seed=0, flags=FLAGS, values={}, keep=9)
     assert origin(str(other.path), directory, FLAGS) == (paths(directory, 9), True)
+
+
+@pytest.mark.parametrize("killed_at", range(4))
+def test_a_start_that_was_killed_did_not_lose_what_it_began_with(killed_at, directory, tmp_path, monkeypatch):
+    """The same command, a launcher, and a command without it: all go on from there, whichever files there are."""
+    other = begun(RunDirectory(tmp_path / "other"), 7)
+    path, [checkpoint] = str(other.path), paths(other, 7)
+    replaced = []
+
+    def replace(partial, path, replace=os.replace):
+        if len(replaced) == killed_at:
+            raise KeyboardInterrupt
+        replaced.append(replace(partial, path))
+
+    directory.make()
+    with monkeypatch.context() as killing:
+        killing.setattr(os, "replace", replace)
+        try:
+            directory.begin(
+                f"{TEXT}--resume={path}\n", ["alpha"], step=7, checkpoint=checkpoint, facts={"launched": "today"}
+            )
+        except KeyboardInterrupt:
+            pass
+    assert len(list(directory.path.glob("*.partial"))) == (killed_at < 3)
+    assert origin(path, directory, FLAGS) == origin(path, directory, FLAGS, "today") == ([checkpoint], killed_at > 0)
+    assert origin("auto", directory, FLAGS) == (([checkpoint], True) if killed_at else ([], False))
+    if killed_at:  # nothing of it was left otherwise: "auto" and "never" begin with nothing
+        with pytest.raises(InputError, match="must be empty or not there yet"):
+            origin("never", directory, FLAGS)

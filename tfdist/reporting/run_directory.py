@@ -13,9 +13,9 @@ from tfdist.group import Json
 from tfdist.reporting import environment
 
 _LOGS = "logs"
-_FLAGS = "flags.txt"
+_STARTS = "starts.jsonl"
 _PARTIAL = ".partial"
-_BEFORE = (_LOGS, "lock", f"{_FLAGS}{_PARTIAL}")  # what a launcher writes, who begins, and who was killed beginning
+_BEFORE = (_LOGS, "lock", f"{_STARTS}{_PARTIAL}")  # what a launcher writes, who begins, and who was killed beginning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +86,10 @@ class RunDirectory:
             starts = self.starts.read_text(encoding="utf-8") if self.starts.exists() else ""
             self.logs.mkdir(parents=True, exist_ok=True)
             self._drop(lambda r: r["step"] < step or (r["step"] == step and (evaluated or r["kind"] == "train")))
+            # First and in one piece: who is killed behind it has begun, with all that the next start asks for.
+            _replace(self.starts, f"{starts}{json.dumps(start)}\n")
             _replace(self.flags, flags)
             _replace(self.environment, json.dumps(described, indent=2) + "\n")
-            _replace(self.starts, f"{starts}{json.dumps(start)}\n")
         except OSError as error:
             raise _unwritable(self.path, error.strerror or str(error)) from error
         return len(starts.splitlines())
@@ -140,7 +141,7 @@ class RunDirectory:
     @property
     def is_run(self) -> bool:
         """Whether a run has begun in it."""
-        return self.flags.is_file()
+        return self.starts.is_file()
 
     @property
     def is_done(self) -> bool:
@@ -174,7 +175,7 @@ class RunDirectory:
     @property
     def flags(self) -> Path:
         """The flags that reproduce the run, for `--flagfile`."""
-        return self.path / _FLAGS
+        return self.path / "flags.txt"
 
     @property
     def environment(self) -> Path:
@@ -184,7 +185,7 @@ class RunDirectory:
     @property
     def starts(self) -> Path:
         """One line for each time that the run began or went on: from which step, with which flags, where."""
-        return self.path / "starts.jsonl"
+        return self.path / _STARTS
 
     @property
     def checkpoints(self) -> Path:
