@@ -46,6 +46,24 @@ class Begun(NamedTuple):
     ledger: LedgerFile | NullLedger
     earlier: list[dict[str, Any]]
 
+    def warn(self, config: TrainConfig, directory: RunDirectory) -> None:
+        """Says on the chief what of the run is lost, or will be; once the log is there, for who reads it later."""
+        if self.checkpoints.commit_every and not config.commit_dir and not any(parse_period(config.checkpoint_every)):
+            _log.warning(
+                "Commits without --commit_dir are in the launcher's memory, and go with it, whatever ends it. Received: "
+                "--commit_every=%d with --checkpoint_every=0. Add --checkpoint_every, or a --commit_dir of your own.",
+                config.commit_every,
+            )
+        *earlier, _ = directory.beginnings()
+        if earlier and not self.checkpoint and directory.has_trained:
+            _log.warning(
+                "A run goes on from a checkpoint or a commit. None is left of this one's %s, so it begins at step 0, with new "
+                "weights; what was recorded is kept in %s. For the next time, lower --checkpoint_every, or add it, or give "
+                "commits a --commit_dir.",
+                "earlier start" if len(earlier) == 1 else f"{len(earlier)} earlier starts",
+                directory.dropped,
+            )
+
     def reporter(self, directory: RunDirectory, strategy: Strategy) -> Reporter:
         """What the run reports to, on the chief."""
         return chief_reporter(directory, sys.stderr, self.earlier) if strategy.is_chief else NullReporter()

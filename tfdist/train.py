@@ -58,6 +58,8 @@ def _train(opened: "Session") -> int:
         _log.info("%s", opened.detection.reason)
         if begun.checkpoint:
             _log.info("Goes on from %s.", begun.checkpoint)
+        if strategy.is_chief:
+            begun.warn(config, directory)
         reporter = begun.reporter(directory, strategy)
         profile = (
             reporting.ProfileWindow(config.profile_steps, directory.tensorboard)

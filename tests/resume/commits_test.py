@@ -57,6 +57,11 @@ def commits_of(path: pathlib.Path) -> list[pathlib.Path]:
     return newest(RunDirectory(path).beginnings()[-1]["commits"])
 
 
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Those of this module: the engine has its own."""
+    return [record.getMessage() for record in caplog.records if record.name == "tfdist.beginning"]
+
+
 def damage(checkpoint: pathlib.Path) -> None:
     [shard] = checkpoint.glob("shard-*")
     data = bytearray(shard.read_bytes())
@@ -138,14 +143,46 @@ def test_when_the_memory_is_gone_the_checkpoint_is_taken(whole, memory, tmp_path
     assert weights(path) == weights(whole)
 
 
-def test_and_without_one_the_run_begins_again(memory, tmp_path, capsys):
+def test_and_without_one_the_run_begins_again_and_says_so(memory, tmp_path, capsys, caplog):
     path = tmp_path / "run"
     die(path, checkpoint_every="0")
     die(path, at=36, checkpoint_every="0")
+    assert "step 0" not in caplog.text
     shutil.rmtree(memory)
     assert go_on(path, checkpoint_every="0") == [0, 35, 0]
+    [said] = [text for text in warnings(caplog) if "step 0" in text]
+    assert "None is left of this one's 2 earlier starts, so it begins at step 0" in said
+    assert f"what was recorded is kept in {path}/metrics-dropped.jsonl." in said
+    assert '"step": 36' in RunDirectory(path).dropped.read_text()
+    assert said in (path / "logs" / "rank-0.log").read_text()
     assert ledger.main(str(path)) == 0
     assert "Proved: 50 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("records", [1, 100])
+def test_a_run_that_was_never_saved_says_so_too(records, tmp_path, caplog):
+    """As it does where its ledger alone shows that it has trained."""
+    path = tmp_path / "run"
+    flags = {"checkpoint_every": "0", "commit_every": 0} if records == 1 else {"commit_dir": str(tmp_path / "commits")}
+    die(path, at=4, log_every=records, **flags)
+    go_on(path, steps=5, log_every=records, **flags)
+    [said] = warnings(caplog)
+    assert "None is left of this one's earlier start, so it begins at step 0" in said
+
+
+def test_a_start_that_did_not_come_to_a_step_has_nothing_to_lose(tmp_path, caplog):
+    path = tmp_path / "run"
+    die(path, at=0, commit_every=0)
+    go_on(path, steps=5, commit_every=0)
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize("every", ["20", "600s", "0"])
+def test_commits_in_the_launcher_s_memory_alone_are_a_warning(every, memory, tmp_path, caplog):
+    run(tmp_path / "run", steps=1, checkpoint_every=every, commit_every=5)
+    run(tmp_path / "other", steps=1, checkpoint_every=every, commit_every=5, commit_dir=str(tmp_path / "mine"))
+    said = ["Received: --commit_every=5 with --checkpoint_every=0. Add" in text for text in warnings(caplog)]
+    assert said == [True] * (every == "0")
 
 
 def test_or_begins_with_what_it_began_with(whole, memory, tmp_path):

@@ -148,6 +148,12 @@ class RunDirectory:
         """Whether a run has come to its end in it."""
         return self.model.exists()
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether there is a trace of a step that a start before this one has made."""
+        ledgers = self.ledger(0, 0).parent.glob("start-*")
+        return self.dropped.exists() or any(path.stat().st_size for path in ledgers)
+
     @staticmethod
     def check(path: str | os.PathLike[str]) -> None:
         """Makes sure that a run could begin in a directory, without making it.
