@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tfdist import commits, flags, keras_internals, opening
 from tfdist.carrying import check_carries
-from tfdist.checkpoint import Checkpoint, clean_partial, lock
+from tfdist.checkpoint import Checkpoint, Holder, NoLock, clean_partial, lock, unlocked
 from tfdist.config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.launching.attempt import LAUNCHED_VARIABLE, RESTART_VARIABLE
@@ -128,7 +128,7 @@ def begin(
     names = opening.hosts(strategy)
     if strategy.is_chief:
         directory.make()
-        holder = stack.enter_context(lock(directory.path))
+        holder = _locked(directory, stack)
         clean_partial(directory.checkpoints)
         holder.tell()  # what has been removed may have filled the disk
     # Once more, now that nobody else writes here: the model was built meanwhile, and another process may have ended.
@@ -180,6 +180,21 @@ def begin(
     ledger = LedgerFile(directory.ledger(start, strategy.cluster.rank)) if keeps else NullLedger()
     stack.callback(ledger.close)
     return Begun(checkpoint, saved, ledger, directory.records())
+
+
+def _locked(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
+    """The lock; where files cannot be locked, its words alone, by which all processes know the directory."""
+    try:
+        return stack.enter_context(lock(directory.path))
+    except NoLock as error:
+        last = " ".join(_lock_of(directory).split())
+        holder = stack.enter_context(unlocked(directory.path))
+        _log.warning(
+            "%s The run goes on, and nothing keeps another one from writing there. %s",
+            error,
+            f"The last one was {last}: make sure that it has ended." if last else "None is known to.",
+        )
+        return holder
 
 
 def _under_lock(origin: Origin, config: TrainConfig, directory: RunDirectory, whole: list[str] | None) -> Origin:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfdist.checkpoint import NoLock, lock
+from tfdist.checkpoint import NoLock, lock, unlocked
 from tfdist.errors import InputError
 
 HOLD = """
@@ -106,3 +106,15 @@ def test_a_full_disk_is_no_reason_to_end(tmp_path):
             pass
     with lock(tmp_path):
         pass
+
+
+def test_where_files_cannot_be_locked_the_words_are_there(tmp_path):
+    with unlocked(tmp_path) as holder:
+        assert holder.is_told
+        assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
+        with lock(tmp_path):
+            pass
+    assert not (tmp_path / "lock").read_text()
+    with pytest.raises(NoLock, match="lock: No such file or directory. Give another --output_dir"):
+        with unlocked(tmp_path / "nowhere"):
+            pass

@@ -201,6 +201,29 @@ def test_where_rank_0_cannot_write_nobody_knows_whether_all_share_it(tmp_path, s
         run(tmp_path / "run", steps=1)
 
 
+@pytest.mark.parametrize("every", ["0", "5"])
+def test_where_files_cannot_be_locked_the_run_is_warned_and_goes_on(every, tmp_path, seen_by_two, monkeypatch, caplog):
+    """All processes know the directory still, and the second run is told of the first."""
+
+    def refuse(*args):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    path = tmp_path / "run"
+    assert run(path, steps=5, checkpoint_every=every) == 0
+    assert seen_by_two[0].startswith(f"process {os.getpid()} on ")
+    (path / "lock").write_text("process 12 on alpha since noon\n")
+    if every != "0":
+        assert run(path, steps=6, checkpoint_every=every) == 0
+    first, *second = [record.getMessage() for record in caplog.records if record.name == "tfdist.beginning"]
+    assert (
+        f"Received: {path}/lock: No locks available. Give another --output_dir. The run goes on, and nothing" in first
+    )
+    assert first.endswith("None is known to.")
+    last = ["The last one was process 12 on alpha since noon: make sure" in said for said in second]
+    assert last == [True] * (every != "0")
+
+
 def test_a_directory_that_all_share_is_no_warning(tmp_path, caplog):
     run(tmp_path / "run", steps=1, checkpoint_every="0")
     assert "preempted" not in caplog.text

@@ -18,7 +18,7 @@ from tfdist.checkpoint.directory import (
     set_aside_in,
     step_of,
 )
-from tfdist.checkpoint.locking import NoLock, lock
+from tfdist.checkpoint.locking import Holder, NoLock, lock, unlocked
 from tfdist.checkpoint.part import Part
 from tfdist.checkpoint.reading import Checkpoint, Held
 from tfdist.checkpoint.shard import shard_bytes, write_shard
@@ -31,6 +31,7 @@ __all__ = [
     "CheckpointError",
     "Damaged",
     "Held",
+    "Holder",
     "NoLock",
     "Part",
     "Spread",
@@ -45,5 +46,6 @@ __all__ = [
     "set_aside_in",
     "shard_bytes",
     "step_of",
+    "unlocked",
     "write_shard",
 ]

@@ -69,20 +69,45 @@ def lock(directory: str | os.PathLike[str], remedy: str = "give another --output
       InputError: another process is inside.
       NoLock: there can be no lock.
     """
-    path = Path(directory) / NAME
-    with contextlib.ExitStack() as stack:
+    with _opened(directory, remedy) as file:
         try:
-            # Not "w", which empties what is not ours.
-            file = stack.enter_context(open(path, "a+b", buffering=0))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise _refused(path, error, remedy) from error
-        holder = Holder(file)
-        holder.tell()
-        try:
+            raise _refused(Path(directory) / NAME, error, remedy) from error
+        with _told(file) as holder:
             yield holder
-        finally:
-            holder.clear()
+
+
+@contextlib.contextmanager
+def unlocked(directory: str | os.PathLike[str], remedy: str = "give another --output_dir") -> Iterator[Holder]:
+    """As `lock`, where files cannot be locked: the words are there, and keep nobody out.
+
+    Raises:
+      NoLock: the file cannot be opened either.
+    """
+    with _opened(directory, remedy) as file, _told(file) as holder:
+        yield holder
+
+
+@contextlib.contextmanager
+def _opened(directory: str | os.PathLike[str], remedy: str) -> Iterator[IO[bytes]]:
+    path = Path(directory) / NAME
+    try:
+        file = open(path, "a+b", buffering=0)  # not "w", which empties what is not ours
+    except OSError as error:
+        raise _refused(path, error, remedy) from error
+    with file:
+        yield file
+
+
+@contextlib.contextmanager
+def _told(file: IO[bytes]) -> Iterator[Holder]:
+    holder = Holder(file)
+    holder.tell()
+    try:
+        yield holder
+    finally:
+        holder.clear()
 
 
 def _refused(path: Path, error: OSError, remedy: str) -> InputError:
