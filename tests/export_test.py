@@ -17,7 +17,7 @@ import tfdist
 from tfdist import export, train
 from tfdist.checkpoint import Checkpoint
 from tfdist.config import TrainConfig
-from tfdist.errors import InputError
+from tfdist.errors import CheckpointError, InputError
 from tfdist.export import ExportConfig
 
 IMAGES = np.random.default_rng(0).uniform(size=(3, 8, 8, 1)).astype("float32")
@@ -144,6 +144,46 @@ def test_a_damaged_checkpoint_is_left_alone_and_left_out(run, tmp_path, capsys, 
     assert "step 3, from" in capsys.readouterr().out
     assert "step-000000005" in caplog.text
     assert sorted(path.name for path in last.glob("step-*")) == ["step-000000003", "step-000000005"]
+
+
+@pytest.mark.parametrize("when", ["build", "resume_from"])
+def test_a_run_that_trains_removes_what_was_there(run, when, tmp_path, monkeypatch, capsys):
+    """While the model is built, and between the look at the folder and the reading."""
+    home = tmp_path / "checkpoints"
+    shutil.copytree(f"{run}/checkpoints/step-000000003", home / "step-000000003")
+    action = getattr(tfdist.Trainer, when)
+
+    def trains_on(*args, **named):
+        if (home / "step-000000003").exists():
+            shutil.copytree(f"{run}/checkpoints/step-000000005", home / "step-000000005")
+            shutil.rmtree(home / "step-000000003")
+        return action(*args, **named)
+
+    monkeypatch.setattr(tfdist.Trainer, when, trains_on)
+    assert export.main(str(tmp_path), ExportConfig()) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/export-000000005.keras  step 5, from {home}/step-000000005")
+
+
+def test_one_that_is_damaged_is_not_tried_again_and_none_is_an_error(run, tmp_path, monkeypatch):
+    home, tries, resume_from = tmp_path / "checkpoints", [], tfdist.Trainer.resume_from
+    shutil.copytree(f"{run}/checkpoints/step-000000003", home / "step-000000003")
+    [shard] = (home / "step-000000003").glob("shard-*")
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+
+    def counted(*args, **named):
+        tries.append(args)
+        return resume_from(*args, **named)
+
+    monkeypatch.setattr(tfdist.Trainer, "resume_from", counted)
+    with pytest.raises(CheckpointError, match="Received: 1 damaged"):
+        export.main(str(tmp_path), ExportConfig())
+    assert len(tries) == 1
+    build = tfdist.Trainer.build
+    monkeypatch.setattr(tfdist.Trainer, "build", lambda *args: (build(*args), shutil.rmtree(home)))
+    with pytest.raises(InputError, match="which has none"):
+        export.main(str(tmp_path), ExportConfig())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist import command, flags, startup
 from tfdist.combinations import flag_text
 from tfdist.config import CHECKS, WRITTEN, TrainConfig
-from tfdist.errors import InputError
+from tfdist.errors import CheckpointError, InputError
 from tfdist.flag import check_fields, flag_field
 from tfdist.spec import parse
 
@@ -58,7 +58,7 @@ def main(run: str, config: ExportConfig) -> int:
     with session.opened(trained) as opened:
         trainer = session.make_trainer(opened, opened.strategy)
         trainer.build(opened.data.train)
-        trainer.resume_from([str(path) for path in found], sets_aside=False)
+        _restore(trainer, run)
         path = given or _folder(found) / f"export-{trainer.step:09d}{_ENDINGS[config.format]}"
         _check_output(path, config.format)
         _write(trainer, config.format, path)
@@ -70,11 +70,7 @@ def _trained(found: list[Path], run: str, config: ExportConfig) -> TrainConfig:
     """The flags of the run, for one device."""
     from tfdist.restoring import first_readable
 
-    if not found:
-        raise InputError(
-            f"A run has checkpoints if it was started with --checkpoint_every. Received: {run}, which has none. "
-            "Give another run, or use its model.keras."
-        )
+    _check_any(found, run)
     saved = first_readable(found)
     if not {"model", "dataset"} <= saved.flags.keys():
         raise InputError(
@@ -89,6 +85,29 @@ def _trained(found: list[Path], run: str, config: ExportConfig) -> TrainConfig:
     if config.safe_mode:
         _check_runs_nothing(trained, saved.path)
     return trained
+
+
+def _check_any(found: list[Path], run: str) -> None:
+    if not found:
+        raise InputError(
+            f"A run has checkpoints if it was started with --checkpoint_every. Received: {run}, which has none. "
+            "Give another run, or use its model.keras."
+        )
+
+
+def _restore(trainer: "Trainer", run: str) -> None:
+    """From what is there now: a run that trains has removed what was there before, and may while that is read."""
+    from tfdist.checkpoint import checkpoints_at
+
+    for is_last in (False, True):
+        found = checkpoints_at(run)
+        _check_any(found, run)
+        try:
+            trainer.resume_from([str(path) for path in found], sets_aside=False)
+            return
+        except CheckpointError:
+            if is_last or all(path.exists() for path in found):
+                raise
 
 
 def _check_runs_nothing(trained: TrainConfig, checkpoint: Path) -> None:
