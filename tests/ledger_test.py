@@ -210,6 +210,19 @@ def test_what_is_no_run(tmp_path):
         ledger.main(str(tmp_path / "run"))
 
 
+def test_starts_without_a_ledger_are_named(directory, capsys):
+    """Only those whose steps are part of the result; one that was made again as a whole has nothing to prove."""
+    start(directory, 0, 0)
+    use(start(directory, 0, 2), range(0, 3))
+    code, text = said(directory, capsys)
+    assert code == 0 and text.startswith("Proved: 3 steps, 1 start.")
+    start(directory, 2, 0)
+    use(start(directory, 4, 1), range(4, 5))
+    with pytest.raises(InputError) as raised:
+        ledger.main(str(directory.path))
+    assert f"{directory.path}, where neither was given at start 2 (from step 2), counted from 0." in str(raised.value)
+
+
 def test_what_is_no_ledger(directory):
     start(directory, 0, 1)
     directory.ledger(0, 0).write_bytes(np.array([0, 3, 4, 1, 2, 3, 4], "<i8").tobytes())

@@ -80,27 +80,34 @@ def _starts(directory: RunDirectory) -> list[Start]:
         raise InputError(
             f"A ledger is kept in a run's directory. Received: {directory.path} ({error.strerror}). Give that of a run."
         ) from error
-    if not said or not all(start.get("ledgers") for start in said):
-        raise InputError(
-            f"A ledger is kept by training with --checkpoint_every or --commit_every. Received: {directory.path}, where "
-            "neither was given."
-        )
     ends = [start["step"] for start in said[1:]] + [None]
-    each = [
+    until = [_earliest(ends[number:]) for number in range(len(said))]
+    counting = [  # others were made again as a whole
+        number for number, end in enumerate(until) if end is None or end > said[number]["step"]
+    ]
+    _check_kept(said, counting, directory)
+    return [
         Start(
             number,
-            start["step"],
-            _earliest(ends[number:]),
-            start.get("examples_before", start["step"] * start["batch_size"]),
-            start["batch_size"],
-            start["examples"],
-            [directory.ledger(number, rank) for rank in range(start["ledgers"])],
+            said[number]["step"],
+            until[number],
+            said[number].get("examples_before", said[number]["step"] * said[number]["batch_size"]),
+            said[number]["batch_size"],
+            said[number]["examples"],
+            [directory.ledger(number, rank) for rank in range(said[number]["ledgers"])],
         )
-        for number, start in enumerate(said)
+        for number in counting
     ]
-    return [
-        start for start in each if start.end is None or start.end > start.first
-    ]  # others were made again as a whole
+
+
+def _check_kept(said: list[dict[str, Any]], counting: list[int], directory: RunDirectory) -> None:
+    without = [f"{number} (from step {said[number]['step']})" for number in counting if not said[number].get("ledgers")]
+    if without:
+        which = f"where neither was given at start {', '.join(without)}, counted from 0"
+        raise InputError(
+            "A ledger is kept by training with --checkpoint_every or --commit_every, at each start. Received: "
+            f"{directory.path}, {which}. What such a start did is not proved: give one of them to each start of the next run."
+        )
 
 
 def _other_sizes(starts: list[Start]) -> list[str]:
