@@ -14,7 +14,9 @@ from absl import flags as absl_flags
 from tfdist import config, flags, install_horovod, launch
 from tfdist.__main__ import commands
 from tfdist.benching.config import BenchConfig
+from tfdist.errors import ExitCode
 from tfdist.export import ExportConfig
+from tfdist.launching.restarts import FINAL, VAIN
 
 ROOT = pathlib.Path(__file__).parents[1]
 NAMES = (
@@ -142,3 +144,13 @@ def test_the_picture_has_the_layers_of_the_tree_in_their_order():
         for part in re.findall(r"(?<![*/\w])(\w+)(?:\.py|/)(?![\w*])", line[21:]):
             assert rules.layer(f"tfdist.{part}") == layer, f"{part} stands in {layer}"
     assert seen == rules.ORDER
+
+
+def test_the_help_of_restarts_names_each_end_that_is_final():
+    values = absl_flags.FlagValues()
+    launch.define_flags(values)
+    said = values["max_restarts"].help
+    assert said and all(f"{int(code)}" in said for code in FINAL - {ExitCode.DONE})
+    assert all(
+        words in said for words in ("have drifted", "after the same step", f"{VAIN} in a row before training began")
+    )

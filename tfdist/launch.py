@@ -17,6 +17,7 @@ from tfdist.errors import InputError
 from tfdist.launching import running, signals
 from tfdist.launching.engines import ENGINES
 from tfdist.launching.job import Job
+from tfdist.launching.restarts import VAIN
 
 _HELP = {
     "processes": "How many processes to start on this host; or MIN:MAX, of all hosts together: as many as --hosts has slots"
@@ -31,9 +32,11 @@ _HELP = {
     "log_dir": "Where each rank's output is written as rank-N.log; by default a new directory under runs/.",
     "grace_seconds": "How long the processes may take to save and end when this command gets SIGTERM or Ctrl-C.",
     "max_restarts": "How many times all processes are started again when one fails; by default 0, or, for MIN:MAX, without"
-    " limit. Codes 2 and 3 are final, and so is a second failure in a row after the same step. Not with --nodes.",
+    " limit. Final are codes 2 and 3, replicas that have drifted, a second failure in a row after the same step, and, without"
+    f" limit, {VAIN} in a row before training began. Not with --nodes.",
     "max_preemptions": "The same when all end with code 75, or one by a SIGTERM that this command has not sent.",
-    "restart_backoff_seconds": "The pause before a restart; it doubles with each failure, up to 60.",
+    "restart_backoff_seconds": "The pause before a restart; it doubles with each failure, up to 60, and with each preemption"
+    " before training began.",
     "rejoin_seconds": "With MIN:MAX: after which another process may take the place of one that died; it doubles each time,"
     " up to an hour. 0: at once, as always where fewer than MIN would be left; inf: never.",
     "elastic_timeout_seconds": "With MIN:MAX: how long to wait while fewer than MIN can run; 0: for ever.",

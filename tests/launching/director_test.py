@@ -213,6 +213,42 @@ def test_a_failure_of_a_rank_s_own_that_comes_again_after_the_same_step_ends_the
     assert play.order().outcome.code == 1
 
 
+def attempts(play: Play, limit: int = 40, lasts: float = 0.0, **report) -> list[int]:
+    """The number of processes of each attempt, where all end in one way; until the job is over, or the limit."""
+    found: list[int] = []
+    while len(found) < limit and play.order().kind != Kind.OVER:
+        found.append(play.runs() or play.runs(after=60.0))  # after the pause
+        play.now += lasts
+        play.report(**report)
+    return found
+
+
+@pytest.mark.parametrize(
+    "fields, dead, sizes",
+    [
+        ({"least": 2}, 3, [3] * 5),  # a word of the command is wrong, say
+        ({"least": 1, "rejoin_seconds": float("inf")}, 1, [3, 2] + [1] * 5),  # the others were ended with it
+        ({"least": 2}, 1, [3, 2, 2, 2, 3, 3]),  # two alone, of which one fails, are too few
+        ({"least": 1, "rejoin_seconds": 0.0}, 1, [3] * 5),
+    ],
+)
+def test_a_job_that_fails_again_and_again_before_training_began_is_over(fields, dead, sizes):
+    play = elastic(**fields)
+    assert attempts(play, code=1, dead=dead) == sizes
+    reason = play.order().outcome.reason
+    assert reason.startswith("code 1; 5 failures in a row before training began, so it is not tried again")
+
+
+def test_a_program_that_notes_no_steps_and_runs_for_long_is_tried_for_ever():
+    play = elastic()
+    assert attempts(play, lasts=3600.0, code=1, dead=3) == [3] * 40
+    assert len(attempts(play, lasts=3000.0, code=1, dead=3)) < 10
+
+
+def test_peers_that_are_lost_before_training_began_are_waited_for_again_and_again():
+    assert len(attempts(elastic(), code=5)) == 40
+
+
 def test_a_launcher_of_an_attempt_that_stops_is_told_to_wait_no_more_for_the_others():
     play = elastic(**SEVERAL)
     parted = []

@@ -120,6 +120,13 @@ def test_a_job_whose_ranks_all_fail_ends_with_their_code(launch) -> None:
     assert "the second failure in a row after step 7" in one.said[-1]
 
 
+def test_a_job_that_fails_again_and_again_as_it_starts_ends_with_its_code(launch) -> None:
+    one = launch(start="sys.exit('no such model')")
+    assert one.end() == 1
+    assert sizes(one)[0] == 3
+    assert "5 failures in a row before training began, so it is not tried again" in one.said[-1]
+
+
 def test_a_job_whose_slots_are_all_out_gives_up(launch) -> None:
     one = launch("--elastic_timeout_seconds=1", fault=die("rank == 0 and step == 7 + restart"))
     assert one.end() == 5

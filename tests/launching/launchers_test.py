@@ -222,6 +222,17 @@ def test_the_death_of_one_host_s_process_is_not_another_host_s():
     assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
 
 
+@pytest.mark.parametrize("code", [1, 137, 143])
+def test_a_host_on_which_nothing_starts_does_not_end_a_job_that_others_can_do(code):
+    """One process after the other fails there, also where nobody has trained before."""
+    play = elastic(least=1, most=4, **SEVERAL | {"listed": {"a": 2, "b": 9}})
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    for left in (2,) * 7 + (1, 0):
+        play.report("b", code=code, dead=1)
+        play.report("a", code=5)
+        assert (play.runs("a"), play.runs("b")) == (2, left)
+
+
 @pytest.mark.parametrize("code", [1, 5, 137])
 def test_a_process_that_only_another_launcher_sees_die_is_its_own_launcher_s(code):
     """It has said goodbye, or is silent, and its launcher ends it before it has ended by itself."""

@@ -2,7 +2,7 @@ import pytest
 
 from tfdist.launching.job import Job
 from tfdist.launching.outcome import Outcome
-from tfdist.launching.restarts import Restarts
+from tfdist.launching.restarts import VAIN, Restarts
 
 
 def waits(restarts: Restarts, *ends: tuple[int, int | None]) -> list[float | None]:
@@ -38,6 +38,48 @@ def test_two_failures_in_a_row_after_the_same_step_are_one_that_repeats():
 
 def test_a_step_that_nobody_has_noted_is_no_step():
     assert waits(Restarts(Job(max_restarts=9)), (1, None), (1, None), (1, 0)) == [1, 2, 4]
+
+
+def endless(**fields) -> Restarts:
+    return Restarts(Job(processes=2, min_processes=1, **fields))
+
+
+@pytest.mark.parametrize("code, flag", [(1, "max_restarts"), (137, "max_restarts"), (143, "max_preemptions")])
+def test_failures_in_a_row_before_training_began_end_a_job_that_is_tried_for_ever(code, flag):
+    restarts = endless()
+    assert waits(restarts, *[(code, None)] * (VAIN - 1)) == [1, 2, 4, 8]
+    assert restarts.decide(Outcome(code), None) == (
+        None,
+        f"5 failures in a row before training began, so it is not tried again; --{flag}=N sets another limit",
+    )
+
+
+def test_they_are_in_a_row_until_a_step_is_noted():
+    assert waits(endless(), (143, None), (1, None), (143, None), (137, None), (1, None)) == [1, 1, 2, 2, None]
+    assert None not in waits(endless(), *[(1, None), (143, None), (1, step := 7), (143, step)] * VAIN)
+
+
+def test_training_may_have_begun_without_a_note():
+    restarts = endless()
+    for _ in range(3 * VAIN):
+        restarts.begun()
+        assert waits(restarts, (1, None)) != [None]
+
+
+def test_what_may_not_repeat_is_not_among_them():
+    restarts = endless()
+    for _ in range(3 * VAIN):
+        assert restarts.decide(Outcome(1), None, may_repeat=False).wait
+
+
+def test_a_program_that_asks_to_be_run_again_is_ever_more_slowly():
+    assert waits(endless(), *[(75, None)] * 9) == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert waits(endless(), (75, None), (75, None), (75, 7), (75, None), (75, None)) == [1, 2, 1, 1, 2]
+
+
+def test_a_limit_of_its_own_counts_alone():
+    assert waits(endless(max_restarts=8), *[(1, None)] * 9)[-2:] == [60, None]
+    assert waits(endless(max_preemptions=8), *[(143, None)] * 9)[-2:] == [60, None]
 
 
 def test_a_process_that_is_ended_by_sigterm_was_preempted():

@@ -254,7 +254,7 @@ class Director:
         address, token = self.meet(list(plan)) if len(plan) > 1 else ("", "")
         if self._job.is_elastic and self._number:
             self._say(f"Attempt {self._number}: {sum(plan.values())} processes.")
-        self._attempt = Trial(self._number, plan, address, token)
+        self._attempt = Trial(self._number, plan, address, token, now)
         self._number += 1
 
     def _wait_for_more(self, now: float) -> None:
@@ -281,6 +281,8 @@ class Director:
             return
         for name in leave:
             self.left(name, "was asked to end, and has left the job")
+        if attempt.has_begun(now):
+            self._restarts.begun()
         if cause.code != ExitCode.BAD_INPUT and attempt.step is not None:
             self._fit.update(attempt.processes)
             self._trained = max(self._trained, attempt.size)
@@ -328,10 +330,8 @@ class Director:
         """Tries again, or not, what has failed, or was preempted by somebody else."""
         shrinks = self._shrinks(attempt, cause, now)
         plan = self._plan(self._free(now)) if shrinks else {}
-        independent = self._is_smaller(plan, attempt) and (
-            cause.code > endings.SIGNALLED or cause.code == ExitCode.PEER_LOST
-        )
-        decision = self._restarts.decide(cause, attempt.step, may_repeat=not independent, final=attempt.is_final)
+        may_repeat = self._may_repeat(plan, attempt, cause)
+        decision = self._restarts.decide(cause, attempt.step, may_repeat=may_repeat, final=attempt.is_final)
         if decision.wait is None:
             reason = "; ".join(filter(None, (cause.reason, decision.reason)))
             self._over = dataclasses.replace(cause, reason=reason)
@@ -343,14 +343,20 @@ class Director:
         self._say(f"{cause.reason}.{_log_of(cause)} {when}: {decision.reason}.")
         self._not_before = now + wait
 
-    def _is_smaller(self, plan: Mapping[str, int], attempt: Trial) -> bool:
-        """Whether the job goes on with fewer processes, or without a host that is lost.
+    def _may_repeat(self, plan: Mapping[str, int], attempt: Trial, cause: Outcome) -> bool:
+        """Whether the same end once more would be a failure that repeats.
 
-        Then signals that strike one after the other, before a step is made, are no failure that repeats. With as many as before
-        they are: whatever kills them, it comes again.
+        Signals that strike one after the other, before a step is made, are none while the job goes on with fewer processes, or
+        without a host that is lost. With as many as before they are: whatever kills them, it comes again. Before training has
+        begun, nothing is as long as slots go out and the others are enough: a broken host fails at each start, until it is
+        done without. Nor are peers that are lost then: that is the network, or a host that comes and goes.
         """
+        if attempt.step is None:
+            goes_without = bool(plan) and self._job.rejoin_seconds > 0
+            return not goes_without and cause.code != ExitCode.PEER_LOST
         is_lost = len(attempt.reports) < len(attempt.processes)
-        return bool(plan) and (is_lost or sum(plan.values()) < attempt.size)
+        is_smaller = bool(plan) and (is_lost or sum(plan.values()) < attempt.size)
+        return not (is_smaller and (cause.code > endings.SIGNALLED or cause.code == ExitCode.PEER_LOST))
 
     def _shrinks(self, attempt: Trial, cause: Outcome, now: float) -> bool:
         """Takes the slots of those that died; where all have died, it is nobody's own failure, and none is taken.

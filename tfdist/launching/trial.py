@@ -8,6 +8,8 @@ from tfdist.errors import ExitCode
 from tfdist.launching.orders import Report
 from tfdist.launching.outcome import SUCCESS, Outcome
 
+SURELY_BEGUN_SECONDS = 3600.0  # behind which a program trains, also one that notes no steps
+
 _SAYS_LITTLE = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST)  # less than any other code, the first the least
 
 
@@ -20,6 +22,7 @@ class Trial:
       processes: how many each launcher runs, in the order of ranks.
       address: where the launchers meet.
       token: what they show there.
+      since: when it was begun.
       reports: of those that have ended.
       stops: why it was told to stop.
       ends: since when all of it has to end.
@@ -29,6 +32,7 @@ class Trial:
     processes: dict[str, int]
     address: str
     token: str
+    since: float
     reports: dict[str, Report] = dataclasses.field(default_factory=dict)
     stops: Outcome | None = None
     ends: float | None = None
@@ -56,6 +60,10 @@ class Trial:
     def step(self) -> int | None:
         """The last that any rank has noted; None if none has."""
         return max((report.step for report in self.reports.values() if report.step is not None), default=None)
+
+    def has_begun(self, now: float) -> bool:
+        """Whether training has."""
+        return self.step is not None or now - self.since >= SURELY_BEGUN_SECONDS
 
     @property
     def is_final(self) -> bool:
