@@ -22,8 +22,9 @@ def test_a_note_outlives_the_process(tmp_path):
     assert step_note.read(path) == 7
 
 
-def test_where_nobody_wants_to_know_a_note_goes_nowhere(tmp_path):
-    notes = step_note.StepNote({})
+@pytest.mark.parametrize("environment", [{}, {step_note.VARIABLE: "/nowhere/rank-0"}])  # which somebody has removed
+def test_where_nobody_wants_to_know_a_note_goes_nowhere(environment):
+    notes = step_note.StepNote(environment)
     notes.note(3)
     notes.close()
 

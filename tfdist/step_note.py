@@ -14,8 +14,10 @@ class StepNote:
 
     def __init__(self, environment: Mapping[str, str] = os.environ):
         """Args: environment: says where the file is; without it a note goes nowhere."""
-        path = environment.get(VARIABLE) or os.devnull
-        self._file = os.open(path, os.O_WRONLY)
+        try:
+            self._file = os.open(environment.get(VARIABLE) or os.devnull, os.O_WRONLY)
+        except FileNotFoundError:  # somebody has emptied the launcher's directory
+            self._file = os.open(os.devnull, os.O_WRONLY)
 
     def note(self, step: int) -> None:
         """Notes how many updates have been done: at a run's begin, and behind each call of the compiled loop."""
@@ -28,7 +30,11 @@ class StepNote:
 
 def forbid_restart(environment: Mapping[str, str] = os.environ) -> None:
     """Notes that nothing of this run must be started again by itself: what it has saved may be wrong."""
-    with open(environment.get(VARIABLE) or os.devnull, "r+b", buffering=0) as file:
+    path = pathlib.Path(environment.get(VARIABLE) or os.devnull)
+    if not path.exists():  # somebody has emptied the launcher's directory
+        path.parent.mkdir(parents=True, exist_ok=True)
+        blank(path)
+    with open(path, "r+b", buffering=0) as file:
         os.pwrite(file.fileno(), _FINAL, _WIDTH)
 
 

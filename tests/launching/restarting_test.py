@@ -45,6 +45,15 @@ def test_a_failure_that_repeats_at_the_same_step_ends_the_job_and_says_so(launch
     assert "rank 1 ended with code 137 (killed by SIGKILL); the second failure in a row after step 7" in one.said[-1]
 
 
+def test_a_job_outlives_what_empties_its_launchers_directory(launch) -> None:
+    """As the end of a user's last session does, where logind removes what is theirs in memory."""
+    empties = "import shutil; shutil.rmtree(pathlib.Path(os.environ['TFDIST_STEP_NOTE']).parents[1]); sys.exit(1)"
+    one = launch("--max_restarts=2", fault=die("rank == 1 and restart < 2 and step == 8", empties))
+    assert one.end() == 0
+    assert sorted({restart for _, _, restart, _, _ in one.begun()}) == [0, 1, 2]
+    assert "Traceback" not in one.output and one.output.count("is missed (No such file or directory)") == 1
+
+
 def test_failures_at_other_steps_are_tried_until_the_budget_is_used_up(launch) -> None:
     one = launch("--max_restarts=2", fault=die("rank == 1 and step == 7 + restart", "sys.exit(1)"))
     assert one.end() == 1

@@ -1,10 +1,13 @@
 """What a launcher does at its desk, without processes."""
 
+import errno
 import signal
+import tempfile
 from typing import Any, cast
 
 import pytest
 
+from tfdist.errors import InputError
 from tfdist.launching import running
 from tfdist.launching.attempt import Host
 from tfdist.launching.job import Job
@@ -64,3 +67,12 @@ def test_whoever_is_asked_twice_does_not_wait_for_the_others() -> None:
         desk = Desk(Order(Kind.WAIT), Order(Kind.OVER))
         until_over(desk, arrived)
         assert desk.ended == [(Outcome(143, "ended by SIGTERM"), len(arrived) > 1)]
+
+
+def test_a_launcher_that_finds_no_room_in_memory_says_so(monkeypatch, tmp_path) -> None:
+    def full(**options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+    with pytest.raises(InputError, match=r"Received: .* \(No space left on device\)\. Free space there\."):
+        running.run(Job(log_dir=str(tmp_path)), lambda rank: ["true"], {})

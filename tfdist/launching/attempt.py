@@ -24,6 +24,7 @@ from tfdist.launching.engines import ENGINES
 from tfdist.launching.guard import Guard
 from tfdist.launching.job import Job
 from tfdist.launching.logs import Log
+from tfdist.launching.notes import Notes
 from tfdist.launching.orders import Kind, Order, Report
 from tfdist.launching.outcome import Outcome
 from tfdist.launching.placement import Placement, arrange
@@ -57,7 +58,7 @@ class Host:
     environment: Mapping[str, str]
     guard: Guard
     logs: pathlib.Path
-    notes: pathlib.Path | None
+    notes: Notes | None
     stops: Sequence[Ask]
     arrived: Sequence[int]
     say: Callable[[str], None]
@@ -73,7 +74,7 @@ def attempt(host: Host, desk: Desk, order: Order, is_first: bool) -> Report:
       is_first: whether it is this launcher's first.
 
     Raises:
-      InputError: the command or the coordinator's address cannot be used.
+      InputError: the command or the coordinator's address cannot be used, or the memory is full.
     """
     with desk.meet(order) as launchers, contextlib.ExitStack() as stack:
         placement = arrange(order.processes, desk.host, launchers)
@@ -92,9 +93,7 @@ def attempt(host: Host, desk: Desk, order: Order, is_first: bool) -> Report:
         supervised = _supervise(host, tasks, watched, stack, order.attempt)
     outcome = supervised.outcome
     log = next((task.log for task in tasks if task.rank == outcome.rank), None)
-    notes = [_note(host.notes, task.rank) for task in tasks] if host.notes else []
-    step = max((step for step in map(step_note.read, notes) if step is not None), default=None)
-    final = any(map(step_note.forbids_restart, notes))
+    step, final = host.notes.read(task.rank for task in tasks) if host.notes else (None, False)
     outcome = dataclasses.replace(outcome, log=log)
     return supervised._replace(outcome=outcome, step=step, final=final, absent=tuple(timeout.absent))
 
@@ -123,15 +122,10 @@ def _tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]]
     inherited = _inherited(host.environment) | which
     tasks = []
     for one, own in zip(placement.ranks(), variables, strict=True):
-        if host.notes:
-            step_note.blank(note := _note(host.notes, one.rank))
+        if host.notes and (note := host.notes.blank(one.rank)):
             own = own | {step_note.VARIABLE: str(note)}
         tasks.append(Task(one.rank, host.command(one.rank), inherited | own, host.logs / f"rank-{one.rank}.log"))
     return tasks
-
-
-def _note(notes: pathlib.Path, rank: int) -> pathlib.Path:
-    return notes / f"rank-{rank}"
 
 
 def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: contextlib.ExitStack, number: int) -> Report:

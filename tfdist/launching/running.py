@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tfdist import commits
-from tfdist.errors import ExitCode, PeerLostError
+from tfdist.errors import ExitCode, InputError, PeerLostError
 from tfdist.launching.arriving import opened
 from tfdist.launching.attempt import Ask, Host, asked, attempt, in_a_hurry
 from tfdist.launching.desks import Desk
 from tfdist.launching.guard import Guard
 from tfdist.launching.job import Job
 from tfdist.launching.logs import log_directory
+from tfdist.launching.notes import Notes
 from tfdist.launching.orders import Kind, Order, Report
 from tfdist.launching.outcome import SUCCESS, Outcome
 from tfdist.launching.supervision import POLL_SECONDS
@@ -47,7 +48,7 @@ def run(
 
     Raises:
       PeerLostError: another host's launcher did not come.
-      InputError: the command, the log directory or the coordinator's address cannot be used.
+      InputError: the command, the log directory, the memory or the coordinator's address cannot be used.
     """
     with contextlib.ExitStack() as stack:
         guard = stack.enter_context(Guard())
@@ -55,8 +56,8 @@ def run(
         logs = log_directory(job.log_dir, desk.everyone)
         memory = stack.enter_context(_memory(guard))
         is_noted = job.restart_budget or job.is_elastic  # whether a failure repeats, and whether a launcher fits
-        notes = _folder(memory, "notes") if is_noted else None
-        own = {commits.VARIABLE: str(_folder(memory, "commits"))}
+        notes = Notes(memory) if is_noted else None
+        own = {commits.VARIABLE: str(memory / "commits")}
         inherited = {name: value for name, value in environment.items() if name != commits.VARIABLE}
         with interrupts or contextlib.nullcontext([]) as arrived:
             outcome = _until_over(Host(job, command, inherited | own, guard, logs, notes, stops, arrived, say), desk)
@@ -95,11 +96,15 @@ def _attempt(host: Host, desk: Desk, order: Order, is_first: bool) -> Report:
 def _memory(guard: Guard) -> Iterator[pathlib.Path]:
     """A directory, in memory where there is such a place, for what outlives the processes of an attempt, not the job."""
     home = MEMORY if os.access(MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="tfdist-launch-", dir=home, ignore_cleanup_errors=True) as path:
+    with contextlib.ExitStack() as stack:
+        try:
+            made = tempfile.TemporaryDirectory(prefix="tfdist-launch-", dir=home, ignore_cleanup_errors=True)
+            path = stack.enter_context(made)
+            os.mkdir(os.path.join(path, "commits"))
+        except OSError as error:
+            raise InputError(
+                "A launcher needs a directory for what outlives its processes. Received: "
+                f"{home or 'TMPDIR'} ({error.strerror}). Free space there."
+            ) from error
         guard.add_directory(path)
         yield pathlib.Path(path)
-
-
-def _folder(home: pathlib.Path, name: str) -> pathlib.Path:
-    (home / name).mkdir()
-    return home / name
