@@ -16,6 +16,7 @@ from absl import flags as absl_flags
 
 from tfdist import cluster, config, detect, flags
 from tfdist.errors import ExitCode
+from tfdist.launching.restarts import PREEMPTIONS
 
 pytestmark = pytest.mark.alone
 
@@ -158,8 +159,8 @@ def test_flagfile(path: pathlib.Path):
     assert found.batch_size and (found.steps or found.epochs)
 
 
-@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.PEER_LOST, ExitCode.PREEMPTED])
-def test_the_sbatch_script_queues_the_job_again_when_it_was_preempted(code: ExitCode, tmp_path: pathlib.Path):
+@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.PEER_LOST, *sorted(PREEMPTIONS), 137])
+def test_the_sbatch_script_queues_the_job_again_when_it_was_preempted(code: int, tmp_path: pathlib.Path):
     """With programs in place of Slurm's, which write down how they were called."""
     for name, end in (("srun", code), ("scontrol", ExitCode.DONE)):
         program = tmp_path / name
@@ -172,7 +173,7 @@ def test_the_sbatch_script_queues_the_job_again_when_it_was_preempted(code: Exit
     trained = parsed(called[called.index("tfdist.train") + 1 :])
     assert (trained.strategy, trained.checkpoint_every, trained.output_dir) == ("multiworker", "600s", "runs/7")
     again = tmp_path / "scontrol.called"
-    assert again.exists() == (code == ExitCode.PREEMPTED)
+    assert again.exists() == (code in PREEMPTIONS)
     assert not again.exists() or again.read_text(encoding="utf-8").split() == ["requeue", "7"]
 
 
@@ -204,6 +205,6 @@ def test_the_kubernetes_job_goes_on_when_it_was_preempted():
     assert pod["restartPolicy"] == "Never"  # else Kubernetes refuses a podFailurePolicy
     rules = [rule for rule in job["spec"]["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
     assert [(rule["action"], rule["onExitCodes"]["values"]) for rule in rules] == [
-        ("Ignore", [ExitCode.PREEMPTED]),
+        ("Ignore", sorted(PREEMPTIONS)),
         ("FailJob", [ExitCode.BAD_INPUT, ExitCode.NOT_FINITE]),
     ]
