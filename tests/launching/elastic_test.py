@@ -1,6 +1,15 @@
 """Elastic jobs: real launchers and processes of a toy training that resumes where it saved.
 
-The first eight are what Horovod's integration tests ask of its elastic driver.
+Eight are what Horovod's integration tests ask of its elastic driver (`test/integration/elastic_common.py`):
+
+    hosts added and removed   test_hosts_that_are_added_and_removed_resize_the_job
+    one rank fails            test_the_others_go_on_without_one_that_dies
+    ... without scaling       test_a_job_that_cannot_shrink_takes_another_process_at_once
+    all ranks fail            test_a_job_whose_ranks_all_fail_ends_with_their_code
+    all hosts blacklisted     test_a_job_whose_slots_are_all_out_gives_up
+    too few hosts, timeout    test_a_job_that_never_has_its_least_processes_gives_up
+    limit of resets           test_the_number_of_restarts_is_limited
+    blacklist, backing off    test_the_place_of_one_that_died_is_filled_again_ever_later
 """
 
 import contextlib

@@ -74,6 +74,7 @@ def test_what_may_not_repeat_is_not_among_them():
 
 def test_a_program_that_asks_to_be_run_again_is_ever_more_slowly():
     assert waits(endless(), *[(75, None)] * 9) == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert waits(endless(restart_backoff_seconds=90.0), *[(75, None)] * 3) == [90, 90, 90]
     assert waits(endless(), (75, None), (75, None), (75, 7), (75, None), (75, None)) == [1, 2, 1, 1, 2]
 
 

@@ -83,7 +83,7 @@ class Restarts:
             return _used_up(self._preemptions, "max_preemptions")
         if is_vain and budget == math.inf:
             return _in_vain("max_preemptions")
-        pause = self._pause(self._left_early)
+        pause = max(self._job.restart_backoff_seconds, self._pause(self._left_early))
         self._preemptions += 1
         self._left_early += step is None
         return Decision(pause, f"restart {self._preemptions}{_of(budget)} after preemptions")
