@@ -202,6 +202,7 @@ def test_the_kubernetes_job_goes_on_when_it_was_preempted():
     (volume,), (mount,) = pod["volumes"], pod["containers"][0]["volumeMounts"]
     assert trained.checkpoint_every != "0" and trained.output_dir.startswith(mount["mountPath"])
     assert volume["name"] == mount["name"] and "persistentVolumeClaim" in volume
+    assert pod["shareProcessNamespace"]  # process 1 would not be ended by SIGTERM, with 143
     assert pod["restartPolicy"] == "Never"  # else Kubernetes refuses a podFailurePolicy
     rules = [rule for rule in job["spec"]["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
     assert [(rule["action"], rule["onExitCodes"]["values"]) for rule in rules] == [

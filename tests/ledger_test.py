@@ -208,6 +208,9 @@ def test_what_is_no_run(tmp_path):
     create(tmp_path / "run")
     with pytest.raises(InputError, match="kept by training with --checkpoint_every or --commit_every"):
         ledger.main(str(tmp_path / "run"))
+    RunDirectory(tmp_path / "run").starts.write_text("")
+    with pytest.raises(InputError, match="where no start is recorded"):
+        ledger.main(str(tmp_path / "run"))
 
 
 def test_starts_without_a_ledger_are_named(directory, capsys):

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 
 import keras
 import numpy as np
@@ -38,12 +39,19 @@ def impatient(meetings):
 
 def test_who_comes_late_is_waited_for_and_a_warning_says_so(monkeypatch, caplog):
     monkeypatch.setattr("tfdist.patience.WORD_AFTER_SECONDS", 0.01)
+
+    def come() -> None:
+        end = time.monotonic() + 10.0
+        while not caplog.records and time.monotonic() < end:
+            time.sleep(0.01)
+        late.gather("data", 2)
+
     with members(2) as (here, late), caplog.at_level(logging.WARNING):
-        timer = threading.Timer(0.3, late.gather, ("data", 2))
-        timer.start()
+        coming = threading.Thread(target=come)
+        coming.start()
         with patience("its data") as deadline:
             assert here.gather("data", 1, deadline) == [1, 2]
-        timer.join()
+        coming.join()
     (said,) = [record.getMessage() for record in caplog.records if "Other ranks" in record.getMessage()]
     assert said.startswith("Other ranks have not come for 0.01 s: one may be busy with its data.")
 

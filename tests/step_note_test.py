@@ -22,6 +22,16 @@ def test_a_note_outlives_the_process(tmp_path):
     assert step_note.read(path) == 7
 
 
+def test_the_next_process_begins_without_it_and_needs_no_room(tmp_path):
+    path = tmp_path / "note"
+    step_note.blank(path)
+    step_note.forbid_restart({step_note.VARIABLE: str(path)})
+    place = path.stat().st_ino
+    step_note.blank(path)
+    assert step_note.read(path) is None and not step_note.forbids_restart(path)
+    assert path.stat().st_ino == place
+
+
 @pytest.mark.parametrize("environment", [{}, {step_note.VARIABLE: "/nowhere/rank-0"}])  # which somebody has removed
 def test_where_nobody_wants_to_know_a_note_goes_nowhere(environment):
     notes = step_note.StepNote(environment)

@@ -58,10 +58,9 @@ class Begun(NamedTuple):
         if earlier and not self.checkpoint and directory.has_trained:
             _log.warning(
                 "A run goes on from a checkpoint or a commit. None is left of this one's %s, so it begins at step 0, with new "
-                "weights; what was recorded is kept in %s. For the next time, lower --checkpoint_every, or add it, or give "
-                "commits a --commit_dir.",
+                "weights%s. For the next time, lower --checkpoint_every, or add it, or give commits a --commit_dir.",
                 "earlier start" if len(earlier) == 1 else f"{len(earlier)} earlier starts",
-                directory.dropped,
+                f"; what was recorded is kept in {directory.dropped}" if directory.dropped.exists() else "",
             )
 
     def reporter(self, directory: RunDirectory, strategy: Strategy) -> Reporter:

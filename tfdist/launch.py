@@ -17,7 +17,7 @@ from tfdist.errors import InputError
 from tfdist.launching import running, signals
 from tfdist.launching.engines import ENGINES
 from tfdist.launching.job import Job
-from tfdist.launching.restarts import VAIN
+from tfdist.launching.restarts import VAIN, VAIN_LATER
 
 _HELP = {
     "processes": "How many processes to start on this host; or MIN:MAX, of all hosts together: as many as --hosts has slots"
@@ -33,7 +33,7 @@ _HELP = {
     "grace_seconds": "How long the processes may take to save and end when this command gets SIGTERM or Ctrl-C.",
     "max_restarts": "How many times all processes are started again when one fails; by default 0, or, for MIN:MAX, without"
     " limit. Final are codes 2 and 3, replicas that have drifted, a second failure in a row after the same step, and, without"
-    f" limit, {VAIN} in a row before training began. Not with --nodes.",
+    f" limit, {VAIN} in a row before training began, or {VAIN_LATER} before it goes on. Not with --nodes.",
     "max_preemptions": "The same when all end with code 75, or one by a SIGTERM that this command has not sent.",
     "restart_backoff_seconds": "The pause before a restart; it doubles with each failure, up to 60, and with each preemption"
     " before training began.",

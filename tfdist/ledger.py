@@ -80,6 +80,10 @@ def _starts(directory: RunDirectory) -> list[Start]:
         raise InputError(
             f"A ledger is kept in a run's directory. Received: {directory.path} ({error.strerror}). Give that of a run."
         ) from error
+    if not said:
+        raise InputError(
+            f"A ledger is kept in a run's directory. Received: {directory.path}, where no start is recorded."
+        )
     ends = [start["step"] for start in said[1:]] + [None]
     until = [_earliest(ends[number:]) for number in range(len(said))]
     counting = [  # others were made again as a whole

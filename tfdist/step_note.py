@@ -40,7 +40,11 @@ def forbid_restart(environment: Mapping[str, str] = os.environ) -> None:
 
 def blank(path: pathlib.Path) -> None:
     """Makes the file of a process that will start; room for what it notes is taken now, so that a note needs none."""
-    path.write_bytes(b" " * (_WIDTH + len(_FINAL)))
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)  # one that is there is written over, and needs no room
+    try:
+        os.pwrite(file, b" " * (_WIDTH + len(_FINAL)), 0)
+    finally:
+        os.close(file)
 
 
 def read(path: pathlib.Path) -> int | None:

@@ -105,6 +105,17 @@ def test_a_preemption_has_its_own_budget(launch) -> None:
     assert one.said[-1].endswith("In 0.1 s: restart 1 of 1 after preemptions.")
 
 
+def test_the_pause_behind_preemptions_stays_once_training_has_begun(launch) -> None:
+    one = launch("--max_preemptions=2", last=10**6)
+    for count in (2, 4, 6):
+        os.kill(one.wait_for_ranks(count)[0], signal.SIGTERM)
+    assert one.end() == 75
+    pauses = [line for line in one.said if ": restart " in line]
+    assert [line.endswith(f"In 0.1 s: restart {k} of 2 after preemptions.") for k, line in enumerate(pauses, 1)] == [
+        True
+    ] * 2
+
+
 def test_a_second_preemption_is_beyond_the_budget(launch) -> None:
     one = launch("--max_preemptions=1", "--max_restarts=5", last=10**6)
     for count in (2, 4):

@@ -2,7 +2,7 @@ import pytest
 
 from tfdist.launching.job import Job
 from tfdist.launching.outcome import Outcome
-from tfdist.launching.restarts import VAIN, Restarts
+from tfdist.launching.restarts import VAIN, VAIN_LATER, Restarts
 
 
 def waits(restarts: Restarts, *ends: tuple[int, int | None]) -> list[float | None]:
@@ -57,6 +57,16 @@ def test_failures_in_a_row_before_training_began_end_a_job_that_is_tried_for_eve
 def test_they_are_in_a_row_until_a_step_is_noted():
     assert waits(endless(), (143, None), (1, None), (143, None), (137, None), (1, None)) == [1, 1, 2, 2, None]
     assert None not in waits(endless(), *[(1, None), (143, None), (1, step := 7), (143, step)] * VAIN)
+
+
+def test_once_training_had_begun_it_takes_more_of_them():
+    restarts = endless()
+    restarts.begun()
+    assert None not in waits(restarts, *[(1, None)] * (VAIN_LATER - 1))
+    decision = restarts.decide(Outcome(1), None)
+    assert decision.wait is None and decision.reason.startswith(
+        "15 failures in a row before training went on, so it is"
+    )
 
 
 def test_training_may_have_begun_without_a_note():

@@ -168,6 +168,7 @@ def test_a_run_that_was_never_saved_says_so_too(records, tmp_path, caplog):
     go_on(path, steps=5, log_every=records, **flags)
     [said] = warnings(caplog)
     assert "None is left of this one's earlier start, so it begins at step 0" in said
+    assert ("metrics-dropped.jsonl" in said) == RunDirectory(path).dropped.exists() == (records == 1)
 
 
 def test_a_start_that_did_not_come_to_a_step_has_nothing_to_lose(tmp_path, caplog):

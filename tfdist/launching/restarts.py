@@ -11,6 +11,7 @@ from tfdist.launching.outcome import Outcome
 
 LONGEST_BACKOFF_SECONDS = 60.0
 VAIN = 5  # failures in a row before training began; a few may be the network's, or those of a host that comes late
+VAIN_LATER = 15  # the same once it had begun: with their pauses they outlast ten minutes without, say, a file system
 # What was done is done; bad input stays bad; a loss that is not finite comes again, as a resumed run repeats its steps.
 FINAL = frozenset({ExitCode.DONE, ExitCode.BAD_INPUT, ExitCode.NOT_FINITE})
 
@@ -35,7 +36,7 @@ class Restarts:
 
     A failure that repeats is not tried again: when two attempts in a row fail after the same step. The step is the last
     one that a rank has noted with `tfdist.step_note`. Where none has, training has not begun, or the program notes nothing: a
-    budget decides, and where that has no end, `VAIN` failures in a row are one that repeats.
+    budget decides, and where that has no end, `VAIN` failures in a row are one that repeats, or `VAIN_LATER` once it had begun.
     """
 
     def __init__(self, job: Job):
@@ -44,6 +45,7 @@ class Restarts:
         self._failures = self._preemptions = 0
         self._failed_after: int | None = None
         self._in_vain = self._left_early = 0  # failures, and preemptions, in a row before training began
+        self._most = VAIN
 
     def decide(self, outcome: Outcome, step: int | None, *, may_repeat: bool = True, final: bool = False) -> Decision:
         """Says what follows, and counts it.
@@ -63,7 +65,7 @@ class Restarts:
         # With code 75 the program itself has asked to be run again; behind a SIGTERM it has not.
         counts = step is None and may_repeat and outcome.code != ExitCode.PREEMPTED
         self._in_vain += counts
-        is_vain = counts and self._in_vain >= VAIN
+        is_vain = counts and self._in_vain >= self._most
         if outcome.code in PREEMPTIONS:
             return self._after_preemption(step, is_vain)
         return self._after_failure(step, may_repeat, is_vain)
@@ -75,6 +77,7 @@ class Restarts:
     def begun(self) -> None:
         """Training has begun: what failed before it did repeats no more."""
         self._in_vain = self._left_early = 0
+        self._most = VAIN_LATER
 
     def _after_preemption(self, step: int | None, is_vain: bool) -> Decision:
         self._failed_after = None
@@ -82,7 +85,7 @@ class Restarts:
         if self._preemptions == budget:
             return _used_up(self._preemptions, "max_preemptions")
         if is_vain and budget == math.inf:
-            return _in_vain("max_preemptions")
+            return self._given_up("max_preemptions")
         pause = max(self._job.restart_backoff_seconds, self._pause(self._left_early))
         self._preemptions += 1
         self._left_early += step is None
@@ -96,11 +99,15 @@ class Restarts:
         if may_repeat and step is not None and step == before:
             return Decision(None, f"the second failure in a row after step {step}, so it is not tried again")
         if is_vain and budget == math.inf:
-            return _in_vain("max_restarts")
+            return self._given_up("max_restarts")
         pause = self._pause(self._failures)
         self._failures += 1
         after = "" if step is None else f" after step {step}"
         return Decision(pause, f"restart {self._failures}{_of(budget)}{after}")
+
+    def _given_up(self, flag: str) -> Decision:
+        before = f"{self._in_vain} failures in a row before training {'began' if self._most == VAIN else 'went on'}"
+        return Decision(None, f"{before}, so it is not tried again; --{flag}=N sets another limit")
 
     def _pause(self, before: int) -> float:
         return min(LONGEST_BACKOFF_SECONDS, self._job.restart_backoff_seconds * 2 ** min(before, 30))
@@ -108,12 +115,6 @@ class Restarts:
 
 def _of(budget: float) -> str:
     return "" if budget == math.inf else f" of {budget:g}"
-
-
-def _in_vain(flag: str) -> Decision:
-    return Decision(
-        None, f"{VAIN} failures in a row before training began, so it is not tried again; --{flag}=N sets another limit"
-    )
 
 
 def _used_up(count: int, flag: str) -> Decision:

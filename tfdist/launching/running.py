@@ -55,7 +55,8 @@ def run(
         desk = stack.enter_context(opened(job, environment, guard, say))
         logs = log_directory(job.log_dir, desk.everyone)
         memory = stack.enter_context(_memory(guard))
-        is_noted = job.restart_budget or job.is_elastic  # whether a failure repeats, and whether a launcher fits
+        # Whether a failure repeats, whether training had begun when it was preempted, and whether a launcher fits.
+        is_noted = job.restart_budget or job.preemption_budget or job.is_elastic
         notes = Notes(memory) if is_noted else None
         own = {commits.VARIABLE: str(memory / "commits")}
         inherited = {name: value for name, value in environment.items() if name != commits.VARIABLE}
