@@ -47,7 +47,7 @@ def test_without_a_mesh_it_is_the_identity(single, mirrored2):
     assert tfdist.constrain(value := tf.ones([2, 3]), "batch embed") is value
     expected = trained(single).model.get_weights()
     for a, b in zip(expected, trained(mirrored2).model.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
 def test_a_constraint_lays_out_and_changes_no_value(split, single):
@@ -55,7 +55,7 @@ def test_a_constraint_lays_out_and_changes_no_value(split, single):
     np.testing.assert_array_equal(value, X)
     assert axes == ["data", "model", None]
     for a, b in zip(trained(single).model.get_weights(), trained(split).model.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
 def test_rows_that_the_axis_does_not_divide_stay_whole(split):
