@@ -41,18 +41,30 @@ def start_horovod(
     Returns:
       The job's group.
     """
-    for name, value in {**SETTINGS, **stall_settings(os.environ, stall_seconds)}.items():
-        os.environ.setdefault(name, value)
+    _set_defaults(stall_seconds)
     is_placed = "HOROVOD_RANK" in os.environ or cluster.source == "MPI"
     if is_placed and not (cluster.coordinator or ADDRESS_VARIABLE in os.environ):
-        hvd.init(**options)
+        _init(options)
         return join(_with_coordinator(cluster))
     group = join(cluster)  # first: it waits for slow ranks as long as it is told, and Gloo for 30 s, and then aborts
     if is_placed:
-        hvd.init(**options)
+        _init(options)
     else:
         start_through(group, cluster, **options)
     return group
+
+
+def start_elastic(**options: Any) -> None:
+    """Initialises Horovod in a process of an elastic job of horovodrun's, for the first time or after a reset.
+
+    Nothing else is said between the ranks: a process that was there before and one that is new must make the same calls,
+    whatever the number of ranks was when each of them began.
+
+    Args:
+      **options: arguments of Horovod's `init`.
+    """
+    _set_defaults(STALL_SECONDS)
+    _init(options)
 
 
 def start_through(group: Group, cluster: Cluster, **options: Any) -> None:
@@ -61,7 +73,21 @@ def start_through(group: Group, cluster: Cluster, **options: Any) -> None:
     One that has served an initialisation has addresses of it, with which the next one would crash.
     """
     os.environ.update(serve_and_describe(cluster, group))
-    hvd.init(**options)
+    _init(options)
+
+
+def _init(options: dict[str, Any]) -> None:
+    """Initialises Horovod; where it refuses its arguments after it has started, it is ended, so that it can start again."""
+    try:
+        hvd.init(**options)
+    except BaseException:
+        hvd.shutdown()
+        raise
+
+
+def _set_defaults(stall_seconds: int) -> None:
+    for name, value in {**SETTINGS, **stall_settings(os.environ, stall_seconds)}.items():
+        os.environ.setdefault(name, value)
 
 
 def stall_settings(environment: Mapping[str, str], longest: int = STALL_SECONDS) -> dict[str, str]:

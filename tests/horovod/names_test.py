@@ -4,6 +4,7 @@ import importlib
 import inspect
 
 import pytest
+import tensorflow as tf
 
 import tfdist.horovod as hvd
 from tfdist.errors import InputError
@@ -18,37 +19,96 @@ def arguments(function):
     return [name for name in inspect.signature(function).parameters if name != "self"]
 
 
+def public(module):
+    """Horovod's own public functions and classes of a module."""
+    found = {name: value for name, value in vars(module).items() if not name.startswith("_") and callable(value)}
+    return {name: value for name, value in found.items() if getattr(value, "__module__", "").startswith("horovod")}
+
+
+FUNCTIONS = [
+    pytest.param(name, value, id=f"{module.__name__}.{name}")
+    for module in (ORIGINAL, OF_KERAS)
+    for name, value in public(module).items()
+    if not isinstance(getattr(hvd, name, None), type) and name not in {*hvd._REFUSED, "gpu_available"}
+]
+FUNCTIONS.append(pytest.param("PartialDistributedOptimizer", OF_PLAIN_KERAS.PartialDistributedOptimizer, id="partial"))
+OTHER_FORMS = {"value": "tensor"}
+
+
+def received(function, *args, **kwargs):
+    """The arguments that a call of a function of this package arrives with, by name, without making it."""
+    seen = []
+
+    def note(*args, **kwargs):
+        seen.append(inspect.signature(plain).bind(*args, **kwargs).arguments)
+
+    plain = inspect.unwrap(function)
+    if plain is function:
+        note(*args, **kwargs)
+    else:  # around it, what takes the other form
+        cell = next(c for c in function.__closure__ if c.cell_contents is plain)
+        cell.cell_contents = note
+        try:
+            function(*args, **kwargs)
+        finally:
+            cell.cell_contents = plain
+    return seen[0]
+
+
+@pytest.mark.parametrize(("name", "theirs"), FUNCTIONS)
+def test_every_signature_is_horovods(name, theirs):
+    """Each argument arrives under Horovod's name of it: given by name; and given by position, with a value of its kind."""
+    parameters = inspect.signature(theirs).parameters
+    named = [p for p in parameters.values() if p.kind == p.POSITIONAL_OR_KEYWORD]
+    values = {p.name: p.default if p.default is not p.empty else object() for p in named}
+    values |= {"name": "a name"} if "name" in values else {}
+    expected = {OTHER_FORMS.get(key, key): value for key, value in values.items()}
+    ours = getattr(hvd, name)
+    assert {key: value for key, value in received(ours, **values).items() if key in expected} == expected
+    assert {key: value for key, value in received(ours, *values.values()).items() if key in expected} == expected
+    for key, value in values.items():  # a default is Horovod's own, or one that is equal to it
+        mine = inspect.signature(ours).parameters[OTHER_FORMS.get(key, key)].default
+        same = mine is inspect.Parameter.empty or mine == value or mine is hvd.Compression.none
+        assert same or key == "name", (key, mine, value)
+
+
 @pytest.mark.parametrize(
-    ("name", "home"),
+    ("call", "expected"),
     [
-        ("allreduce", ORIGINAL),
-        ("grouped_allreduce", ORIGINAL),
-        ("allgather", ORIGINAL),
-        ("grouped_allgather", ORIGINAL),
-        ("broadcast", ORIGINAL),
-        ("broadcast_", ORIGINAL),
-        ("alltoall", ORIGINAL),
-        ("reducescatter", ORIGINAL),
-        ("grouped_reducescatter", ORIGINAL),
-        ("broadcast_variables", ORIGINAL),
-        ("broadcast_object", ORIGINAL),
-        ("allgather_object", ORIGINAL),
-        ("broadcast_global_variables", OF_KERAS),
-        ("join", ORIGINAL),
-        ("size_op", ORIGINAL),
-        ("process_set_included_op", ORIGINAL),
-        ("check_num_rank_power_of_2", ORIGINAL),
-        ("start_timeline", ORIGINAL),
-        ("DistributedGradientTape", ORIGINAL),
-        ("PartialDistributedGradientTape", ORIGINAL),
-        ("DistributedOptimizer", OF_KERAS),
-        ("PartialDistributedOptimizer", OF_PLAIN_KERAS),
-        ("load_model", OF_KERAS),
+        (("x", "a name"), {"tensor": "x", "name": "a name"}),
+        (("x", None, True), {"tensor": "x", "name": None, "average": True}),
+        (
+            ("x", None, None, 0.5, 2.0),
+            {"tensor": "x", "name": None, "average": None, "prescale_factor": 0.5, "postscale_factor": 2.0},
+        ),
+        (("x", False), {"tensor": "x", "average": False}),
+        (("x", None, "/gpu:0"), {"tensor": "x", "average": None, "device_dense": "/gpu:0"}),
     ],
 )
-def test_arguments_stand_where_horovods_do(name, home):
-    theirs = arguments(getattr(home, name))
-    assert arguments(getattr(hvd, name))[: len(theirs)] == theirs
+def test_allreduce_is_called_in_both_forms(call, expected):
+    assert received(hvd.allreduce, *call) == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (("x", "a name"), {"tensor": "x", "name": "a name"}),
+        (("x", None, hvd.Sum), {"tensor": "x", "name": None, "op": hvd.Sum}),
+        (("x", "/cpu:0"), {"tensor": "x", "device_dense": "/cpu:0"}),
+        (
+            ("x", "GPU:0", hvd.Compression.fp16),
+            {"tensor": "x", "device_dense": "GPU:0", "compression": hvd.Compression.fp16},
+        ),
+    ],
+)
+def test_reducescatter_is_called_in_both_forms(call, expected):
+    assert received(hvd.reducescatter, *call) == expected
+
+
+def test_an_argument_given_twice_is_pythons_error():
+    for call in (lambda: hvd.allreduce("x", value="y"), lambda: hvd.allreduce("x", "a name", name="another")):
+        with pytest.raises(TypeError, match="multiple values for argument"):
+            call()
 
 
 @pytest.mark.parametrize(
@@ -56,6 +116,51 @@ def test_arguments_stand_where_horovods_do(name, home):
 )
 def test_callbacks_take_horovods_arguments(name):
     assert arguments(getattr(hvd.callbacks, name)) == arguments(getattr(OF_KERAS.callbacks, name))
+
+
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [
+        ("TensorFlowKerasState", ORIGINAL.elastic),
+        ("TensorFlowState", ORIGINAL.elastic),
+        ("KerasState", OF_KERAS.elastic),
+        ("CommitStateCallback", OF_KERAS.elastic),
+        ("UpdateBatchStateCallback", OF_KERAS.elastic),
+        ("UpdateEpochStateCallback", OF_KERAS.elastic),
+        ("ObjectState", ORIGINAL.elastic),
+        ("run", ORIGINAL.elastic),
+    ],
+)
+def test_elastic_takes_horovods_arguments(name, home):
+    assert arguments(getattr(hvd.elastic, name)) == arguments(getattr(home, name))
+
+
+@pytest.mark.parametrize("module", [ORIGINAL, OF_KERAS, OF_PLAIN_KERAS], ids=lambda module: module.__name__)
+def test_every_public_name_of_horovods_is_there_or_is_refused_by_name(module):
+    for name in [*public(module), "mpi_ops", "util", "elastic", "callbacks", "compression"]:
+        if name in hvd._REFUSED:
+            with pytest.raises(AttributeError, match=f"tfdist.horovod has no {name}. Received: hvd.{name}. Use "):
+                getattr(hvd, name)
+        else:
+            assert getattr(hvd, name) is not None
+    assert set(public(ORIGINAL.elastic)) <= set(dir(hvd.elastic))
+
+
+def test_modules_that_scripts_import_from():
+    from tfdist.horovod.mpi_ops import allreduce, size  # noqa: PLC0415
+
+    assert (allreduce, size) == (hvd.allreduce, hvd.size)
+    variable = tf.Variable(1.0)
+    assert hvd.util.refs_to_vars(hvd.util.vars_to_refs([variable, [variable]])) == [variable, [variable]]
+    assert hvd.util._executing_eagerly() and hvd._executing_eagerly()
+    assert hvd.mpi_ops._basics is ORIGINAL.mpi_ops._basics
+    with pytest.raises(InputError, match="tfdist.horovod.mpi_ops has no nothing. Received: nothing. Use the names of "):
+        _ = hvd.mpi_ops.nothing
+    assert not hasattr(hvd.util, "nothing")
+    assert hvd.gpu_available("tensorflow") is bool(tf.config.list_physical_devices("GPU"))
+    hvd.check_extension("horovod.tensorflow", "HOROVOD_WITH_TENSORFLOW", ORIGINAL.__file__, "mpi_lib")
+    with pytest.raises(ImportError, match="Extension horovod.torch has not been built"):
+        hvd.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", ORIGINAL.__file__, "no_lib")
 
 
 def test_every_public_name_of_horovods_elastic_keras_is_there():

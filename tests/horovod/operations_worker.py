@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist.horovod as hvd
+from tests.horovod import drop_in_worker
 from tfdist.errors import TfdistError
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -235,6 +236,9 @@ def mismatches(rank: int, size: int) -> None:
         "scattered op": lambda: hvd.reducescatter(
             tf.ones([size]), op=hvd.Sum if odd else hvd.Average, name="scattered_op"
         ),
+        "scattered factor": lambda: hvd.reducescatter(
+            tf.ones([size]), prescale_factor=1.0 + odd, name="scattered_factor"
+        ),
         "scattered dtype": lambda: hvd.reducescatter(
             tf.ones([size], tf.float64 if odd else tf.float32), name="scattered_dt"
         ),
@@ -269,6 +273,7 @@ def left_out(rank: int) -> None:
 
 def main() -> None:
     comm = refused(lambda: hvd.init(comm=[0, 1]))
+    refused_starts = drop_in_worker.refused_starts() if drop_in_worker.HAS_HOROVOD else []
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     found["who"] = [
@@ -286,11 +291,14 @@ def main() -> None:
         bool(hvd.nccl_built()),
         bool(hvd.mpi_threads_supported()),
     ]
-    found["comm"] = comm
+    found["comm"], found["refused starts"] = comm, refused_starts
     adasum(rank, size)
     all_dtypes(rank, size)
     shapes(rank, size)
     finite_differences(rank, size)
+    drop_in_worker.slices_and_scales(rank, size, found)
+    drop_in_worker.errors(rank, size, found)
+    drop_in_worker.graphs(rank, found)
     if not hvd.gloo_built():
         found["refused"] = [
             refused(lambda: hvd.join()),

@@ -6,6 +6,7 @@ import pickle
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist.horovod as hvd
 from tfdist.errors import InputError
@@ -66,3 +67,12 @@ def test_a_model_is_compiled_with_a_keyword_of_older_scripts(tmp_path):
     assert isinstance(keras.models.load_model(tmp_path / "model.keras").optimizer, keras.optimizers.SGD)
     with pytest.raises(TypeError, match="another"):
         model.compile(optimizer, another=False)
+
+
+def test_an_optimizer_of_tensorflow_1_is_refused_in_one_line():
+    with pytest.raises(InputError) as error:
+        hvd.DistributedOptimizer(tf.compat.v1.train.AdamOptimizer(0.1))
+    assert str(error.value) == (
+        "Optimizers of TensorFlow 1 need its graphs and sessions. Received: tf.compat.v1.train.AdamOptimizer. Use one of "
+        "keras.optimizers, in model.fit or in a loop of your own."
+    )

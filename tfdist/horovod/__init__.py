@@ -13,8 +13,13 @@ each call that is traced or eager is compared over the job's group first.
 Objects (`broadcast_object`, `allgather_object`, elastic states) travel pickled, between the job's own ranks alone.
 """
 
+from typing import Any
+
 from tfdist.horovod import callbacks, elastic
 from tfdist.horovod.compression import Compression, Compressor
+from tfdist.horovod.errors import UnknownNameError
+from tfdist.horovod.modules import executing_eagerly as _executing_eagerly  # noqa: F401 - asked of Horovod by scripts
+from tfdist.horovod.modules import mpi_ops, refs_to_vars, util, vars_to_refs
 from tfdist.horovod.moves import (
     allgather,
     alltoall,
@@ -31,17 +36,30 @@ from tfdist.horovod.objects import (
     broadcast_object_fn,
     broadcast_variables,
 )
-from tfdist.horovod.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum, check_num_rank_power_of_2
+from tfdist.horovod.older_names import provide_older_names
+from tfdist.horovod.ops import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    ReduceOp,
+    Sum,
+    check_num_rank_power_of_2,
+    handle_average_backwards_compatibility,
+)
 from tfdist.horovod.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from tfdist.horovod.process import (
     add_process_set,
     ccl_built,
+    check_extension,
     cross_rank,
     cross_size,
     cuda_built,
     ddl_built,
     gloo_built,
     gloo_enabled,
+    gpu_available,
     init,
     is_homogeneous,
     is_initialized,
@@ -104,6 +122,7 @@ __all__ = [
     "broadcast_variables",
     "callbacks",
     "ccl_built",
+    "check_extension",
     "check_num_rank_power_of_2",
     "cross_rank",
     "cross_size",
@@ -113,9 +132,11 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "gpu_available",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
+    "handle_average_backwards_compatibility",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -127,12 +148,14 @@ __all__ = [
     "local_size_op",
     "mpi_built",
     "mpi_enabled",
+    "mpi_ops",
     "mpi_threads_supported",
     "nccl_built",
     "process_set_included_op",
     "rank",
     "rank_op",
     "reducescatter",
+    "refs_to_vars",
     "remove_process_set",
     "rocm_built",
     "shutdown",
@@ -140,4 +163,21 @@ __all__ = [
     "size_op",
     "start_timeline",
     "stop_timeline",
+    "util",
+    "vars_to_refs",
 ]
+
+_REFUSED = {
+    "BroadcastGlobalVariablesHook": "hvd.callbacks.BroadcastGlobalVariablesCallback or hvd.broadcast_variables",
+    "LocalGradientAggregationHelper": "backward_passes_per_step of hvd.DistributedOptimizer",
+    "is_version_greater_equal_than": "packaging.version",
+    "split_list": "numpy.array_split",
+}
+
+provide_older_names()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _REFUSED:
+        raise UnknownNameError(f"tfdist.horovod has no {name}. Received: hvd.{name}. Use {_REFUSED[name]}.")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.errors import InputError
+from tfdist.horovod.errors import NotSupportedError
 from tfdist.horovod.ops import check_num_rank_power_of_2
 
 
@@ -19,10 +20,11 @@ def adasum(everyone: Sequence[tf.Tensor], what: str) -> tf.Tensor:
       what: names the call.
 
     Raises:
-      InputError: the number of ranks is no power of two, or the dtype is none of floats.
+      NotSupportedError: the number of ranks is no power of two.
+      InputError: the dtype is none of floats.
     """
     if not check_num_rank_power_of_2(len(everyone)):
-        raise InputError(
+        raise NotSupportedError(
             f"op=hvd.Adasum takes 2, 4, 8 ... ranks. Received: {what} of {len(everyone)}. Use op=hvd.Average."
         )
     if not everyone[0].dtype.is_floating:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.errors import PeerLostError
+from tfdist.errors import InputError, PeerLostError
 from tfdist.group import Group
+from tfdist.horovod.errors import FailedPreconditionError, check_no_old_graph
 
 
 class Agreement:
@@ -32,13 +33,17 @@ class Agreement:
           uneven: whether ranks may have different numbers of rows.
 
         Raises:
-          InputError: on every rank, with what each of them calls.
+          FailedPreconditionError: on every rank, with what each of them calls.
+          NoGraphError: the call is of a graph of TensorFlow 1.
           PeerLostError: a rank does not come in time, or is lost; names the call.
         """
+        check_no_old_graph(f"hvd.{name}")
         called = f"{name}: {what} of {', '.join(_described(tensor, uneven) for tensor in tensors)}"
         number = next(self._numbers)
         try:
             self._group.agree("horovod/calls", {f"call {number}": called}, "The hvd ", self._deadline)
+        except InputError as error:
+            raise FailedPreconditionError(str(error)) from error
         except PeerLostError as error:
             raise PeerLostError(f"The hvd call {number}, {called}, was not made by every rank: {error}") from error
 

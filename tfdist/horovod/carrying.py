@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdist.errors import InputError
 from tfdist.horovod.engine import Engine
+from tfdist.horovod.errors import InvalidArgumentError
 
 _SAME_BITS = {tf.bfloat16: tf.int16, tf.uint32: tf.int32, tf.uint64: tf.int64}
 _WIDER = {
@@ -24,14 +24,14 @@ def reduced_as(
     """Reduces tensors in a dtype that the engine reduces; bfloat16 is summed in float32, and rounded once.
 
     Raises:
-      InputError: there is no such dtype; `what` names the operation.
+      InvalidArgumentError: there is no such dtype; `what` names the operation.
     """
     sent = []
     for tensor in tensors:
         wider = tensor.dtype if tensor.dtype in engine.reduces else _WIDER.get(tensor.dtype)
         if wider not in engine.reduces or tensor.dtype == tf.bool:
             known = ", ".join(sorted(dtype.name for dtype in engine.reduces | {tf.bfloat16}))
-            raise InputError(f"{what} takes {known}. Received: {tensor.dtype.name}. Cast it to one of these.")
+            raise InvalidArgumentError(f"{what} takes {known}. Received: {tensor.dtype.name}. Cast it to one of these.")
         sent.append(tf.cast(tensor, wider))
     return [tf.cast(total, tensor.dtype) for total, tensor in zip(reduce(sent), tensors, strict=True)]
 
@@ -42,7 +42,7 @@ def moved_as(
     """Moves tensors in a dtype that the engine moves; every element arrives as it was.
 
     Raises:
-      InputError: there is no such dtype; `what` names the operation.
+      InvalidArgumentError: there is no such dtype; `what` names the operation.
     """
     ways = [_way(engine, tensor.dtype, what) for tensor in tensors]
     sent = [convert(tensor, dtype) for tensor, (convert, dtype) in zip(tensors, ways, strict=True)]
@@ -57,4 +57,6 @@ def _way(engine: Engine, dtype: tf.DType, what: str) -> tuple[Callable[..., tf.T
         return tf.bitcast, _SAME_BITS[dtype]
     if _WIDER.get(dtype) in engine.moves:
         return tf.cast, _WIDER[dtype]
-    raise InputError(f"{what} does not take {dtype.name}. Received: a tensor of it. Cast it to another dtype.")
+    raise InvalidArgumentError(
+        f"{what} does not take {dtype.name}. Received: a tensor of it. Cast it to another dtype."
+    )

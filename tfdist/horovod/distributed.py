@@ -42,11 +42,6 @@ class Distributed:
 
         tf.cond(self.accumulation.add(grads, variables), update, lambda: tf.constant(False))
 
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """The optimizer's variables; the list may be called, as Horovod's scripts do."""
-        return _CallableList(super().variables)  # type: ignore[misc]
-
     def register_local_var(self, var: Any) -> None:
         """Lets a variable's gradient be each rank's own."""
         self.local.add(var)
@@ -66,19 +61,17 @@ class Distributed:
         raise not_pickled(self)
 
 
-class _CallableList(list):
-    """A list that returns itself when it is called: `optimizer.variables()` was a method once."""
-
-    def __call__(self) -> "_CallableList":
-        return self
-
-
 def distributed(optimizer: keras.Optimizer, reduction: GradientSums, accumulation: Accumulation) -> keras.Optimizer:
     """A copy of an optimizer, with its slots if it has been built, that reduces gradients.
 
     Raises:
       InputError: it is not one of Keras 3, or reduces gradients already.
     """
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        raise InputError(
+            "Optimizers of TensorFlow 1 need its graphs and sessions. Received: tf.compat.v1.train."
+            f"{type(optimizer).__name__}. Use one of keras.optimizers, in model.fit or in a loop of your own."
+        )
     if not isinstance(optimizer, keras.Optimizer):
         raise InputError(
             f"The optimizer must be one of Keras 3. Received: {type(optimizer).__name__}. Use one of keras.optimizers."

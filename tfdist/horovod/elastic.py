@@ -13,10 +13,12 @@ import keras
 import tensorflow as tf
 
 from tfdist import randomness
+from tfdist.errors import InputError
 from tfdist.horovod import tape
 from tfdist.horovod.distributed import Distributed
 from tfdist.horovod.engine import needs_horovod
-from tfdist.horovod.objects import broadcast_object, broadcast_variables
+from tfdist.horovod.errors import NoGraphError, check_eager, check_no_session
+from tfdist.horovod.objects import broadcast_object, broadcast_object_fn, broadcast_variables
 from tfdist.horovod.process import init, rank, shutdown
 
 try:
@@ -31,7 +33,13 @@ except ImportError:
         def __init__(self, *args: Any, **kwargs: Any):
             raise needs_horovod("hvd.elastic", "Save checkpoints with Keras's ModelCheckpoint")
 
-    _ObjectState, HorovodInternalError, HostsUpdatedInterrupt = State, RuntimeError, RuntimeError
+    _ObjectState = State
+
+    class HorovodInternalError(RuntimeError):  # type: ignore[no-redef]
+        """What Horovod raises in an elastic job; never raised without it."""
+
+    class HostsUpdatedInterrupt(RuntimeError):  # type: ignore[no-redef]
+        """What Horovod raises in an elastic job; never raised without it."""
 
     def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
         """Needs Horovod."""
@@ -49,6 +57,9 @@ __all__ = [
     "TensorFlowState",
     "UpdateBatchStateCallback",
     "UpdateEpochStateCallback",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
     "run",
 ]
 _log = logging.getLogger(__name__)
@@ -119,8 +130,14 @@ class _VariablesState(ObjectState):
 class TensorFlowState(_VariablesState):
     """Variables of TensorFlow, and values."""
 
-    def __init__(self, variables: Sequence[Any], session: None = None, **kwargs: Any):
+    def __init__(self, variables: Sequence[Any] | None = None, session: None = None, **kwargs: Any):
         """Args: variables: kept and synchronized; session: None; **kwargs: the values."""
+        check_no_session(session)
+        if variables is None:
+            raise NoGraphError(
+                "TensorFlow 2 has no global variables. Received: TensorFlowState() without variables. Pass the list of them."
+            )
+        check_eager("hvd.elastic.TensorFlowState", "Make it outside of graphs")
         self.variables = variables
         super().__init__(lambda: variables, **kwargs)
 
@@ -143,14 +160,20 @@ class TensorFlowKerasState(_VariablesState):
           backend: taken, and without effect.
           **kwargs: the values.
         """
+        check_eager("hvd.elastic.TensorFlowKerasState", "Make it outside of graphs")
         if not model.built:
-            raise ValueError("The model must be built first. Received: one without variables. Give it an Input.")
+            raise InputError("The model must be built first. Received: one without variables. Give it an Input.")
         self.model, self.optimizer = model, optimizer or model.optimizer
         if not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
         own = {id(seed) for seed in randomness.seed_states(model)}
         shared = [variable for variable in model.variables if id(variable) not in own]
         super().__init__(lambda: [*shared, *self.optimizer.variables], **kwargs)
+
+    def reset(self) -> None:
+        """Lets Keras trace the model's steps again: the job may have another number of ranks now."""
+        self.model.train_function = self.model.test_function = self.model.predict_function = None
+        super().reset()
 
     def sync(self) -> None:
         """See base class."""
@@ -162,6 +185,10 @@ class TensorFlowKerasState(_VariablesState):
 
 class KerasState(TensorFlowKerasState):
     """`TensorFlowKerasState` under the name that it has for Keras."""
+
+    def __init__(self, model: keras.Model, optimizer: keras.Optimizer | None = None, **kwargs: Any):
+        """Args: as of the base class, without `backend`."""
+        super().__init__(model, optimizer, **kwargs)
 
 
 class CommitStateCallback(keras.callbacks.Callback):

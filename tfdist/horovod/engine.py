@@ -52,6 +52,7 @@ class Engine(abc.ABC):
       collectives: those of all ranks, usable anywhere in this process, eagerly and in `tf.function`.
       reduces: the dtypes that are combined.
       moves: the dtypes that are gathered, broadcast and exchanged.
+      size_changes: whether the number of ranks may change, and a graph that was traced before that runs again.
     """
 
     rank: int
@@ -65,6 +66,7 @@ class Engine(abc.ABC):
     collectives: Collectives
     reduces: frozenset[tf.DType]
     moves: frozenset[tf.DType]
+    size_changes: bool = False
 
     @abc.abstractmethod
     def collectives_of(self, process_set: Any) -> Collectives:
@@ -101,6 +103,14 @@ class Engine(abc.ABC):
         """Whether this rank is in a set: a scalar int32, 1 or 0."""
 
     @abc.abstractmethod
+    def rank_of(self, kind: str) -> tf.Tensor:
+        """This rank, "rank", or a count of ranks, "local_rank" or "local_size", as a scalar int32."""
+
+    def count(self, process_set: Any) -> int | tf.Tensor:
+        """The number of ranks of a set; a scalar int32 where it may change while a graph is kept."""
+        return process_set.size()
+
+    @abc.abstractmethod
     def close(self) -> None:
         """Ends the engine; the group stays."""
 
@@ -113,10 +123,18 @@ def needs_horovod(what: str, instead: str) -> InputError:
     )
 
 
-def scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
-    """A tensor times a factor, in its own dtype; whole numbers are rounded towards zero, as Horovod does it."""
-    if factor == 1.0:
+def scaled(tensor: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
+    """A tensor times a factor, in its own dtype, as Horovod does it.
+
+    Whole numbers are multiplied in float64 and rounded towards zero, 16-bit floats in float32 and rounded once.
+
+    Args:
+      tensor: of any number's dtype.
+      factor: a number; or a scalar float64 where it is known only when the graph runs.
+    """
+    if not isinstance(factor, tf.Tensor) and factor == 1.0:
         return tensor
-    if tensor.dtype.is_floating:
-        return tensor * tf.constant(factor, tensor.dtype)  # tf.cast would round it to float32 first
-    return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
+    exact = tf.float32 if tensor.dtype in (tf.float16, tf.bfloat16) else tensor.dtype
+    exact = exact if exact.is_floating else tf.float64
+    times = tf.cast(factor, exact) if isinstance(factor, tf.Tensor) else tf.constant(factor, exact)
+    return tf.cast(tf.cast(tensor, exact) * times, tensor.dtype)

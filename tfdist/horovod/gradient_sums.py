@@ -96,7 +96,7 @@ class GradientSums:
         Raises:
           InputError: on every rank, when the ranks' gradients differ in name, dtype or shape.
         """
-        size, results = self.options.process_set.size(), list(gradients)
+        results = list(gradients)
         names = _names(variables)
         reduced: dict[str, Gradient] = {}
         for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
@@ -105,7 +105,7 @@ class GradientSums:
             if variable not in local:
                 reduced[names[i]] = self._given(gradient, variable)
             elif self.options.scale_local_gradients:
-                results[i] = _divided(gradient, size)
+                results[i] = _divided(gradient, engine().count(self.options.process_set))
         with tf.device(self.options.device_dense or None):
             totals = self._totals(reduced)
         for i, name in enumerate(names):
@@ -131,19 +131,25 @@ class GradientSums:
         gradients = {n: g for n, g in gradients.items() if n not in alone}
         for name, gradient in gradients.items():
             if name not in self._rows:
-                self._rows[name] = isinstance(gradient, tf.IndexedSlices) and rows_send_less(gradient, collectives)
+                self._rows[name] = self._goes_as_rows(gradient, used, collectives)
         rows = [n for n, g in gradients.items() if self._rows[n] and isinstance(g, tf.IndexedSlices)]
         dense = {n: _dense(g) for n, g in gradients.items() if n not in rows}
         message = f"{self.options.name}_{self._agreed(used, gradients | alone, rows)}"
         mean = self.options.op == Average
         before = 1.0 / self.options.gradient_predivide_factor if mean else 1.0
-        after = self.options.gradient_predivide_factor / collectives.size if mean else 1.0
+        after = _quotient(self.options.gradient_predivide_factor, used.count(self.options.process_set)) if mean else 1.0
         totals: dict[str, Gradient] = {}
         for i, name in enumerate(rows):
             totals[name] = sum_rows(_scaled_rows(gradients[name], before), collectives, f"{message}/rows{i}")[0]
         sums = self._dense_sums(list(dense), [scaled(g, before) for g in dense.values()], collectives, message)
         totals |= dict(zip(dense, sums, strict=True))
         return self._totals_alone(alone) | {name: scaled(total, after) for name, total in totals.items()}
+
+    def _goes_as_rows(self, gradient: Gradient, used: Engine, collectives: Any) -> bool:
+        """Whether slices travel as rows: not where the number of ranks, on which that depends, may change under a graph."""
+        if used.size_changes or not isinstance(gradient, tf.IndexedSlices):
+            return False
+        return rows_send_less(gradient, collectives)
 
     def _totals_alone(self, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
         """What buckets and methods cannot combine: tensor by tensor, by the engine."""
@@ -175,6 +181,8 @@ class GradientSums:
         sent = [tf.cast(x, dtype) for x, dtype in zip(tensors, wire, strict=True)]
         specs = [tf.TensorSpec(x.shape, x.dtype, name) for x, name in zip(sent, names, strict=True)]
         reducer = reducer_of(self.options.compression, specs)
+        if engine().size_changes and not is_lossless(self.options.compression):
+            sent = _of_as_many(sent, collectives.size, self.options)
         state = self._variables(reducer, specs)
         before = [tf.convert_to_tensor(variable) for variable in state]
         result = reducer.reduce(sent, before, collectives, name=message)
@@ -235,6 +243,19 @@ def _compare(used: Engine, digest: str, plan: dict[str, str]) -> None:
         used.group.agree("horovod/gradients/order", order, "The gradient ", _PLAN_SECONDS)
 
 
+def _of_as_many(tensors: list[tf.Tensor], size: int, options: Options) -> list[tf.Tensor]:
+    """The tensors, in a graph that ends with an error where the job has another number of ranks than when it was traced."""
+    now = engine().count(options.process_set)
+    same = tf.debugging.assert_equal(
+        now,
+        size,
+        f"{options.compression} was traced for {size} ranks, and the elastic job has another number now. Trace the tf.function "
+        "again after a reset, or use hvd.Compression.none",
+    )
+    with tf.control_dependencies([] if same is None else [same]):
+        return [tf.identity(tensor) for tensor in tensors]
+
+
 def _variable(state: State) -> tf.Variable:
     return tf.Variable(_initial(state), trainable=False, name=state.name.replace(":", "_"))
 
@@ -257,10 +278,14 @@ def _scaled_rows(slices: tf.IndexedSlices, factor: float) -> tf.IndexedSlices:
     return tf.IndexedSlices(scaled(slices.values, factor), slices.indices, slices.dense_shape)
 
 
-def _divided(gradient: tf.Tensor | tf.IndexedSlices, size: int) -> tf.Tensor | tf.IndexedSlices:
+def _divided(gradient: tf.Tensor | tf.IndexedSlices, size: int | tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values / size, gradient.indices, gradient.dense_shape)
-    return gradient / size
+        return tf.IndexedSlices(_divided(gradient.values, size), gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(size, gradient.dtype)
+
+
+def _quotient(factor: float, size: int | tf.Tensor) -> float | tf.Tensor:
+    return tf.constant(factor, tf.float64) / tf.cast(size, tf.float64) if isinstance(size, tf.Tensor) else factor / size
 
 
 def _names(variables: Sequence[Any]) -> list[str]:

@@ -18,8 +18,10 @@ from tfdist.errors import InputError
 from tfdist.group import Group, LocalGroup, join
 from tfdist.horovod.engine import Call, Engine
 from tfdist.horovod.ops import ReduceOp
-from tfdist.horovod_rendezvous import start_horovod, start_through
+from tfdist.horovod.process_sets import ranks_of
+from tfdist.horovod_rendezvous import start_elastic, start_horovod, start_through
 
+_INIT_SECONDS = 120.0  # how long a rank waits in `init` for the others
 _EAGER_NAMES = 256  # so many functions are kept for named eager calls
 
 
@@ -31,36 +33,50 @@ class HorovodEngine(Engine):
     reduces = _integers | _floats
     moves = reduces | {tf.uint16, tf.int16, tf.bool}
 
-    def __init__(self, group: Group | None, **options: Any):
+    def __init__(self, group: Group | None, joined: Callable[[Group], None] = lambda group: None, **options: Any):
         """Initialises Horovod.
 
         Args:
           group: one that this process is a member of already; None to join the job's.
+          joined: called with the job's group as soon as this process is a member; it stays one if Horovod then fails.
           **options: arguments of Horovod's `init`.
         """
+        self.size_changes = os.environ.get("HOROVOD_ELASTIC") == "1"
+        if self.size_changes:
+            start_elastic(**options)
+            self.group = LocalGroup()  # other processes are members after each reset: no group has those
+        else:
+            self.group = self._started(group, joined, options)
+        self.rank, self.size = hvd.rank(), hvd.size()
+        self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
+        self.cross_rank, self.cross_size = hvd.cross_rank(), hvd.cross_size()
+        self.is_homogeneous = hvd.is_homogeneous()
+        self.collectives = HorovodCollectives()
+
+    @staticmethod
+    def _started(group: Group | None, joined: Callable[[Group], None], options: dict[str, Any]) -> Group:
         cluster = detect(os.environ, "horovod").cluster
+        sets = ranks_of(options.get("process_sets"), cluster.size)
         if "comm" in options and cluster.size > 1 and "HOROVOD_RANK" not in os.environ and cluster.source != "MPI":
             raise InputError(
                 f"hvd.init(comm=...) needs a launcher of Horovod's or MPI's. Received: {options['comm']!r} under "
                 f"{cluster.source}. Start the job with tfdist.launch --launcher=horovod, or leave out comm and use "
                 "process_sets."
             )
-        elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
 
         def join_job(cluster: Cluster) -> Group:
-            # An elastic job has other members after each reset, and a comm fewer ranks: no group has those.
-            return LocalGroup() if elastic or "comm" in options else join(cluster, start_timeout=120.0)
+            if "comm" in options:  # of fewer ranks than the job: no group has those
+                return LocalGroup()
+            member = join(cluster, start_timeout=_INIT_SECONDS)
+            joined(member)
+            _agree_on(sets, member)
+            return member
 
-        if group is None or elastic:
-            self.group = start_horovod(cluster, join_job, **options)
-        else:
-            self.group = group
-            start_through(group, cluster, **options)
-        self.rank, self.size = hvd.rank(), hvd.size()
-        self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
-        self.cross_rank, self.cross_size = hvd.cross_rank(), hvd.cross_size()
-        self.is_homogeneous = hvd.is_homogeneous()
-        self.collectives = HorovodCollectives()
+        if group is None:
+            return start_horovod(cluster, join_job, **options)
+        _agree_on(sets, group)
+        start_through(group, cluster, **options)
+        return group
 
     def collectives_of(self, process_set: Any) -> Collectives:
         """See base class."""
@@ -100,9 +116,22 @@ class HorovodEngine(Engine):
         """See base class: asked when it runs."""
         return hvd.process_set_included_op(process_set_id)
 
+    def rank_of(self, kind: str) -> tf.Tensor:
+        """See base class: asked when it runs."""
+        return getattr(hvd, f"{kind}_op")()
+
+    def count(self, process_set: Any) -> int | tf.Tensor:
+        """See base class."""
+        return hvd.size_op(process_set.process_set_id) if self.size_changes else process_set.size()
+
     def close(self) -> None:
         """See base class."""
         hvd.shutdown()
+
+
+def _agree_on(sets: list[list[int]], group: Group) -> None:
+    """Raises `InputError` on every rank where they ask for other process sets, of which Horovod does not recover."""
+    group.agree("horovod/process_sets", {"process_sets": sets}, "The hvd.init argument ", _INIT_SECONDS)
 
 
 def _like(result: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:

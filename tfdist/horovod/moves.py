@@ -5,8 +5,9 @@ loss: with L the sum of the ranks' losses, all-reduce and all-to-all give dL/dx;
 the number N of ranks (that of the mean loss); reduce-scatter N dL/dx.
 """
 
+import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -15,13 +16,16 @@ from tfdist.errors import InputError
 from tfdist.horovod.carrying import moved_as
 from tfdist.horovod.compression import Compression, wire_compressor
 from tfdist.horovod.engine import Call, scaled
+from tfdist.horovod.errors import FailedPreconditionError, InvalidArgumentError
+from tfdist.horovod.forms import also_called, names_a_device
 from tfdist.horovod.names import call_of
-from tfdist.horovod.ops import Average, Sum, known_op
+from tfdist.horovod.ops import Average, ReduceOp, Sum, known_op
 from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set
 from tfdist.horovod.summing import linear, listed
 
 
+@also_called(("value", "name"))
 def allgather(
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: Any = global_process_set
 ) -> tf.Tensor:
@@ -74,6 +78,7 @@ def gathered(tensors: Sequence[tf.Tensor], call: Call) -> list[tf.Tensor]:
     return listed(differentiable(*tensors))
 
 
+@also_called(("value", "root_rank", "name"))
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -92,7 +97,7 @@ def broadcast(
     """
     used, call = engine(), call_of("broadcast", name, process_set, ignore_name_scope)
     if root_rank not in process_set.ranks:
-        raise InputError(
+        raise InvalidArgumentError(
             f"root_rank must be one of the ranks {process_set.ranks}. Received: {root_rank}. Pass another root_rank."
         )
 
@@ -168,6 +173,14 @@ def exchanged(tensor: tf.Tensor, splits: tf.Tensor, call: Call) -> tuple[tf.Tens
     return differentiable(tensor)
 
 
+def _in_the_form_of_keras(tensor: Any = None, name: Any = "", *more: Any) -> bool:
+    """`reducescatter(value, name, op)`, where the other form has a device and a compression."""
+    if more and isinstance(more[0], int):
+        return True
+    return name is None or (isinstance(name, str) and not names_a_device(name))
+
+
+@also_called(("value", "name", "op"), _in_the_form_of_keras)
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -193,12 +206,12 @@ def reducescatter(
       name: names the call; see `allreduce`.
       process_set: the ranks that make the call.
       ignore_name_scope: see `allreduce`.
-      prescale_factor: what the tensor is multiplied by before.
+      prescale_factor: what each rank's tensor is multiplied by before, in its own dtype.
       postscale_factor: what the result is multiplied by.
 
     Raises:
       InputError: a scalar, or another operation.
-      tf.errors.InvalidArgumentError: on every rank, when the ranks' shapes or operations differ.
+      tf.errors.FailedPreconditionError: on every rank, when the ranks' shapes, dtypes, operations or factors differ.
     """
     if known_op(op) not in (Average, Sum):
         raise InputError(
@@ -208,10 +221,8 @@ def reducescatter(
     call = call_of("reducescatter", name, process_set, ignore_name_scope)
     with tf.device(device_dense or None):
         sent, context = compressor.compress(_with_rows(tensor, "reducescatter"))
-        divisor = process_set.size() if op == Average else 1
-        factor = prescale_factor * postscale_factor
-        back = factor if op == Average else factor * process_set.size()
-        return compressor.decompress(_scattered(sent, factor / divisor, back, call), context)
+        factors = Factors(ReduceOp(op), prescale_factor, postscale_factor)
+        return compressor.decompress(_scattered(sent, factors, call), context)
 
 
 def grouped_reducescatter(
@@ -238,19 +249,29 @@ def grouped_reducescatter(
     ]
 
 
-def _scattered(tensor: tf.Tensor, factor: float, back: float, call: Call) -> tf.Tensor:
-    """This rank's rows of `factor` times the sum; the gradient is `back` times the ranks' own, one after the other."""
+class Factors(NamedTuple):
+    """How a reduce-scatter combines: Average or Sum, and the factors before and after it."""
+
+    op: ReduceOp
+    before: float
+    after: float
+
+
+def _scattered(tensor: tf.Tensor, factors: Factors, call: Call) -> tf.Tensor:
+    """This rank's rows of the combined tensor; the gradient is the factors times the ranks' own, one after the other."""
     size, place = call.process_set.size(), call.process_set.rank()
+    after, back = factors.after, factors.before * factors.after
+    after, back = (after / size, back) if factors.op == Average else (after, back * size)
 
     @tf.custom_gradient
     def differentiable(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        agreed = _agreed(tf.stop_gradient(x), factor, call)
+        agreed = _agreed(tf.stop_gradient(x), factors, call)
         rows, more = agreed // size, agreed % size
         splits = rows + tf.cast(tf.range(size) < more, tf.int32)
-        received, _ = exchanged(tf.stop_gradient(x), splits, call)
+        received, _ = exchanged(scaled(tf.stop_gradient(x), factors.before), splits, call)
         by_sender = tf.reshape(received, tf.concat([[size], splits[place : place + 1], tf.shape(x)[1:]], 0))
         exact = tf.float32 if x.dtype in (tf.float16, tf.bfloat16) else x.dtype
-        total = tf.cast(scaled(tf.reduce_sum(tf.cast(by_sender, exact), axis=0), factor), x.dtype)
+        total = tf.cast(scaled(tf.reduce_sum(tf.cast(by_sender, exact), axis=0), after), x.dtype)
         total = tf.ensure_shape(total, tf.TensorShape([None]).concatenate(x.shape[1:]))
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
@@ -261,24 +282,32 @@ def _scattered(tensor: tf.Tensor, factor: float, back: float, call: Call) -> tf.
     return differentiable(tensor)
 
 
-def _agreed(tensor: tf.Tensor, factor: float, call: Call) -> tf.Tensor:
-    """The number of rows, where every rank has the same shape and factor; else an error on every rank."""
-    bits = tf.bitcast(tf.constant([factor], tf.float64), tf.int64)
-    mine = tf.concat([tf.shape(tensor, tf.int64), bits], 0)[None]
-    [everyone] = engine().gather([mine], call.then("agree"))
-    same = tf.debugging.assert_equal(
-        everyone,
-        tf.broadcast_to(mine, tf.shape(everyone)),
-        f"reducescatter {call.name}: every rank must have the same shape, operation and factors (here by rank: the shape, "
-        "and the bits of the factor)",
-        summarize=64,
-    )
-    with tf.control_dependencies([] if same is None else [same]):
-        return tf.identity(tf.shape(tensor)[0])
+def _agreed(tensor: tf.Tensor, factors: Factors, call: Call) -> tf.Tensor:
+    """The number of rows, where every rank has the same shape, dtype, operation and factors.
+
+    The engine compares them, as the row of a gather of no rows, and raises `tf.errors.FailedPreconditionError` on every rank
+    where they differ; nothing but its own comparison is sent.
+    """
+    hashed = zlib.crc32(repr((float(factors.before), float(factors.after))).encode()) % _HASHES
+    row = tf.concat([[1 + int(factors.op), 1 + hashed], tf.shape(tensor)], 0)
+    nothing = tf.zeros(tf.concat([zero_when_run()[None], row], 0), tensor.dtype)
+    try:
+        [same] = gathered([nothing], call.then("agree"))
+    except tf.errors.FailedPreconditionError as error:
+        raise FailedPreconditionError(
+            f"reducescatter {call.name}: every rank must have the same shape, dtype, operation and factors. Received: "
+            f"{list(tensor.shape)} of {tensor.dtype.name}, {factors.op.name}, {factors.before:g} and {factors.after:g} on "
+            f"this rank ({' '.join(str(error).split())}). Make the same call on every rank."
+        ) from error
+    return tf.shape(tensor)[0] + tf.shape(same)[0]  # which is 0, but must not be left out of the graph
+
+
+_HASHES = 1021  # of factors: their hash is a length of the rows, whose product stays far below 2 ^ 63
 
 
 def _with_rows(tensor: Any, what: str) -> tf.Tensor:
     tensor = tf.convert_to_tensor(tensor)
     if tensor.shape.rank == 0:
-        raise InputError(f"{what} takes a tensor with rows. Received: a scalar. Pass tf.reshape(x, [1]).")
+        kind = FailedPreconditionError if what.endswith("allgather") else InvalidArgumentError
+        raise kind(f"{what} takes a tensor with rows. Received: a scalar. Pass tf.reshape(x, [1]).")
     return tensor

@@ -21,6 +21,11 @@ Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
 Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
 
 
+def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> ReduceOp:
+    """Horovod's name of `chosen_op`."""
+    return chosen_op(op, average)
+
+
 def chosen_op(op: int | None, average: bool | None) -> ReduceOp:
     """The operation that the arguments `op` and the deprecated `average` ask for; the mean if neither does."""
     if average is not None:
@@ -42,4 +47,4 @@ def known_op(op: int) -> ReduceOp:
         return ReduceOp(op)
     except ValueError:
         names = ", ".join(f"hvd.{one.name}" for one in ReduceOp)
-        raise InputError(f"op must be one of {names}. Received: {op!r}.") from None
+        raise InputError(f"op must be one of {names}. Received: {op!r}. Use op=hvd.Average.") from None

@@ -10,12 +10,38 @@ from tfdist.errors import InputError
 from tfdist.horovod.accumulation import Accumulation
 from tfdist.horovod.compression import Compression, known_compression
 from tfdist.horovod.distributed import distributed
+from tfdist.horovod.forms import also_called
 from tfdist.horovod.gradient_sums import GradientSums, Options
 from tfdist.horovod.ops import Average, Sum, known_op
 from tfdist.horovod.process_sets import global_process_set
 from tfdist.horovod.training import train_with_communication
 
 
+def _in_the_form_of_tensorflow(optimizer: Any = None, name: Any = None, *more: Any) -> bool:
+    """`horovod.tensorflow` has `use_locking`, true or false, where `horovod.tensorflow.keras` has a device."""
+    return bool(more) and isinstance(more[0], bool)
+
+
+_OF_TENSORFLOW = (
+    "optimizer",
+    "name",
+    "use_locking",
+    "device_dense",
+    "device_sparse",
+    "compression",
+    "sparse_as_dense",
+    "backward_passes_per_step",
+    "op",
+    "gradient_predivide_factor",
+    "average_aggregated_gradients",
+    "num_groups",
+    "groups",
+    "process_set",
+    "scale_local_gradients",
+)
+
+
+@also_called(_OF_TENSORFLOW, _in_the_form_of_tensorflow)
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: keras.Optimizer,
     name: str | None = None,

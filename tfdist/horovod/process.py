@@ -5,17 +5,20 @@ The engine in use is the one thing that is global here, as in Horovod: its funct
 
 import atexit
 import contextlib
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import tensorflow as tf
 
 from tfdist.errors import InputError, TfdistError
 from tfdist.group import Group
 from tfdist.horovod.engine import Engine, needs_horovod
 
 _engines: list[Engine] = []  # the one in use, or none
-_groups: list[Group] = []  # joined once a process, and left when it ends
+_groups: list[Group] = []  # the job's, joined once a process, also when the engine then fails, and left when it ends
 _at_start: list[Callable[[], None]] = []
 
 
@@ -37,20 +40,19 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
         return
     options: dict[str, Any] = {} if comm is None else {"comm": comm}
     options |= {} if process_sets is None else {"process_sets": process_sets}
-    engine = _started(options)
-    _engines.append(engine)
+    try:
+        _engines.append(_started(options))
+    finally:
+        _end_with_the_process()
     for call in _at_start:
         call()
-    if not _groups:
-        _groups.append(engine.group)
-        atexit.register(_say_goodbye)
 
 
 def _started(options: dict[str, Any]) -> Engine:
     if horovod_is_installed():
         from tfdist.horovod.horovod_engine import HorovodEngine
 
-        return HorovodEngine(_groups[0] if _groups else None, **options)
+        return HorovodEngine(_groups[0] if _groups else None, joined=_groups.append, **options)
     from tfdist.horovod.tensorflow_engine import TensorFlowEngine
 
     if _groups:
@@ -58,7 +60,9 @@ def _started(options: dict[str, Any]) -> Engine:
             "Without Horovod a process initializes once. Received: hvd.init() after hvd.shutdown(). Start a new process."
         )
     try:
-        return TensorFlowEngine(options)
+        engine = TensorFlowEngine(options)
+        _groups.append(engine.group)
+        return engine
     except RuntimeError as error:
         if "program startup" not in str(error):
             raise
@@ -76,13 +80,19 @@ def horovod_is_installed() -> bool:
     return True
 
 
+@functools.cache
+def _end_with_the_process() -> None:
+    atexit.register(_say_goodbye)
+
+
 def _say_goodbye() -> None:
     """At the process's end: the others learn whether it went well."""
     failed = getattr(sys, "last_value", None) is not None
     with contextlib.suppress(TfdistError):  # a rank that is gone has said so itself
         if not failed:
             shutdown()
-    _groups[0].leave(int(failed))
+    for group in _groups:
+        group.leave(int(failed))
 
 
 def at_start(call: Callable[[], None]) -> None:
@@ -193,3 +203,20 @@ cuda_built, rocm_built = _built("cuda_built"), _built("rocm_built")
 def mpi_threads_supported() -> bool:
     """Whether MPI may be used from several threads; False without MPI, where Horovod's own raises."""
     return bool(mpi_enabled()) and bool(_built("mpi_threads_supported")())
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether TensorFlow has a GPU.
+
+    Args:
+      ext_base_name: Horovod's "tensorflow".
+      verbose: taken, and without effect.
+    """
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
+    """Raises `ImportError` if an extension of Horovod's was not built, and `InputError` where there is no Horovod."""
+    if not horovod_is_installed():
+        raise needs_horovod(f"hvd.check_extension({ext_name!r}, ...)", "Leave it out")
+    importlib.import_module("horovod.common.util").check_extension(ext_name, ext_env_var, pkg_path, *args)

@@ -1,6 +1,7 @@
 """Sets of ranks among which an operation runs: Horovod's own where it is installed."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from tfdist.errors import InputError
 
@@ -47,4 +48,39 @@ except ImportError:
     global_process_set = ProcessSet([])
 
 
-__all__ = ["ProcessSet", "global_process_set"]
+def ranks_of(process_sets: Sequence[Any] | str | None, size: int) -> list[list[int]]:
+    """The ranks of the sets that `init` is given; none for "dynamic", and for those of an MPI communicator.
+
+    Horovod finds a wrong set while it starts, and a process in which that has failed cannot start it again: so the sets are
+    checked before.
+
+    Args:
+      process_sets: `init`'s argument.
+      size: how many ranks the job has.
+
+    Raises:
+      InputError: what is no set, a rank that is not of the job, or two sets of the same ranks.
+    """
+    if process_sets is None or isinstance(process_sets, str):
+        return []
+    listed: list[list[int]] = []
+    for one in process_sets:
+        if not isinstance(one, ProcessSet):
+            raise InputError(f"process_sets takes hvd.ProcessSet([...]). Received: {one!r}. Make a set of it.")
+        if one.ranks is None:
+            continue
+        wrong = [rank for rank in one.ranks if not 0 <= rank < size]
+        if wrong or not one.ranks:
+            raise InputError(
+                f"A process set has ranks from 0 to {size - 1}. Received: {list(one.ranks)}. Leave out the others."
+            )
+        if list(one.ranks) in [*listed, list(range(size))]:
+            raise InputError(
+                f"Each process set has other ranks, and not all of them. Received: {list(one.ranks)} again. Use that set, or "
+                "leave out process_set for all ranks."
+            )
+        listed.append(list(one.ranks))
+    return listed
+
+
+__all__ = ["ProcessSet", "global_process_set", "ranks_of"]

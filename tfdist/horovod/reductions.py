@@ -5,19 +5,29 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import InputError
 from tfdist.horovod.compression import Compression, wire_compressor
 from tfdist.horovod.engine import Call, scaled
+from tfdist.horovod.errors import NotSupportedError
+from tfdist.horovod.forms import also_called
 from tfdist.horovod.moves import gathered
 from tfdist.horovod.names import call_of
 from tfdist.horovod.ops import Adasum, Average, Product, ReduceOp, Sum, chosen_op
+from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set
 from tfdist.horovod.summing import linear, listed, of_engine
 
 
+def _in_the_form_of_keras(tensor: Any = None, name: Any = None, *more: Any) -> bool:
+    """`allreduce(value, name, average, ...)`: `average` is no text in the one form, and `device_dense` one in the other."""
+    return isinstance(name, str) or (name is None and bool(more) and not isinstance(more[0], str))
+
+
+@also_called(
+    ("value", "name", "average", "prescale_factor", "postscale_factor", "op", "compression"), _in_the_form_of_keras
+)
 def allreduce(
     tensor: Any,
-    average: bool | str | None = None,
+    average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
     compression: Any = Compression.none,
@@ -34,8 +44,9 @@ def allreduce(
     the sum of the ranks' losses. Cost: 2 n (N - 1) / N bytes sent for n; slices n (N - 1).
 
     Args:
-      tensor: of the same shape and dtype on every rank: float16, bfloat16, float32, float64 or an integer type.
-      average: deprecated for `op`; `horovod.keras` has the name in this place, and a string is taken for that.
+      tensor: of the same shape and dtype on every rank: float16, bfloat16, float32, float64 or an integer type; called
+        `value`, and followed by the name, in the form of `horovod.tensorflow.keras`.
+      average: deprecated for `op`.
       device_dense: where dense tensors are combined.
       device_sparse: where slices are gathered.
       compression: `Compression.none`, `.fp16` or a class with Horovod's `compress` and `decompress`.
@@ -48,9 +59,8 @@ def allreduce(
 
     Raises:
       InputError: an argument that is not known, or not supported by the engine.
+      NotImplementedError: what slices, or Adasum of this number of ranks, cannot do; also an `InputError`.
     """
-    if isinstance(average, str):
-        average, name = None, average
     [result] = grouped_allreduce(
         [tensor],
         average,
@@ -91,7 +101,7 @@ def grouped_allreduce(
     call = call_of(_operation, name, process_set, ignore_name_scope)
     if slices:
         if chosen not in (Average, Sum) or (prescale_factor, postscale_factor) != (1.0, 1.0):
-            raise InputError(
+            raise NotSupportedError(
                 f"tf.IndexedSlices take op=Average or Sum and no factors. Received: op={chosen.name}, {prescale_factor}, "
                 f"{postscale_factor}. Convert them with tf.convert_to_tensor (sparse_as_dense=True)."
             )
@@ -139,10 +149,13 @@ def _chosen(tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call) -> list[tf.T
 
 
 def _gathered(slices: Sequence[tf.IndexedSlices], op: ReduceOp, call: Call) -> list[tf.IndexedSlices]:
+    """The rows of all ranks; of a mean divided by the number of ranks, as Horovod does it: whole numbers become float64."""
     values = gathered([one.values for one in slices], call.then("values"))
     indices = gathered([one.indices for one in slices], call.then("indices"))
-    count = call.process_set.size() if op == Average else 1
+    if op == Average:
+        count = engine().count(call.process_set)
+        values = [rows / tf.cast(count, rows.dtype) for rows in values]
     return [
-        tf.IndexedSlices(rows / tf.cast(count, rows.dtype), places, one.dense_shape)
+        tf.IndexedSlices(rows, places, one.dense_shape)
         for rows, places, one in zip(values, indices, slices, strict=True)
     ]

@@ -169,6 +169,10 @@ class TensorFlowEngine(Engine):
         """See base class."""
         return self.size_of(process_set_id) * 0 + 1
 
+    def rank_of(self, kind: str) -> tf.Tensor:
+        """See base class."""
+        return tf.constant(getattr(self, kind))
+
     def close(self) -> None:
         """See base class; who is done early waits, so that nobody's last collective finds it gone."""
         self.group.barrier("horovod/end", 600.0)

@@ -37,14 +37,14 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 def rank_op(name: str | None = None) -> tf.Tensor:
     """This rank, as a scalar int32."""
-    return tf.constant(engine().rank)
+    return engine().rank_of("rank")
 
 
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """The number of ranks of this host, as a scalar int32."""
-    return tf.constant(engine().local_size)
+    return engine().rank_of("local_size")
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """This rank among those of its host, as a scalar int32."""
-    return tf.constant(engine().local_rank)
+    return engine().rank_of("local_rank")

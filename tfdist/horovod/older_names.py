@@ -1,0 +1,62 @@
+"""What Keras 3 took from its optimizers, and Horovod's scripts have: `optimizer.variables()` and `optimizer.lr`."""
+
+import functools
+import warnings
+from typing import Any
+
+import keras
+
+
+class CallableList(list):
+    """A list that returns itself when it is called, as a method `variables` would."""
+
+    def __call__(self) -> "CallableList":
+        """The list itself."""
+        _warn_once("variables()", "variables", "a property")
+        return self
+
+
+@functools.cache
+def provide_older_names() -> None:
+    """Lets every optimizer of Keras have `variables()` and `lr` beside `variables` and `learning_rate`.
+
+    `lr` is TensorFlow's variable of the rate, which `assign` and `tf.keras.backend.set_value` change; where the rate is a
+    schedule, it is its value now. The first use of each warns, and names the new form.
+    """
+    optimizers = (keras.Optimizer, keras.optimizers.LossScaleOptimizer)
+    owners = dict.fromkeys(kind for one in optimizers for kind in one.__mro__ if "variables" in vars(kind))
+    for kind in owners:
+        _make_callable(kind)
+    keras.Optimizer.lr = property(_rate, _set_rate, doc="The learning rate, under the name that it had in Keras 2.")
+
+
+def _make_callable(kind: Any) -> None:
+    listed = kind.variables.fget
+
+    @functools.wraps(listed)
+    def variables(self: Any) -> CallableList:
+        return CallableList(listed(self))
+
+    kind.variables = property(variables)
+
+
+def _rate(optimizer: keras.Optimizer) -> Any:
+    _warn_once("lr", "learning_rate", "its name")
+    rate = optimizer.learning_rate
+    return rate.value if isinstance(rate, keras.Variable) else rate
+
+
+def _set_rate(optimizer: keras.Optimizer, rate: Any) -> None:
+    _warn_once("lr", "learning_rate", "its name")
+    optimizer.learning_rate = rate
+
+
+@functools.cache
+def _warn_once(old: str, new: str, what: str) -> None:
+    """Warns of each older name once a process."""
+    warnings.warn(
+        f"optimizer.{old} is optimizer.{new} in Keras 3, where that is {what}. It works under tfdist.horovod alone: write "
+        f"optimizer.{new}.",
+        FutureWarning,
+        stacklevel=3,
+    )
