@@ -30,6 +30,7 @@ NAMES = (
     "docs/keras_fit.md",
     "docs/meshes.md",
     "docs/migrating.md",
+    "docs/programs.md",
     "examples/README.md",
 )
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}

@@ -28,9 +28,9 @@ NAMES = """
     stall_warning_seconds start_timeout_seconds steps steps_per_call strategy tpu warmup_start warmup_steps
 """.split()
 RUN_NAMES = """
-    accumulate_steps bucket_mb clip_norm clip_value communication compression compression_min_bytes coordinator devices
-    intra_op_threads jit_compile loss_scale max_skipped_steps precision recompute seed stall_shutdown_seconds
-    start_timeout_seconds steps_per_call strategy
+    accumulate_steps batch_norm bucket_mb check_first_batch clip_norm clip_value communication compression
+    compression_min_bytes coordinator devices intra_op_threads jit_compile loss_scale max_skipped_steps precision
+    recompute seed stall_shutdown_seconds start_timeout_seconds steps_per_call strategy
 """.split()
 
 

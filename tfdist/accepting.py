@@ -9,7 +9,7 @@ from tfdist import keras_internals
 from tfdist.data import Examples
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale
-from tfdist.layers import SyncBatchNormalization
+from tfdist.layers.sync_batch_norm import is_synchronized
 from tfdist.patience import patience
 from tfdist.strategy import HasCollectives, Strategy
 
@@ -89,7 +89,7 @@ def statistics_of_all_replicas(model: keras.Model) -> set[int]:
 
 def synchronized_layers(model: keras.Model) -> list[keras.Layer]:
     """The model's layers that normalize over all replicas."""
-    return [layer for layer in keras_internals.layers_of(model) if isinstance(layer, SyncBatchNormalization)]
+    return [layer for layer in keras_internals.layers_of(model) if is_synchronized(layer)]
 
 
 def check_micro_steps(model: keras.Model, micro_steps: int) -> None:

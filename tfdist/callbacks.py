@@ -45,13 +45,21 @@ class Callbacks:
         return self._model.stop_training
 
 
-def chosen(callbacks: Sequence[keras.callbacks.Callback], strategy: Strategy) -> list[keras.callbacks.Callback]:
+def chosen(
+    callbacks: Sequence[keras.callbacks.Callback], strategy: Strategy, restores: bool = False
+) -> list[keras.callbacks.Callback]:
     """The callbacks of this process: those that write files act on the chief.
+
+    Args:
+      callbacks: as given on every process.
+      strategy: where the model trains.
+      restores: whether what the chief restores reaches the other processes.
 
     Raises:
       InputError: one of them does not work in a job of several processes.
     """
-    if strategy.cluster.size > 1 and any(isinstance(c, keras.callbacks.BackupAndRestore) for c in callbacks):
+    backs_up = any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks)
+    if strategy.cluster.size > 1 and backs_up and not restores:
         raise InputError(
             "Only one of several processes would restore its weights. Received: BackupAndRestore in a job of "
             f"{strategy.cluster.size} processes. Leave it out."

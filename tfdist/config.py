@@ -100,6 +100,12 @@ class JobConfig:
     bucket_mb: float = flag_field(
         4.0, GRADIENTS, "Small gradients travel together in messages of at most so many MiB.", least=0.001, most=1024
     )
+    batch_norm: str = flag_field(
+        "local",
+        LEARNS,
+        "BatchNormalization's moments: local (a replica's rows; on a mesh all) or synchronized (the global batch).",
+        choices=("local", "synchronized"),
+    )
     seed: int = flag_field(
         0, LEARNS, "Of initial weights, the order of examples and random layers.", most=_LARGEST_SEED
     )
@@ -125,6 +131,12 @@ class RunConfig(JobConfig):
         CHECKS,
         "How long a process waits for the others: at a call of Keras's fit, evaluate or predict, and at the program's end.",
         least=1,
+    )
+    check_first_batch: bool = flag_field(
+        True,
+        CHECKS,
+        "Compare what a program's own losses, metrics and steps make of the first batch on replicas with one device's, and "
+        "refuse what differs.",
     )
 
     def _complete(self) -> None:
@@ -211,12 +223,6 @@ class TrainConfig(JobConfig):
     )
     metrics: str = flag_field(
         "accuracy", LEARNS, "Keras metrics, with commas between; empty: the loss alone.", check=names_text
-    )
-    batch_norm: str = flag_field(
-        "local",
-        LEARNS,
-        "BatchNormalization's moments: local (a replica's rows; on a mesh all) or synchronized (the global batch).",
-        choices=("local", "synchronized"),
     )
     compression_check_every: int = flag_field(
         0, GRADIENTS, "Steps between two comparisons of compressed gradients with exact ones; 0: never."

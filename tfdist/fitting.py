@@ -17,9 +17,17 @@ from tfdist.errors import InputError, TfdistError
 _LONGEST_CAUSE = 300
 _KERAS, _TENSORFLOW = (str(pathlib.Path(library.__file__).parent) + os.sep for library in (keras, tf))
 _LIBRARIES = (_KERAS, _TENSORFLOW)
+_OURS = str(pathlib.Path(__file__).parent) + os.sep
 _NOT_OF_THE_MODEL = re.compile(r"IteratorGetNext|PyFunc")  # data could not be read, or Python code in the graph failed
 _XLA = re.compile(r"[^\n]*\bXLA_\w+_JIT\b[^\n]*|[^\n]*\btf2xla\b[^\n]*")
 _SUMMARY = re.compile(r"root error|successful operations|derived errors|^\[\[|^$")  # lines that name no cause
+# What an error of data that does not fit speaks of; anything else is a fault of the code, and is raised as it is.
+_OF_THE_DATA = re.compile(
+    r"shape|rank|dim|size|dtype|type|cast|incompatible|compatible|broadcast|label|input|structure|outputs|range|bound|argument",
+    re.IGNORECASE,
+)
+_OF_THE_ENGINE = re.compile(r"Distributed\w*Variable|replica context|strategy\.scope|SymbolicTensor")
+_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")  # a model's own methods
 _PLACE = re.compile(r'^File "(.+)", line (\d+)', re.MULTILINE)
 
 
@@ -39,7 +47,9 @@ def must_fit(element_spec: Any) -> Iterator[None]:
         if refused := _XLA.search(str(error)):
             raise not_compilable(refused[0]) from error
         places = _graph_places(error) if isinstance(error, tf.errors.OpError) else _places(error)
-        if isinstance(error, TfdistError) or not _in_keras(places):
+        if isinstance(error, TfdistError) or not _in_keras(places) or _is_of_own_step(error):
+            raise
+        if not _OF_THE_DATA.search(str(error)) or _OF_THE_ENGINE.search(str(error)):
             raise
         x, y, *_ = element_spec
         cause = _cause(error)
@@ -70,6 +80,12 @@ def _graph_places(error: tf.errors.OpError) -> list[tuple[str, str]]:
     if _NOT_OF_THE_MODEL.search(error.message):
         return []
     return [(f"{os.sep}{path.lstrip(os.sep)}", line) for path, line in _PLACE.findall(_stripped(error.message))]
+
+
+def _is_of_own_step(error: BaseException) -> bool:
+    """Whether a step of the model's own made the call that failed: its author wants to see the error as it is."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.name in _STEPS and not frame.filename.startswith((*_LIBRARIES, _OURS)) for frame in frames)
 
 
 def _in_keras(places: list[tuple[str, str]]) -> bool:

@@ -112,12 +112,6 @@ def mean_over_rows(
     return sum(summands[1:], start=summands[0])
 
 
-def mean(loss: keras.Loss, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
-    """A loss of some rows by themselves, as Keras reduces it on one device."""
-    part = _term(loss, y_true, y_pred, sample_weight, 1.0)
-    return tf.math.divide_no_nan(part.numerator, part.denominator)
-
-
 def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor) -> tf.Tensor:
     """One replica's numerators and denominators of a batch, as one vector that may be summed over batches and replicas."""
     count = tf.cast(rows, tf.float64)

@@ -1,9 +1,12 @@
 """Random layers as a pure function of (seed, step, replica): masks differ between replicas and repeat exactly."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import keras
 import tensorflow as tf
+
+from tfdist import keras_internals
 
 
 def seed_states(model: keras.Model) -> list[keras.Variable]:
@@ -21,7 +24,34 @@ def reseed(states: Sequence[keras.Variable], seed: int, step: tf.Tensor, replica
       replica: this replica's number.
     """
     for i, state in enumerate(states):
-        key = tf.constant([seed & 0x7FFFFFFF, i], tf.int32)
-        for number in (tf.cast(step, tf.int32), replica):
-            key = tf.random.experimental.stateless_fold_in(key, number)
-        state.assign(tf.cast(tf.abs(key), state.dtype))
+        state.assign(tf.cast(tf.abs(_key(seed, i, step, replica)), state.dtype))
+
+
+@contextlib.contextmanager
+def own(
+    states: Sequence[keras.Variable], seed: int, step: tf.Tensor, replica: tf.Tensor | int, replicas: int
+) -> Iterator[None]:
+    """Inside, what a replica's code draws beside the model's generators follows from (seed, step, replica), too.
+
+    With one replica it is drawn as without tfdist.
+
+    Args:
+      states: what `seed_states` returned.
+      seed: the run's.
+      step: scalar int64, the number of updates done before this step.
+      replica: this replica's number.
+      replicas: how many there are.
+    """
+    if replicas == 1:
+        yield
+        return
+    key = _key(seed, len(states), step, replica)
+    with keras_internals.keyed(key, frozenset(id(state) for state in states)):
+        yield
+
+
+def _key(seed: int, number: int, step: tf.Tensor, replica: tf.Tensor | int) -> tf.Tensor:
+    key = tf.constant([seed & 0x7FFFFFFF, number], tf.int32)
+    for part in (tf.cast(step, tf.int32), replica):
+        key = tf.random.experimental.stateless_fold_in(key, part)
+    return key

@@ -14,7 +14,7 @@ from tfdist.errors import ExitCode, InputError
 
 
 def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
-    """Runs a script in a strategy's scope.
+    """Runs a script whose models are distributed when it calls their methods.
 
     Args:
       config: where it runs and what becomes of gradients.
@@ -35,7 +35,7 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
         keras.config.set_dtype_policy(config.precision)
     with opening.opened_strategy(config, stock.OWN_FLAGS, config.stall_shutdown_seconds) as (config, _, strategy):
         keras.utils.set_random_seed(config.seed)
-        with strategy.scope(), stock.attach_all(lambda model: stock.Distributed(model, strategy, config)):
+        with strategy.in_use(), stock.attach_all(lambda model: stock.Distributed(model, strategy, config), strategy):
             run_script(script, arguments)
     return ExitCode.DONE
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdist import keras_internals, loss, randomness
 from tfdist.accepting import inner_optimizer, statistics_of_all_replicas
 from tfdist.collectives import Collectives, OneReplica, Recording, using
-from tfdist.data.batches import Dealt, count_rows
+from tfdist.data.batches import Dealt, count_rows, with_any_rows
 from tfdist.fitting import not_compilable
 from tfdist.gradients import Clip, LossScale, Reducer, accumulated, unscaled
 from tfdist.kept import Kept
@@ -123,10 +123,12 @@ class Step:
     def _computed(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
         arrived = self._now(batch)
         is_dealt = isinstance(batch, Dealt)
-        batch, batch_size = batch if is_dealt else (batch, self.settings.batch_size)
+        batch, batch_size = with_any_rows(batch) if is_dealt else (batch, self.settings.batch_size)
         before = [tf.identity(variable) for variable in self._restored]
         randomness.reseed(self._seeds, self.settings.seed, step, self._collectives.rank)
-        gradients, value = self._local_gradients(batch, batch_size)
+        replica, replicas = self._collectives.rank, self._collectives.size
+        with randomness.own(self._seeds, self.settings.seed, step, replica, replicas):
+            gradients, value = self._local_gradients(batch, batch_size)
         if is_dealt:
             gradients = self._of_rows(count_rows(batch), gradients, before)
         busy = self._now(gradients) - arrived

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.cluster import Cluster
 from tfdist.collectives import Collectives, using
 from tfdist.dims import Dims
@@ -84,8 +85,12 @@ class Strategy(abc.ABC):
     @contextlib.contextmanager
     def scope(self) -> Iterator["Strategy"]:
         """Variables born inside are placed for this strategy; it is `tfdist.current_strategy()` inside."""
-        with _in_use(self), self._placement():
+        with self.in_use(), self._placement():
             yield self
+
+    def in_use(self) -> contextlib.AbstractContextManager:
+        """It is `tfdist.current_strategy()` inside; variables are placed where TensorFlow places them."""
+        return _in_use(self)
 
     def _placement(self) -> contextlib.AbstractContextManager:
         """The engine's own scope; by default variables are placed where TensorFlow places them."""
@@ -179,6 +184,10 @@ class Strategy(abc.ABC):
     def synchronize(self, variables: Sequence[tf.Variable]) -> None:
         """Makes the variables equal to the first replica's on every replica; engines that do so at birth need not."""
 
+    def send_from_first(self, variables: Sequence[keras.Variable]) -> None:
+        """Gives placed variables the values of the first replica, on every replica; every process calls it."""
+        self.synchronize(variables)
+
     def written(self, variable: tf.Variable, per_replica: bool) -> list[tuple[tuple[int, ...], np.ndarray]]:
         """What this process saves of a variable: copies on the host, each with its offset in what is saved.
 
@@ -220,6 +229,23 @@ class Strategy(abc.ABC):
         for replica, own in zip(self.local_replicas, self.local(variable), strict=True):
             own.assign(read((replica, *(0,) * len(shape)), (1, *shape))[0])
 
+    def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
+        """Places variables that were created outside of the scope as if they had been created inside; they keep their values.
+
+        Every process calls it, with the same variables.
+
+        Args:
+          variables: of models and optimizers.
+          optimizers: that have some of them, or update some.
+        """
+
+    def as_one_device(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
+        """Inside, outside of replica functions, variables are those of one device; each has all that was assigned when it ends.
+
+        For code that trains by itself beside `fit`: every replica has what this process's first one has got.
+        """
+        return contextlib.nullcontext()
+
     def owns(self, variable: keras.Variable) -> bool:
         """Whether a variable was born in this strategy's scope, as far as that makes a difference."""
         return True
@@ -242,7 +268,7 @@ class HasCollectives(Strategy):
 
         @tf.autograph.experimental.do_not_convert
         def replica_function(*args: Any) -> Any:
-            with using(self.collectives), _in_use(self):
+            with using(self.collectives), _in_use(self), keras_internals.one_device_losses():
                 return function(*args)
 
         return replica_function

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.cluster import Cluster
+from tfdist.collectives.carriers import from_first
 from tfdist.collectives.replica_context import ReplicaContextCollectives
 from tfdist.detect import detect
 from tfdist.errors import InputError
@@ -38,6 +39,7 @@ class TensorFlowStrategy(HasCollectives):
         local = self.replicas // cluster.size
         self.local_replicas = range(cluster.rank * local, (cluster.rank + 1) * local)
         self.collectives = ReplicaContextCollectives(self.replicas, options)
+        self._adopted: dict[str, str] = {}  # what optimizers know variables by, since they were adopted
 
     def _placement(self) -> contextlib.AbstractContextManager:
         """See base class."""
@@ -62,12 +64,61 @@ class TensorFlowStrategy(HasCollectives):
 
         return tf.nest.pack_sequence_as(values[0], [placed(i) for i in range(len(leaves[0]))])
 
+    def gradients(
+        self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
+    ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
+        """See base class."""
+        for variable in variables:
+            keras_internals.let_tapes_watch(self.local(variable.value))
+        return super().gradients(loss_fn, variables, *batch)
+
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
         """See base class; the optimizer must not sum over replicas what is whole already."""
         keras_internals.switch_off_second_sum(optimizer)
         super().apply(optimizer, gradients, variables)
+
+    def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
+        """See base class; TensorFlow's variables are created again, so that a function that was traced before has other ones.
+
+        Raises:
+          InputError: a variable belongs to another strategy.
+        """
+        for variable in variables:
+            if self.owns(variable):
+                keras_internals.let_tapes_watch(self.local(variable.value))
+                continue
+            if isinstance(variable.value, tf.distribute.DistributedValues):
+                raise InputError(
+                    "A model is trained on the strategy in whose scope it was created. Received: "
+                    f"{variable.path}, created under another one. Create it anew."
+                )
+            former = keras_internals.key_of(variable)
+            keras_internals.create_again(variable, self.scope())
+            keras_internals.let_tapes_watch(self.local(variable.value))
+            self._adopted[former] = keras_internals.key_of(variable)
+        for optimizer in optimizers:
+            keras_internals.follow_variables(optimizer, self.engine, self._adopted)
+
+    @contextlib.contextmanager
+    def as_one_device(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
+        """See base class."""
+        adopted = [variable for variable in variables if self.owns(variable)]
+        with keras_internals.standing_for(adopted, [self.local(variable.value) for variable in adopted]):
+            yield
+
+    def send_from_first(self, variables: Sequence[keras.Variable]) -> None:
+        """See base class."""
+        if self.cluster.size == 1 or not variables:
+            return
+
+        def replica_function() -> None:
+            mine = [tf.identity(variable.value) for variable in variables]
+            for variable, value in zip(variables, from_first(mine, self.collectives), strict=True):
+                variable.assign(value)
+
+        tf.function(lambda: self.run(replica_function), autograph=False)()
 
     def owns(self, variable: keras.Variable) -> bool:
         """See base class."""
@@ -80,12 +131,15 @@ class TensorFlowStrategy(HasCollectives):
             return iter(self.engine.distribute_datasets_from_function(lambda _: dataset))
 
 
+_of_engines: dict[tf.distribute.Strategy, TensorFlowStrategy] = {}  # the job's group is joined once
+
+
 def adopted(
     engine: tf.distribute.Strategy,
     start_timeout_seconds: float = 120.0,
     environment: Mapping[str, str] = os.environ,
 ) -> TensorFlowStrategy:
-    """A `Strategy` on an engine of tf.distribute that a program has made by itself.
+    """A `Strategy` on an engine of tf.distribute that a program has made by itself; the same one for the same engine.
 
     Args:
       engine: a `MirroredStrategy`, `OneDeviceStrategy` or `MultiWorkerMirroredStrategy`.
@@ -95,6 +149,8 @@ def adopted(
     Raises:
       InputError: the engine is none of these.
     """
+    if engine in _of_engines:
+        return _of_engines[engine]
     cluster = Cluster()
     if isinstance(engine, tf.distribute.MultiWorkerMirroredStrategy):
         cluster = detect(environment).cluster
@@ -105,4 +161,5 @@ def adopted(
         )
     group = join(cluster, start_timeout=start_timeout_seconds, environment=environment)
     name = "multiworker" if cluster.size > 1 else "mirrored"
-    return TensorFlowStrategy(name, engine, cluster=cluster, group=group)
+    _of_engines[engine] = TensorFlowStrategy(name, engine, cluster=cluster, group=group)
+    return _of_engines[engine]

@@ -69,3 +69,41 @@ def test_names_that_are_used_once_leave_nothing_behind():
         arrive(rounds, 0, step, name=f"timing/{step}")
         arrive(rounds, 1, step, name=f"timing/{step}")
     assert rounds._rounds == {}
+
+
+def test_ranks_that_all_wait_for_each_other_are_told_so_and_where():
+    rounds = Rounds(2)
+    rounds.arrive(0, 1, "fit", None, 600.0, 0.0, "train.py, line 3")
+    assert rounds.expire(100.0) == []  # rank 1 may come yet
+    rounds.arrive(1, 1, "end", None, 600.0, 100.0, "train.py, line 9")
+    assert rounds.expire(109.0) == []
+    answers = rounds.expire(110.0)
+    assert {answer.rank for answer in answers} == {0, 1}
+    assert all(answer.message["misuse"] for answer in answers)
+    for part in ("rank 0 in 'fit' at train.py, line 3", "rank 1 in 'end' at train.py, line 9", "the same calls"):
+        assert part in answers[0].message["failure"]
+
+
+def test_a_thread_that_waits_beside_the_main_one_is_no_standstill():
+    rounds = Rounds(2)
+    rounds.arrive(0, 1, "fit", None, math.inf, 0.0, "train.py, line 3")
+    rounds.arrive(1, 1, "meeting", None, math.inf, 0.0, "")
+    assert rounds.expire(1000.0) == []
+
+
+def test_a_round_that_completes_ends_the_standstill():
+    rounds = Rounds(2)
+    rounds.arrive(0, 1, "fit", None, math.inf, 0.0, "here")
+    rounds.arrive(1, 1, "saved", None, math.inf, 0.0, "there")
+    rounds.arrive(0, 2, "saved", None, math.inf, 5.0, "")  # another thread of rank 0
+    assert rounds.expire(1000.0) == []
+
+
+def test_who_waits_long_is_told_once_for_whom():
+    rounds = Rounds(3)
+    rounds.arrive(1, 1, "fit", None, math.inf, 0.0, "train.py, line 3")
+    assert rounds.late(19.0) == []
+    (answer,) = rounds.late(20.0)
+    assert answer.rank == 1
+    assert answer.message == {"type": "waiting", "name": "fit", "missing": "ranks 0, 2", "place": "train.py, line 3"}
+    assert rounds.late(30.0) == []

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.stock.calls import ENDLESS as ENDLESS_PASS
 from tfdist.stock.calls import available, look_at_batches, passes, steps_at_a_time
 
 X = np.zeros((33, 2))
@@ -26,8 +27,10 @@ class Pieces(keras.utils.PyDataset):
         ({"x": X, "batch_size": 8, "validation_data": (X, X), "validation_batch_size": 30}, [5, 2]),
         ({"x": Pieces(), "validation_data": (X, X), "validation_steps": 1}, [9, 1]),
         ({"x": tf.data.Dataset.range(7).batch(3)}, [3]),
-        ({"x": ENDLESS}, [None]),
-        ({"x": ENDLESS, "steps_per_epoch": 5, "validation_data": ENDLESS}, [5, None]),
+        ({"x": ENDLESS}, [ENDLESS_PASS]),
+        ({"x": tf.data.Dataset.range(7).filter(lambda i: i > 2).batch(3)}, [None]),
+        ({"x": X, "steps_per_epoch": 5}, [2]),
+        ({"x": ENDLESS, "steps_per_epoch": 5, "validation_data": ENDLESS}, [5, ENDLESS_PASS]),
         ({"x": iter([X]), "steps": 6}, [6]),
         ({"x": iter([X])}, [None]),
     ],

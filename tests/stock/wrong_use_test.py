@@ -2,12 +2,13 @@
 
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tfdist.errors import InputError
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.alone
 
 WORKER = str(pathlib.Path(__file__).with_name("wrong_worker.py"))
 X, Y = np.zeros((12, 5), "float32"), np.zeros(12, "int64")
+ROWS = np.random.default_rng(0).normal(size=(12, 5)).astype("float32")
 
 
 def network(**options: Any) -> keras.Model:
@@ -25,21 +27,10 @@ def network(**options: Any) -> keras.Model:
     return model
 
 
-def outside(strategy: tfdist.Strategy) -> None:
-    tfdist.distribute(network(), strategy)
-
-
 def twice(strategy: tfdist.Strategy) -> None:
     with strategy.scope():
         model = tfdist.distribute(network())
     tfdist.distribute(model)
-
-
-def an_optimizer_from_outside(strategy: tfdist.Strategy) -> None:
-    optimizer = keras.optimizers.SGD()
-    with strategy.scope():
-        model = tfdist.distribute(network(optimizer=optimizer))
-    model.fit(X, Y, verbose=0)
 
 
 def a_wrapped_optimizer(strategy: tfdist.Strategy) -> None:
@@ -50,12 +41,44 @@ def a_wrapped_optimizer(strategy: tfdist.Strategy) -> None:
     model.fit(X, Y, verbose=0)
 
 
-def an_unknown_size(strategy: tfdist.Strategy) -> None:
-    def batches() -> Iterator[Any]:
-        yield X, Y
-
+def an_endless_pass(strategy: tfdist.Strategy) -> None:
     with strategy.scope():
-        tfdist.distribute(network()).fit(batches(), verbose=0)
+        tfdist.distribute(network()).fit(tf.data.Dataset.from_tensors((X, Y)).repeat(), verbose=0)
+
+
+def pairs_in_a_batch(strategy: tfdist.Strategy) -> None:
+    def over_pairs(y: Any, x: Any) -> Any:
+        return keras.ops.mean(keras.ops.matmul(x, keras.ops.transpose(x)))
+
+    tfdist.distribute(network(loss=over_pairs), strategy).fit(ROWS, Y, verbose=0)
+
+
+class SumOfOutputs(keras.layers.Layer):
+    def call(self, x: Any) -> Any:
+        self.add_loss(keras.ops.sum(x**2))
+        return x
+
+
+def a_sum_that_is_added(strategy: tfdist.Strategy) -> None:
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4), SumOfOutputs()])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    tfdist.distribute(model, strategy).fit(np.ones_like(X), Y, verbose=0)
+
+
+class FixedBatch(keras.Model):
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - tf.ones((12, 4))) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def a_fixed_batch(strategy: tfdist.Strategy) -> None:
+    inputs = keras.Input((5,))
+    model = FixedBatch(inputs, keras.layers.Dense(4)(inputs))
+    model.compile("sgd")
+    tfdist.distribute(model, strategy).fit(X, Y, batch_size=12, verbose=0)
 
 
 def an_unknown_option(strategy: tfdist.Strategy) -> None:
@@ -89,11 +112,12 @@ def measured_compression(strategy: tfdist.Strategy) -> None:
 
 
 WRONG: dict[Callable[[tfdist.Strategy], None], tuple[str, ...]] = {
-    outside: ("The model must be created inside the strategy's scope", "sequential/dense/kernel", "strategy.scope()"),
     twice: ("A model is distributed once", "Leave out the second"),
-    an_optimizer_from_outside: ("The optimizer must be created inside", "SGD"),
     a_wrapped_optimizer: ("Gradients are summed over replicas once", "horovod", "Keras's own optimizer"),
-    an_unknown_size: ("unknown size", "steps_per_epoch", "assert_cardinality"),
+    an_endless_pass: ("repeats without end", "steps_per_epoch"),
+    pairs_in_a_batch: ("means or sums over rows", "sequential/dense/kernel", "--check_first_batch=false"),
+    a_sum_that_is_added: ("means or sums over rows", "on one device"),
+    a_fixed_batch: ("means or sums over rows", "Dimensions must be equal"),
     an_unknown_option: ("no option compresion", 'Did you mean "compression"'),
     another_precision: ("--precision", "mixed_bfloat16", "keras.config.set_dtype_policy"),
     eagerly: ("run_eagerly",),

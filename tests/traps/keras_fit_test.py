@@ -1,9 +1,13 @@
-"""The defect of Keras that README.md begins with, on two real processes: a version that mends it fails here."""
+"""What Keras's own `fit` gets wrong: a version that mends it fails here."""
 
 import pathlib
 import sys
+from typing import Any
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdist.testing import processes
 
@@ -22,3 +26,38 @@ def test_fit_fails_under_multiworker_mirrored() -> None:
     for output in outputs:
         assert '"loss"' not in output, "fit works now"
     assert any("PerReplica" in output for output in outputs), outputs
+
+
+def _table_after_a_step(optimizer: keras.Optimizer, dense: bool) -> np.ndarray:
+    """An embedding after one step with a batch in which a row stands twice."""
+    table = keras.Variable(np.ones((3, 2)), dtype="float64")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.gather(table.value, [0, 0, 1]) * tf.constant([[1.0], [2.0], [3.0]], tf.float64))
+    gradient: Any = tape.gradient(loss, table.value)
+    optimizer.apply([tf.convert_to_tensor(gradient) if dense else gradient], [table])
+    return np.asarray(table)
+
+
+@pytest.mark.parametrize("name", ["Adam", "RMSprop"])
+def test_keras_squares_the_gradients_of_a_row_before_it_adds_them_up(name: str, float64: None) -> None:
+    """Guards: for `tf.IndexedSlices` with a row that stands twice, Adam and RMSprop differ from the dense gradient.
+
+    What rests on it: docs/keras_fit.md says why an embedding that plain Keras trains differs from ours.
+    """
+    make = getattr(keras.optimizers, name)
+    sparse, dense = (_table_after_a_step(make(0.1), is_dense) for is_dense in (False, True))
+    assert np.abs(sparse - dense)[0].max() > 1e-3
+    np.testing.assert_allclose(sparse[1:], dense[1:], rtol=1e-12)  # rows that stand once
+
+
+def test_keras_counts_an_update_for_the_batch_that_does_not_come() -> None:
+    """Guards: where data ends that was not counted before, `iterations` grows by one more than there are batches.
+
+    What rests on it: docs/keras_fit.md says why schedules and Adam differ then from ours, which counts the updates.
+    """
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    rows = tf.data.Dataset.from_tensor_slices((np.ones((8, 1)), np.ones((8, 1)))).filter(lambda x, y: x[0] > 0)
+    with pytest.warns(UserWarning, match="ran out of data"):
+        model.fit(rows.batch(4), shuffle=False, verbose=0)
+    assert int(model.optimizer.iterations) == 3

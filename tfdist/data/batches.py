@@ -29,6 +29,17 @@ class Dealt(NamedTuple):
     batch_size: tf.Tensor
 
 
+def with_any_rows(dealt: Dealt) -> Dealt:
+    """The same rows in `tf.function`; that there is none is not known while it is traced, which layers do not expect."""
+
+    def leaf_with_any_rows(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor) or leaf.shape[0] != 0:
+            return leaf
+        return tf.compat.v1.placeholder_with_default(leaf, [None, *leaf.shape[1:]])
+
+    return dealt._replace(batch=tf.nest.map_structure(leaf_with_any_rows, dealt.batch))
+
+
 def part(batch: Any, replica: int | tf.Tensor, size: int) -> Dealt:
     """One replica's consecutive rows of a batch that is dealt as evenly as possible.
 

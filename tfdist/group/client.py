@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import os
 import selectors
 import socket
@@ -9,14 +10,16 @@ import threading
 import time
 from collections.abc import Callable
 
-from tfdist.errors import PeerLostError
+from tfdist.errors import InputError, PeerLostError
 from tfdist.group.contract import NO_GOODBYE, Group, Json, Listener, Loss, name_member, silence
 from tfdist.group.dial import dial
 from tfdist.group.messages import DOUBTED_BEATS, LIMIT, VERSION, BadMessage, Message, encode, limited
 from tfdist.group.telling import Told
+from tfdist.whereabouts import own_place
 
 PATIENCE_SECONDS = 2.0  # for the server's answer to arrive after a deadline, or after a goodbye
 _CHUNK = 1 << 16
+_log = logging.getLogger("tfdist.group")
 
 
 @dataclasses.dataclass(eq=False)
@@ -27,6 +30,7 @@ class _Question:
     answered: threading.Event = dataclasses.field(default_factory=threading.Event)
     values: list[Json] = dataclasses.field(default_factory=list)
     failure: str = ""
+    is_misuse: bool = False
 
 
 class RemoteGroup(Group):
@@ -97,7 +101,7 @@ class RemoteGroup(Group):
             server = name_member(self._server_rank, self._noun)
             raise PeerLostError(f"{server}, which serves the group, did not answer '{name}' within {deadline:g} s.")
         if question.failure:
-            raise PeerLostError(question.failure)
+            raise (InputError if question.is_misuse else PeerLostError)(question.failure)
         return question.values
 
     def tell(self, topic: str, value: Json) -> None:
@@ -149,6 +153,7 @@ class RemoteGroup(Group):
                 raise ValueError(f"A name of the group is used once at a time. Received: {name!r}, which is under way.")
             self._tickets += 1
             message = {"type": "gather", "ticket": self._tickets, "name": name, "value": value, "deadline": deadline}
+            message["place"] = own_place() if threading.current_thread() is threading.main_thread() else ""
             line = limited(message, name)
             if self._over:
                 raise PeerLostError(f"'{name}' cannot complete: {self._over}.")
@@ -202,11 +207,15 @@ class RemoteGroup(Group):
             self._finish(message["reason"])
         elif kind == "told":
             self._told.put(message["topic"], message["value"])
+        elif kind == "waiting" and self._noun == "rank":  # a launcher may wait for others as long as it likes
+            name, missing, place = message["name"], message["missing"], message["place"]
+            _log.warning("Rank %d waits for %s in '%s', called at %s.", self.rank, missing, name, place)
         elif kind in ("values", "failed"):
             with self._state:
                 question = self._questions.get(message["ticket"])
             if question:
                 question.values, question.failure = message.get("values", []), message.get("failure", "")
+                question.is_misuse = message.get("misuse", False)
                 question.answered.set()
 
     def _lose(self, reason: str, rank: int | None = None, code: int | None = None) -> None:

@@ -1,8 +1,8 @@
 """The group's messages on the wire: JSON objects, one a line, of limited size.
 
 A connection begins with a `hello` (rank, size, token, version, pid, host), which is answered by `welcome` or `refused`.
-Then members send `gather`, `tell`, `doubt`, `beat` and, last, `goodbye`; the server sends `values` or `failed` to a gather,
-`told` to all, `beat`, `lost` and, last, `closed`.
+Then members send `gather`, `tell`, `doubt`, `beat` and, last, `goodbye`; the server sends `values` or `failed` to a gather, and
+before that `waiting` if it lasts, `told` to all, `beat`, `lost` and, last, `closed`.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 from tfdist.errors import InputError
 
-VERSION = 4  # of the protocol; another one is refused by name
+VERSION = 5  # of the protocol; another one is refused by name
 LIMIT = 1 << 20  # bytes a message
 DOUBTED_BEATS = 3  # so many missing signs of life are a loss, once an engine has failed somebody
 LIMIT_BEFORE_HELLO = 1 << 12  # what somebody may send who has not shown the token

@@ -111,6 +111,7 @@ class Server:
                     connection.heard += now - last
             last = now
             self._send(self._rounds.expire(now))
+            self._send(self._rounds.late(now))
             if now >= beaten + self._heartbeat:
                 beaten = now
                 self._beat(now)
@@ -156,8 +157,9 @@ class Server:
             self._welcome(connection, message)
         elif message["type"] == "gather":
             number = (int, float)
-            ticket, name, value, deadline = take(message, ticket=int, name=str, value=object, deadline=number)
-            self._send(self._rounds.arrive(rank, ticket, name, value, deadline, time.monotonic()))
+            fields = take(message, ticket=int, name=str, value=object, deadline=number, place=str)
+            ticket, name, value, deadline, place = fields
+            self._send(self._rounds.arrive(rank, ticket, name, value, deadline, time.monotonic(), place))
         elif message["type"] == "tell":
             topic, value = take(message, topic=str, value=object)
             self._send([Answer(member, {"type": "told", "topic": topic, "value": value}) for member in self._members])

@@ -1,17 +1,23 @@
 """Every private corner of Keras and TensorFlow that is touched, in one place; tests/keras_internals_test.py pins each."""
 
+from tfdist.keras_internals.draws import keyed, neutral
 from tfdist.keras_internals.engine import (
+    functions_inlined,
+    let_variables_be_numbers,
     limit_start_of_workers,
     no_gradients_recorded,
     operations_of,
+    outside_scopes,
     untuned_device_iterators,
     wait_for_devices,
 )
 from tfdist.keras_internals.fitting import (
     compilation,
     global_seed,
+    initial_epoch,
     leave_strategy,
     loss_means,
+    set_initial_epoch,
     traced_without_effects,
 )
 from tfdist.keras_internals.layers import (
@@ -29,6 +35,8 @@ from tfdist.keras_internals.layers import (
 from tfdist.keras_internals.models import (
     FlatLoss,
     build,
+    build_losses,
+    compiled_functions,
     data_losses,
     embeddings,
     flat_losses,
@@ -44,6 +52,7 @@ from tfdist.keras_internals.models import (
     names_of_compiled_metrics,
     names_of_layers_metrics,
     not_compiled,
+    one_device_losses,
     sum_of_weights,
     update_metrics,
     weight_losses,
@@ -51,12 +60,15 @@ from tfdist.keras_internals.models import (
 )
 from tfdist.keras_internals.optimizers import (
     constant_learning_rate,
+    follow_variables,
+    key_of,
     last_learning_rate,
     rate_times,
     slots_of,
     switch_off_second_sum,
     trained_by,
     updates_without_effects,
+    updating_one_device,
     velocities_of,
 )
 from tfdist.keras_internals.variables import (
@@ -64,16 +76,35 @@ from tfdist.keras_internals.variables import (
     RecordedScope,
     births_deferred,
     bytes_of,
+    create_again,
     give_value,
     held_value,
     initial_value,
     layout_of,
+    let_tapes_watch,
     set_layout,
+    standing_for,
     uncast_value,
     value_of,
 )
 
 __all__ = [
+    "create_again",
+    "follow_variables",
+    "key_of",
+    "let_tapes_watch",
+    "let_variables_be_numbers",
+    "build_losses",
+    "compiled_functions",
+    "functions_inlined",
+    "initial_epoch",
+    "keyed",
+    "set_initial_epoch",
+    "neutral",
+    "one_device_losses",
+    "standing_for",
+    "updating_one_device",
+    "outside_scopes",
     "compilation",
     "constant_learning_rate",
     "global_seed",

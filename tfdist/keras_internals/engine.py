@@ -1,12 +1,15 @@
 """TensorFlow: its servers, its iterators, its graphs."""
 
 import contextlib
+import functools
 from collections.abc import Iterator
 
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.data.ops import multi_device_iterator_ops
+from tensorflow.python.distribute import distribute_lib, values
 from tensorflow.python.eager import context, record
+from tensorflow.python.framework import ops
 
 
 def limit_start_of_workers(workers: int, seconds: float) -> None:
@@ -44,6 +47,47 @@ def untuned_device_iterators() -> Iterator[None]:
         yield
     finally:
         multi_device_iterator_ops._create_device_dataset = make
+
+
+@contextlib.contextmanager
+def outside_scopes() -> Iterator[None]:
+    """Inside, no scope of a tf.distribute strategy is open, and no variable creator of the caller's is in force.
+
+    What Keras and callbacks create there, such as the optimizer that Keras makes at its first save and throws away, belongs to
+    this process alone.
+    """
+    graph = ops.get_default_graph()
+    creators, graph._variable_creator_stack = graph._variable_creator_stack, []
+    distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
+    try:
+        yield
+    finally:
+        distribute_lib._pop_per_thread_mode()
+        graph._variable_creator_stack = creators
+
+
+@functools.cache
+def let_variables_be_numbers() -> None:
+    """Makes variables of tf.distribute's strategies numbers where those of one device are: in `float(learning_rate)`."""
+    for name, kind in (("__int__", int), ("__float__", float)):
+        if name not in values.DistributedVariable.__dict__:
+            setattr(values.DistributedVariable, name, lambda variable, kind=kind: kind(variable.numpy()))
+
+
+_inlined = [0]  # how many replicas' threads are tracing so
+
+
+@contextlib.contextmanager
+def functions_inlined() -> Iterator[None]:
+    """Inside, a `tf.function` that is called is traced as a part of its caller: no earlier trace of it is used again."""
+    _inlined[0] += 1
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        _inlined[0] -= 1
+        if not _inlined[0]:
+            tf.config.run_functions_eagerly(False)
 
 
 def no_gradients_recorded() -> contextlib.AbstractContextManager:

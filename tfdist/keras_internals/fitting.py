@@ -22,6 +22,16 @@ def compilation(model: keras.Model) -> Any:
     return model._loss_tracker if model.compiled else None
 
 
+def initial_epoch(model: keras.Model) -> int:
+    """The epoch that a callback has restored, from which `fit` goes on; 0 for none."""
+    return model._initial_epoch or 0
+
+
+def set_initial_epoch(model: keras.Model, epoch: int) -> None:
+    """Makes a `fit` that begins go on from an epoch."""
+    model._initial_epoch = epoch
+
+
 def global_seed() -> int | None:
     """What `tf.random.set_seed` was given last; None if it was not called."""
     return context.global_seed()

@@ -1,6 +1,8 @@
 """Keras's layers: how they are called, and what travels with their tensors."""
 
 import contextlib
+import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common import global_state, remat
 from keras.src.backend.common import variables as keras_variables
 from keras.src.backend.tensorflow import numpy as keras_numpy
+from tensorflow.python.distribute import mirrored_run
 
 
 def path_of(layer: keras.Layer) -> str:
@@ -67,6 +70,35 @@ def adders_of(layer: keras.Layer, losses: Sequence[Any]) -> list[keras.Layer]:
     """For each loss of a stateless scope the layer, in a layer, that added it."""
     layers = list(layer._flatten_layers())
     return [next((one for one in layers if id(loss) in one._loss_ids), layer) for loss in losses]
+
+
+@functools.cache
+def keep_losses_by_replica() -> None:
+    """Keeps what layers add to the loss apart for the replicas of one process, once in a process.
+
+    Each has a thread, and where one communicates in its forward pass another goes on: it would clear the first one's losses, or
+    add to them.
+    """
+    for name, make in (("_losses", list), ("_loss_ids", set)):
+        setattr(keras.Layer, name, _by_replica(name, make))
+
+
+def _by_replica(name: str, make: Callable[[], Any]) -> property:
+    def held(layer: keras.Layer) -> tuple[dict[Any, Any], Any]:
+        thread = threading.current_thread()
+        if isinstance(thread, mirrored_run._MirroredReplicaThread):
+            return thread.__dict__.setdefault(name, {}), id(layer)
+        return layer.__dict__, name
+
+    def value(layer: keras.Layer) -> Any:
+        where, key = held(layer)
+        return where.setdefault(key, make())
+
+    def set_value(layer: keras.Layer, value: Any) -> None:
+        where, key = held(layer)
+        where[key] = value
+
+    return property(value, set_value)
 
 
 def replace_call(layer: keras.Layer, call: Callable[..., Any]) -> None:

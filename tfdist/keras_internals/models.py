@@ -1,15 +1,42 @@
 """Keras's models: what they were compiled with, their losses and metrics."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import contextvars
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 from keras.src.backend import get_keras_mask
+from keras.src.losses import loss as keras_loss
 from keras.src.losses.loss import apply_mask, reduce_weighted_values
 
 from tfdist.errors import InputError
+from tfdist.keras_internals.layers import keep_losses_by_replica
+
+_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("losses as on one device", default=False)
+
+
+@contextlib.contextmanager
+def one_device_losses() -> Iterator[None]:
+    """Inside, losses are those of one device: under tf.distribute Keras divides each mean by the number of replicas."""
+    _watch_scaling()
+    keep_losses_by_replica()
+    token = _one_device.set(True)
+    try:
+        yield
+    finally:
+        _one_device.reset(token)
+
+
+@functools.cache
+def _watch_scaling() -> None:
+    def unless_one_device(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda value: value if _one_device.get() else scale(value)
+
+    for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+        setattr(keras_loss, name, unless_one_device(getattr(keras_loss, name)))
 
 
 def build(model: keras.Model, batch: Any) -> None:
@@ -50,6 +77,20 @@ def flat_losses(model: keras.Model) -> list[FlatLoss]:
     if model._compile_loss is None:
         return []
     return [FlatLoss(flat.path, flat.loss, flat.loss_weights) for flat in model._compile_loss._flat_losses]
+
+
+def compiled_functions(model: keras.Model) -> list[Any]:
+    """What a model was compiled with that computes losses and metrics: functions and objects, Keras's own among them."""
+    losses = keras.tree.flatten(model._compile_loss._user_loss) if model._compile_loss is not None else []
+    parts = [*losses, *model.metrics, *_compiled_metrics(model)]
+    named = [part for part in parts if part is not None and not isinstance(part, str)]
+    return [getattr(part, "fn", None) or getattr(part, "_fn", None) or part for part in named]
+
+
+def build_losses(model: keras.Model, y_true: Any, y_pred: Any) -> None:
+    """Finds the losses of a compiled model for its outputs, as Keras does when it computes them first."""
+    if model._compile_loss is not None and not model._compile_loss.built:
+        model._compile_loss.build(y_true, y_pred)
 
 
 def matched(model: keras.Model, y_true: Any, y_pred: Any) -> tuple[Any, Any]:

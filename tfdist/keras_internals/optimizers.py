@@ -1,7 +1,7 @@
 """Keras's optimizers: their update, their slots, their rate."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -55,6 +55,41 @@ def rate_times(optimizer: keras.Optimizer, factor: float) -> Iterator[None]:
 def trained_by(optimizer: keras.Optimizer) -> list[keras.Variable]:
     """The variables that an optimizer was built for, in its order."""
     return list(optimizer._trainable_variables)
+
+
+def key_of(variable: keras.Variable) -> str:
+    """By what an optimizer knows a variable; another one when the variable was created again."""
+    return tf_optimizer.TFOptimizer._var_key(None, variable)  # a method that needs no instance
+
+
+def follow_variables(optimizer: keras.Optimizer, engine: tf.distribute.Strategy, keys: Mapping[str, str]) -> None:
+    """Makes an optimizer work where its variables are now.
+
+    Args:
+      optimizer: with variables that were created again.
+      engine: in whose scope.
+      keys: of these and of the variables that it trains, by the former ones.
+    """
+    optimizer._distribution_strategy = engine
+    optimizer._trainable_variables_indices = {
+        keys.get(key, key): index for key, index in optimizer._trainable_variables_indices.items()
+    }
+    if hasattr(optimizer, "_exclude_from_weight_decay"):
+        optimizer._exclude_from_weight_decay = {keys.get(key, key) for key in optimizer._exclude_from_weight_decay}
+    optimizer._exclude_from_weight_decay_cache = {}
+
+
+@contextlib.contextmanager
+def updating_one_device(*optimizers: keras.Optimizer) -> Iterator[None]:
+    """Inside, optimizers create slots and update variables as on one device, wherever they were made."""
+    kept = [optimizer._distribution_strategy for optimizer in optimizers]
+    for optimizer in optimizers:
+        optimizer._distribution_strategy = tf.distribute.get_strategy()
+    try:
+        yield
+    finally:
+        for optimizer, engine in zip(optimizers, kept, strict=True):
+            optimizer._distribution_strategy = engine
 
 
 def velocities_of(optimizer: keras.Optimizer) -> list[keras.Variable]:

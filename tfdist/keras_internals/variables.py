@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -82,6 +82,43 @@ def initial_value(variable: keras.Variable) -> tf.Tensor:
 def give_value(variable: keras.Variable, value: tf.Variable) -> None:
     """Makes TensorFlow's variable the one that Keras's stands for."""
     variable._value, variable._initializer = value, None
+
+
+def create_again(variable: keras.Variable, scope: contextlib.AbstractContextManager) -> None:
+    """Creates the variable that Keras's stands for once more, inside a scope, with the value that it has."""
+    value = tf.identity(variable.value)
+    with scope:
+        variable._initialize(value)
+
+
+def let_tapes_watch(copies: Sequence[tf.Variable]) -> None:
+    """Makes gradient tapes see the copies of a variable.
+
+    They do not see one that was frozen when it was created. Keras unfreezes what it holds, which is not the copies.
+    """
+    for copy in copies:
+        copy._trainable = True
+
+
+@contextlib.contextmanager
+def standing_for(variables: Sequence[keras.Variable], copies: Sequence[Sequence[tf.Variable]]) -> Iterator[None]:
+    """Inside, variables stand for the first of their copies; at the end the others get its value.
+
+    Args:
+      variables: Keras's.
+      copies: of each, TensorFlow's variables that are its values on devices.
+    """
+    kept = [variable._value for variable in variables]
+    for variable, (first, *_) in zip(variables, copies, strict=True):
+        variable._value = first
+    try:
+        yield
+        for first, *others in copies:
+            for other in others:
+                other.assign(first)
+    finally:
+        for variable, value in zip(variables, kept, strict=True):
+            variable._value = value
 
 
 def value_of(variable: keras.Variable) -> Any:

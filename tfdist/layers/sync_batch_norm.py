@@ -1,5 +1,6 @@
 """Batch normalisation with the statistics of the global batch."""
 
+import functools
 from typing import Any
 
 import keras
@@ -47,6 +48,21 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, axis=0), total)
         m2 = tf.reduce_sum(m2s + counts * tf.square(means - mean), axis=0)
         return mean, tf.math.divide_no_nan(m2, total)
+
+
+def synchronize(layer: keras.layers.BatchNormalization) -> None:
+    """Makes a layer normalize over all replicas' rows, as `SyncBatchNormalization` does; it is saved as what it is."""
+    layer.__dict__["_moments"] = functools.partial(SyncBatchNormalization._moments, layer)  # past Keras's tracking
+
+
+def not_synchronized(layer: keras.layers.BatchNormalization) -> None:
+    """Takes back what `synchronize` did."""
+    layer.__dict__.pop("_moments", None)
+
+
+def is_synchronized(layer: keras.Layer) -> bool:
+    """Whether a layer normalizes over all replicas' rows."""
+    return isinstance(layer, SyncBatchNormalization) or "_moments" in layer.__dict__
 
 
 def _local_statistics(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.callbacks import chosen
 from tfdist.errors import InputError, PeerLostError
 from tfdist.group import Group
@@ -17,6 +18,7 @@ from tfdist.strategy import Strategy
 _BATCH_EVENTS = ("on_batch_begin", "on_batch_end")
 _TRAIN_EVENTS = (*_BATCH_EVENTS, "on_train_batch_begin", "on_train_batch_end")
 _TEST_EVENTS = ("on_test_batch_begin", "on_test_batch_end")
+ENDLESS = 0  # in the place of a number of batches
 _numbers = itertools.count(1)
 
 
@@ -76,7 +78,7 @@ def passes(given: dict[str, Any]) -> list[int | None]:
       given: the call's arguments.
 
     Returns:
-      Numbers, or None where one is not known before.
+      Numbers, None where one is not known before, or `ENDLESS`.
     """
     x, batch_size = given["x"], given.get("batch_size")
     steps = given.get("steps_per_epoch") or given.get("steps")
@@ -99,22 +101,23 @@ def _size(x: Any) -> int | None:
 
 
 def _batches(x: Any, size: int | None, steps: int | None, batch_size: int | None) -> int | None:
-    if steps:
-        return int(steps)
+    """How many batches a pass has: as many as are asked for, but no more than there are."""
+    there = _there(x, size, batch_size)
+    return min(int(steps), there or int(steps)) if steps else there
+
+
+def _there(x: Any, size: int | None, batch_size: int | None) -> int | None:
     if isinstance(x, keras.utils.PyDataset):
         return x.num_batches
     if isinstance(x, tf.data.Dataset):
         known = int(x.cardinality())
-        return known if known > 0 else None
+        return ENDLESS if known == tf.data.INFINITE_CARDINALITY else known if known > 0 else None
     return math.ceil(size / (batch_size or 32)) if size is not None else None
 
 
 def available(given: dict[str, Any]) -> int | None:
     """How many batches there are in the data of a call, whatever it says of steps: 0 if it has no end; None if unknown."""
-    x = given["x"]
-    if isinstance(x, tf.data.Dataset) and int(x.cardinality()) == tf.data.INFINITE_CARDINALITY:
-        return 0
-    return _batches(x, _size(x), None, given.get("batch_size"))
+    return _there(given["x"], _size(given["x"]), given.get("batch_size"))
 
 
 def steps_at_a_time(batches: int | None, available: int | None, most: int) -> int:
@@ -158,7 +161,8 @@ def with_agreement(
       deadline: in seconds, for processes whose callbacks take longer.
     """
     last = (_StopTogetherBehindBatches if each_batch else _StopTogether)(strategy.group, deadline)
-    return [_Average(average), *chosen(callbacks, strategy), last]
+    restored = [_RestoredTogether(strategy)] if strategy.cluster.size > 1 else []
+    return [_Average(average), *chosen(callbacks, strategy, restores=True), *restored, last]
 
 
 class _Average(keras.callbacks.Callback):
@@ -170,6 +174,21 @@ class _Average(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._average()
+
+
+class _RestoredTogether(keras.callbacks.Callback):
+    """What the chief's callback has restored, as `BackupAndRestore` does, every process goes on from."""
+
+    def __init__(self, strategy: Strategy):
+        super().__init__()
+        self._strategy = strategy
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        epoch = keras_internals.initial_epoch(self.model)
+        epoch = self._strategy.group.broadcast("restored", epoch, float("inf"))  # reading may last
+        if epoch:
+            keras_internals.set_initial_epoch(self.model, epoch)
+            self._strategy.send_from_first([*self.model.variables, *self.model.optimizer.variables])
 
 
 class _StopTogether(keras.callbacks.Callback):

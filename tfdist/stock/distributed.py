@@ -15,12 +15,16 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.accepting import check_born_here, check_not_wrapped
+from tfdist.accepting import check_not_wrapped, inner_optimizer
 from tfdist.alike import agree, check_alike
+from tfdist.births import without_numbers
 from tfdist.config import RunConfig
 from tfdist.data.batches import Dealt, checksum, part
 from tfdist.errors import InputError
 from tfdist.fitting import must_fit
+from tfdist.layers.sync_batch_norm import synchronize
+from tfdist.metrics import Totals
+from tfdist.naming import numbered
 from tfdist.patience import patience
 from tfdist.recomputing import recompute
 from tfdist.stock import calls
@@ -45,17 +49,17 @@ class Distributed:
         shared = {f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in OWN_FLAGS}
         with patience("its data or its model") as deadline:
             strategy.group.agree("flags", shared, deadline=deadline)
-        check_born_here(strategy, "model", model.variables)
         keras_internals.leave_strategy(model)
         recompute(model, options.recompute)
         self.model, self._options = model, options
         self._call = _Call("", 0, [], fresh=True, goes_on=False)
         self._functions: tuple[Any, Functions] | None = None
         self._predict: Callable[[Any], Any] | None = None
-        self._are_equal: dict[int, keras.Variable] = {}
+        self._placed_variables: dict[int, keras.Variable] = {}
         self._step = 0
         self._since_logged = 0
         self._logs: dict[str, Any] = {}
+        self._before: tuple[Totals, dict[str, Any]] = Totals(), {}
 
     # What a user calls.
 
@@ -139,7 +143,7 @@ class Distributed:
             self.strategy.group.agree("data", said, "data: ", deadline)
         self._make_ready(spec)
         name = f"{self._call.name} {self._call.number}"
-        return GlobalBatches(batches, self.strategy, name, in_a_pass, self._options.stall_shutdown_seconds)
+        return GlobalBatches(batches, self.strategy, name, in_a_pass, self._options.stall_shutdown_seconds, spec)
 
     # The rest is ours.
 
@@ -149,10 +153,10 @@ class Distributed:
         listed = getattr(callbacks, "callbacks", None) or list(keras.tree.flatten(callbacks or []))
         looked = self._announce(name, calls.look_at_batches(listed, training=name == "fit"))
         passes = [] if given.get("kwargs", {}).get("_use_cached_eval_dataset") else calls.passes(given)
-        if None in passes:
+        if calls.ENDLESS in passes:
             raise InputError(
-                "How many batches a pass over the data has must be known. Received: a data set of unknown size. Give "
-                f"{'steps_per_epoch' if name == 'fit' else 'steps'}, or use tf.data.experimental.assert_cardinality."
+                "A pass over the data must end. Received: a data set that repeats without end. Give "
+                f"{'steps_per_epoch (validation_steps for validation data)' if name == 'fit' else 'steps'}."
             )
         if not self.strategy.is_chief:
             given["verbose"] = 0
@@ -195,9 +199,8 @@ class Distributed:
         if self._call.name.startswith("predict"):
             if not self.model.built:
                 x, *_ = keras.utils.unpack_x_y_sample_weight(spec)
-                with self.strategy.scope():
-                    self.model(keras.tree.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), x))
-            self._make_equal("model", self.model.variables)
+                self.model(keras.tree.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), x))
+            self._place(self.model.variables)
             return
         compilation = keras_internals.compilation(self.model)
         if self._functions is not None and self._functions[0] is compilation:
@@ -206,12 +209,13 @@ class Distributed:
         optimizer = self.model.optimizer
         if optimizer is not None:
             check_not_wrapped(optimizer)
-        with self.strategy.scope(), _must_fit(spec):
+        with _must_fit(spec), keras_internals.updating_one_device(*_with_inner([optimizer] if optimizer else [])):
             self._create(spec)
+        self._normalize()
         check_alike(self.strategy.group, self.model)
-        self._make_equal("model", self.model.variables)
-        self._make_equal("optimizer", optimizer.variables if optimizer is not None else [])
-        self._functions = compilation, Functions(self.model, self.strategy, self._options, spec)
+        metrics = [variable for metric in self.model.metrics for variable in metric.variables]
+        self._place([*self.model.variables, *metrics], [optimizer] if optimizer is not None else [])
+        self._functions = compilation, Functions(self.model, self.strategy, self._options, self._place)
         self._functions[1].reset_metrics()
 
     def _create(self, spec: Any) -> None:
@@ -225,14 +229,26 @@ class Distributed:
             if not own:  # which may make its labels, and asks for what it needs when it is looked at
                 raise
 
-    def _make_equal(self, what: str, variables: Sequence[keras.Variable]) -> None:
-        """Every process has the same variables, and from then on the same values in them."""
-        check_born_here(self.strategy, what, variables)
-        new = [variable for variable in variables if id(variable) not in self._are_equal]
-        described = {variable.path: f"{variable.dtype}{list(variable.shape)}" for variable in new}
-        agree(self.strategy.group, "variable ", described)
+    def _normalize(self) -> None:
+        """Batch normalization takes the rows that `--batch_norm` says."""
+        if self._options.batch_norm == "synchronized":
+            for layer in keras_internals.layers_of(self.model):
+                if type(layer) is keras.layers.BatchNormalization and not layer.synchronized:
+                    synchronize(layer)
+
+    def _place(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
+        """Puts variables where the strategy wants them; every process has the same ones, and from then on equal values."""
+        everything = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
+        new = [variable for variable in everything if id(variable) not in self._placed_variables]
+        new = list({id(variable): variable for variable in new}.values())
+        if not new and not optimizers:
+            return
+        # One process may have made more models than another: Keras counts them in its names.
+        described = [(without_numbers(v.path), f"{v.dtype}{list(v.shape)}") for v in new]
+        agree(self.strategy.group, "variable ", numbered(described, mark=" #"))
+        self.strategy.adopt(new, _with_inner(optimizers))
         self.strategy.synchronize(new)
-        self._are_equal |= {id(variable): variable for variable in new}
+        self._placed_variables |= {id(variable): variable for variable in new}
 
     def _average_statistics(self) -> None:
         if self._functions is not None:
@@ -240,27 +256,45 @@ class Distributed:
 
     def _train(self, batches: Any) -> dict[str, Any]:
         """Keras's `train_function`."""
-        batches, functions = self._begun(batches)
-        with _must_fit(functions.batch):
-            made = functions.train(batches, self.model.steps_per_execution, self._step, self._call.goes_on)
+        batches, functions, spec = self._begun(batches)
+        with self._unless_no_more_data(), _must_fit(spec):
+            made = functions.train(batches, spec, self.model.steps_per_execution, self._step, self._call.goes_on)
         self._step += made.steps
         return self._logged(functions, batches, made)
 
     def _test(self, batches: Any) -> dict[str, Any]:
         """Keras's `test_function`."""
-        batches, functions = self._begun(batches)
-        with _must_fit(functions.batch):
-            made = functions.test(batches, self.model.steps_per_execution)
+        batches, functions, spec = self._begun(batches)
+        with self._unless_no_more_data(), _must_fit(spec):
+            made = functions.test(batches, spec, self.model.steps_per_execution)
         return self._logged(functions, batches, made)
 
-    def _begun(self, batches: Any) -> tuple[Any, Functions]:
+    def _begun(self, batches: Any) -> tuple[Any, Functions, Any]:
         """What Keras reads from, in our form. Where a pass begins metrics start anew, also if the model resets its own."""
-        batches = batches if isinstance(batches, Reading) else self._placed(next(iter(batches)))
+        if isinstance(batches, Reading):
+            given, spec = batches, batches.spec
+        else:
+            given, spec = self._placed(next(iter(batches)))
         assert self._functions is not None  # made when the data was given
-        if not isinstance(batches, Reading) or batches.at_end:
+        if isinstance(given, Reading) and not given.is_counted:
+            begins, given = given.at_begin, next(given)
+        else:
+            begins = not isinstance(given, Reading) or given.at_end
+        self._before = self._functions[1].totals, self._logs
+        if begins:
             self._functions[1].reset_metrics()
             self._since_logged, self._logs = 0, {}
-        return batches, self._functions[1]
+        return given, self._functions[1], spec
+
+    @contextlib.contextmanager
+    def _unless_no_more_data(self) -> Iterator[None]:
+        """Keras looks for a batch behind the last one, as it does not know that there is none: no new pass has begun then."""
+        assert self._functions is not None
+        try:
+            yield
+        except tf.errors.OutOfRangeError:
+            self._functions[1].totals, self._logs = self._before
+            raise
 
     def _logged(self, functions: Functions, batches: Any, made: Made) -> dict[str, Any]:
         """The logs; those of before where nobody looks, for they are asked of all replicas."""
@@ -274,20 +308,21 @@ class Distributed:
         """Keras's `predict_function`."""
         predict = self._predict
         assert predict is not None  # Keras has asked for it
-        outputs = [predict(each if isinstance(each, Dealt) else self._placed(each)) for each in data]
+        outputs = [predict(each if isinstance(each, Dealt) else self._placed(each)[0]) for each in data]
         return keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
 
-    def _placed(self, batch: Any) -> Any:
-        """A batch that is at hand, the same on every process, as `Strategy.run` takes it."""
+    def _placed(self, batch: Any) -> tuple[Any, Any]:
+        """A batch that is at hand, the same on every process, as `Strategy.run` takes it, and its form."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         given = tuple(each for each in (x, y, weight) if each is not None)
         whole = tf.nest.map_structure(tf.convert_to_tensor, given)
         if self.strategy.cluster.size > 1:
             found = checksum([leaf.numpy() for leaf in tf.nest.flatten(whole)])
             self.strategy.group.agree("batch", {"batch": found}, f"{self._call.name}: the bytes of the ")
-        self._make_ready(tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), whole))
+        spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), whole)
+        self._make_ready(spec)
         shares = [part(whole, replica, self.strategy.replicas) for replica in self.strategy.local_replicas]
-        return self.strategy.per_replica(shares)
+        return self.strategy.per_replica(shares), spec
 
 
 class _Call(NamedTuple):
@@ -315,6 +350,11 @@ def _suitable(strategy: Strategy) -> HasCollectives:
             f"{strategy.name}. Use tfdist.Trainer there."
         )
     return strategy
+
+
+def _with_inner(optimizers: Sequence[keras.Optimizer]) -> list[keras.Optimizer]:
+    """The optimizers, and those inside of ones that scale the loss."""
+    return list({id(one): one for given in optimizers for one in (given, inner_optimizer(given))}.values())
 
 
 def _must_fit(batch: Any) -> contextlib.AbstractContextManager:

@@ -1,6 +1,6 @@
 """What one compilation of a model runs: its steps, evaluation and prediction on replicas, and its logs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.accepting import check_micro_steps, check_optimizer, default_loss_scale, without_loss_scale
 from tfdist.collectives import Recording, using
 from tfdist.config import RunConfig
-from tfdist.data.batches import Dealt, count_rows
+from tfdist.data.batches import Dealt, count_rows, with_any_rows
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.kept import Kept
@@ -19,26 +19,31 @@ from tfdist.metrics import KerasMetrics, Totals, check_sums, make_average_statis
 from tfdist.plans import agree_on_plan
 from tfdist.step import Settings, restore_without_rows
 from tfdist.steps import Compression, Steps
+from tfdist.stock.first_batch import FirstBatch, Laws, has_own_code
 from tfdist.stock.logs import Logs, Returned, look_at
 from tfdist.stock.loops import once, repeated
 from tfdist.stock.one_device import Replica, running
-from tfdist.stock.own_step import OwnStep
+from tfdist.stock.own_step import OwnStep, Place
 from tfdist.stock.reading import Reading
 from tfdist.stock.replaced import overridden
 from tfdist.strategy import HasCollectives
 
 
 class Functions:
-    """The functions of a model that is compiled and built."""
+    """The functions of a model that is compiled and built.
 
-    def __init__(self, model: keras.Model, strategy: HasCollectives, options: RunConfig, batch: Any):
+    Attributes:
+      totals: sums of the metrics' variables since they were reset, as far as they have left the devices.
+    """
+
+    def __init__(self, model: keras.Model, strategy: HasCollectives, options: RunConfig, place: Place):
         """Makes the state that they share.
 
         Args:
-          model: compiled, and built for such batches.
+          model: compiled, and built.
           strategy: where they run.
           options: what becomes of gradients.
-          batch: structure of `tf.TensorSpec` of a batch.
+          place: puts variables where the strategy wants them.
         """
         if model.run_eagerly:
             raise InputError(
@@ -46,42 +51,72 @@ class Functions:
             )
         check_sums([metric for metric in model.metrics if metric.variables])
         _check_zeros(model, strategy)
-        self.model, self._strategy, self._options, self.batch = model, strategy, options, batch
-        self._metrics = KerasMetrics(model)
-        self._drain = make_drain(self._metrics, strategy)
-        self.average_statistics = make_average_statistics(model, strategy)
-        self._zero = _zeroed(self._metrics.variables, strategy)
-        self._totals = Totals()
+        self.model, self._strategy, self._options, self._place = model, strategy, options, place
+        self.totals = Totals()
+        self._find_variables()
         self._failed = False
         self._training: _Steps | _OwnSteps | None = None
+        # One replica has all rows. What is Keras's own is right on any rows.
+        self._checks = options.check_first_batch and strategy.replicas > 1 and has_own_code(model)
         self._spoken = Recording(strategy.collectives)
-        has_own_test = any(overridden(model, name) for name in ("test_step", "compute_metrics"))
-        returned = look_at(model, model.test_step, batch) if has_own_test else Returned()
-        self._test_logs = Logs(returned, strategy, Kept(strategy), "test_step")
+        self._test_logs: Logs | None = None
         self._tests = repeated(strategy, self._test, self._test_traced), once(strategy, self._test, self._test_traced)
 
-    def train(self, batches: Any, most: int, number: int, goes_on: bool) -> "Made":
+    def _find_variables(self) -> None:
+        """Finds the metrics and moving statistics that the model has now: its own steps may create some when looked at."""
+        self._metrics = KerasMetrics(self.model)
+        self._drain = make_drain(self._metrics, self._strategy)
+        self._zero = _zeroed(self._metrics.variables, self._strategy)
+        self.average_statistics = make_average_statistics(self.model, self._strategy)
+
+    def train(self, batches: Any, spec: Any, most: int, number: int, goes_on: bool) -> "Made":
         """Makes steps.
 
         Args:
           batches: a `Reading`, or a `Dealt` for `Strategy.run`.
+          spec: structure of `tf.TensorSpec` of a batch.
           most: so many steps, unless the pass over the data ends before.
           number: of the first step.
           goes_on: whether to return after a step that is not finite, instead of raising.
         """
         if self._training is None:
-            has_own = any(overridden(self.model, name) for name in ("train_step", "compute_loss", "compute_metrics"))
-            self._training = (_OwnSteps if has_own else _Steps)(
-                self.model, self._strategy, self._options, self._metrics, self.batch
-            )
-        made = self._training.go(batches, most, number)
+            self._training = self._made_steps(spec)
+        if self._training.is_checked or not self._checks:
+            made = self._training.go(batches, most, number)
+        else:
+            made = self._first(batches, most, number)
         if made.failure and not goes_on:
             raise made.failure
         self._failed = self._failed or made.failure is not None
         return made
 
-    def test(self, batches: Any, most: int) -> "Made":
+    def _first(self, batches: Any, most: int, number: int) -> "Made":
+        """The first steps; before them the first batch is looked at."""
+        assert self._training is not None  # made by who calls this
+        first = next(batches) if isinstance(batches, Reading) else batches
+        names = self._training.results_of_metrics
+        self._training.follow(
+            FirstBatch(self.model, self._strategy, self.model.train_step, "train_step", names).laws(first)
+        )
+        made = self._training.go(first, 1, number)
+        if most == 1 or made.failure or not isinstance(batches, Reading) or batches.at_end:
+            return made
+        more = self._training.go(batches, most - 1, number + 1)
+        return more._replace(steps=made.steps + more.steps)
+
+    def _made_steps(self, spec: Any) -> "_Steps | _OwnSteps":
+        if not any(overridden(self.model, name) for name in ("train_step", "compute_loss", "compute_metrics")):
+            return _Steps(self.model, self._strategy, self._options, self._metrics)
+        made = _OwnSteps(self.model, self._strategy, self._options, spec, self._place)
+        self._find_variables()
+        self.reset_metrics()
+        return made
+
+    def test(self, batches: Any, spec: Any, most: int) -> "Made":
         """Evaluates batches; takes and returns what `train` does."""
+        if self._test_logs is None:
+            has_own = any(overridden(self.model, name) for name in ("test_step", "compute_metrics"))
+            self._test_logs = self._looked_at_test(spec) if has_own else self._logs_of_test(Returned())
         if not isinstance(batches, Reading):
             self._tests[1](batches, 0)
             return Made(1, self._test_logs.read(), self._test_logs.sources)
@@ -89,6 +124,18 @@ class Functions:
         self._tests[0](batches.rows, 0, steps)
         batches.took(steps)
         return Made(steps, self._test_logs.read(), self._test_logs.sources)
+
+    def _looked_at_test(self, spec: Any) -> Logs:
+        returned = look_at(self.model, self.model.test_step, spec)
+        metrics = [variable for metric in self.model.metrics for variable in metric.variables]
+        self._place([*self.model.variables, *metrics])
+        if len(metrics) != len(self._metrics.variables):
+            self._find_variables()
+            self.reset_metrics()
+        return self._logs_of_test(returned)
+
+    def _logs_of_test(self, returned: Returned) -> Logs:
+        return Logs(returned, self._strategy, Kept(self._strategy), "test_step")
 
     def keep_loss_scale(self) -> None:
         """Writes the loss scale to where Keras keeps it, and saves it."""
@@ -98,8 +145,8 @@ class Functions:
 
     def results(self) -> dict[str, Any]:
         """The metrics' results since they were reset."""
-        self._totals.add(self._drain())
-        found = self._totals.results(self._metrics)
+        self.totals.add(self._drain())
+        found = self.totals.results(self._metrics)
         return found | {"loss": float("nan")} if self._failed else found
 
     def logs(self, made: "Made") -> dict[str, Any]:
@@ -109,26 +156,27 @@ class Functions:
             return {**results, **made.returned}
         if not made.returned:
             return results
-        by_metric = self._metrics.by_metric(self._totals.sums)
+        by_metric = self._metrics.by_metric(self.totals.sums)
         return {name: by_metric.get(made.sources.get(name, ""), value) for name, value in made.returned.items()}
 
     def reset_metrics(self) -> None:
         """Metrics start anew."""
         self._zero()
         self._failed = False
-        self._totals = Totals()
-        self._totals.add([np.zeros(variable.shape) for variable in self._metrics.variables])
+        self.totals = Totals()
+        self.totals.add([np.zeros(variable.shape) for variable in self._metrics.variables])
 
     def _test(self, dealt: Dealt, number: tf.Tensor) -> None:
         """The model's `test_step` on one replica's rows."""
-        batch, batch_size = dealt
+        batch, batch_size = with_any_rows(dealt)
         rows, variables = count_rows(batch), self._metrics.variables
         before = [tf.identity(variable) for variable in variables]
         self._spoken = Recording(self._strategy.collectives)  # of the last trace
         with using(self._spoken), running(Replica(self._spoken, rows, batch_size)):
             found = self.model.test_step(batch)
         restore_without_rows(rows, variables, before)
-        self._test_logs.keep(found, rows, batch_size)
+        if self._test_logs is not None:  # as it is when tests are traced
+            self._test_logs.keep(found, rows, batch_size)
 
     def _test_traced(self) -> None:
         agree_on_plan(self._strategy.group, self._spoken.calls)
@@ -150,12 +198,23 @@ class Made(NamedTuple):
     failure: NotFiniteError | None = None
 
 
+class _All(Collection[str]):
+    """Every name."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
 class _Steps:
     """The trainer's step."""
 
-    def __init__(
-        self, model: keras.Model, strategy: HasCollectives, options: RunConfig, metrics: KerasMetrics, batch: Any
-    ):
+    def __init__(self, model: keras.Model, strategy: HasCollectives, options: RunConfig, metrics: KerasMetrics):
         settings = _settings(model, strategy, options)
         self._kept = Kept(strategy)
         if settings.loss_scale:
@@ -163,6 +222,17 @@ class _Steps:
         self._scaled = settings.loss_scale is not None
         self._model = model
         self._steps = Steps(model, strategy, settings, _compression(options), self._kept, metrics)
+        self.results_of_metrics: Collection[str] = _All()
+        self.is_checked = False
+
+    def follow(self, laws: Laws) -> None:
+        """The trainer's step takes means over rows."""
+        self.is_checked = True
+        if "sum" in laws.gradients:
+            raise InputError(
+                "A loss is a mean over the rows of a batch. Received: one that `add_loss` takes as a sum over them. Divide it "
+                "by the number of rows."
+            )
 
     def go(self, batches: Any, most: int, number: int) -> Made:
         read = isinstance(batches, Reading)
@@ -190,12 +260,26 @@ class _OwnSteps:
     loss_scale = None
 
     def __init__(
-        self, model: keras.Model, strategy: HasCollectives, options: RunConfig, metrics: KerasMetrics, batch: Any
+        self,
+        model: keras.Model,
+        strategy: HasCollectives,
+        options: RunConfig,
+        spec: Any,
+        place: Place,
     ):
         settings = _settings(model, strategy, options)
-        self._step = OwnStep(model, strategy, settings, _compression(options), Kept(strategy), metrics, batch)
+        self._step = OwnStep(model, strategy, settings, _compression(options), Kept(strategy), spec, place)
+        self.is_checked = not (options.check_first_batch and strategy.replicas > 1)
+        if self.is_checked:
+            self._step.follow(Laws())
+        self.results_of_metrics = self._step.results_of_metrics
         self._repeated = repeated(strategy, self._step.run, self._step.traced)
         self._once = once(strategy, self._step.run, self._step.traced)
+
+    def follow(self, laws: Laws) -> None:
+        """Says how the values of replicas make the whole batch's."""
+        self.is_checked = True
+        self._step.follow(laws)
 
     def go(self, batches: Any, most: int, number: int) -> Made:
         if not isinstance(batches, Reading):

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
@@ -15,6 +15,8 @@ from tfdist.kept import Kept
 from tfdist.loss import floating
 from tfdist.stock.one_device import Apply, Replica, running
 from tfdist.strategy import HasCollectives, State
+
+Law = Literal["mean", "sum"]  # how the values of replicas make the whole batch's
 
 
 class Returned(NamedTuple):
@@ -30,22 +32,31 @@ class Returned(NamedTuple):
 
 
 class Logs:
-    """The last step's values, averaged over replicas, each weighted by its rows.
+    """The last step's values: means over replicas, each weighted by its rows, or sums.
 
     Attributes:
       sources: of the values.
     """
 
-    def __init__(self, returned: Returned, strategy: HasCollectives, kept: Kept, name: str):
-        """Args: returned: what the step returns; kept: where the values are; name: of the step."""
-        self._strategy, self._name, self.sources = strategy, name, returned.sources
+    def __init__(
+        self,
+        returned: Returned,
+        strategy: HasCollectives,
+        kept: Kept,
+        name: str,
+        laws: Mapping[str, Law] | None = None,
+    ):
+        """Args: returned: what the step returns; kept: where the values are; name: of the step; laws: of the values."""
+        self._strategy, self._name, self.sources, self._laws = strategy, name, returned.sources, laws or {}
         states = [State(f"{name}/{key}", shape, _floatx(), True) for key, shape in returned.shapes.items()]
         self._kept = dict(zip(returned.shapes, kept.variables(states), strict=True))
 
     def keep(self, found: Mapping[str, Any], rows: tf.Tensor, batch_size: tf.Tensor) -> None:
         """Takes what one replica's step returned; inside a replica function."""
-        part = floating(rows) / floating(batch_size)
-        values = [tf.math.multiply_no_nan(floating(found[key]), part) for key in self._kept]
+        returned, parts = flat(found), {"mean": floating(rows) / floating(batch_size), "sum": floating(rows > 0)}
+        values = [
+            tf.math.multiply_no_nan(floating(returned[key]), parts[self._laws.get(key, "mean")]) for key in self._kept
+        ]
         if values:
             totals = self._strategy.collectives.all_reduce(values, name=self._name)
             for variable, total in zip(self._kept.values(), totals, strict=True):
@@ -56,30 +67,51 @@ class Logs:
         return {key: np.asarray(self._strategy.local(variable)[0]) for key, variable in self._kept.items()}
 
 
-def look_at(model: keras.Model, step: Callable[[Any], Any], batch: Any, apply: Apply | None = None) -> Returned:
-    """Calls a model's own step with symbolic tensors; no variable changes.
+def look_at(
+    model: keras.Model,
+    step: Callable[[Any], Any],
+    batch: Any,
+    apply: Apply | None = None,
+    begin: Callable[[], None] = lambda: None,
+) -> Returned:
+    """Calls a model's own step with symbolic tensors; no variable changes, those that it creates begin with their values.
 
     Args:
       model: whose step it is.
       step: of a batch.
       batch: structure of `tf.TensorSpec`.
       apply: called where the step applies gradients.
+      begin: called before the step, which is called a second time if it fails: by variables that the first call has created.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     sources: dict[str, str] = {}
 
     def looked_at(data: Any) -> Any:
+        begin()
+        shapes.clear()
+        sources.clear()
         rows = count_rows(data)
         with running(Replica(OneReplica(), rows, rows, apply)), _results_noted(model) as results:
             found = step(data) or {}
-        for key, value in found.items():
+        for key, value in flat(found).items():
             shapes[key] = tuple(tf.convert_to_tensor(value).shape)
             if id(value) in results:
                 sources[key] = results[id(value)][0]
         return found
 
-    keras_internals.traced_without_effects(looked_at, batch)
+    try:
+        keras_internals.traced_without_effects(looked_at, batch)
+    except (AttributeError, TypeError, ValueError):
+        keras_internals.traced_without_effects(looked_at, batch)
     return Returned(shapes, sources)
+
+
+def flat(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a step returned, as Keras logs it: the results of compiled metrics are a dictionary in it."""
+    named: dict[str, Any] = {}
+    for key, value in found.items():
+        named |= flat(value) if isinstance(value, Mapping) else {key: value}
+    return named
 
 
 @contextlib.contextmanager

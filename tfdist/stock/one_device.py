@@ -68,6 +68,7 @@ def compute_loss(
     training: bool = True,
 ) -> tf.Tensor:
     """The global batch's loss, as if it were a mean over the replica's rows."""
+    keras_internals.build_losses(model, y, y_pred)
     parts = losses.terms(model, y, y_pred, sample_weight)
     totals = losses.totals(parts, replica.batch_size, replica.collectives)
     of_outputs = keras_internals.loss_means(model)[1:]
@@ -106,20 +107,6 @@ def apply(
         return original(grads, trainable_variables)
     variables = list(trainable_variables or keras_internals.trained_by(optimizer))
     return replica.apply(original, optimizer, list(grads), variables)
-
-
-def loss(
-    replica: Replica,
-    original: Callable[..., Any],
-    function: keras.losses.Loss,
-    y_true: Any,
-    y_pred: Any,
-    sample_weight: Any = None,
-) -> tf.Tensor:
-    """A loss of this replica's rows as on one device: under tf.distribute Keras divides a mean by the number of replicas."""
-    if function.reduction in (None, "none", "sum"):
-        return original(y_true, y_pred, sample_weight)
-    return losses.mean(function, y_true, y_pred, sample_weight)
 
 
 def _forward(model: keras.Model, x: Any, training: bool) -> Any:

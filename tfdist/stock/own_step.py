@@ -6,27 +6,34 @@ is not finite cannot be taken back.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import tensorflow as tf
 
 from tfdist import keras_internals, randomness
-from tfdist.accepting import check_born_here, check_not_wrapped, check_optimizer, statistics_of_all_replicas
+from tfdist.accepting import check_not_wrapped, check_optimizer, statistics_of_all_replicas
 from tfdist.collectives import Collectives, Recording, using
-from tfdist.data.batches import Dealt, count_rows
+from tfdist.data.batches import Dealt, count_rows, with_any_rows
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.kept import Kept
 from tfdist.loss import floating
-from tfdist.metrics import ModelMetrics
 from tfdist.plans import agree_on_plan
 from tfdist.step import Settings, dense, global_norm, restore_without_rows
 from tfdist.steps import Compression
-from tfdist.stock.logs import Logs, look_at
+from tfdist.stock.first_batch import Laws
+from tfdist.stock.logs import Logs, Returned, look_at
 from tfdist.stock.one_device import Apply, Replica, running
 from tfdist.strategy import HasCollectives
+
+
+class Place(Protocol):
+    """Puts variables, and those of optimizers, where the strategy wants them."""
+
+    def __call__(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
+        """Every process calls it, with the same ones."""
 
 
 class _Application(NamedTuple):
@@ -58,8 +65,8 @@ class OwnStep:
         settings: Settings,
         compression: Compression,
         kept: Kept,
-        metrics: ModelMetrics,
-        batch: Any,
+        spec: Any,
+        place: Place,
     ):
         """Looks at what the model's code does with one batch.
 
@@ -69,8 +76,8 @@ class OwnStep:
           settings: without micro-steps and loss scale.
           compression: how gradients are summed.
           kept: where state is.
-          metrics: of the model.
-          batch: structure of `tf.TensorSpec` of a batch.
+          spec: structure of `tf.TensorSpec` of a batch.
+          place: puts the variables that the code creates, or updates, where the strategy wants them.
         """
         if settings.micro_steps > 1 or settings.loss_scale:
             raise InputError(
@@ -79,10 +86,6 @@ class OwnStep:
             )
         self._model, self._strategy, self._settings = model, strategy, settings
         self._spoken = Recording(strategy.collectives)
-        self._seeds = randomness.seed_states(model)
-        whole = statistics_of_all_replicas(model)
-        own = [v for v in keras_internals.moving_statistics(model) if id(v) not in whole]
-        self._restored = [*own, *metrics.variables]
         applications: list[_Application] = []
 
         def apply(
@@ -90,16 +93,34 @@ class OwnStep:
         ) -> None:
             applications.append(_Application(optimizer, list(variables), [g is not None for g in gradients]))
 
-        self.logs = Logs(look_at(model, model.train_step, batch, apply), strategy, kept, "train_step")
+        returned = look_at(model, model.train_step, spec, apply, applications.clear)
         for optimizer, variables, _ in applications:
             check_not_wrapped(optimizer)
-            check_born_here(strategy, "optimizer", optimizer.variables)
             check_optimizer(optimizer, settings.clip)
             if not optimizer.built:
-                with strategy.scope():
+                with keras_internals.updating_one_device(optimizer):
                     optimizer.build(variables)
-            strategy.synchronize(optimizer.variables)
+        updated = [variable for application in applications for variable in application.variables]
+        metrics = [variable for metric in model.metrics for variable in metric.variables]
+        place([*model.variables, *metrics, *updated], [application.optimizer for application in applications])
+        self._seeds = randomness.seed_states(model)
+        whole = statistics_of_all_replicas(model)
+        own = [v for v in keras_internals.moving_statistics(model) if id(v) not in whole]
+        self._restored = [*own, *metrics]
+        self._returned, self._kept = returned, kept
+        self.logs = Logs(Returned(), strategy, kept, "train_step")
+        self._laws = Laws()
         self._reductions = [_reduction(each, compression, kept) for each in applications]
+
+    @property
+    def results_of_metrics(self) -> Collection[str]:
+        """Names of what the step returns that are metrics' results."""
+        return self._returned.sources.keys()
+
+    def follow(self, laws: Laws) -> None:
+        """Says how the values of replicas make the whole batch's; called once, before `run`."""
+        self._laws = laws
+        self.logs = Logs(self._returned, self._strategy, self._kept, "train_step", laws.logs)
 
     def run(self, dealt: Dealt, number: tf.Tensor) -> None:
         """One step. A replica function.
@@ -108,13 +129,15 @@ class OwnStep:
           dealt: the replica's rows.
           number: scalar int64; steps made so far.
         """
-        batch, batch_size = dealt
+        batch, batch_size = with_any_rows(dealt)
         rows = count_rows(batch)
         self._spoken = collectives = Recording(self._strategy.collectives)  # of the last trace
         before = [tf.identity(variable) for variable in self._restored]
         randomness.reseed(self._seeds, self._settings.seed, number, collectives.rank)
         part = floating(rows) / floating(batch_size)
-        with using(collectives), running(Replica(collectives, rows, batch_size, self._applying(part, collectives))):
+        replica = Replica(collectives, rows, batch_size, self._applying(rows, part, collectives))
+        draws = randomness.own(self._seeds, self._settings.seed, number, collectives.rank, collectives.size)
+        with using(collectives), running(replica), draws, keras_internals.functions_inlined():
             logs = self._model.train_step(batch)
         restore_without_rows(rows, self._restored, before)
         self.logs.keep(logs, rows, batch_size)
@@ -123,8 +146,8 @@ class OwnStep:
         """Compares what replicas are about to say with other processes; called when `run` was first traced."""
         agree_on_plan(self._strategy.group, self._spoken.calls)
 
-    def _applying(self, part: tf.Tensor, collectives: Collectives) -> Apply:
-        turns = itertools.count()
+    def _applying(self, rows: tf.Tensor, part: tf.Tensor, collectives: Collectives) -> Apply:
+        turns, weights = itertools.count(), {"mean": part, "sum": floating(rows > 0)}
 
         def apply(
             original: Callable[..., Any],
@@ -135,7 +158,8 @@ class OwnStep:
             turn = next(turns)
             reducer, state = self._reductions[turn]
             found = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
-            weighted = [tf.math.multiply_no_nan(dense(g, v), tf.cast(part, g.dtype)) for g, v in found]
+            weight = weights[self._laws.gradients[turn]] if self._laws.gradients else part
+            weighted = [tf.math.multiply_no_nan(dense(g, v), tf.cast(weight, g.dtype)) for g, v in found]
             values = [tf.convert_to_tensor(variable) for variable in state]
             reduced = reducer.reduce(weighted, values, collectives, name=f"gradients/{turn}")
             clipped = self._settings.clip(reduced.totals, global_norm(reduced.totals))

@@ -5,12 +5,19 @@ A replacement asks whether the model is distributed, or whether a replica's own 
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import logging
+import os
+import pathlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.stock import one_device
+from tfdist.strategy import Strategy
 
 Distributed = Any  # tfdist.stock.distributed.Distributed, which imports this module
 # What a user calls, of a model that is distributed: each is a method of `Distributed`.
@@ -31,26 +38,35 @@ _OF_A_REPLICA: tuple[tuple[type, str, Callable[..., Any]], ...] = (
     (keras.Model, "test_step", one_device.test_step),
     (keras.Model, "compute_loss", one_device.compute_loss),
     (keras.optimizers.Optimizer, "apply", one_device.apply),
-    (keras.losses.Loss, "__call__", one_device.loss),
 )
+_WHOLE = (
+    "An optimizer is applied outside of fit and train_on_batch: every process computes the whole of it, as one device would. "
+    "What tfdist distributes are fit, evaluate, predict and their ..._on_batch."
+)
+_SAVES = ("save", "save_weights")
+_SUFFIXES = (".keras", ".h5")  # of what is one file
 REPLACED = (
-    *(f"keras.Model.{name}" for name in _OF_A_MODEL),
+    *(f"keras.Model.{name}" for name in (*_OF_A_MODEL, *_SAVES)),
     *(f"keras.{kind.__name__}.{name}" for kind, name, _ in _OF_A_REPLICA),
 )
 _ATTRIBUTE = "_tfdist_distributed"
 _makers: list[Callable[[keras.Model], Distributed]] = []
+_strategies: weakref.WeakSet[Strategy] = weakref.WeakSet()  # of the models that are distributed
+_log = logging.getLogger(__name__)
 
 
 def attach(model: keras.Model, distributed: Distributed) -> None:
     """From now on the model's replaced methods are those of `distributed`."""
     install()
     model.__dict__[_ATTRIBUTE] = distributed  # past Keras's own tracking of attributes
+    _strategies.add(distributed.strategy)
 
 
 @contextlib.contextmanager
-def attach_all(make: Callable[[keras.Model], Distributed]) -> Iterator[None]:
-    """Inside, every model is distributed, by `make`, when its `fit`, `evaluate` or the like is called first."""
+def attach_all(make: Callable[[keras.Model], Distributed], strategy: Strategy) -> Iterator[None]:
+    """Inside, every model is distributed on a strategy, by `make`, when its `fit`, `evaluate` or the like is called first."""
     install()
+    _strategies.add(strategy)
     _makers.append(make)
     try:
         yield
@@ -71,12 +87,16 @@ def overridden(model: keras.Model, name: str) -> bool:
 @functools.cache
 def install() -> None:
     """Replaces the names of the table, once in a process."""
+    keras_internals.let_variables_be_numbers()
     for name in _OF_A_MODEL:
         original = getattr(keras.Model, name)
         replacement = _property(name, original) if isinstance(original, property) else _method(name, original)
         setattr(keras.Model, name, replacement)
     for kind, name, replacement in _OF_A_REPLICA:
         setattr(kind, name, _inside_a_replica(getattr(kind, name), replacement))
+    for name in _SAVES:
+        setattr(keras.Model, name, _whole_file(getattr(keras.Model, name)))
+    keras.optimizers.Optimizer.apply = _outside_replicas(keras.optimizers.Optimizer.apply)
 
 
 def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,7 +108,9 @@ def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         distributed = attached(self)
         if distributed is None or inside:
             return original(self, *args, **kwargs)
-        return getattr(distributed, name)(functools.partial(original, self), *args, **kwargs)
+        # What one process does alone, as a callback that saves, must not wait for the others; what all do opens the scope.
+        with keras_internals.outside_scopes() if name in _CALLS else contextlib.nullcontext():
+            return getattr(distributed, name)(functools.partial(original, self), *args, **kwargs)
 
     return method
 
@@ -110,3 +132,49 @@ def _inside_a_replica(original: Callable[..., Any], replacement: Callable[..., A
         return replacement(replica, functools.partial(original, self), self, *args, **kwargs)
 
     return method
+
+
+def _outside_replicas(apply: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(apply)
+    def method(self: keras.Optimizer, grads: Any, trainable_variables: Any = None, **kwargs: Any) -> Any:
+        with _applied_outside(self, list(trainable_variables or keras_internals.trained_by(self))):
+            return apply(self, grads, trainable_variables, **kwargs)
+
+    return method
+
+
+def _whole_file(save: Callable[..., Any]) -> Callable[..., Any]:
+    """A program that saves does so on every process, to one path: each puts a whole file there, and none waits for another."""
+
+    @functools.wraps(save)
+    def method(self: keras.Model, filepath: Any, overwrite: bool = True, **kwargs: Any) -> Any:
+        ranks = [strategy.cluster.rank for strategy in _strategies if strategy.cluster.size > 1]
+        path = pathlib.Path(str(filepath))
+        if not (ranks and overwrite and path.suffix in _SUFFIXES and not kwargs and "://" not in str(filepath)):
+            return save(self, filepath, overwrite, **kwargs)
+        mine = path.with_name(f".{ranks[0]}-{path.name}")
+        save(self, str(mine))
+        os.replace(mine, path)
+        return None
+
+    return method
+
+
+@contextlib.contextmanager
+def _applied_outside(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Inside, an optimizer is applied; by a program's own code, if this is no replica function."""
+    in_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+    if in_replica or not (_makers or _strategies):
+        yield
+        return
+    _warn_once()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(keras_internals.updating_one_device(optimizer))
+        for strategy in _strategies:
+            stack.enter_context(strategy.as_one_device([*variables, *optimizer.variables]))
+        yield
+
+
+@functools.cache
+def _warn_once() -> None:
+    _log.warning(_WHOLE)

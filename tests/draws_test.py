@@ -1,0 +1,101 @@
+"""Random numbers of a model's own code: each replica draws its own, and a comparison draws none."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist import keras_internals
+
+DRAWS: dict[str, Callable[[], Any]] = {
+    "tf normal": lambda: tf.random.normal((4, 50)),
+    "tf uniform": lambda: tf.random.uniform((4, 50), -1.0, 1.0),
+    "tf uniform int": lambda: tf.random.uniform((4, 50), 0, 100, dtype=tf.int32),
+    "tf truncated_normal": lambda: tf.random.truncated_normal((4, 50)),
+    "tf gamma": lambda: tf.random.gamma((4, 50), 2.0),
+    "tf poisson": lambda: tf.random.poisson((4, 50), 9.0),
+    "tf categorical": lambda: tf.random.categorical(tf.zeros((4, 50)), 50),
+    "tf shuffle": lambda: tf.random.shuffle(tf.range(200)),
+    "tf dropout": lambda: tf.nn.dropout(tf.ones((4, 50)), 0.5),
+    "keras normal": lambda: keras.random.normal((4, 50)),
+    "keras uniform": lambda: keras.random.uniform((4, 50), seed=7),
+    "keras randint": lambda: keras.random.randint((4, 50), 0, 100),
+    "keras dropout": lambda: keras.random.dropout(tf.ones((4, 50)), 0.5),
+    "keras generator": lambda: keras.random.normal((4, 50), seed=keras.random.SeedGenerator(3)),
+}
+
+
+def drawn(name: str, key: list[int]) -> np.ndarray:
+    with keras_internals.keyed(tf.constant(key, tf.int32), frozenset()):
+        return np.asarray(DRAWS[name]()).astype("float64").ravel()
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_key_says_what_is_drawn(name: str) -> None:
+    first, again, other = drawn(name, [1, 2]), drawn(name, [1, 2]), drawn(name, [1, 3])
+    np.testing.assert_array_equal(first, again)
+    assert abs(np.corrcoef(first, other)[0, 1]) < 0.3  # 200 numbers: four standard deviations
+
+
+def test_draws_of_one_key_differ() -> None:
+    with keras_internals.keyed(tf.constant([1, 2]), frozenset()):
+        first, second = tf.random.normal((200,)), tf.random.normal((200,))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.3
+
+
+@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("first_row", [None, 0])
+def test_without_chance_two_draws_are_the_same(name: str, first_row: int | None) -> None:
+    with keras_internals.neutral(first_row):
+        np.testing.assert_array_equal(DRAWS[name](), DRAWS[name]())
+
+
+def test_without_chance_the_rows_of_replicas_are_those_of_the_batch() -> None:
+    with keras_internals.neutral(0):
+        whole = tf.random.normal((6, 3))
+    with keras_internals.neutral(4):
+        np.testing.assert_allclose(tf.random.normal((2, 3)), whole[4:], rtol=1e-6)
+
+
+def test_outside_nothing_has_changed() -> None:
+    with keras_internals.neutral(None):
+        pass
+    tf.random.set_seed(5)
+    first = tf.random.normal((3,))
+    tf.random.set_seed(5)
+    np.testing.assert_array_equal(first, tf.random.normal((3,)))
+    assert not np.array_equal(tf.random.normal((3,)), tf.random.normal((3,)))
+
+
+class Noisy(keras.Model):
+    """Remembers what each replica has drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = keras.layers.Dense(1)
+        own = {"aggregation": "none", "synchronization": "on_read"}  # a value for each replica
+        self.noise = keras.Variable(np.zeros(100, "int32"), trainable=False, **own)  # floats are averaged at the end
+
+    def call(self, x: Any) -> Any:
+        return self.layer(x)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        self.noise.assign(tf.cast(1000.0 * tf.random.normal((100,)), tf.int32))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.layer.trainable_variables), self.layer.trainable_variables)
+        return {"loss": loss}
+
+
+def test_replicas_with_one_seed_draw_other_numbers(mirrored2: tfdist.Strategy) -> None:
+    model = Noisy()
+    model.compile("sgd")
+    tfdist.distribute(model, mirrored2)
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+    one, other = (np.asarray(value) for value in mirrored2.local(model.noise.value))
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.4

@@ -1,0 +1,58 @@
+"""The programs of this folder, and what is expected of each on replicas."""
+
+import pathlib
+from typing import NamedTuple
+
+HERE = pathlib.Path(__file__).parent
+
+
+class Program(NamedTuple):
+    """One script in the form that its users write.
+
+    Attributes:
+      path: below this folder.
+      precision: Keras's floatx when results are compared.
+      quiet: how chance is taken out of it; see `observed`.
+      tolerance: the largest relative difference from one device that is rounding; 0 for that of the precision.
+      refused: a part of the line with which it is refused; empty if it trains.
+      law: why it follows the same law as on one device and not the same numbers; empty if it gives the same.
+      own_strategy: the one strategy that the script makes by itself; empty if `tfdist.run` chooses.
+    """
+
+    path: str
+    precision: str = "float64"
+    quiet: tuple[str, ...] = ("--quiet",)
+    tolerance: float = 0.0
+    refused: str = ""
+    law: str = ""
+    own_strategy: str = ""
+
+
+_ALL_ROWS = "must be means or sums over rows"
+_SPECIAL = (
+    Program("generative/ddim.py", refused=_ALL_ROWS),  # draws noise for a fixed number of rows
+    Program("generative/wgan_gp.py", quiet=("--quiet", "--rows-differ")),
+    Program("guides/run_eagerly.py", refused="Received: run_eagerly=True"),
+    Program("guides/training_with_built_in_methods.py", refused=_ALL_ROWS),  # a metric compares each row with each
+    Program("metric_learning/metric_learning.py", refused=_ALL_ROWS),  # the first dim is that of a pair
+    Program("recommendation/collaborative_filtering.py", refused=_ALL_ROWS),  # a product over all rows
+    Program("recommendation/two_tower_retrieval.py", refused=_ALL_ROWS),  # other rows are the negatives
+    Program("self_supervised/barlow_twins.py", refused=_ALL_ROWS),  # correlations over a batch
+    Program("self_supervised/simclr.py", refused=_ALL_ROWS),  # pairs in a batch
+    Program("self_supervised/simsiam.py", tolerance=1e-6),
+    Program("text/ner_transformers.py", refused=_ALL_ROWS),  # a loss divides by the words of its batch
+    Program("tutorials/distributed_mirrored.py", own_strategy="mirrored"),
+    Program("tutorials/multi_worker_with_keras.py", own_strategy="multiworker"),
+    Program(
+        "tutorials/overfit_and_underfit.py",
+        law="a data set that shuffles and repeats is read ahead, so that the next fit begins with another order",
+    ),
+    Program("vision/vision_transformer.py", precision="float32"),  # its metric knows no float64
+)
+
+
+def programs() -> dict[str, Program]:
+    """All programs that call Keras, by path. Those of `horovod/` are for `tests/horovod/programs_test.py`."""
+    special = {program.path: program for program in _SPECIAL}
+    paths = sorted(str(path.relative_to(HERE)) for path in HERE.glob("*/*.py"))
+    return {path: special.get(path, Program(path)) for path in paths if not path.startswith("horovod/")}

@@ -1,0 +1,113 @@
+"""Masking and padding: embeddings with masks, layers that make, change and use masks."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, ops
+
+keras.utils.set_random_seed(812)
+
+raw_inputs = [
+    [711, 632, 71],
+    [73, 8, 3215, 55, 927],
+    [83, 91, 1, 645, 1253, 927],
+]
+# By default, this will pad using 0s; it is configurable via the "value" parameter.
+padded_inputs = keras.utils.pad_sequences(raw_inputs, padding="post")
+print(padded_inputs)
+
+embedding = layers.Embedding(input_dim=5000, output_dim=16, mask_zero=True)
+masked_output = embedding(padded_inputs)
+print(masked_output._keras_mask)
+
+masking_layer = layers.Masking()
+unmasked_embedding = ops.cast(ops.tile(ops.expand_dims(padded_inputs, axis=-1), [1, 1, 10]), dtype="float32")
+print(masking_layer(unmasked_embedding)._keras_mask)
+
+
+class TemporalSplit(keras.layers.Layer):
+    """Split the input tensor into 2 tensors along the time dimension."""
+
+    def call(self, inputs):
+        # Expect the input to be 3D and mask to be 2D, split the input tensor into 2
+        # subtensors along the time axis (axis 1).
+        return ops.split(inputs, 2, axis=1)
+
+    def compute_mask(self, inputs, mask=None):
+        # Also split the mask into 2 if it presents.
+        if mask is None:
+            return None
+        return ops.split(mask, 2, axis=1)
+
+
+first_half, second_half = TemporalSplit()(masked_output)
+print(first_half._keras_mask, second_half._keras_mask)
+
+
+class CustomEmbedding(keras.layers.Layer):
+    def __init__(self, input_dim, output_dim, mask_zero=False, **kwargs):
+        super().__init__(**kwargs)
+        self.input_dim = input_dim
+        self.output_dim = output_dim
+        self.mask_zero = mask_zero
+
+    def build(self, input_shape):
+        self.embeddings = self.add_weight(
+            shape=(self.input_dim, self.output_dim),
+            initializer="random_normal",
+        )
+
+    def call(self, inputs):
+        inputs = ops.cast(inputs, "int32")
+        return ops.take(self.embeddings, inputs, axis=0)
+
+    def compute_mask(self, inputs, mask=None):
+        if not self.mask_zero:
+            return None
+        return ops.not_equal(inputs, 0)
+
+
+class MyActivation(keras.layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        # Signal that the layer is safe for mask propagation
+        self.supports_masking = True
+
+    def call(self, inputs):
+        return ops.relu(inputs)
+
+
+class TemporalSoftmax(keras.layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def call(self, inputs, mask=None):
+        assert mask is not None
+        broadcast_float_mask = ops.expand_dims(ops.cast(mask, inputs.dtype), -1)
+        inputs_exp = ops.exp(inputs) * broadcast_float_mask
+        inputs_sum = ops.sum(inputs_exp, axis=1, keepdims=True)
+        return inputs_exp / inputs_sum
+
+
+# A sequence-to-sequence model whose last layer uses the mask
+inputs = keras.Input(shape=(None,), dtype="int32")
+x = CustomEmbedding(input_dim=50, output_dim=8, mask_zero=True)(inputs)
+x = MyActivation()(layers.Dense(8)(x))
+outputs = TemporalSoftmax()(layers.Dense(1)(x))
+model = keras.Model(inputs, outputs)
+lengths = np.random.randint(3, 11, size=150)
+tokens = keras.utils.pad_sequences([np.random.randint(1, 50, size=n) for n in lengths], padding="post", maxlen=10)
+targets = (tokens == tokens.max(axis=1, keepdims=True)).astype("float32")[..., None]
+model.compile(optimizer=keras.optimizers.Adam(1e-2), loss="binary_crossentropy")
+history = model.fit(tokens, targets, epochs=3, batch_size=32)
+print("temporal softmax:", history.history["loss"], model.predict(tokens[:2])[..., 0])
+
+# Masks pass through the LSTM layers of a Sequential model.
+model = keras.Sequential([layers.Embedding(input_dim=50, output_dim=8, mask_zero=True), layers.LSTM(8)])
+model.add(layers.Dense(1, activation="sigmoid"))
+model.compile(optimizer="adam", loss="binary_crossentropy", metrics=["accuracy"])
+labels = (lengths > 6).astype("int32")
+dataset = tf.data.Dataset.from_tensor_slices((tokens, labels)).shuffle(200).batch(16).prefetch(2)
+history = model.fit(dataset, epochs=2)
+print("LSTM:", history.history["loss"], model.evaluate(tokens, labels, verbose=0))

@@ -1,0 +1,182 @@
+"""Runs a script as `python SCRIPT` would, and writes down what came of it: results of Keras's methods, and weights.
+
+python observed.py DIRECTORY [--quiet] [--rows-differ] [--seed=N] SCRIPT [ARGUMENTS]
+
+With --quiet random layers pass their inputs on, and random numbers that the script itself draws are the same in every row, or
+with --rows-differ follow from the row's place in the batch: the result does not depend on who draws them. Plain Keras's two
+mistakes that make a difference are taken out, too (`tests/traps/keras_fit_test.py`). --seed is added to the script's seeds.
+"""
+
+import functools
+import os
+import pathlib
+import pickle
+import runpy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+ROWS_DIFFER = "--rows-differ" in sys.argv
+METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+RANDOM_LAYERS = (
+    "Dropout",
+    "SpatialDropout1D",
+    "SpatialDropout2D",
+    "GaussianDropout",
+    "GaussianNoise",
+    "RandomBrightness",
+    "RandomContrast",
+    "RandomFlip",
+    "RandomRotation",
+    "RandomTranslation",
+    "RandomZoom",
+)
+
+
+class Observer:
+    """What a script's models returned, and the models themselves."""
+
+    def __init__(self) -> None:
+        self.results: list[tuple[str, Any]] = []
+        self.models: dict[int, keras.Model] = {}
+        self._depth = 0
+
+    def watch(self) -> None:
+        """From now on each outermost call of Keras's methods is written down."""
+        for name in METHODS:
+            setattr(keras.Model, name, self._watched(name, getattr(keras.Model, name)))
+
+    def _watched(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+            self.models[id(model)] = model
+            self._depth += 1
+            try:
+                found = method(model, *args, **kwargs)
+            finally:
+                self._depth -= 1
+            if not self._depth:
+                self.results.append((name, plain(found)))
+            return found
+
+        return call
+
+    def outcome(self, script_globals: dict[str, Any]) -> dict[str, Any]:
+        """Results by number and method, and the weights of every model that was seen."""
+        made = {id(value): value for value in script_globals.values() if isinstance(value, keras.Model)}
+        models = [model for model in (self.models | made).values() if model.weights]
+        return {
+            "results": [{name: found} for name, found in self.results],
+            "weights": [[np.asarray(weight) for weight in model.get_weights()] for model in models],
+            "names": [[variable.path for variable in model.weights] for model in models],
+        }
+
+
+def plain(found: Any) -> Any:
+    """Numbers and arrays in structures of Python's own."""
+    if isinstance(found, keras.callbacks.History):
+        found = {name: values for name, values in found.history.items() if "lr" not in name}
+    return keras.tree.map_structure(np.asarray, found)
+
+
+def be_quiet() -> None:
+    """Takes the chance out of random layers and of random numbers that a script draws by itself."""
+    for name in RANDOM_LAYERS:
+        getattr(keras.layers, name).call = _passed_on
+    for module in (keras.random, tf.random):
+        for name in ("normal", "uniform", "truncated_normal"):
+            if hasattr(module, name):
+                setattr(module, name, functools.partial(_drawn, uniform=name == "uniform"))
+    keras.random.randint = lambda shape, minval, maxval, *_, **__: _drawn(shape, minval, maxval, "int32", uniform=True)
+    if "tfdist" not in sys.modules:
+        keras.Model.make_train_function = _counted(keras.Model.make_train_function)
+    keras.optimizers.Optimizer.apply = _dense(keras.optimizers.Optimizer.apply)
+    keras.random.shuffle = tf.random.shuffle = lambda x, *_, **__: tf.convert_to_tensor(x)
+
+
+def _dense(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds up the gradients of an embedding's rows first, as Keras's Adam and RMSprop do not: they square each by itself."""
+
+    @functools.wraps(apply)
+    def dense_apply(optimizer: keras.Optimizer, grads: Any, *args: Any, **kwargs: Any) -> Any:
+        grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        return apply(optimizer, grads, *args, **kwargs)
+
+    return dense_apply
+
+
+def _counted(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Where data ends that was not counted before, Keras's last call finds no batch, and yet counts an update."""
+
+    @functools.wraps(make)
+    def make_train_function(model: keras.Model, *args: Any, **kwargs: Any) -> None:
+        make(model, *args, **kwargs)
+        train = model.train_function
+
+        def counted(iterator: Any) -> Any:
+            before = int(model.optimizer.iterations.numpy())
+            try:
+                return train(iterator)
+            except tf.errors.OutOfRangeError:
+                model.optimizer.iterations.assign(before)
+                raise
+
+        model.train_function = counted
+
+    return make_train_function
+
+
+def _passed_on(layer: keras.Layer, inputs: Any, *_: Any, **__: Any) -> Any:
+    return inputs
+
+
+def _drawn(
+    shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, *_: Any, uniform: bool = False, **given: Any
+) -> tf.Tensor:
+    """Numbers that follow from their place in the batch, whichever replica draws them."""
+    minval, maxval = given.get("mean", minval), given.get("stddev", maxval)
+    shape = tf.cast(tf.convert_to_tensor(shape), tf.int32)
+    columns = tf.range(tf.cast(tf.reduce_prod(shape[1:]), "float64"))
+    rows = tf.range(tf.cast(tf.reduce_prod(shape[:1]), "float64"))
+    rows = rows + _first_row() if ROWS_DIFFER else rows * 0.0
+    wave = tf.reshape(tf.sin(1.0 + columns + 0.7 * rows[:, None]), shape)
+    values = minval + (maxval - minval) * (wave + 1.0) / 2.0 if uniform else minval + maxval * wave
+    return tf.cast(values, given.get("dtype") or dtype or keras.config.floatx())
+
+
+def _first_row() -> Any:
+    """The number in the batch of the first row that is computed here."""
+    if "tfdist" not in sys.modules:
+        return 0.0
+    from tfdist.data.rows import share
+    from tfdist.stock import one_device
+
+    replica = one_device.current()
+    if replica is None:
+        return 0.0
+    return tf.cast(share(replica.batch_size, replica.collectives.rank, replica.collectives.size)[0], "float64")
+
+
+def main(directory: str, *arguments: str) -> None:
+    options = [argument for argument in arguments if argument.startswith("--")]
+    script, *rest = [argument for argument in arguments if argument not in options]
+    offset = next((int(option.partition("=")[2]) for option in options if option.startswith("--seed=")), 0)
+    set_seed = keras.utils.set_random_seed
+    keras.utils.set_random_seed = lambda seed: set_seed(seed + offset)
+    keras.utils.set_random_seed(0)
+    if "--quiet" in options:
+        be_quiet()
+    observer = Observer()
+    observer.watch()
+    sys.argv = [script, *rest]
+    found = runpy.run_path(script, run_name="__main__")
+    path = pathlib.Path(directory, f"{os.getpid()}.pickle")
+    path.write_bytes(pickle.dumps(observer.outcome(found)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,47 @@
+"""Programs as their users write and start them, on real processes: what came of each is what one device gives.
+
+A cover here, and the product of all programs and strategies in `make conformance`; `python -m tests.programs table` writes
+docs/programs.md.
+"""
+
+import functools
+
+import pytest
+
+from tests.programs import running
+from tests.programs.catalog import programs
+
+pytestmark = pytest.mark.alone
+
+PROGRAMS = programs()
+# One for each kind: a file that the chief writes, a loss in a layer, a step of its own, data of unknown length, a refusal.
+COVER = (
+    ("timeseries/timeseries_classification.py", "multiworker"),
+    ("guides/endpoint_layer.py", "mirrored"),
+    ("guides/custom_train_step.py", "mirrored"),
+    ("tabular/csv_from_generator.py", "horovod"),
+    ("tutorials/multi_worker_with_keras.py", "multiworker"),
+    ("recommendation/two_tower_retrieval.py", "multiworker"),
+)
+
+
+@functools.cache
+def verdicts(path: str, strategy: str) -> dict[str, str]:
+    return running.verdicts(PROGRAMS[path], [strategy])
+
+
+@pytest.mark.parametrize(("path", "strategy"), COVER)
+def test_a_program(path: str, strategy: str) -> None:
+    assert {strategy: found for strategy, found in verdicts(path, strategy).items() if not running.is_good(found)} == {}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("path", PROGRAMS)
+def test_it_does_the_same_on_every_strategy(path: str) -> None:
+    found = running.verdicts(PROGRAMS[path], ["mirrored", "multiworker", "horovod"])
+    assert {strategy: verdict for strategy, verdict in found.items() if not running.is_good(verdict)} == {}
+
+
+def test_every_program_that_is_named_is_there() -> None:
+    assert {path for path, _ in COVER} <= set(PROGRAMS)
+    assert len(PROGRAMS) >= 40

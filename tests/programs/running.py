@@ -1,0 +1,185 @@
+"""Programs as their users start them, each in a directory of its own, and how what came of one compares with another."""
+
+import os
+import pathlib
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.programs.catalog import HERE, Program
+
+OBSERVED = str(HERE / "observed.py")
+RUN = (sys.executable, "-m", "tfdist.run", "--batch_norm=synchronized", "--start_timeout_seconds=60")
+LAUNCH = (sys.executable, "-m", "tfdist.launch", "--processes=2")
+STRATEGIES = {
+    "plain": (sys.executable,),
+    "mirrored": (*RUN, "--strategy=mirrored", "--devices=2"),
+    "multiworker": (*LAUNCH, "--", *RUN),
+    "horovod": (*LAUNCH, "--launcher=horovod", "--", *RUN),
+    # Scripts that make a strategy of tf.distribute by themselves.
+    "own mirrored": (sys.executable,),
+    "own multiworker": (*LAUNCH, "--", sys.executable),
+}
+TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
+_FLOOR = 1e-2  # norms below are compared absolutely: some weights are rounding alone
+_EXPECTED = re.compile(r"Received|Error|error|Traceback|Refused|refused")
+
+
+class Outcome(NamedTuple):
+    """How a program ended.
+
+    Attributes:
+      code: the command's exit code; None if it had to be killed.
+      ranks: what each process wrote down.
+      output: all that was printed.
+    """
+
+    code: int | None
+    ranks: list[dict[str, Any]]
+    output: str
+
+
+def start(
+    script: str,
+    strategy: str,
+    *,
+    precision: str = "float64",
+    quiet: tuple[str, ...] = ("--quiet",),
+    seed: int = 0,
+    seconds: float = 180.0,
+    arguments: tuple[str, ...] = (),
+) -> Outcome:
+    """Runs a program to its end.
+
+    Args:
+      script: path below this folder.
+      strategy: a key of `STRATEGIES`.
+      precision: Keras's floatx.
+      quiet: how chance is taken out of it; see `observed`.
+      seed: added to the seeds that the script sets.
+      seconds: after which it is killed.
+      arguments: the script's own.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        root = pathlib.Path(directory)
+        for name in ("keras", "found", "work"):
+            (root / name).mkdir()
+        config = {"floatx": precision, "epsilon": 1e-07, "backend": "tensorflow", "image_data_format": "channels_last"}
+        (root / "keras" / "keras.json").write_text(repr(config).replace("'", '"'))
+        options = [*quiet, f"--seed={seed}"]
+        command = [*STRATEGIES[strategy], OBSERVED, str(root / "found"), *options, str(HERE / script), *arguments]
+        code, output = _ended(command, root, seconds)
+        ranks = [pickle.loads(path.read_bytes()) for path in sorted((root / "found").iterdir())]
+        return Outcome(code, ranks, output)
+
+
+def _ended(command: list[str], root: pathlib.Path, seconds: float) -> tuple[int | None, str]:
+    threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **threads, "KERAS_HOME": str(root / "keras"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with (root / "output").open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=root / "work",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            code = None
+    return code, (root / "output").read_text(errors="replace")
+
+
+def verdicts(program: Program, strategies: Sequence[str]) -> dict[str, str]:
+    """What comes of a program on strategies, in a line each: "equal", "law", "refused: ..." or what is wrong."""
+    given = {"precision": program.precision, "quiet": program.quiet}
+    plain = start(program.path, "plain", **given)
+    if plain.code:
+        return dict.fromkeys(strategies, f"fails without tfdist: {_last_line(plain.output)}")
+    chosen = [strategy for strategy in strategies if program.own_strategy in ("", strategy)]
+    own = "own " if program.own_strategy else ""
+    return {strategy: verdict(program, start(program.path, own + strategy, **given), plain) for strategy in chosen}
+
+
+def is_good(verdict: str) -> bool:
+    """Whether a program does as it is expected to."""
+    return verdict in ("equal", "law") or verdict.startswith("refused:")
+
+
+def verdict(program: Program, ours: Outcome, plain: Outcome) -> str:
+    """What came of a program beside what one device makes of it."""
+    last = _last_line(ours.output)
+    if ours.code is None:
+        return "hangs"
+    if ours.code == 2 and program.refused and program.refused in last:
+        return f"refused: {last}"
+    if ours.code or not ours.ranks:
+        return f"fails with code {ours.code}: {last}"
+    if program.refused:
+        return "differs: it is not refused"
+    first = ours.ranks[0]["weights"]
+    if any(not _same(found["weights"], first[: len(found["weights"])]) for found in ours.ranks[1:]):
+        return "differs: processes are not equal bit for bit"
+    if program.law:
+        return "law"
+    tolerance = program.tolerance or TOLERANCE[program.precision]
+    for rank, found in enumerate(
+        ours.ranks[: 1 if program.own_strategy else None]
+    ):  # whose chief may load what it saved
+        if wrong := differences(found, plain.ranks[0], tolerance):
+            return f"differs at {rank}: {wrong[0]} and {len(wrong) - 1} more"
+    return "equal"
+
+
+def differences(ours: Any, plain: Any, tolerance: float, path: str = "") -> list[str]:
+    """Where two structures of numbers differ by more than rounding, and by how much."""
+    if isinstance(plain, dict):
+        if set(ours) != set(plain):
+            return [f"{path}: {sorted(ours)} in place of {sorted(plain)}"]
+        return [line for key in plain for line in differences(ours[key], plain[key], tolerance, f"{path}/{key}")]
+    if isinstance(plain, list | tuple):
+        if path == "/names":
+            return []
+        if len(ours) != len(plain):
+            return [f"{path}: {len(ours)} values in place of {len(plain)}"]
+        pairs = enumerate(zip(ours, plain, strict=True))
+        return [line for i, (a, b) in pairs for line in differences(a, b, tolerance, f"{path}/{i}")]
+    a, b = np.asarray(ours), np.asarray(plain)
+    if a.shape != b.shape:
+        return [f"{path}: shape {a.shape} in place of {b.shape}"]
+    if a.dtype.kind not in "fiub":
+        return [] if (a == b).all() else [f"{path}: not the same"]
+    a, b = a.astype("float64"), b.astype("float64")
+    if not np.array_equal(np.isnan(a), np.isnan(b)):
+        return [f"{path}: not a number"]
+    difference = float(np.linalg.norm(np.nan_to_num(a - b)) / max(float(np.linalg.norm(np.nan_to_num(b))), _FLOOR))
+    return [] if difference <= tolerance else [f"{path} by {difference:.1e}"]
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, list):
+        return len(ours) == len(theirs) and all(_same(a, b) for a, b in zip(ours, theirs, strict=True))
+    return bool(np.array_equal(ours, theirs, equal_nan=True))
+
+
+def _last_line(output: str) -> str:
+    """The last line that says why."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    found = [line for line in lines if _EXPECTED.search(line)]
+    return (found or lines or ["nothing was printed"])[-1]

@@ -1,0 +1,54 @@
+"""The table of docs/programs.md: program by strategy."""
+
+import collections
+import datetime
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+
+from tests.programs.catalog import HERE, programs
+
+DOCUMENT = HERE.parents[1] / "docs" / "programs.md"
+_BEGIN, _END = "<!-- table -->\n", "<!-- end of table -->\n"
+_DOCSTRING = re.compile(r'"""(.+?)"""', re.DOTALL)
+
+
+def write(verdicts: Mapping[str, Mapping[str, str]], strategies: Sequence[str], day: datetime.date) -> None:
+    """Puts the table of these verdicts into the document.
+
+    Args:
+      verdicts: by path and strategy.
+      strategies: the columns.
+      day: when they were found.
+    """
+    before, _, rest = DOCUMENT.read_text().partition(_BEGIN)
+    DOCUMENT.write_text(before + _BEGIN + rendered(verdicts, strategies, day) + _END + rest.partition(_END)[2])
+
+
+def rendered(verdicts: Mapping[str, Mapping[str, str]], strategies: Sequence[str], day: datetime.date) -> str:
+    """The table as Markdown."""
+    counts = collections.Counter(_short(found) for row in verdicts.values() for found in row.values())
+    total = ", ".join(f"{count} {word}" for word, count in counts.most_common())
+    lines = [
+        f"{day}: {len(verdicts)} programs, {sum(counts.values())} runs on replicas: {total}.",
+        "",
+        f"| program | what it is | {' | '.join(strategies)} |",
+        f"| --- | --- |{' --- |' * len(strategies)}",
+    ]
+    for path, row in verdicts.items():
+        cells = " | ".join(_short(row[strategy]) if strategy in row else "-" for strategy in strategies)
+        lines.append(f"| `{path}` | {_about(HERE / path)} | {cells} |")
+    refused = [(path, program.refused) for path, program in programs().items() if program.refused and path in verdicts]
+    lines += ["", "The refused ones, and a part of their line:", ""]
+    lines += [f"- `{path}`: {part}" for path, part in refused]
+    lines += [f"- `{path}` (law): {program.law}." for path, program in programs().items() if program.law]
+    return "\n".join(lines) + "\n"
+
+
+def _short(verdict: str) -> str:
+    return verdict.partition(":")[0]
+
+
+def _about(path: pathlib.Path) -> str:
+    found = _DOCSTRING.match(path.read_text())
+    return " ".join(found[1].split()).rstrip(".") if found else ""

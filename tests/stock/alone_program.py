@@ -1,0 +1,73 @@
+"""A program whose chief does many things alone, and all processes some, as users write it; `alone_test.py` runs it.
+
+python -m tfdist.run --strategy=multiworker alone_program.py RANK
+"""
+
+import pathlib
+import sys
+
+import keras
+import numpy as np
+
+rank = int(sys.argv[1])
+x = np.random.default_rng(0).normal(size=(22, 5))
+y = np.random.default_rng(1).integers(0, 3, 22)
+
+
+def network():
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(3)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+
+
+def report(what, model, history):
+    print(what, [float(f"{value:.6g}") for value in history.history["loss"]], flush=True)
+    print(f"{what} weights", float(f"{sum(np.sum(np.abs(w)) for w in model.get_weights()):.6g}"), flush=True)
+
+
+class Saves(keras.callbacks.Callback):
+    """Saves and loads on one process alone."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        if rank == 0:
+            self.model.save(f"epoch-{epoch}.keras")
+            other = keras.models.load_model(f"epoch-{epoch}.keras")
+            other.optimizer.build(other.trainable_variables)
+
+
+model = network()
+callbacks = [keras.callbacks.ModelCheckpoint("last.keras"), Saves()]
+report("checkpoints", model, model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=callbacks))
+
+model.save("all.keras")  # on every process, to one path
+loaded = keras.models.load_model("all.keras")
+report("loaded", loaded, loaded.fit(x, y, batch_size=8, epochs=1, verbose=0))
+
+if rank == 0:
+    scratch = network()  # built by one process alone
+    print("alone", float(np.sum(scratch(x[:2]))) is not None)
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Stops(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise Interrupted
+
+
+backup = keras.callbacks.BackupAndRestore("backup")
+first = network()
+try:
+    first.fit(x, y, batch_size=8, epochs=4, verbose=0, callbacks=[backup, Stops()])
+except Interrupted:
+    pass
+second = network()  # as after a restart, with other weights
+history = second.fit(x, y, batch_size=8, epochs=4, verbose=0, callbacks=[keras.callbacks.BackupAndRestore("backup")])
+report("restored", second, history)
+print("epochs", history.epoch, flush=True)
+
+if pathlib.Path("misuse").exists() and rank == 0:
+    model.evaluate(x, y, verbose=0)  # one process alone: an error that says so

@@ -1,0 +1,30 @@
+"""Tensors of dtypes that an engine does not carry, in one that it does and that holds all of their values."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist.collectives.contract import Collectives
+
+_CARRIERS = {
+    tf.bool: tf.int32,
+    tf.int8: tf.int32,
+    tf.uint8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+    tf.bfloat16: tf.float32,
+}
+
+
+def carried(tensor: tf.Tensor, collectives: Collectives) -> tf.Tensor:
+    """A tensor as an engine gathers and broadcasts it; cast back, it is the same one."""
+    if tensor.dtype in collectives.wire.gathers:
+        return tensor
+    return tf.cast(tensor, _CARRIERS.get(tensor.dtype, tensor.dtype))
+
+
+def from_first(tensors: Sequence[tf.Tensor], collectives: Collectives) -> list[tf.Tensor]:
+    """The first replica's tensors, on every replica."""
+    arrived = collectives.broadcast([carried(tensor, collectives) for tensor in tensors], name="from_first")
+    return [tf.cast(value, tensor.dtype) for value, tensor in zip(arrived, tensors, strict=True)]
