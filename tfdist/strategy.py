@@ -268,8 +268,12 @@ class HasCollectives(Strategy):
 
         @tf.autograph.experimental.do_not_convert
         def replica_function(*args: Any) -> Any:
-            with using(self.collectives), _in_use(self), keras_internals.one_device_losses():
-                return function(*args)
+            token = _in_replica.set(True)
+            try:
+                with using(self.collectives), _in_use(self), keras_internals.one_device_losses():
+                    return function(*args)
+            finally:
+                _in_replica.reset(token)
 
         return replica_function
 
@@ -289,6 +293,14 @@ def _variable(state: State) -> tf.Variable:
         }
     initial = tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape)
     return tf.Variable(initial, trainable=False, name=state.name, **kind)
+
+
+_in_replica: contextvars.ContextVar[bool] = contextvars.ContextVar("in a replica function", default=False)
+
+
+def in_replica_function() -> bool:
+    """Whether a replica function of some strategy is under way in this thread."""
+    return _in_replica.get()
 
 
 _current: contextvars.ContextVar[Strategy | None] = contextvars.ContextVar("strategy", default=None)

@@ -104,7 +104,8 @@ class TensorFlowStrategy(HasCollectives):
     @contextlib.contextmanager
     def as_one_device(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
         """See base class."""
-        adopted = [variable for variable in variables if self.owns(variable)]
+        mirrored = [v for v in variables if isinstance(v.value, tf.distribute.DistributedValues)]
+        adopted = [variable for variable in mirrored if self.owns(variable)]
         with keras_internals.standing_for(adopted, [self.local(variable.value) for variable in adopted]):
             yield
 

@@ -34,6 +34,7 @@ _SPECIAL = (
     Program("generative/wgan_gp.py", quiet=("--quiet", "--rows-differ")),
     Program("guides/run_eagerly.py", refused="Received: run_eagerly=True"),
     Program("guides/training_with_built_in_methods.py", refused=_ALL_ROWS),  # a metric compares each row with each
+    Program("guides/transfer_learning_guide.py", tolerance=1e-8),
     Program("metric_learning/metric_learning.py", refused=_ALL_ROWS),  # the first dim is that of a pair
     Program("recommendation/collaborative_filtering.py", refused=_ALL_ROWS),  # a product over all rows
     Program("recommendation/two_tower_retrieval.py", refused=_ALL_ROWS),  # other rows are the negatives
@@ -47,7 +48,8 @@ _SPECIAL = (
         "tutorials/overfit_and_underfit.py",
         law="a data set that shuffles and repeats is read ahead, so that the next fit begins with another order",
     ),
-    Program("vision/vision_transformer.py", precision="float32"),  # its metric knows no float64
+    # Its metric knows no float64, and AdamW makes weights of the rounding in the gradients of its keys' biases.
+    Program("vision/vision_transformer.py", precision="float32", tolerance=1e-2),
 )
 
 

@@ -43,6 +43,12 @@ model.save("all.keras")  # on every process, to one path
 loaded = keras.models.load_model("all.keras")
 report("loaded", loaded, loaded.fit(x, y, batch_size=8, epochs=1, verbose=0))
 
+model.save_weights("some.weights.h5")
+model.fit(x, y, batch_size=8, epochs=1, verbose=0)
+if rank == 0:
+    model.load_weights("some.weights.h5")  # by the chief alone: the others take its weights
+report("chief's", model, model.fit(x, y, batch_size=8, epochs=1, verbose=0))
+
 if rank == 0:
     scratch = network()  # built by one process alone
     print("alone", float(np.sum(scratch(x[:2]))) is not None)

@@ -13,7 +13,7 @@ from tfdist.testing import processes
 pytestmark = pytest.mark.alone
 
 PROGRAM = str(pathlib.Path(__file__).with_name("alone_program.py"))
-LINES = re.compile(r"^(?:checkpoints|loaded|restored|epochs).*$", re.MULTILINE)
+LINES = re.compile(r"^(?:checkpoints|loaded|chief's|restored|epochs).*$", re.MULTILINE)
 
 
 def plain(directory: pathlib.Path) -> list[str]:

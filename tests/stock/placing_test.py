@@ -128,3 +128,12 @@ def test_a_loss_of_a_layer_beside_one_that_communicates(place: int, float64: Non
         return fitted(model), model.get_weights()
 
     assert not differences(fit(mirrored2), fit(None))
+
+
+@pytest.mark.parametrize("strategy", ["single", "mirrored2"])
+def test_steps_of_fit_are_no_loop_of_its_own(
+    strategy: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tfdist.distribute(network(), request.getfixturevalue(strategy))
+    monkeypatch.setattr("tfdist.stock.replaced._warn_once", lambda: pytest.fail("taken for a loop of its own"))
+    fitted(model)

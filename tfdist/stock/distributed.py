@@ -7,11 +7,13 @@ is what reads the batches and what runs a step: that is the trainer's.
 import contextlib
 import dataclasses
 import itertools
+import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
@@ -37,6 +39,7 @@ from tfdist.strategy import HasCollectives, Strategy
 Original = Callable[..., Any]  # Keras's own method of the model
 OWN_FLAGS = ("intra_op_threads",)  # that may differ between processes
 _numbers = itertools.count(1)
+_log = logging.getLogger(__name__)
 _LOGGED_EVERY = 10  # steps between two looks at the metrics, where no callback looks at batches
 
 
@@ -152,6 +155,8 @@ class Distributed:
         """Inside, a method of Keras runs: quietly but on the chief, as many steps at a time as its callbacks allow."""
         listed = getattr(callbacks, "callbacks", None) or list(keras.tree.flatten(callbacks or []))
         looked = self._announce(name, calls.look_at_batches(listed, training=name == "fit"))
+        if not self._call.name:  # a call within another one comes of the same weights
+            self._equalize_weights()
         passes = [] if given.get("kwargs", {}).get("_use_cached_eval_dataset") else calls.passes(given)
         if calls.ENDLESS in passes:
             raise InputError(
@@ -185,6 +190,21 @@ class Distributed:
         if self.strategy.cluster.size > 1 and seed != chosen:
             tf.random.set_seed(chosen)
         return any(each.looks for each in everyone)
+
+    def _equalize_weights(self) -> None:
+        """One process may have loaded or set weights, or computed them in a loop of its own: all take rank 0's."""
+        if self.strategy.cluster.size == 1:
+            return
+        optimizer = self.model.optimizer if self.model.compiled else None
+        variables = [*self.model.trainable_variables, *(optimizer.variables if optimizer is not None else [])]
+        placed = [variable for variable in variables if id(variable) in self._placed_variables]
+        mine = [checksum([np.asarray(self.strategy.local(variable.value)[0])]) for variable in placed]
+        with patience("its weights") as deadline:
+            everyone = self.strategy.group.gather("weights", mine, deadline)
+        differs = next((i for i in range(len(mine)) if any(theirs[i] != mine[i] for theirs in everyone)), None)
+        if differs is not None:
+            _log.warning("Processes have other weights, %s first: all take those of rank 0.", placed[differs].path)
+            self.strategy.send_from_first(placed)
 
     def _on_batch(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
         self._announce(name)

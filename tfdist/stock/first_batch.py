@@ -30,8 +30,8 @@ from tfdist.stock.one_device import Replica, running
 from tfdist.strategy import HasCollectives
 
 _log = logging.getLogger(__name__)
-_TOLERANCES = {tf.float64: 1e-7, tf.float32: 2e-3, tf.bfloat16: 0.1, tf.float16: 0.05}
-_NOISE = 1e-4  # of the largest norm: what is smaller is compared with that
+# By what layers compute in: how far norms may be apart, and which part of the largest norm may be rounding in smaller ones.
+_TOLERANCES = {"float64": (1e-7, 1e-4), "float32": (2e-3, 1e-2), "float16": (0.05, 0.1), "bfloat16": (0.1, 0.1)}
 _KNOWN = ("keras", "tfdist")  # whose code is taken to be right
 
 
@@ -96,6 +96,8 @@ class FirstBatch:
         self._metrics = self._model_metrics.variables
         restored = [*model.non_trainable_variables, *self._metrics]
         self._restored = list({id(variable): variable for variable in restored}.values())
+        computed = {layer.compute_dtype for layer in keras_internals.layers_of(model)} | {keras.config.floatx()}
+        self._tolerances = max(_TOLERANCES[dtype] for dtype in computed if dtype in _TOLERANCES)
         self._keys: list[str] = []
         self._applications: list[list[str]] = []
 
@@ -134,18 +136,23 @@ class FirstBatch:
         }
         results = self._model_metrics.by_metric(whole.metrics)
         for key, value in self._model_metrics.by_metric(summed.metrics).items():
-            ours, theirs = np.asarray(value, "float32"), np.asarray(results[key], "float32")
-            if not _equal([ours], [theirs]):
+            ours, theirs = np.asarray(value, "float64"), np.asarray(results[key], "float64")
+            if not self._equal([ours], [theirs]):
                 raise self._needs_all_rows(_beside(f'the metric "{key.partition("/")[2]}"', [ours], [theirs]))
         return Laws(gradients, logs)
 
     def _law(self, what: str, mean: list[np.ndarray], total: list[np.ndarray], whole: list[np.ndarray]) -> Law:
-        if _equal(mean, whole):
+        if self._equal(mean, whole):
             return "mean"
-        if _equal(total, whole):
+        if self._equal(total, whole):
             _log.info("%s are sums over the rows of a batch, and are added up over replicas as such.", what)
             return "sum"
         raise self._needs_all_rows(_beside(what, mean, whole))
+
+    def _equal(self, ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> bool:
+        relative, rounding = self._tolerances
+        least = rounding * max((_norm(value) for value in theirs), default=0.0) + 1e-12
+        return all(_norm(a - b) <= relative * max(_norm(b), least) for a, b in zip(ours, theirs, strict=True))
 
     def _needs_all_rows(self, received: str) -> InputError:
         return InputError(
@@ -243,21 +250,8 @@ def _fewer(batch: Any, size: int) -> Any:
     return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[:count], batch)
 
 
-def _equal(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> bool:
-    largest = max((_norm(value) for value in theirs), default=0.0)
-    return all(
-        _norm(a - b) <= _tolerance(b) * max(_norm(b), _NOISE * largest, 1e-12)
-        for a, b in zip(ours, theirs, strict=True)
-    )
-
-
 def _norm(value: np.ndarray) -> float:
     return float(np.linalg.norm(np.nan_to_num(value)))
-
-
-def _tolerance(value: np.ndarray) -> float:
-    dtype = tf.as_dtype(value.dtype)
-    return _TOLERANCES.get(dtype, _TOLERANCES[tf.float32])
 
 
 def _beside(what: str, ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> str:

@@ -115,27 +115,47 @@ class Functions:
     def test(self, batches: Any, spec: Any, most: int) -> "Made":
         """Evaluates batches; takes and returns what `train` does."""
         if self._test_logs is None:
-            has_own = any(overridden(self.model, name) for name in ("test_step", "compute_metrics"))
-            self._test_logs = self._looked_at_test(spec) if has_own else self._logs_of_test(Returned())
+            first = self._begin_tests(batches, spec)
+            if first is not None:
+                self._tests[1](first, 0)
+                more = isinstance(batches, Reading) and most > 1 and not batches.at_end
+                return self._tested(batches, most - 1, 1) if more else self._found_by_test(1)
         if not isinstance(batches, Reading):
             self._tests[1](batches, 0)
-            return Made(1, self._test_logs.read(), self._test_logs.sources)
+            return self._found_by_test(1)
+        return self._tested(batches, most, 0)
+
+    def _tested(self, batches: Reading, most: int, before: int) -> "Made":
         steps = batches.ahead(most)
         self._tests[0](batches.rows, 0, steps)
         batches.took(steps)
+        return self._found_by_test(before + steps)
+
+    def _found_by_test(self, steps: int) -> "Made":
+        assert self._test_logs is not None  # since tests have begun
         return Made(steps, self._test_logs.read(), self._test_logs.sources)
 
-    def _looked_at_test(self, spec: Any) -> Logs:
+    def _begin_tests(self, batches: Any, spec: Any) -> Any:
+        """Looks at what a test does; returns the first batch if it was looked at, too."""
+        has_own = any(overridden(self.model, name) for name in ("test_step", "compute_metrics"))
+        returned = self._looked_at_test(spec) if has_own else Returned()
+        if not self._checks:
+            self._test_logs = Logs(returned, self._strategy, Kept(self._strategy), "test_step")
+            return None
+        first = next(batches) if isinstance(batches, Reading) else batches
+        names = returned.sources.keys() if has_own else _All()
+        laws = FirstBatch(self.model, self._strategy, self.model.test_step, "test_step", names).laws(first)
+        self._test_logs = Logs(returned, self._strategy, Kept(self._strategy), "test_step", laws.logs)
+        return first
+
+    def _looked_at_test(self, spec: Any) -> Returned:
         returned = look_at(self.model, self.model.test_step, spec)
         metrics = [variable for metric in self.model.metrics for variable in metric.variables]
         self._place([*self.model.variables, *metrics])
         if len(metrics) != len(self._metrics.variables):
             self._find_variables()
             self.reset_metrics()
-        return self._logs_of_test(returned)
-
-    def _logs_of_test(self, returned: Returned) -> Logs:
-        return Logs(returned, self._strategy, Kept(self._strategy), "test_step")
+        return returned
 
     def keep_loss_scale(self) -> None:
         """Writes the loss scale to where Keras keeps it, and saves it."""

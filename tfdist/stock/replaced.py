@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.stock import one_device
-from tfdist.strategy import Strategy
+from tfdist.strategy import Strategy, in_replica_function
 
 Distributed = Any  # tfdist.stock.distributed.Distributed, which imports this module
 # What a user calls, of a model that is distributed: each is a method of `Distributed`.
@@ -164,7 +164,7 @@ def _whole_file(save: Callable[..., Any]) -> Callable[..., Any]:
 def _applied_outside(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Iterator[None]:
     """Inside, an optimizer is applied; by a program's own code, if this is no replica function."""
     in_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-    if in_replica or not (_makers or _strategies):
+    if in_replica or in_replica_function() or not (_makers or _strategies):
         yield
         return
     _warn_once()
