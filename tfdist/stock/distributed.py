@@ -201,6 +201,8 @@ class Distributed:
         mine = [checksum([np.asarray(self.strategy.local(variable.value)[0])]) for variable in placed]
         with patience("its weights") as deadline:
             everyone = self.strategy.group.gather("weights", mine, deadline)
+        if any(len(theirs) != len(mine) for theirs in everyone):
+            return  # other models: what differs is named where variables are placed
         differs = next((i for i in range(len(mine)) if any(theirs[i] != mine[i] for theirs in everyone)), None)
         if differs is not None:
             _log.warning("Processes have other weights, %s first: all take those of rank 0.", placed[differs].path)

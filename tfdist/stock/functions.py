@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import keras_internals
 from tfdist.accepting import check_micro_steps, check_optimizer, default_loss_scale, without_loss_scale
 from tfdist.collectives import Recording, using
 from tfdist.config import RunConfig
@@ -192,7 +193,8 @@ class Functions:
         rows, variables = count_rows(batch), self._metrics.variables
         before = [tf.identity(variable) for variable in variables]
         self._spoken = Recording(self._strategy.collectives)  # of the last trace
-        with using(self._spoken), running(Replica(self._spoken, rows, batch_size)):
+        replica = Replica(self._spoken, rows, batch_size)
+        with using(self._spoken), running(replica), keras_internals.functions_inlined():
             found = self.model.test_step(batch)
         restore_without_rows(rows, variables, before)
         if self._test_logs is not None:  # as it is when tests are traced

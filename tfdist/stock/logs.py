@@ -91,7 +91,8 @@ def look_at(
         shapes.clear()
         sources.clear()
         rows = count_rows(data)
-        with running(Replica(OneReplica(), rows, rows, apply)), _results_noted(model) as results:
+        replica = Replica(OneReplica(), rows, rows, apply)
+        with running(replica), keras_internals.functions_inlined(), _results_noted(model) as results:
             found = step(data) or {}
         for key, value in flat(found).items():
             shapes[key] = tuple(tf.convert_to_tensor(value).shape)

@@ -153,8 +153,11 @@ def _whole_file(save: Callable[..., Any]) -> Callable[..., Any]:
         if not (ranks and overwrite and path.suffix in _SUFFIXES and not kwargs and "://" not in str(filepath)):
             return save(self, filepath, overwrite, **kwargs)
         mine = path.with_name(f".{ranks[0]}-{path.name}")
-        save(self, str(mine))
-        os.replace(mine, path)
+        try:
+            save(self, str(mine))
+            os.replace(mine, path)
+        finally:
+            mine.unlink(missing_ok=True)
         return None
 
     return method
