@@ -148,7 +148,8 @@ class MeshOfDevices(HasCollectives):
 
         def checked(*args: Any) -> Any:
             products = keras_internals.products_keep_dims() if "context" in self.rules else contextlib.nullcontext()
-            with products, keras_internals.attentions_placed(self._asking, self._attending, self._attended):
+            attentions = keras_internals.attentions_placed(self._asking, self._attending, self._attended)
+            with products, attentions, keras_internals.captured_through(self.devices.copied):
                 result = function(*args)
             refuse_crashes(tf.compat.v1.get_default_graph())
             self._warn_of_what_is_idle()

@@ -23,6 +23,7 @@ def test_tfdist():
         "current_strategy",
         "data",
         "distribute",
+        "gather_rows",
         "gradients",
         "layers",
         "load_strategy",
@@ -61,6 +62,7 @@ def test_parts():
         "all_gather",
         "all_reduce",
         "current",
+        "gather_rows",
         "using",
     ]
     assert gradients.__all__ == [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tfdist import collectives, data, gradients, layers, models, optimizers
     from tfdist.cluster import Cluster
-    from tfdist.collectives import Collectives
+    from tfdist.collectives import Collectives, gather_rows
     from tfdist.constraining import constrain
     from tfdist.dims import name_dims
     from tfdist.distributing import distribute
@@ -36,6 +36,7 @@ __all__ = [
     "current_strategy",
     "data",
     "distribute",
+    "gather_rows",
     "gradients",
     "layers",
     "load_strategy",
@@ -57,6 +58,7 @@ _HOMES = {
     "constrain": "tfdist.constraining",
     "current_strategy": "tfdist.strategy",
     "distribute": "tfdist.distributing",
+    "gather_rows": "tfdist.collectives",
     "load_strategy": "tfdist.loading",
     "name_dims": "tfdist.dims",
     "recompute": "tfdist.recomputing",

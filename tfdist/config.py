@@ -135,8 +135,8 @@ class RunConfig(JobConfig):
     check_first_batch: bool = flag_field(
         True,
         CHECKS,
-        "Compare what a program's own losses, metrics and steps make of the first batch on replicas with one device's, and "
-        "refuse what differs.",
+        "Compare what a program's own losses, metrics and steps compute from the first batch on replicas with what one device "
+        "computes. Where no mean or sum over replicas is equal, every replica computes whole batches.",
     )
 
     def _complete(self) -> None:

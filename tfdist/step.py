@@ -226,7 +226,7 @@ class Step:
         self, rows: tf.Tensor, gradients: list[tf.Tensor | tf.IndexedSlices], before: list[tf.Tensor]
     ) -> list[tf.Tensor | tf.IndexedSlices]:
         """The gradients; those of no row are zeros, where means over them would be NaN, and leave no trace either."""
-        restore_without_rows(rows, [self._restored[i] for i in self._own], [before[i] for i in self._own])
+        restore_unless(rows > 0, [self._restored[i] for i in self._own], [before[i] for i in self._own])
         return [
             tf.IndexedSlices(_unless_empty(g.values, rows), g.indices, g.dense_shape)
             if isinstance(g, tf.IndexedSlices)
@@ -312,10 +312,10 @@ def specs(model: keras.Model) -> list[tf.TensorSpec]:
     return [*gradients, tf.TensorSpec([], keras.config.floatx(), "loss")]
 
 
-def restore_without_rows(rows: tf.Tensor, variables: Sequence[keras.Variable], before: Sequence[tf.Tensor]) -> None:
+def restore_unless(counts: tf.Tensor, variables: Sequence[keras.Variable], before: Sequence[tf.Tensor]) -> None:
     """A replica that had no row of a batch leaves no trace: its means would be NaN. Inside a replica function."""
     for variable, value in zip(variables, before, strict=True):
-        variable.assign(tf.where(rows > 0, tf.convert_to_tensor(variable), value))
+        variable.assign(tf.where(counts, tf.convert_to_tensor(variable), value))
 
 
 def _unless_empty(gradient: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

@@ -28,20 +28,10 @@ class Program(NamedTuple):
     own_strategy: str = ""
 
 
-_ALL_ROWS = "must be means or sums over rows"
 _SPECIAL = (
-    Program("generative/ddim.py", refused=_ALL_ROWS),  # draws noise for a fixed number of rows
     Program("generative/wgan_gp.py", quiet=("--quiet", "--rows-differ")),
-    Program("guides/run_eagerly.py", refused="Received: run_eagerly=True"),
-    Program("guides/training_with_built_in_methods.py", refused=_ALL_ROWS),  # a metric compares each row with each
     Program("guides/transfer_learning_guide.py", tolerance=1e-8),
-    Program("metric_learning/metric_learning.py", refused=_ALL_ROWS),  # the first dim is that of a pair
-    Program("recommendation/collaborative_filtering.py", refused=_ALL_ROWS),  # a product over all rows
-    Program("recommendation/two_tower_retrieval.py", refused=_ALL_ROWS),  # other rows are the negatives
-    Program("self_supervised/barlow_twins.py", refused=_ALL_ROWS),  # correlations over a batch
-    Program("self_supervised/simclr.py", refused=_ALL_ROWS),  # pairs in a batch
     Program("self_supervised/simsiam.py", tolerance=1e-6),
-    Program("text/ner_transformers.py", refused=_ALL_ROWS),  # a loss divides by the words of its batch
     Program("tutorials/distributed_mirrored.py", own_strategy="mirrored"),
     Program("tutorials/multi_worker_with_keras.py", own_strategy="multiworker"),
     Program(

@@ -3,7 +3,7 @@
 python observed.py DIRECTORY [--quiet] [--rows-differ] [--seed=N] SCRIPT [ARGUMENTS]
 
 With --quiet random layers pass their inputs on, and random numbers that the script itself draws are the same in every row, or
-with --rows-differ follow from the row's place in the batch: the result does not depend on who draws them. Plain Keras's two
+with --rows-differ follow from the row's place in the batch: the result does not depend on who draws them. Plain Keras's
 mistakes that make a difference are taken out, too (`tests/traps/keras_fit_test.py`). --seed is added to the script's seeds.
 """
 
@@ -94,6 +94,7 @@ def be_quiet() -> None:
     keras.random.randint = lambda shape, minval, maxval, *_, **__: _drawn(shape, minval, maxval, "int32", uniform=True)
     if "tfdist" not in sys.modules:
         keras.Model.make_train_function = _counted(keras.Model.make_train_function)
+        keras.Model.get_metrics_result = _copied(keras.Model.get_metrics_result)
     keras.optimizers.Optimizer.apply = _dense(keras.optimizers.Optimizer.apply)
     keras.random.shuffle = tf.random.shuffle = lambda x, *_, **__: tf.convert_to_tensor(x)
 
@@ -128,6 +129,16 @@ def _counted(make: Callable[..., Any]) -> Callable[..., Any]:
         model.train_function = counted
 
     return make_train_function
+
+
+def _copied(results: Callable[..., Any]) -> Callable[..., Any]:
+    """Where a metric's result is its variable, what was logged of training changes when validation begins."""
+
+    @functools.wraps(results)
+    def get_metrics_result(model: keras.Model) -> Any:
+        return keras.tree.map_structure(tf.identity, results(model))
+
+    return get_metrics_result
 
 
 def _passed_on(layer: keras.Layer, inputs: Any, *_: Any, **__: Any) -> Any:

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.alone
 
 WORKER = str(pathlib.Path(__file__).with_name("wrong_worker.py"))
 X, Y = np.zeros((12, 5), "float32"), np.zeros(12, "int64")
-ROWS = np.random.default_rng(0).normal(size=(12, 5)).astype("float32")
 
 
 def network(**options: Any) -> keras.Model:
@@ -46,41 +45,6 @@ def an_endless_pass(strategy: tfdist.Strategy) -> None:
         tfdist.distribute(network()).fit(tf.data.Dataset.from_tensors((X, Y)).repeat(), verbose=0)
 
 
-def pairs_in_a_batch(strategy: tfdist.Strategy) -> None:
-    def over_pairs(y: Any, x: Any) -> Any:
-        return keras.ops.mean(keras.ops.matmul(x, keras.ops.transpose(x)))
-
-    tfdist.distribute(network(loss=over_pairs), strategy).fit(ROWS, Y, verbose=0)
-
-
-class SumOfOutputs(keras.layers.Layer):
-    def call(self, x: Any) -> Any:
-        self.add_loss(keras.ops.sum(x**2))
-        return x
-
-
-def a_sum_that_is_added(strategy: tfdist.Strategy) -> None:
-    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4), SumOfOutputs()])
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    tfdist.distribute(model, strategy).fit(np.ones_like(X), Y, verbose=0)
-
-
-class FixedBatch(keras.Model):
-    def train_step(self, data: Any) -> Any:
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self(x) - tf.ones((12, 4))) ** 2)
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        return {"loss": loss}
-
-
-def a_fixed_batch(strategy: tfdist.Strategy) -> None:
-    inputs = keras.Input((5,))
-    model = FixedBatch(inputs, keras.layers.Dense(4)(inputs))
-    model.compile("sgd")
-    tfdist.distribute(model, strategy).fit(X, Y, batch_size=12, verbose=0)
-
-
 def an_unknown_option(strategy: tfdist.Strategy) -> None:
     with strategy.scope():
         tfdist.distribute(network(), compresion="fp16")
@@ -89,11 +53,6 @@ def an_unknown_option(strategy: tfdist.Strategy) -> None:
 def another_precision(strategy: tfdist.Strategy) -> None:
     with strategy.scope():
         tfdist.distribute(network(), precision="mixed_bfloat16")
-
-
-def eagerly(strategy: tfdist.Strategy) -> None:
-    with strategy.scope():
-        tfdist.distribute(network(run_eagerly=True)).fit(X, Y, verbose=0)
 
 
 def labels_that_do_not_fit(strategy: tfdist.Strategy) -> None:
@@ -115,12 +74,8 @@ WRONG: dict[Callable[[tfdist.Strategy], None], tuple[str, ...]] = {
     twice: ("A model is distributed once", "Leave out the second"),
     a_wrapped_optimizer: ("Gradients are summed over replicas once", "horovod", "Keras's own optimizer"),
     an_endless_pass: ("repeats without end", "steps_per_epoch"),
-    pairs_in_a_batch: ("means or sums over rows", "sequential/dense/kernel", "--check_first_batch=false"),
-    a_sum_that_is_added: ("means or sums over rows", "on one device"),
-    a_fixed_batch: ("means or sums over rows", "Dimensions must be equal"),
     an_unknown_option: ("no option compresion", 'Did you mean "compression"'),
     another_precision: ("--precision", "mixed_bfloat16", "keras.config.set_dtype_policy"),
-    eagerly: ("run_eagerly",),
     labels_that_do_not_fit: ("Model, loss and metrics must fit the data", "float32[2, 2]"),
     measured_compression: ("--compression=auto", "python -m tfdist.train"),
 }

@@ -61,3 +61,28 @@ def test_keras_counts_an_update_for_the_batch_that_does_not_come() -> None:
     with pytest.warns(UserWarning, match="ran out of data"):
         model.fit(rows.batch(4), shuffle=False, verbose=0)
     assert int(model.optimizer.iterations) == 3
+
+
+class Rows(keras.metrics.Metric):
+    """The number of rows of a pass; its result is the variable itself, as in Keras's guide to training."""
+
+    def __init__(self) -> None:
+        super().__init__(name="rows")
+        self.rows = self.add_weight(name="rows", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.rows.assign_add(keras.ops.cast(keras.ops.shape(y_true)[0], self.rows.dtype))
+
+    def result(self) -> Any:
+        return self.rows.value
+
+
+def test_keras_logs_validation_s_value_for_training_where_a_metric_returns_its_variable() -> None:
+    """Guards: a metric whose `result` is its variable has in `history` the value of validation for training, too.
+
+    What rests on it: docs/keras_fit.md says why such a metric differs from ours, which has the value of training.
+    """
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=[Rows()])
+    history = model.fit(np.ones((8, 1)), np.ones((8, 1)), validation_split=0.25, verbose=0).history
+    assert [float(history[name][0]) for name in ("rows", "val_rows")] == [2.0, 2.0]

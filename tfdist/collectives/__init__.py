@@ -5,6 +5,7 @@ from tfdist.collectives.current import current, using
 from tfdist.collectives.differentiable import all_gather, all_reduce
 from tfdist.collectives.one_replica import OneReplica
 from tfdist.collectives.recording import Call, Recording
+from tfdist.collectives.rows import gather_rows
 from tfdist.collectives.unsent import Unsent
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "current",
+    "gather_rows",
     "using",
 ]

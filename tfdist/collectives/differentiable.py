@@ -1,18 +1,37 @@
 """Collectives through which gradients flow, for layers that communicate in their forward pass.
 
 The loss of a step is the sum of the replicas' losses, so the gradient of a sum over replicas is the sum of the gradients
-over replicas: an all-reduce is its own gradient, and all-gather and reduce-scatter are each other's.
+over replicas: an all-reduce is its own gradient, and all-gather and reduce-scatter are each other's. Where replicas' losses
+are weighted only after they were differentiated (`losses_weighted`), gradients are weighted here while they cross replicas.
 
 What is handed to the engine is cut off from the graph behind it, to which the gradients given here lead. TensorFlow looks
 for variables between a custom gradient's result and its arguments; the result comes from all replicas, so that in one
 process it would search the others' whole models, in every layer.
 """
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
 from tfdist.collectives.contract import Collectives
+
+_weight: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar("weight of the loss", default=None)
+
+
+@contextlib.contextmanager
+def losses_weighted(weight: tf.Tensor | None) -> Iterator[None]:
+    """Inside, the code of a replica computes and differentiates a loss that the caller weights afterwards.
+
+    Args:
+      weight: scalar; of this replica's loss in the sum over replicas. None if the loss is computed with its weight.
+    """
+    token = _weight.set(weight)
+    try:
+        yield
+    finally:
+        _weight.reset(token)
 
 
 def all_reduce(collectives: Collectives, tensor: tf.Tensor, *, name: str) -> tf.Tensor:
@@ -21,7 +40,7 @@ def all_reduce(collectives: Collectives, tensor: tf.Tensor, *, name: str) -> tf.
     @tf.custom_gradient
     def summed(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         [total] = collectives.all_reduce([tf.stop_gradient(x)], name=name)
-        return total, lambda upstream: all_reduce(collectives, upstream, name=f"{name}/gradient")
+        return total, weighted(lambda upstream: all_reduce(collectives, upstream, name=f"{name}/gradient"))
 
     return summed(tensor)
 
@@ -35,7 +54,7 @@ def all_gather(collectives: Collectives, tensor: tf.Tensor, *, name: str) -> tf.
     @tf.custom_gradient
     def stacked(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         [whole] = collectives.all_gather([tf.expand_dims(tf.stop_gradient(x), 0)], name=name)
-        return whole, lambda upstream: _reduce_scatter(collectives, upstream, name=f"{name}/gradient")
+        return whole, weighted(lambda upstream: _reduce_scatter(collectives, upstream, name=f"{name}/gradient"))
 
     return stacked(tensor)
 
@@ -46,6 +65,19 @@ def _reduce_scatter(collectives: Collectives, tensor: tf.Tensor, *, name: str) -
     @tf.custom_gradient
     def part(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         [mine] = collectives.reduce_scatter([tf.stop_gradient(x)], name=name)
-        return mine[0], lambda upstream: all_gather(collectives, upstream, name=f"{name}/gradient")
+        return mine[0], weighted(lambda upstream: all_gather(collectives, upstream, name=f"{name}/gradient"))
 
     return part(tensor)
+
+
+def weighted(gradient: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A gradient that crosses replicas, so that the caller's weighting makes it that of the weighted sum of the losses."""
+    weight = _weight.get()
+    if weight is None:
+        return gradient
+
+    def of_the_sum(upstream: tf.Tensor) -> tf.Tensor:
+        factor = tf.cast(weight, upstream.dtype)
+        return tf.math.divide_no_nan(gradient(tf.math.multiply_no_nan(upstream, factor)), factor)
+
+    return of_the_sum

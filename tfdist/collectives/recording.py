@@ -51,6 +51,11 @@ class Recording(Collectives):
         """The payload of all calls recorded so far, in bytes for each replica."""
         return sum(call.payload_bytes for call in self.calls)
 
+    @property
+    def has_unknown_shapes(self) -> bool:
+        """Whether a shape was not known when a call was traced: what is sent may have another in each step."""
+        return any(None in shape for call in self.calls for shape in call.shapes)
+
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """See base class."""
         self._record("all_reduce", tensors, name)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfdist.collectives.rows import any_rows
 from tfdist.data.pipeline import prepared
 from tfdist.data.rows import rows, share
 from tfdist.errors import InputError
@@ -35,7 +36,7 @@ def with_any_rows(dealt: Dealt) -> Dealt:
     def leaf_with_any_rows(leaf: Any) -> Any:
         if not isinstance(leaf, tf.Tensor) or leaf.shape[0] != 0:
             return leaf
-        return tf.compat.v1.placeholder_with_default(leaf, [None, *leaf.shape[1:]])
+        return any_rows(leaf)
 
     return dealt._replace(batch=tf.nest.map_structure(leaf_with_any_rows, dealt.batch))
 

@@ -2,14 +2,16 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import distribute_lib, values
 from tensorflow.python.eager import context, record
-from tensorflow.python.framework import ops
+from tensorflow.python.framework import dtypes, ops
+from tensorflow.python.types import core
 
 
 def limit_start_of_workers(workers: int, seconds: float) -> None:
@@ -47,6 +49,23 @@ def untuned_device_iterators() -> Iterator[None]:
         yield
     finally:
         multi_device_iterator_ops._create_device_dataset = make
+
+
+@contextlib.contextmanager
+def captured_through(replaced: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
+    """Inside, tensors with values that the function under trace takes from outside of it are replaced by others."""
+    graph = ops.get_default_graph()
+    capture = graph.capture
+
+    def capture_replaced(tensor: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
+        is_value = isinstance(tensor, core.Value) and tensor.dtype in dtypes.TF_VALUE_DTYPES
+        return capture(replaced(tensor) if is_value else tensor, *args, **kwargs)
+
+    graph.capture = capture_replaced
+    try:
+        yield
+    finally:
+        del graph.capture
 
 
 @contextlib.contextmanager

@@ -6,34 +6,34 @@ is what reads the batches and what runs a step: that is the trainer's.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.accepting import check_not_wrapped, inner_optimizer
-from tfdist.alike import agree, check_alike
-from tfdist.births import without_numbers
+from tfdist.accepting import check_not_wrapped
+from tfdist.alike import check_alike
 from tfdist.config import RunConfig
 from tfdist.data.batches import Dealt, checksum, part
 from tfdist.errors import InputError
 from tfdist.fitting import must_fit
 from tfdist.layers.sync_batch_norm import synchronize
-from tfdist.metrics import Totals
-from tfdist.naming import numbered
+from tfdist.metrics import KerasMetrics, Totals
 from tfdist.patience import patience
 from tfdist.recomputing import recompute
 from tfdist.stock import calls
-from tfdist.stock.functions import Functions, Made
+from tfdist.stock.functions import Functions
+from tfdist.stock.placement import Placement, with_inner
 from tfdist.stock.prediction import predicting
 from tfdist.stock.reading import GlobalBatches, Reading
-from tfdist.stock.replaced import overridden
+from tfdist.stock.replaced import on_one_device, overridden
+from tfdist.stock.training_steps import Made
 from tfdist.strategy import HasCollectives, Strategy
 
 Original = Callable[..., Any]  # Keras's own method of the model
@@ -58,7 +58,7 @@ class Distributed:
         self._call = _Call("", 0, [], fresh=True, goes_on=False)
         self._functions: tuple[Any, Functions] | None = None
         self._predict: Callable[[Any], Any] | None = None
-        self._placed_variables: dict[int, keras.Variable] = {}
+        self._placement = Placement(self.strategy)
         self._step = 0
         self._since_logged = 0
         self._logs: dict[str, Any] = {}
@@ -108,6 +108,21 @@ class Distributed:
         self._average_statistics()
         return self._on_batch("predict_on_batch", original, *args, **kwargs)
 
+    def eagerly(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """Any of these with `run_eagerly=True`: every process computes whole batches."""
+        given = calls.bound(original, args, kwargs)
+        self._announce(name)
+        self._placement.equalize(self.model)
+        _warn_of_eager_calls()
+        if not self.strategy.is_chief and "verbose" in given.arguments:
+            given.arguments["verbose"] = 0
+        if name == "fit":
+            callbacks = list(keras.tree.flatten(given.arguments["callbacks"] or []))
+            deadline = self._options.stall_shutdown_seconds
+            given.arguments["callbacks"] = calls.with_agreement(callbacks, self.strategy, lambda: None, True, deadline)
+        with on_one_device(self.model):
+            return original(*given.args, **given.kwargs)
+
     # What Keras's own methods call.
 
     def make_train_function(self, original: Original, force: bool = False) -> None:
@@ -121,7 +136,7 @@ class Distributed:
     def make_predict_function(self, original: Original, force: bool = False) -> None:
         """Gives Keras what predicts; where Keras has dropped that, as `compile` does, it is traced anew."""
         if force or self._predict is None or self.model.predict_function is None:
-            self._predict = predicting(self.model, self.strategy)
+            self._predict = predicting(self.model, self.strategy, self._options.check_first_batch)
         self.model.predict_function = self._predicted
 
     def reset_metrics(self, original: Original) -> None:
@@ -156,7 +171,7 @@ class Distributed:
         listed = getattr(callbacks, "callbacks", None) or list(keras.tree.flatten(callbacks or []))
         looked = self._announce(name, calls.look_at_batches(listed, training=name == "fit"))
         if not self._call.name:  # a call within another one comes of the same weights
-            self._equalize_weights()
+            self._placement.equalize(self.model)
         passes = [] if given.get("kwargs", {}).get("_use_cached_eval_dataset") else calls.passes(given)
         if calls.ENDLESS in passes:
             raise InputError(
@@ -191,23 +206,6 @@ class Distributed:
             tf.random.set_seed(chosen)
         return any(each.looks for each in everyone)
 
-    def _equalize_weights(self) -> None:
-        """One process may have loaded or set weights, or computed them in a loop of its own: all take rank 0's."""
-        if self.strategy.cluster.size == 1:
-            return
-        optimizer = self.model.optimizer if self.model.compiled else None
-        variables = [*self.model.trainable_variables, *(optimizer.variables if optimizer is not None else [])]
-        placed = [variable for variable in variables if id(variable) in self._placed_variables]
-        mine = [checksum([np.asarray(self.strategy.local(variable.value)[0])]) for variable in placed]
-        with patience("its weights") as deadline:
-            everyone = self.strategy.group.gather("weights", mine, deadline)
-        if any(len(theirs) != len(mine) for theirs in everyone):
-            return  # other models: what differs is named where variables are placed
-        differs = next((i for i in range(len(mine)) if any(theirs[i] != mine[i] for theirs in everyone)), None)
-        if differs is not None:
-            _log.warning("Processes have other weights, %s first: all take those of rank 0.", placed[differs].path)
-            self.strategy.send_from_first(placed)
-
     def _on_batch(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
         self._announce(name)
         kept, self._call = self._call, _Call(name, next(_numbers), [], fresh=True, goes_on=False)
@@ -222,7 +220,7 @@ class Distributed:
             if not self.model.built:
                 x, *_ = keras.utils.unpack_x_y_sample_weight(spec)
                 self.model(keras.tree.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), x))
-            self._place(self.model.variables)
+            self._placement.place(self.model.variables)
             return
         compilation = keras_internals.compilation(self.model)
         if self._functions is not None and self._functions[0] is compilation:
@@ -231,13 +229,13 @@ class Distributed:
         optimizer = self.model.optimizer
         if optimizer is not None:
             check_not_wrapped(optimizer)
-        with _must_fit(spec), keras_internals.updating_one_device(*_with_inner([optimizer] if optimizer else [])):
+        with _must_fit(spec), keras_internals.updating_one_device(*with_inner([optimizer] if optimizer else [])):
             self._create(spec)
         self._normalize()
         check_alike(self.strategy.group, self.model)
-        metrics = [variable for metric in self.model.metrics for variable in metric.variables]
-        self._place([*self.model.variables, *metrics], [optimizer] if optimizer is not None else [])
-        self._functions = compilation, Functions(self.model, self.strategy, self._options, self._place)
+        metrics = KerasMetrics(self.model).variables
+        self._placement.place([*self.model.variables, *metrics], [optimizer] if optimizer is not None else [])
+        self._functions = compilation, Functions(self.model, self.strategy, self._options, self._placement.place)
         self._functions[1].reset_metrics()
 
     def _create(self, spec: Any) -> None:
@@ -257,20 +255,6 @@ class Distributed:
             for layer in keras_internals.layers_of(self.model):
                 if type(layer) is keras.layers.BatchNormalization and not layer.synchronized:
                     synchronize(layer)
-
-    def _place(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
-        """Puts variables where the strategy wants them; every process has the same ones, and from then on equal values."""
-        everything = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
-        new = [variable for variable in everything if id(variable) not in self._placed_variables]
-        new = list({id(variable): variable for variable in new}.values())
-        if not new and not optimizers:
-            return
-        # One process may have made more models than another: Keras counts them in its names.
-        described = [(without_numbers(v.path), f"{v.dtype}{list(v.shape)}") for v in new]
-        agree(self.strategy.group, "variable ", numbered(described, mark=" #"))
-        self.strategy.adopt(new, _with_inner(optimizers))
-        self.strategy.synchronize(new)
-        self._placed_variables |= {id(variable): variable for variable in new}
 
     def _average_statistics(self) -> None:
         if self._functions is not None:
@@ -365,6 +349,14 @@ class _Call(NamedTuple):
     goes_on: bool
 
 
+@functools.cache
+def _warn_of_eager_calls() -> None:
+    _log.warning(
+        "run_eagerly=True is for debugging: every process computes whole batches, as one device would. Leave it out to share "
+        "the work."
+    )
+
+
 def _suitable(strategy: Strategy) -> HasCollectives:
     if not isinstance(strategy, HasCollectives) or strategy.global_view or strategy.compiles_replicas:
         raise InputError(
@@ -372,11 +364,6 @@ def _suitable(strategy: Strategy) -> HasCollectives:
             f"{strategy.name}. Use tfdist.Trainer there."
         )
     return strategy
-
-
-def _with_inner(optimizers: Sequence[keras.Optimizer]) -> list[keras.Optimizer]:
-    """The optimizers, and those inside of ones that scale the loss."""
-    return list({id(one): one for given in optimizers for one in (given, inner_optimizer(given))}.values())
 
 
 def _must_fit(batch: Any) -> contextlib.AbstractContextManager:

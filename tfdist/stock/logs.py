@@ -32,7 +32,7 @@ class Returned(NamedTuple):
 
 
 class Logs:
-    """The last step's values: means over replicas, each weighted by its rows, or sums.
+    """The last step's values: means or sums over replicas, each weighted.
 
     Attributes:
       sources: of the values.
@@ -51,11 +51,11 @@ class Logs:
         states = [State(f"{name}/{key}", shape, _floatx(), True) for key, shape in returned.shapes.items()]
         self._kept = dict(zip(returned.shapes, kept.variables(states), strict=True))
 
-    def keep(self, found: Mapping[str, Any], rows: tf.Tensor, batch_size: tf.Tensor) -> None:
-        """Takes what one replica's step returned; inside a replica function."""
-        returned, parts = flat(found), {"mean": floating(rows) / floating(batch_size), "sum": floating(rows > 0)}
+    def keep(self, found: Mapping[str, Any], weights: Mapping[Law, tf.Tensor]) -> None:
+        """Takes what one replica's step returned, weighted by what each value is; inside a replica function."""
+        returned = flat(found)
         values = [
-            tf.math.multiply_no_nan(floating(returned[key]), parts[self._laws.get(key, "mean")]) for key in self._kept
+            tf.math.multiply_no_nan(floating(returned[key]), weights[self._laws.get(key, "mean")]) for key in self._kept
         ]
         if values:
             totals = self._strategy.collectives.all_reduce(values, name=self._name)

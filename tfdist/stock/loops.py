@@ -1,5 +1,6 @@
 """Compiled loops around a replica function that communicates by itself and changes variables, and returns nothing."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,10 +23,17 @@ def repeated(
     """
     first = _once(traced)
 
+    def with_its_batch(batch: Any, step: tf.Tensor) -> None:
+        # Where data ends before it was known to, nothing of the step has happened, not even what needs no data.
+        with tf.control_dependencies(
+            [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if leaf is not None]
+        ):
+            function(batch, step)
+
     @tf.function(autograph=False, reduce_retracing=True)
     def loop(rows: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor) -> None:
         def body(done: tf.Tensor) -> tf.Tensor:
-            strategy.run(function, next(rows), first_step + tf.cast(done, tf.int64))
+            strategy.run(with_its_batch, next(rows), first_step + tf.cast(done, tf.int64))
             first()
             return done + 1
 
@@ -44,6 +52,15 @@ def once(strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[
         first()
 
     return lambda batch, step: run(batch, tf.constant(step, tf.int64))
+
+
+def one_at_a_time(run: Callable[[Any, int], None], rows: Iterator[Any], steps: int, first_step: int) -> None:
+    """As what `repeated` returns, by what `once` returns: tensors that are sent may have other shapes in each step.
+
+    TensorFlow's collectives between processes refuse that within one call of a compiled function.
+    """
+    for number, batch in enumerate(itertools.islice(rows, steps), first_step):
+        run(batch, number)
 
 
 def _once(call: Callable[[], None]) -> Callable[[], None]:

@@ -31,12 +31,14 @@ class Replica(NamedTuple):
       batch_size: scalar int32; rows of the global batch.
       apply: takes the place of an optimizer's: given that, the optimizer, gradients of the mean over this replica's rows,
         and the variables; None to leave it as it is.
+      has_all_rows: whether its rows are those of the whole batch: what Keras makes of them is right then.
     """
 
     collectives: Collectives
     rows: tf.Tensor
     batch_size: tf.Tensor
     apply: Apply | None = None
+    has_all_rows: bool = False
 
 
 _current: contextvars.ContextVar[Replica | None] = contextvars.ContextVar("replica", default=None)
@@ -68,6 +70,8 @@ def compute_loss(
     training: bool = True,
 ) -> tf.Tensor:
     """The global batch's loss, as if it were a mean over the replica's rows."""
+    if replica.has_all_rows:
+        return original(x, y, y_pred, sample_weight, training)
     keras_internals.build_losses(model, y, y_pred)
     parts = losses.terms(model, y, y_pred, sample_weight)
     totals = losses.totals(parts, replica.batch_size, replica.collectives)
@@ -78,6 +82,8 @@ def compute_loss(
 
 def train_step(replica: Replica, original: Callable[..., Any], model: keras.Model, data: Any) -> dict[str, Any]:
     """Keras's own, without its scaling of losses by the number of replicas."""
+    if replica.has_all_rows:
+        return original(data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     with tf.GradientTape() as tape:
         y_pred = _forward(model, x, training=True)
@@ -89,6 +95,8 @@ def train_step(replica: Replica, original: Callable[..., Any], model: keras.Mode
 
 def test_step(replica: Replica, original: Callable[..., Any], model: keras.Model, data: Any) -> dict[str, Any]:
     """Keras's own, without its scaling of losses by the number of replicas."""
+    if replica.has_all_rows:
+        return original(data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     y_pred = _forward(model, x, training=False)
     _loss(replica, model, x, y, y_pred, sample_weight, training=False)

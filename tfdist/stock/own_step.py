@@ -6,7 +6,7 @@ is not finite cannot be taken back.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import keras
@@ -15,17 +15,19 @@ import tensorflow as tf
 from tfdist import keras_internals, randomness
 from tfdist.accepting import check_not_wrapped, check_optimizer, statistics_of_all_replicas
 from tfdist.collectives import Collectives, Recording, using
-from tfdist.data.batches import Dealt, count_rows, with_any_rows
+from tfdist.collectives.differentiable import losses_weighted
+from tfdist.data.batches import Dealt
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.kept import Kept
-from tfdist.loss import floating
+from tfdist.metrics import KerasMetrics
 from tfdist.plans import agree_on_plan
-from tfdist.step import Settings, dense, global_norm, restore_without_rows
+from tfdist.step import Settings, dense, global_norm, restore_unless
 from tfdist.steps import Compression
 from tfdist.stock.first_batch import Laws
-from tfdist.stock.logs import Logs, Returned, look_at
-from tfdist.stock.one_device import Apply, Replica, running
+from tfdist.stock.logs import Law, Logs, look_at
+from tfdist.stock.one_device import Apply, running
+from tfdist.stock.replica_batch import all_rows, own_rows
 from tfdist.strategy import HasCollectives
 
 
@@ -52,7 +54,7 @@ class _Reduction(NamedTuple):
 
 
 class OwnStep:
-    """The replica function that runs a model's own `train_step`.
+    """The replica function that runs a model's own `train_step`, or Keras's on all rows.
 
     Attributes:
       logs: what the last step returned.
@@ -81,8 +83,9 @@ class OwnStep:
         """
         if settings.micro_steps > 1 or settings.loss_scale:
             raise InputError(
-                "A train_step or compute_loss of the model's own takes its batch as one, in float32 or bfloat16. Received: "
-                f"accumulate_steps={settings.micro_steps}, loss_scale={settings.loss_scale}. Leave them out."
+                "A train_step or compute_loss of the model's own, or a loss that needs all rows, takes its batch as one, in "
+                f"float32 or bfloat16. Received: accumulate_steps={settings.micro_steps}, loss_scale={settings.loss_scale}. "
+                "Leave them out."
             )
         self._model, self._strategy, self._settings = model, strategy, settings
         self._spoken = Recording(strategy.collectives)
@@ -101,21 +104,25 @@ class OwnStep:
                 with keras_internals.updating_one_device(optimizer):
                     optimizer.build(variables)
         updated = [variable for application in applications for variable in application.variables]
-        metrics = [variable for metric in model.metrics for variable in metric.variables]
+        metrics = KerasMetrics(model).variables
         place([*model.variables, *metrics, *updated], [application.optimizer for application in applications])
         self._seeds = randomness.seed_states(model)
         whole = statistics_of_all_replicas(model)
-        own = [v for v in keras_internals.moving_statistics(model) if id(v) not in whole]
-        self._restored = [*own, *metrics]
+        self._own = [v for v in keras_internals.moving_statistics(model) if id(v) not in whole]
+        self._metrics = metrics
         self._returned, self._kept = returned, kept
-        self.logs = Logs(Returned(), strategy, kept, "train_step")
         self._laws = Laws()
         self._reductions = [_reduction(each, compression, kept) for each in applications]
 
     @property
-    def results_of_metrics(self) -> Collection[str]:
+    def results_of_metrics(self) -> Collection[str] | None:
         """Names of what the step returns that are metrics' results."""
         return self._returned.sources.keys()
+
+    @property
+    def sends_rows(self) -> bool:
+        """Whether what was traced sends a number of rows that may be another in each step."""
+        return self._spoken.has_unknown_shapes
 
     def follow(self, laws: Laws) -> None:
         """Says how the values of replicas make the whole batch's; called once, before `run`."""
@@ -129,25 +136,25 @@ class OwnStep:
           dealt: the replica's rows.
           number: scalar int64; steps made so far.
         """
-        batch, batch_size = with_any_rows(dealt)
-        rows = count_rows(batch)
         self._spoken = collectives = Recording(self._strategy.collectives)  # of the last trace
-        before = [tf.identity(variable) for variable in self._restored]
-        randomness.reseed(self._seeds, self._settings.seed, number, collectives.rank)
-        part = floating(rows) / floating(batch_size)
-        replica = Replica(collectives, rows, batch_size, self._applying(rows, part, collectives))
-        draws = randomness.own(self._seeds, self._settings.seed, number, collectives.rank, collectives.size)
-        with using(collectives), running(replica), draws, keras_internals.functions_inlined():
-            logs = self._model.train_step(batch)
-        restore_without_rows(rows, self._restored, before)
-        self.logs.keep(logs, rows, batch_size)
+        mine = (all_rows if self._laws.needs_all_rows else own_rows)(dealt, collectives)
+        statistics, metrics = ([tf.identity(variable) for variable in kept] for kept in (self._own, self._metrics))
+        randomness.reseed(self._seeds, self._settings.seed, number, mine.number)
+        replica = mine.replica(self._applying(mine.weights, collectives))
+        draws = randomness.own(self._seeds, self._settings.seed, number, mine.number, collectives.size)
+        with using(mine.collectives), running(replica), draws, keras_internals.functions_inlined():
+            with losses_weighted(None if mine.has_all_rows else mine.weights[self._laws.of_gradients]):
+                logs = self._model.train_step(mine.batch)
+        restore_unless(mine.rows > 0, self._own, statistics)
+        restore_unless(mine.counts, self._metrics, metrics)
+        self.logs.keep(logs, mine.weights)
 
     def traced(self) -> None:
         """Compares what replicas are about to say with other processes; called when `run` was first traced."""
         agree_on_plan(self._strategy.group, self._spoken.calls)
 
-    def _applying(self, rows: tf.Tensor, part: tf.Tensor, collectives: Collectives) -> Apply:
-        turns, weights = itertools.count(), {"mean": part, "sum": floating(rows > 0)}
+    def _applying(self, weights: Mapping[Law, tf.Tensor], collectives: Collectives) -> Apply:
+        turns = itertools.count()
 
         def apply(
             original: Callable[..., Any],
@@ -158,7 +165,7 @@ class OwnStep:
             turn = next(turns)
             reducer, state = self._reductions[turn]
             found = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
-            weight = weights[self._laws.gradients[turn]] if self._laws.gradients else part
+            weight = weights[self._laws.gradients[turn] if self._laws.gradients else "mean"]
             weighted = [tf.math.multiply_no_nan(dense(g, v), tf.cast(weight, g.dtype)) for g, v in found]
             values = [tf.convert_to_tensor(variable) for variable in state]
             reduced = reducer.reduce(weighted, values, collectives, name=f"gradients/{turn}")

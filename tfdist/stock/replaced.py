@@ -4,6 +4,7 @@ A replacement asks whether the model is distributed, or whether a replica's own 
 """
 
 import contextlib
+import contextvars
 import functools
 import logging
 import os
@@ -52,7 +53,21 @@ REPLACED = (
 _ATTRIBUTE = "_tfdist_distributed"
 _makers: list[Callable[[keras.Model], Distributed]] = []
 _strategies: weakref.WeakSet[Strategy] = weakref.WeakSet()  # of the models that are distributed
+_on_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("Keras's own methods", default=False)
 _log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def on_one_device(model: keras.Model) -> Iterator[None]:
+    """Inside, a model's methods are Keras's own, and its variables those of one device."""
+    optimizers = [model.optimizer] if model.compiled and model.optimizer is not None else []
+    metrics = [variable for metric in model.metrics for variable in metric.variables]
+    token = _on_one_device.set(True)
+    try:
+        with _updating_one_device([*model.variables, *metrics], optimizers):
+            yield
+    finally:
+        _on_one_device.reset(token)
 
 
 def attach(model: keras.Model, distributed: Distributed) -> None:
@@ -102,7 +117,7 @@ def install() -> None:
 def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        inside = one_device.current() is not None
+        inside = one_device.current() is not None or _on_one_device.get()
         if attached(self) is None and name in _CALLS and _makers and not inside:
             attach(self, _makers[-1](self))
         distributed = attached(self)
@@ -110,14 +125,16 @@ def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         # What one process does alone, as a callback that saves, must not wait for the others; what all do opens the scope.
         with keras_internals.outside_scopes() if name in _CALLS else contextlib.nullcontext():
-            return getattr(distributed, name)(functools.partial(original, self), *args, **kwargs)
+            is_eager = name in _CALLS and (self.run_eagerly or tf.config.functions_run_eagerly())
+            call = functools.partial(distributed.eagerly, name) if is_eager else getattr(distributed, name)
+            return call(functools.partial(original, self), *args, **kwargs)
 
     return method
 
 
 def _property(name: str, original: property) -> property:
     def value(self: keras.Model) -> Any:
-        distributed = attached(self)
+        distributed = None if _on_one_device.get() else attached(self)
         return original.fget(self) if distributed is None else getattr(distributed, name)  # type: ignore[misc]
 
     return property(value, original.fset, doc=original.__doc__)
@@ -167,14 +184,24 @@ def _whole_file(save: Callable[..., Any]) -> Callable[..., Any]:
 def _applied_outside(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Iterator[None]:
     """Inside, an optimizer is applied; by a program's own code, if this is no replica function."""
     in_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-    if in_replica or in_replica_function() or not (_makers or _strategies):
+    in_replica = in_replica or in_replica_function() or one_device.current() is not None
+    if in_replica or not (_makers or _strategies):
         yield
         return
-    _warn_once()
+    if not _on_one_device.get():
+        _warn_once()
+    with _updating_one_device(variables, [optimizer]):
+        yield
+
+
+@contextlib.contextmanager
+def _updating_one_device(variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer]) -> Iterator[None]:
+    """Inside, variables are those of one device, and optimizers update them as such; every replica has them at the end."""
+    everything = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(keras_internals.updating_one_device(optimizer))
+        stack.enter_context(keras_internals.updating_one_device(*optimizers))
         for strategy in _strategies:
-            stack.enter_context(strategy.as_one_device([*variables, *optimizer.variables]))
+            stack.enter_context(strategy.as_one_device(everything))
         yield
 
 

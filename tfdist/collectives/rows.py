@@ -1,0 +1,51 @@
+"""Rows of a batch, of which each replica has some."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdist.collectives.current import current
+from tfdist.collectives.differentiable import all_reduce, weighted
+
+
+def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:
+    """Returns the rows of all replicas, for a loss that compares the rows of a batch with each other; differentiable.
+
+    In-batch negatives, contrastive losses, correlations over a batch and the like need all rows of a global batch, while each
+    replica has computed some. In a `train_step`, a layer or a loss, gather what is compared, and compute the loss of the whole
+    batch, or of this replica's rows beside all others:
+
+        embeddings = tfdist.gather_rows(self.encoder(images))
+
+    On one device, and outside of a step on replicas, the rows are returned as they are. Cost: one all-gather forward, one
+    all-reduce of all rows backward.
+
+    Args:
+      rows: tensor [rows of this replica, ...], floating; the number of rows may differ between replicas.
+      name: names the call; the same on every replica, and another for each call in a step.
+
+    Returns:
+      Tensor [rows of the global batch, ...], in the order of the batch.
+    """
+    collectives, rows = current(), tf.convert_to_tensor(rows)
+    if collectives.size == 1:
+        return rows
+    mine = tf.shape(rows)[0]
+    [everyones] = collectives.all_gather([mine[None]], name=f"{name}/number")
+    first = tf.reduce_sum(everyones[: collectives.rank])
+
+    @tf.custom_gradient
+    def gathered(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        [whole] = collectives.all_gather([any_rows(tf.stop_gradient(x))], name=name)
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            return all_reduce(collectives, upstream, name=f"{name}/gradient")[first : first + mine]
+
+        return tf.ensure_shape(whole, [None, *x.shape[1:]]), weighted(gradient)
+
+    return gathered(rows)
+
+
+def any_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """The same tensor; how many rows it has is not known while a function is traced, so that it is traced alike everywhere."""
+    return tf.compat.v1.placeholder_with_default(tensor, [None, *tensor.shape[1:]])

@@ -1,0 +1,62 @@
+"""Where the variables of a model are: on all replicas from the first call that needs them, equal on all processes."""
+
+import logging
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+
+from tfdist.accepting import inner_optimizer
+from tfdist.alike import agree
+from tfdist.births import without_numbers
+from tfdist.data.batches import checksum
+from tfdist.naming import numbered
+from tfdist.patience import patience
+from tfdist.strategy import Strategy
+
+_log = logging.getLogger(__name__)
+
+
+class Placement:
+    """The variables of a model, its metrics and its optimizers that have been put on replicas."""
+
+    def __init__(self, strategy: Strategy):
+        """Args: strategy: where they go."""
+        self._strategy = strategy
+        self._placed: dict[int, keras.Variable] = {}
+
+    def place(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
+        """Puts variables where the strategy wants them; every process has the same ones, and from then on equal values."""
+        everything = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
+        new = [variable for variable in everything if id(variable) not in self._placed]
+        new = list({id(variable): variable for variable in new}.values())
+        if not new and not optimizers:
+            return
+        # One process may have made more models than another: Keras counts them in its names.
+        described = [(without_numbers(v.path), f"{v.dtype}{list(v.shape)}") for v in new]
+        agree(self._strategy.group, "variable ", numbered(described, mark=" #"))
+        self._strategy.adopt(new, with_inner(optimizers))
+        self._strategy.synchronize(new)
+        self._placed |= {id(variable): variable for variable in new}
+
+    def equalize(self, model: keras.Model) -> None:
+        """One process may have loaded or set weights, or computed them in a loop of its own: all take rank 0's."""
+        if self._strategy.cluster.size == 1:
+            return
+        optimizer = model.optimizer if model.compiled else None
+        variables = [*model.trainable_variables, *(optimizer.variables if optimizer is not None else [])]
+        placed = [variable for variable in variables if id(variable) in self._placed]
+        mine = [checksum([np.asarray(self._strategy.local(variable.value)[0])]) for variable in placed]
+        with patience("its weights") as deadline:
+            everyone = self._strategy.group.gather("weights", mine, deadline)
+        if any(len(theirs) != len(mine) for theirs in everyone):
+            return  # other models: what differs is named where variables are placed
+        differs = next((i for i in range(len(mine)) if any(theirs[i] != mine[i] for theirs in everyone)), None)
+        if differs is not None:
+            _log.warning("Processes have other weights, %s first: all take those of rank 0.", placed[differs].path)
+            self._strategy.send_from_first(placed)
+
+
+def with_inner(optimizers: Sequence[keras.Optimizer]) -> list[keras.Optimizer]:
+    """The optimizers, and those inside of ones that scale the loss."""
+    return list({id(one): one for given in optimizers for one in (given, inner_optimizer(given))}.values())

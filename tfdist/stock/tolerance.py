@@ -1,0 +1,40 @@
+"""When what replicas computed from their own rows and from all rows is equal but for rounding."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import keras
+import numpy as np
+
+from tfdist import keras_internals
+
+# By what layers compute in: how far norms may be apart, and which part of the largest norm may be rounding in smaller ones.
+_BY_DTYPE = {"float64": (1e-7, 1e-4), "float32": (2e-3, 1e-2), "float16": (0.05, 0.1), "bfloat16": (0.1, 0.1)}
+
+
+class Tolerance(NamedTuple):
+    """How far apart norms may be.
+
+    Attributes:
+      relative: to a norm.
+      rounding: part of the largest norm, below which norms are not compared relatively.
+    """
+
+    relative: float
+    rounding: float
+
+    @classmethod
+    def of(cls, model: keras.Model) -> "Tolerance":
+        """That of the least precise of a model's layers."""
+        computed = {layer.compute_dtype for layer in keras_internals.layers_of(model)} | {keras.config.floatx()}
+        return cls(*max(_BY_DTYPE[dtype] for dtype in computed if dtype in _BY_DTYPE))
+
+    def holds(self, ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> bool:
+        """Whether arrays are equal, each to one."""
+        least = self.rounding * max((norm(value) for value in theirs), default=0.0) + 1e-12
+        return all(norm(a - b) <= self.relative * max(norm(b), least) for a, b in zip(ours, theirs, strict=True))
+
+
+def norm(value: np.ndarray) -> float:
+    """The Euclidean norm of all numbers of an array, NaN as 0."""
+    return float(np.linalg.norm(np.nan_to_num(value)))
