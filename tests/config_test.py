@@ -188,7 +188,7 @@ def test_verify_is_checked_like_train():
         VerifyConfig(epochs=2)
 
 
-@pytest.mark.parametrize("lossy", [{"precision": "mixed_bfloat16"}, {"compression": "int8"}])
+@pytest.mark.parametrize("lossy", [{"precision": "mixed_float16"}, {"compression": "int8"}])
 def test_what_is_not_exact_by_design_needs_a_tolerance(lossy):
     with pytest.raises(InputError, match="say with --tolerance how near"):
         VerifyConfig(**lossy)

@@ -1,3 +1,4 @@
+import keras
 import pytest
 
 from tfdist import keras_internals, verify
@@ -42,3 +43,30 @@ def test_looking_for_noise_is_no_step_of_the_reference(capsys):
 def test_compression_is_held_against_one_device_without_it(capsys, tolerance, expected):
     lossy = {"compression": "int8(bits=2)", "compression_min_bytes": 0, "tolerance": tolerance}
     assert verified(capsys, **lossy)[0] == expected
+
+
+IN_16_BITS = {"precision": "mixed_bfloat16", "batch_size": 24, "steps": 4}
+
+
+def test_bfloat16_is_held_against_its_own_rounding(capsys):
+    """The keys' biases have no gradient but rounding, of which AdamW makes whole steps: their relative difference is 1."""
+    attention = {"model": "tests.verify_test:attending", "optimizer": "adamw", "accumulate_steps": 3, "clip_norm": 1.0}
+    code, out = verified(capsys, **IN_16_BITS, **attention)
+    assert code == 0, out
+    assert "roundings" in out
+    assert verified(capsys, **IN_16_BITS, **attention, tolerance=0.1)[0] == 1
+
+
+def test_a_wrong_step_in_bfloat16_is_found(capsys, monkeypatch):
+    monkeypatch.setattr(keras_internals, "switch_off_second_sum", lambda optimizer: None)
+    code, out = verified(capsys, **IN_16_BITS, optimizer="sgd(learning_rate=0.1)")
+    assert code == 1, out
+
+
+def attending(input_shape, classes):
+    """Attention over the rows of a picture of a digit."""
+    inputs = keras.Input(input_shape)
+    rows = keras.layers.Reshape((8, 8))(inputs)
+    attended = keras.layers.MultiHeadAttention(2, 8)(rows, rows)
+    features = keras.layers.GlobalAveragePooling1D()(keras.layers.LayerNormalization()(rows + attended))
+    return keras.Model(inputs, keras.layers.Dense(classes, dtype="float32")(features))

@@ -3,10 +3,15 @@
 Both start from the same weights and take the same global batches. Every variable of every step is compared by norms:
 ||a - b|| / ||b||. The weights of the strategy's steps are kept on the host until the reference has made the same step,
 so this takes as much memory as (steps + 1) copies of the model.
+
+In bfloat16 a norm says little: a bias near zero, or a variable whose true gradient is zero and of whose rounding Adam
+makes whole steps, differs by its own size. There the reference trains in float32, too, and differences are counted in
+roundings: in units of how far 16 bits take one device itself from 32.
 """
 
 import dataclasses
 import hashlib
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +29,8 @@ from tfdist.session import Session, make_trainer
 from tfdist.strategy import Strategy, create
 from tfdist.trainer import Trainer
 
+MOST_ROUNDINGS = 4.0  # two runs in 16 bits are about one rounding apart; a mistake is ten and more
+_SMALLEST = 1e-30
 REFERENCE_SECONDS = 24 * 3600.0  # the other processes wait while the first one computes the reference
 
 # By precision and kind of optimizer: one that divides by a gradient's own size turns the rounding of a small gradient
@@ -39,9 +46,16 @@ NOISE = {"float64": 1e-12, "float32": 1e-5}  # a gradient this small beside the 
 
 
 def tolerance(config: VerifyConfig, optimizer: keras.Optimizer) -> float:
-    """The largest relative difference that passes: the flag's, or the table's."""
+    """The largest difference that passes: the flag's, or by what is computed."""
+    if in_roundings(config):
+        return MOST_ROUNDINGS
     kind = "linear" if type(optimizer).__name__ in LINEAR else "adaptive"
     return config.tolerance or TOLERANCES[(keras.config.floatx(), kind)]
+
+
+def in_roundings(config: VerifyConfig) -> bool:
+    """Whether differences are counted in roundings of 16 bits."""
+    return config.precision == "mixed_bfloat16" and not config.tolerance
 
 
 def verify(session: Session, say: Callable[[str], None]) -> bool:
@@ -62,6 +76,7 @@ def verify(session: Session, say: Callable[[str], None]) -> bool:
         return True
     single = create("single", Cluster(), lambda _: LocalGroup())
     whole = dataclasses.replace(session.config, compression="none")
+    rounding = _Rounding(dataclasses.replace(session, config=whole), single) if in_roundings(whole) else None
     reference = make_trainer(dataclasses.replace(session, config=whole), single)
     reference.build(session.data.train)
     noise = _noise(session, reference)
@@ -71,7 +86,12 @@ def verify(session: Session, say: Callable[[str], None]) -> bool:
 
     def compare() -> None:
         found, expected = trace.pop(0), _values(single, reference.model)
-        differences = {path: _difference(found[path], expected[path]) for path in expected}
+        sizes = rounding.next(expected) if rounding else {path: _norm(value) or 1.0 for path, value in expected.items()}
+        size = _most_of_norm if rounding else _norm
+        differences = {
+            path: (size(found[path] - value) / sizes[path], float(np.max(np.abs(found[path] - value), initial=0.0)))
+            for path, value in expected.items()
+        }
         judged = {path: d for path, d in differences.items() if path not in noise} or differences
         path = max(judged, key=lambda p: judged[p][0])
         lines.append((path, *judged[path]))
@@ -82,13 +102,36 @@ def verify(session: Session, say: Callable[[str], None]) -> bool:
         say(f"{step + 1:5d}  {a:<14.8g} {b:<14.8g} {relative:9.2e} {absolute:9.2e}  {path}{mark}")
     worst = max(relative for _, relative, _ in lines)
     good = equal and worst <= limit
+    unit = "roundings" if rounding else "relative"
     for path in sorted(noise):
         say(f"Not judged: {path}, whose true gradient is zero, so that it is rounding.")
     say("Replicas are equal bit for bit." if equal else "REPLICAS DIFFER: their weights are not equal bit for bit.")
-    say(
-        f"{'Equal' if good else 'NOT EQUAL'}: the largest relative difference is {worst:.2e}; the tolerance {limit:.0e}."
-    )
+    say(f"{'Equal' if good else 'NOT EQUAL'}: the largest difference is {worst:.2e} {unit}; the tolerance {limit:.0e}.")
     return good
+
+
+class _Rounding:
+    """What 16 bits make of one device's training, step by step."""
+
+    def __init__(self, session: Session, single: Strategy):
+        """Trains in float32; args: as for the reference."""
+        policy = keras.config.dtype_policy()
+        keras.config.set_dtype_policy("float32")
+        exact = dataclasses.replace(session, config=dataclasses.replace(session.config, precision="float32"))
+        trainer = make_trainer(exact, single)
+        trainer.build(session.data.train)
+        self._first = _values(single, trainer.model)
+        self._steps: list[dict[str, np.ndarray]] = []
+        _run(exact, trainer, lambda: self._steps.append(_values(single, trainer.model)))
+        keras.config.set_dtype_policy(policy)
+
+    def next(self, rounded: dict[str, np.ndarray]) -> dict[str, float]:
+        """For each variable how far the next step's values in 16 bits are from those in 32, and at least as far as is usual."""
+        exact = self._steps.pop(0)
+        roundings = {path: _most_of_norm(rounded[path] - exact[path]) for path in exact}
+        changes = {path: _most_of_norm(exact[path] - self._first[path]) for path in exact}
+        usual = float(np.median([roundings[path] / change for path, change in changes.items() if change] or [0.0]))
+        return {path: max(roundings[path], usual * changes[path], _SMALLEST) for path in exact}
 
 
 def _run(session: Session, trainer: Trainer, after_step: Callable[[], None]) -> list[float]:
@@ -125,10 +168,15 @@ def _values(strategy: Strategy, model: keras.Model) -> dict[str, np.ndarray]:
     }
 
 
-def _difference(found: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
-    difference = found - expected
-    norm = float(np.linalg.norm(expected)) or 1.0
-    return float(np.linalg.norm(difference)) / norm, float(np.max(np.abs(difference), initial=0.0))
+def _norm(value: np.ndarray) -> float:
+    return float(np.linalg.norm(value))
+
+
+def _most_of_norm(value: np.ndarray) -> float:
+    """The norm without the largest twentieth: Adam makes a whole step of a gradient whose sign is rounding."""
+    sizes = np.abs(value).ravel()
+    kept = len(sizes) - math.ceil(len(sizes) / 20) if len(sizes) > 1 else len(sizes)
+    return _norm(np.partition(sizes, kept - 1)[:kept]) if kept else 0.0
 
 
 def _replicas_equal(strategy: Strategy, model: keras.Model) -> bool:
@@ -178,8 +226,12 @@ def _introduce(session: Session, model: keras.Model, limit: float, say: Callable
     ]
     for path in by_nature:
         say(f"Differs by nature: {path} draws numbers or takes statistics for each replica; do not expect equality.")
-    say(f"Tolerance {limit:.0e} for {keras.config.floatx()} and {type(model.optimizer).__name__}.")
-    say(f"{'step':>5}  {'loss':<14} {'of one device':<14} {'relative':>9} {'absolute':>9}  largest difference in")
+    if in_roundings(session.config):
+        say(f"Differences are in roundings: how far bfloat16 takes one device from float32. Tolerance {limit:.0e}.")
+    else:
+        say(f"Tolerance {limit:.0e} for {keras.config.floatx()} and {type(model.optimizer).__name__}.")
+    unit = "roundings" if in_roundings(session.config) else "relative"
+    say(f"{'step':>5}  {'loss':<14} {'of one device':<14} {unit:>9} {'absolute':>9}  largest difference in")
 
 
 def _differs_by_nature(layer: keras.Layer, global_view: bool) -> bool:
