@@ -1,6 +1,8 @@
 """Runs programs, plain and on replicas, and prints what came of each; `table` writes docs/programs.md.
 
-python -m tests.programs [table] [STRATEGY...] [PART OF A PATH...]
+python -m tests.programs [table | law] [STRATEGY...] [PART OF A PATH...]
+
+With `law` programs run as they are written, with several seeds; see `tests.programs.law`.
 """
 
 import concurrent.futures
@@ -8,7 +10,7 @@ import datetime
 import os
 import sys
 
-from tests.programs import running, table
+from tests.programs import law, running, table
 from tests.programs.catalog import Program, programs
 
 STRATEGIES = ("mirrored", "multiworker", "horovod")
@@ -16,11 +18,14 @@ STRATEGIES = ("mirrored", "multiworker", "horovod")
 
 def main(*words: str) -> int:
     strategies = [word for word in words if word in STRATEGIES] or [*STRATEGIES]
-    parts = [word for word in words if word not in (*STRATEGIES, "table")]
+    parts = [word for word in words if word not in (*STRATEGIES, "table", "law")]
     chosen = [p for p in programs().values() if not parts or any(part in p.path for part in parts)]
 
     def run(program: Program) -> dict[str, str]:
-        found = running.verdicts(program, strategies)
+        if "law" in words:
+            found = {strategy: law.verdict(program, strategy) for strategy in strategies if not program.own_strategy}
+        else:
+            found = running.verdicts(program, strategies)
         for strategy, verdict in found.items():
             print(f"{program.path}  {strategy}  {verdict}", flush=True)
         return found

@@ -16,7 +16,7 @@ import numpy as np
 from tests.programs.catalog import HERE, Program
 
 OBSERVED = str(HERE / "observed.py")
-RUN = (sys.executable, "-m", "tfdist.run", "--batch_norm=synchronized", "--start_timeout_seconds=60")
+RUN = (sys.executable, "-m", "tfdist.run", "--start_timeout_seconds=60")
 LAUNCH = (sys.executable, "-m", "tfdist.launch", "--processes=2")
 STRATEGIES = {
     "plain": (sys.executable,),
@@ -74,7 +74,17 @@ def start(
         config = {"floatx": precision, "epsilon": 1e-07, "backend": "tensorflow", "image_data_format": "channels_last"}
         (root / "keras" / "keras.json").write_text(repr(config).replace("'", '"'))
         options = [*quiet, f"--seed={seed}"]
-        command = [*STRATEGIES[strategy], OBSERVED, str(root / "found"), *options, str(HERE / script), *arguments]
+        flags = [f"--seed={seed}", *(["--batch_norm=synchronized"] if quiet else [])]
+        flags = flags if "tfdist.run" in STRATEGIES[strategy] else []
+        command = [
+            *STRATEGIES[strategy],
+            *flags,
+            OBSERVED,
+            str(root / "found"),
+            *options,
+            str(HERE / script),
+            *arguments,
+        ]
         code, output = _ended(command, root, seconds)
         ranks = [pickle.loads(path.read_bytes()) for path in sorted((root / "found").iterdir())]
         return Outcome(code, ranks, output)
@@ -111,7 +121,7 @@ def verdicts(program: Program, strategies: Sequence[str]) -> dict[str, str]:
     given = {"precision": program.precision, "quiet": program.quiet}
     plain = start(program.path, "plain", **given)
     if plain.code:
-        return dict.fromkeys(strategies, f"fails without tfdist: {_last_line(plain.output)}")
+        return dict.fromkeys(strategies, f"fails without tfdist: {last_line(plain.output)}")
     chosen = [strategy for strategy in strategies if program.own_strategy in ("", strategy)]
     own = "own " if program.own_strategy else ""
     return {strategy: verdict(program, start(program.path, own + strategy, **given), plain) for strategy in chosen}
@@ -119,12 +129,12 @@ def verdicts(program: Program, strategies: Sequence[str]) -> dict[str, str]:
 
 def is_good(verdict: str) -> bool:
     """Whether a program does as it is expected to."""
-    return verdict in ("equal", "law") or verdict.startswith("refused:")
+    return verdict in ("equal", "law") or verdict.startswith(("refused:", "law:"))
 
 
 def verdict(program: Program, ours: Outcome, plain: Outcome) -> str:
     """What came of a program beside what one device makes of it."""
-    last = _last_line(ours.output)
+    last = last_line(ours.output)
     if ours.code is None:
         return "hangs"
     if ours.code == 2 and program.refused and program.refused in last:
@@ -178,7 +188,7 @@ def _same(ours: Any, theirs: Any) -> bool:
     return bool(np.array_equal(ours, theirs, equal_nan=True))
 
 
-def _last_line(output: str) -> str:
+def last_line(output: str) -> str:
     """The last line that says why."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     found = [line for line in lines if _EXPECTED.search(line)]

@@ -1,0 +1,43 @@
+"""Programs as they are written, with random layers and local statistics: over several seeds, losses have one device's law.
+
+The last loss of each `fit` is compared by Welch's t statistic. Differences below one hundredth of the loss do not count: local
+batch normalization takes its statistics over fewer rows, which is not quite the same law.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.programs import running
+from tests.programs.catalog import Program
+
+SEEDS = 5
+_MOST_ERRORS = 5.0  # standard errors: with 2 x 5 runs, one comparison in a thousand is farther apart by chance
+_NOTHING = 0.01
+
+
+def verdict(program: Program, strategy: str, seeds: int = SEEDS) -> str:
+    """Returns "law", and the largest difference in standard errors, or what is wrong."""
+    losses: dict[str, list[list[float]]] = {"plain": [], strategy: []}
+    for seed in range(seeds):
+        for where, found in losses.items():
+            outcome = running.start(program.path, where, precision="float32", quiet=(), seed=seed)
+            if outcome.code or not outcome.ranks:
+                return f"fails on {where} with seed {seed} and code {outcome.code}: {running.last_line(outcome.output)}"
+            found.append(_last_losses(outcome.ranks[0]["results"]))
+    errors = [_standard_errors(*pair) for pair in zip(*(np.transpose(found) for found in losses.values()), strict=True)]
+    worst = max(errors, default=0.0)
+    return f"{'law' if worst <= _MOST_ERRORS else 'differs'}: {worst:.1f} standard errors"
+
+
+def _last_losses(results: Sequence[dict[str, Any]]) -> list[float]:
+    histories = [found["fit"] for found in results if "fit" in found]
+    return [float(np.mean(value[-1])) for history in histories for name, value in history.items() if "loss" in name]
+
+
+def _standard_errors(ours: np.ndarray, theirs: np.ndarray) -> float:
+    apart = abs(float(np.mean(ours) - np.mean(theirs))) - _NOTHING * abs(float(np.mean(theirs)))
+    error = math.sqrt((np.var(ours, ddof=1) + np.var(theirs, ddof=1)) / len(ours))
+    return max(apart, 0.0) / (error + 1e-12)
