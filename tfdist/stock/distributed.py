@@ -298,7 +298,7 @@ class Distributed:
         assert self._functions is not None
         try:
             yield
-        except tf.errors.OutOfRangeError:
+        except (tf.errors.OutOfRangeError, StopIteration):
             self._functions[1].totals, self._logs = self._before
             raise
 

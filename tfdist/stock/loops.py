@@ -1,6 +1,5 @@
 """Compiled loops around a replica function that communicates by itself and changes variables, and returns nothing."""
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,9 +57,12 @@ def one_at_a_time(run: Callable[[Any, int], None], rows: Iterator[Any], steps: i
     """As what `repeated` returns, by what `once` returns: tensors that are sent may have other shapes in each step.
 
     TensorFlow's collectives between processes refuse that within one call of a compiled function.
+
+    Raises:
+      StopIteration: there are fewer batches than steps.
     """
-    for number, batch in enumerate(itertools.islice(rows, steps), first_step):
-        run(batch, number)
+    for number in range(first_step, first_step + steps):
+        run(next(rows), number)
 
 
 def _once(call: Callable[[], None]) -> Callable[[], None]:

@@ -78,9 +78,9 @@ def warn_of_all_rows(model: keras.Model, name: str, found: str, strategy: HasCol
     """Says that replicas do not share the work of a method, and why."""
     if strategy.is_chief:
         _log.warning(
-            "%s of %s needs all rows of a batch at once: of a replica's rows alone, %s. So every replica computes the whole "
-            "batch: the result is that of one device, and so is the time. To share the work, compute a mean or a sum over "
-            "rows, or gather the rows that are compared by tfdist.gather_rows.",
+            "%s of %s needs all rows of a batch: from a part of them %s. Every replica therefore computes the whole batch, with "
+            "the result and in the time of one device. To share the work, make the value a mean or a sum over rows, or "
+            "gather the rows that are compared with tfdist.gather_rows.",
             name,
             model.name,
             found.rstrip("."),
