@@ -109,6 +109,9 @@ class MeshOfDevices(HasCollectives):
     def _bear_all(self) -> None:
         while self._unborn:
             self._bear(self._unborn.pop(0))
+        self._agree_on_drawn()
+
+    def _agree_on_drawn(self) -> None:
         if self._drawn:
             drawn, self._drawn = self._drawn, {}
             self.group.agree("mesh/births", drawn, f"{_SAME_SEED} The first value of ")
@@ -145,12 +148,23 @@ class MeshOfDevices(HasCollectives):
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See base class; a trace is checked for what crashes the engine before that gets it."""
+        copies: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
+
+        def copied(tensor: tf.Tensor) -> tf.Tensor:
+            """What a model takes from outside of its layers' calls, such as a table of positions."""
+            if id(tensor) not in copies:
+                laid = self.devices.copied(tensor)
+                if laid is not tensor:
+                    self._note_drawn("a tensor made outside of its layer's call", tensor)
+                copies[id(tensor)] = tensor, laid  # the tensor is kept, so that its id is not given to another
+            return copies[id(tensor)][1]
 
         def checked(*args: Any) -> Any:
             products = keras_internals.products_keep_dims() if "context" in self.rules else contextlib.nullcontext()
             attentions = keras_internals.attentions_placed(self._asking, self._attending, self._attended)
-            with products, attentions, keras_internals.captured_through(self.devices.copied):
+            with products, attentions, keras_internals.captured_through(copied):
                 result = function(*args)
+            self._agree_on_drawn()
             refuse_crashes(tf.compat.v1.get_default_graph())
             self._warn_of_what_is_idle()
             return result

@@ -7,6 +7,12 @@ from tfdist.config import VerifyConfig
 GIVEN = {"strategy": "mirrored", "devices": 2, "model": "mlp(hidden=(8,))", "batch_size": 13, "steps": 3}
 
 
+@pytest.fixture(autouse=True)
+def in_float32():
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
 def verified(capsys, **given):
     code = verify.main(VerifyConfig(**GIVEN | given))
     return code, capsys.readouterr().out

@@ -2,10 +2,10 @@
 
 Both start from the same weights and take the same global batches. Every variable of every step is compared by norms:
 ||a - b|| / ||b||. The weights of the strategy's steps are kept on the host until the reference has made the same step,
-so this takes as much memory as (steps + 1) copies of the model.
+so this takes as much memory as (steps + 1) copies of the model; twice that in bfloat16.
 
-In bfloat16 a norm says little: a bias near zero, or a variable whose true gradient is zero and of whose rounding Adam
-makes whole steps, differs by its own size. There the reference trains in float32, too, and differences are counted in
+In bfloat16 a relative norm says little: a bias near zero, or a variable whose gradient is only rounding error, which Adam
+scales to full steps, differs by its own size. There the reference trains in float32, too, and differences are counted in
 roundings: in units of how far 16 bits take one device itself from 32.
 """
 
@@ -87,10 +87,11 @@ def verify(session: Session, say: Callable[[str], None]) -> bool:
     def compare() -> None:
         found, expected = trace.pop(0), _values(single, reference.model)
         sizes = rounding.next(expected) if rounding else {path: _norm(value) or 1.0 for path, value in expected.items()}
-        size = _most_of_norm if rounding else _norm
+        apart = {path: found[path] - value for path, value in expected.items()}
+        norms = {path: rounding.norm(path, value) if rounding else _norm(value) for path, value in apart.items()}
         differences = {
-            path: (size(found[path] - value) / sizes[path], float(np.max(np.abs(found[path] - value), initial=0.0)))
-            for path, value in expected.items()
+            path: (norms[path] / sizes[path], float(np.max(np.abs(value), initial=0.0)))
+            for path, value in apart.items()
         }
         judged = {path: d for path, d in differences.items() if path not in noise} or differences
         path = max(judged, key=lambda p: judged[p][0])
@@ -122,16 +123,31 @@ class _Rounding:
         trainer.build(session.data.train)
         self._first = _values(single, trainer.model)
         self._steps: list[dict[str, np.ndarray]] = []
+        self._changed: dict[str, np.ndarray] = {}
         _run(exact, trainer, lambda: self._steps.append(_values(single, trainer.model)))
         keras.config.set_dtype_policy(policy)
 
     def next(self, rounded: dict[str, np.ndarray]) -> dict[str, float]:
-        """For each variable how far the next step's values in 16 bits are from those in 32, and at least as far as is usual."""
+        """For each variable how far the next step's values in 16 bits are from those in 32; at least the median over variables.
+
+        Relative to the change since the first step.
+        """
         exact = self._steps.pop(0)
-        roundings = {path: _most_of_norm(rounded[path] - exact[path]) for path in exact}
-        changes = {path: _most_of_norm(exact[path] - self._first[path]) for path in exact}
+        self._changed = {path: exact[path] != self._first[path] for path in exact}
+        roundings = {path: self.norm(path, rounded[path] - exact[path]) for path in exact}
+        changes = {path: self.norm(path, exact[path] - self._first[path]) for path in exact}
         usual = float(np.median([roundings[path] / change for path, change in changes.items() if change] or [0.0]))
         return {path: max(roundings[path], usual * changes[path], _SMALLEST) for path in exact}
+
+    def norm(self, path: str, difference: np.ndarray) -> float:
+        """The norm of a variable's difference at this step, without the largest twentieth of what is trained.
+
+        Adam makes a whole step of a gradient whose sign is rounding.
+        """
+        changed = self._changed[path]
+        sizes, rest = np.abs(difference[changed]), np.abs(difference[~changed])
+        kept = len(sizes) - (math.ceil(len(sizes) / 20) if len(sizes) >= 5 else 0)
+        return math.hypot(_norm(np.sort(sizes)[:kept]), _norm(rest)) if np.isfinite(difference).all() else math.inf
 
 
 def _run(session: Session, trainer: Trainer, after_step: Callable[[], None]) -> list[float]:
@@ -170,13 +186,6 @@ def _values(strategy: Strategy, model: keras.Model) -> dict[str, np.ndarray]:
 
 def _norm(value: np.ndarray) -> float:
     return float(np.linalg.norm(value))
-
-
-def _most_of_norm(value: np.ndarray) -> float:
-    """The norm without the largest twentieth: Adam makes a whole step of a gradient whose sign is rounding."""
-    sizes = np.abs(value).ravel()
-    kept = len(sizes) - math.ceil(len(sizes) / 20) if len(sizes) > 1 else len(sizes)
-    return _norm(np.partition(sizes, kept - 1)[:kept]) if kept else 0.0
 
 
 def _replicas_equal(strategy: Strategy, model: keras.Model) -> bool:

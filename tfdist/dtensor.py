@@ -58,7 +58,6 @@ class Devices:
         """Args: mesh: its axes; engine: DTensor's mesh, of these axes."""
         self.mesh = mesh
         self._engine = engine
-        self._copied: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
 
     def layout(self, layout: Layout) -> dtensor.Layout:
         """DTensor's form of a layout, without axes of one device, which it refuses beside others in some products."""
@@ -76,13 +75,9 @@ class Devices:
         return dtensor.pack(parts, self.layout(layout))
 
     def copied(self, tensor: tf.Tensor) -> tf.Tensor:
-        """A tensor that a function under trace takes from outside, such as a table of positions: whole on every device."""
-        if id(tensor) not in self._copied:
-            with tf.init_scope():
-                is_laid = dtensor.is_dtensor(tensor)
-                laid = tensor if is_laid else self.lay(tensor, Layout.whole(tensor.shape.rank))
-            self._copied[id(tensor)] = tensor, laid  # as long as that lives, its id is not given again
-        return self._copied[id(tensor)][1]
+        """A tensor that a function under trace takes from outside of it, whole on every device."""
+        with tf.init_scope():
+            return tensor if dtensor.is_dtensor(tensor) else self.lay(tensor, Layout.whole(tensor.shape.rank))
 
     def relaid(self, value: Any, layout: Layout) -> tf.Tensor:
         """A tensor or variable of this mesh in another layout, in a compiled function; differentiable.

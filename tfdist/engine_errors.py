@@ -57,8 +57,8 @@ def layout_refused(error: BaseException) -> InputError | None:
     text = str(error)
     if "was expecting a DTensor" in text:
         return InputError(
-            "On a mesh a layer must not use a tensor that was made outside of its call: that lies on one device alone. "
-            f"Received: {one_line(text)[:_LONGEST_CAUSE]}. Make it a weight that is not trained, or a NumPy array."
+            "On a mesh a model is called by tfdist.Trainer, which puts what it uses on all devices. Received: "
+            f"{one_line(text)[:_LONGEST_CAUSE]}. Call the trainer's methods, or make the tensor a weight that is not trained."
         )
     if "tensorflow/dtensor/" not in text:
         return None

@@ -17,6 +17,7 @@ from tfdist import keras_internals, loss, randomness
 from tfdist.accepting import inner_optimizer, statistics_of_all_replicas
 from tfdist.collectives import Collectives, OneReplica, Recording, using
 from tfdist.data.batches import Dealt, count_rows, with_any_rows
+from tfdist.errors import InputError
 from tfdist.fitting import not_compilable
 from tfdist.gradients import Clip, LossScale, Reducer, accumulated, unscaled
 from tfdist.kept import Kept
@@ -107,6 +108,7 @@ class Step:
         self._own = [i for i, variable in enumerate(self._restored) if id(variable) not in whole]
         self._spoken = Recording(self._collectives)
         self.sent: Recording | None = None
+        self.sends_rows = False
 
     def compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
         """Forward, backward, reduction. A replica function.
@@ -129,6 +131,7 @@ class Step:
         replica, replicas = self._collectives.rank, self._collectives.size
         with randomness.own(self._seeds, self.settings.seed, step, replica, replicas):
             gradients, value = self._local_gradients(batch, batch_size)
+        self.sends_rows = self._spoken.has_unknown_shapes
         if is_dealt:
             gradients = self._of_rows(count_rows(batch), gradients, before)
         busy = self._now(gradients) - arrived
@@ -213,14 +216,15 @@ class Step:
                 outputs = self._strategy.by_rows(self._model(x, training=False))
         parts = loss.terms(self._model, y, outputs, weight)
         totals = loss.totals(parts, batch_size, self._spoken)
-        return accumulated(
-            lambda rows: self._micro_step(differentiate, self._strategy.by_rows(rows), batch_size, totals),
-            batch,
-            self.settings.micro_steps,
-            [tf.TensorSpec(v.shape, v.dtype) for v in self.variables],
-            tf.as_dtype(keras.config.floatx()),
-            self._strategy.batch_parts if self._strategy.global_view else 0,
-        )
+        with using(_InMicroSteps(self._spoken)):
+            return accumulated(
+                lambda rows: self._micro_step(differentiate, self._strategy.by_rows(rows), batch_size, totals),
+                batch,
+                self.settings.micro_steps,
+                [tf.TensorSpec(v.shape, v.dtype) for v in self.variables],
+                tf.as_dtype(keras.config.floatx()),
+                self._strategy.batch_parts if self._strategy.global_view else 0,
+            )
 
     def _of_rows(
         self, rows: tf.Tensor, gradients: list[tf.Tensor | tf.IndexedSlices], before: list[tf.Tensor]
@@ -310,6 +314,16 @@ def specs(model: keras.Model) -> list[tf.TensorSpec]:
     """Names, shapes and dtypes of what a step reduces: a gradient for each trainable variable, and the loss."""
     gradients = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in model.trainable_variables]
     return [*gradients, tf.TensorSpec([], keras.config.floatx(), "loss")]
+
+
+class _InMicroSteps(Recording):
+    """Nothing is sent between micro-steps, of which replicas may make different numbers."""
+
+    def _record(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
+        raise InputError(
+            "A layer or loss that communicates takes its batch as one. Received: accumulate_steps > 1 and a call of "
+            f"{operation} ({name}). Leave out accumulate_steps."
+        )
 
 
 def restore_unless(counts: tf.Tensor, variables: Sequence[keras.Variable], before: Sequence[tf.Tensor]) -> None:

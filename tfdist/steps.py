@@ -117,6 +117,11 @@ class Steps:
         self._current, loop = self._loops[key]
         return loop
 
+    @property
+    def sends_rows(self) -> bool:
+        """Whether the forward pass that was traced sends a number of rows that may be another in each step."""
+        return self._current is not None and self._current.sends_rows
+
     def _rescaled(self, loop: Loop, rate: float) -> Loop:
         """The loop, whose updates are traced with the learning rate times a number."""
         optimizer = inner_optimizer(self.model.optimizer)

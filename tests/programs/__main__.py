@@ -33,7 +33,7 @@ def main(*words: str) -> int:
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         verdicts = dict(zip([program.path for program in chosen], pool.map(run, chosen), strict=True))
     if "table" in words:
-        table.write(verdicts, strategies, datetime.date.today())
+        table.write(verdicts, STRATEGIES, datetime.date.today())
     unexpected = [path for path, found in verdicts.items() if any(not running.is_good(v) for v in found.values())]
     print(f"{len(verdicts) - len(unexpected)} passed, {len(unexpected)} failed")
     return bool(unexpected)

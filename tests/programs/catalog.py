@@ -28,7 +28,10 @@ class Program(NamedTuple):
     own_strategy: str = ""
 
 
+_IN_A_CONDITION = "must not be inside of tf.cond or tf.while_loop"
 _SPECIAL = (
+    Program("guides/alternating_optimizers.py", refused=_IN_A_CONDITION),
+    Program("guides/gradient_accumulation.py", refused=_IN_A_CONDITION),
     Program("generative/wgan_gp.py", quiet=("--quiet", "--rows-differ")),
     Program("guides/transfer_learning_guide.py", tolerance=1e-8),
     Program("self_supervised/simsiam.py", tolerance=1e-6),

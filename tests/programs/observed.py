@@ -93,7 +93,8 @@ def be_quiet() -> None:
                 setattr(module, name, functools.partial(_drawn, uniform=name == "uniform"))
     keras.random.randint = lambda shape, minval, maxval, *_, **__: _drawn(shape, minval, maxval, "int32", uniform=True)
     if "tfdist" not in sys.modules:
-        keras.Model.make_train_function = _counted(keras.Model.make_train_function)
+        keras.Model.make_train_function = _counted(keras.Model.make_train_function, "train_function")
+        keras.Model.make_test_function = _counted(keras.Model.make_test_function, "test_function")
         keras.Model.get_metrics_result = _copied(keras.Model.get_metrics_result)
     keras.optimizers.Optimizer.apply = _dense(keras.optimizers.Optimizer.apply)
     keras.random.shuffle = tf.random.shuffle = lambda x, *_, **__: tf.convert_to_tensor(x)
@@ -110,25 +111,27 @@ def _dense(apply: Callable[..., Any]) -> Callable[..., Any]:
     return dense_apply
 
 
-def _counted(make: Callable[..., Any]) -> Callable[..., Any]:
+def _counted(make: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Where data ends that was not counted before, Keras's last call finds no batch, and yet counts an update."""
 
     @functools.wraps(make)
-    def make_train_function(model: keras.Model, *args: Any, **kwargs: Any) -> None:
+    def make_function(model: keras.Model, *args: Any, **kwargs: Any) -> None:
         make(model, *args, **kwargs)
-        train = model.train_function
+        function = getattr(model, name)
 
         def counted(iterator: Any) -> Any:
-            before = int(model.optimizer.iterations.numpy())
+            counts = [*model.metrics_variables, *([model.optimizer.iterations] if name == "train_function" else [])]
+            before = [np.array(variable) for variable in counts]
             try:
-                return train(iterator)
+                return function(iterator)
             except tf.errors.OutOfRangeError:
-                model.optimizer.iterations.assign(before)
+                for variable, value in zip(counts, before, strict=True):
+                    variable.assign(value)
                 raise
 
-        model.train_function = counted
+        setattr(model, name, counted)
 
-    return make_train_function
+    return make_function
 
 
 def _copied(results: Callable[..., Any]) -> Callable[..., Any]:

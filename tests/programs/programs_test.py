@@ -22,6 +22,7 @@ COVER = (
     ("tabular/csv_from_generator.py", "horovod"),
     ("tutorials/multi_worker_with_keras.py", "multiworker"),
     ("recommendation/two_tower_retrieval.py", "multiworker"),
+    ("guides/gradient_accumulation.py", "mirrored"),
 )
 
 

@@ -14,7 +14,7 @@ _DOCSTRING = re.compile(r'"""(.+?)"""', re.DOTALL)
 
 
 def write(verdicts: Mapping[str, Mapping[str, str]], strategies: Sequence[str], day: datetime.date) -> None:
-    """Puts the table of these verdicts into the document.
+    """Puts these verdicts into the document's table; those of other programs and strategies stay.
 
     Args:
       verdicts: by path and strategy.
@@ -22,7 +22,24 @@ def write(verdicts: Mapping[str, Mapping[str, str]], strategies: Sequence[str], 
       day: when they were found.
     """
     before, _, rest = DOCUMENT.read_text().partition(_BEGIN)
-    DOCUMENT.write_text(before + _BEGIN + rendered(verdicts, strategies, day) + _END + rest.partition(_END)[2])
+    table, _, after = rest.partition(_END)
+    known = _read(table, strategies)
+    merged = {path: known.get(path, {}) | dict(verdicts.get(path, {})) for path in programs()}
+    DOCUMENT.write_text(before + _BEGIN + rendered(merged, strategies, day) + _END + after)
+
+
+def _read(table: str, strategies: Sequence[str]) -> dict[str, dict[str, str]]:
+    rows = [
+        [cell.strip() for cell in line.strip("|\n ").split(" | ")]
+        for line in table.splitlines()
+        if line.startswith("| `")
+    ]
+    return {
+        row[0].strip("`"): {
+            name: cell for name, cell in zip(strategies, row[-len(strategies) :], strict=True) if cell != "-"
+        }
+        for row in rows
+    }
 
 
 def rendered(verdicts: Mapping[str, Mapping[str, str]], strategies: Sequence[str], day: datetime.date) -> str:

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tfdist
@@ -54,3 +55,45 @@ def test_before_and_behind_compiled_calls(float64: None, mirrored2: tfdist.Strat
         return found
 
     assert not differences(*both(mirrored2, without_looking, in_turns))
+
+
+def test_an_error_leaves_equal_replicas_behind(float64: None, mirrored2: tfdist.Strategy) -> None:
+    model = tfdist.distribute(make(), mirrored2)
+
+    def end(batch: int, logs: Any) -> None:
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=end)])
+    for variable in model.variables:
+        first, second = mirrored2.local(variable.value)
+        np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
+
+
+def test_metrics_of_one_s_own_begin_anew_when_steps_are_compiled_again(
+    float64: None, mirrored2: tfdist.Strategy
+) -> None:
+    class Own(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((y - self(x, training=True)) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            self.tracker.update_state(loss)
+            return {"loss": self.tracker.result()}
+
+    def own() -> keras.Model:
+        inputs = keras.Input((5,))
+        model = Own(inputs, keras.layers.Dense(3)(inputs))
+        model.tracker = keras.metrics.Mean(name="loss")
+        model.compile("sgd", run_eagerly=True)
+        return model
+
+    def in_turns(model: keras.Model) -> Any:
+        found = [model.fit(X[:16], Y[:16], batch_size=8, verbose=0).history]
+        model.compile("sgd")
+        found.append(model.fit(X[:16], Y[:16], batch_size=8, verbose=0).history)
+        model.run_eagerly = True
+        return [*found, model.fit(X[:16], Y[:16], batch_size=8, verbose=0).history]
+
+    assert not differences(*both(mirrored2, own, in_turns))

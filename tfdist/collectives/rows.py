@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdist.collectives.carriers import carried
+from tfdist.collectives.contract import Collectives
 from tfdist.collectives.current import current
 from tfdist.collectives.differentiable import all_reduce, weighted
 
@@ -21,7 +23,8 @@ def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:
     all-reduce of all rows backward.
 
     Args:
-      rows: tensor [rows of this replica, ...], floating; the number of rows may differ between replicas.
+      rows: tensor [rows of this replica, ...], of numbers or bools; how many rows there are may differ between replicas.
+        Those that are not floating have no gradient.
       name: names the call; the same on every replica, and another for each call in a step.
 
     Returns:
@@ -34,16 +37,23 @@ def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:
     [everyones] = collectives.all_gather([mine[None]], name=f"{name}/number")
     first = tf.reduce_sum(everyones[: collectives.rank])
 
+    if not rows.dtype.is_floating:
+        return _gathered(rows, collectives, name)
+
     @tf.custom_gradient
     def gathered(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        [whole] = collectives.all_gather([any_rows(tf.stop_gradient(x))], name=name)
-
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            return all_reduce(collectives, upstream, name=f"{name}/gradient")[first : first + mine]
+            exact = carried(upstream, collectives)
+            return tf.cast(all_reduce(collectives, exact, name=f"{name}/gradient"), x.dtype)[first : first + mine]
 
-        return tf.ensure_shape(whole, [None, *x.shape[1:]]), weighted(gradient)
+        return _gathered(tf.stop_gradient(x), collectives, name), weighted(gradient)
 
     return gathered(rows)
+
+
+def _gathered(rows: tf.Tensor, collectives: Collectives, name: str) -> tf.Tensor:
+    [whole] = collectives.all_gather([any_rows(carried(rows, collectives))], name=name)
+    return tf.cast(tf.ensure_shape(whole, [None, *rows.shape[1:]]), rows.dtype)
 
 
 def any_rows(tensor: tf.Tensor) -> tf.Tensor:

@@ -45,14 +45,13 @@ def part(batch: Any, replica: int | tf.Tensor, size: int) -> Dealt:
     """One replica's consecutive rows of a batch that is dealt as evenly as possible.
 
     Args:
-      batch: structure of tensors with equally many rows.
+      batch: structure of tensors; each is dealt by its own rows.
       replica: in [0, size).
       size: how many replicas share the batch.
     """
     batch = tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batch)
-    total = count_rows(batch)
-    first, count = share(total, tf.cast(replica, tf.int32), size)
-    return Dealt(tf.nest.map_structure(lambda leaf: _cut(leaf, first, count, size), batch), total)
+    number = tf.cast(replica, tf.int32)
+    return Dealt(tf.nest.map_structure(lambda leaf: _cut(leaf, number, size), batch), count_rows(batch))
 
 
 def count_rows(batch: Any) -> tf.Tensor:
@@ -61,13 +60,14 @@ def count_rows(batch: Any) -> tf.Tensor:
     return tf.cast(first.nrows(), tf.int32) if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
 
 
-def _cut(leaf: Any, first: tf.Tensor, count: tf.Tensor, size: int) -> Any:
+def _cut(leaf: Any, replica: tf.Tensor, size: int) -> Any:
     if isinstance(leaf, tf.SparseTensor):
         raise InputError(
             "Rows of a batch are dealt to replicas. Received: a SparseTensor. Use tf.sparse.to_dense on it."
         )
     if leaf is None:
         return None
+    first, count = share(count_rows(leaf), replica, size)
     mine = leaf[first : first + count]
     if isinstance(leaf, tf.RaggedTensor):
         return mine

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -49,6 +49,38 @@ def untuned_device_iterators() -> Iterator[None]:
         yield
     finally:
         multi_device_iterator_ops._create_device_dataset = make
+
+
+def is_computed_from(value: Any, tensors: Collection[int]) -> bool:
+    """Whether a tensor of a graph is computed from one of others, which are given by their ids."""
+    if not isinstance(value, tf.Tensor) or not hasattr(value, "graph"):
+        return False
+    found, seen = [value], {id(value)}
+    while found:
+        inputs = [tensor for tensor in found.pop().op.inputs if id(tensor) not in seen]
+        if any(id(tensor) in tensors for tensor in inputs):
+            return True
+        seen |= {id(tensor) for tensor in inputs}
+        found += inputs
+    return False
+
+
+@contextlib.contextmanager
+def variables_restored(function: Any) -> Iterator[None]:
+    """Inside, a concrete function may be called; at the end every variable that it uses has its value of before."""
+    handles = [tensor for tensor in function.graph.external_captures if tensor.dtype == tf.resource]
+    of_variables = [handle for handle in handles if getattr(handle, "_handle_data", None) is not None]
+    kept = [
+        (handle, tf.raw_ops.ReadVariableOp(resource=handle, dtype=data.shape_and_type[0].dtype))
+        for handle in of_variables
+        if (data := handle._handle_data).is_set and len(data.shape_and_type) == 1
+    ]
+    kept = [(handle, tf.raw_ops.DeepCopy(x=value)) for handle, value in kept]
+    try:
+        yield
+    finally:
+        for handle, value in kept:
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,15 @@
 """Keras's own `fit`: how it finds its strategy, and what it keeps of losses."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.backend import compute_output_spec
 from tensorflow.python.eager import context
+
+from tfdist.errors import InputError
 
 
 def leave_strategy(model: keras.Model) -> None:
@@ -32,6 +35,21 @@ def set_initial_epoch(model: keras.Model, epoch: int) -> None:
     model._initial_epoch = epoch
 
 
+@contextlib.contextmanager
+def without_optimizer(model: keras.Model) -> Iterator[None]:
+    """Inside, a model is built without its optimizer, which is built for the variables that it is applied to first."""
+    optimizer, model.optimizer = model.optimizer, None
+    try:
+        yield
+    finally:
+        model.optimizer = optimizer
+
+
+def forget_functions(model: keras.Model) -> None:
+    """Makes Keras create anew what runs the steps of a model's calls, as `compile` does."""
+    model.train_function = model.test_function = model.predict_function = None
+
+
 def global_seed() -> int | None:
     """What `tf.random.set_seed` was given last; None if it was not called."""
     return context.global_seed()
@@ -46,8 +64,15 @@ def traced_without_effects(function: Callable[..., Any], batch: Any) -> None:
     """Calls a function of one batch with symbolic tensors; no variable changes.
 
     Args:
-      function: of a batch.
+      function: of a batch; it is called twice if the first call fails, as where variables are assigned in a condition.
       batch: structure of `tf.TensorSpec`.
     """
     symbolic = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), batch)
-    compute_output_spec(function, symbolic)
+    try:
+        compute_output_spec(function, symbolic)
+    except InputError:
+        raise
+    except (AttributeError, TypeError, ValueError):
+        tf.function(lambda given: tf.nest.flatten(function(given)) and None, autograph=False).get_concrete_function(
+            batch
+        )

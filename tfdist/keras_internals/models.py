@@ -84,7 +84,13 @@ def compiled_functions(model: keras.Model) -> list[Any]:
     losses = keras.tree.flatten(model._compile_loss._user_loss) if model._compile_loss is not None else []
     parts = [*losses, *model.metrics, *_compiled_metrics(model)]
     named = [part for part in parts if part is not None and not isinstance(part, str)]
-    return [getattr(part, "fn", None) or getattr(part, "_fn", None) or part for part in named]
+    return [_function_of(part) for part in named]
+
+
+def _function_of(part: Any) -> Any:
+    """What a loss or metric of Keras wraps; else itself, whatever it may call `fn`."""
+    wrapped = (getattr(part, name, None) for name in ("fn", "_fn"))
+    return next((function for function in wrapped if hasattr(function, "__name__")), part)
 
 
 def build_losses(model: keras.Model, y_true: Any, y_pred: Any) -> None:
@@ -141,6 +147,11 @@ def sum_of_weights(sample_weight: Any, mask: tf.Tensor | None, dtype: str) -> tf
 def layers_of(model: keras.Model) -> list[keras.Layer]:
     """Every layer of a model, at any depth, without the model itself."""
     return list(model._flatten_layers(include_self=False))
+
+
+def operations_beside_layers(layer: keras.Layer) -> list[keras.Operation]:
+    """What a functional model computes by `keras.ops` or operators between its layers."""
+    return [operation for operation in getattr(layer, "operations", ()) if not isinstance(operation, keras.Layer)]
 
 
 def has_shapes(layer: keras.Layer) -> bool:

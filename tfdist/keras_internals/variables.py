@@ -113,10 +113,10 @@ def standing_for(variables: Sequence[keras.Variable], copies: Sequence[Sequence[
         variable._value = first
     try:
         yield
+    finally:
         for first, *others in copies:
             for other in others:
                 other.assign(first)
-    finally:
         for variable, value in zip(variables, kept, strict=True):
             variable._value = value
 

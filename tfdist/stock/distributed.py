@@ -10,7 +10,7 @@ import functools
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -59,6 +59,7 @@ class Distributed:
         self._functions: tuple[Any, Functions] | None = None
         self._predict: Callable[[Any], Any] | None = None
         self._placement = Placement(self.strategy)
+        self._was_eager = False
         self._step = 0
         self._since_logged = 0
         self._logs: dict[str, Any] = {}
@@ -114,14 +115,24 @@ class Distributed:
         self._announce(name)
         self._placement.equalize(self.model)
         _warn_of_eager_calls()
+        keras_internals.forget_functions(self.model)  # which may be compiled ones
         if not self.strategy.is_chief and "verbose" in given.arguments:
             given.arguments["verbose"] = 0
         if name == "fit":
             callbacks = list(keras.tree.flatten(given.arguments["callbacks"] or []))
             deadline = self._options.stall_shutdown_seconds
             given.arguments["callbacks"] = calls.with_agreement(callbacks, self.strategy, lambda: None, True, deadline)
-        with on_one_device(self.model):
-            return original(*given.args, **given.kwargs)
+        self._average_statistics()
+        optimizer = self.model.optimizer if self.model.compiled else None
+        self._place_all(
+            [optimizer] if optimizer is not None and optimizer.built else []
+        )  # so that all begin with the same
+        self._was_eager = True
+        try:
+            with on_one_device(self.model):
+                return original(*given.args, **given.kwargs)
+        finally:
+            keras_internals.forget_functions(self.model)
 
     # What Keras's own methods call.
 
@@ -233,10 +244,17 @@ class Distributed:
             self._create(spec)
         self._normalize()
         check_alike(self.strategy.group, self.model)
-        metrics = KerasMetrics(self.model).variables
-        self._placement.place([*self.model.variables, *metrics], [optimizer] if optimizer is not None else [])
+        if self._was_eager:
+            self._was_eager = False
+            with on_one_device(self.model):
+                self.model.reset_metrics()
+        self._place_all([optimizer] if optimizer is not None else [])
         self._functions = compilation, Functions(self.model, self.strategy, self._options, self._placement.place)
         self._functions[1].reset_metrics()
+
+    def _place_all(self, optimizers: Sequence[keras.Optimizer] = ()) -> None:
+        metrics = KerasMetrics(self.model).variables if self.model.built else []
+        self._placement.place([*self.model.variables, *metrics], optimizers)
 
     def _create(self, spec: Any) -> None:
         """Creates every variable, as Keras does; of a model with a step of its own, as that asks for them."""
@@ -244,7 +262,8 @@ class Distributed:
         if own and type(self.model).call is keras.Model.call:
             self.model.built = True  # its step calls layers, and nothing calls the model
         try:
-            keras_internals.build(self.model, spec)
+            with keras_internals.without_optimizer(self.model) if own else contextlib.nullcontext():
+                keras_internals.build(self.model, spec)
         except (ValueError, NotImplementedError):
             if not own:  # which may make its labels, and asks for what it needs when it is looked at
                 raise

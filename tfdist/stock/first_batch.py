@@ -9,6 +9,7 @@ mean, or as a sum, is reduced so from then on. What is neither needs all rows: e
 import contextlib
 import functools
 import logging
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,25 +18,25 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Collectives, OneReplica, using
+from tfdist.collectives import Collectives, Recording, using
 from tfdist.collectives.differentiable import losses_weighted
 from tfdist.data.batches import Dealt, count_rows
-from tfdist.engine_errors import one_line
 from tfdist.layers.sync_batch_norm import is_synchronized, not_synchronized, synchronize
 from tfdist.loss import floating
 from tfdist.metrics import KerasMetrics
-from tfdist.stock.gathering import gathered
-from tfdist.stock.logs import Law, flat
+from tfdist.stock.both_ways import BothWays, NeedsAllRowsError
+from tfdist.stock.logs import ReduceOp, flat
 from tfdist.stock.one_device import Replica, running
-from tfdist.stock.replica_batch import fewer_rows, warn_of_all_rows
+from tfdist.stock.replica_batch import few_rows, warn_of_all_rows
 from tfdist.stock.tolerance import Tolerance, norm
 from tfdist.strategy import HasCollectives
 
 _log = logging.getLogger(__name__)
+_PARTS = types.FunctionType | functools.partial | keras.Regularizer  # of layers, such as an activation
 _KNOWN = ("keras", "tfdist")  # whose code is taken to be right
 
 
-class Laws(NamedTuple):
+class ReduceOps(NamedTuple):
     """How the values of replicas make the value of the whole batch.
 
     Attributes:
@@ -44,12 +45,12 @@ class Laws(NamedTuple):
       needs_all_rows: whether there is no such law, so that each replica must compute the whole batch.
     """
 
-    gradients: Sequence[Law] = ()
-    logs: Mapping[str, Law] = {}
+    gradients: Sequence[ReduceOp] = ()
+    logs: Mapping[str, ReduceOp] = {}
     needs_all_rows: bool = False
 
     @property
-    def of_gradients(self) -> Law:
+    def of_gradients(self) -> ReduceOp:
         """What the gradients of a step are; means if its applications differ."""
         return "sum" if self.gradients and set(self.gradients) == {"sum"} else "mean"
 
@@ -60,26 +61,29 @@ class Laws(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What one call of a step's code gave: gradients of each application, what it returned, the sums that metrics keep."""
+    """What one call of a step's code gave: gradients of each application, what it returned, and what variables are then."""
 
     gradients: list[list[tf.Tensor]]
     logs: dict[str, tf.Tensor]
     metrics: list[tf.Tensor]
+    weights: list[tf.Tensor]
+    statistics: list[tf.Tensor]
 
 
 def has_own_code(model: keras.Model) -> bool:
-    """Whether a model's losses, metrics and layers are not all Keras's."""
+    """Whether a model's losses, metrics and layers are not all Keras's, of which one knows that they are right on any rows."""
     layers = [model, *keras_internals.layers_of(model)]
-    return any(_is_own(part) for part in (*layers, *keras_internals.compiled_functions(model)))
+    if any(keras_internals.operations_beside_layers(layer) for layer in layers):
+        return True
+    inside = [part for layer in layers for part in vars(layer).values() if isinstance(part, _PARTS)]
+    return any(_is_own(part) for part in (*layers, *inside, *keras_internals.compiled_functions(model)))
 
 
 def _is_own(part: Any) -> bool:
     kind = part if hasattr(part, "__name__") else type(part)
-    return isinstance(part, keras.layers.Lambda) or getattr(kind, "__module__", "").partition(".")[0] not in _KNOWN
-
-
-class _NeedsAllRowsError(Exception):
-    """What a step's code makes of a batch is no mean and no sum over rows; says of what this is so."""
+    if part is keras.losses.circle or isinstance(part, keras.losses.Circle | keras.layers.Lambda):
+        return True  # compares rows, or calls a user's function
+    return getattr(kind, "__module__", "").partition(".")[0] not in _KNOWN
 
 
 class FirstBatch:
@@ -106,91 +110,114 @@ class FirstBatch:
         self._results_of_metrics = results_of_metrics
         self._model_metrics = KerasMetrics(model)
         self._metrics = self._model_metrics.variables
-        restored = [*model.non_trainable_variables, *self._metrics]
-        self._restored = list({id(variable): variable for variable in restored}.values())
+        self._weights = list(model.trainable_variables)
+        self._statistics = [v for v in model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
         self._tolerance = Tolerance.of(model)
         self._keys: list[str] = []
         self._applications: list[list[str]] = []
+        self._communicates = False
+        self._is_synchronized = any(is_synchronized(layer) for layer in keras_internals.layers_of(model))
+        self._both = BothWays(strategy, self._called)
 
-    def laws(self, batch: Any) -> Laws:
+    def reduce_ops(self, batch: Any) -> ReduceOps | None:
         """Compares; warns if the code needs all rows of a batch.
 
         Args:
           batch: of `Dealt`, as `Strategy.run` takes it.
+
+        Returns:
+          None if the batch has one row, from which nothing can be seen.
         """
+        if int(self._both.first(batch.batch_size)) < 2:
+            return None
         try:
-            return self._laws(batch, rows_differ=True)
-        except _NeedsAllRowsError:
+            return self._found(batch, rows_differ=True)
+        except NeedsAllRowsError:
             pass
         try:
             # Code that draws for other rows than the batch has, as for a real and a generated image of each, numbers them anew.
-            return self._laws(batch, rows_differ=False)
-        except _NeedsAllRowsError as error:
+            return self._found(batch, rows_differ=False)
+        except NeedsAllRowsError as error:
             warn_of_all_rows(self._model, self._name, str(error), self._strategy)
-            return Laws(needs_all_rows=True)
+            return ReduceOps(needs_all_rows=True)
 
-    def _laws(self, batch: Any, rows_differ: bool) -> Laws:
+    def _found(self, batch: Any, rows_differ: bool) -> ReduceOps:
+        with _statistics_of_all_rows(self._model):
+            self._both.agree(self._of_different_lengths(batch))
+            ours, whole = self._both.run(batch, rows_differ)
+        weights = [self._strategy.local(value) for value in ours.weights]
+        means, sums = self._reduced(ours._replace(weights=[]), batch)
+        found, problem = ReduceOps(), ""
         try:
-            with _statistics_of_all_rows(self._model):
-                means, sums, whole = self._compared(rows_differ)(batch)
-        except tf.errors.InvalidArgumentError as error:
-            raise _NeedsAllRowsError(f"{type(error).__name__}: {one_line(error.message)}") from error
+            whole = tf.nest.map_structure(np.asarray, whole)
+            self._compare_variables(weights, means.statistics, whole)
+            found = self._equal_ones(means, sums, whole)
+        except NeedsAllRowsError as error:
+            problem = str(error)
+        self._both.agree(problem)
+        return found
+
+    def _of_different_lengths(self, batch: Any) -> str:
+        leaves = [self._strategy.local(leaf)[0] for leaf in tf.nest.flatten(batch.batch) if leaf is not None]
+        lengths = [int(count_rows(leaf)) for leaf in leaves]
+        return (
+            f"its tensors have {' and '.join(str(length) for length in lengths)} rows" if len(set(lengths)) > 1 else ""
+        )
+
+    def _equal_ones(self, means: _Found, sums: _Found, whole: _Found) -> ReduceOps:
+        """What is equal to the values of all rows."""
         gradients = [
-            self._law(f"the gradients of {_named(paths)}", *found)
+            self._reduce_op(f"the gradients of {_named(paths)}", *found)
             for paths, *found in zip(self._applications, means.gradients, sums.gradients, whole.gradients, strict=True)
         ]
         logs = {
-            key: self._law(f'"{key}", which it returns,', [means.logs[key]], [sums.logs[key]], [whole.logs[key]])
+            key: self._reduce_op(f'"{key}", which it returns,', [means.logs[key]], [sums.logs[key]], [whole.logs[key]])
             for key in self._keys
         }
-        if len(set(gradients)) > 1 and any(is_synchronized(layer) for layer in keras_internals.layers_of(self._model)):
-            raise _NeedsAllRowsError(
-                "some gradients would be sums over rows and some means, in layers that communicate"
-            )
+        if len(set(gradients)) > 1 and self._communicates:
+            raise NeedsAllRowsError("some gradients would be sums over rows and some means, in layers that communicate")
         self._compare_metrics(sums.metrics, whole.metrics)
-        return Laws(gradients, logs)
+        return ReduceOps(gradients, logs)
+
+    def _compare_variables(
+        self, weights: Sequence[Sequence[tf.Tensor]], statistics: Sequence[np.ndarray], whole: _Found
+    ) -> None:
+        """What code assigns: weights stay equal on replicas, and statistics are averaged over them."""
+        named = zip(self._weights, weights, whole.weights, strict=True)
+        pairs = [(variable, value, all_rows) for variable, values, all_rows in named for value in values]
+        for variable, ours, all_rows in (*pairs, *zip(self._statistics, statistics, whole.statistics, strict=True)):
+            if not self._tolerance.holds([np.asarray(ours)], [all_rows]):
+                raise NeedsAllRowsError(_beside(f"{variable.path}, which it assigns,", [np.asarray(ours)], [all_rows]))
 
     def _compare_metrics(self, sums: Sequence[np.ndarray], whole: Sequence[np.ndarray]) -> None:
         results = self._model_metrics.by_metric(whole)
         for key, value in self._model_metrics.by_metric(sums).items():
             ours, theirs = np.asarray(value, "float64"), np.asarray(results[key], "float64")
             if not self._tolerance.holds([ours], [theirs]):
-                raise _NeedsAllRowsError(_beside(f'the metric "{key.partition("/")[2]}"', [ours], [theirs]))
+                raise NeedsAllRowsError(_beside(f'the metric "{key.partition("/")[2]}"', [ours], [theirs]))
 
-    def _law(self, what: str, mean: list[np.ndarray], total: list[np.ndarray], whole: list[np.ndarray]) -> Law:
+    def _reduce_op(
+        self, what: str, mean: list[np.ndarray], total: list[np.ndarray], whole: list[np.ndarray]
+    ) -> ReduceOp:
         if self._tolerance.holds(mean, whole):
             return "mean"
         if self._tolerance.holds(total, whole):
             _log.info("%s are sums over the rows of a batch, and are added up over replicas as such.", what)
             return "sum"
-        raise _NeedsAllRowsError(_beside(what, mean, whole))
+        raise NeedsAllRowsError(_beside(what, mean, whole))
 
-    def _compared(self, rows_differ: bool) -> Callable[[Any], Any]:
-        @tf.function(autograph=False)
-        def compared(batch: Any) -> Any:
-            found = self._strategy.run(functools.partial(self._replica_function, rows_differ), batch)
-            return tf.nest.map_structure(lambda value: self._strategy.local(value)[0], found)
+    def _reduced(self, ours: Any, batch: Any) -> tuple[_Found, _Found]:
+        """The means over replicas, each weighted by its part of the rows, and the sums."""
 
-        return lambda batch: tf.nest.map_structure(np.asarray, compared(batch))
+        def replica_function(found: _Found, dealt: Dealt) -> tuple[_Found, _Found]:
+            few = few_rows(dealt, self._strategy.collectives)
+            return _reduced(found, floating(few.rows) / floating(few.total), self._strategy.collectives)
 
-    def _replica_function(self, rows_differ: bool, dealt: Dealt) -> tuple[_Found, _Found, _Found]:
-        """What comes of the rows as means over replicas, as sums over replicas, and of all at once."""
-        collectives = self._strategy.collectives
-        mine = fewer_rows(dealt, collectives.size)
-        rows = count_rows(mine)
-        [everyones] = collectives.all_gather([rows[None]], name="first_batch/rows")
-        total, first = tf.reduce_sum(everyones), tf.reduce_sum(everyones[: collectives.rank])
-        whole_batch = gathered(mine, collectives)
-        before = [tf.identity(variable) for variable in self._restored]
-        ours = self._called(mine, Replica(collectives, rows, total), first if rows_differ else None)
-        self._restore(before)
-        whole = self._called(
-            whole_batch, Replica(OneReplica(), total, total, has_all_rows=True), 0 if rows_differ else None
-        )
-        self._restore(before)
-        return *_reduced(ours, floating(rows) / floating(total), collectives), whole
+        reduced = tf.function(lambda *given: self._strategy.run(replica_function, *given), autograph=False)
+        means, sums = tf.nest.map_structure(np.asarray, self._both.first(reduced(ours, batch)))
+        return means, sums
 
-    def _called(self, batch: Any, replica: Replica, first: int | tf.Tensor | None) -> _Found:
+    def _called(self, batch: Any, replica: Replica) -> _Found:
         gradients: list[list[tf.Tensor]] = []
         self._applications = []
 
@@ -203,31 +230,31 @@ class FirstBatch:
 
         for variable in self._metrics:
             variable.assign(tf.zeros(variable.shape, variable.dtype))
-        with using(replica.collectives), keras_internals.neutral(first), keras_internals.functions_inlined():
-            with running(replica._replace(apply=apply)):
-                with losses_weighted(floating(replica.rows) / floating(replica.batch_size)):
-                    returned = flat(self._stepped(batch) or {})
+        weight = floating(replica.rows) / floating(replica.batch_size)
+        recording = Recording(replica.collectives)
+        with using(recording), running(replica._replace(apply=apply, collectives=recording)), losses_weighted(weight):
+            returned = flat(self._step(batch) or {})
+        if not replica.has_all_rows:
+            self._communicates = self._has_layers_that_communicate(recording)
         logs = {
             key: floating(value)
             for key, value in returned.items()
             if not self._is_of_metric(key) and tf.convert_to_tensor(value).shape.rank == 0
         }
         self._keys = [*logs]
-        return _Found(gradients, logs, [tf.identity(variable) for variable in self._metrics])
+        return _Found(
+            gradients,
+            logs,
+            *([tf.identity(v) for v in kept] for kept in (self._metrics, self._weights, self._statistics)),
+        )
 
     def _is_of_metric(self, key: str) -> bool:
         return self._results_of_metrics is None or key in self._results_of_metrics
 
-    def _stepped(self, batch: Any) -> Any:
-        """Calls the step, which could be traced for a whole batch, so that what fails now is its rows' number."""
-        try:
-            return self._step(batch)
-        except (ValueError, TypeError) as error:
-            raise _NeedsAllRowsError(f"{type(error).__name__}: {one_line(str(error))}") from error
-
-    def _restore(self, values: Sequence[tf.Tensor]) -> None:
-        for variable, value in zip(self._restored, values, strict=True):
-            variable.assign(value)
+    def _has_layers_that_communicate(self, recording: Recording) -> bool:
+        """Beside batch normalization that is synchronized for the comparison alone."""
+        calls = [call for call in recording.calls if not call.name.removesuffix("/gradient").endswith("/moments")]
+        return bool(calls) or self._is_synchronized
 
 
 def _reduced(found: _Found, part: tf.Tensor, collectives: Collectives) -> tuple[_Found, _Found]:
@@ -237,8 +264,9 @@ def _reduced(found: _Found, part: tf.Tensor, collectives: Collectives) -> tuple[
         return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
 
     def of_replica(weight: tf.Tensor) -> _Found:
-        gradients, logs = tf.nest.map_structure(lambda value: weighted(value, weight), (found.gradients, found.logs))
-        return _Found(gradients, logs, found.metrics)
+        values = found.gradients, found.logs, found.statistics
+        gradients, logs, statistics = tf.nest.map_structure(lambda value: weighted(value, weight), values)
+        return _Found(gradients, logs, found.metrics, [], statistics)
 
     both = of_replica(part), of_replica(floating(part > 0))
     values = tf.nest.flatten(both)

@@ -16,16 +16,18 @@ from tfdist.kept import Kept
 from tfdist.metrics import KerasMetrics, Totals, check_sums, make_average_statistics, make_drain
 from tfdist.plans import agree_on_plan
 from tfdist.step import restore_unless
-from tfdist.stock.first_batch import FirstBatch, Laws, has_own_code
+from tfdist.stock.first_batch import FirstBatch, ReduceOps, has_own_code
 from tfdist.stock.logs import Logs, Returned, look_at
 from tfdist.stock.loops import once, one_at_a_time, repeated
 from tfdist.stock.one_device import running
 from tfdist.stock.own_step import Place
 from tfdist.stock.reading import Reading
 from tfdist.stock.replaced import overridden
-from tfdist.stock.replica_batch import all_rows, own_rows
+from tfdist.stock.replica_batch import all_rows, own_rows, warn_of_all_rows
 from tfdist.stock.training_steps import Made, OwnSteps, TrainerSteps
 from tfdist.strategy import HasCollectives
+
+_OF_A_STEP = ("train_step", "compute_loss", "compute_metrics")  # what a model may override
 
 
 class Functions:
@@ -51,12 +53,17 @@ class Functions:
         self._find_variables()
         self._failed = False
         self._training: TrainerSteps | OwnSteps | None = None
+        self._own: OwnSteps | None = None
+        self._undecided: OwnSteps | None = None
+        self._by_all_rows = False
         # One replica has all rows. What is Keras's own is right on any rows.
         self._checks = options.check_first_batch and strategy.replicas > 1 and has_own_code(model)
         self._spoken = Recording(strategy.collectives)
         self._test_logs: Logs | None = None
-        self._test_laws = Laws()
-        self._tests = repeated(strategy, self._test, self._test_traced), once(strategy, self._test, self._test_traced)
+        self._test_reduce_ops: ReduceOps | None = None
+        self._test_returned: Returned | None = None
+        self._tests_are_own = False
+        self._tests = self._made_tests()
 
     def _find_variables(self) -> None:
         """Finds the metrics and moving statistics that the model has now: its own steps may create some when looked at."""
@@ -78,6 +85,7 @@ class Functions:
         if self._training is None:
             made = self._first(batches, spec, most, number)
         else:
+            self._computes(self._training.needs_all_rows)
             made = self._training.go(batches, most, number)
         if made.failure and not goes_on:
             raise made.failure
@@ -86,30 +94,72 @@ class Functions:
 
     def _first(self, batches: Any, spec: Any, most: int, number: int) -> Made:
         """The first steps; before them the first batch is looked at if the model has code of its own."""
-        has_own = any(overridden(self.model, name) for name in ("train_step", "compute_loss", "compute_metrics"))
-        own = self._own_steps(spec) if has_own else None
-        if own is None and not self._checks:
+        if self._own is None and any(overridden(self.model, name) for name in _OF_A_STEP):
+            self._own = self._own_steps(spec)
+        if self._own is None and not self._checks:
             self._training = TrainerSteps(self.model, self._strategy, self._options, self._metrics)
             return self._training.go(batches, most, number)
         first = next(batches) if isinstance(batches, Reading) else batches
-        laws = self._laws(own, first) if self._checks else Laws()
-        self._training = self._followed(own, laws, spec)
-        made = self._training.go(first, 1, number)
+        reduce_ops = self._reduce_ops(first)
+        if reduce_ops is None:
+            made = self._undecided_steps(spec).go(first, 1, number)
+        else:
+            self._training = self._following(reduce_ops, spec)
+            self._computes(reduce_ops.needs_all_rows)
+            made = self._training.go(first, 1, number)
         if most == 1 or made.failure or not isinstance(batches, Reading) or batches.at_end:
             return made
-        more = self._training.go(batches, most - 1, number + 1)
+        more = self.train(batches, spec, most - 1, number + 1, goes_on=True)
         return more._replace(steps=made.steps + more.steps)
 
-    def _laws(self, own: OwnSteps | None, first: Any) -> Laws:
-        names = own.results_of_metrics if own else None
-        return FirstBatch(self.model, self._strategy, self.model.train_step, "train_step", names).laws(first)
+    def _reduce_ops(self, first: Any) -> ReduceOps | None:
+        """How values of replicas make those of the batch; None if the batch does not show it."""
+        own = self._own
+        if own is not None and own.computed_from_metrics:
+            # What a metric has summed since its beginning is on a replica only where that has all rows.
+            reason = f'"{own.computed_from_metrics[0]}" is computed from a metric\'s result'
+            if self._strategy.replicas > 1:
+                warn_of_all_rows(self.model, "train_step", reason, self._strategy)
+            return ReduceOps(needs_all_rows=True)
+        if not self._checks:
+            return ReduceOps()
+        names = own.results_of_metrics if own is not None else None
+        return FirstBatch(self.model, self._strategy, self.model.train_step, "train_step", names).reduce_ops(first)
 
-    def _followed(self, own: OwnSteps | None, laws: Laws, spec: Any) -> TrainerSteps | OwnSteps:
-        if own is None and laws.are_means:
+    def _undecided_steps(self, spec: Any) -> OwnSteps:
+        """Steps by all rows, as long as no batch shows what a part of them would do."""
+        if self._undecided is None:
+            self._undecided = self._own_steps(spec)
+            self._undecided.follow(ReduceOps(needs_all_rows=True))
+        self._computes(by_all_rows=True)
+        return self._undecided
+
+    def _following(self, reduce_ops: ReduceOps, spec: Any) -> TrainerSteps | OwnSteps:
+        if self._own is None and reduce_ops.are_means:
             return TrainerSteps(self.model, self._strategy, self._options, self._metrics)
-        made = own or self._own_steps(spec)
-        made.follow(laws)
+        made = self._own or self._own_steps(spec)
+        made.follow(reduce_ops)
         return made
+
+    def _computes(self, by_all_rows: bool) -> None:
+        """From now on replicas compute all rows, or their own: what metrics have so far is kept."""
+        if by_all_rows != self._by_all_rows:
+            self.totals.add(self._since_drained())
+            self._zero()
+            self._by_all_rows = by_all_rows
+
+    def _since_drained(self) -> list[np.ndarray]:
+        """What metrics have on the devices; it stays there if each replica has all of it, as a step may read it."""
+        if not self._by_all_rows:
+            return self._drain()
+        return [np.asarray(self._strategy.local(v.value)[0], np.float64) for v in self._metrics.variables]
+
+    def _sums(self) -> list[np.ndarray]:
+        """The metrics' variables since they were reset."""
+        if not self._by_all_rows:
+            self.totals.add(self._drain())
+            return self.totals.sums
+        return [before + since for before, since in zip(self.totals.sums, self._since_drained(), strict=True)]
 
     def _own_steps(self, spec: Any) -> OwnSteps:
         made = OwnSteps(self.model, self._strategy, self._options, spec, self._place)
@@ -119,19 +169,20 @@ class Functions:
 
     def test(self, batches: Any, spec: Any, most: int) -> Made:
         """Evaluates batches; takes and returns what `train` does."""
-        if self._test_logs is None:
-            first = self._begin_tests(batches, spec)
-            if first is not None:
-                self._tests[1](first, 0)
-                more = isinstance(batches, Reading) and most > 1 and not batches.at_end
-                return self._tested(batches, most - 1, 1) if more else self._found_by_test(1)
+        before = 0
+        while self._test_logs is None or self._test_reduce_ops is None:
+            first = next(batches) if isinstance(batches, Reading) else batches
+            self._begin_tests(first, spec)
+            self._computes(self._tests_need_all_rows)
+            self._tests[1](first, 0)
+            before += 1
+            if before == most or not isinstance(batches, Reading) or batches.at_end:
+                return self._found_by_test(before)
+        self._computes(self._tests_need_all_rows)
         if not isinstance(batches, Reading):
             self._tests[1](batches, 0)
             return self._found_by_test(1)
-        return self._tested(batches, most, 0)
-
-    def _tested(self, batches: Reading, most: int, before: int) -> Made:
-        steps, (repeatedly, once) = batches.ahead(most), self._tests
+        steps, (repeatedly, once) = batches.ahead(most - before), self._tests
         if self._spoken.has_unknown_shapes:
             one_at_a_time(once, batches, steps, 0)
         else:
@@ -143,23 +194,35 @@ class Functions:
         assert self._test_logs is not None  # since tests have begun
         return Made(steps, self._test_logs.read(), self._test_logs.sources)
 
-    def _begin_tests(self, batches: Any, spec: Any) -> Any:
-        """Looks at what a test does; returns the first batch if it was looked at, too."""
-        has_own = any(overridden(self.model, name) for name in ("test_step", "compute_metrics"))
-        returned = self._looked_at_test(spec) if has_own else Returned()
-        if not self._checks:
-            self._follow(returned, Laws())
-            return None
-        first = next(batches) if isinstance(batches, Reading) else batches
-        names = returned.sources.keys() if has_own else None
-        self._follow(
-            returned, FirstBatch(self.model, self._strategy, self.model.test_step, "test_step", names).laws(first)
-        )
-        return first
+    @property
+    def _tests_need_all_rows(self) -> bool:
+        return self._test_reduce_ops is None or self._test_reduce_ops.needs_all_rows
 
-    def _follow(self, returned: Returned, laws: Laws) -> None:
-        self._test_laws = laws
-        self._test_logs = Logs(returned, self._strategy, Kept(self._strategy), "test_step", laws.logs)
+    def _begin_tests(self, first: Any, spec: Any) -> None:
+        """Looks at what a test does with the first batch; where that shows nothing, tests are by all rows until one does."""
+        if self._test_returned is None:
+            has_own = any(overridden(self.model, name) for name in ("test_step", "compute_metrics"))
+            self._test_returned = self._looked_at_test(spec) if has_own else Returned()
+            self._tests_are_own = has_own
+        found = self._reduce_ops_of_tests(first, self._test_returned)
+        if found is None and self._test_logs is not None:
+            return
+        self._test_reduce_ops = found
+        kept, ops = Kept(self._strategy), (found or ReduceOps()).logs
+        self._test_logs = Logs(self._test_returned, self._strategy, kept, "test_step", ops)
+        self._tests = self._made_tests()
+
+    def _reduce_ops_of_tests(self, first: Any, returned: Returned) -> ReduceOps | None:
+        if returned.computed_from_metrics:
+            return ReduceOps(needs_all_rows=True)  # as in a training step
+        if not self._checks:
+            return ReduceOps()
+        names = returned.sources.keys() if self._tests_are_own else None
+        return FirstBatch(self.model, self._strategy, self.model.test_step, "test_step", names).reduce_ops(first)
+
+    def _made_tests(self) -> tuple[Any, Any]:
+        given = self._strategy, self._test, self._test_traced
+        return repeated(*given), once(*given)
 
     def _looked_at_test(self, spec: Any) -> Returned:
         returned = look_at(self.model, self.model.test_step, spec)
@@ -178,8 +241,8 @@ class Functions:
 
     def results(self) -> dict[str, Any]:
         """The metrics' results since they were reset."""
-        self.totals.add(self._drain())
-        found = self.totals.results(self._metrics)
+        sums = self._sums()
+        found = self._metrics.results(sums) if sums else {}
         return found | {"loss": float("nan")} if self._failed else found
 
     def logs(self, made: "Made") -> dict[str, Any]:
@@ -189,7 +252,7 @@ class Functions:
             return {**results, **made.returned}
         if not made.returned:
             return results
-        by_metric = self._metrics.by_metric(self.totals.sums)
+        by_metric = self._metrics.by_metric(self._sums())
         return {name: by_metric.get(made.sources.get(name, ""), value) for name, value in made.returned.items()}
 
     def reset_metrics(self) -> None:
@@ -204,10 +267,10 @@ class Functions:
         variables = self._metrics.variables
         before = [tf.identity(variable) for variable in variables]
         self._spoken = Recording(self._strategy.collectives)  # of the last trace
-        mine = (all_rows if self._test_laws.needs_all_rows else own_rows)(dealt, self._spoken)
+        mine = (all_rows if self._tests_need_all_rows else own_rows)(dealt, self._spoken)
         with using(mine.collectives), running(mine.replica()), keras_internals.functions_inlined():
             found = self.model.test_step(mine.batch)
-        restore_unless(mine.counts, variables, before)
+        restore_unless(mine.rows > 0, variables, before)
         if self._test_logs is not None:  # as it is when tests are traced
             self._test_logs.keep(found, mine.weights)
 

@@ -1,7 +1,7 @@
 """What a model's own `train_step` or `test_step` returns, beside the metrics that it updates."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import keras
@@ -11,12 +11,13 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import OneReplica
 from tfdist.data.batches import count_rows
+from tfdist.errors import InputError
 from tfdist.kept import Kept
 from tfdist.loss import floating
 from tfdist.stock.one_device import Apply, Replica, running
 from tfdist.strategy import HasCollectives, State
 
-Law = Literal["mean", "sum"]  # how the values of replicas make the whole batch's
+ReduceOp = Literal["mean", "sum"]  # how the values of replicas make the whole batch's
 
 
 class Returned(NamedTuple):
@@ -25,10 +26,12 @@ class Returned(NamedTuple):
     Attributes:
       shapes: by the values' names.
       sources: which metric's result a value is, if it is one, as `KerasMetrics.by_metric` names it.
+      computed_from_metrics: names of values that are computed from metrics' results.
     """
 
     shapes: Mapping[str, tuple[int, ...]] = {}
     sources: Mapping[str, str] = {}
+    computed_from_metrics: Sequence[str] = ()
 
 
 class Logs:
@@ -44,18 +47,19 @@ class Logs:
         strategy: HasCollectives,
         kept: Kept,
         name: str,
-        laws: Mapping[str, Law] | None = None,
+        reduce_ops: Mapping[str, ReduceOp] | None = None,
     ):
-        """Args: returned: what the step returns; kept: where the values are; name: of the step; laws: of the values."""
-        self._strategy, self._name, self.sources, self._laws = strategy, name, returned.sources, laws or {}
+        """Args: returned: what the step returns; kept: where the values are; name: of the step; reduce_ops: of the values."""
+        self._strategy, self._name, self.sources, self._reduce_ops = strategy, name, returned.sources, reduce_ops or {}
         states = [State(f"{name}/{key}", shape, _floatx(), True) for key, shape in returned.shapes.items()]
         self._kept = dict(zip(returned.shapes, kept.variables(states), strict=True))
 
-    def keep(self, found: Mapping[str, Any], weights: Mapping[Law, tf.Tensor]) -> None:
+    def keep(self, found: Mapping[str, Any], weights: Mapping[ReduceOp, tf.Tensor]) -> None:
         """Takes what one replica's step returned, weighted by what each value is; inside a replica function."""
         returned = flat(found)
         values = [
-            tf.math.multiply_no_nan(floating(returned[key]), weights[self._laws.get(key, "mean")]) for key in self._kept
+            tf.math.multiply_no_nan(floating(returned[key]), weights[self._reduce_ops.get(key, "mean")])
+            for key in self._kept
         ]
         if values:
             totals = self._strategy.collectives.all_reduce(values, name=self._name)
@@ -85,26 +89,44 @@ def look_at(
     """
     shapes: dict[str, tuple[int, ...]] = {}
     sources: dict[str, str] = {}
+    computed: list[str] = []
 
     def looked_at(data: Any) -> Any:
         begin()
         shapes.clear()
         sources.clear()
+        computed.clear()
         rows = count_rows(data)
-        replica = Replica(OneReplica(), rows, rows, apply)
+        replica = Replica(OneReplica(), rows, rows, apply and _in_no_condition(apply, model.name))
         with running(replica), keras_internals.functions_inlined(), _results_noted(model) as results:
             found = step(data) or {}
+        of_metrics = {id(result) for _, result in results.values()}
         for key, value in flat(found).items():
             shapes[key] = tuple(tf.convert_to_tensor(value).shape)
             if id(value) in results:
                 sources[key] = results[id(value)][0]
+            elif keras_internals.is_computed_from(value, of_metrics):
+                computed.append(key)
         return found
 
-    try:
-        keras_internals.traced_without_effects(looked_at, batch)
-    except (AttributeError, TypeError, ValueError):
-        keras_internals.traced_without_effects(looked_at, batch)
-    return Returned(shapes, sources)
+    keras_internals.traced_without_effects(looked_at, batch)
+    return Returned(shapes, sources, computed)
+
+
+def _in_no_condition(apply: Apply, name: str) -> Apply:
+    """Refuses steps that apply gradients in a condition or a loop, where tf.distribute cannot send them."""
+    graph = tf.compat.v1.get_default_graph()
+
+    def applied(*given: Any) -> None:
+        if tf.compat.v1.get_default_graph() is not graph:
+            raise InputError(
+                "Gradients are summed over replicas where they are applied, which must not be inside of tf.cond or "
+                f"tf.while_loop. Received: {name}, which applies some there. Apply them in every step, multiplied by 0 where "
+                "they do not count, or use --strategy=single."
+            )
+        apply(*given)
+
+    return applied
 
 
 def flat(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from tfdist.metrics import KerasMetrics
 from tfdist.plans import agree_on_plan
 from tfdist.step import Settings, dense, global_norm, restore_unless
 from tfdist.steps import Compression
-from tfdist.stock.first_batch import Laws
-from tfdist.stock.logs import Law, Logs, look_at
+from tfdist.stock.first_batch import ReduceOps
+from tfdist.stock.logs import Logs, ReduceOp, look_at
 from tfdist.stock.one_device import Apply, running
 from tfdist.stock.replica_batch import all_rows, own_rows
 from tfdist.strategy import HasCollectives
@@ -108,11 +108,16 @@ class OwnStep:
         place([*model.variables, *metrics, *updated], [application.optimizer for application in applications])
         self._seeds = randomness.seed_states(model)
         whole = statistics_of_all_replicas(model)
-        self._own = [v for v in keras_internals.moving_statistics(model) if id(v) not in whole]
-        self._metrics = metrics
+        own = [v for v in keras_internals.moving_statistics(model) if id(v) not in whole]
+        self._restored = [*own, *metrics]
         self._returned, self._kept = returned, kept
-        self._laws = Laws()
+        self._reduce_ops = ReduceOps()
         self._reductions = [_reduction(each, compression, kept) for each in applications]
+
+    @property
+    def computed_from_metrics(self) -> Sequence[str]:
+        """Names of what the step computes from metrics' results, and returns."""
+        return self._returned.computed_from_metrics
 
     @property
     def results_of_metrics(self) -> Collection[str] | None:
@@ -124,10 +129,10 @@ class OwnStep:
         """Whether what was traced sends a number of rows that may be another in each step."""
         return self._spoken.has_unknown_shapes
 
-    def follow(self, laws: Laws) -> None:
+    def follow(self, reduce_ops: ReduceOps) -> None:
         """Says how the values of replicas make the whole batch's; called once, before `run`."""
-        self._laws = laws
-        self.logs = Logs(self._returned, self._strategy, self._kept, "train_step", laws.logs)
+        self._reduce_ops = reduce_ops
+        self.logs = Logs(self._returned, self._strategy, self._kept, "train_step", reduce_ops.logs)
 
     def run(self, dealt: Dealt, number: tf.Tensor) -> None:
         """One step. A replica function.
@@ -137,23 +142,22 @@ class OwnStep:
           number: scalar int64; steps made so far.
         """
         self._spoken = collectives = Recording(self._strategy.collectives)  # of the last trace
-        mine = (all_rows if self._laws.needs_all_rows else own_rows)(dealt, collectives)
-        statistics, metrics = ([tf.identity(variable) for variable in kept] for kept in (self._own, self._metrics))
+        mine = (all_rows if self._reduce_ops.needs_all_rows else own_rows)(dealt, collectives)
+        before = [tf.identity(variable) for variable in self._restored]
         randomness.reseed(self._seeds, self._settings.seed, number, mine.number)
         replica = mine.replica(self._applying(mine.weights, collectives))
         draws = randomness.own(self._seeds, self._settings.seed, number, mine.number, collectives.size)
         with using(mine.collectives), running(replica), draws, keras_internals.functions_inlined():
-            with losses_weighted(None if mine.has_all_rows else mine.weights[self._laws.of_gradients]):
+            with losses_weighted(None if mine.has_all_rows else mine.weights[self._reduce_ops.of_gradients]):
                 logs = self._model.train_step(mine.batch)
-        restore_unless(mine.rows > 0, self._own, statistics)
-        restore_unless(mine.counts, self._metrics, metrics)
+        restore_unless(mine.rows > 0, self._restored, before)
         self.logs.keep(logs, mine.weights)
 
     def traced(self) -> None:
         """Compares what replicas are about to say with other processes; called when `run` was first traced."""
         agree_on_plan(self._strategy.group, self._spoken.calls)
 
-    def _applying(self, weights: Mapping[Law, tf.Tensor], collectives: Collectives) -> Apply:
+    def _applying(self, weights: Mapping[ReduceOp, tf.Tensor], collectives: Collectives) -> Apply:
         turns = itertools.count()
 
         def apply(
@@ -165,7 +169,7 @@ class OwnStep:
             turn = next(turns)
             reducer, state = self._reductions[turn]
             found = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
-            weight = weights[self._laws.gradients[turn] if self._laws.gradients else "mean"]
+            weight = weights[self._reduce_ops.gradients[turn] if self._reduce_ops.gradients else "mean"]
             weighted = [tf.math.multiply_no_nan(dense(g, v), tf.cast(weight, g.dtype)) for g, v in found]
             values = [tf.convert_to_tensor(variable) for variable in state]
             reduced = reducer.reduce(weighted, values, collectives, name=f"gradients/{turn}")

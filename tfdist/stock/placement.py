@@ -1,6 +1,7 @@
 """Where the variables of a model are: on all replicas from the first call that needs them, equal on all processes."""
 
 import logging
+import weakref
 from collections.abc import Sequence
 
 import keras
@@ -23,12 +24,12 @@ class Placement:
     def __init__(self, strategy: Strategy):
         """Args: strategy: where they go."""
         self._strategy = strategy
-        self._placed: dict[int, keras.Variable] = {}
+        self._placed: dict[int, weakref.ref[keras.Variable]] = {}
 
     def place(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
         """Puts variables where the strategy wants them; every process has the same ones, and from then on equal values."""
         everything = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
-        new = [variable for variable in everything if id(variable) not in self._placed]
+        new = [variable for variable in everything if not self._has(variable)]
         new = list({id(variable): variable for variable in new}.values())
         if not new and not optimizers:
             return
@@ -37,15 +38,22 @@ class Placement:
         agree(self._strategy.group, "variable ", numbered(described, mark=" #"))
         self._strategy.adopt(new, with_inner(optimizers))
         self._strategy.synchronize(new)
-        self._placed |= {id(variable): variable for variable in new}
+        self._placed |= {id(variable): weakref.ref(variable) for variable in new}
+
+    def _has(self, variable: keras.Variable) -> bool:
+        placed = self._placed.get(id(variable))
+        return placed is not None and placed() is variable
 
     def equalize(self, model: keras.Model) -> None:
-        """One process may have loaded or set weights, or computed them in a loop of its own: all take rank 0's."""
+        """Gives trainable variables and the optimizer's rank 0's values, if those of any process differ.
+
+        One process may have loaded or set weights, or computed them in a loop of its own.
+        """
         if self._strategy.cluster.size == 1:
             return
         optimizer = model.optimizer if model.compiled else None
         variables = [*model.trainable_variables, *(optimizer.variables if optimizer is not None else [])]
-        placed = [variable for variable in variables if id(variable) in self._placed]
+        placed = [variable for variable in variables if self._has(variable)]
         mine = [checksum([np.asarray(self._strategy.local(variable.value)[0])]) for variable in placed]
         with patience("its weights") as deadline:
             everyone = self._strategy.group.gather("weights", mine, deadline)

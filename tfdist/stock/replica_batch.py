@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives, OneReplica
 from tfdist.data.batches import Dealt, count_rows, with_any_rows
+from tfdist.data.rows import share
 from tfdist.loss import floating
 from tfdist.stock.gathering import gathered
-from tfdist.stock.logs import Law
+from tfdist.stock.logs import ReduceOp
 from tfdist.stock.one_device import Apply, Replica
 from tfdist.strategy import HasCollectives
 
@@ -26,7 +27,6 @@ class ReplicaBatch(NamedTuple):
       rows: scalar int32; rows in `batch`.
       batch_size: scalar int32; rows of the global batch.
       weights: the factor of this replica's values in the sum over replicas, scalar float, by what the values are.
-      counts: scalar bool; whether what the code adds to metrics counts.
       collectives: what the code communicates through.
       number: of the replica whose random numbers it draws.
       has_all_rows: whether the rows are those of the global batch.
@@ -35,8 +35,7 @@ class ReplicaBatch(NamedTuple):
     batch: Any
     rows: tf.Tensor
     batch_size: tf.Tensor
-    weights: Mapping[Law, tf.Tensor]
-    counts: tf.Tensor
+    weights: Mapping[ReduceOp, tf.Tensor]
     collectives: Collectives
     number: tf.Tensor | int
     has_all_rows: bool
@@ -47,38 +46,69 @@ class ReplicaBatch(NamedTuple):
 
 
 def own_rows(dealt: Dealt, collectives: Collectives) -> ReplicaBatch:
-    """The rows that were dealt to this replica, of which there may be none; inside a replica function."""
+    """Returns the rows that were dealt to this replica, of which there may be none; inside a replica function.
+
+    Args:
+      dealt: this replica's.
+      collectives: of all replicas.
+    """
     batch, batch_size = with_any_rows(dealt)
     rows = count_rows(batch)
-    weights: dict[Law, tf.Tensor] = {"mean": floating(rows) / floating(batch_size), "sum": floating(rows > 0)}
-    return ReplicaBatch(batch, rows, batch_size, weights, rows > 0, collectives, collectives.rank, False)
+    weights: dict[ReduceOp, tf.Tensor] = {"mean": floating(rows) / floating(batch_size), "sum": floating(rows > 0)}
+    return ReplicaBatch(batch, rows, batch_size, weights, collectives, collectives.rank, False)
 
 
 def all_rows(dealt: Dealt, collectives: Collectives) -> ReplicaBatch:
-    """The rows of all replicas, on each of them: all compute the same, and the first one's metrics count.
+    """Returns the rows of all replicas, on each of them: all compute the same.
 
-    Cost: one all-gather of the batch. Averaging what all have computed keeps the replicas equal also where a device adds up
-    in another order each time.
+    Cost: one all-gather of the batch. Gradients are averaged, which keeps the replicas equal also where a device adds up in
+    another order each time. Inside a replica function.
+
+    Args:
+      dealt: this replica's rows.
+      collectives: of all replicas.
     """
     batch = gathered(with_any_rows(dealt).batch, collectives)
     rows = count_rows(batch)
-    share = floating(tf.constant(1 / collectives.size, tf.float64))
-    weights: dict[Law, tf.Tensor] = {"mean": share, "sum": share}
-    return ReplicaBatch(batch, rows, rows, weights, tf.equal(collectives.rank, 0), OneReplica(), 0, True)
+    part = floating(tf.constant(1 / collectives.size, tf.float64))
+    weights: dict[ReduceOp, tf.Tensor] = {"mean": part, "sum": part}
+    return ReplicaBatch(batch, rows, rows, weights, OneReplica(), 0, True)
 
 
-def fewer_rows(dealt: Dealt, size: int) -> Any:
-    """The first of a replica's rows, so few that those of all replicas together are no more than one replica has."""
-    batch = with_any_rows(dealt).batch
-    count = tf.maximum(count_rows(batch) // size, 1)
-    return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[:count], batch)
+class FewRows(NamedTuple):
+    """The first rows of each replica: two if it has them, and no more than make one replica's share together.
+
+    Attributes:
+      batch: this replica's.
+      rows: scalar int32; how many these are.
+      first: scalar int32; how many the replicas before this one have.
+      total: scalar int32; how many all replicas have.
+    """
+
+    batch: Any
+    rows: tf.Tensor
+    first: tf.Tensor
+    total: tf.Tensor
+
+
+def few_rows(dealt: Dealt, collectives: Collectives) -> FewRows:
+    """Those of a batch of which this replica has been dealt some; inside a replica function. Nothing is sent."""
+
+    def few(rows: tf.Tensor) -> tf.Tensor:
+        return tf.maximum(rows // collectives.size, tf.minimum(rows, 2))
+
+    batch, batch_size = with_any_rows(dealt)
+    _, shares = share(batch_size, tf.range(collectives.size), collectives.size)
+    counts = few(shares)
+    mine = tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[: few(count_rows(leaf))], batch)
+    return FewRows(mine, count_rows(mine), tf.reduce_sum(counts[: collectives.rank]), tf.reduce_sum(counts))
 
 
 def warn_of_all_rows(model: keras.Model, name: str, found: str, strategy: HasCollectives) -> None:
     """Says that replicas do not share the work of a method, and why."""
     if strategy.is_chief:
         _log.warning(
-            "%s of %s needs all rows of a batch: from a part of them %s. Every replica therefore computes the whole batch, "
+            "%s of %s needs all rows of a batch (computed from a part: %s). Every replica therefore computes the whole batch, "
             "with the result and in the time of one device. To share the work, make the value a mean or a sum over rows, or "
             "gather the rows that are compared with tfdist.gather_rows.",
             name,

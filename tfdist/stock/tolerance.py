@@ -30,11 +30,15 @@ class Tolerance(NamedTuple):
         return cls(*max(_BY_DTYPE[dtype] for dtype in computed if dtype in _BY_DTYPE))
 
     def holds(self, ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> bool:
-        """Whether arrays are equal, each to one."""
+        """Whether arrays are equal, each to one; what is not finite must be so in both."""
         least = self.rounding * max((norm(value) for value in theirs), default=0.0) + 1e-12
-        return all(norm(a - b) <= self.relative * max(norm(b), least) for a, b in zip(ours, theirs, strict=True))
+        return all(
+            np.array_equal(np.isfinite(a), np.isfinite(b))
+            and norm(np.where(np.isfinite(a), a - b, 0.0)) <= self.relative * max(norm(b), least)
+            for a, b in zip(ours, theirs, strict=True)
+        )
 
 
 def norm(value: np.ndarray) -> float:
-    """The Euclidean norm of all numbers of an array, NaN as 0."""
-    return float(np.linalg.norm(np.nan_to_num(value)))
+    """The Euclidean norm of the finite numbers of an array."""
+    return float(np.linalg.norm(np.where(np.isfinite(value), value, 0.0)))

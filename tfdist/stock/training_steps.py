@@ -16,7 +16,7 @@ from tfdist.loop import compile_loop, loop_on_the_host, not_finite
 from tfdist.metrics import KerasMetrics
 from tfdist.step import Settings
 from tfdist.steps import Compression, Steps
-from tfdist.stock.first_batch import Laws
+from tfdist.stock.first_batch import ReduceOps
 from tfdist.stock.loops import once, one_at_a_time, repeated
 from tfdist.stock.own_step import OwnStep, Place
 from tfdist.stock.reading import Reading
@@ -42,6 +42,8 @@ class Made(NamedTuple):
 class TrainerSteps:
     """The trainer's step, for a model whose steps are Keras's own."""
 
+    needs_all_rows = False
+
     def __init__(self, model: keras.Model, strategy: HasCollectives, options: RunConfig, metrics: KerasMetrics):
         settings = _settings(model, strategy, options)
         self._kept = Kept(strategy)
@@ -54,6 +56,8 @@ class TrainerSteps:
     def go(self, batches: Any, most: int, number: int) -> Made:
         """Makes up to `most` steps of a `Reading`, or one of a `Dealt`; `number` is the first one's."""
         read = isinstance(batches, Reading)
+        if read and self._steps.sends_rows:
+            return self._one_at_a_time(batches, batches.ahead(most), number)
         steps = batches.ahead(most) if read else 1
         loop = self._steps.loop(None, compile_loop if read else loop_on_the_host)
         rows = batches.rows if read else iter([batches])
@@ -66,6 +70,14 @@ class TrainerSteps:
         last, variables = number + len(losses) - 1, self._model.trainable_variables
         return Made(len(losses), failure=not_finite(last, losses[-1], result, variables, self.loss_scale))
 
+    def _one_at_a_time(self, batches: Reading, steps: int, number: int) -> Made:
+        """See `one_at_a_time`."""
+        for made in range(steps):
+            found = self.go(next(batches), 1, number + made)
+            if found.failure:
+                return found._replace(steps=made + 1)
+        return Made(steps)
+
     @property
     def loss_scale(self) -> float | None:
         """The scale now; None without one."""
@@ -76,6 +88,7 @@ class OwnSteps:
     """The model's own step, or Keras's for a loss that is no mean over rows."""
 
     loss_scale = None
+    needs_all_rows = False
 
     def __init__(
         self,
@@ -88,12 +101,14 @@ class OwnSteps:
         settings = _settings(model, strategy, options)
         self._step = OwnStep(model, strategy, settings, _compression(options), Kept(strategy), spec, place)
         self.results_of_metrics = self._step.results_of_metrics
+        self.computed_from_metrics = self._step.computed_from_metrics
         self._repeated = repeated(strategy, self._step.run, self._step.traced)
         self._once = once(strategy, self._step.run, self._step.traced)
 
-    def follow(self, laws: Laws) -> None:
+    def follow(self, reduce_ops: ReduceOps) -> None:
         """Says how the values of replicas make the whole batch's."""
-        self._step.follow(laws)
+        self.needs_all_rows = reduce_ops.needs_all_rows
+        self._step.follow(reduce_ops)
 
     def go(self, batches: Any, most: int, number: int) -> Made:
         """As that of `TrainerSteps`."""
