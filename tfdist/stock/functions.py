@@ -57,7 +57,8 @@ class Functions:
         self._undecided: OwnSteps | None = None
         self._by_all_rows = False
         # One replica has all rows. What is Keras's own is right on any rows.
-        self._checks = options.check_first_batch and strategy.replicas > 1 and has_own_code(model)
+        self._has_own_code = has_own_code(model)
+        self._checks = options.check_first_batch and strategy.replicas > 1 and self._has_own_code
         self._spoken = Recording(strategy.collectives)
         self._test_logs: Logs | None = None
         self._test_reduce_ops: ReduceOps | None = None
@@ -170,6 +171,8 @@ class Functions:
     def test(self, batches: Any, spec: Any, most: int) -> Made:
         """Evaluates batches; takes and returns what `train` does."""
         before = 0
+        if self._test_logs is None and not self._has_own_code:
+            self._begin_tests(None, spec)
         while self._test_logs is None or self._test_reduce_ops is None:
             first = next(batches) if isinstance(batches, Reading) else batches
             self._begin_tests(first, spec)
