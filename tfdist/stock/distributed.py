@@ -29,6 +29,7 @@ from tfdist.patience import patience
 from tfdist.recomputing import recompute
 from tfdist.stock import calls
 from tfdist.stock.functions import Functions
+from tfdist.stock.logs import look_at
 from tfdist.stock.placement import Placement, with_inner
 from tfdist.stock.prediction import predicting
 from tfdist.stock.reading import GlobalBatches, Reading
@@ -261,6 +262,10 @@ class Distributed:
         own = overridden(self.model, "train_step")
         if own and type(self.model).call is keras.Model.call:
             self.model.built = True  # its step calls layers, and nothing calls the model
+        if own and self._call.name in ("fit", "train_on_batch"):
+            # In the order, and for the shapes, that its step has; its `call` may have others.
+            with contextlib.suppress(AttributeError, TypeError, ValueError):  # which come again when the step is made
+                look_at(self.model, self.model.train_step, spec, lambda *given: None)
         try:
             with keras_internals.without_optimizer(self.model) if own else contextlib.nullcontext():
                 keras_internals.build(self.model, spec)
