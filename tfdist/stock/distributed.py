@@ -28,12 +28,12 @@ from tfdist.metrics import KerasMetrics, Totals
 from tfdist.patience import patience
 from tfdist.recomputing import recompute
 from tfdist.stock import calls
+from tfdist.stock.building import create_variables
 from tfdist.stock.functions import Functions
-from tfdist.stock.logs import look_at
 from tfdist.stock.placement import Placement, with_inner
 from tfdist.stock.prediction import predicting
 from tfdist.stock.reading import GlobalBatches, Reading
-from tfdist.stock.replaced import on_one_device, overridden
+from tfdist.stock.replaced import on_one_device
 from tfdist.stock.training_steps import Made
 from tfdist.strategy import HasCollectives, Strategy
 
@@ -242,7 +242,7 @@ class Distributed:
         if optimizer is not None:
             check_not_wrapped(optimizer)
         with _must_fit(spec), keras_internals.updating_one_device(*with_inner([optimizer] if optimizer else [])):
-            self._create(spec)
+            create_variables(self.model, spec, trains=self._call.name in ("fit", "train_on_batch"))
         self._normalize()
         check_alike(self.strategy.group, self.model)
         if self._was_eager:
@@ -256,22 +256,6 @@ class Distributed:
     def _place_all(self, optimizers: Sequence[keras.Optimizer] = ()) -> None:
         metrics = KerasMetrics(self.model).variables if self.model.built else []
         self._placement.place([*self.model.variables, *metrics], optimizers)
-
-    def _create(self, spec: Any) -> None:
-        """Creates every variable, as Keras does; of a model with a step of its own, as that asks for them."""
-        own = overridden(self.model, "train_step")
-        if own and type(self.model).call is keras.Model.call:
-            self.model.built = True  # its step calls layers, and nothing calls the model
-        if own and self._call.name in ("fit", "train_on_batch"):
-            # In the order, and for the shapes, that its step has; its `call` may have others.
-            with contextlib.suppress(AttributeError, TypeError, ValueError):  # which come again when the step is made
-                look_at(self.model, self.model.train_step, spec, lambda *given: None)
-        try:
-            with keras_internals.without_optimizer(self.model) if own else contextlib.nullcontext():
-                keras_internals.build(self.model, spec)
-        except (ValueError, NotImplementedError):
-            if not own:  # which may make its labels, and asks for what it needs when it is looked at
-                raise
 
     def _normalize(self) -> None:
         """Batch normalization takes the rows that `--batch_norm` says."""
