@@ -182,6 +182,19 @@ def test_tensors_with_other_numbers_of_rows(float64: None, mirrored2: tfdist.Str
     )
 
 
+def test_an_epoch_ends_where_data_of_unknown_length_does(float64: None, mirrored2: tfdist.Strategy) -> None:
+    """Keras asks for a batch behind the last one, in each epoch: metrics and the count of updates are as before it."""
+
+    def use(model: keras.Model) -> Any:
+        rows = tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: True).batch(8)
+        with pytest.warns(UserWarning, match="ran out of data"):
+            history = model.fit(rows, epochs=3, shuffle=False, verbose=0).history
+        return history
+
+    ours, plain = both(mirrored2, lambda: sequential(loss=pairs), use)
+    assert not differences(ours, plain)
+
+
 def test_gathered_rows_and_micro_steps_are_refused(mirrored2: tfdist.Strategy) -> None:
     model = tfdist.distribute(sequential(Shared()), mirrored2, accumulate_steps=2)
     with pytest.raises(InputError, match="communicates takes its batch as one"):

@@ -294,7 +294,7 @@ class Distributed:
             begins, given = given.at_begin, next(given)
         else:
             begins = not isinstance(given, Reading) or given.at_end
-        self._before = self._functions[1].totals, self._logs
+        self._before = self._functions[1].so_far(), self._logs
         if begins:
             self._functions[1].reset_metrics()
             self._since_logged, self._logs = 0, {}

@@ -258,6 +258,14 @@ class Functions:
         by_metric = self._metrics.by_metric(self._sums())
         return {name: by_metric.get(made.sources.get(name, ""), value) for name, value in made.returned.items()}
 
+    def so_far(self) -> Totals:
+        """What `totals` must be for the metrics to be as they are now, if they are reset before."""
+        if not self._by_all_rows:
+            return self.totals
+        found = Totals()
+        found.add(self._sums())
+        return found
+
     def reset_metrics(self) -> None:
         """Metrics start anew."""
         self._zero()
