@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.collectives.exchange_worker import SUMMED
 from tfdist.collectives import OneReplica, Recording, Unsent
 from tfdist.errors import InputError
 from tfdist.testing import processes
@@ -175,5 +176,6 @@ def test_real_ranks(name, tmp_path):
     assert not failed, "\n".join(failed)
     for rank in range(RANKS):
         for received in pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()):
+            assert_same(received["sums"], [np.full(2, 1 + 2 + 3, dtype) for dtype in SUMMED])
             for case, (table, arrays) in cases.items():
                 assert_same(received[case], expected(table, arrays, rank))

@@ -3,7 +3,7 @@
     python tests/collectives/exchange_worker.py STRATEGY DIRECTORY RANK
 
 DIRECTORY holds cases.pickle: by name the splits [sender, receiver] and for each sender its arrays. Beside it is written what
-came, eagerly and of a step that ran twice.
+came, eagerly and of a step that ran twice; under "sums" those of tensors of several dtypes in one call.
 """
 
 import pathlib
@@ -14,13 +14,17 @@ import tensorflow as tf
 
 import tfdist
 
+SUMMED = ("float32", "float64", "int32", "float32")
+
 
 def main(name: str, directory: str, rank: str) -> None:
     strategy = tfdist.load_strategy(name, start_timeout_seconds=60)
     cases = pickle.loads(pathlib.Path(directory, "cases.pickle").read_bytes())
 
     def exchange() -> dict[str, list[tf.Tensor]]:
-        return {
+        summed = [tf.fill([2], tf.cast(int(rank) + 1, dtype)) for dtype in SUMMED]
+        sums = {"sums": strategy.collectives.all_reduce(summed, name="sums")}
+        return sums | {
             case: strategy.collectives.all_to_all(
                 [tf.constant(array) for array in arrays[int(rank)]], name=case, splits=tf.constant(table[int(rank)])
             )

@@ -36,9 +36,15 @@ class ReplicaContextCollectives(Collectives):
         if op == "max":
             gathered = self.all_gather([tf.expand_dims(tensor, 0) for tensor in tensors], name=name)
             return [tf.reduce_max(whole, axis=0) for whole in gathered]
-        # The engine refuses a function's own argument ("destinations can not be empty"): identity gives it an op.
-        reduced = _context().all_reduce(op.upper(), [tf.identity(tensor) for tensor in tensors], self._options)
-        return list(reduced)
+        by_dtype: dict[tf.DType, list[int]] = {}  # between processes the engine packs all of a call into one vector
+        for number, tensor in enumerate(tensors):
+            by_dtype.setdefault(tensor.dtype, []).append(number)
+        reduced: dict[int, tf.Tensor] = {}
+        for numbers in by_dtype.values():
+            # The engine refuses a function's own argument ("destinations can not be empty"): identity gives it an op.
+            sent = [tf.identity(tensors[number]) for number in numbers]
+            reduced |= zip(numbers, _context().all_reduce(op.upper(), sent, self._options), strict=True)
+        return [reduced[number] for number in range(len(tensors))]
 
     def all_gather(self, tensors: Sequence[tf.Tensor], *, name: str) -> list[tf.Tensor]:
         """See base class."""
