@@ -33,12 +33,11 @@ def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:
     collectives, rows = current(), tf.convert_to_tensor(rows)
     if collectives.size == 1:
         return rows
+    if not rows.dtype.is_floating:
+        return _gathered(rows, collectives, name)
     mine = tf.shape(rows)[0]
     [everyones] = collectives.all_gather([mine[None]], name=f"{name}/number")
     first = tf.reduce_sum(everyones[: collectives.rank])
-
-    if not rows.dtype.is_floating:
-        return _gathered(rows, collectives, name)
 
     @tf.custom_gradient
     def gathered(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:

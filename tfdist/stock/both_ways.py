@@ -5,7 +5,7 @@ Without chance and without effects: random layers pass their inputs on, and vari
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -20,12 +20,28 @@ from tfdist.stock.one_device import Replica
 from tfdist.stock.replica_batch import few_rows
 from tfdist.strategy import HasCollectives
 
+Found = TypeVar("Found")
 Code = Callable[[Any, Replica], Any]  # of a batch and the replica that has it; returns a structure of tensors
 _numbers = itertools.count()
 
 
 class NeedsAllRowsError(Exception):
     """What code computes from a batch cannot be put together from what it computes from parts; says how that showed."""
+
+
+def either_draws(compare: Callable[[bool], Found]) -> Found:
+    """Compares with draws that differ between rows, and if that finds a difference with equal ones; see `BothWays.run`.
+
+    Code that draws for other rows than the batch has, as for a real and a generated image of each, numbers them anew, so that
+    only equal draws show what it computes.
+
+    Args:
+      compare: of `rows_differ`; raises `NeedsAllRowsError` for a difference.
+    """
+    try:
+        return compare(True)
+    except NeedsAllRowsError:
+        return compare(False)
 
 
 class BothWays:

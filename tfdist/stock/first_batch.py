@@ -24,7 +24,7 @@ from tfdist.data.batches import Dealt, count_rows
 from tfdist.layers.sync_batch_norm import is_synchronized, not_synchronized, synchronize
 from tfdist.loss import floating
 from tfdist.metrics import KerasMetrics
-from tfdist.stock.both_ways import BothWays, NeedsAllRowsError
+from tfdist.stock.both_ways import BothWays, NeedsAllRowsError, either_draws
 from tfdist.stock.logs import ReduceOp, flat
 from tfdist.stock.one_device import Replica, running
 from tfdist.stock.replica_batch import few_rows, warn_of_all_rows
@@ -42,7 +42,7 @@ class ReduceOps(NamedTuple):
     Attributes:
       gradients: of each call of an optimizer's `apply` in a step, in order.
       logs: of each number that a step returns, by name; those that are not here are means.
-      needs_all_rows: whether there is no such law, so that each replica must compute the whole batch.
+      needs_all_rows: whether neither means nor sums make it, so that each replica must compute the whole batch.
     """
 
     gradients: Sequence[ReduceOp] = ()
@@ -131,12 +131,7 @@ class FirstBatch:
         if int(self._both.first(batch.batch_size)) < 2:
             return None
         try:
-            return self._found(batch, rows_differ=True)
-        except NeedsAllRowsError:
-            pass
-        try:
-            # Code that draws for other rows than the batch has, as for a real and a generated image of each, numbers them anew.
-            return self._found(batch, rows_differ=False)
+            return either_draws(functools.partial(self._found, batch))
         except NeedsAllRowsError as error:
             warn_of_all_rows(self._model, self._name, str(error), self._strategy)
             return ReduceOps(needs_all_rows=True)

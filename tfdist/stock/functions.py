@@ -23,7 +23,7 @@ from tfdist.stock.one_device import running
 from tfdist.stock.own_step import Place
 from tfdist.stock.reading import Reading
 from tfdist.stock.replaced import overridden
-from tfdist.stock.replica_batch import all_rows, own_rows, warn_of_all_rows
+from tfdist.stock.replica_batch import rows_of, warn_of_all_rows
 from tfdist.stock.training_steps import Made, OwnSteps, TrainerSteps
 from tfdist.strategy import HasCollectives
 
@@ -63,7 +63,6 @@ class Functions:
         self._test_logs: Logs | None = None
         self._test_reduce_ops: ReduceOps | None = None
         self._test_returned: Returned | None = None
-        self._tests_are_own = False
         self._tests = self._made_tests()
 
     def _find_variables(self) -> None:
@@ -101,7 +100,7 @@ class Functions:
             self._training = TrainerSteps(self.model, self._strategy, self._options, self._metrics)
             return self._training.go(batches, most, number)
         first = next(batches) if isinstance(batches, Reading) else batches
-        reduce_ops = self._reduce_ops(first)
+        reduce_ops = self._reduce_ops("train_step", self._own.returned if self._own else None, first)
         if reduce_ops is None:
             made = self._undecided_steps(spec).go(first, 1, number)
         else:
@@ -113,19 +112,24 @@ class Functions:
         more = self.train(batches, spec, most - 1, number + 1, goes_on=True)
         return more._replace(steps=made.steps + more.steps)
 
-    def _reduce_ops(self, first: Any) -> ReduceOps | None:
-        """How values of replicas make those of the batch; None if the batch does not show it."""
-        own = self._own
-        if own is not None and own.computed_from_metrics:
+    def _reduce_ops(self, name: str, returned: Returned | None, first: Any) -> ReduceOps | None:
+        """How values of replicas make those of the batch; None if the batch does not show it.
+
+        Args:
+          name: of the model's step.
+          returned: by the step; None if it is Keras's own, which returns metrics' results.
+          first: the first batch.
+        """
+        computed, of_metrics = (returned.computed_from_metrics, returned.sources) if returned else ((), None)
+        if computed:
             # What a metric has summed since its beginning is on a replica only where that has all rows.
-            reason = f'"{own.computed_from_metrics[0]}" is computed from a metric\'s result'
             if self._strategy.replicas > 1:
-                warn_of_all_rows(self.model, "train_step", reason, self._strategy)
+                reason = f'"{computed[0]}" is computed from a metric\'s result'
+                warn_of_all_rows(self.model, name, reason, self._strategy)
             return ReduceOps(needs_all_rows=True)
         if not self._checks:
             return ReduceOps()
-        names = own.results_of_metrics if own is not None else None
-        return FirstBatch(self.model, self._strategy, self.model.train_step, "train_step", names).reduce_ops(first)
+        return FirstBatch(self.model, self._strategy, getattr(self.model, name), name, of_metrics).reduce_ops(first)
 
     def _undecided_steps(self, spec: Any) -> OwnSteps:
         """Steps by all rows, as long as no batch shows what a part of them would do."""
@@ -203,25 +207,16 @@ class Functions:
 
     def _begin_tests(self, first: Any, spec: Any) -> None:
         """Looks at what a test does with the first batch; where that shows nothing, tests are by all rows until one does."""
+        is_own = any(overridden(self.model, name) for name in ("test_step", "compute_metrics"))
         if self._test_returned is None:
-            has_own = any(overridden(self.model, name) for name in ("test_step", "compute_metrics"))
-            self._test_returned = self._looked_at_test(spec) if has_own else Returned()
-            self._tests_are_own = has_own
-        found = self._reduce_ops_of_tests(first, self._test_returned)
+            self._test_returned = self._looked_at_test(spec) if is_own else Returned()
+        found = self._reduce_ops("test_step", self._test_returned if is_own else None, first)
         if found is None and self._test_logs is not None:
             return
         self._test_reduce_ops = found
         kept, ops = Kept(self._strategy), (found or ReduceOps()).logs
         self._test_logs = Logs(self._test_returned, self._strategy, kept, "test_step", ops)
         self._tests = self._made_tests()
-
-    def _reduce_ops_of_tests(self, first: Any, returned: Returned) -> ReduceOps | None:
-        if returned.computed_from_metrics:
-            return ReduceOps(needs_all_rows=True)  # as in a training step
-        if not self._checks:
-            return ReduceOps()
-        names = returned.sources.keys() if self._tests_are_own else None
-        return FirstBatch(self.model, self._strategy, self.model.test_step, "test_step", names).reduce_ops(first)
 
     def _made_tests(self) -> tuple[Any, Any]:
         given = self._strategy, self._test, self._test_traced
@@ -244,18 +239,20 @@ class Functions:
 
     def results(self) -> dict[str, Any]:
         """The metrics' results since they were reset."""
-        sums = self._sums()
+        return self._results(self._sums())
+
+    def _results(self, sums: list[np.ndarray]) -> dict[str, Any]:
         found = self._metrics.results(sums) if sums else {}
         return found | {"loss": float("nan")} if self._failed else found
 
     def logs(self, made: "Made") -> dict[str, Any]:
         """What Keras is told behind steps: the metrics' results, or what the model's own step returned."""
-        results = self.results()
+        sums = self._sums()
         if made.failure:
-            return {**results, **made.returned}
+            return {**self._results(sums), **made.returned}
         if not made.returned:
-            return results
-        by_metric = self._metrics.by_metric(self._sums())
+            return self._results(sums)
+        by_metric = self._metrics.by_metric(sums)
         return {name: by_metric.get(made.sources.get(name, ""), value) for name, value in made.returned.items()}
 
     def so_far(self) -> Totals:
@@ -278,7 +275,7 @@ class Functions:
         variables = self._metrics.variables
         before = [tf.identity(variable) for variable in variables]
         self._spoken = Recording(self._strategy.collectives)  # of the last trace
-        mine = (all_rows if self._tests_need_all_rows else own_rows)(dealt, self._spoken)
+        mine = rows_of(dealt, self._spoken, self._tests_need_all_rows)
         with using(mine.collectives), running(mine.replica()), keras_internals.functions_inlined():
             found = self.model.test_step(mine.batch)
         restore_unless(mine.rows > 0, variables, before)

@@ -6,7 +6,7 @@ is not finite cannot be taken back.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import keras
@@ -27,7 +27,7 @@ from tfdist.steps import Compression
 from tfdist.stock.first_batch import ReduceOps
 from tfdist.stock.logs import Logs, ReduceOp, look_at
 from tfdist.stock.one_device import Apply, running
-from tfdist.stock.replica_batch import all_rows, own_rows
+from tfdist.stock.replica_batch import rows_of
 from tfdist.strategy import HasCollectives
 
 
@@ -57,6 +57,7 @@ class OwnStep:
     """The replica function that runs a model's own `train_step`, or Keras's on all rows.
 
     Attributes:
+      returned: what the step returns.
       logs: what the last step returned.
     """
 
@@ -110,19 +111,9 @@ class OwnStep:
         whole = statistics_of_all_replicas(model)
         own = [v for v in keras_internals.moving_statistics(model) if id(v) not in whole]
         self._restored = [*own, *metrics]
-        self._returned, self._kept = returned, kept
+        self.returned, self._kept = returned, kept
         self._reduce_ops = ReduceOps()
         self._reductions = [_reduction(each, compression, kept) for each in applications]
-
-    @property
-    def computed_from_metrics(self) -> Sequence[str]:
-        """Names of what the step computes from metrics' results, and returns."""
-        return self._returned.computed_from_metrics
-
-    @property
-    def results_of_metrics(self) -> Collection[str] | None:
-        """Names of what the step returns that are metrics' results."""
-        return self._returned.sources.keys()
 
     @property
     def sends_rows(self) -> bool:
@@ -132,7 +123,7 @@ class OwnStep:
     def follow(self, reduce_ops: ReduceOps) -> None:
         """Says how the values of replicas make the whole batch's; called once, before `run`."""
         self._reduce_ops = reduce_ops
-        self.logs = Logs(self._returned, self._strategy, self._kept, "train_step", reduce_ops.logs)
+        self.logs = Logs(self.returned, self._strategy, self._kept, "train_step", reduce_ops.logs)
 
     def run(self, dealt: Dealt, number: tf.Tensor) -> None:
         """One step. A replica function.
@@ -142,7 +133,7 @@ class OwnStep:
           number: scalar int64; steps made so far.
         """
         self._spoken = collectives = Recording(self._strategy.collectives)  # of the last trace
-        mine = (all_rows if self._reduce_ops.needs_all_rows else own_rows)(dealt, collectives)
+        mine = rows_of(dealt, collectives, self._reduce_ops.needs_all_rows)
         before = [tf.identity(variable) for variable in self._restored]
         randomness.reseed(self._seeds, self._settings.seed, number, mine.number)
         replica = mine.replica(self._applying(mine.weights, collectives))

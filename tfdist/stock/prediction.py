@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.collectives import using
 from tfdist.data.batches import Dealt, with_any_rows
 from tfdist.errors import InputError
-from tfdist.stock.both_ways import BothWays, NeedsAllRowsError
+from tfdist.stock.both_ways import BothWays, NeedsAllRowsError, either_draws
 from tfdist.stock.first_batch import has_own_code
 from tfdist.stock.gathering import gathered
 from tfdist.stock.replica_batch import all_rows, warn_of_all_rows
@@ -75,15 +75,12 @@ def _by_all_rows(model: keras.Model, strategy: HasCollectives, dealt: Dealt) -> 
 
 def _needs_all_rows(model: keras.Model, strategy: HasCollectives, dealt: Any) -> bool:
     """Whether outputs for a replica's rows differ from those for the same rows among all; warns if they do."""
-    found = ""
-    for rows_differ in (True, False):  # see `FirstBatch.reduce_ops`
-        try:
-            _compare(model, strategy, dealt, rows_differ)
-            return False
-        except NeedsAllRowsError as error:
-            found = str(error)
-    warn_of_all_rows(model, "predict", found, strategy)
-    return True
+    try:
+        either_draws(functools.partial(_compare, model, strategy, dealt))
+    except NeedsAllRowsError as error:
+        warn_of_all_rows(model, "predict", str(error), strategy)
+        return True
+    return False
 
 
 def _compare(model: keras.Model, strategy: HasCollectives, dealt: Any, rows_differ: bool) -> None:

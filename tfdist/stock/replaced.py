@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.metrics import KerasMetrics
 from tfdist.stock import one_device
 from tfdist.strategy import Strategy, in_replica_function
 
@@ -61,7 +62,7 @@ _log = logging.getLogger(__name__)
 def on_one_device(model: keras.Model) -> Iterator[None]:
     """Inside, a model's methods are Keras's own, and its variables those of one device."""
     optimizers = [model.optimizer] if model.compiled and model.optimizer is not None else []
-    metrics = [variable for metric in model.metrics for variable in metric.variables]
+    metrics = KerasMetrics(model).variables
     token = _on_one_device.set(True)
     try:
         with _updating_one_device([*model.variables, *metrics], optimizers):

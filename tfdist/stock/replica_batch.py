@@ -45,6 +45,11 @@ class ReplicaBatch(NamedTuple):
         return Replica(self.collectives, self.rows, self.batch_size, apply, self.has_all_rows)
 
 
+def rows_of(dealt: Dealt, collectives: Collectives, needs_all_rows: bool) -> ReplicaBatch:
+    """Returns what a replica computes: `all_rows` if its code needs them, otherwise `own_rows`."""
+    return all_rows(dealt, collectives) if needs_all_rows else own_rows(dealt, collectives)
+
+
 def own_rows(dealt: Dealt, collectives: Collectives) -> ReplicaBatch:
     """Returns the rows that were dealt to this replica, of which there may be none; inside a replica function.
 

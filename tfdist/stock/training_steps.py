@@ -85,7 +85,12 @@ class TrainerSteps:
 
 
 class OwnSteps:
-    """The model's own step, or Keras's for a loss that is no mean over rows."""
+    """The model's own step, or Keras's for a loss that is no mean over rows.
+
+    Attributes:
+      returned: what the step returns.
+      needs_all_rows: whether replicas compute whole batches.
+    """
 
     loss_scale = None
     needs_all_rows = False
@@ -100,8 +105,7 @@ class OwnSteps:
     ):
         settings = _settings(model, strategy, options)
         self._step = OwnStep(model, strategy, settings, _compression(options), Kept(strategy), spec, place)
-        self.results_of_metrics = self._step.results_of_metrics
-        self.computed_from_metrics = self._step.computed_from_metrics
+        self.returned = self._step.returned
         self._repeated = repeated(strategy, self._step.run, self._step.traced)
         self._once = once(strategy, self._step.run, self._step.traced)
 
