@@ -99,3 +99,64 @@ def test_replicas_with_one_seed_draw_other_numbers(mirrored2: tfdist.Strategy) -
     model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
     one, other = (np.asarray(value) for value in mirrored2.local(model.noise.value))
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.4
+
+
+class Sampling(keras.layers.Layer):
+    """Adds noise in every call, as a variational autoencoder or Monte Carlo dropout does."""
+
+    def __init__(self, held: bool) -> None:
+        super().__init__()
+        self.generator = keras.random.SeedGenerator(5) if held else None
+
+    def call(self, x: Any) -> Any:
+        return x + keras.random.normal(tf.shape(x), seed=self.generator)
+
+
+class SampledTwice(keras.Model):
+    """Draws in its own `test_step`, too, where Keras makes the generator of the program."""
+
+    def __init__(self, held: bool) -> None:
+        super().__init__()
+        self.layer, self.sampling = keras.layers.Dense(1), Sampling(held)
+
+    def call(self, x: Any) -> Any:
+        return self.sampling(self.layer(x))
+
+    def test_step(self, data: Any) -> Any:
+        x, y = data
+        noise = keras.random.normal((tf.shape(x)[0], 1), seed=self.sampling.generator)
+        return {"squared": tf.reduce_mean((self(x) + noise - y) ** 2)}
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["a generator of its layer", "the program's generator"])
+def test_predictions_draw_for_each_row_and_each_call(mirrored2: tfdist.Strategy, held: bool) -> None:
+    model = SampledTwice(held)
+    model.compile("sgd", "mse")
+    tfdist.distribute(model, mirrored2)
+    once, again = (model.predict(np.zeros((400, 2)), batch_size=400, verbose=0).ravel() for _ in range(2))
+    for one, other in ((once[:200], once[200:]), (once, again)):  # replicas, and calls
+        assert abs(np.corrcoef(one, other)[0, 1]) < 0.3
+    assert abs(np.std(once) - 1.0) < 0.2
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["a generator of its layer", "the program's generator"])
+@pytest.mark.parametrize("name", ["single", "mirrored2"])
+def test_evaluation_draws(name: str, held: bool, request: pytest.FixtureRequest) -> None:
+    model = SampledTwice(held)
+    model.compile("sgd", "mse")
+    tfdist.distribute(model, request.getfixturevalue(name))
+    x, y = np.zeros((4000, 2)), np.zeros((4000, 1))
+    once, again = (model.evaluate(x, y, batch_size=1000, verbose=0, return_dict=True)["squared"] for _ in range(2))
+    assert once != again
+    assert abs(once - 2.0) < 0.5  # the variance of two draws; of the last batch, as plain Keras says it
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["a generator of its layer", "the program's generator"])
+def test_the_trainers_evaluation_draws_the_same_each_time(mirrored2: tfdist.Strategy, held: bool) -> None:
+    with mirrored2.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros"), Sampling(held)])
+        trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse")
+    data = np.zeros((4000, 2), "float32"), np.zeros((4000, 1), "float32")
+    once, again = (trainer.evaluate(data, batch_size=1000) for _ in range(2))
+    assert once == again
+    assert once["loss"] == pytest.approx(1.0, abs=0.2)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import keras_internals, loss
+from tfdist import keras_internals, loss, randomness
 from tfdist.data import EvaluationPipeline, check_equal_shares
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
@@ -17,14 +17,15 @@ from tfdist.strategy import HasCollectives
 class Evaluator:
     """Evaluates one model; keeps what it compiled."""
 
-    def __init__(self, model: keras.Model, strategy: HasCollectives, metrics: ModelMetrics, drain: Any):
-        """Args: model: compiled and built under the strategy's scope; drain: see `tfdist.metrics.make_drain`."""
+    def __init__(self, model: keras.Model, strategy: HasCollectives, seed: int, metrics: ModelMetrics, drain: Any):
+        """Args: model: compiled and built under the strategy's scope; seed: the run's; drain: see `metrics.make_drain`."""
         self._model = model
+        self._seed, self._seeds = seed, randomness.seed_states(model)
         self._strategy = strategy
         self._metrics = metrics
         self._drain = drain
         if strategy.global_view:
-            self._one = strategy.compiled(lambda batch: strategy.run(self._batch, batch))
+            self._one = strategy.compiled(lambda batch, number: strategy.run(self._batch, batch, number))
             self._run = self._batches_on_the_host
         else:
             self._run = tf.function(self._batches, autograph=False, reduce_retracing=True)
@@ -51,13 +52,14 @@ class Evaluator:
         return {"loss": loss.evaluation_loss(self._model, np.asarray(sums)), **totals.results(self._metrics)}
 
     def _batches_on_the_host(self, iterator: Any, steps: tf.Tensor) -> tf.Tensor:
-        return tf.add_n([self._strategy.local(self._one(next(iterator)))[0] for _ in range(int(steps))])
+        found = [self._one(next(iterator), tf.constant(number, tf.int64)) for number in range(int(steps))]
+        return tf.add_n([self._strategy.local(sums)[0] for sums in found])
 
     def _batches(self, iterator: Any, steps: tf.Tensor) -> tf.Tensor:
         length = 2 * (len(keras_internals.flat_losses(self._model)) + 1)
 
         def body(done: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            mine = self._strategy.local(self._strategy.run(self._batch, next(iterator)))
+            mine = self._strategy.local(self._strategy.run(self._batch, next(iterator), tf.cast(done, tf.int64)))
             return done + 1, sums + tf.add_n(mine)
 
         start = (tf.constant(0), tf.zeros([length], tf.float64))
@@ -65,11 +67,13 @@ class Evaluator:
         shared = self._strategy.run(self._merge, mine / len(self._strategy.local_replicas))
         return self._strategy.local(shared)[0]
 
-    def _batch(self, batch: Any) -> tf.Tensor:
+    def _batch(self, batch: Any, number: tf.Tensor) -> tf.Tensor:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
         before = [tf.identity(variable) for variable in self._metrics.variables]
-        with self._strategy.computing(self._model.trainable_variables):
+        collectives = self._strategy.collectives
+        draws = randomness.not_training(self._seeds, self._seed, "evaluate", number, collectives.rank, collectives.size)
+        with self._strategy.computing(self._model.trainable_variables), draws:
             outputs = self._strategy.by_rows(self._model(x, training=False))
             parts = loss.terms(self._model, y, outputs, weight)
             sums = loss.evaluation_sums(self._model, parts, rows)

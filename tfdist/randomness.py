@@ -1,6 +1,7 @@
 """Random layers as a pure function of (seed, step, replica): masks differ between replicas and repeat exactly."""
 
 import contextlib
+import zlib
 from collections.abc import Iterator, Sequence
 
 import keras
@@ -47,6 +48,36 @@ def own(
         return
     key = _key(seed, len(states), step, replica)
     with keras_internals.keyed(key, frozenset(id(state) for state in states)):
+        yield
+
+
+@contextlib.contextmanager
+def not_training(
+    states: Sequence[keras.Variable],
+    seed: int,
+    purpose: str,
+    number: tf.Tensor,
+    replica: tf.Tensor | int,
+    replicas: int,
+) -> Iterator[None]:
+    """Inside, all that a replica draws in an evaluation or a prediction follows from (seed, purpose, number, replica).
+
+    With one replica it is drawn as without tfdist.
+
+    Args:
+      states: what `seed_states` returned.
+      seed: the run's.
+      purpose: what is drawn for, such as "evaluate"; each has random numbers of its own.
+      number: scalar int64, the number of the batch.
+      replica: this replica's number.
+      replicas: how many there are.
+    """
+    if replicas == 1:
+        yield
+        return
+    of_purpose = zlib.crc32(f"{seed} {purpose}".encode())
+    reseed(states, of_purpose, number, replica)
+    with own(states, of_purpose, number, replica, replicas):
         yield
 
 

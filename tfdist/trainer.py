@@ -360,7 +360,7 @@ class Trainer:
         self.metrics = metrics.ModelMetrics(self.model)
         self.drain = metrics.make_drain(self.metrics, self.strategy)
         self.average_statistics = metrics.make_average_statistics(self.model, self.strategy)
-        self._evaluator = Evaluator(self.model, self.strategy, self.metrics, self.drain)
+        self._evaluator = Evaluator(self.model, self.strategy, self._settings.seed, self.metrics, self.drain)
         check_micro_steps(self.model, self._settings.micro_steps)
         self.steps = Steps(self.model, self.strategy, self._settings, self._compression, self._kept, self.metrics)
         self._built = True

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import keras_internals
+from tfdist import keras_internals, randomness
 from tfdist.collectives import Recording, using
 from tfdist.config import RunConfig
 from tfdist.data.batches import Dealt
@@ -52,6 +52,7 @@ class Functions:
         self.totals = Totals()
         self._find_variables()
         self._failed = False
+        self._tested = 0  # batches, whose numbers random layers draw by
         self._training: TrainerSteps | OwnSteps | None = None
         self._own: OwnSteps | None = None
         self._undecided: OwnSteps | None = None
@@ -68,6 +69,7 @@ class Functions:
     def _find_variables(self) -> None:
         """Finds the metrics and moving statistics that the model has now: its own steps may create some when looked at."""
         self._metrics = KerasMetrics(self.model)
+        self._seeds = randomness.seed_states(self.model)
         self._drain = make_drain(self._metrics, self._strategy)
         self._zero = _zeroed(self._metrics.variables, self._strategy)
         self.average_statistics = make_average_statistics(self.model, self._strategy)
@@ -181,21 +183,26 @@ class Functions:
             first = next(batches) if isinstance(batches, Reading) else batches
             self._begin_tests(first, spec)
             self._computes(self._tests_need_all_rows)
-            self._tests[1](first, 0)
+            self._test_one(first)
             before += 1
             if before == most or not isinstance(batches, Reading) or batches.at_end:
                 return self._found_by_test(before)
         self._computes(self._tests_need_all_rows)
         if not isinstance(batches, Reading):
-            self._tests[1](batches, 0)
+            self._test_one(batches)
             return self._found_by_test(1)
         steps, (repeatedly, once) = batches.ahead(most - before), self._tests
         if self._spoken.has_unknown_shapes:
-            one_at_a_time(once, batches, steps, 0)
+            one_at_a_time(once, batches, steps, self._tested)
         else:
-            repeatedly(batches.rows, 0, steps)
+            repeatedly(batches.rows, self._tested, steps)
             batches.took(steps)
+        self._tested += steps
         return self._found_by_test(before + steps)
+
+    def _test_one(self, batch: Any) -> None:
+        self._tests[1](batch, self._tested)
+        self._tested += 1
 
     def _found_by_test(self, steps: int) -> Made:
         assert self._test_logs is not None  # since tests have begun
@@ -276,7 +283,10 @@ class Functions:
         before = [tf.identity(variable) for variable in variables]
         self._spoken = Recording(self._strategy.collectives)  # of the last trace
         mine = rows_of(dealt, self._spoken, self._tests_need_all_rows)
-        with using(mine.collectives), running(mine.replica()), keras_internals.functions_inlined():
+        draws = randomness.not_training(
+            self._seeds, self._options.seed, "evaluate", number, mine.number, self._strategy.replicas
+        )
+        with using(mine.collectives), running(mine.replica()), draws, keras_internals.functions_inlined():
             found = self.model.test_step(mine.batch)
         restore_unless(mine.rows > 0, variables, before)
         if self._test_logs is not None:  # as it is when tests are traced

@@ -1,6 +1,8 @@
 """Prediction: each replica computes its rows, and every process gets all outputs in the order of the rows."""
 
+import contextlib
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import randomness
 from tfdist.collectives import using
 from tfdist.data.batches import Dealt, with_any_rows
 from tfdist.errors import InputError
@@ -19,18 +22,22 @@ from tfdist.stock.tolerance import Tolerance
 from tfdist.strategy import HasCollectives
 
 Predict = Callable[[Any], Any]
+Drawing = Callable[[tf.Tensor | int], contextlib.AbstractContextManager[None]]  # of a replica's number
 
 
-def predicting(model: keras.Model, strategy: HasCollectives, check: bool) -> Predict:
+def predicting(model: keras.Model, strategy: HasCollectives, seed: int, check: bool) -> Predict:
     """Returns a function from what `Strategy.run` takes for a `Dealt` to the outputs for all rows of the global batch.
 
     Args:
       model: built.
       strategy: where it runs.
+      seed: of what the model draws.
       check: whether the first batch of several rows shows if outputs for some depend on the others.
     """
     checks = check and strategy.replicas > 1 and has_own_code(model)
-    by_own_rows, by_all_rows = (_on_replicas(function, model, strategy) for function in (_by_own_rows, _by_all_rows))
+    by_own_rows, by_all_rows = (
+        _on_replicas(function, model, strategy, seed) for function in (_by_own_rows, _by_all_rows)
+    )
     chosen: list[Predict] = [] if checks else [by_own_rows]
 
     def predict(dealt: Any) -> Any:
@@ -43,17 +50,24 @@ def predicting(model: keras.Model, strategy: HasCollectives, check: bool) -> Pre
     return predict
 
 
-def _on_replicas(function: Callable[..., Any], model: keras.Model, strategy: HasCollectives) -> Predict:
+def _on_replicas(function: Callable[..., Any], model: keras.Model, strategy: HasCollectives, seed: int) -> Predict:
+    numbers, seeds = itertools.count(), randomness.seed_states(model)
+
+    def drawing(number: tf.Tensor, replica: tf.Tensor | int) -> contextlib.AbstractContextManager[None]:
+        return randomness.not_training(seeds, seed, "predict", number, replica, strategy.replicas)
+
     @tf.function(autograph=False, reduce_retracing=True)
-    def predict(dealt: Any) -> Any:
-        outputs = strategy.run(functools.partial(function, model, strategy), dealt)
+    def predict(dealt: Any, number: tf.Tensor) -> Any:
+        outputs = strategy.run(functools.partial(function, model, strategy, functools.partial(drawing, number)), dealt)
         return tf.nest.map_structure(lambda value: strategy.local(value)[0], outputs)
 
-    return predict
+    return lambda dealt: predict(dealt, tf.constant(next(numbers), tf.int64))
 
 
-def _by_own_rows(model: keras.Model, strategy: HasCollectives, dealt: Dealt) -> Any:
-    return gathered(_outputs(model, with_any_rows(dealt).batch), strategy.collectives)
+def _by_own_rows(model: keras.Model, strategy: HasCollectives, drawing: Drawing, dealt: Dealt) -> Any:
+    with drawing(strategy.collectives.rank):
+        outputs = _outputs(model, with_any_rows(dealt).batch)
+    return gathered(outputs, strategy.collectives)
 
 
 def _outputs(model: keras.Model, batch: Any) -> Any:
@@ -67,9 +81,9 @@ def _outputs(model: keras.Model, batch: Any) -> Any:
     return outputs
 
 
-def _by_all_rows(model: keras.Model, strategy: HasCollectives, dealt: Dealt) -> Any:
+def _by_all_rows(model: keras.Model, strategy: HasCollectives, drawing: Drawing, dealt: Dealt) -> Any:
     mine = all_rows(dealt, strategy.collectives)
-    with using(mine.collectives):
+    with using(mine.collectives), drawing(mine.number):
         return _outputs(model, mine.batch)
 
 
