@@ -48,7 +48,7 @@ conformance: $(HOROVOD)
 	$(PY) -m pytest -m full
 
 chaos: $(HOROVOD)
-	$(PY) -m tests.chaos --seeds=$(SEEDS)
+	$(PY) -m tests.end_to_end.chaos --seeds=$(SEEDS)
 
 peers: $(PEERS)/.installed
 
@@ -81,7 +81,7 @@ $(TESTS): $(CREATED) setup.cfg
 	@$(PIP) --editable '.[examples,test]'
 	@touch $@ $(EXAMPLES)
 
-$(HOROVOD): $(TESTS) tfdist/install_horovod.py tfdist/horovod_build.py
+$(HOROVOD): $(TESTS) tfdist/install_horovod.py tfdist/cli/horovod_build.py
 	@$(PY) -m tfdist.install_horovod
 	@touch $@
 

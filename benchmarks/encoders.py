@@ -22,8 +22,8 @@ from tfdist.collectives import OneReplica
 from tfdist.gradients.compression.catalog import create
 from tfdist.gradients.compression.coded import Coded
 from tfdist.gradients.compression.coder import Coder
-from tfdist.gradients.feedback import ErrorFeedback
-from tfdist.rules import parse_rules
+from tfdist.gradients.error_feedback import ErrorFeedback
+from tfdist.grammar.rules import parse_rules
 
 SHAPE = (2048, 4096)
 Work = Callable[[tf.Tensor], list[tf.Tensor]]

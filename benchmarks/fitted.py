@@ -15,8 +15,9 @@ import keras
 import stopwatch
 from workload import LEARNING_RATE, WORKLOADS, arrays
 
-from tfdist import command, flags, models, opening, stock
-from tfdist.config import RunConfig
+from tfdist import keras_fit, models
+from tfdist.cli import command, flags, open_strategy
+from tfdist.config.run_config import RunConfig
 
 
 class Epochs(keras.callbacks.Callback):
@@ -50,9 +51,12 @@ def fit(workload: str, batch_size: int, watch: stopwatch.Stopwatch) -> tuple[lis
 
 def under_tfdist(config: RunConfig, given: argparse.Namespace) -> None:
     """As `python -m tfdist.run` runs a script."""
-    with opening.opened_strategy(config, stock.OWN_FLAGS) as (config, _, strategy), contextlib.ExitStack() as on:
+    with (
+        open_strategy.opened_strategy(config, keras_fit.OWN_FLAGS) as (config, _, strategy),
+        contextlib.ExitStack() as on,
+    ):
         on.enter_context(strategy.scope())
-        on.enter_context(stock.attach_all(lambda model: stock.Distributed(model, strategy, config)))
+        on.enter_context(keras_fit.attach_all(lambda model: keras_fit.Distributed(model, strategy, config)))
         seconds, loss = fit(given.workload, _rows(given), stopwatch.from_arguments(given))
         chief = strategy.is_chief
     if chief:

@@ -14,8 +14,9 @@ import sys
 import psutil
 import tensorflow as tf
 
-from tfdist import command, flags, keras_internals, session
-from tfdist.config import TrainConfig
+from tfdist import keras_internals
+from tfdist.cli import command, flags, session
+from tfdist.config.run_config import TrainConfig
 
 STEPS = 3
 MIB = 2**20

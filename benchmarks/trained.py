@@ -17,8 +17,9 @@ from typing import Any
 import stopwatch
 from workload import LEARNING_RATE, WORKLOADS
 
-from tfdist import command, flags, saving, session
-from tfdist.config import TrainConfig
+from tfdist.checkpoint import manager
+from tfdist.cli import command, flags, session
+from tfdist.config.run_config import TrainConfig
 from tfdist.reporting import NullReporter, RunPlan
 
 EPOCH = 100  # steps: longer than a run, so that no epoch's end cuts a call short
@@ -77,7 +78,7 @@ def train(config: TrainConfig, watch: stopwatch.Stopwatch) -> None:
             name: getattr(config, name) for name in inspect.signature(trainer.fit).parameters if hasattr(config, name)
         }
         if config.checkpoint_every != "0":
-            named["checkpoints"] = saving.Checkpoints(
+            named["checkpoints"] = manager.Checkpoints(
                 directory=opened.strategy.group.broadcast("checkpoints", directory),
                 every=config.checkpoint_every,
                 in_background=config.checkpoint_async,

@@ -6,11 +6,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.cluster import Cluster
-from tfdist.devices import share_cores, use_one_gpu
+from tfdist.cluster.devices import share_cores, use_one_gpu
+from tfdist.cluster.environment import Cluster
+from tfdist.coordination import Group
+from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
-from tfdist.group import Group
-from tfdist.strategy import HasCollectives
 
 try:
     import horovod.tensorflow as hvd
@@ -21,7 +21,7 @@ except ImportError as missing:
     ) from missing
 
 from tfdist.collectives.horovod import HorovodCollectives
-from tfdist.horovod_rendezvous import start_horovod
+from tfdist.distribution.horovod_rendezvous import start_horovod
 
 
 class Horovod(HasCollectives):

@@ -15,18 +15,18 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from tfdist import keras_internals
-from tfdist.cluster import Cluster
+from tfdist.cluster.devices import share_cores
+from tfdist.cluster.environment import Cluster
 from tfdist.collectives import OneReplica
-from tfdist.devices import share_cores
-from tfdist.dims import Dims
-from tfdist.dtensor import Batches, Devices, engine_mesh, over_rows, refuse_crashes, sum_together
-from tfdist.engine_errors import layout_refused
-from tfdist.group import Group
-from tfdist.layouts import Layout, Placement, given_way, idle, laid_out, parse_layout, parse_shard
-from tfdist.mesh import mesh_of
-from tfdist.placing import dims_of_newborn, is_gathered_in_turn, placement
-from tfdist.rematerialization import rematerialize, waiting
-from tfdist.strategy import HasCollectives, Read, State
+from tfdist.coordination import Group
+from tfdist.distribution.dtensor import Batches, Devices, engine_mesh, over_rows, refuse_crashes, sum_together
+from tfdist.distribution.strategy import HasCollectives, Read, State
+from tfdist.errors.engine_errors import layout_refused
+from tfdist.layers.rematerialization import rematerialize, waiting
+from tfdist.sharding.dim_names import Dims
+from tfdist.sharding.layouts import Layout, Placement, given_way, idle, laid_out, parse_layout, parse_shard
+from tfdist.sharding.mesh import mesh_of
+from tfdist.sharding.variable_layouts import dims_of_newborn, is_gathered_in_turn, placement
 
 _log = logging.getLogger(__name__)
 _SAME_SEED = (
@@ -63,8 +63,8 @@ class MeshOfDevices(HasCollectives):
           cluster: this process among the job's, which have equal parts of the mesh.
           join: joins the job's group.
           devices: how many this process has; 0 for as many as the mesh needs.
-          mesh_shape: as the flag; see `tfdist.mesh`.
-          layout: as the flag; see `tfdist.layouts`.
+          mesh_shape: as the flag; see `tfdist.sharding.mesh`.
+          layout: as the flag; see `tfdist.sharding.layouts`.
           shard: what lies in parts over `shard_axis`: "none", "optimizer", "gradients" or "parameters"; see `Shard`.
           shard_axis: an axis of the mesh; empty for the batch's.
           shard_min_elements: smaller variables stay whole.

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdist.cluster import Cluster
-from tfdist.devices import local_device_names
-from tfdist.group import Group
-from tfdist.tf_distribute import TensorFlowStrategy
+from tfdist.cluster.devices import local_device_names
+from tfdist.cluster.environment import Cluster
+from tfdist.coordination import Group
+from tfdist.distribution.tf_distribute import TensorFlowStrategy
 
 
 class Mirrored(TensorFlowStrategy):

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tfdist.births import Births
-from tfdist.cluster import Cluster
-from tfdist.devices import share_cores
-from tfdist.group import Group
-from tfdist.servers import starting, with_addresses
-from tfdist.tf_distribute import TensorFlowStrategy
+from tfdist.cluster.devices import share_cores
+from tfdist.cluster.environment import Cluster
+from tfdist.coordination import Group
+from tfdist.distribution.tf_distribute import TensorFlowStrategy
+from tfdist.distribution.tf_server import starting, with_addresses
+from tfdist.distribution.variable_creation import Births
 
 
 class MultiWorker(TensorFlowStrategy):

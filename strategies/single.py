@@ -5,10 +5,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster import Cluster
+from tfdist.cluster.environment import Cluster
 from tfdist.collectives import OneReplica
-from tfdist.group import Group
-from tfdist.strategy import HasCollectives
+from tfdist.coordination import Group
+from tfdist.distribution.strategy import HasCollectives
 
 
 class Single(HasCollectives):

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from tfdist import bench, cluster
+from tfdist import bench
 from tfdist.__main__ import commands
-from tfdist.benching import table
-from tfdist.benching.measured import TRAFFIC
+from tfdist.benchmark import table
+from tfdist.benchmark.measured import TRAFFIC
+from tfdist.cluster import environment
 
 pytestmark = pytest.mark.alone
 
@@ -90,7 +91,7 @@ def test_two_processes(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", *launched, "tfdist.bench", "collectives", *flags],
         cwd=tmp_path,
-        env=cluster.without_sources({**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}),
+        env=environment.without_sources({**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tfdist import checkpoints
-from tfdist.checkpoint import Checkpoint, Part, commit
+from tfdist.checkpoint.storage import Checkpoint, Part, commit
+from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
-from tfdist.group import LocalGroup
 
 
 @pytest.fixture

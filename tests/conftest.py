@@ -13,7 +13,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, settings
 
 import tfdist
-from tfdist.strategy import Strategy
+from tfdist.distribution.strategy import Strategy
 from tfdist.testing import parity
 
 # The same examples in every run, and no clock: whether a change breaks a test does not depend on the day or on the machine.

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 
 import tfdist
 from tfdist import export, train
-from tfdist.checkpoint import Checkpoint
-from tfdist.config import TrainConfig
+from tfdist.checkpoint.storage import Checkpoint
+from tfdist.config.run_config import TrainConfig
 from tfdist.errors import CheckpointError, InputError
 from tfdist.export import ExportConfig
 
@@ -116,7 +116,7 @@ def test_one_checkpoint_of_a_run(run, capsys):
     [
         ("keras", "a.keras", "tfdist.Trainer", "save"),
         ("saved_model", "a", "keras.Model", "export"),
-        ("safetensors", "a.safetensors", "tfdist.checkpoint", "write_shard"),
+        ("safetensors", "a.safetensors", "tfdist.checkpoint.storage", "write_shard"),
     ],
 )
 def test_half_of_a_model_is_never_there(run, kind, name, owner, writer, tmp_path, monkeypatch):
@@ -199,7 +199,7 @@ def test_where_it_cannot_be_written(run, given, message, tmp_path, monkeypatch):
     """Which is said before the model is built and restored."""
     (tmp_path / "in-the-way").write_text("")
     output = given["output"].replace("FILE", str(tmp_path / "in-the-way"))
-    monkeypatch.setattr("tfdist.session.opened", not_called)
+    monkeypatch.setattr("tfdist.cli.session.opened", not_called)
     with pytest.raises(InputError, match=message):
         export.main(run, ExportConfig(**{**given, "output": output}))
 
@@ -210,7 +210,7 @@ def not_called(*args):
 
 def test_a_run_s_folder_that_is_read_only(run, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: str(path) != run)  # root may write in any
-    monkeypatch.setattr("tfdist.session.opened", not_called)
+    monkeypatch.setattr("tfdist.cli.session.opened", not_called)
     with pytest.raises(
         InputError, match=rf"--output must .* \(no permission to write in {run}\)\. Give another --output"
     ):

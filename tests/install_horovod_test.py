@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from tfdist import command, install_horovod
+from tfdist import install_horovod
+from tfdist.cli import command
 from tfdist.errors import ExitCode, TfdistError
 
 

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.alone
 DEADLINE = 20.0
 MEMBER = """
 import os, sys, time
-from tfdist.cluster import from_tf_config
-from tfdist.group import join, watch
+from tfdist.cluster.environment import from_tf_config
+from tfdist.coordination import join, watch
 cluster = from_tf_config(os.environ)
 if cluster.rank in {absent}:
     time.sleep(1000)

@@ -6,8 +6,9 @@ import shlex
 
 import pytest
 
-from tfdist import command, flags, layout
-from tfdist.config import LayoutConfig
+from tfdist import layout
+from tfdist.cli import command, flags
+from tfdist.config.run_config import LayoutConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
 MESHES = sorted(

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfdist import collectives, data, gradients, layers, models, optimizers
-    from tfdist.cluster import Cluster
+    from tfdist.cli.distribute import distribute
+    from tfdist.cluster.environment import Cluster
     from tfdist.collectives import Collectives, gather_rows
-    from tfdist.constraining import constrain
-    from tfdist.dims import name_dims
-    from tfdist.distributing import distribute
+    from tfdist.coordination import Group
+    from tfdist.distribution.registry import load_strategy
+    from tfdist.distribution.strategy import Strategy, current_strategy
     from tfdist.gradients import LossScaler
-    from tfdist.group import Group
-    from tfdist.loading import load_strategy
-    from tfdist.recomputing import recompute
-    from tfdist.spawning import spawn
-    from tfdist.strategy import Strategy, current_strategy
-    from tfdist.trainer import Trainer
+    from tfdist.launcher.spawn import spawn
+    from tfdist.layers.recompute import recompute
+    from tfdist.layers.sharding_constraint import constrain
+    from tfdist.sharding.dim_names import name_dims
+    from tfdist.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
 
@@ -48,21 +48,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Checkpoints": "tfdist.saving",
-    "Cluster": "tfdist.cluster",
+    "Checkpoints": "tfdist.checkpoint.manager",
+    "Cluster": "tfdist.cluster.environment",
     "Collectives": "tfdist.collectives",
-    "Group": "tfdist.group",
+    "Group": "tfdist.coordination",
     "LossScaler": "tfdist.gradients",
-    "Strategy": "tfdist.strategy",
-    "Trainer": "tfdist.trainer",
-    "constrain": "tfdist.constraining",
-    "current_strategy": "tfdist.strategy",
-    "distribute": "tfdist.distributing",
+    "Strategy": "tfdist.distribution.strategy",
+    "Trainer": "tfdist.trainer.trainer",
+    "constrain": "tfdist.layers.sharding_constraint",
+    "current_strategy": "tfdist.distribution.strategy",
+    "distribute": "tfdist.cli.distribute",
     "gather_rows": "tfdist.collectives",
-    "load_strategy": "tfdist.loading",
-    "name_dims": "tfdist.dims",
-    "recompute": "tfdist.recomputing",
-    "spawn": "tfdist.spawning",
+    "load_strategy": "tfdist.distribution.registry",
+    "name_dims": "tfdist.sharding.dim_names",
+    "recompute": "tfdist.layers.recompute",
+    "spawn": "tfdist.launcher.spawn",
 }
 
 

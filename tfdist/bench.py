@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tfdist import command, flags, startup
-from tfdist.benching.config import BenchConfig, parse_operations, parse_sizes
+from tfdist.benchmark.config import BenchConfig, parse_operations, parse_sizes
+from tfdist.cli import command, flags, startup
 from tfdist.errors import InputError
-from tfdist.spec import nearest
+from tfdist.grammar.spec import nearest
 
 if TYPE_CHECKING:
-    from tfdist.benching.measured import Measured
-    from tfdist.strategy import HasCollectives, Strategy
+    from tfdist.benchmark.measured import Measured
+    from tfdist.distribution.strategy import HasCollectives, Strategy
 
 BENCHMARKS = ("collectives",)
 OWN_FLAGS = ("intra_op_threads", "output_dir")
@@ -25,13 +25,13 @@ OWN_FLAGS = ("intra_op_threads", "output_dir")
 def main(config: BenchConfig) -> int:
     """Measures the collectives; returns the exit code."""
     startup.load_tensorflow()  # only now: flags are read, and help is printed, before
-    from tfdist import opening
-    from tfdist.benching import plot, table
+    from tfdist.benchmark import plot, table
+    from tfdist.cli import open_strategy
     from tfdist.reporting import RunDirectory
 
-    with opening.opened_strategy(config, OWN_FLAGS) as (config, detection, strategy):
+    with open_strategy.opened_strategy(config, OWN_FLAGS) as (config, detection, strategy):
         measurements = _measurements(config, _measurable(strategy, config))
-        hosts = opening.hosts(strategy)
+        hosts = open_strategy.hosts(strategy)
         if not strategy.is_chief:
             for _ in measurements:
                 pass
@@ -54,8 +54,8 @@ def _measurable(strategy: "Strategy", config: BenchConfig) -> "HasCollectives":
     """Makes sure that there is something to measure."""
     import tensorflow as tf
 
-    from tfdist.benching.operations import check_dtype
-    from tfdist.strategy import HasCollectives
+    from tfdist.benchmark.operations import check_dtype
+    from tfdist.distribution.strategy import HasCollectives
 
     if not isinstance(strategy, HasCollectives) or strategy.replicas < 2:
         raise InputError(
@@ -71,7 +71,7 @@ def _measurements(config: BenchConfig, strategy: "HasCollectives") -> "Iterator[
     """Measures one operation after the other, from size to size; a barrier once, as it has none."""
     import tensorflow as tf
 
-    from tfdist.benching.timing import measure
+    from tfdist.benchmark.timing import measure
 
     for name in parse_operations(config.operations):
         for size in parse_sizes(config.sizes) if name != "barrier" else (0,):

@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tfdist import command
-from tfdist.checkpoint import Checkpoint, Damaged, checkpoints_at
-from tfdist.checkpoint.manifest import NAME
+from tfdist.checkpoint.storage import Checkpoint, Damaged, checkpoints_at
+from tfdist.checkpoint.storage.manifest import NAME
+from tfdist.cli import command
 from tfdist.errors import CheckpointError, ExitCode, InputError
 
 

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist import command, flags, startup
-from tfdist.combinations import flag_text
-from tfdist.config import CHECKS, WRITTEN, TrainConfig
+from tfdist.cli import command, flags, startup
+from tfdist.config.conflicts import flag_text
+from tfdist.config.fields import check_fields, flag_field
+from tfdist.config.run_config import CHECKS, WRITTEN, TrainConfig
 from tfdist.errors import CheckpointError, InputError
-from tfdist.flag import check_fields, flag_field
-from tfdist.spec import parse
+from tfdist.grammar.spec import parse
 
 if TYPE_CHECKING:
-    from tfdist.trainer import Trainer
+    from tfdist.trainer.trainer import Trainer
 
 _ENDINGS = {"keras": ".keras", "saved_model": "", "safetensors": ".safetensors"}  # a SavedModel is a folder of any name
 # What is another matter on one device than where the run was.
@@ -48,8 +48,8 @@ class ExportConfig:
 def main(run: str, config: ExportConfig) -> int:
     """Prints where the model was written."""
     startup.load_tensorflow()  # only now: flags are read, and help is printed, before
-    from tfdist import session
-    from tfdist.checkpoint import checkpoints_at
+    from tfdist.checkpoint.storage import checkpoints_at
+    from tfdist.cli import session
 
     found = checkpoints_at(run)
     trained = _trained(found, run, config)
@@ -68,7 +68,7 @@ def main(run: str, config: ExportConfig) -> int:
 
 def _trained(found: list[Path], run: str, config: ExportConfig) -> TrainConfig:
     """The flags of the run, for one device."""
-    from tfdist.restoring import first_readable
+    from tfdist.checkpoint.restore import first_readable
 
     _check_any(found, run)
     saved = first_readable(found)
@@ -97,7 +97,7 @@ def _check_any(found: list[Path], run: str) -> None:
 
 def _restore(trainer: "Trainer", run: str) -> None:
     """From what is there now: a run that trains has removed what was there before, and may while that is read."""
-    from tfdist.checkpoint import checkpoints_at
+    from tfdist.checkpoint.storage import checkpoints_at
 
     for is_last in (False, True):
         found = checkpoints_at(run)
@@ -192,9 +192,9 @@ def _safetensors(trainer: "Trainer", path: Path) -> None:
     import keras
     import numpy as np
 
-    from tfdist import randomness
-    from tfdist.checkpoint import Part, write_shard
-    from tfdist.naming import numbered
+    from tfdist.checkpoint.storage import Part, write_shard
+    from tfdist.grammar.unique_names import numbered
+    from tfdist.step import randomness
 
     seeds = {id(state) for state in randomness.seed_states(trainer.model)}
     own = [v for v in trainer.model.variables if id(v) not in seeds]

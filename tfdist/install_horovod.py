@@ -18,9 +18,9 @@ from collections.abc import Mapping
 
 from absl import flags
 
-from tfdist import command, horovod_build
+from tfdist.cli import command, horovod_build
+from tfdist.cli.horovod_build import PATCHED, SDIST, SHA256, VERSION, Build
 from tfdist.errors import InputError, TfdistError
-from tfdist.horovod_build import PATCHED, SDIST, SHA256, VERSION, Build
 
 # Horovod's CMake asks the running Python for TensorFlow, so an isolated environment would not do.
 _FROM_SOURCE = ("--no-deps", "--use-pep517", "--no-build-isolation")

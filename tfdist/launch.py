@@ -12,12 +12,12 @@ from typing import Any
 
 from absl import flags
 
-from tfdist import command
+from tfdist.cli import command
 from tfdist.errors import InputError
-from tfdist.launching import running, signals
-from tfdist.launching.engines import ENGINES
-from tfdist.launching.job import Job
-from tfdist.launching.restarts import VAIN, VAIN_LATER
+from tfdist.launcher import running, signals
+from tfdist.launcher.engines import ENGINES
+from tfdist.launcher.job import Job
+from tfdist.launcher.restarts import VAIN, VAIN_LATER
 
 _HELP = {
     "processes": "How many processes to start on this host; or MIN:MAX, of all hosts together: as many as --hosts has slots"

@@ -4,13 +4,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist import command, flags, startup
-from tfdist.config import LayoutConfig
-from tfdist.flag import AUTO
-from tfdist.layouts import Shard, idle, parse_layout, parse_shard, rules_text, why_whole
+from tfdist.cli import command, flags, startup
+from tfdist.config.fields import AUTO
+from tfdist.config.run_config import LayoutConfig
+from tfdist.sharding.layouts import Shard, idle, parse_layout, parse_shard, rules_text, why_whole
 
 if TYPE_CHECKING:
-    from tfdist.planning import Plan, Planned
+    from tfdist.planner.layout_plan import Plan, Planned
 
 _UNITS = ("B", "KiB", "MiB", "GiB")
 _SHOWN = 3  # paths of variables that are alike
@@ -21,12 +21,13 @@ def main(config: LayoutConfig) -> int:
     startup.load_tensorflow()  # only now: flags are read, and help is printed, before
     import keras
 
-    from tfdist import data, models, planning
+    from tfdist import data, models
+    from tfdist.cli.session import sizes
     from tfdist.data import check_equal_shares
-    from tfdist.keras_objects import create_optimizer
-    from tfdist.mesh import mesh_of
-    from tfdist.recomputing import NONE, recompute
-    from tfdist.session import sizes
+    from tfdist.layers.recompute import NONE, recompute
+    from tfdist.optimizers.catalog import create_optimizer
+    from tfdist.planner import layout_plan
+    from tfdist.sharding.mesh import mesh_of
 
     def make() -> Any:
         optimizer = create_optimizer(config.optimizer, config.learning_rate, config.momentum_correction)
@@ -35,18 +36,18 @@ def main(config: LayoutConfig) -> int:
     if config.precision != "float32":
         keras.config.set_dtype_policy(config.precision)
     whole = data.load(config.dataset, config.data_dir)
-    unborn = planning.Unborn(make)
+    unborn = layout_plan.Unborn(make)
     mesh = mesh_of(config.mesh_shape, 0 if config.mesh_shape else config.devices)
     chosen = parse_layout("" if config.layout == AUTO else config.layout, mesh)
     check_equal_shares(config.batch_size, mesh.axes[chosen["batch"]], config.accumulate_steps)
     rows = config.batch_size // config.accumulate_steps
     shard = parse_shard(config.shard, config.shard_axis or chosen["batch"], config.shard_min_elements, mesh)
     if config.layout == AUTO:
-        chosen, found = planning.cheapest(unborn, mesh, chosen, shard, rows, config.memory_gb * 2**30)
+        chosen, found = layout_plan.cheapest(unborn, mesh, chosen, shard, rows, config.memory_gb * 2**30)
         print(f"--layout={rules_text(chosen)}")
     else:
         found = unborn.plan(mesh, chosen, shard, rows)
-    for line in _lines(found, chosen, shard, planning.uncounted(chosen), config.accumulate_steps):
+    for line in _lines(found, chosen, shard, layout_plan.uncounted(chosen), config.accumulate_steps):
         print(line)
     if config.recompute != NONE:
         print("Not counted: what layers send again that --recompute computes again.")

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdist import command
-from tfdist.checkpoint import newest, step_of
+from tfdist.checkpoint.storage import newest, step_of
+from tfdist.cli import command
 from tfdist.errors import ExitCode, InputError
 from tfdist.reporting import RunDirectory
 from tfdist.reporting.ledger_file import read_ledger

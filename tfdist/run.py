@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from absl import flags as absl_flags
 
-from tfdist import command, flags, startup
-from tfdist.config import RunConfig
+from tfdist.cli import command, flags, startup
+from tfdist.config.run_config import RunConfig
 from tfdist.errors import ExitCode, InputError
 
 
@@ -29,13 +29,21 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
     startup.load_tensorflow()  # only now: flags are read, and help is printed, before
     import keras
 
-    from tfdist import opening, stock
+    from tfdist import keras_fit
+    from tfdist.cli import open_strategy
 
     if config.precision != "float32":
         keras.config.set_dtype_policy(config.precision)
-    with opening.opened_strategy(config, stock.OWN_FLAGS, config.stall_shutdown_seconds) as (config, _, strategy):
+    with open_strategy.opened_strategy(config, keras_fit.OWN_FLAGS, config.stall_shutdown_seconds) as (
+        config,
+        _,
+        strategy,
+    ):
         keras.utils.set_random_seed(config.seed)
-        with strategy.in_use(), stock.attach_all(lambda model: stock.Distributed(model, strategy, config), strategy):
+        with (
+            strategy.in_use(),
+            keras_fit.attach_all(lambda model: keras_fit.Distributed(model, strategy, config), strategy),
+        ):
             run_script(script, arguments)
     return ExitCode.DONE
 
@@ -58,7 +66,7 @@ def _call(values: absl_flags.FlagValues, rest: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    from tfdist.environment_flags import flags_of
+    from tfdist.cli.environment_flags import flags_of
 
     sys.exit(
         command.run(

@@ -10,22 +10,23 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from tfdist import command, commits, endings, flags, startup
-from tfdist.config import TrainConfig
-from tfdist.errors import WriteError
+from tfdist.checkpoint import in_memory
+from tfdist.cli import command, flags, startup
+from tfdist.config.run_config import TrainConfig
+from tfdist.errors import WriteError, exit_codes
 
 if TYPE_CHECKING:
+    from tfdist.cli.session import Session
     from tfdist.reporting import Reporter
-    from tfdist.session import Session
 
 _log = logging.getLogger("tfdist.train")
 
 
 def main(config: TrainConfig) -> int:
     """Runs one training; returns the exit code."""
-    commits.home(config.commit_every, config.commit_dir)  # what is wrong with it is said before anything starts
+    in_memory.home(config.commit_every, config.commit_dir)  # what is wrong with it is said before anything starts
     startup.load_tensorflow()  # only now: flags are read, and help is printed, before
-    from tfdist import session
+    from tfdist.cli import session
 
     with session.opened(config) as opened:
         if config.dry_run:
@@ -34,9 +35,10 @@ def main(config: TrainConfig) -> int:
 
 
 def _train(opened: "Session") -> int:
-    from tfdist import beginning, reporting, session
-    from tfdist.launching.attempt import LAUNCHED_VARIABLE
-    from tfdist.patience import patience
+    from tfdist import reporting
+    from tfdist.cli import run_start, session
+    from tfdist.coordination.timeouts import patience
+    from tfdist.launcher.attempt import LAUNCHED_VARIABLE
     from tfdist.reporting import log
     from tfdist.reporting.writing import must_write
 
@@ -48,12 +50,12 @@ def _train(opened: "Session") -> int:
         path = strategy.group.broadcast("output_dir", os.path.expanduser(config.output_dir or name), deadline)
     config = dataclasses.replace(config, strategy=opened.detection.strategy, output_dir=path)
     directory = reporting.RunDirectory(pathlib.Path(path))
-    origin = beginning.origin(config, directory, strategy)
+    origin = run_start.origin(config, directory, strategy)
     # What is wrong with a model shows here, before anything is written.
     trainer = session.make_trainer(opened, strategy)
     trainer.build(opened.data.train)
     with contextlib.ExitStack() as stack:
-        begun = beginning.begin(origin, trainer, opened.data.train.size, config, directory, stack)
+        begun = run_start.begin(origin, trainer, opened.data.train.size, config, directory, stack)
         stack.enter_context(log.setup(strategy.cluster.rank, directory.log(strategy.cluster.rank)))
         _log.info("%s", opened.detection.reason)
         if begun.checkpoint:
@@ -106,7 +108,7 @@ def _closing(reporter: "Reporter") -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _close(reporter, endings.of_error(error), is_told=isinstance(error, WriteError))
+        _close(reporter, exit_codes.of_error(error), is_told=isinstance(error, WriteError))
         raise
     _close(reporter, "done")
 
@@ -122,13 +124,13 @@ def _close(reporter: "Reporter", outcome: str, is_told: bool = False) -> None:
 
 def _describe(opened: "Session") -> int:
     """Prints what a run would be, and ends."""
-    from tfdist import opening, session
+    from tfdist.cli import open_strategy, session
     from tfdist.data import rows, steps_in_epochs
 
     config, strategy = opened.config, opened.strategy
     trainer = session.make_trainer(opened, strategy)
     trainer.build(opened.data.train)
-    hosts = opening.hosts(strategy)
+    hosts = open_strategy.hosts(strategy)
     if not strategy.is_chief:
         return 0
     size = opened.data.train.size

@@ -2,8 +2,8 @@
 
 import sys
 
-from tfdist import command, flags, startup
-from tfdist.config import VerifyConfig
+from tfdist.cli import command, flags, startup
+from tfdist.config.run_config import VerifyConfig
 from tfdist.errors import ExitCode
 
 
@@ -12,7 +12,8 @@ def main(config: VerifyConfig) -> int:
     startup.load_tensorflow()  # only now: flags are read, and help is printed, before
     import keras
 
-    from tfdist import comparison, session
+    from tfdist.cli import session
+    from tfdist.testing import comparison
 
     if config.float64:
         keras.config.set_floatx("float64")

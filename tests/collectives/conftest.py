@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tfdist.strategy import HasCollectives
+from tfdist.distribution.strategy import HasCollectives
 
 Run = Callable[..., list[Any]]
 

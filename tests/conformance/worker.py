@@ -17,7 +17,7 @@ def main(strategy_name: str, floatx: str, directory: str, rank: str) -> None:
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(floatx)
     import tfdist
-    from tfdist.spec import parse
+    from tfdist.grammar.spec import parse
     from tfdist.testing import parity
 
     chosen = parse(strategy_name)

@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from tfdist.data import ArraySource, EvaluationPipeline, Pipeline, StreamSource, rows
-from tfdist.data.order import indices
+from tfdist.data.shuffle import indices
 from tfdist.errors import InputError
 
 SETTINGS = hypothesis.settings(deadline=None, derandomize=True, max_examples=6)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist.collectives import OneReplica, Recording
+from tfdist.distribution.strategy import State
 from tfdist.gradients import Bucketed, Reduced, Reducer, Sum, plan
-from tfdist.strategy import State
 
 SPEC = st.builds(
     tf.TensorSpec,

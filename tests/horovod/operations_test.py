@@ -231,7 +231,7 @@ def test_what_does_not_match_is_an_error_on_every_rank(ranks, kind, message, whe
 
 @WITH_HOROVOD
 def test_a_call_that_a_rank_leaves_out_is_named_within_the_deadline(ranks):
-    """Guards: Horovod's stall inspector sees ranks under Gloo, which our build mends (tfdist/horovod_build.py)."""
+    """Guards: Horovod's stall inspector sees ranks under Gloo, which our build mends (tfdist/cli/horovod_build.py)."""
     for rank in ranks[:-1]:
         assert "the_one_that_is_left_out" in rank["skipped"]
     for rank in ranks:

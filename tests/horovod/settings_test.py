@@ -2,7 +2,7 @@
 
 import pytest
 
-rendezvous = pytest.importorskip("tfdist.horovod_rendezvous")
+rendezvous = pytest.importorskip("tfdist.distribution.horovod_rendezvous")
 
 
 @pytest.mark.parametrize(

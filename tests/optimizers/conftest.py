@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategy import Strategy
+from tfdist.distribution.strategy import Strategy
 
 SHAPES = {"kernel": (4, 5), "conv": (2, 2, 3, 4), "cube": (2, 3, 4), "vector": (3,), "scalar": (), "bias": (5,)}
 STEPS = 10

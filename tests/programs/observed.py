@@ -166,8 +166,8 @@ def _first_row() -> Any:
     """The number in the batch of the first row that is computed here."""
     if "tfdist" not in sys.modules:
         return 0.0
-    from tfdist.data.rows import share
-    from tfdist.stock import one_device
+    from tfdist.data.row_partition import share
+    from tfdist.keras_fit import one_device
 
     replica = one_device.current()
     if replica is None:

@@ -27,8 +27,8 @@ def lines(text: str) -> list[tuple[str, ...]]:
 
 
 def speak():
-    logging.getLogger("tfdist.trainer").debug("too much")
-    logging.getLogger("tfdist.trainer").info("started")
+    logging.getLogger("tfdist.trainer.trainer").debug("too much")
+    logging.getLogger("tfdist.trainer.trainer").info("started")
     logging.getLogger("somebody.else").info("chatter")
     logging.getLogger("somebody.else").warning("careful")
 

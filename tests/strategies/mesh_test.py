@@ -14,7 +14,7 @@ import tfdist
 from tfdist import keras_internals
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.gradients import LossScale
-from tfdist.layouts import Layout
+from tfdist.sharding.layouts import Layout
 
 RANDOM = np.random.default_rng(3)
 TOKENS = RANDOM.integers(0, 12, (64, 6)).astype("int32")

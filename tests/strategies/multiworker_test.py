@@ -1,14 +1,14 @@
-"""What multiworker makes of an engine that does not start; real processes are in tests/endings_process_test.py."""
+"""What multiworker makes of an engine that does not start; real processes are in tests/end_to_end/exit_codes_test.py."""
 
 import pytest
 import tensorflow as tf
 from tfdist.strategies import multiworker
 
-from tfdist import servers
-from tfdist.cluster import Cluster
+from tfdist.cluster.environment import Cluster
+from tfdist.coordination import LocalGroup
+from tfdist.coordination.group import Loss
+from tfdist.distribution import tf_server
 from tfdist.errors import PeerLostError
-from tfdist.group import LocalGroup
-from tfdist.group.contract import Loss
 
 
 class Losing(LocalGroup):
@@ -37,7 +37,7 @@ def test_servers_that_are_late(monkeypatch, loss, message):
 
     monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", late)
     monkeypatch.setattr(multiworker, "share_cores", lambda *_: None)
-    monkeypatch.setattr(servers.keras_internals, "limit_start_of_workers", lambda *given: limits.append(given))
+    monkeypatch.setattr(tf_server.keras_internals, "limit_start_of_workers", lambda *given: limits.append(given))
     with pytest.raises(PeerLostError) as caught:
         multiworker.MultiWorker(cluster=Cluster(), join=lambda _: Losing(loss), start_timeout_seconds=7.5)
     assert str(caught.value) == message

@@ -7,8 +7,8 @@ import tensorflow as tf
 from tensorflow.dtensor.python.api import _dtensor_device
 from tensorflow.experimental import dtensor
 
-from tfdist.dims import name_dims
-from tfdist.layouts import Layout
+from tfdist.sharding.dim_names import name_dims
+from tfdist.sharding.layouts import Layout
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ PROGRAM = pathlib.Path(__file__).parents[2] / "examples" / "migration" / "tf_dis
 def test_fit_fails_under_multiworker_mirrored() -> None:
     """Guards: `model.fit` under MultiWorkerMirroredStrategy with 2 workers does not train: it cannot read a PerReplica.
 
-    What rests on it: tfdist/stock/ takes the place of what Keras's `fit` does with a strategy.
+    What rests on it: tfdist/keras_fit/ takes the place of what Keras's `fit` does with a strategy.
     """
     with processes.job([sys.executable, str(PROGRAM), "1"], 2) as job:
         outputs = [end.output for end in job.wait(90)]

@@ -61,7 +61,7 @@ def test_the_optimizer_sums_over_replicas_itself(mirrored: tf.distribute.Strateg
 def test_dropout_has_one_mask_for_all_replicas(mirrored: tf.distribute.Strategy) -> None:
     """Guards: Keras's Dropout drops the same elements on each replica.
 
-    What rests on it: `tfdist.randomness`, which gives each replica seeds of its own.
+    What rests on it: `tfdist.step.randomness`, which gives each replica seeds of its own.
     """
     with mirrored.scope():
         layer = keras.layers.Dropout(0.5, seed=1)
@@ -110,7 +110,7 @@ def test_no_collective_in_control_flow_inside_run(
 ) -> None:
     """Guards: a collective or `optimizer.apply` within a condition or a loop within `run` fails; around `run` it works.
 
-    What rests on it: a step is two replica functions, and the compiled loop of `tfdist.step` stands around `run`.
+    What rests on it: a step is two replica functions, and the compiled loop of `tfdist.step.step` stands around `run`.
     """
     with mirrored.scope():
         variable = keras.Variable(0.0)

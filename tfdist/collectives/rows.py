@@ -5,8 +5,8 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdist.collectives.carriers import carried
+from tfdist.collectives.context import current
 from tfdist.collectives.contract import Collectives
-from tfdist.collectives.current import current
 from tfdist.collectives.differentiable import all_reduce, weighted
 
 

@@ -1,16 +1,19 @@
-"""Data: sources of examples, pipelines that deal them to replicas, and a catalog of names."""
+"""Data sets, the pipelines that deal their rows to replicas, and the schedule of global batches.
 
+The global batch is a pure function of the seed and the step, and does not depend on the number of replicas.
+"""
+
+from tfdist.data.adapters import as_data_set, as_examples
 from tfdist.data.catalog import load
 from tfdist.data.class_weight import with_class_weight
 from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Element, Examples, Transform
-from tfdist.data.order import steps_in_epochs
-from tfdist.data.own import as_data_set, as_examples
 from tfdist.data.pipeline import EvaluationPipeline, Pipeline, check_batch_size
-from tfdist.data.position import Position
-from tfdist.data.rows import check_equal_shares, rows
+from tfdist.data.row_partition import check_equal_shares, rows
+from tfdist.data.shuffle import steps_in_epochs
 from tfdist.data.source import ArraySource, Source
 from tfdist.data.stream import StreamSource
+from tfdist.data.stream_position import Position
 from tfdist.data.text import TextSource
 
 __all__ = [

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.collectives.rows import any_rows
 from tfdist.data.pipeline import prepared
-from tfdist.data.rows import rows, share
+from tfdist.data.row_partition import rows, share
 from tfdist.errors import InputError
 
 NOTE_EVERY = 100  # batches between two that are compared over processes

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from tfdist import spec
 from tfdist.data import images, synthetic, text, tfds
+from tfdist.data.adapters import as_data_set
 from tfdist.data.data_set import DataSet
-from tfdist.data.own import as_data_set
 from tfdist.errors import InputError
-from tfdist.own_code import call_own
+from tfdist.grammar import spec
+from tfdist.grammar.user_code import call_own
 
 CATALOG: dict[str, Callable[..., DataSet]] = {
     "digits": images.digits,

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.rows import Deal
+from tfdist.data.row_partition import Deal
 from tfdist.errors import InputError
 
 Element = tuple[Any, ...]  # (x, y) or (x, y, sample_weight); a structure of tensors in each place

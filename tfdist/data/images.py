@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Transform
-from tfdist.data.extras import extra
+from tfdist.data.optional_packages import extra
 from tfdist.data.source import ArraySource
 from tfdist.data.split import stratified
 from tfdist.errors import InputError

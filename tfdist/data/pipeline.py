@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.examples import Element, Examples
-from tfdist.data.rows import Deal, check_equal_shares, in_words, what_shares
+from tfdist.data.indexed_batch import Numbered
+from tfdist.data.row_partition import Deal, check_equal_shares, in_words, what_shares
 from tfdist.errors import InputError
-from tfdist.numbered import Numbered
 
 _STEPS_AHEAD = 2
 

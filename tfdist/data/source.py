@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import order
+from tfdist.data import shuffle
 from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one
-from tfdist.data.rows import Deal
+from tfdist.data.indexed_batch import Numbered
+from tfdist.data.row_partition import Deal
 from tfdist.errors import InputError
-from tfdist.numbered import Numbered
 
 
 class Source(Examples):
@@ -43,7 +43,7 @@ class Source(Examples):
         def element(positions: tf.Tensor) -> Numbered:
             if seed is None:
                 return Numbered(self.fetch(positions), positions)
-            numbers = order.indices(positions, self.size, seed, span=deal.batch_size)
+            numbers = shuffle.indices(positions, self.size, seed, span=deal.batch_size)
             return Numbered(self.fetch(numbers), numbers)
 
         return deal.map(element)

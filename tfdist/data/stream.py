@@ -6,9 +6,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one
-from tfdist.data.rows import Deal
+from tfdist.data.indexed_batch import Numbered
+from tfdist.data.row_partition import Deal
 from tfdist.errors import InputError
-from tfdist.numbered import Numbered
 
 _BUFFER_BYTES = 2**28
 _SMALLEST_BUFFER = 1000

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.data_set import DataSet
-from tfdist.data.extras import extra
 from tfdist.data.images import scaled
+from tfdist.data.optional_packages import extra
 from tfdist.data.stream import StreamSource
 from tfdist.errors import InputError
 

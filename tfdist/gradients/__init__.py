@@ -1,12 +1,15 @@
-"""The way of a gradient from the backward pass to the optimizer."""
+"""From the backward pass to the optimizer: reducers, buckets, error feedback, accumulation, clipping and the loss scale.
+
+A reducer sums tensors over replicas and does not know that they are gradients. Compression methods are in `compression/`.
+"""
 
 from tfdist.gradients.accumulation import accumulated
 from tfdist.gradients.bucket import Bucketed, plan
 from tfdist.gradients.clipping import Clip
-from tfdist.gradients.feedback import ErrorFeedback
+from tfdist.gradients.error_feedback import ErrorFeedback
 from tfdist.gradients.loss_scale import LossScale, LossScaler, parse_loss_scale, unscaled
+from tfdist.gradients.partitioned import Routed
 from tfdist.gradients.reducer import Reduced, Reducer, Sum
-from tfdist.gradients.routed import Routed
 
 __all__ = [
     "Bucketed",

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
+from tfdist.distribution.strategy import State
 from tfdist.gradients.reducer import Reduced, Reducer, specs_of, split_at
-from tfdist.strategy import State
 
 SMALL_BYTES = 2 * 1024 * 1024  # what a message costs by itself, 1 to 2 ms between processes, carries about as much
 BUCKET_BYTES = 4 * 1024 * 1024

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.errors import InputError
-from tfdist.spec import call, parse
-from tfdist.strategy import HasCollectives, State
+from tfdist.grammar.spec import call, parse
 
 
 class ScaleState(NamedTuple):

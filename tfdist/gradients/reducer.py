@@ -7,7 +7,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.strategy import State
+from tfdist.distribution.strategy import State
 
 
 class Reduced(NamedTuple):

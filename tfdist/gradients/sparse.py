@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
+from tfdist.distribution.strategy import State
 from tfdist.gradients.reducer import Reduced, Reducer, specs_of, split_at
-from tfdist.strategy import State
 
 SPARSE_MIN_BYTES = 256 * 1024  # a smaller tensor is sooner summed whole, beside others in a bucket, than as rows
 

@@ -20,14 +20,7 @@ from tfdist.horovod.compression import Compression, Compressor
 from tfdist.horovod.errors import UnknownNameError
 from tfdist.horovod.modules import executing_eagerly as _executing_eagerly  # noqa: F401 - asked of Horovod by scripts
 from tfdist.horovod.modules import mpi_ops, refs_to_vars, util, vars_to_refs
-from tfdist.horovod.moves import (
-    allgather,
-    alltoall,
-    broadcast,
-    grouped_allgather,
-    grouped_reducescatter,
-    reducescatter,
-)
+from tfdist.horovod.moves import allgather, alltoall, broadcast, grouped_allgather, grouped_reducescatter, reducescatter
 from tfdist.horovod.objects import (
     allgather_object,
     broadcast_,

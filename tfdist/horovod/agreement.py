@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tfdist.coordination import Group
 from tfdist.errors import InputError, PeerLostError
-from tfdist.group import Group
 from tfdist.horovod.errors import FailedPreconditionError, check_no_old_graph
 
 

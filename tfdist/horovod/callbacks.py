@@ -8,12 +8,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import keras_internals, randomness
+from tfdist import keras_internals
 from tfdist.errors import InputError
 from tfdist.horovod.objects import broadcast_variables
 from tfdist.horovod.ops import Average, Min
 from tfdist.horovod.process import rank, size
 from tfdist.horovod.reductions import allreduce
+from tfdist.step import randomness
 
 __all__ = [
     "BestModelCheckpoint",

@@ -10,7 +10,7 @@ from tfdist.collectives import Collectives
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Reduced, Reducer
 from tfdist.gradients.compression import METHODS, check, compressed
-from tfdist.spec import nearest
+from tfdist.grammar.spec import nearest
 
 
 class Compressor(abc.ABC):

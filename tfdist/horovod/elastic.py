@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import randomness
 from tfdist.errors import InputError
 from tfdist.horovod import tape
 from tfdist.horovod.distributed import Distributed
@@ -20,6 +19,7 @@ from tfdist.horovod.engine import needs_horovod
 from tfdist.horovod.errors import NoGraphError, check_eager, check_no_session
 from tfdist.horovod.objects import broadcast_object, broadcast_object_fn, broadcast_variables
 from tfdist.horovod.process import init, rank, shutdown
+from tfdist.step import randomness
 
 try:
     from horovod.common.elastic import ObjectState as _ObjectState

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
+from tfdist.coordination import Group
 from tfdist.errors import InputError
-from tfdist.group import Group
 from tfdist.horovod.ops import ReduceOp
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.gradients.sparse import rows_send_less, sum_rows
@@ -19,7 +20,6 @@ from tfdist.horovod.ops import Average, ReduceOp, Sum
 from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set
 from tfdist.horovod.reductions import allreduce
-from tfdist.strategy import State
 
 Gradient = Any  # a tensor, tf.IndexedSlices or None
 _Key = tuple[str, tuple[int, ...]]  # a state's name and shape

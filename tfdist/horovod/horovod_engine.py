@@ -9,17 +9,17 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from tfdist.cluster import Cluster
+from tfdist.cluster.detection import detect
+from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Collectives, OneReplica
-from tfdist.collectives.hidden import not_constant
 from tfdist.collectives.horovod import HorovodCollectives
-from tfdist.detect import detect
+from tfdist.collectives.no_constant_folding import not_constant
+from tfdist.coordination import Group, LocalGroup, join
+from tfdist.distribution.horovod_rendezvous import start_elastic, start_horovod, start_through
 from tfdist.errors import InputError
-from tfdist.group import Group, LocalGroup, join
 from tfdist.horovod.engine import Call, Engine
 from tfdist.horovod.ops import ReduceOp
 from tfdist.horovod.process_sets import ranks_of
-from tfdist.horovod_rendezvous import start_elastic, start_horovod, start_through
 
 _INIT_SECONDS = 120.0  # how long a rank waits in `init` for the others
 _EAGER_NAMES = 256  # so many functions are kept for named eager calls

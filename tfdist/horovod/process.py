@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.coordination import Group
 from tfdist.errors import InputError, TfdistError
-from tfdist.group import Group
 from tfdist.horovod.engine import Engine, needs_horovod
 
 _engines: list[Engine] = []  # the one in use, or none

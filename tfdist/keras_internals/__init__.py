@@ -1,4 +1,7 @@
-"""Every private corner of Keras and TensorFlow that is touched, in one place; tests/keras_internals_test.py pins each."""
+"""Every private corner of Keras and TensorFlow that tfdist touches. No other package imports a private name.
+
+`tests/keras_internals/` pins each of them, so that a new release of Keras or TensorFlow fails there first.
+"""
 
 from tfdist.keras_internals.draws import keyed, neutral
 from tfdist.keras_internals.engine import (

@@ -5,11 +5,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.constraining import constrain
-from tfdist.dims import parse_dims
 from tfdist.errors import InputError
 from tfdist.layers.expert_load import ExpertLoad
 from tfdist.layers.routing import OVERFLOWS, balance_loss, capacity_of, routes, z_loss
+from tfdist.layers.sharding_constraint import constrain
+from tfdist.sharding.dim_names import parse_dims
 
 _DIMS = {
     "router": "embed *",

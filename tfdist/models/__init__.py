@@ -1,4 +1,7 @@
-"""Small reference models, each a function that returns a plain Keras model with logits; and how a model is named."""
+"""Small reference models, each a function that returns a plain Keras model with logits, and the catalog of their names.
+
+A user's own model needs none of this: `--model=package.module:function`.
+"""
 
 from tfdist.models.batch_norm import with_batch_norm
 from tfdist.models.catalog import NAMES, build, zero_gradient_patterns

@@ -3,9 +3,9 @@
 import keras
 
 from tfdist.errors import InputError
+from tfdist.grammar.spec import nearest
 from tfdist.keras_internals import layers_of
 from tfdist.layers import SyncBatchNormalization
-from tfdist.spec import nearest
 
 _LAYERS: dict[str, type[keras.layers.BatchNormalization]] = {
     "local": keras.layers.BatchNormalization,

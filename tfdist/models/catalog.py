@@ -6,6 +6,8 @@ from typing import NamedTuple
 import keras
 
 from tfdist.errors import InputError
+from tfdist.grammar.spec import call, load_object, nearest, parse
+from tfdist.grammar.user_code import call_own
 from tfdist.models.cnn import ZERO_GRADIENT as CNN_ZERO_GRADIENT
 from tfdist.models.cnn import cnn
 from tfdist.models.mlp import ZERO_GRADIENT as MLP_ZERO_GRADIENT
@@ -14,8 +16,6 @@ from tfdist.models.resnet50 import ZERO_GRADIENT as RESNET50_ZERO_GRADIENT
 from tfdist.models.resnet50 import resnet50
 from tfdist.models.transformer import ZERO_GRADIENT as TRANSFORMER_ZERO_GRADIENT
 from tfdist.models.transformer import transformer
-from tfdist.own_code import call_own
-from tfdist.spec import call, load_object, nearest, parse
 
 
 class _Entry(NamedTuple):

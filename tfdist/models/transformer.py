@@ -6,11 +6,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist.constraining import constrain
-from tfdist.dims import name_dims
 from tfdist.errors import InputError
 from tfdist.layers import MixtureOfExperts
+from tfdist.layers.sharding_constraint import constrain
 from tfdist.models import arguments
+from tfdist.sharding.dim_names import name_dims
 
 # A bias on the keys adds the same number to all scores of a query, and softmax does not see it.
 ZERO_GRADIENT: tuple[str, ...] = (r"_attention/key/bias$",)

@@ -1,4 +1,7 @@
-"""Optimizers and learning-rate rules for large batches, beside all of Keras's own (`keras.optimizers.Lamb` is LAMB)."""
+"""Optimizers and learning rates for large batches, and the catalog that builds Keras's own and these by name.
+
+How gradients are summed before they are applied is `tfdist.gradients`.
+"""
 
 from tfdist.optimizers.lars import LARS, NORMS_AND_BIASES
 from tfdist.optimizers.learning_rate import WarmupAndDecay, make_learning_rate

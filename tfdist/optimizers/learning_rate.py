@@ -9,9 +9,9 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from tfdist.decay import Cosine, Decay, Linear, NoDecay, Step, parse_decay
 from tfdist.errors import InputError
-from tfdist.spec import nearest
+from tfdist.grammar.decay import Cosine, Decay, Linear, NoDecay, Step, parse_decay
+from tfdist.grammar.spec import nearest
 
 SCALINGS: Mapping[str, Callable[[float], float]] = {"none": lambda times: 1.0, "linear": float, "sqrt": math.sqrt}
 
@@ -70,7 +70,7 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
       warmup_steps: how many steps the rise takes; 0 for none.
       warmup_start: the rate of step 0 as a part of the peak, in [0, 1]; 1 / k is where Goyal et al. begin for a batch k
         times as large.
-      decay: what `tfdist.decay.parse_decay` reads. cosine and linear fall from the end of the warm-up to that of the run
+      decay: what `tfdist.grammar.decay.parse_decay` reads. cosine and linear fall from the end of the warm-up to the run's
         and stay there; step falls after every so many steps of the run, those of the warm-up among them.
       total_steps: of the run, for cosine and linear.
 
@@ -139,7 +139,7 @@ def _remaining(decay: Decay, step: tf.Tensor, progress: tf.Tensor) -> tf.Tensor 
     """The part of the peak that is left.
 
     Args:
-      decay: one of `tfdist.decay`.
+      decay: one of `tfdist.grammar.decay`.
       step: scalar int64, of the run.
       progress: scalar in [0, 1], from the end of the warm-up to that of the run.
     """

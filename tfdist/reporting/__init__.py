@@ -1,4 +1,7 @@
-"""What a run tells about itself: to a person, to files, to a board."""
+"""What a run writes about itself: terminal, metrics.jsonl, TensorBoard, curves, logs, the run directory.
+
+Reporters are given records; they compute nothing and communicate with nobody.
+"""
 
 from tfdist.reporting.chief import chief_reporter
 from tfdist.reporting.curves import CurvesReporter

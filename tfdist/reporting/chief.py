@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from tfdist.group import Json
+from tfdist.coordination import Json
 from tfdist.reporting.curves import CurvesReporter
 from tfdist.reporting.metrics_file import MetricsFile
 from tfdist.reporting.reporter import MultiReporter, Reporter

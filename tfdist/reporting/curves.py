@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from tfdist.group import Json
+from tfdist.coordination import Json
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
 from tfdist.reporting.writing import must_write

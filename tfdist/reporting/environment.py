@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from tfdist.group import Json
+from tfdist.coordination import Json
 
 _PACKAGES = ("tfdist", "tensorflow", "keras", "horovod", "numpy")
 

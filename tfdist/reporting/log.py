@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from tfdist.engine_errors import one_line
 from tfdist.errors import TfdistError, WriteError
+from tfdist.errors.engine_errors import one_line
 from tfdist.reporting.writing import must_write
 
 _FORMAT = "%(asctime)s %(levelname)s rank {rank}: %(message)s"

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 
-from tfdist.group import Json
+from tfdist.coordination import Json
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import SCHEMA, to_json
 from tfdist.reporting.writing import GrowingFile

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TextIO
 
-from tfdist.group import Json
+from tfdist.coordination import Json
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import TRAIN, main_metrics, number
 

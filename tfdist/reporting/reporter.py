@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from tfdist.group import Json
+from tfdist.coordination import Json
 from tfdist.reporting.ledger_file import NullLedger
 
 

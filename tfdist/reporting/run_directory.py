@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfdist.coordination import Json
 from tfdist.errors import InputError
-from tfdist.group import Json
 from tfdist.reporting import environment
 
 _LOGS = "logs"
@@ -195,7 +195,7 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """The directory of checkpoints; `tfdist.checkpoint` says what is in it."""
+        """The directory of checkpoints; `tfdist.checkpoint.storage` says what is in it."""
         return self.path / "checkpoints"
 
     def ledger(self, start: int, rank: int) -> Path:

@@ -33,8 +33,8 @@ import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+from tfdist.coordination import Json
 from tfdist.errors import InputError
-from tfdist.group import Json
 
 SCHEMA = 1
 TRAIN = "train"

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tfdist.group import Json
+from tfdist.coordination import Json
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import TRAIN, number
 from tfdist.reporting.writing import must_write

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Column
 from rich.text import Text
 
-from tfdist.group import Json
+from tfdist.coordination import Json
 from tfdist.reporting.plain import PlainReporter, communication, line, loss_and_metrics, printable, rounded
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import EVAL

@@ -4,8 +4,8 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from tfdist.engine_errors import one_line
 from tfdist.errors import WriteError
+from tfdist.errors.engine_errors import one_line
 
 
 @contextlib.contextmanager

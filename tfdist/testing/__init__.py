@@ -1,4 +1,4 @@
-"""What a plug-in's author needs to hold a strategy or a reducer to the promise of parity."""
+"""What the author of a strategy or a reducer needs to test it for parity, and what `python -m tfdist.verify` compares."""
 
 from tfdist.testing.parity import CASES, Case, Outcome, compare, run_case
 

@@ -17,10 +17,10 @@ import tensorflow as tf
 from tfdist import keras_internals, models
 from tfdist.collectives import Collectives
 from tfdist.data import ArraySource
+from tfdist.distribution.strategy import Strategy
 from tfdist.gradients import Reduced, Reducer
 from tfdist.optimizers import LARS, MomentumCorrectedSGD, WarmupAndDecay
-from tfdist.strategy import Strategy
-from tfdist.trainer import Trainer
+from tfdist.trainer.trainer import Trainer
 
 STEPS = 20
 EXAMPLES = 100

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from tfdist.gradients.compression import create
 from tfdist.gradients.compression.casts import BF16, FP16
 from tfdist.gradients.compression.shared import Shared
-from tfdist.spec import Spec
+from tfdist.grammar.spec import Spec
 
 SEED = tf.zeros([2], tf.int32)
 

@@ -24,7 +24,7 @@ from tfdist.gradients.compression import (
 )
 from tfdist.gradients.compression.coded import Coded
 from tfdist.gradients.compression.shared import Shared
-from tfdist.rules import parse_rules
+from tfdist.grammar.rules import parse_rules
 
 TEXT = "path=.*embedding.*: none; size>=1000: topk(ratio=0.05)|fp16; *: int8"
 SPECS = [

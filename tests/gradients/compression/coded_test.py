@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.collectives import OneReplica, Recording
 from tfdist.gradients.compression import Codec, Coded, create
 from tfdist.gradients.compression.coder import Coder
-from tfdist.rules import parse_rules
+from tfdist.grammar.rules import parse_rules
 
 METHODS = [
     "fp16",

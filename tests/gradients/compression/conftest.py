@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 from tfdist.collectives import Recording
+from tfdist.distribution.strategy import HasCollectives
 from tfdist.gradients import ErrorFeedback, Reducer
 from tfdist.gradients.compression import create
-from tfdist.rules import parse_rules
-from tfdist.strategy import HasCollectives
+from tfdist.grammar.rules import parse_rules
 
 SHAPES = [(), (0, 3), (40, 50), (2, 3, 4, 5), (9, 11), (31,)]
 DTYPES = ["float32", "float32", "float32", "float64", "float16", "float32"]

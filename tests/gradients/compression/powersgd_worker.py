@@ -15,7 +15,7 @@ import tensorflow as tf
 import tfdist
 from tfdist.collectives import Recording
 from tfdist.gradients.compression import create
-from tfdist.rules import parse_rules
+from tfdist.grammar.rules import parse_rules
 
 
 def main(directory: str, rank: str) -> None:

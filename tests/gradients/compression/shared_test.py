@@ -11,7 +11,7 @@ from tfdist.gradients import ErrorFeedback
 from tfdist.gradients.compression import Codec, create
 from tfdist.gradients.compression.casts import BF16
 from tfdist.gradients.compression.shared import Shared
-from tfdist.rules import parse_rules
+from tfdist.grammar.rules import parse_rules
 
 METHODS = ["bf16", "int8(block=64)", "int8(stochastic=True)"]
 SIZE = 1000

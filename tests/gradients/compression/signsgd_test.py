@@ -9,7 +9,7 @@ from tfdist.errors import InputError
 from tfdist.gradients import ErrorFeedback
 from tfdist.gradients.compression import create
 from tfdist.gradients.compression.signsgd import SignSGD
-from tfdist.spec import Spec
+from tfdist.grammar.spec import Spec
 
 DRAWS = tf.constant(0)
 

@@ -15,12 +15,12 @@ from tfdist.gradients.compression.checked import checked_flag
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.coded import Coded
 from tfdist.gradients.compression.shared import Shared
-from tfdist.gradients.feedback import ErrorFeedback
+from tfdist.gradients.error_feedback import ErrorFeedback
+from tfdist.gradients.partitioned import Routed
 from tfdist.gradients.reducer import Reducer, Sum
-from tfdist.gradients.routed import Routed
 from tfdist.gradients.sparse import SparseRows
-from tfdist.rules import first_that_holds, parse_rules
-from tfdist.spec import Spec, call, load_object, nearest
+from tfdist.grammar.rules import first_that_holds, parse_rules
+from tfdist.grammar.spec import Spec, call, load_object, nearest
 
 # name -> module of this package and class in it; `none` is the exact sum.
 METHODS = {
@@ -142,7 +142,7 @@ def compressed(
 
     Args:
       specs: the tensors to be summed; the names are the variables' paths, which rules go by.
-      text: see `tfdist.rules`. A tensor for which no rule holds is summed exactly.
+      text: see `tfdist.grammar.rules`. A tensor for which no rule holds is summed exactly.
       overrides: methods for single tensors, by name; they go before the rules.
       sparse: names of tensors that may be `tf.IndexedSlices`.
       min_bytes: tensors smaller than this, and scalars, are summed exactly.

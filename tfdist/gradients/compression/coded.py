@@ -7,11 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
+from tfdist.distribution.strategy import State
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.coder import Coder
 from tfdist.gradients.compression.noise import folded_in
 from tfdist.gradients.reducer import Reduced, Reducer
-from tfdist.strategy import State
 
 
 class Coded(Reducer):

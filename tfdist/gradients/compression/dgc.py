@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
+from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
 from tfdist.gradients.compression.checked import checked_whole
 from tfdist.gradients.compression.coded import seed_of
@@ -13,7 +14,6 @@ from tfdist.gradients.compression.entries import exchange
 from tfdist.gradients.compression.largest import Found, filled, largest_sampled, sample_size
 from tfdist.gradients.compression.ratio import checked_ratio, kept
 from tfdist.gradients.compression.vectorwise import ReducedVector, Vectorwise, mark
-from tfdist.strategy import State
 
 
 class DGC(Vectorwise):

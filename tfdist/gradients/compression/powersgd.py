@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
+from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
 from tfdist.gradients.bucket import Bucketed
 from tfdist.gradients.compression.checked import checked_flag
@@ -17,7 +18,6 @@ from tfdist.gradients.compression.compiled import compiled
 from tfdist.gradients.compression.orthonormal import orthonormal, scaled_rows
 from tfdist.gradients.compression.shared import Shared
 from tfdist.gradients.reducer import Reduced, Reducer, Sum, specs_of, split_at
-from tfdist.strategy import State
 
 
 class PowerSGD(Reducer):

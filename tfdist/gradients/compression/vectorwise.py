@@ -7,9 +7,9 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
+from tfdist.distribution.strategy import State
 from tfdist.gradients.compression.coded import like, seed_of
 from tfdist.gradients.reducer import Reduced, Reducer, split_at
-from tfdist.strategy import State
 
 
 def mark(x: tf.Tensor) -> tf.Tensor:

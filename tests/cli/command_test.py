@@ -1,0 +1,225 @@
+"""What a command says and returns, however it ends."""
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+from absl import flags as absl_flags
+
+from tfdist.cli import command, flags
+from tfdist.errors import InputError, NotFiniteError, PeerLostError
+
+
+def _run(call, *argv, **more):
+    return command.run("train", flags.define, call, ["program", *argv], **more)
+
+
+def _raiser(error):
+    def call(values):
+        raise error
+
+    return call
+
+
+def _only_line(capsys):
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1), (75, 75)])
+def test_returns_the_command_s_code(returned, code):
+    assert _run(lambda values: returned) == code
+
+
+def test_the_command_sees_its_flags():
+    seen = []
+    _run(lambda values: seen.append(values.steps), "--steps=3")
+    assert seen == [3]
+
+
+def test_arguments_behind_the_flags():
+    seen = []
+
+    def call(values, rest):
+        seen.append((values.steps, rest))
+
+    theirs = ["python", "--steps=4", "--help", "--flagfile=none"]
+    assert _run(call, "--steps=3", "--", *theirs, arguments="-- COMMAND") == 0
+    assert _run(call, *theirs, arguments="-- COMMAND") == 0
+    assert seen == [(3, theirs), (0, theirs)]
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--bach_size=3", '--bach_size is not a flag of tfdist.train. Did you mean "--batch_size"'),
+        ("--nojit_compil", '--nojit_compil is not a flag of tfdist.train. Did you mean "--jit_compile"?'),
+        ("--xyzzy", "--xyzzy is not a flag of tfdist.train. `python -m tfdist.train --help`"),
+        ("--batch_size=x", "flag --batch_size=x: invalid literal for int()"),
+        ("--learning_rate=fast", "flag --learning_rate=fast: could not convert string to float"),
+        ("--jit_compile=maybe", "Non-boolean argument to boolean flag"),
+        ("--steps", "Missing value for flag --steps."),
+        ("--nojit_compile=1", "--nojit_compile=1 does not take an argument"),
+        ("digits", 'Flags alone are taken, written --name=value. Received: "digits".'),
+        ("--flagfile=/none/here", "--flagfile must name a file that can be read. Received: [Errno 2]"),
+        ("--flagfile", "--flagfile with no argument."),
+        ("--steps=-1", "--steps must be at least 0"),
+        ("--strategy=single --devices=2", "--devices=2 --strategy=single"),
+        ("--optimizer=sgd(momentum=)", "--optimizer: sgd(momentum=)  -- column 14: expected a value."),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(capsys, argument, message):
+    def call(values):
+        flags.config(values)
+        pytest.fail("the command ran")
+
+    assert _run(call, *argument.split(" ")) == 2
+    line = _only_line(capsys)
+    assert line.startswith("tfdist.train: ")
+    assert message in line
+
+
+def test_a_flagfile_s_flags_are_checked_too(capsys, tmp_path):
+    path = tmp_path / "flags.txt"
+    path.write_text("# a comment\n--bach_size=3\n")
+    assert _run(_raiser(AssertionError()), f"--flagfile={path}") == 2
+    assert "--bach_size is not a flag" in _only_line(capsys)
+
+
+def test_a_flagfile_that_is_not_text(capsys, tmp_path):
+    path = tmp_path / "flags.txt"
+    path.write_bytes(b"--model=\xff\xfe\n")
+    assert _run(_raiser(AssertionError()), f"--flagfile={path}") == 2
+    assert "can't decode byte" in _only_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (InputError("Rule.\n  Received: 3."), 2, "tfdist.train: Rule. Received: 3."),
+        (NotFiniteError("Step 7."), 3, "tfdist.train: Step 7."),
+        (PeerLostError("Rank 1."), 5, "tfdist.train: Rank 1."),
+        (KeyboardInterrupt(), 130, "tfdist.train: Interrupted."),
+    ],
+)
+def test_errors_with_a_code_are_one_line(capsys, error, code, line):
+    assert _run(_raiser(error)) == code
+    assert _only_line(capsys) == line
+
+
+def test_any_other_error_keeps_its_traceback(capsys):
+    assert _run(_raiser(ZeroDivisionError("by zero"))) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("Traceback (most recent call last):")
+    assert captured.err.endswith("ZeroDivisionError: by zero\n")
+
+
+def test_an_exit_passes_through():
+    with pytest.raises(SystemExit, match="4"):
+        _run(_raiser(SystemExit(4)))
+
+
+def test_lack_of_memory_is_code_6(capsys):
+    error = MemoryError("Unable to allocate 6.9 GiB for an array")
+    assert _run(_raiser(error), explain=lambda e: pytest.fail("asked")) == 6
+    assert "Out of memory: 6.9 GiB asked for. Lower --batch_size" in _only_line(capsys)
+
+
+def test_an_explained_error_is_one_line(capsys, caplog):
+    error = ConnectionError("connection reset")
+
+    def explain(seen):
+        assert seen is error
+        return PeerLostError("Rank 1 was lost.")
+
+    with caplog.at_level(logging.DEBUG, "tfdist.cli.command"):
+        assert _run(_raiser(error), explain=explain) == 5
+    assert _only_line(capsys) == "tfdist.train: Rank 1 was lost."
+    assert "connection reset" in caplog.text
+
+
+def test_an_unexplained_error_keeps_its_traceback(capsys):
+    assert _run(_raiser(ConnectionError("reset")), explain=lambda error: None) == 1
+    assert capsys.readouterr().err.endswith("ConnectionError: reset\n")
+
+
+def test_explanations_are_not_asked_for_errors_with_a_code(capsys):
+    assert _run(_raiser(InputError("Rule.")), explain=lambda error: pytest.fail("asked")) == 2
+
+
+@pytest.mark.parametrize("argument", ["--help", "-h", "-help", "--helpfull", "--helpshort"])
+def test_help(capsys, argument):
+    call = _raiser(AssertionError("the command ran"))
+    assert _run(call, "--batch_size=3", argument, "--xyzzy", about="Trains a model.", arguments="-- COMMAND") == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = captured.out.splitlines()
+    assert lines[0] == "Usage: python -m tfdist.train [--flag=value ...] -- COMMAND"
+    assert lines[2] == "Trains a model."
+    assert [line for line in lines if line.endswith(":") and not line.startswith(" ")] == [
+        "What to train:",
+        "How long:",
+        "Where it runs:",
+        "How it learns:",
+        "What becomes of gradients:",
+        "What is written:",
+        "Checks:",
+        "Every command:",
+    ]
+    assert "--helpfull" not in captured.out
+
+
+def test_help_can_be_declined():
+    assert _run(lambda values: 7, "--nohelp") == 7
+
+
+def test_flags_without_a_topic_have_a_group(capsys):
+    def define(values):
+        absl_flags.DEFINE_integer("width", 3, "How wide.", flag_values=values)
+        absl_flags.DEFINE_boolean("tall", False, "Whether tall.", flag_values=values)
+        absl_flags.DEFINE_string("name", "", "Its name.", flag_values=values, module_name="Names")
+
+    assert command.run("own", define, _raiser(AssertionError()), ["program", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:9] == [
+        "Flags:",
+        "  --width     How wide. (default: 3)",
+        "  --[no]tall  Whether tall.",
+        "",
+        "Names:",
+        "  --name      Its name.",
+        "",
+    ]
+
+
+def _process(*argv, code="", **more):
+    program = f"""
+import sys
+from tfdist import command, flags
+def call(values):
+    {code or "pass"}
+code = command.run("train", flags.define, call)
+assert "tensorflow" not in sys.modules
+sys.exit(code)
+"""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command_line = [sys.executable, "-c", program, *argv]
+    return subprocess.Popen(command_line, env=buffered, stderr=subprocess.PIPE, text=True, **more)
+
+
+def test_help_imports_no_tensorflow():
+    with _process("--help", stdout=subprocess.DEVNULL) as process:
+        assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize(("argv", "code"), [(("--help",), ""), ((), "print('said', end='')")])
+def test_a_reader_that_is_gone_is_no_error(argv, code):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with _process(*argv, code=code, stdout=writer) as process:
+        os.close(writer)
+        assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)

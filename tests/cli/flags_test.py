@@ -1,0 +1,150 @@
+"""The flag set, and that flags, configurations and flag files say the same."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+
+import pytest
+from absl import flags as absl_flags
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tfdist.cli import flags
+from tfdist.config.run_config import JobConfig, RunConfig, TrainConfig, VerifyConfig
+from tfdist.errors import InputError
+from tfdist.export import ExportConfig
+
+# Users write these names into scripts: one may be added, and none renamed.
+NAMES = """
+    accumulate_steps base_batch_size batch_norm batch_size bucket_mb check_sync check_sync_every
+    checkpoint_async checkpoint_every checkpoint_strict
+    clip_norm clip_value commit_dir commit_every communication
+    compression compression_check_every compression_max_error compression_min_bytes coordinator data_dir dataset
+    decay devices dry_run elastic_batch
+    epochs eval_every intra_op_threads jit_compile keep layout learning_rate log_every loss loss_scale
+    lr_scaling max_skipped_steps measure_every mesh_shape metrics model momentum_correction optimizer output_dir precision
+    profile_steps recompute resume seed shard shard_axis shard_min_elements stall_shutdown_seconds
+    stall_warning_seconds start_timeout_seconds steps steps_per_call strategy tpu warmup_start warmup_steps
+""".split()
+RUN_NAMES = """
+    accumulate_steps batch_norm bucket_mb check_first_batch clip_norm clip_value communication compression
+    compression_min_bytes coordinator devices intra_op_threads jit_compile loss_scale max_skipped_steps precision
+    recompute seed stall_shutdown_seconds start_timeout_seconds steps_per_call strategy
+""".split()
+
+
+def _parsed(*arguments: str, kind: type[TrainConfig] = TrainConfig) -> TrainConfig:
+    values = absl_flags.FlagValues()
+    flags.define(values, kind)
+    assert values(["program", *arguments]) == ["program"]
+    return flags.config(values, kind)
+
+
+def _names(kind: type[JobConfig | ExportConfig]) -> list[str]:
+    values = absl_flags.FlagValues()
+    flags.define(values, kind)
+    return sorted(values)
+
+
+def test_the_flag_set_is_pinned():
+    assert _names(TrainConfig) == NAMES
+    assert sorted(set(_names(VerifyConfig)) - set(NAMES)) == ["float64", "tolerance"]
+    assert _names(RunConfig) == RUN_NAMES
+    assert _names(ExportConfig) == ["data_dir", "format", "output", "safe_mode"]
+
+
+def test_every_flag_says_what_it_means_under_a_topic():
+    values = absl_flags.FlagValues()
+    flags.define(values, VerifyConfig)
+    topics = values.flags_by_module_dict()
+    assert list(topics) == [
+        "What to train",
+        "How long",
+        "Where it runs",
+        "How it learns",
+        "What becomes of gradients",
+        "What is written",
+        "Checks",
+    ]
+    assert all(flag.help.endswith(".") for group in topics.values() for flag in group)
+
+
+def test_no_flags_are_the_defaults():
+    assert _parsed() == TrainConfig()
+    assert _parsed(kind=VerifyConfig) == VerifyConfig()
+
+
+def test_flags_are_fields():
+    parsed = _parsed("--batch_size=128", "--jit_compile", "--learning_rate", "3e-4", "--model=mlp(width=8)")
+    assert parsed == TrainConfig(batch_size=128, jit_compile=True, learning_rate=3e-4, model="mlp(width=8)")
+
+
+def test_excluding_flags_are_refused():
+    with pytest.raises(InputError, match="--steps=3 --epochs=2"):
+        _parsed("--steps=3", "--epochs=2")
+
+
+_line = st.text(st.characters(codec="utf-8"), max_size=20).filter(str.isprintable)
+_known = {
+    "model": st.sampled_from(["cnn", "mlp(width=(8, 'a b'))", "own.module:make(x='#\"')"]),
+    "dataset": st.sampled_from(["digits", "synthetic:8x8x1", "tfds:mnist/3.0.1"]),
+    "optimizer": st.floats(0, 1).map(lambda x: f"sgd(momentum={x!r})"),
+    "loss": st.sampled_from(["mean_squared_error"]),
+    "metrics": st.sampled_from(["", "accuracy,top_k"]),
+    "strategy": st.sampled_from(["auto", "single", "mirrored", "own.module:Class"]),
+    "communication": st.sampled_from(["auto", "ring", "nccl"]),
+    "batch_norm": st.sampled_from(["local", "synchronized"]),
+    "coordinator": st.sampled_from(["", "host:3000"]),
+    "profile_steps": st.sampled_from(["", "3:5"]),
+    "decay": st.sampled_from(["none", "cosine(to=0.1)", "step(every=5)"]),
+    "lr_scaling": st.sampled_from(["none", "linear"]),
+    "precision": st.sampled_from(["float32", "mixed_float16"]),
+    "loss_scale": st.sampled_from(["", "128", "dynamic(hysteresis=2)"]),
+    "compression": st.sampled_from(["none", "topk(ratio=0.01)|fp16", "path=.*bias: none; size>=100: int8"]),
+    "data_dir": _line,
+}
+
+
+def _values_of(field: dataclasses.Field) -> st.SearchStrategy:
+    flag = field.metadata["flag"]
+    most = flag.most if math.isfinite(flag.most) else 10**9
+    by_type = {
+        bool: st.booleans(),
+        int: st.integers(int(flag.least), int(most)),
+        float: st.floats(flag.least, most),
+    }
+    return _known[field.name] if field.name in _known else by_type.get(type(field.default), _line)
+
+
+def _configs(kind: type[TrainConfig]) -> st.SearchStrategy[TrainConfig]:
+    def made(values: dict) -> TrainConfig:
+        try:
+            return kind(**values)
+        except InputError:  # two of them exclude each other
+            assume(False)
+            raise
+
+    fields = {field.name: _values_of(field) for field in dataclasses.fields(kind)}
+    return st.fixed_dictionaries({}, optional=fields).map(made)
+
+
+@given(config=st.one_of(_configs(TrainConfig), _configs(VerifyConfig)))
+def test_a_flag_file_says_the_same(tmp_path_factory, config):
+    path = tmp_path_factory.mktemp("flags") / "flags.txt"
+    path.write_text(flags.flags_text(config), encoding="utf-8")
+    assert _parsed(f"--flagfile={path}", kind=type(config)) == dataclasses.replace(config, output_dir="")
+
+
+def test_a_flag_file_keeps_the_output_directory_as_a_comment():
+    lines = flags.flags_text(TrainConfig(output_dir="runs/one", strategy="mirrored")).splitlines()
+    assert "# --output_dir=runs/one" in lines
+    assert "--strategy=mirrored" in lines
+    assert [line.removeprefix("# ").partition("=")[0] for line in lines] == [
+        f"--{field.name}" for field in dataclasses.fields(TrainConfig)
+    ]
+
+
+def test_imports_no_tensorflow():
+    code = "import sys, tfdist.cli.flags, tfdist.cli.command; sys.exit(bool({'tensorflow', 'keras', 'numpy'} & {*sys.modules}))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

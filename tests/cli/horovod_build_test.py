@@ -1,0 +1,209 @@
+"""What the build of Horovod refuses and what it changes; no network, no compiler."""
+
+import hashlib
+import os
+import pathlib
+import sys
+
+import pytest
+
+from tfdist.cli import horovod_build
+from tfdist.cli.horovod_build import Build
+from tfdist.errors import InputError, TfdistError
+
+CMAKE = """\
+# TF SOURCES
+list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/mpi_ops.cc")
+list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")
+
+# Create library
+"""
+GLOO = "\n  global_ranks_.reserve(size_);\n  {\n"
+VERSION = f"from horovod.runner import run\n\n__version__ = '{horovod_build.VERSION}'\n"
+JS_RUN = "import os\nfrom distutils.spawn import find_executable\n\nfind_executable('jsrun')\n"
+
+
+@pytest.fixture
+def source(tmp_path: pathlib.Path) -> pathlib.Path:
+    texts = {
+        "tensorflow/CMakeLists.txt": CMAKE,
+        "runner/js_run.py": JS_RUN,
+        "common/gloo/gloo_controller.cc": GLOO,
+        "common/gloo/gloo_context.cc": "  assert(global_context.IsEnabled());\n\n  attr device_attr;\n",
+        "../third_party/gloo/gloo/transport/tcp/pair.cc": "    GLOO_ENFORCE_LE(op.preamble.length, op.nbytes);\n",
+        "common/parameter_manager.cc": "  } else {\n    v[index_[variable]] = value;\n  }\n",
+        "__init__.py": VERSION,
+    }
+    for name, text in texts.items():
+        path = tmp_path / "horovod" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+@pytest.fixture
+def no_tools(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """An empty folder that is the whole PATH, and a machine without CUDA."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.delenv("CXX", raising=False)
+    for name in ("HOROVOD_CUDA_HOME", "HOROVOD_NCCL_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    return tools
+
+
+def tool(folder: pathlib.Path, name: str, script: str = "exit 0") -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_patch_removes_the_xla_bridge_and_nothing_else_of_cmake(source: pathlib.Path):
+    horovod_build.patch(source)
+    expected = [line for line in CMAKE.splitlines() if "xla_mpi_ops" not in line]
+    assert (source / "horovod/tensorflow/CMakeLists.txt").read_text().splitlines() == expected
+
+
+def test_patch_frees_horovodrun_of_distutils(source: pathlib.Path):
+    horovod_build.patch(source)
+    text = (source / "horovod/runner/js_run.py").read_text()
+    assert "distutils" not in text
+    compile(text, "js_run.py", "exec")
+    assert "from shutil import which as find_executable\n" in text
+
+
+def test_patch_mends_defects_and_says_so_in_the_version(source: pathlib.Path):
+    horovod_build.patch(source)
+    assert "global_ranks_.resize(size_);" in (source / "horovod/common/gloo/gloo_controller.cc").read_text()
+    assert "gloo_iface_ = global_context.gloo_iface_;" in (source / "horovod/common/gloo/gloo_context.cc").read_text()
+    pair = (source / "third_party/gloo/gloo/transport/tcp/pair.cc").read_text()
+    assert "GLOO_ENFORCE_LE" not in pair and "signalException(ex);" in pair
+    assert "if (fixed_values_.count(" in (source / "horovod/common/parameter_manager.cc").read_text()
+    assert f"__version__ = '{horovod_build.PATCHED}'" in (source / "horovod/__init__.py").read_text()
+
+
+@pytest.mark.parametrize("text", ["# nothing\n", CMAKE + CMAKE])
+def test_patch_refuses_a_file_without_the_line_exactly_once(source: pathlib.Path, text: str):
+    (source / "horovod/tensorflow/CMakeLists.txt").write_text(text)
+    with pytest.raises(
+        TfdistError, match=r"CMakeLists.txt must have the line .*xla_mpi_ops.* once. Received: [02] times"
+    ):
+        horovod_build.patch(source)
+
+
+def test_a_source_with_another_hash_is_refused_before_it_is_unpacked(tmp_path: pathlib.Path):
+    sdist = tmp_path / horovod_build.SDIST
+    sdist.write_bytes(b"not the release")
+    with pytest.raises(
+        TfdistError, match=f"must have the SHA-256 {horovod_build.SHA256}. Received: .* Delete that file."
+    ):
+        horovod_build.unpack(sdist, tmp_path / "source")
+    assert not (tmp_path / "source").exists()
+
+
+def test_the_pinned_hash_is_a_sha256():
+    assert len(bytes.fromhex(horovod_build.SHA256)) == hashlib.sha256().digest_size
+
+
+def test_the_cache_key_tells_every_build_apart():
+    builds = [Build(tf, gpu, mpi) for tf in ("2.21.0", "2.22.0") for gpu in (False, True) for mpi in (False, True)]
+    keys = {build.key for build in builds}
+    assert len(keys) == len(builds)
+    python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
+    assert all("0.28.1" in key and python in key and os.uname().machine in key for key in keys)
+    assert Build("2.21.0").key == Build("2.21.0").key
+
+
+@pytest.mark.parametrize(
+    ("build", "present", "missing", "package"),
+    [
+        (Build("2"), (), r"g\+\+", r"g\+\+"),
+        (Build("2"), ("g++",), "make", "make"),
+        (Build("2", gpu=True), ("g++", "make"), "nvcc", "nvidia-cuda-toolkit"),
+        (Build("2", gpu=True), ("g++", "make", "nvcc"), "NCCL's nccl.h", "libnccl-dev, or set HOROVOD_NCCL_HOME"),
+        (Build("2", mpi=True), ("g++", "make"), "mpicxx", "libopenmpi-dev"),
+    ],
+)
+def test_a_missing_tool_is_named_with_its_package(no_tools, build, present, missing, package):
+    for name in present:
+        tool(no_tools, name)
+    with pytest.raises(InputError, match=f"needs {missing}. Received: none. Install the Debian package {package}."):
+        horovod_build.check_tools(build)
+
+
+def test_tools_that_are_there_are_found(no_tools: pathlib.Path):
+    for name in ("g++", "make", "nvcc", "mpicxx"):
+        tool(no_tools, name)
+    (no_tools.parent / "include").mkdir()
+    (no_tools.parent / "include" / "nccl.h").touch()
+    horovod_build.check_tools(Build("2", gpu=True, mpi=True))
+
+
+@pytest.mark.parametrize(
+    ("script", "works"),
+    [
+        ("echo cmake version 3.25.1", True),
+        ("echo cmake version 4.1.0", True),
+        ("echo version 3.5.1", False),
+        ("exit 1", False),
+    ],
+)
+def test_only_a_cmake_that_runs_and_is_new_enough_counts(no_tools, monkeypatch, script, works):
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(no_tools))
+    assert horovod_build.find_cmake() is None
+    tool(no_tools, "cmake", script)
+    assert horovod_build.find_cmake() == (str(no_tools / "cmake") if works else None)
+
+
+def test_the_builds_environment_is_the_same_whatever_the_user_set(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
+    monkeypatch.setenv("HOROVOD_WITHOUT_GLOO", "1")
+    monkeypatch.setenv("HOROVOD_NCCL_HOME", "/opt/nccl")
+    monkeypatch.setenv("MAKEFLAGS", " --jobserver-auth=3,4")
+    monkeypatch.setenv("PYTHONPATH", "/own")
+    variables = horovod_build.environment(Build("2"), pathlib.Path("/packages"), "/bin/cmake")
+    assert {name: value for name, value in variables.items() if name.startswith("HOROVOD_")} == {
+        "HOROVOD_WITH_TENSORFLOW": "1",
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITHOUT_PYTORCH": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_WITHOUT_MPI": "1",
+        "HOROVOD_CMAKE": "/bin/cmake",
+        "HOROVOD_NCCL_HOME": "/opt/nccl",
+    }
+    assert variables["MAKEFLAGS"] == f"-j{len(os.sched_getaffinity(0))}"
+    assert variables["PYTHONPATH"] == "/packages:/own"
+
+
+def test_gpu_and_mpi_change_the_builds_environment():
+    variables = horovod_build.environment(Build("2", gpu=True, mpi=True), pathlib.Path("/packages"), "/bin/cmake")
+    assert variables["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+    assert variables["HOROVOD_WITH_MPI"] == "1"
+    assert "HOROVOD_WITHOUT_MPI" not in variables
+
+
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        (
+            "  a.cc:1:10: fatal error: highwayhash/arch_specific.h: No such file\n"
+            "  make[2]: *** [CMakeFiles/x.o] Error 1\n  subprocess.CalledProcessError: Command '['cmake']' returned\n"
+            "  error: subprocess-exited-with-error\n"
+            "  ERROR: Failed building wheel for horovod\nFailed to build horovod\n",
+            "a.cc:1:10: fatal error: highwayhash/arch_specific.h: No such file",
+        ),
+        (
+            "  CMake Error at CMakeLists.txt:3 (find_package):\n    Could not find Foo\n\n-- Configuring incomplete\n",
+            "CMake Error at CMakeLists.txt:3 (find_package): Could not find Foo",
+        ),
+        (
+            "Looking\nERROR: No matching distribution found for horovod==0.28.1\n",
+            "ERROR: No matching distribution found",
+        ),
+        ("Killed\n", "Killed"),
+        ("", "It printed nothing."),
+    ],
+)
+def test_the_last_error_is_the_cause_and_not_its_echo(output: str, cause: str):
+    assert horovod_build.last_error(output).startswith(cause)

@@ -1,0 +1,75 @@
+"""A strategy as the commands open it."""
+
+import math
+
+import pytest
+
+from tfdist.cli import open_strategy
+from tfdist.config.run_config import TrainConfig
+from tfdist.errors import InputError, NotFiniteError, Preempted
+
+
+@pytest.fixture
+def agreed(monkeypatch):
+    """What was compared between the processes, by its name."""
+    from tfdist.coordination import LocalGroup
+
+    seen = {}
+    monkeypatch.setattr(LocalGroup, "agree", lambda self, name, value, *_: seen.update({name: value}))
+    return seen
+
+
+def test_yields_the_strategy_that_auto_means(agreed):
+    given = TrainConfig(strategy="auto", output_dir="mine", intra_op_threads=3)
+    with open_strategy.opened_strategy(given, ("output_dir", "intra_op_threads")) as (config, detection, strategy):
+        assert (config.strategy, detection.strategy, strategy.name) == ("single", "single", "single")
+        assert open_strategy.hosts(strategy)
+    assert agreed["flags"]["--strategy"] == "single"
+    assert agreed["flags"]["--batch_size"] == 64
+    assert not {"--output_dir", "--intra_op_threads"} & agreed["flags"].keys()
+    assert "tensorflow" in agreed["versions"]
+
+
+def test_the_strategy_gets_the_options_that_it_takes():
+    with open_strategy.opened_strategy(TrainConfig(devices=2), ()) as (_, _, strategy):
+        assert (strategy.name, strategy.replicas) == ("mirrored", 2)
+
+
+def test_rules_between_flags_hold_for_the_chosen_strategy(monkeypatch):
+    monkeypatch.setattr(open_strategy, "start", lambda *_: pytest.fail("the strategy was started"))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    with pytest.raises(InputError, match="--devices=2 --strategy=multiworker"):
+        with open_strategy.opened_strategy(TrainConfig(devices=2), ()):
+            pass
+
+
+def test_the_coordinator_flag_is_the_environment_s(monkeypatch):
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    found = open_strategy.choose(TrainConfig(coordinator="elsewhere:3000"), environment)
+    assert found.cluster.coordinator == "elsewhere:3000"
+
+
+@pytest.mark.parametrize(("error", "waited"), [(Preempted, True), (NotFiniteError, False)])
+def test_who_was_preempted_waits_for_the_others_as_who_is_done(monkeypatch, error, waited):
+    """All have agreed on that end; of other errors the others may not know."""
+    from tfdist.coordination import LocalGroup
+
+    names = []
+    monkeypatch.setattr(LocalGroup, "barrier", lambda self, name, deadline=60.0: names.append(name))
+    with pytest.raises(error), open_strategy.opened_strategy(TrainConfig(), ()):
+        raise error("at step 3")
+    assert ("end" in names) == waited
+
+
+@pytest.mark.parametrize(("given", "deadline"), [({}, math.inf), ({"end_timeout_seconds": 600.0}, 600.0)])
+def test_who_is_done_early_waits_as_long_as_the_others_live(monkeypatch, given, deadline):
+    """They may write a large model; the group itself notices one that is lost."""
+    from tfdist.coordination import LocalGroup
+
+    waits = {}
+    monkeypatch.setattr(LocalGroup, "barrier", lambda self, name, deadline=60.0: waits.update({name: deadline}))
+    with open_strategy.opened_strategy(TrainConfig(start_timeout_seconds=1.0), (), **given):
+        pass
+    assert waits["end"] == deadline

@@ -1,0 +1,71 @@
+import os
+
+import pytest
+
+from tfdist.cluster import affinity
+
+
+@pytest.fixture
+def host(monkeypatch, tmp_path):
+    """A host of two sockets of two cores of two threads, numbered as Linux does: the second threads come last."""
+    bound: list[set[int]] = []
+    for cpu in range(8):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{cpu % 4 // 2}\n")
+        (folder / "core_id").write_text(f"{cpu % 2}\n")
+    monkeypatch.setattr(affinity, "TOPOLOGY", tmp_path)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(affinity, "_OWN", {})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: bound[-1] if bound else set(range(8)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, share: bound.append(share))
+    return bound
+
+
+@pytest.mark.parametrize(("rank", "expected"), [*enumerate([{0, 4}, {1, 5}, {2, 6}, {3, 7}])])
+def test_both_threads_of_a_core_go_to_one_process(host, rank, expected):
+    assert affinity.keep_to_share(rank, 4) == 2
+    assert host == [expected]
+
+
+def test_a_process_stays_on_one_socket(host):
+    assert affinity.keep_to_share(0, 2) == 4
+    assert host == [{0, 4, 1, 5}]
+
+
+def test_a_second_strategy_of_a_process_keeps_its_share(host):
+    assert [affinity.keep_to_share(2, 3), affinity.keep_to_share(2, 3)] == [2, 2]
+    assert host == [{6, 3, 7}]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5, 8])
+def test_shares_are_disjoint_complete_and_nearly_equal(processes):
+    shares = [affinity.share(list(range(8)), rank, processes) for rank in range(processes)]
+    assert sum(shares, []) == list(range(8))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_choice_made_before_is_left_alone(host, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert affinity.keep_to_share(0, 2) == 1
+    assert affinity.keep_to_share(0, 2, dealt=True) == 2
+    assert not host
+
+
+def test_where_the_system_forbids_binding_threads_are_shared_still(host, monkeypatch):
+    def forbidden(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setaffinity", forbidden)
+    assert affinity.keep_to_share(0, 2) == 4
+
+
+def test_more_processes_than_cores_share_them_all(host):
+    assert affinity.keep_to_share(0, 9) == 1
+    assert not host
+
+
+def test_without_topology_cores_are_taken_by_number(host, monkeypatch, tmp_path):
+    monkeypatch.setattr(affinity, "TOPOLOGY", tmp_path / "missing")
+    affinity.keep_to_share(1, 2)
+    assert host == [{4, 5, 6, 7}]

@@ -1,0 +1,67 @@
+"""Plans of collectives that differ between processes: the first call that does is named, on every process."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import tensorflow as tf
+
+from tfdist.collectives import Call
+from tfdist.collectives.trace_check import agree_on_plan
+from tfdist.coordination import RemoteGroup, Server
+from tfdist.coordination.addresses import listen
+from tfdist.errors import InputError
+
+SUM = Call("all_reduce", "gradients/0", (tf.float32, tf.float32), ((3, 4), (None,)))
+LOSS = Call("all_reduce", "loss", (tf.float32,), ((),))
+
+
+@contextlib.contextmanager
+def two() -> Iterator[list[RemoteGroup]]:
+    server = Server(listen("127.0.0.1:0", ""), size=2, token="token")
+    groups = [RemoteGroup(server.address, rank=rank, size=2, token="token", timeout=5.0) for rank in range(2)]
+    yield groups
+    for group in groups:
+        group.leave()
+    server.close()
+
+
+def said(plans: Sequence[Sequence[Call]]) -> list[str]:
+    """What each of two members is told."""
+
+    def tell(group: RemoteGroup, plan: Sequence[Call]) -> str:
+        try:
+            agree_on_plan(group, plan)
+        except InputError as error:
+            return str(error)
+        return ""
+
+    with two() as groups, ThreadPoolExecutor() as pool:
+        return list(pool.map(tell, groups, plans, timeout=20))
+
+
+def test_equal_plans() -> None:
+    assert said([[SUM, LOSS], [SUM, LOSS]]) == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "difference"),
+    [
+        ([SUM, LOSS], [SUM], "call 1: rank 0: all_reduce loss of float32[]; rank 1: none."),
+        (
+            [LOSS],
+            [SUM],
+            "call 0: rank 0: all_reduce loss of float32[]; rank 1: all_reduce gradients/0 of float32[3, 4], ",
+        ),
+        (
+            [Call("all_gather", "x", (tf.float16,), ((2,),))],
+            [Call("all_gather", "x", (tf.float32,), ((2,),))],
+            "call 0: rank 0: all_gather x of float16[2]; rank 1: all_gather x of float32[2].",
+        ),
+    ],
+)
+def test_the_first_difference_is_named_on_both(mine: list[Call], other: list[Call], difference: str) -> None:
+    first, second = said([mine, other])
+    assert first == second
+    assert difference in first and "\n" not in first

@@ -1,0 +1,195 @@
+"""What a configuration accepts, keeps and refuses."""
+
+import dataclasses
+
+import pytest
+
+from tfdist.config.run_config import LayoutConfig, TrainConfig, VerifyConfig
+from tfdist.errors import InputError
+
+
+def test_defaults_are_a_whole_run():
+    config = TrainConfig()
+    assert (config.strategy, config.model, config.dataset) == ("auto", "cnn", "digits")
+    assert (config.steps, config.epochs) == (0, 10)
+
+
+def test_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TrainConfig().steps = 3  # type: ignore[misc]
+
+
+def test_length_is_steps_or_epochs():
+    assert (TrainConfig(steps=5).steps, TrainConfig(steps=5).epochs) == (5, 0)
+    assert (TrainConfig(epochs=3).steps, TrainConfig(epochs=3).epochs) == (0, 3)
+
+
+def test_verify_has_the_fields_of_train():
+    train, verify = (dataclasses.fields(kind) for kind in (TrainConfig, VerifyConfig))
+    assert [field.name for field in verify] == [*(field.name for field in train), "float64", "tolerance"]
+    assert (VerifyConfig().steps, VerifyConfig().epochs) == (10, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"data_dir": ""}, {"data_dir": None}),
+        ({"learning_rate": 1}, {"learning_rate": 1.0}),
+        ({"optimizer": " sgd( momentum = .9 )"}, {"optimizer": "sgd(momentum=0.9)"}),
+        ({"metrics": "accuracy, mean_absolute_error"}, {"metrics": "accuracy,mean_absolute_error"}),
+        ({"metrics": ""}, {"metrics": ""}),
+        ({"output_dir": " runs/one "}, {"output_dir": "runs/one"}),
+        ({"profile_steps": "10:20"}, {"profile_steps": "10:20"}),
+        ({"coordinator": "[::1]:3000"}, {"coordinator": "[::1]:3000"}),
+        ({"seed": 2**31 - 1}, {"seed": 2**31 - 1}),
+    ],
+)
+def test_keeps(given, kept):
+    config = TrainConfig(**given)
+    assert {name: getattr(config, name) for name in kept} == kept
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("batch_size", 0, "--batch_size must be at least 1 and finite. Received: 0."),
+        ("batch_size", "64", "batch_size must be of type int. Received: '64'."),
+        ("batch_size", 64.0, "batch_size must be of type int"),
+        ("batch_size", True, "batch_size must be of type int"),
+        ("dry_run", 1, "dry_run must be of type bool"),
+        ("model", None, "model must be of type str"),
+        ("steps", -1, "--steps must be at least 0"),
+        ("epochs", -1, "--epochs must be at least 0"),
+        ("devices", -1, "--devices must be at least 0"),
+        ("seed", 2**31, "--seed must be at least 0 and at most 2147483647. Received: 2147483648."),
+        ("learning_rate", float("nan"), "--learning_rate must be at least 0 and finite. Received: nan."),
+        ("learning_rate", float("inf"), "--learning_rate must be at least 0 and finite. Received: inf."),
+        ("learning_rate", -0.1, "--learning_rate must be at least 0"),
+        ("log_every", 0, "--log_every must be at least 1"),
+        ("steps_per_call", 0, "--steps_per_call must be at least 1"),
+        ("start_timeout_seconds", 0, "--start_timeout_seconds must be at least 1"),
+        ("communication", "rings", '--communication=rings is not known. Did you mean "ring"? Known: auto, nccl, ring.'),
+        ("batch_norm", "sync", "--batch_norm=sync is not known. Known: local, synchronized."),
+        ("optimizer", "sgd(momentum=)", "--optimizer: sgd(momentum=)  -- column 14: expected a value."),
+        ("model", "", '--model: ""  -- column 1: expected a name.'),
+        ("loss", "a b", "--loss: a b  -- column 3"),
+        ("dataset", "digits(", "--dataset: digits(  -- column 8"),
+        ("metrics", "top_k(k=5)", "--metrics: top_k(k=5) must be names with commas between."),
+        ("metrics", "accuracy,", "--metrics: accuracy, must be names"),
+        ("coordinator", "host", "--coordinator: host must be HOST:PORT"),
+        ("coordinator", "host:70000", "--coordinator: host:70000 must be HOST:PORT"),
+        ("profile_steps", "10", "--profile_steps: 10 must be A:B"),
+        ("profile_steps", "20:10", "--profile_steps: 20:10 must be A:B"),
+        ("profile_steps", "10:10", "--profile_steps: 10:10 must be A:B"),
+        ("output_dir", "a\nb", r"--output_dir must be printable text in one line. Received: 'a\nb'."),
+    ],
+)
+def test_refuses(field, value, message):
+    with pytest.raises(InputError) as caught:
+        TrainConfig(**{field: value})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("other", ["single", "multiworker", "tpu", "horovod"])
+def test_devices_are_mirrored_s(other):
+    TrainConfig(devices=1, strategy=other)
+    with pytest.raises(InputError, match=f"Received: --devices=2 --strategy={other}"):
+        TrainConfig(devices=2, strategy=other)
+
+
+@pytest.mark.parametrize("other", ["auto", "single", "mirrored", "multiworker", "horovod"])
+def test_tpu_is_tpu_s(other):
+    with pytest.raises(InputError, match=f"Received: --tpu=mine --strategy={other}"):
+        TrainConfig(tpu="mine", strategy=other)
+
+
+@pytest.mark.parametrize("other", ["single", "mirrored", "tpu", "horovod"])
+def test_communication_is_multiworker_s(other):
+    with pytest.raises(InputError, match=f"Received: --communication=ring --strategy={other}"):
+        TrainConfig(communication="ring", strategy=other)
+
+
+@pytest.mark.parametrize(
+    ("given", "received"),
+    [
+        ({"steps": 5, "epochs": 2}, "--steps=5 --epochs=2"),
+        ({"jit_compile": True, "batch_norm": "synchronized"}, "--jit_compile=true --batch_norm=synchronized"),
+        (
+            {"learning_rate": 0.5, "optimizer": "sgd(learning_rate=0.1)"},
+            r"--learning_rate=0.5 --optimizer=sgd\(learning_rate=0.1\)",
+        ),
+        ({"profile_steps": "50:60", "steps": 50}, "--profile_steps=50:60 --steps=50"),
+        ({"mesh_shape": "data:2"}, "--mesh_shape=data:2 --strategy=auto"),
+        ({"layout": "ffn:model", "strategy": "mirrored"}, "--layout=ffn:model --strategy=mirrored"),
+        ({"shard": "optimizer", "strategy": "horovod"}, "--shard=optimizer --strategy=horovod"),
+        ({"strategy": "mesh", "compression": "int8"}, "--compression=int8 --strategy=mesh"),
+        ({"strategy": "mesh", "jit_compile": True}, "--jit_compile=true --strategy=mesh"),
+    ],
+)
+def test_refuses_together(given, received):
+    with pytest.raises(InputError, match=f"Received: {received}"):
+        TrainConfig(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"devices": 2, "strategy": "mirrored"},
+        {"devices": 2, "strategy": "auto"},
+        {"devices": 2, "strategy": "own.module:Class"},
+        {"tpu": "mine", "strategy": "tpu"},
+        {"tpu": "mine", "strategy": "own.module:Class"},
+        {"communication": "ring", "strategy": "multiworker"},
+        {"communication": "ring", "strategy": "auto"},
+        {"jit_compile": True},
+        {"batch_norm": "synchronized"},
+        {"optimizer": "sgd(learning_rate=0.1)"},
+        {"profile_steps": "50:60", "steps": 51},
+        {"profile_steps": "50:60", "epochs": 1},
+        {"strategy": "mesh", "devices": 2},
+        {"strategy": "mesh", "mesh_shape": "data:2;model:2", "layout": "ffn:model"},
+    ],
+)
+def test_accepts_together(given):
+    TrainConfig(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mesh_shape": "data=2"}, "--mesh_shape: A mesh is NAME:SIZE"),
+        ({"layout": "ffn"}, "--layout: A layout is DIM:AXIS"),
+        ({"mesh_shape": "data:2", "layout": "ffn:model"}, "The mesh data:2 has no axis model"),
+        ({"shard": "optimizer", "shard_axis": "model"}, "The mesh data:1 has no axis model"),
+    ],
+)
+def test_a_mesh_is_checked_when_flags_are_read(given, message):
+    with pytest.raises(InputError, match=message):
+        TrainConfig(strategy="mesh", **given)
+
+
+def test_a_search_for_a_layout_has_a_limit():
+    LayoutConfig(mesh_shape="data:2;model:2", layout="auto", memory_gb=0.5)
+    with pytest.raises(InputError, match="give both --layout=auto and --memory_gb or neither"):
+        LayoutConfig(mesh_shape="data:2", layout="auto")
+    with pytest.raises(InputError, match="--layout: auto is searched for by `python -m tfdist.layout`"):
+        TrainConfig(strategy="mesh", layout="auto")
+
+
+def test_a_chosen_strategy_is_checked_again():
+    with pytest.raises(InputError, match="--devices=2 --strategy=multiworker"):
+        dataclasses.replace(TrainConfig(devices=2), strategy="multiworker")
+
+
+def test_verify_is_checked_like_train():
+    with pytest.raises(InputError, match="--tolerance must be at least 0"):
+        VerifyConfig(tolerance=-1.0)
+    with pytest.raises(InputError, match="--steps=10 --epochs=2"):
+        VerifyConfig(epochs=2)
+
+
+@pytest.mark.parametrize("lossy", [{"precision": "mixed_float16"}, {"compression": "int8"}])
+def test_what_is_not_exact_by_design_needs_a_tolerance(lossy):
+    with pytest.raises(InputError, match="say with --tolerance how near"):
+        VerifyConfig(**lossy)
+    assert VerifyConfig(**lossy, tolerance=0.1).tolerance == 0.1

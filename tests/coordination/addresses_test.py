@@ -1,0 +1,17 @@
+import psutil
+import pytest
+
+from tfdist.coordination.addresses import LOOPBACK, network_interface, way_to
+
+
+def test_the_way_to_a_host_has_an_address_of_this_one():
+    assert way_to(LOOPBACK) == (LOOPBACK, LOOPBACK)
+    with pytest.raises(OSError):
+        way_to("no-such-host.invalid")
+
+
+def test_the_interface_that_has_an_address():
+    held = {name: [one.address for one in some] for name, some in psutil.net_if_addrs().items()}
+    [loopback] = [name for name, addresses in held.items() if LOOPBACK in addresses]
+    assert network_interface(LOOPBACK) == loopback
+    assert network_interface("192.0.2.1") == ""  # of nobody, by RFC 5737

@@ -1,0 +1,194 @@
+import json
+import selectors
+import socket
+import threading
+import time
+
+import pytest
+
+from tfdist.coordination import Loss, RemoteGroup
+from tfdist.coordination.addresses import listen
+from tfdist.coordination.group import LAUNCHER
+from tfdist.coordination.messages import encode
+from tfdist.errors import InputError, PeerLostError
+
+pytestmark = pytest.mark.alone
+
+WELCOME = {"type": "welcome", "heartbeat": 0.05, "lost_after": 5.0}
+
+
+class Scripted:
+    """A server of one connection that says what it is told to, and nothing else."""
+
+    def __init__(self, *messages, raw=b""):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.said = b"".join(map(encode, messages)) + raw
+        self.heard = []
+        self.connection = None
+        self.thread = threading.Thread(target=self.serve)
+        self.thread.start()
+
+    def serve(self):
+        self.connection, _ = self.listener.accept()
+        self.connection.sendall(self.said)
+        for line in self.connection.makefile():
+            self.heard.append(json.loads(line))
+
+    def close(self):
+        if self.connection:
+            self.connection.close()
+        self.listener.close()
+        self.thread.join(5)
+
+
+@pytest.fixture
+def scripted():
+    servers = []
+
+    def create(*messages, **arguments):
+        servers.append(Scripted(*messages, **arguments))
+        return servers[-1]
+
+    yield create
+    for server in servers:
+        server.close()
+
+
+def member(address, timeout=5.0, server_rank=0):
+    return RemoteGroup(address, rank=1, size=2, token="t", timeout=timeout, server_rank=server_rank)
+
+
+def wait_for_loss(group):
+    """Waits as nobody does who has a reason to doubt."""
+    end = time.monotonic() + 5
+    while not group.lost() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert group.lost()
+
+
+def test_a_server_that_is_not_there_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    with pytest.raises(PeerLostError) as raised:
+        member(address, timeout=0.3)
+    assert str(raised.value) == f"rank 0 did not answer at {address} within 0.3 s (Connection refused)."
+    with pytest.raises(PeerLostError, match="^the launcher did not answer"):
+        member(address, timeout=0.1, server_rank=LAUNCHER)
+
+
+def test_a_server_that_does_not_speak_is_named(scripted):
+    server = scripted()
+    with pytest.raises(PeerLostError, match=r"within 0.3 s \(timed out\)"):
+        member(server.address, timeout=0.3)
+
+
+def test_a_server_that_comes_later_is_found(scripted):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    found = []
+    joining = threading.Thread(target=lambda: found.append(member(f"127.0.0.1:{port}")))
+    joining.start()
+    time.sleep(0.25)
+    with listen(f"127.0.0.1:{port}", "") as listener:
+        joined, _ = listener.accept()
+        joined.sendall(encode(WELCOME))
+        joining.join(5)
+        joined.shutdown(socket.SHUT_WR)
+        found[0].leave()
+        joined.close()
+
+
+def test_another_program_at_the_address_is_bad_input(scripted):
+    server = scripted(raw=b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    with pytest.raises(InputError, match="A group of tfdist must answer at .* Another program listens there"):
+        member(server.address)
+
+
+def test_a_silent_server_is_lost(scripted):
+    server = scripted({**WELCOME, "lost_after": 0.3})
+    group = member(server.address, server_rank=LAUNCHER)
+    wait_for_loss(group)
+    assert group.lost() == Loss(LAUNCHER, "no sign of life for 0.3 s (it is stopped, or its host is unreachable)")
+    assert [message["type"] for message in server.heard[:2]] == ["hello", "beat"]
+    group.leave()
+
+
+def test_a_server_that_dies_is_lost(scripted):
+    server = scripted(WELCOME)
+    group = member(server.address)
+    server.connection.shutdown(socket.SHUT_WR)
+    loss = group.lost(wait=5)
+    assert loss and loss.rank == 0 and "without a goodbye" in loss.reason
+    with pytest.raises(PeerLostError, match="'x' cannot complete: rank 0 is lost: its connection closed"):
+        group.gather("x", 1)
+    group.leave()
+
+
+def test_a_gather_does_not_wait_for_ever_for_a_server_that_answers_nothing(scripted, monkeypatch):
+    monkeypatch.setattr("tfdist.coordination.client.PATIENCE_SECONDS", 0.1)
+    group = member(scripted({**WELCOME, "heartbeat": 9.0, "lost_after": 60.0}).address)
+    with pytest.raises(PeerLostError, match="rank 0, which serves the group, did not answer 'x' within 0.1 s"):
+        group.gather("x", 1, deadline=0.1)
+    group.leave()
+
+
+def test_leaving_says_goodbye_last_and_once(scripted):
+    server = scripted(WELCOME)
+    group = member(server.address)
+    group.leave(3, "y" * 5000)
+    group.leave(4)
+    server.thread.join(5)
+    assert server.heard[-1] == {"type": "goodbye", "code": 3, "reason": "y" * 1000}
+    assert [message["type"] for message in server.heard].count("goodbye") == 1
+    with pytest.raises(PeerLostError, match="this process has left the group"):
+        group.gather("x", 1)
+    assert group.lost() is None
+
+
+def test_a_server_that_closes_at_the_goodbye_is_not_lost(scripted, monkeypatch):
+    server = scripted(WELCOME)
+    group = member(server.address)
+    send = group._send
+
+    def slow(line):
+        send(line)
+        if b"goodbye" in line:  # the server closes before this thread goes on
+            server.connection.shutdown(socket.SHUT_WR)
+            time.sleep(0.2)
+
+    monkeypatch.setattr(group, "_send", slow)
+    group.leave(75)
+    assert group.lost() is None
+
+
+def test_a_callback_may_leave(scripted):
+    server = scripted(WELCOME, {"type": "lost", "rank": 0, "reason": "gone", "code": None})
+    group = member(server.address)
+    left = threading.Event()
+
+    def callback(loss):
+        group.leave(5)
+        left.set()
+
+    group.on_loss(callback)
+    assert left.wait(5)
+
+
+def test_a_member_that_was_stopped_itself_does_not_blame_the_server(scripted, monkeypatch):
+    class Stopping(selectors.DefaultSelector):
+        stopped = False
+
+        def select(self, timeout=None):
+            ready = super().select(timeout)
+            if not Stopping.stopped:
+                Stopping.stopped = True
+                time.sleep(1.5)  # as SIGSTOP would: longer than lost_after, with nothing to read at its end
+            return ready
+
+    monkeypatch.setattr(selectors, "DefaultSelector", Stopping)
+    group = member(scripted({**WELCOME, "lost_after": 0.6}).address)
+    time.sleep(1.75)
+    assert group.lost() is None
+    wait_for_loss(group)  # it is noticed all the same
+    group.leave()

@@ -1,0 +1,60 @@
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tfdist.coordination import RemoteGroup, Server
+from tfdist.coordination.addresses import listen
+
+TOKEN = "the job's token"
+
+
+class Job:
+    """A server and its members, all in this process."""
+
+    def __init__(self, size: int, **server: Any):
+        self.size = size
+        self.server = Server(listen("127.0.0.1:0", ""), size=size, token=TOKEN, **server)
+        self.members: dict[int, RemoteGroup] = {}
+        self._pool = ThreadPoolExecutor(max_workers=32)
+
+    def join(self, rank: int, **arguments: Any) -> RemoteGroup:
+        all_arguments: dict[str, Any] = {"size": self.size, "token": TOKEN, "timeout": 5.0} | arguments
+        member = RemoteGroup(self.server.address, rank=rank, **all_arguments)
+        self.members[rank] = member
+        return member
+
+    def start(self, call: Callable[..., Any], *arguments: Any) -> Future:
+        return self._pool.submit(call, *arguments)
+
+    def all(self, call: Callable[[RemoteGroup], Any]) -> list[Any]:
+        """Each rank's result of a call that all make at once."""
+        calls = [self.start(call, self.members[rank]) for rank in sorted(self.members)]
+        return [one.result(timeout=10) for one in calls]
+
+    def close(self) -> None:
+        for member in self.members.values():
+            member.leave()
+        self.server.close()
+        self._pool.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def every_thread_ends(no_thread_is_left: None) -> None:
+    """Behind every test of this folder."""
+
+
+@pytest.fixture
+def job() -> Iterator[Callable[..., Job]]:
+    with contextlib.ExitStack() as stack:
+
+        def create(size: int, members: bool = True, **server: Any) -> Job:
+            made = Job(size, **server)
+            stack.callback(made.close)
+            for rank in range(size if members else 0):
+                made.join(rank)
+            return made
+
+        yield create

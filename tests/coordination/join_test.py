@@ -1,0 +1,147 @@
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tfdist.cluster.environment import Cluster
+from tfdist.coordination import LocalGroup, join
+from tfdist.errors import InputError, PeerLostError
+
+pytestmark = pytest.mark.alone
+
+TOKEN = "the job's token"
+
+
+@pytest.fixture
+def coordinator():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def outcomes(calls):
+    """What each call returns or raises, all made at once."""
+
+    def outcome(call):
+        try:
+            return call()
+        except (PeerLostError, InputError) as error:
+            return error
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        return [one.result(timeout=10) for one in [pool.submit(outcome, call) for call in calls]]
+
+
+def members(size, coordinator, ranks=None, environment=None, start_timeout=5.0, **cluster):
+    def one(rank):
+        here = Cluster(rank=rank, size=size, coordinator=coordinator, **{"local_size": size} | cluster)
+        return join(here, environment=environment or {}, start_timeout=start_timeout)
+
+    return outcomes([lambda rank=rank: one(rank) for rank in (range(size) if ranks is None else ranks)])
+
+
+def leave(groups):
+    outcomes([lambda group=group: group.leave() for group in groups])
+
+
+def test_one_process_needs_nobody():
+    assert isinstance(join(Cluster(), environment={"TFDIST_GROUP": "nowhere:1"}), LocalGroup)
+
+
+def test_rank_0_serves_and_all_find_each_other(coordinator):
+    groups = members(3, coordinator)
+    assert [(group.rank, group.size) for group in groups] == [(0, 3), (1, 3), (2, 3)]
+    assert outcomes([lambda g=g: g.gather("x", g.rank) for g in groups]) == [[0, 1, 2]] * 3
+    leave(groups)
+
+
+def test_several_hosts_listen_where_the_coordinator_says(coordinator):
+    groups = members(2, coordinator.replace("127.0.0.1", "localhost"), local_size=1)
+    assert outcomes([lambda g=g: g.gather("x", g.rank) for g in groups]) == [[0, 1]] * 2
+    leave(groups)
+
+
+def test_on_one_host_only_the_loopback_listens(coordinator):
+    port = int(coordinator.rpartition(":")[2])
+    groups = members(2, f"some.name.that.nobody.has.invalid:{port}")
+    assert [type(group).__name__ for group in groups] == ["RemoteGroup"] * 2
+    leave(groups)
+
+
+def test_a_launcher_may_serve(job):
+    launcher = job(2, members=False)
+    environment = {"TFDIST_GROUP": launcher.server.address, "TFDIST_TOKEN": TOKEN}
+    groups = members(2, "", environment=environment)
+    assert outcomes([lambda g=g: g.gather("x", g.rank) for g in groups]) == [[0, 1]] * 2
+    launcher.server.close()
+    leave(groups)
+
+
+def test_whoever_does_not_come_is_named_by_those_who_did(coordinator):
+    began = time.monotonic()
+    addresses = ("a:1", "b:2", "c:3", "d:4")
+    first, second = members(4, coordinator, ranks=(0, 2), start_timeout=1.5, addresses=addresses)
+    expected = "ranks 1, 3 did not reach 'start' within 1.5 s (never connected: rank 1 at b:2, 3 at d:4)."
+    assert str(first) == str(second) == expected and first.exit_code == 5
+    assert time.monotonic() - began < 5.0
+
+
+def test_rank_0_that_does_not_come_is_named_with_its_address(coordinator):
+    (error,) = members(2, coordinator, ranks=(1,), start_timeout=0.3)
+    assert isinstance(error, PeerLostError)
+    assert str(error).startswith(f"rank 0 did not answer at {coordinator} within 0.3 s")
+
+
+def test_a_port_in_use_is_bad_input(coordinator):
+    port = int(coordinator.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        (error,) = members(2, coordinator, ranks=(0,))
+    assert isinstance(error, InputError)
+    assert str(error) == (
+        f"The group must be served at {coordinator}. Received: port in use. "
+        "Set TFDIST_COORDINATOR=host:port to another one, the same for every process."
+    )
+
+
+def test_a_coordinator_that_is_missing_or_unknown_is_bad_input(monkeypatch):
+    def unknown_host(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    (missing,) = members(2, "", ranks=(1,))
+    assert isinstance(missing, InputError) and "Set TFDIST_COORDINATOR" in str(missing)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown_host)  # a resolver may take its time
+    (unknown,) = members(2, "no.such.host.invalid:1", ranks=(0,), local_size=1)
+    assert isinstance(unknown, InputError) and "no.such.host.invalid:1" in str(unknown)
+
+
+def test_processes_of_another_job_are_refused_by_default(coordinator):
+    """Two jobs on one port: their addresses differ, and so do the tokens made of them."""
+    results = []
+
+    def rank_of_the_first_job(rank):
+        cluster = Cluster(rank, 2, rank, 2, addresses=("a:1", "a:2"), coordinator=coordinator)
+        results.append(join(cluster, environment={}, start_timeout=5.0))
+
+    threads = [threading.Thread(target=rank_of_the_first_job, args=(rank,)) for rank in range(2)]
+    threads[0].start()
+    time.sleep(0.1)
+    (error,) = members(2, coordinator, ranks=(1,), addresses=("a:1", "a:9"))
+    assert isinstance(error, InputError) and "another job is served there" in str(error)
+    threads[1].start()
+    for thread in threads:
+        thread.join(5)
+    leave(results)
+
+
+def test_the_token_comes_from_the_environment(coordinator):
+    first = Cluster(0, 2, 0, 2, coordinator=coordinator)
+    second = Cluster(1, 2, 1, 2, coordinator=coordinator)
+    groups = outcomes(
+        [
+            lambda: join(first, environment={"TFDIST_TOKEN": "a"}, start_timeout=1.0),
+            lambda: join(second, environment={"TFDIST_TOKEN": "b"}, start_timeout=1.0),
+        ]
+    )
+    assert isinstance(groups[0], PeerLostError) and "never connected: rank 1" in str(groups[0])
+    assert isinstance(groups[1], InputError) and "TFDIST_TOKEN" in str(groups[1])

@@ -1,0 +1,19 @@
+"""A group over TCP whose members are all in this process."""
+
+import contextlib
+from collections.abc import Iterator
+
+from tfdist.coordination import RemoteGroup, Server
+from tfdist.coordination.addresses import listen
+
+
+@contextlib.contextmanager
+def members(size: int) -> Iterator[list[RemoteGroup]]:
+    """Yields one for each rank; they leave, and the server ends, behind the block."""
+    with contextlib.ExitStack() as stack:
+        server = Server(listen("127.0.0.1:0", ""), size=size, token="token")
+        stack.callback(server.close)
+        joined = [RemoteGroup(server.address, rank=rank, size=size, token="token", timeout=5.0) for rank in range(size)]
+        for member in joined:
+            stack.callback(member.leave)
+        yield joined

@@ -1,0 +1,44 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfdist.coordination.messages import BadMessage, Lines, encode, take
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(st.lists(json_values, max_size=5), st.integers(1, 40))
+def test_messages_arrive_whole_however_the_stream_is_cut(values, cut):
+    sent = [{"type": "gather", "value": value} for value in values]
+    stream = b"".join(map(encode, sent))
+    lines = Lines(1 << 20)
+    arrived = [message for at in range(0, len(stream), cut) for message in lines.feed(stream[at : at + cut])]
+    assert arrived == sent
+
+
+@pytest.mark.parametrize("ending", [b"", b"\n"])
+def test_a_message_above_the_limit_is_refused(ending):
+    assert list(Lines(100).feed(b'{"type":"' + b"x" * 89 + b'"}\n'))
+    with pytest.raises(BadMessage, match="more than 100 bytes"):
+        list(Lines(100).feed(b'{"type":"' + b"x" * 90 + b'"}' + ending))
+
+
+@pytest.mark.parametrize(
+    "line", [b"GET / HTTP/1.1\r\n", b"[1]\n", b'{"no": "type"}\n', b'{"type": 3}\n', b"\xff\n", b"[" * 9999 + b"\n"]
+)
+def test_what_is_no_message_is_refused(line):
+    with pytest.raises(BadMessage):
+        list(Lines(1 << 20).feed(line))
+
+
+def test_fields_are_taken_by_name_and_kind():
+    message = {"type": "gather", "name": "x", "deadline": 1.5}
+    assert take(message, deadline=(int, float), name=str) == (1.5, "x")
+    with pytest.raises(BadMessage, match="'value' is None"):
+        take(message, value=object)
+    with pytest.raises(BadMessage, match="'name' is 'x'"):
+        take(message, name=int)

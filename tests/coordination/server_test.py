@@ -1,0 +1,306 @@
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tfdist.coordination import Loss
+from tfdist.coordination.addresses import split_address
+from tfdist.coordination.connection import Connection
+from tfdist.coordination.messages import LIMIT, VERSION, encode
+from tfdist.errors import InputError, PeerLostError
+
+pytestmark = pytest.mark.alone
+
+HELLO = {"type": "hello", "rank": 0, "size": 2, "token": "the job's token", "version": VERSION, "pid": 1, "host": "h"}
+MEMBER = """
+import sys, time
+from tfdist.coordination import RemoteGroup
+group = RemoteGroup(sys.argv[1], rank=1, size=2, token="the job's token")
+group.barrier("here", 10)
+time.sleep(30)
+"""
+
+
+def outcome(call, *arguments):
+    try:
+        return call(*arguments)
+    except PeerLostError as error:
+        return str(error)
+
+
+def wait_for(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    assert condition()
+
+
+def stranger(job, *messages, raw=b""):
+    """What the server says to one who is no member, until it closes the connection."""
+    with socket.create_connection(split_address(job.server.address), timeout=5) as sock:
+        sock.sendall(b"".join(map(encode, messages)) + raw)
+        sock.shutdown(socket.SHUT_WR)
+        said = b""
+        while data := sock.recv(1 << 16):
+            said += data
+    return [json.loads(line) for line in said.splitlines()]
+
+
+def test_everyone_gets_everyones_values_in_the_order_of_ranks(job):
+    three = job(3)
+    for use in range(3):  # a name can be used again
+        assert three.all(lambda m, use=use: m.gather("x", [m.rank, use])) == [[[0, use], [1, use], [2, use]]] * 3
+    assert three.all(lambda m: m.broadcast("y", f"from {m.rank}", root=2)) == ["from 2"] * 3
+    three.all(lambda m: m.barrier("z"))
+
+
+def test_many_names_are_open_at_once_from_many_threads(job):
+    two = job(2)
+    names = [f"name {i}" for i in range(8)]
+    calls = [two.start(two.members[0].gather, name, name) for name in names]
+    calls += [two.start(two.members[1].gather, name, name) for name in reversed(names)]
+    assert [call.result(timeout=10) for call in calls] == [[name] * 2 for name in [*names, *reversed(names)]]
+
+
+def test_a_name_is_used_once_at_a_time(job):
+    two = job(2)
+    first = two.start(two.members[0].gather, "x", 1)
+    wait_for(lambda: two.members[0]._questions)
+    with pytest.raises(ValueError, match="used once at a time"):
+        two.members[0].gather("x", 2)
+    assert two.members[1].gather("x", 3) == [1, 3] == first.result(timeout=5)
+
+
+def test_agree_raises_the_same_everywhere(job):
+    three = job(3)
+
+    def agree(member):
+        with pytest.raises(InputError) as raised:
+            member.agree("flags", {"seed": 7 if member.rank == 2 else 1, "steps": 5}, "flag --")
+        return str(raised.value)
+
+    assert (
+        three.all(agree)
+        == ["flag --seed differs: ranks 0, 1 have 1, rank 2 has 7. Start every process with the same."] * 3
+    )
+
+
+def test_a_deadline_names_who_did_not_come_and_fails_for_all(job):
+    four = job(4, members=False)
+    four.join(0), four.join(1), four.join(3)
+    slow = four.start(outcome, four.members[1].gather, "epoch", 0, 30.0)
+    short = four.start(outcome, four.members[0].gather, "epoch", 0, 0.2)
+    expected = "ranks 2, 3 did not reach 'epoch' within 0.2 s (never connected: rank 2)."
+    assert short.result(timeout=5) == slow.result(timeout=5) == expected
+    assert outcome(four.members[3].gather, "epoch", 0, 30.0) == expected  # whoever comes late hears the same
+    assert four.server.loss is None
+
+
+def test_a_member_never_come_is_named_with_its_place(job):
+    two = job(2, members=False, places=("a:1", "b:2"))
+    assert two.server.absent() == [0, 1]
+    assert "(never connected: rank 1 at b:2)" in outcome(two.join(0).gather, "start", 0, 0.1)
+    assert two.server.absent() == [1]
+
+
+def test_a_member_that_leaves_with_code_0_is_not_lost(job):
+    two = job(2)
+    pending = two.start(outcome, two.members[0].gather, "end", 0)
+    wait_for(lambda: two.members[0]._questions)
+    two.members[1].leave()
+    assert pending.result(timeout=5) == "'end' cannot complete: rank 1 has left with code 0."
+    assert outcome(two.members[0].gather, "later", 0) == "'later' cannot complete: rank 1 has left with code 0."
+    assert two.members[0].lost() is None and two.server.loss is None
+
+
+def test_a_member_that_leaves_with_another_code_is_told_to_the_others_once(job):
+    three = job(3)
+    heard, callers = [], []
+
+    def callback(loss):
+        heard.append(loss)
+        callers.append(threading.current_thread())
+
+    three.members[0].on_loss(callback)
+    pending = three.start(outcome, three.members[2].gather, "x", 0)
+    wait_for(lambda: three.members[2]._questions)
+    three.members[1].leave(3, "step 7: the loss is inf")
+    loss = Loss(1, "ended with code 3 (loss not finite): step 7: the loss is inf", 3)
+    assert three.members[0].lost(wait=5) == three.members[2].lost(wait=5) == loss
+    assert pending.result(timeout=5) == f"'x' cannot complete: {loss}."
+    assert f"{loss}" in outcome(three.members[0].gather, "later", 0)
+    three.members[2].leave(5)  # a consequence
+    wait_for(lambda: heard)
+    late: list[Loss] = []
+    three.members[0].on_loss(late.append)  # comes after the loss, and is called all the same
+    wait_for(lambda: late)
+    time.sleep(0.05)
+    assert heard == late == [loss] and callers[0] is not threading.main_thread()
+    assert three.server.loss == loss
+
+
+def test_a_closed_connection_is_a_loss_at_once(job):
+    two = job(2)
+    began = time.monotonic()
+    two.members[1]._hang_up()
+    loss = two.members[0].lost(wait=5)
+    assert loss and loss.rank == 1 and "without a goodbye" in loss.reason and loss.code is None
+    assert time.monotonic() - began < 3.0
+
+
+@pytest.mark.parametrize(
+    "sign, expected", [(signal.SIGKILL, "without a goodbye"), (signal.SIGSTOP, "no sign of life for 1.5 s")]
+)
+def test_a_process_that_is_killed_or_stopped_is_noticed(job, sign, expected):
+    two = job(2, members=False, heartbeat=0.1, lost_after=1.5)
+    process = subprocess.Popen([sys.executable, "-c", MEMBER, two.server.address])
+    try:
+        two.join(0).barrier("here", 10)
+        time.sleep(2.0)  # longer than lost_after: beats keep both alive
+        assert two.members[0].lost() is None
+        os.kill(process.pid, sign)
+        wait_for(two.members[0].lost)
+        loss = two.members[0].lost()
+        assert loss and loss.rank == 1 and expected in loss.reason
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_servers_death_is_a_loss_and_its_farewell_is_none(job):
+    two = job(2)
+    pending = two.start(outcome, two.members[1].gather, "x", 0)
+    wait_for(lambda: two.members[1]._questions)
+    two.server.close("rank 0 has left with code 0")
+    assert pending.result(timeout=5) == "'x' cannot complete: rank 0 has left with code 0."
+    assert two.members[1].lost(wait=0.2) is None
+    assert outcome(two.members[1].gather, "y", 0) == "'y' cannot complete: rank 0 has left with code 0."
+
+
+def test_a_wrong_token_is_refused_and_logged(job, caplog):
+    two = job(2)
+    with pytest.raises(InputError, match="The token must be the group's"):
+        two.join(1, token="another")
+    assert "The token must be" in caplog.text
+    assert two.members[0].lost() is None
+
+
+def test_a_second_process_with_a_rank_is_refused_naming_both(job):
+    two = job(2)
+    with pytest.raises(
+        InputError, match=rf"rank 1 \(pid {os.getpid()} on .*\); before it pid {os.getpid()} on .* came"
+    ):
+        two.join(1)
+
+
+def test_another_size_is_refused_naming_both(job):
+    with pytest.raises(InputError, match=r"Received: 3 from rank 1 .*, 2 from the one"):
+        job(2, members=False).join(1, size=3)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"GET / HTTP/1.1\r\n\r\n", b"x" * 5000, b"", encode({"type": "gather", "ticket": 1}), b"\x00\xff\n"]
+)
+def test_a_stranger_is_dropped_and_harms_nobody(job, raw):
+    two = job(2)
+    assert stranger(two, raw=raw) == []
+    assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
+
+
+def test_a_stranger_learns_nothing_without_the_token(job):
+    two = job(2)
+    (said,) = stranger(
+        two,
+        {**HELLO, "token": ""},
+        {"type": "gather", "ticket": 1, "name": "x", "value": 1, "deadline": 1, "place": ""},
+    )
+    assert said["type"] == "refused" and "token" in said["reason"]
+
+
+def test_a_message_above_the_limit_is_an_error_of_the_one_who_sends_it(job):
+    two = job(2)
+    with pytest.raises(InputError, match=rf"may have {LIMIT} bytes. Received: [0-9]+ for 'big'"):
+        two.members[0].gather("big", "x" * LIMIT)
+    large = "x" * (LIMIT - 1000)
+    assert two.all(lambda m: m.gather("x", large)) == [[large] * 2] * 2
+
+
+def test_a_member_that_breaks_the_protocol_is_lost(job):
+    two = job(2)
+    two.members[1]._send(b"x" * (LIMIT + 1))
+    loss = two.members[0].lost(wait=5)
+    assert loss and loss.rank == 1 and "more than 1048576 bytes" in loss.reason
+
+
+def test_what_is_no_json_is_an_error_of_the_one_who_sends_it(job):
+    two = job(2)
+    with pytest.raises(TypeError):
+        two.members[0].gather("x", object())
+    assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
+
+
+def test_a_server_that_was_stopped_itself_does_not_blame_the_members(job, monkeypatch):
+    stop, stopped = threading.Event(), threading.Event()
+
+    class Stopping(selectors.DefaultSelector):
+        def select(self, timeout=None):
+            ready = super().select(timeout)
+            if stop.is_set() and not stopped.is_set():
+                time.sleep(1.5)  # as SIGSTOP would: longer than lost_after, with nothing to read at its end
+                stopped.set()
+                return []
+            return ready
+
+    monkeypatch.setattr(selectors, "DefaultSelector", Stopping)
+    one = job(1, members=False, heartbeat=0.1, lost_after=0.6)
+    with socket.create_connection(split_address(one.server.address), timeout=5) as sock:
+        sock.sendall(encode({**HELLO, "size": 1}))
+        assert b"welcome" in sock.recv(1 << 16)
+        stop.set()
+        while not stopped.is_set():
+            sock.sendall(encode({"type": "beat"}))
+            time.sleep(0.05)
+        time.sleep(0.2)
+        assert one.server.loss is None
+        wait_for(lambda: one.server.loss)  # and silence is noticed all the same
+
+
+def test_the_process_that_may_serve_is_answered_last(job, monkeypatch):
+    """It may let no thread run from then on, until the others have got their answers too."""
+    order = []
+    original = Connection.send
+
+    def send(self, message):
+        if message["type"] == "values":
+            order.append(self.rank)
+        original(self, message)
+
+    monkeypatch.setattr(Connection, "send", send)
+    three = job(3)
+    for come in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
+        order.clear()
+        calls = []
+        for rank in come:
+            calls.append(three.start(three.members[rank].gather, "x", rank))
+            wait_for(lambda rank=rank: three.members[rank]._questions or len(order) == 3)
+        assert [call.result(timeout=5) for call in calls] == [[0, 1, 2]] * 3
+        assert order == [2, 1, 0]
+
+
+def test_a_doubt_makes_a_silent_member_lost_sooner(job):
+    """An engine has failed one, because another is stopped: whose name is wanted at once."""
+    two = job(2, members=False, heartbeat=0.1, lost_after=60.0)
+    with socket.create_connection(split_address(two.server.address), timeout=5) as silent:
+        silent.sendall(encode({**HELLO, "rank": 1}))
+        member = two.join(0)
+        time.sleep(0.5)
+        assert member.lost() is None
+        loss = member.lost(wait=2.0)
+        assert loss and loss.rank == 1 and "no sign of life for 0.3 s" in loss.reason

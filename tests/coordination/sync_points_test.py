@@ -1,0 +1,247 @@
+"""All ranks act at the same step, whoever wishes it and whenever, and nobody waits for ever."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tfdist.coordination import Group, LocalGroup, RemoteGroup, Server
+from tfdist.coordination.addresses import listen
+from tfdist.coordination.sync_points import Meetings
+from tfdist.errors import PeerLostError
+
+DEADLINE = 20.0
+Acts = list[tuple[int, list[str]]]
+Between = Callable[[int, Meetings], object]
+
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("no_thread_is_left")]
+
+
+class Job:
+    """Ranks that are threads, in a group over TCP; inside each call of the loop, and between some, they meet at a barrier."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self.collective = threading.Barrier(size)
+        self._server = Server(listen("127.0.0.1:0", ""), size=size, token="t")
+        self.groups = [RemoteGroup(self._server.address, rank=rank, size=size, token="t") for rank in range(size)]
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.collective.abort()
+        for group in self.groups:
+            group.leave()
+        self._server.close()
+
+    def all(self, call: Callable[[int], Acts]) -> list[Acts]:
+        with ThreadPoolExecutor(max_workers=self.size) as pool:
+            return [one.result(timeout=DEADLINE) for one in [pool.submit(call, rank) for rank in range(self.size)]]
+
+    def meet(self) -> None:
+        self.collective.wait(DEADLINE)
+
+
+def run(meetings: Meetings, ends: Sequence[int], call: Between, between: Between) -> Acts:
+    """One rank's run: the steps at which it acted, and on what."""
+    acted = []
+    with meetings:
+        for end in ends:
+            meetings.begin(end)
+            call(end, meetings)
+            if due := meetings.reached(end):
+                acted.append((end, sorted(due)))
+            between(end, meetings)
+    return acted
+
+
+def cut(dice: random.Random, steps: int) -> list[int]:
+    ends = [0]
+    while ends[-1] < steps:
+        ends.append(min(steps, ends[-1] + dice.randint(1, 7)))
+    return ends[1:]
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_all_ranks_act_at_the_same_steps(block: int) -> None:
+    """Random wishes from random places and other threads, on ranks of random speed, with collectives and without."""
+    for seed in range(10 * block, 10 * block + 10):
+        dice = random.Random(seed)
+        size, slack = dice.randint(2, 5), dice.choice((0.0, 0.001, 0.004))
+        ends = cut(dice, 60)
+        collectives, evaluations = dice.random() < 0.8, dice.random() < 0.5
+        with Job(size) as job:
+            stray = [dice.random() * 0.02 for _ in range(dice.randint(0, 3))]
+
+            def rank(number: int, job: Job = job, seed: int = seed, slack: float = slack) -> Acts:
+                own = random.Random(seed * 1000 + number)
+
+                def step(end: int, meetings: Meetings) -> None:
+                    if own.random() < 0.1:
+                        meetings.wish(own.choice(("checkpoint", "preempt")))
+                    time.sleep(own.random() * slack)
+
+                def call(end: int, meetings: Meetings) -> None:
+                    step(end, meetings)
+                    if collectives:  # noqa: B023 - called within the iteration
+                        job.meet()
+                    step(end, meetings)
+
+                def between(end: int, meetings: Meetings) -> None:
+                    step(end, meetings)
+                    if evaluations and end % 3 == 0:  # noqa: B023
+                        job.meet()
+
+                meetings = Meetings(job.groups[number])
+                timers = [threading.Timer(wait, meetings.wish, ("stray",)) for wait in stray]  # noqa: B023
+                for timer in timers:
+                    timer.start()
+                acted = run(meetings, ends, call, between)  # noqa: B023
+                for timer in timers:
+                    timer.join()
+                return acted
+
+            everyone = job.all(rank)
+            assert everyone.count(everyone[0]) == size, (seed, everyone)
+
+
+def wish_at(step: int, topic: str) -> Between:
+    return lambda end, meetings: meetings.wish(topic) if end == step else None
+
+
+def nothing(end: int, meetings: Meetings) -> None:
+    """What most ranks do."""
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + DEADLINE
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.001)
+    assert condition()
+
+
+def until_answered(meetings: Meetings) -> None:
+    """Waits until this rank has said where it can act."""
+    wait_for(lambda: meetings._answered is not None or meetings._agreed)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_wish_is_granted_at_the_end_of_the_call_and_again_later(size: int) -> None:
+    with Job(size) as job:
+
+        def rank(number: int) -> Acts:
+            def call(end: int, meetings: Meetings) -> None:
+                if end in (10, 50):
+                    if number == size - 1:
+                        meetings.wish("checkpoint")
+                    until_answered(meetings)
+                job.meet()
+
+            return run(Meetings(job.groups[number]), range(5, 80, 5), call, nothing)
+
+        assert job.all(rank) == [[(10, ["checkpoint"]), (50, ["checkpoint"])]] * size
+
+
+def test_whoever_is_between_two_calls_does_not_keep_the_others_from_an_evaluation() -> None:
+    """Rank 1 hears of the wish behind `reached(10)`, and needs rank 0, which is in the call, before its next call."""
+    with Job(2) as job:
+
+        def rank(number: int) -> Acts:
+            def call(end: int, meetings: Meetings) -> None:
+                job.meet()
+                if number == 0 and end == 10:
+                    assert passed.wait(DEADLINE)
+                    meetings.wish("preempt")
+                    until_answered(meetings)
+
+            def between(end: int, meetings: Meetings) -> None:
+                if number == 1 and end == 10:
+                    passed.set()
+                    until_answered(meetings)
+                job.meet()
+
+            return run(Meetings(job.groups[number]), [10, 20, 30], call, between)
+
+        passed = threading.Event()
+        assert job.all(rank) == [[(20, ["preempt"])]] * 2
+
+
+def test_a_wish_behind_the_last_call_has_no_effect_and_holds_nobody() -> None:
+    with Job(2) as job:
+
+        def rank(number: int) -> Acts:
+            meetings = Meetings(job.groups[number])
+            slow = (lambda end, _: time.sleep(0.1)) if number else nothing
+            acted = run(meetings, [1, 2], slow, wish_at(2, "checkpoint") if not number else nothing)
+            job.meet()
+            return acted
+
+        assert job.all(rank) == [[], []]
+
+
+def test_a_wish_before_the_run_is_granted_in_it_and_the_next_run_begins_anew() -> None:
+    with Job(2) as job:
+        job.groups[0].tell("meetings", {"wish": "preempt", "name": "meetings/early"})
+
+        def rank(number: int) -> Acts:
+            def call(end: int, meetings: Meetings) -> None:
+                if end == 10:
+                    until_answered(meetings)
+
+            def late(end: int, meetings: Meetings) -> None:
+                if end == 30 and number:
+                    meetings.wish("lost")
+
+            def again(end: int, meetings: Meetings) -> None:
+                if end == 10:
+                    meetings.wish("again")
+                    until_answered(meetings)
+
+            first = run(Meetings(job.groups[number]), [10, 20, 30], call, late)
+            return first + run(Meetings(job.groups[number]), range(5, 50, 5), again, nothing)
+
+        [acted, other] = job.all(rank)
+        assert acted == other
+        assert acted[0] == (10, ["preempt"]) and {(step, *due) for step, due in acted[1:]} <= {
+            (10, "again"),
+            (15, "again"),
+        }
+        assert acted[1:]
+
+
+def test_a_lost_rank_ends_the_others_wait() -> None:
+    with Job(2) as job:
+        meetings = Meetings(job.groups[0])  # rank 1 has none, and answers nothing
+        meetings.begin(5)
+        meetings.wish("checkpoint")
+        until_answered(meetings)
+        threading.Timer(0.2, job.groups[1]._hang_up).start()
+        with pytest.raises(PeerLostError, match="rank 1 is lost"):
+            meetings.reached(5)
+
+
+def test_a_rank_that_has_left_of_its_own_accord_is_no_failure() -> None:
+    with Job(2) as job:
+        meetings = Meetings(job.groups[0])
+        meetings.begin(5)
+        meetings.wish("checkpoint")
+        until_answered(meetings)
+        threading.Timer(0.2, job.groups[1].leave).start()
+        assert meetings.reached(5) == frozenset()
+
+
+def test_one_process() -> None:
+    group: Group = LocalGroup()
+    meetings = Meetings(group)
+
+    def call(end: int, meetings: Meetings) -> None:
+        if end == 20:
+            meetings.wish("checkpoint")
+            until_answered(meetings)
+
+    assert run(meetings, range(10, 60, 10), call, nothing) == [(20, ["checkpoint"])]
+    group.leave()

@@ -1,0 +1,88 @@
+"""Ranks that load their data at different speeds: whoever is there first waits for the others, and says so."""
+
+import logging
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tests.coordination.members import members
+from tfdist import train
+from tfdist.config.run_config import TrainConfig
+from tfdist.coordination import LocalGroup
+from tfdist.coordination.timeouts import patience
+
+# In step on all ranks: each comes at once behind a meeting with patience, or before there is anything to load.
+AT_ONCE = {"flags", "versions", "commits/place", "commits/hosts", "hosts", "output_dir/seen", "origin/seen", "commits"}
+
+
+@pytest.fixture
+def meetings(monkeypatch):
+    """The meetings of the group of this process: name and deadline."""
+    held = []
+
+    def gather(self, name, value, deadline=60.0):
+        held.append((name, deadline))
+        return original(self, name, value, deadline)
+
+    original = LocalGroup.gather
+    monkeypatch.setattr(LocalGroup, "gather", gather)
+    return held
+
+
+def impatient(meetings):
+    return {name for name, deadline in meetings if deadline < 600} - AT_ONCE
+
+
+def test_who_comes_late_is_waited_for_and_a_warning_says_so(monkeypatch, caplog):
+    monkeypatch.setattr("tfdist.coordination.timeouts.WORD_AFTER_SECONDS", 0.01)
+
+    def come() -> None:
+        end = time.monotonic() + 10.0
+        while not caplog.records and time.monotonic() < end:
+            time.sleep(0.01)
+        late.gather("data", 2)
+
+    with members(2) as (here, late), caplog.at_level(logging.WARNING):
+        coming = threading.Thread(target=come)
+        coming.start()
+        with patience("its data") as deadline:
+            assert here.gather("data", 1, deadline) == [1, 2]
+        coming.join()
+    (said,) = [record.getMessage() for record in caplog.records if "Other ranks" in record.getMessage()]
+    assert said.startswith("Other ranks have not come for 0.01 s: one may be busy with its data.")
+
+
+def test_nothing_is_said_where_all_come_at_once(monkeypatch, caplog):
+    monkeypatch.setattr("tfdist.coordination.timeouts.WORD_AFTER_SECONDS", 0.2)
+    with caplog.at_level(logging.WARNING), patience("its data"):
+        pass
+    threading.Event().wait(0.4)
+    assert not caplog.records
+
+
+def test_a_command_waits_for_ranks_that_load_and_build(meetings, tmp_path):
+    config = TrainConfig(
+        strategy="single",
+        model="mlp(hidden=(4,))",
+        dataset="digits",
+        steps=2,
+        checkpoint_every="2",
+        output_dir=str(tmp_path / "run"),
+    )
+    assert train.main(config) == 0
+    assert {"output_dir", "data", "origin", "origin/locked", "output_dir/made"} <= {name for name, _ in meetings}
+    assert not impatient(meetings)
+
+
+def test_a_program_waits_for_ranks_that_load_and_build(meetings):
+    single = tfdist.load_strategy("single", environment={})
+    with single.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+        trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse")
+    trainer.fit((np.zeros((4, 2), "float32"), np.zeros((4, 2), "float32")), batch_size=4, steps=1)
+    assert "data" in {name for name, _ in meetings}
+    assert not impatient(meetings)

@@ -1,0 +1,218 @@
+"""A call that does not end: every rank is asked where it is, and the job ends with code 4."""
+
+import contextlib
+import os
+import re
+import signal
+import threading
+import time
+
+import pytest
+
+from tests.coordination.members import members
+from tfdist.coordination import LocalGroup
+from tfdist.coordination.watchdog import ANSWER_SECONDS, Stalls
+from tfdist.errors import ExitCode
+
+pytestmark = pytest.mark.alone
+
+
+@pytest.fixture
+def groups():
+    with members(3) as joined:
+        yield joined
+
+
+class Heard:
+    """What is said, and the codes that processes end with."""
+
+    def __init__(self):
+        self.lines, self.codes = [], []
+        self._news = threading.Condition()
+
+    def say(self, text):
+        with self._news:
+            self.lines.append(text)
+            self._news.notify_all()
+
+    def end(self, code):
+        with self._news:
+            self.codes.append(code)
+            self._news.notify_all()
+
+    def wait_for(self, condition, seconds=10.0):
+        with self._news:
+            assert self._news.wait_for(lambda: condition(self), seconds), (self.lines, self.codes)
+
+
+def watching(groups, heard, warning=0.0, shutdown=0.0):
+    return [Stalls(g, warning_seconds=warning, shutdown_seconds=shutdown, say=heard.say, end=heard.end) for g in groups]
+
+
+def one_call(stalls, end):
+    for each in stalls:
+        each.begin(end - 1, end)
+    for each in stalls:
+        each.reached(end)
+
+
+def test_who_has_not_come_is_named(groups):
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        stalls = [stack.enter_context(each) for each in watching(groups, heard, warning=0.3)]
+        one_call(stalls, 10)
+        stalls[0].begin(10, 20)
+        stalls[2].begin(10, 20)  # rank 1 is somewhere else
+        heard.wait_for(lambda heard: heard.lines)
+        time.sleep(0.5)
+        for each in stalls:
+            each.reached(20)
+    assert len(heard.lines) == 1  # though both that wait have asked
+    assert "in a call: 0, 2; not in a call: 1." in heard.lines[0]
+    assert re.search(r"the call from step 10 to 20 has lasted 0\.\d+ s on rank", heard.lines[0])
+    assert "rank 1: step 10, between two calls" in heard.lines[0]
+    assert "stalls_test.py" in heard.lines[0]
+    assert not heard.codes
+
+
+def test_a_rank_that_is_silent_is_named(groups):
+    """It is stopped, or holds Python's lock: it has registered nothing here."""
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        stalls = [stack.enter_context(each) for each in watching(groups[:2], heard)]
+        one_call(stalls, 5)
+        stalls[0].report("somebody asked")
+        heard.wait_for(lambda heard: heard.lines)
+    assert "(somebody asked). not in a call: 0, 1; no answer: 2." in heard.lines[0]
+
+
+def test_rank_0_may_be_the_silent_one(groups):
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        stalls = [stack.enter_context(each) for each in watching(groups[1:], heard)]
+        one_call(stalls, 5)
+        stalls[0].report("somebody asked")
+        heard.wait_for(lambda heard: heard.lines)
+    assert "(somebody asked). not in a call: 1, 2; no answer: 0." in heard.lines[0]
+
+
+def test_a_signal_asks_too_and_is_whose_it_was_afterwards(groups):
+    heard = Heard()
+    before = signal.getsignal(signal.SIGUSR1)
+    with contextlib.ExitStack() as stack:
+        stalls = [stack.enter_context(each) for each in watching(groups, heard)]
+        one_call(stalls, 5)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        heard.wait_for(lambda heard: heard.lines)
+    assert "(SIGUSR1 to rank 2). not in a call: 0, 1, 2." in heard.lines[0]  # the last that entered
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_past_the_limit_all_end_with_code_4(groups):
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        stalls = [stack.enter_context(each) for each in watching(groups, heard, shutdown=0.3)]
+        one_call(stalls, 10)
+        stalls[1].begin(10, 20)
+        heard.wait_for(lambda heard: len(heard.codes) == 3)
+    assert set(heard.codes) == {ExitCode.STALLED}
+    report, *ends = heard.lines
+    assert "in a call: 1; not in a call: 0, 2." in report
+    why = r"the call from step 10 to 20 has lasted 0\.\d+ s, as long as --stall_shutdown_seconds allows\. Ending with code 4\."
+    for rank, end in enumerate(sorted(ends)):
+        assert re.fullmatch(rf"rank {rank} of 3: {why}", end)
+    assert len(ends) == 3
+
+
+@pytest.mark.parametrize("warning", [0.1, 0.0])
+def test_the_first_call_may_compile_as_long_as_it_wants(groups, warning):
+    """All are in it: that is said once, past the limit that ends others; also where nobody wants to be warned before."""
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        stalls = [stack.enter_context(each) for each in watching(groups, heard, warning=warning, shutdown=0.2)]
+        for each in stalls:
+            each.begin(0, 10)
+        time.sleep(2 * ANSWER_SECONDS + 0.5)
+        for each in stalls:
+            each.reached(10)
+    assert len(heard.lines) == 1
+    assert all("has lasted 0.2 s" in line and "in a call: 0, 1, 2." in line for line in heard.lines)
+    assert heard.codes == []
+
+
+def test_who_has_not_come_to_the_first_call_is_named(groups):
+    """When another one that was late has come, too; each finding once; nothing ends."""
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        stalls = [stack.enter_context(each) for each in watching(groups, heard, warning=0.3, shutdown=60.0)]
+        stalls[0].begin(0, 10)
+        heard.wait_for(lambda heard: heard.lines)
+        stalls[1].begin(0, 10)
+        heard.wait_for(lambda heard: len(heard.lines) == 2)
+        time.sleep(ANSWER_SECONDS + 1.0)
+    assert re.search(
+        r"\(the call from step 0 to 10 has lasted 0\.3 s on rank 0\)\. in a call: 0; not in a call: 1, 2\.",
+        heard.lines[0],
+    )
+    assert "in a call: 0, 1; not in a call: 2." in heard.lines[1]
+    assert "rank 2: step 0, between two calls" in heard.lines[1]
+    assert len(heard.lines) == 2
+    assert not heard.codes
+
+
+def test_who_has_not_come_to_the_run_is_named_and_says_nothing_of_it_later(groups):
+    """It hears what was asked before it came."""
+    late, others = Heard(), Heard()
+    [first], rest = watching(groups[:1], late, warning=0.3), watching(groups[1:], others, warning=0.3)
+    with contextlib.ExitStack() as stack:
+        for each in rest:
+            stack.enter_context(each).begin(0, 10)
+        others.wait_for(lambda heard: heard.lines)
+        stack.enter_context(first)
+        time.sleep(0.1)
+        first.begin(0, 10)
+        time.sleep(ANSWER_SECONDS + 0.5)
+    assert "in a call: 1, 2; no answer: 0." in others.lines[0]
+    assert late.lines == []
+
+
+def test_calls_that_end_in_time_say_nothing(groups):
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        stalls = [stack.enter_context(each) for each in watching(groups, heard, warning=0.5, shutdown=0.6)]
+        for end in range(1, 12):
+            for each in stalls:
+                each.begin(end - 1, end)
+            time.sleep(0.1)
+            for each in stalls:
+                each.reached(end)
+    assert (heard.lines, heard.codes) == ([], [])
+
+
+def test_one_process_is_watched_alike():
+    heard = Heard()
+    [stalls] = watching([LocalGroup()], heard, warning=0.2)
+    with stalls:
+        one_call([stalls], 1)
+        stalls.begin(1, 2)
+        heard.wait_for(lambda heard: heard.lines)
+        stalls.reached(2)
+    assert "in a call: 0." in heard.lines[0]
+
+
+def test_slow_steps_are_no_stall(groups):
+    """A call may last twice as long as the slowest one before it, for as many steps, and so many seconds more."""
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        [stalls] = [stack.enter_context(each) for each in watching([LocalGroup()], heard, warning=0.2)]
+        for end in (1, 2):
+            stalls.begin(end - 1, end)
+            time.sleep(0.4)
+            stalls.reached(end)
+        stalls.begin(2, 4)
+        time.sleep(1.2)  # 2 * 2 * 0.4 + 0.2 s are allowed
+        assert heard.lines == []
+        heard.wait_for(lambda heard: heard.lines)
+        stalls.reached(4)
+    [lasted] = re.findall(r"the call from step 2 to 4 has lasted (\S+) s", heard.lines[0])
+    assert float(lasted) >= 1.8

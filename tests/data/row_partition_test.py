@@ -1,0 +1,82 @@
+import hypothesis
+import pytest
+import tensorflow as tf
+from hypothesis import strategies as st
+
+from tfdist.data.row_partition import Deal, check_equal_shares, rows
+from tfdist.errors import InputError
+
+
+@hypothesis.given(batch_size=st.integers(0, 200), replicas=st.integers(1, 30))
+@hypothesis.settings(derandomize=True)
+def test_shares_are_disjoint_complete_in_order_and_even(batch_size, replicas):
+    shares = [rows(batch_size, replica, replicas) for replica in range(replicas)]
+    assert [row for first, count in shares for row in range(first, first + count)] == list(range(batch_size))
+    counts = [count for _, count in shares]
+    assert counts == [batch_size // replicas + (replica < batch_size % replicas) for replica in range(replicas)]
+
+
+@st.composite
+def deals(draw, endless):
+    """A deal for each of some processes, which hold the replicas between them."""
+    batch_size, steps = draw(st.integers(1, 40)), draw(st.integers(1, 4))
+    local = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    size = sum(local)
+    processes = [tuple(range(sum(local[:i]), sum(local[: i + 1]))) for i in range(len(local))]
+    first = draw(st.integers(0, 10**13))
+    total = None if endless else first + draw(st.integers((steps - 1) * batch_size + 1, steps * batch_size))
+    return [Deal(batch_size, replicas, size, first, total) for replicas in processes], steps
+
+
+def covered(deal, steps):
+    """The positions of each element of some steps."""
+    elements = tf.range(steps * len(deal.replicas), dtype=tf.int64)
+    return [deal.positions(element).numpy().tolist() for element in elements]
+
+
+@pytest.mark.parametrize("endless", [True, False])
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, derandomize=True, max_examples=60)
+def test_the_elements_of_all_processes_cover_each_position_once(endless, data):
+    of_processes, steps = data.draw(deals(endless))
+    found = [(deal, covered(deal, steps)) for deal in of_processes]
+    batch_size, start, total = of_processes[0].batch_size, of_processes[0].first, of_processes[0].total
+    end = total or start + steps * batch_size
+    for step in range(steps):
+        of_step = [
+            position
+            for deal, elements in found
+            for positions in elements[step * len(deal.replicas) : (step + 1) * len(deal.replicas)]
+            for position in positions
+        ]
+        low = start + step * batch_size
+        assert of_step == list(range(low, min(low + batch_size, end)))
+    for deal, elements in found:
+        assert deal.elements in (len(elements), tf.data.INFINITE_CARDINALITY)
+        assert deal.static_count in (None, *(len(positions) for positions in elements))
+
+
+def test_counts_are_static_where_they_can_be():
+    assert Deal(8, (0, 1), 2).static_count == 4
+    assert Deal(7, (0, 1), 3).static_count is None
+    assert Deal(7, (1, 2), 3).static_count == 2
+    assert Deal(8, (0, 1), 2, total=16).static_count == 4
+    assert Deal(8, (0, 1), 2, total=15).static_count is None
+
+
+def test_equal_shares_pass():
+    check_equal_shares(12, 4)
+    check_equal_shares(12, 2, micro_steps=3)
+
+
+def test_micro_steps_have_equal_shares_too():
+    with pytest.raises(InputError, match="batch_size=14 and 2 replicas of 3 micro-steps each. Use 12 or 18."):
+        check_equal_shares(14, 2, micro_steps=3)
+
+
+@pytest.mark.parametrize(("batch_size", "replicas", "use"), [(13, 4, "Use 12 or 16."), (3, 4, "Use 4.")])
+def test_unequal_shares_are_an_error_that_names_a_remedy(batch_size, replicas, use):
+    with pytest.raises(InputError) as error:
+        check_equal_shares(batch_size, replicas)
+    assert f"--batch_size={batch_size} and {replicas} replicas" in str(error.value)
+    assert str(error.value).endswith(use)

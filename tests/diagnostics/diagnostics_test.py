@@ -1,0 +1,225 @@
+"""Looks between steps: they measure, choose and guard, and leave the training as it was."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.collectives import Call, Unsent
+from tfdist.diagnostics import advice
+from tfdist.diagnostics.auto import Cost, break_even, fastest
+from tfdist.diagnostics.link import Link, measure
+from tfdist.errors import InputError
+from tfdist.gradients.compression import Choice, parse_choice
+
+DATA = (
+    np.random.default_rng(0).standard_normal((64, 20)).astype("float32"),
+    np.random.default_rng(1).integers(0, 5, 64),
+)
+
+
+def make(strategy, compression="none", **options):
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((20,)), keras.layers.Dense(32), keras.layers.BatchNormalization(), keras.layers.Dense(5)]
+        )
+        return tfdist.Trainer(
+            model,
+            optimizer=keras.optimizers.SGD(0.1, momentum=0.9),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            compression=compression,
+            compression_min_bytes=500,
+            **options,
+        )
+
+
+def weights(trainer):
+    return [np.array(v) for v in [*trainer.model.variables, *trainer.model.optimizer.variables]]
+
+
+def test_looking_leaves_the_training_as_it_was(mirrored2):
+    """Bit for bit: weights, slots, moving statistics, error feedback and what is logged."""
+    runs = []
+    for options in ({"measure_every": 0}, {"measure_every": 4, "compression_check_every": 3}):
+        trainer = make(mirrored2, "topk(ratio=0.2)")
+        history = trainer.fit(DATA, batch_size=16, steps=9, log_every=3, **options)
+        state = [array.values for array in trainer.state.values()]
+        runs.append(([*weights(trainer), *state], [(r["loss"], r["accuracy"]) for r in history.records], history))
+    for a, b in zip(runs[0][0], runs[1][0], strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert runs[0][1] == runs[1][1]
+    plain, looked = (run[2].records[-1] for run in runs)
+    assert "exposed_communication_seconds" not in plain
+    assert looked["exposed_communication_seconds"] >= 0
+    assert looked["codec_seconds"] >= 0
+    assert 0 < looked["compression_error"] < 1
+    assert 0 < looked["compression_cosine"] < 1
+    assert looked["compression_ratio"] > 1
+
+
+def test_the_guard_gives_up_what_errs_too_much(mirrored2, caplog):
+    """From the step of the look on; what was kept is sent, and the errors stay 0."""
+    trainer = make(mirrored2, "size>=600: topk(ratio=0.1); *: topk(ratio=0.99)")
+    with caplog.at_level("WARNING", "tfdist"):
+        history = trainer.fit(
+            DATA, batch_size=16, steps=8, log_every=1, compression_check_every=4, compression_max_error=0.3
+        )
+    assert trainer.steps.overrides == {"sequential/dense/kernel": "none(feedback=True)"}
+    assert "From step 4 on, the gradient of sequential/dense/kernel is summed exactly" in caplog.text
+    ratios = [record["compression_ratio"] for record in history.records]
+    assert ratios[3] > ratios[4]
+    assert not np.any(trainer.state["sequential/dense/kernel/error"].values)
+    assert np.any(trainer.state["sequential/dense_1/kernel/error"].values)
+
+
+def test_what_was_kept_is_sent_when_compression_is_given_up(mirrored2):
+    """All gradients so far have arrived, late: plain SGD ends where it would have, had nothing been kept."""
+    ends = []
+    for compression in ("none", "topk(ratio=0.1)"):
+        trainer = make(mirrored2, compression)
+        trainer.model.optimizer.momentum = 0.0
+        trainer.build(tfdist.data.as_examples(DATA))
+        ends.append(trainer)
+    before = weights(ends[1])
+    trainer = ends[1]
+    trainer.fit(DATA, batch_size=16, steps=1)
+    kept = trainer.state["sequential/dense/kernel/error"].values
+    assert np.any(kept)
+    trainer.steps.fall_back([spec.name for spec in trainer.steps.compressible()])
+    trainer.fit(DATA, batch_size=16, steps=1)
+    assert not np.any(trainer.state["sequential/dense/kernel/error"].values)
+    assert any(np.any(a != b) for a, b in zip(before, weights(trainer), strict=True))
+
+
+def test_auto_chooses_by_what_was_measured(mirrored2, monkeypatch, caplog):
+    """On a link of 1 kB/s anything small wins; the choice is state, and takes effect at its step."""
+    slow = Link(latency=1e-6, bandwidth=1e3, replicas=2)
+    monkeypatch.setattr("tfdist.diagnostics.auto.measure", lambda strategy: slow)
+    trainer = make(mirrored2, "auto(after=3, allow='topk(ratio=0.01)')")
+    with caplog.at_level("INFO", "tfdist"):
+        history = trainer.fit(DATA, batch_size=16, steps=6, log_every=1)
+    ratios = [record["compression_ratio"] for record in history.records]
+    assert ratios[:3] == [1.0] * 3
+    assert min(ratios[3:]) > 2
+    choice = trainer.state["compression/choice"]
+    assert not choice.per_replica
+    names = [spec.name for spec in trainer.steps.specs]
+    assert dict(zip(names, choice.values.tolist(), strict=True))["sequential/dense/kernel"] == 1
+    assert "sequential/dense/kernel travels by topk(ratio=0.01)" in caplog.text
+
+
+def test_what_auto_chose_is_state_of_the_run_that_goes_on(mirrored2, monkeypatch, tmp_path):
+    slow = Link(latency=1e-6, bandwidth=1e3, replicas=2)
+    monkeypatch.setattr("tfdist.diagnostics.auto.measure", lambda strategy: slow)
+    method = "auto(after=1, allow='topk(ratio=0.01)')"
+    trainer = make(mirrored2, method)
+    trainer.fit(DATA, batch_size=16, steps=3, checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every="3"))
+    again = make(mirrored2, method)
+    again.build(tfdist.data.ArraySource(DATA))
+    assert again.resume(tmp_path) == 3
+    chosen = [one.state["compression/choice"].values.tolist() for one in (trainer, again)]
+    assert chosen[0] == chosen[1] and 1 in chosen[0]
+
+
+def test_code_that_a_checkpoint_alone_names_is_not_run(mirrored2, tmp_path, caplog):
+    """It comes from a stranger, who can write what he likes where a run keeps what was chosen."""
+    trainer = make(mirrored2)
+    planted = {"sequential/dense/kernel": "a_stranger_s:Codec", "sequential/dense_1/kernel": "fp16"}
+    plant = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: setattr(trainer.steps, "overrides", planted)
+    )
+    saved = tfdist.Checkpoints(directory=str(tmp_path), every="3")
+    trainer.fit(DATA, batch_size=16, steps=3, steps_per_call=3, checkpoints=saved, callbacks=[plant])
+    again = make(mirrored2)
+    again.build(tfdist.data.ArraySource(DATA))
+    assert again.resume(tmp_path) == 3
+    assert "had chosen a_stranger_s:Codec, which --compression names no more: left out." in caplog.text
+    again.fit(DATA, batch_size=16, steps=4)
+    assert again.steps.overrides == {"sequential/dense_1/kernel": "fp16"}
+
+
+def test_one_s_own_code_that_auto_chose_goes_on(mirrored2):
+    own = "tfdist.gradients.compression.casts:FP16"
+    trainer = make(mirrored2, f"auto(allow='{own}; int8')")
+    trainer.build(tfdist.data.ArraySource(DATA))
+    trainer.steps.go_on({"sequential/dense/kernel": own})
+    assert trainer.steps.overrides == {"sequential/dense/kernel": own}
+
+
+def test_auto_stays_with_none_unless_another_is_clearly_faster():
+    link = Link(latency=0.0, bandwidth=1e3, replicas=2)
+    plain = Cost(0.0, [Call("all_reduce", "a", (tf.float32,), ((250,),))])
+    half = Cost(0.45, [Call("all_gather", "a", (tf.uint8,), ((500,),))])
+    less = Cost(0.3, [Call("all_gather", "a", (tf.uint8,), ((500,),))])
+    assert fastest(link, {"none": plain, "half": half}) == "none", "0.95 s of 1 s are no difference"
+    assert fastest(link, {"none": plain, "half": less}) == "half"
+
+
+def test_break_even():
+    """Encoding takes 10 ms and saves 900 bytes of 1000 on two replicas: worth it below 90 kB/s."""
+    link = Link(latency=0.0, bandwidth=1e3, replicas=2)
+    plain = Cost(0.0, [Call("all_reduce", "a", (tf.float32,), ((250,),))])
+    small = Cost(0.01, [Call("all_gather", "a", (tf.uint8,), ((100,),))])
+    assert break_even(link, small, plain) == pytest.approx(90e3)
+    assert link.seconds(plain.calls) == pytest.approx(1.0)
+    assert link.seconds(small.calls, bandwidth=100.0) == pytest.approx(1.0)
+    assert break_even(link, plain, small) is None
+
+
+def test_a_link_is_measured(mirrored2):
+    link = measure(mirrored2)
+    assert link.latency > 0
+    assert link.bandwidth > 0
+    assert link.replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("exposed", "compresses", "expected"),
+    [(0.01, False, None), (0.03, False, "30% of its time.*--compression=auto"), (0.05, True, "50%.*a stronger")],
+)
+def test_advice(exposed, compresses, expected):
+    found = advice({"step_seconds": 0.1, "exposed_communication_seconds": exposed}, compresses)
+    if expected is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert re.search(expected, found)
+    assert advice({}, False) is None
+
+
+def test_choice_flag():
+    assert parse_choice("auto") == Choice()
+    assert parse_choice("auto(after=3, allow='fp16')") == Choice(after=3, allow="fp16")
+    assert parse_choice("fp16") is None
+    assert Choice().candidates[0] == "none"
+    for text, message in (("auto(after=0)", "after=0"), ("auto(allow='fp61')", "fp61"), ("auto(when=1)", "when")):
+        with pytest.raises(InputError, match=message):
+            parse_choice(text)
+
+
+def test_unsent_collectives_give_the_shapes_of_real_ones(mirrored4):
+    def shapes(collectives):
+        tensors = [tf.ones([4, 3]), tf.ones([8])]
+        results = [
+            *collectives.all_reduce(tensors, name="a"),
+            *collectives.all_gather(tensors, name="b"),
+            *collectives.all_to_all(tensors, name="c"),
+            *collectives.reduce_scatter(tensors, name="d"),
+            *collectives.broadcast(tensors, name="e"),
+        ]
+        return [tf.shape(x) for x in results]
+
+    found = [
+        [
+            mirrored4.local(x)[1].numpy().tolist()
+            for x in tf.function(lambda c=c: mirrored4.run(lambda: shapes(c)), autograph=False)()
+        ]
+        for c in (mirrored4.collectives, Unsent(mirrored4.collectives))
+    ]
+    assert found[0] == found[1]

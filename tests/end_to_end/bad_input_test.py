@@ -1,0 +1,228 @@
+"""What a user can get wrong: exit code 2, one line that has the cause and the remedy, and nothing else."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tfdist import train
+from tfdist.cli import command, flags
+from tfdist.testing import processes
+
+QUICK = ("--dataset=digits", "--model=mlp", "--steps=1")
+OWN_MODULES = {
+    "broken_of_test.py": "import a_package_that_nobody_has",
+    "own_of_test.py": "def raising(classes):\n    raise RuntimeError('too few\\nlayers')",
+    "full/file.txt": "something",
+}
+PORT_OF_RANK_1 = """
+import json, os, runpy, socket, sys
+config = json.loads(os.environ["TF_CONFIG"])
+taken = socket.socket()
+if config["task"]["index"] == 1:
+    taken.bind(("127.0.0.1", int(config["cluster"]["worker"][1].rpartition(":")[2])))
+    taken.listen()
+sys.argv = sys.argv[1:]
+runpy.run_module("tfdist.train", run_name="__main__", alter_sys=True)
+"""
+CLEARED = (
+    "TFDIST_COMMITS",
+    "TF_CONFIG",
+    "KERAS_HOME",
+    "TFDS_DATA_DIR",
+    "TPU_NAME",
+    "RANK",
+    "WORLD_SIZE",
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+)
+CLUSTER = {"cluster": {"worker": ["127.0.0.1:2", "127.0.0.1:3"]}}
+TWO = json.dumps({**CLUSTER, "task": {"type": "worker", "index": 0}})
+ROWS: dict[str, tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]] = {
+    "unknown strategy": (("--strategy=mirorred",), {}, ("--strategy=mirorred", 'Did you mean "mirrored"')),
+    "unknown model": (("--model=cnm",), {}, ("--model=cnm", 'Did you mean "cnn"')),
+    "unknown data set": (("--dataset=digit",), {}, ("--dataset=digit", 'Did you mean "digits"')),
+    "unknown optimizer": (("--optimizer=adamm",), {}, ("--optimizer=adamm", "adam")),
+    "unknown argument": (("--optimizer=sgd(momentun=0.9)",), {}, ("momentun", 'Did you mean "momentum"')),
+    "unknown loss": (("--loss=mean_square_error",), {}, ("--loss=mean_square_error", '"mean_squared_error"')),
+    "unknown metric": (("--metrics=acuracy",), {}, ("acuracy", 'Did you mean "accuracy"')),
+    "unknown flag": (("--bach_size=8",), {}, ("--bach_size", 'Did you mean "--batch_size"')),
+    "no number": (("--batch_size=many",), {}, ("--batch_size", "many")),
+    "no TF_CONFIG": (("--strategy=multiworker",), {}, ("TF_CONFIG", "Example:")),
+    "TF_CONFIG no JSON": ((), {"TF_CONFIG": "{worker"}, ("TF_CONFIG must be JSON", "Example:")),
+    "TF_CONFIG no task": ((), {"TF_CONFIG": json.dumps(CLUSTER)}, ("TF_CONFIG must have a `task`", "Example:")),
+    "TF_CONFIG index": (
+        (),
+        {"TF_CONFIG": json.dumps({**CLUSTER, "task": {"type": "worker", "index": 2}})},
+        ("TF_CONFIG's task index must be in [0, 2)", "Received: 2"),
+    ),
+    "sources disagree": (
+        (),
+        {
+            "TF_CONFIG": TWO,
+            "HOROVOD_RANK": "1",
+            "HOROVOD_SIZE": "2",
+            "HOROVOD_LOCAL_RANK": "1",
+            "HOROVOD_LOCAL_SIZE": "2",
+        },
+        ("must agree", "TF_CONFIG", "Horovod"),
+    ),
+    "one process among two": (("--strategy=mirrored",), {"TF_CONFIG": TWO}, ("--strategy=mirrored", "--strategy=auto")),
+    "fashion_mnist": (("--dataset=fashion_mnist",), {"KERAS_HOME": "nothing"}, ("fashion_mnist", "--data_dir")),
+    "tfds": (("--dataset=tfds:mnist", "--data_dir=nothing"), {}, ("tfds:mnist", "tfds build mnist")),
+    "model does not import": (("--model=broken_of_test:f",), {}, ("broken_of_test", "a_package_that_nobody_has")),
+    "model is not there": (("--model=own_of_test:rasing",), {}, ("rasing", 'Did you mean "raising"')),
+    "model raises": (
+        ("--model=own_of_test:raising",),
+        {},
+        ("--model=own_of_test:raising", "too few layers", "own_of_test.py"),
+    ),
+    "optimizer refuses": (("--optimizer=sgd(momentum=7)",), {}, ("--optimizer=sgd(momentum=7)", "between [0, 1]")),
+    "loss does not fit": (("--loss=mean_squared_error",), {}, ("y int32[]", "--loss")),
+    "metric does not fit": (("--metrics=auc",), {}, ("y int32[]", "--metrics")),
+    "output is a file": (("--output_dir=full/file.txt/run",), {}, ("output directory", "full/file.txt")),
+    "output is not empty": (("--output_dir=full",), {}, ("output directory must be empty", "--output_dir")),
+    "no TPU": (("--strategy=tpu",), {}, ("--strategy=tpu", "--tpu=NAME")),
+    "batch too small": (("--strategy=mirrored", "--devices=2", "--batch_size=1"), {}, ("--batch_size=1", "2 replicas")),
+    "batch of one replica": (
+        ("--strategy=mirrored", "--devices=2", "--batch_size=7", "--elastic_batch=replica"),
+        {},
+        ("--batch_size=7", "2 replicas", "6 or 8", "--elastic_batch"),
+    ),
+    "devices of single": (("--strategy=single", "--devices=2"), {}, ("--devices=2", "--strategy=mirrored")),
+    "mesh has another grammar": (("--strategy=mesh", "--mesh_shape=data=4"), {}, ("--mesh_shape", "'data=4'")),
+    "mesh has other devices": (
+        ("--strategy=mesh", "--mesh_shape=data:4", "--devices=2"),
+        {},
+        ("4 places", "--devices=2"),
+    ),
+    "mesh has no such axis": (
+        ("--strategy=mesh", "--mesh_shape=data:4", "--layout=out:modle"),
+        {},
+        ("The mesh data:4 has no axis modle",),
+    ),
+    "axis twice in a variable": (
+        ("--strategy=mesh", "--mesh_shape=data:2;model:2", "--layout=in:model;out:model"),
+        {},
+        ("in and out of", "kernel on the axis model"),
+    ),
+    "axis does not divide": (
+        ("--strategy=mesh", "--mesh_shape=data:1;model:4", "--layout=out:model"),
+        {},
+        ("splits out of", "over the 4 devices of model", "out of 10"),
+    ),
+    "convolution is split": (
+        ("--strategy=mesh", "--mesh_shape=data:2;model:2", "--model=cnn", "--layout=out:model"),
+        {},
+        ("splits out of", "convolutions whole", "tfdist.name_dims"),
+    ),
+    "mesh does not divide the batch": (
+        ("--strategy=mesh", "--mesh_shape=data:4", "--batch_size=6"),
+        {},
+        ("--batch_size=6", "4 replicas", "4 or 8"),
+    ),
+    "axis without sharding": (
+        ("--strategy=mesh", "--mesh_shape=data:4", "--shard_axis=data"),
+        {},
+        ("--shard_axis=data", "--shard=none"),
+    ),
+    "commits nowhere": (("--commit_every=5",), {}, ("--commit_every=5", "Add --commit_dir", "TFDIST_COMMITS")),
+    "commits never": (("--commit_dir=full",), {}, ("--commit_dir=full", "add --commit_every")),
+    "steps and epochs": (("--epochs=2",), {}, ("--steps=1", "--epochs=2")),
+    "learning rate twice": (
+        ("--optimizer=sgd(learning_rate=0.1)", "--learning_rate=0.2"),
+        {},
+        ("--learning_rate=0.2", "leave out --learning_rate"),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def as_a_user(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """A directory with the user's modules, and no environment that says anything."""
+    for name in (*CLEARED, "TF_CPP_MIN_LOG_LEVEL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in OWN_MODULES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def assert_one_line(code: int, out: str, err: str, words: tuple[str, ...]) -> None:
+    assert code == 2, err
+    assert out == ""
+    # Whether a model fits its data shows when the run has begun, which then says that it has ended.
+    ours = (" INFO rank 0: Strategy ", "run ended: bad input")
+    lines = [line for line in err.splitlines() if not any(part in line for part in ours)]
+    assert len(lines) == 1, err
+    assert lines[0].startswith("tfdist.train: ")
+    for word in words:
+        assert word in lines[0], lines[0]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_in_this_process(row: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    argv, environment, words = ROWS[row]
+    monkeypatch.setattr("tfdist.data.images.SYSTEM_FOLDER", "nothing")  # where a machine may have it
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    argv = ("train", *QUICK, "--output_dir=run", *argv)
+    code = command.run("train", flags.define, lambda values: train.main(flags.config(values)), argv)
+    assert_one_line(code, *capfd.readouterr(), words)
+
+
+def start(argv: tuple[str, ...], environment: dict[str, str]) -> tuple[int, str, str]:
+    """Runs the command as a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdist.train", *QUICK, "--output_dir=run", *argv],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("row", ["unknown flag", "TF_CONFIG no JSON", "no TPU", "model raises", "batch too small"])
+def test_as_a_process(row: str) -> None:
+    argv, environment, words = ROWS[row]
+    assert_one_line(*start(argv, environment), words)
+
+
+@pytest.mark.alone
+def test_without_horovod(tmp_path: pathlib.Path) -> None:
+    package = tmp_path / "missing" / "horovod"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('no Horovod here')")
+    result = start(("--strategy=horovod",), {"PYTHONPATH": str(package.parent)})
+    assert_one_line(*result, ("no Horovod here", "python -m tfdist.install_horovod"))
+
+
+@pytest.mark.alone
+def test_the_coordinator_s_port_is_in_use() -> None:
+    addresses = processes.free_addresses(2)
+    config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}}
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        result = start((f"--coordinator={taken}",), {"TF_CONFIG": json.dumps(config)})
+    assert_one_line(*result, (taken, "TFDIST_COORDINATOR"))
+
+
+@pytest.mark.alone
+def test_the_worker_s_own_port_is_in_use() -> None:
+    argv = ("train", *QUICK, "--output_dir=run", "--strategy=multiworker")
+    with processes.job([sys.executable, "-c", PORT_OF_RANK_1, *argv], 2) as job:
+        ended = job.wait(90)
+    assert ended[1].code == 2, ended[1].output
+    [line] = [line for line in ended[1].output.splitlines() if line.startswith("tfdist.train: ")]
+    assert "free port" in line and "TF_CONFIG" in line, line
+    assert ended[0].code == 5 and "rank 1" in ended[0].output, ended[0].output

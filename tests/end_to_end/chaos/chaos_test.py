@@ -1,0 +1,74 @@
+"""Runs that are killed and preempted at random end as those that nobody interrupts: the same bits, each example used once.
+
+Few seeds here, each of one blow; `make chaos` has many, and longer ones. A seed is repeated with
+`python -m tests.end_to_end.chaos --strategies=NAME --first=SEED --seeds=1`.
+"""
+
+import itertools
+import math
+import pathlib
+import signal
+
+import pytest
+
+from tests.end_to_end.chaos.campaign import outcome, reference
+from tests.end_to_end.chaos.plan import START, STEP, WRITE, plan
+from tests.end_to_end.chaos.settings import SETTINGS
+from tfdist.checkpoint.storage import Checkpoint, newest
+
+pytestmark = pytest.mark.alone
+
+SEEDS = {
+    "mesh1x4": (9,),  # SIGKILL in a write, with commits
+    "multiworker2": (2, 11),  # SIGKILL at the start under the launcher, SIGKILL in a step with commits on two hosts
+    "horovod2": (38, 20),  # SIGTERM in a step under the launcher, SIGKILL in a write with commits on two hosts
+    "mesh2x2": (41,),  # SIGTERM in a step
+}
+
+
+def check_parts(run: pathlib.Path) -> None:
+    """Sharded slots are written in as many parts as devices have them, each by the process that holds it: none is gathered."""
+    tensors = Checkpoint.open(newest(run / "checkpoints")[0]).tensors
+    slots = [tensor for name, tensor in tensors.items() if "momentum" in name or "velocity" in name]
+    spread = [tensor.parts for tensor in slots if math.prod(tensor.shape) >= 64]
+    assert len(spread) >= 2
+    for parts in spread:
+        assert len(parts) == 4
+        assert len({math.prod(part.shape) for part in parts}) == 1
+        assert len({part.file for part in parts}) == 2
+
+
+@pytest.mark.parametrize("name", [*list(SEEDS)[1:], pytest.param("mesh1x4", marks=pytest.mark.full)])
+def test_the_end_is_that_of_an_uninterrupted_run(name: str, tmp_path: pathlib.Path) -> None:
+    against = reference(SETTINGS[name], tmp_path)
+    if name == "mesh2x2":
+        check_parts(tmp_path / f"{name}-reference")
+    outcomes = {seed: outcome(SETTINGS[name], seed, tmp_path, against) for seed in SEEDS[name]}
+    problems = [problem for made in outcomes.values() for problem in made.problems]
+    assert not problems, "\n".join(problems)
+    assert all(made.stopped for made in outcomes.values()), outcomes
+
+
+def test_a_preemption_is_among_the_seeds_of_processes_with_collectives() -> None:
+    blows = [
+        blow
+        for name in ("multiworker2", "horovod2")
+        for seed in SEEDS[name]
+        for blow in plan(name, seed, SETTINGS[name].processes).interruptions
+    ]
+    assert any(blow.signal == signal.SIGTERM and blow.phase in (STEP, WRITE) for blow in blows)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_hundred_seeds_have_every_kind_of_blow(name: str) -> None:
+    size = SETTINGS[name].processes
+    plans = [plan(name, seed, size) for seed in range(100)]
+    blows = [blow for made in plans for blow in made.interruptions]
+    phases = [blow.phase for blow in blows]
+    assert phases.count(STEP) / len(blows) > 0.35
+    assert phases.count(WRITE) / len(blows) > 0.35
+    assert phases.count(START) / len(blows) > 0.15
+    assert {blow.rank for blow in blows} == set(range(size))
+    kinds = itertools.product((1, 2), (False, True), (False, True))
+    assert {(len(made.interruptions), made.launched, made.commits) for made in plans} == set(kinds)
+    assert len({(blow.signal, blow.phase) for blow in blows}) == 6

@@ -1,0 +1,66 @@
+"""The end of a run as its directory has it, and in what two ends differ."""
+
+import contextlib
+import io
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+from tests.end_to_end.chaos.settings import STEPS
+from tfdist import ledger
+from tfdist.checkpoint.storage import Checkpoint
+
+_COMPARED = ("kind", "step", "epoch", "loss", "accuracy", "learning_rate", "gradient_norm")  # no clocks
+
+
+class Ending(NamedTuple):
+    """What must not depend on interruptions.
+
+    Attributes:
+      tensors: of the last checkpoint, with the hashes of their bytes, by name.
+      values: what else it keeps.
+      records: of metrics.jsonl, all of them, without clocks.
+      proof: what is wrong with the ledger; empty if each example of each epoch was used once.
+    """
+
+    tensors: dict[str, Any]
+    values: dict[str, Any]
+    records: list[dict[str, Any]]
+    proof: str
+
+
+def ending(directory: pathlib.Path, steps: int = STEPS) -> Ending:
+    """Reads the end of a run of so many steps."""
+    checkpoint = Checkpoint.open(directory / "checkpoints" / f"step-{steps:09d}")
+    checkpoint.verify()
+    return Ending(dict(checkpoint.tensors), dict(checkpoint.values), _records(directory), _proof(directory, steps))
+
+
+def differences(found: Ending, reference: Ending) -> list[str]:
+    """In words; empty if the two are one end, bit for bit."""
+    names = sorted(found.tensors.keys() | reference.tensors.keys())
+    return [
+        *(f"tensor {name}" for name in names if found.tensors.get(name) != reference.tensors.get(name)),
+        *(f"value {name}" for name in found.values if found.values[name] != reference.values.get(name)),
+        *_of_records(found.records, reference.records),
+        *([found.proof] if found.proof else []),
+    ]
+
+
+def _of_records(found: list[dict[str, Any]], reference: list[dict[str, Any]]) -> list[str]:
+    if len(found) != len(reference):
+        return [f"{len(found)} records, not {len(reference)}"]
+    return [f"record {one}, not {other}" for one, other in zip(found, reference, strict=True) if one != other]
+
+
+def _records(directory: pathlib.Path) -> list[dict[str, Any]]:
+    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{name: record.get(name) for name in _COMPARED} for record in map(json.loads, lines)]
+
+
+def _proof(directory: pathlib.Path, steps: int) -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        code = ledger.main(str(directory))
+    text = said.getvalue()
+    return "" if code == 0 and f"Proved: {steps} steps" in text else text.strip()

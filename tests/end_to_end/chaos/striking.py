@@ -1,0 +1,118 @@
+"""Striking one rank of a run at a moment that a plan names, as far as the run's directory shows it."""
+
+import contextlib
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tests.end_to_end.chaos.plan import MISSED, START, STEP, Interruption
+from tests.end_to_end.chaos.settings import SAVED_EVERY, STEPS
+from tests.end_to_end.chaos.watching import Watch
+from tfdist.testing import processes
+
+POLL_SECONDS = 0.001
+DEADLINE_SECONDS = 300.0  # for a run until its end, when nobody strikes
+_LAST_STRUCK = STEPS - 2 * SAVED_EVERY  # so that what a blow is meant for is still to come
+_WRITE_SECONDS = 0.02  # about what a write takes
+
+
+class Pace(NamedTuple):
+    """How long a run takes that nobody interrupts, in seconds: to its first steps, and from there to its last."""
+
+    start: float
+    steps: float
+
+
+class Striker:
+    """Watches one start of a run, and strikes once."""
+
+    def __init__(self, job: processes.Job, launched: bool, watch: Watch):
+        """Args: job: the ranks, or their launcher; launched: which; watch: of the run's directory."""
+        self._job = job
+        self._launched = launched
+        self._watch = watch
+
+    def pace(self) -> Pace:
+        """Waits for the last step, without a blow."""
+        begun = time.monotonic()
+        self._wait(self._watch.has_begun)
+        stepping = time.monotonic()
+        self._wait(self._watch.has_all_steps)
+        return Pace(stepping - begun, time.monotonic() - stepping)
+
+    def strike(self, blow: Interruption, pace: Pace) -> str:
+        """Returns where the blow fell, as it was observed just before; MISSED if the run was over."""
+        if not self._is_time(blow, pace) or not self._wait(lambda: self._victim(blow.rank)):
+            return MISSED
+        victim, fell = self._victim(blow.rank), self._watch.phase()
+        with contextlib.suppress(ProcessLookupError, TypeError):
+            os.kill(victim, blow.signal)  # type: ignore[arg-type]  # None: it has ended meanwhile
+            return fell
+        return MISSED
+
+    def _is_time(self, blow: Interruption, pace: Pace) -> bool:
+        if blow.phase == START:
+            return self._pause(blow.moment * pace.start)
+        if not self._wait(self._watch.has_begun):
+            return False
+        first = self._watch.saved
+        calls, rest = divmod(blow.moment * (_LAST_STRUCK - first) / SAVED_EVERY, 1)
+        if not self._wait(lambda: self._watch.saved >= first + calls * SAVED_EVERY):
+            return False
+        if blow.phase == STEP:
+            pause = rest * pace.steps * SAVED_EVERY / STEPS
+            return self._pause(pause) and self._wait(lambda: not self._watch.is_writing())
+        return self._is_inside_write(rest * _WRITE_SECONDS)
+
+    def _is_inside_write(self, seconds: float) -> bool:
+        while self._wait(self._watch.is_writing):
+            time.sleep(seconds)
+            if self._watch.is_writing():
+                return True
+            seconds /= 2  # the write was over sooner; the next one is struck earlier
+        return False
+
+    def _wait(self, condition: Callable[[], object], seconds: float = DEADLINE_SECONDS) -> bool:
+        """Returns whether the condition holds, while the run goes on."""
+        end = time.monotonic() + seconds
+        while self._runs() and time.monotonic() < end:
+            if condition():
+                return True
+            time.sleep(POLL_SECONDS)
+        return False
+
+    def _pause(self, seconds: float) -> bool:
+        self._wait(lambda: False, seconds)
+        return self._runs()
+
+    def _runs(self) -> bool:
+        return all(process.poll() is None for process in self._job.processes)
+
+    def _victim(self, rank: int) -> int | None:
+        if self._launched:
+            return child_of_rank(self._job.processes[0].pid, rank)
+        return self._job.processes[rank].pid
+
+
+def child_of_rank(launcher: int, rank: int) -> int | None:
+    """The process that a launcher has started for a rank; None before it is there."""
+    with contextlib.suppress(OSError):
+        children = pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+        return next((int(child) for child in children if _rank_of(child) == rank), None)
+    return None
+
+
+def _rank_of(process: str) -> int | None:
+    """The rank that a process was given by its environment; None for the launcher's other processes."""
+    with contextlib.suppress(OSError):
+        if b"tfdist.train" not in pathlib.Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0"):
+            return None
+        pairs = pathlib.Path(f"/proc/{process}/environ").read_text(errors="replace").split("\0")
+        variables = dict(pair.partition("=")[::2] for pair in pairs)
+        if "HOROVOD_RANK" in variables:
+            return int(variables["HOROVOD_RANK"])
+        return int(json.loads(variables["TF_CONFIG"])["task"]["index"])
+    return None

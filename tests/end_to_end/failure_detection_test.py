@@ -1,0 +1,151 @@
+"""Hangs and differences between ranks are found and named: real processes, real signals, real time limits."""
+
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tfdist.testing import processes
+
+pytestmark = pytest.mark.alone
+
+HERE = pathlib.Path(__file__).parent
+START_SECONDS = 120.0
+END_SECONDS = 30.0
+LONG = ("--dataset=digits", "--model=mlp", "--steps=100000", "--epochs=0", "--output_dir=run")
+
+OF_RANKS = r' differs: rank 0 has "{}", rank 1 has "{}"\. Start every process with the same\.'
+DIFFERENT_VARIABLES = {
+    "horovod": (
+        "variable sequential/dense/kernel" + OF_RANKS.format(r"float32\[5, 4\]", r"float32\[5, 5\]"),
+        "variable sequential/dense/kernel #2" + OF_RANKS.format(r"float32\[4, 1\]", r"float32\[4, 4\]"),
+    ),
+    "multiworker": (
+        r"variable number \d+" + OF_RANKS.format(r"kernel float32\[5, 4\]", r"kernel float32\[5, 5\]"),
+        r"variable number \d+" + OF_RANKS.format(r"kernel float32\[4, 1\]", r"kernel float32\[4, 4\]"),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def as_a_user(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """In a directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def train(*flags: str) -> list[str]:
+    return [sys.executable, "-m", "tfdist.train", *flags]
+
+
+def test_a_rank_that_sleeps() -> None:
+    """All end with code 4, and so does the launcher, which names the cause."""
+    flags = ("--processes=3", "--launcher=horovod", "--log_dir=logs")
+    command = [sys.executable, str(HERE / "stalls_worker.py"), "2", "2", "4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdist.launch", *flags, "--", *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS + END_SECONDS,
+    )
+    logs = [pathlib.Path("logs", f"rank-{rank}.log").read_text() for rank in range(3)]
+    assert done.returncode == 4, done.stderr
+    assert "in a call: 0, 1; not in a call: 2.\n" in logs[0]
+    report = logs[0].partition("in a call: 0, 1; not in a call: 2.\n")[2]
+    assert re.search(r"^rank 0: step 20, for 2\.\d s in the wait for the callbacks of step 20$", report, re.M)
+    of_rank_2 = report.partition("rank 2: step 20, between two calls\n")[2]
+    program = (HERE / "stalls_worker.py").read_text().splitlines()
+    [line] = [number for number, text in enumerate(program, 1) if text.endswith("# here")]
+    assert f"stalls_worker.py:{line} on_train_batch_end\n" in of_rank_2
+    why = "the wait for the callbacks of step 20 has lasted 4 s, as long as --stall_shutdown_seconds allows"
+    # Whom the launcher ends, because another one has ended, may not come to say it.
+    assert any(f"rank {rank} of 3: {why}. Ending with code 4.\n" in log for rank, log in enumerate(logs))
+    # A rank that hears of the other's end before its own says so, too: what the launcher says is looked for.
+    said = [
+        text for text in done.stderr.splitlines() if text.startswith("tfdist.launch: ") and "ended with code" in text
+    ]
+    assert len(said) == 1 and f"ended with code 4 (stalled): {why}" in said[0]
+
+
+def test_a_rank_that_does_not_come_to_the_first_step() -> None:
+    """It is named, and nothing ends: the others' call, which compiles, may last."""
+    command = [sys.executable, str(HERE / "stalls_worker.py"), "1", "2", "3", "0"]
+    with processes.job(command, 2) as job:
+        job.wait_for(0, "in a call: 0; not in a call: 1.\n", START_SECONDS)
+        job.wait_for(0, "stalls_worker.py:", END_SECONDS)
+        time.sleep(4.0)
+        assert [process.poll() for process in job.processes] == [None, None]
+        report = job.output(0).partition("rank 1: step 0, between two calls\n")[2]
+    assert " on_train_begin\n" in report
+
+
+def test_a_rank_that_is_stopped() -> None:
+    """On Horovod, as multiworker's engine would notice by itself after some ten seconds, and end with code 5."""
+    limits = (
+        "--stall_warning_seconds=2",
+        "--stall_shutdown_seconds=4",
+        "--eval_every=1000000",
+    )  # an evaluation may last
+    with processes.job(train(*LONG, *limits, "--strategy=horovod"), 2) as job:
+        job.wait_for(0, "step 20/", START_SECONDS)
+        job.processes[1].send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        job.wait_for(0, "Ending with code 4.", END_SECONDS)
+        assert time.monotonic() - began < 4 + 10
+        assert "in a call: 0; no answer: 1." in job.output(0)
+        job.processes[1].send_signal(signal.SIGCONT)
+        ended = job.wait(END_SECONDS)
+    assert ended[0].code == 4
+    assert ended[1].code in (4, 5), ended[1].output  # it hears of the end, and its engine fails, at one moment
+
+
+def test_a_signal_asks_at_any_time_and_the_run_goes_on() -> None:
+    flags = ("--dataset=digits", "--model=mlp", "--epochs=80", "--output_dir=run", "--strategy=multiworker")
+    with processes.job(train(*flags), 2) as job:
+        time.sleep(3.0)  # it imports TensorFlow, or starts the engines
+        job.processes[1].send_signal(signal.SIGUSR1)
+        job.wait_for(1, "Where this process is (SIGUSR1):\n", START_SECONDS)
+        job.wait_for(0, "step 20/", START_SECONDS)
+        job.processes[1].send_signal(signal.SIGUSR1)
+        job.wait_for(0, "Where the ranks are (SIGUSR1 to rank 1).", END_SECONDS)
+        ended = job.wait(START_SECONDS)
+    assert [end.code for end in ended] == [0, 0]
+    report = ended[0].output.partition("Where the ranks are (SIGUSR1 to rank 1).")[2]
+    assert "\nrank 0: step " in report and "\nrank 1: step " in report
+    assert "Where the ranks are" not in ended[1].output
+
+
+@pytest.mark.parametrize("strategy", ["horovod", "multiworker"])
+def test_versions_code_models_and_bits_that_differ(strategy: str) -> None:
+    """On multiworker the engine compares variables when they are made, so that they are compared there."""
+    with processes.job([sys.executable, str(HERE / "differing_ranks_worker.py"), strategy], 2) as job:
+        ended = job.wait(START_SECONDS)
+    for end in ended:
+        assert end.code == 0, end.output
+        said = dict(line.split(": ", 1) for line in end.output.splitlines() if ": " in line)
+        assert said["nothing"] == "trained"
+        assert (
+            said["version"].startswith("InputError: version of keras differs: rank 0 has ")
+            and '"9.9"' in said["version"]
+        )
+        assert said["code"].startswith(
+            "InputError: the code of own_of_test.py (module own_of_test) differs: rank 0 has "
+        )
+        shape, more = DIFFERENT_VARIABLES[strategy]
+        assert re.fullmatch(f"InputError: {shape}", said["shape"]), said["shape"]
+        assert re.fullmatch(f"InputError: {more}", said["more"]), said["more"]
+        assert said["setting"].startswith(
+            'InputError: layer dense: activation differs: rank 0 has "relu", rank 1 has "tanh".'
+        )
+        assert said["momentum"].startswith(
+            'InputError: optimizer sgd: momentum differs: rank 0 has "0.9", rank 1 has "0.5".'
+        )
+        assert said["bit"].startswith("DesyncError: All replicas must hold the same values. Received before step 20: ")
+        assert (
+            "model/sequential" in said["bit"] and "differs: replica 1 of rank 1 from replica 0 of rank 0" in said["bit"]
+        )

@@ -1,0 +1,102 @@
+"""What Keras callbacks know goes on with the run: it ends as if nobody had stopped it."""
+
+import shutil
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tests.end_to_end.resume.exact_test import IMAGES, LABELS, make_trainer, tensors
+from tfdist.checkpoint.storage import Checkpoint, newest
+
+STEPS = 40  # epochs of 5; the early stop comes sooner
+
+
+class Average(keras.callbacks.Callback):
+    """Counts epochs and steps, and adds weights up in place: as programs write their own callbacks."""
+
+    def __init__(self):
+        super().__init__()
+        self._epochs = 0
+        self.sums = None
+        self.names = {}
+
+    def on_train_begin(self, logs=None):
+        self.sums = [np.zeros(w.shape, w.dtype) for w in self.model.get_weights()]
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epochs += 1
+
+    def on_train_batch_end(self, batch, logs=None):
+        for total, weights in zip(self.sums, self.model.get_weights(), strict=True):
+            total += weights
+        self.names[batch] = float(logs["loss"])
+
+
+def callbacks():
+    return [
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=10.0, cooldown=1),
+        keras.callbacks.EarlyStopping("loss", patience=3, min_delta=0.3, restore_best_weights=True),
+        Average(),
+    ]
+
+
+def train(trainer, directory):
+    own = callbacks()
+    checkpoints = tfdist.Checkpoints(directory=str(directory), every="1", keep=STEPS)
+    data = (IMAGES, LABELS)
+    trainer.fit(data, batch_size=8, steps=STEPS, steps_per_call=3, callbacks=own, checkpoints=checkpoints)
+    return own
+
+
+def known(own):
+    rate, plateau, stop, average = own
+    return (
+        *(plateau.best, plateau.wait, plateau.cooldown_counter),
+        *(stop.best, stop.wait, stop.best_epoch, stop.stopped_epoch),
+        *(average._epochs, average.names, [total.tobytes() for total in average.sums]),
+    )
+
+
+def make(strategy):
+    return make_trainer(strategy, optimizer=lambda: keras.optimizers.Adam(0.02))
+
+
+@pytest.fixture(scope="module")
+def whole(mirrored2, tmp_path_factory):
+    """A run that nobody stopped: its directory, what its callbacks know, and its weights."""
+    directory = tmp_path_factory.mktemp("whole")
+    trainer = make(mirrored2)
+    own = train(trainer, directory)
+    return trainer.step, known(own), [w.tobytes() for w in trainer.model.get_weights()], directory
+
+
+@pytest.mark.parametrize("stopped_at", [13, 15, 20])
+def test_a_run_ends_as_if_nobody_had_stopped_it(stopped_at, whole, mirrored2, tmp_path):
+    """In the middle of an epoch, and at the ends of two."""
+    steps, knew, weights, directory = whole
+    assert 20 < steps < STEPS, "the early stop is behind all stops"
+    shutil.copytree(directory / f"step-{stopped_at:09}", tmp_path / f"step-{stopped_at:09}")
+    trainer = make(mirrored2)
+    assert trainer.resume(tmp_path) == stopped_at
+    own = train(trainer, tmp_path)
+    assert trainer.step == steps
+    assert known(own) == knew
+    assert [w.tobytes() for w in trainer.model.get_weights()] == weights
+    end, wanted = newest(tmp_path)[0], newest(directory)[0]
+    assert tensors(end) == tensors(wanted)
+    assert Checkpoint.open(end).values == Checkpoint.open(wanted).values
+
+
+def test_a_run_that_early_stopping_has_stopped_is_over(whole, mirrored2, tmp_path, caplog):
+    steps, _, weights, directory = whole
+    shutil.copytree(directory / f"step-{steps:09}", tmp_path / f"step-{steps:09}")
+    trainer = make(mirrored2)
+    trainer.resume(tmp_path)
+    with caplog.at_level("INFO"):
+        train(trainer, tmp_path)
+    assert trainer.step == steps
+    assert [w.tobytes() for w in trainer.model.get_weights()] == weights, "the best ones are back"
+    assert f"EarlyStopping has stopped this run at step {steps}: it is over." in caplog.text

@@ -1,0 +1,229 @@
+"""`python -m tfdist.train` in one directory, again and again: what a person sees of a run that goes on."""
+
+import errno
+import json
+import os
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from tfdist import ledger, train
+from tfdist.checkpoint.storage import Checkpoint, lock, newest
+from tfdist.config.run_config import TrainConfig
+from tfdist.coordination import LocalGroup
+from tfdist.errors import InputError
+from tfdist.reporting import RunDirectory
+
+
+def run(path: pathlib.Path, **flags) -> int:
+    given = {"strategy": "single", "model": "mlp(hidden=(8,))", "dataset": "digits", "checkpoint_every": "10"}
+    return train.main(TrainConfig(output_dir=str(path), **(given | flags)))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> pathlib.Path:
+    """50 steps, which end in the middle of an epoch of 23."""
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    run(path, steps=50)
+    return path
+
+
+def weights(path: pathlib.Path) -> dict[str, bytes]:
+    saved = Checkpoint.open(newest(path / "checkpoints")[0])
+    return {name: saved.read(name).tobytes() for name in saved.tensors}
+
+
+def shown(path: pathlib.Path) -> list[tuple]:
+    return [(r["kind"], r["step"], r["loss"], r["accuracy"]) for r in RunDirectory(path).records()]
+
+
+def test_a_run_in_parts_is_the_whole(whole, tmp_path, capsys):
+    """The same end, the same records, each once, a picture, a ledger; and a third time there is nothing to do."""
+    path = tmp_path / "parts"
+    run(path, steps=30)
+    for _ in range(2):
+        run(path, steps=50)
+    assert weights(path) == weights(whole)
+    records = [record for record in shown(path) if record[1] != 30]  # where the first part ended with an evaluation
+    assert records == [record for record in shown(whole) if record[1] != 30]
+    assert len(set(records)) == len(records)
+    assert ledger.main(str(path)) == 0
+    assert "Proved: 50 steps" in capsys.readouterr().out
+    starts = RunDirectory(path).beginnings()
+    assert [start["step"] for start in starts] == [0, 30, 50]
+
+
+def test_what_was_recorded_before_a_checkpoint_is_on_the_disk_before_it(tmp_path, monkeypatch):
+    """Behind a power loss nobody makes it again. What was not synchronized is lost."""
+    fsync, durable, seen = os.fsync, {"metrics.jsonl": 0}, {}
+
+    def synchronize(descriptor):
+        fsync(descriptor)
+        path = pathlib.Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.name in ("metrics.jsonl", "start-0-rank-0.bin"):
+            durable[path.name] = path.stat().st_size
+        if path.name == "manifest.json":
+            assert path.parent.name.startswith(".step-0000000")
+            lines = (tmp_path / "run" / "metrics.jsonl").read_bytes()[: durable["metrics.jsonl"]].splitlines()
+            steps = [json.loads(line)["step"] for line in lines]
+            seen[int(path.parent.name[-10:-8])] = steps, durable["start-0-rank-0.bin"]
+
+    monkeypatch.setattr(os, "fsync", synchronize)
+    run(tmp_path / "run", steps=20, log_every=5, eval_every=10, checkpoint_async=False)
+    each = 8 * 64
+    assert seen == {10: ([5, 10, 10], 10 * each + 2 * 24), 20: ([5, 10, 10, 15, 20, 20], 20 * each + 4 * 24)}
+
+
+def test_what_is_launched_has_one_directory_though_another_size_has_another_strategy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TFDIST_LAUNCHED", "20261122-101500")
+    train.main(TrainConfig(strategy="auto", model="mlp(hidden=(8,))", dataset="digits", steps=2))
+    [path] = (tmp_path / "runs").iterdir()
+    assert path.name == "digits-mlp-20261122-101500"
+    assert RunDirectory(path).beginnings()[0]["launched"] == "20261122-101500"
+
+
+def test_a_lower_rate_is_used(tmp_path):
+    run(tmp_path / "run", steps=10, optimizer="sgd", learning_rate=0.1)
+    run(tmp_path / "run", steps=20, optimizer="sgd", learning_rate=0.0)
+    first, second = newest(tmp_path / "run" / "checkpoints")[::-1]
+    for name in Checkpoint.open(first).tensors:
+        if name.startswith("model/"):
+            np.testing.assert_array_equal(Checkpoint.open(first).read(name), Checkpoint.open(second).read(name))
+
+
+def test_a_warm_up_may_follow_on_a_constant_rate(tmp_path):
+    run(tmp_path / "run", steps=10)
+    run(tmp_path / "run", steps=20, warmup_steps=5)
+    run(tmp_path / "run", steps=30)
+
+
+def test_a_tilde_is_the_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run(pathlib.Path("~/run"), steps=10)
+    run(pathlib.Path("~/run"), steps=20)
+    assert [start["step"] for start in RunDirectory(tmp_path / "run").beginnings()] == [0, 10]
+
+
+def test_a_directory_in_use_is_refused(whole):
+    with lock(whole), pytest.raises(InputError, match="One run at a time writes to a directory"):
+        run(whole, steps=60)
+    assert len((whole / "starts.jsonl").read_text().splitlines()) == 1
+
+
+def test_other_checkpoints_are_left_alone(whole, tmp_path):
+    """A branch that begins with a damaged one takes the one before, and renames nothing of the other run."""
+    (tmp_path / "copy").mkdir()
+
+    shutil.copytree(whole / "checkpoints", tmp_path / "copy" / "checkpoints")
+    with open(tmp_path / "copy" / "checkpoints" / "step-000000050" / "manifest.json", "r+b") as file:
+        file.truncate(10)
+    run(tmp_path / "branch", steps=60, resume=str(tmp_path / "copy"))
+    assert len(newest(tmp_path / "copy" / "checkpoints")) == 3
+    [start] = [json.loads(line) for line in (tmp_path / "branch" / "starts.jsonl").read_text().splitlines()]
+    assert (start["step"], start["checkpoint"]) == (40, str(tmp_path / "copy" / "checkpoints" / "step-000000040"))
+
+
+@pytest.fixture
+def not_shared(monkeypatch):
+    """A second rank that does not see the first one's directory."""
+    gather = LocalGroup.gather
+
+    def with_another(self, name, value, deadline=60.0):
+        found = gather(self, name, value, deadline)
+        return [*found, "none: No such file or directory"] if name == "output_dir/seen" else found
+
+    monkeypatch.setattr(LocalGroup, "gather", with_another)
+
+
+@pytest.mark.parametrize("flags", [{"checkpoint_every": "5"}, {"commit_every": 5, "commit_dir": "commits"}])
+def test_checkpoints_need_a_directory_that_all_share(tmp_path, not_shared, monkeypatch, flags):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        InputError, match=r'Received: ".*/run", which is another one for rank 1. Give another --output_dir'
+    ):
+        run(tmp_path / "run", steps=1, **({"checkpoint_every": "0"} | flags))
+
+
+def test_without_checkpoints_a_directory_that_is_not_shared_is_a_warning(tmp_path, not_shared, caplog):
+    """Such a run may go well; it cannot be saved when it is preempted."""
+    assert run(tmp_path / "run", steps=1, checkpoint_every="0") == 0
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("This run cannot be saved when it is preempted")
+    assert warning.endswith('/run", which is another one for rank 1. Give another --output_dir.')
+
+
+@pytest.fixture
+def seen_by_two(monkeypatch):
+    """A second rank that finds in `lock` what the first one finds; what they have found is returned."""
+    gather, seen = LocalGroup.gather, []
+
+    def twice(self, name, value, deadline=60.0):
+        found = gather(self, name, value, deadline)
+        if name != "output_dir/seen":
+            return found
+        seen.extend(found)
+        return found * 2
+
+    monkeypatch.setattr(LocalGroup, "gather", twice)
+    return seen
+
+
+def limit_lock(monkeypatch, is_full) -> None:
+    """No space is left for the file `lock` as long as that is so."""
+    write = os.pwrite
+
+    def pwrite(descriptor, *rest):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("/lock") and is_full():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, *rest)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+
+
+def test_a_disk_that_a_partial_checkpoint_has_filled_ends_no_run(whole, tmp_path, seen_by_two, monkeypatch):
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    partial = path / "checkpoints" / ".step-000000060.partial"
+    partial.mkdir()
+    limit_lock(monkeypatch, partial.exists)
+    assert run(path, steps=51) == 0
+    assert not partial.exists()
+    assert seen_by_two[0].startswith(f"process {os.getpid()} on ")
+
+
+def test_where_rank_0_cannot_write_nobody_knows_whether_all_share_it(tmp_path, seen_by_two, monkeypatch):
+    """An earlier run may have left an empty file in each host's own directory."""
+    limit_lock(monkeypatch, lambda: True)
+    with pytest.raises(InputError, match='/run", where rank 0 cannot write `lock`, by which they would know. Give'):
+        run(tmp_path / "run", steps=1)
+
+
+@pytest.mark.parametrize("every", ["0", "5"])
+def test_where_files_cannot_be_locked_the_run_is_warned_and_goes_on(every, tmp_path, seen_by_two, monkeypatch, caplog):
+    """All processes know the directory still, and the second run is told of the first."""
+
+    def refuse(*args):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    path = tmp_path / "run"
+    assert run(path, steps=5, checkpoint_every=every) == 0
+    assert seen_by_two[0].startswith(f"process {os.getpid()} on ")
+    (path / "lock").write_text("process 12 on alpha since noon\n")
+    if every != "0":
+        assert run(path, steps=6, checkpoint_every=every) == 0
+    first, *second = [record.getMessage() for record in caplog.records if record.name == "tfdist.cli.run_start"]
+    assert (
+        f"Received: {path}/lock: No locks available. Give another --output_dir. The run goes on, and nothing" in first
+    )
+    assert first.endswith("None is known to.")
+    last = ["The last one was process 12 on alpha since noon: make sure" in said for said in second]
+    assert last == [True] * (every != "0")
+
+
+def test_a_directory_that_all_share_is_no_warning(tmp_path, caplog):
+    run(tmp_path / "run", steps=1, checkpoint_every="0")
+    assert "preempted" not in caplog.text

@@ -1,0 +1,175 @@
+"""Real processes that are killed between a commit and the next checkpoint, and what becomes of the run."""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.end_to_end.resume.command_test import shown, weights
+from tfdist import ledger
+from tfdist.checkpoint.storage import step_of
+from tfdist.reporting import RunDirectory
+from tfdist.testing import processes
+
+pytestmark = pytest.mark.alone
+
+SECONDS = 240.0
+STEPS, DURABLE, COMMIT = 220, 100, 7
+THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+FLAGS = (
+    "--model=tests.end_to_end.chaos.network:network",
+    "--dataset=digits",
+    "--batch_size=48",
+    "--strategy=horovod",
+    "--compression=topk(ratio=0.1)",
+    "--compression_min_bytes=64",
+    "--steps_per_call=7",
+    "--log_every=20",
+    "--measure_every=0",
+    "--eval_every=1000",
+    "--keep=2",
+)
+
+
+def train(path: pathlib.Path, steps: int = STEPS, every: int = DURABLE, *flags: str) -> list[str]:
+    length = (f"--steps={steps}", f"--checkpoint_every={every}", f"--output_dir={path}")
+    return [sys.executable, "-m", "tfdist.train", *FLAGS, *length, *flags]
+
+
+def finish(command: list[str], size: int, environment: dict[str, str] | None = None) -> list[str]:
+    """Runs the processes to their end; returns what each has printed."""
+    with processes.job(command, size, THREADS | (environment or {})) as job:
+        ended = job.wait(SECONDS)
+    assert [end.code for end in ended] == [0] * size, "\n".join(end.output for end in ended)
+    return [end.output for end in ended]
+
+
+def last_commit(memory: pathlib.Path) -> int:
+    return max((step_of(path) for path in memory.glob("*/step-*")), default=0)
+
+
+def kill_behind_a_commit(job: processes.Job, home: pathlib.Path) -> None:
+    """Behind the first checkpoint, and before the second."""
+    end = time.monotonic() + SECONDS
+    while min(map(last_commit, home.glob("memory*"))) < DURABLE + COMMIT:
+        assert time.monotonic() < end and all(p.poll() is None for p in job.processes), job.output(0)
+        time.sleep(0.001)
+    for process in job.processes:
+        os.kill(process.pid, signal.SIGKILL)
+    job.wait(SECONDS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Killed:
+    """What a run of two processes has left, to be gone on with again and again in the same place."""
+
+    home: pathlib.Path
+    memory: str  # the directory of a rank's host, in it
+    flags: tuple[str, ...]
+
+    @classmethod
+    def run(cls, home: pathlib.Path, memory: str, *flags: str) -> "Killed":
+        """Lets a run be killed."""
+        run = cls(home, memory, flags)
+        for rank in range(2):
+            (home / memory.format(rank=rank)).mkdir(exist_ok=True)
+        with processes.job(run.command, 2, run.environment) as job:
+            kill_behind_a_commit(job, home)
+        assert DURABLE < max(map(last_commit, home.glob("memory*"))) < 2 * DURABLE
+        (home / "kept").mkdir()
+        for left in ("run", *{memory.format(rank=rank) for rank in range(2)}):
+            (home / left).rename(home / "kept" / left)
+        return run
+
+    @property
+    def path(self) -> pathlib.Path:
+        return self.home / "run"
+
+    @property
+    def command(self) -> list[str]:
+        return train(self.path, STEPS, DURABLE, f"--commit_every={COMMIT}", *self.flags)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return THREADS | {"TFDIST_COMMITS": str(self.home / self.memory)}
+
+    def go_on(self, size: int, lost: int | None = None) -> tuple[int, str]:
+        """Starts the run again as it was left; returns at which step, and what the chief has printed.
+
+        Args:
+          size: how many processes.
+          lost: the rank whose host's memory is gone; None for no one's.
+        """
+        for kept in (self.home / "kept").iterdir():
+            shutil.rmtree(self.home / kept.name, ignore_errors=True)
+            shutil.copytree(kept, self.home / kept.name)
+        if lost is not None:
+            shutil.rmtree(self.home / self.memory.format(rank=lost))
+        # Where the blow fell between two hosts' last stages, the one that is left may be a commit ahead, or behind.
+        last = max(map(last_commit, self.home.glob("memory*")))
+        said = finish(self.command, size, self.environment)[0]
+        assert [start["step"] for start in RunDirectory(self.path).beginnings()] == [0, last]
+        assert ledger.main(str(self.path)) == 0
+        assert {last_commit(memory) for memory in self.home.glob("memory*")} == {0}  # the last checkpoint has all
+        return last, said
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    return Killed.run(tmp_path_factory.mktemp("killed"), "memory")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("runs") / "uninterrupted"
+    finish(train(path), 2)
+    return path
+
+
+@pytest.mark.full
+def test_as_many_processes_end_as_if_nobody_was_killed(killed: Killed, uninterrupted: pathlib.Path) -> None:
+    killed.go_on(2)
+    assert weights(killed.path) == weights(uninterrupted)
+    assert shown(killed.path) == shown(uninterrupted)
+
+
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.full)])
+def test_a_host_is_lost_with_its_memory(lost: int, uninterrupted: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Each process has a directory of its own, as on two hosts; what the lost one alone held, the other one has."""
+    killed = Killed.run(tmp_path, "memory-{rank}")
+    killed.go_on(2, lost)
+    assert weights(killed.path) == weights(uninterrupted)
+    assert shown(killed.path) == shown(uninterrupted)
+
+
+@pytest.mark.full
+def test_a_host_is_lost_under_multiworker(tmp_path: pathlib.Path) -> None:
+    finish(train(tmp_path / "uninterrupted", STEPS, DURABLE, "--strategy=multiworker"), 2)
+    killed = Killed.run(tmp_path, "memory-{rank}", "--strategy=multiworker")
+    killed.go_on(2, lost=1)
+    assert weights(killed.path) == weights(tmp_path / "uninterrupted")
+
+
+@pytest.mark.full
+def test_the_host_that_is_left_goes_on_alone(tmp_path: pathlib.Path) -> None:
+    step, said = Killed.run(tmp_path, "memory-{rank}").go_on(1, lost=1)
+    finish(train(tmp_path / "purpose", step, step), 2)
+    finish(train(tmp_path / "purpose"), 1)
+    assert "1 replicas go on where 2 stopped: what compression has not sent yet keeps its sum" in said
+    assert weights(tmp_path / "run") == weights(tmp_path / "purpose")
+
+
+@pytest.mark.full
+def test_more_processes_end_as_those_that_take_over_a_run_that_was_stopped_there(
+    killed: Killed, tmp_path: pathlib.Path
+) -> None:
+    step, said = killed.go_on(3)
+    assert "3 replicas go on where 2 stopped: what compression has not sent yet keeps its sum" in said
+    finish(train(tmp_path, step, step), 2)
+    finish(train(tmp_path), 3)
+    assert weights(killed.path) == weights(tmp_path)

@@ -1,0 +1,309 @@
+"""`python -m tfdist.train` with commits, ended without a word and started again: which of them it goes on from."""
+
+import errno
+import os
+import pathlib
+import shutil
+
+import pytest
+
+from tests.end_to_end.resume.command_test import run, shown, weights
+from tests.end_to_end.resume.exact_test import tensors
+from tfdist import ledger
+from tfdist.checkpoint import in_memory
+from tfdist.checkpoint.storage import newest
+from tfdist.cli import run_start
+from tfdist.cli.resume import Origin
+from tfdist.errors import InputError
+from tfdist.reporting import RunDirectory
+
+DIED_AT, END = 37, 50
+
+
+class Died(Exception):
+    """Stands for the end of a process."""
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch) -> pathlib.Path:
+    """What a launcher has made."""
+    path = tmp_path / "memory"
+    path.mkdir()
+    monkeypatch.setenv(in_memory.VARIABLE, str(path))
+    return path
+
+
+def die(path: pathlib.Path, at: int = DIED_AT, **flags) -> None:
+    """A start that ends behind a step, without a word."""
+
+    def note(_, step):
+        if step >= at:
+            raise Died
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Died):
+        patch.setattr("tfdist.trainer.fit_loop.StepNote.note", note)
+        run(path, **({"steps": END, "checkpoint_every": "20", "commit_every": 5, "log_every": 1} | flags))
+
+
+def go_on(path: pathlib.Path, **flags) -> list[int]:
+    """Makes the run to its end; returns the steps at which it began."""
+    run(path, **({"steps": END, "checkpoint_every": "20", "commit_every": 5, "log_every": 1} | flags))
+    return begun_at(path)
+
+
+def begun_at(path: pathlib.Path) -> list[int]:
+    return [start["step"] for start in RunDirectory(path).beginnings()]
+
+
+def commits_of(path: pathlib.Path) -> list[pathlib.Path]:
+    return newest(RunDirectory(path).beginnings()[-1]["commits"])
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Those of this module: the engine has its own."""
+    return [record.getMessage() for record in caplog.records if record.name == "tfdist.cli.run_start"]
+
+
+def damage(checkpoint: pathlib.Path) -> None:
+    [shard] = checkpoint.glob("shard-*")
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> pathlib.Path:
+    """The run that nobody ends."""
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    run(path, steps=END, checkpoint_every="20", log_every=1)
+    return path
+
+
+def test_a_run_that_died_goes_on_from_its_last_commit(whole, memory, tmp_path, capsys):
+    path = tmp_path / "run"
+    die(path)
+    assert [checkpoint.name[-2:] for checkpoint in commits_of(path)] == ["35", "30"]
+    assert go_on(path) == [0, 35]
+    assert weights(path) == weights(whole)
+    assert shown(path) == shown(whole)
+    assert RunDirectory(path).beginnings()[1]["checkpoint"].startswith(str(memory))
+    dropped = RunDirectory(path).dropped.read_text()
+    assert dropped.count('"step": 36') == 1 and '"step": 35' not in dropped
+    assert ledger.main(str(path)) == 0
+    assert "Proved: 50 steps, 2 starts." in capsys.readouterr().out
+    assert commits_of(path) == []
+
+
+def test_it_dies_again_before_its_next_commit(whole, memory, tmp_path):
+    path = tmp_path / "run"
+    die(path)
+    die(path, at=38)
+    assert go_on(path) == [0, 35, 35]
+    assert weights(path) == weights(whole)
+
+
+def test_a_launcher_that_was_started_again_has_another_directory(whole, memory, tmp_path, monkeypatch):
+    """The commits of the one before are still there, until the new start has its own."""
+    path = tmp_path / "run"
+    die(path)
+    monkeypatch.setenv(in_memory.VARIABLE, str(tmp_path / "another"))
+    die(path, at=38)
+    die(path, at=43)
+    assert begun_at(path) == [0, 35, 35]
+    assert go_on(path) == [0, 35, 35, 40]
+    assert weights(path) == weights(whole)
+
+
+@pytest.mark.parametrize(("every", "where"), [("20", "checkpoints"), ("0", "memory"), ("15", "memory")])
+def test_a_damaged_commit_is_left_out(every, where, whole, memory, tmp_path, caplog):
+    """The one before is taken; of one step the durable one."""
+    path = tmp_path / "run"
+    die(path, at=26, checkpoint_every=every)
+    damage(commits_of(path)[0])
+    assert go_on(path, checkpoint_every=every) == [0, 20]
+    assert "step-000000025.damaged" in caplog.text
+    assert where in RunDirectory(path).beginnings()[1]["checkpoint"]
+    if every == "20":
+        assert weights(path) == weights(whole)
+
+
+def test_without_checkpoints_there_is_a_proof_too(whole, memory, tmp_path, capsys):
+    path = tmp_path / "run"
+    die(path, checkpoint_every="0")
+    assert go_on(path, checkpoint_every="0") == [0, 35]
+    assert newest(path / "checkpoints") == []
+    assert ledger.main(str(path)) == 0
+    assert "Proved: 50 steps, 2 starts." in capsys.readouterr().out
+    assert tensors(commits_of(path)[0]) == weights(whole)
+
+
+def test_when_the_memory_is_gone_the_checkpoint_is_taken(whole, memory, tmp_path):
+    path = tmp_path / "run"
+    die(path)
+    shutil.rmtree(memory)
+    assert go_on(path) == [0, 20]
+    assert weights(path) == weights(whole)
+
+
+def test_and_without_one_the_run_begins_again_and_says_so(memory, tmp_path, capsys, caplog):
+    path = tmp_path / "run"
+    die(path, checkpoint_every="0")
+    die(path, at=36, checkpoint_every="0")
+    assert "step 0" not in caplog.text
+    shutil.rmtree(memory)
+    assert go_on(path, checkpoint_every="0") == [0, 35, 0]
+    [said] = [text for text in warnings(caplog) if "step 0" in text]
+    assert "None is left of this one's 2 earlier starts, so it begins at step 0" in said
+    assert f"what was recorded is kept in {path}/metrics-dropped.jsonl." in said
+    assert '"step": 36' in RunDirectory(path).dropped.read_text()
+    assert said in (path / "logs" / "rank-0.log").read_text()
+    assert ledger.main(str(path)) == 0
+    assert "Proved: 50 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("records", [1, 100])
+def test_a_run_that_was_never_saved_says_so_too(records, tmp_path, caplog):
+    """As it does where its ledger alone shows that it has trained."""
+    path = tmp_path / "run"
+    flags = {"checkpoint_every": "0", "commit_every": 0} if records == 1 else {"commit_dir": str(tmp_path / "commits")}
+    die(path, at=4, log_every=records, **flags)
+    go_on(path, steps=5, log_every=records, **flags)
+    [said] = warnings(caplog)
+    assert "None is left of this one's earlier start, so it begins at step 0" in said
+    assert ("metrics-dropped.jsonl" in said) == RunDirectory(path).dropped.exists() == (records == 1)
+
+
+def test_a_start_that_did_not_come_to_a_step_has_nothing_to_lose(tmp_path, caplog):
+    path = tmp_path / "run"
+    die(path, at=0, commit_every=0)
+    go_on(path, steps=5, commit_every=0)
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize("every", ["20", "600s", "0"])
+def test_commits_in_the_launcher_s_memory_alone_are_a_warning(every, memory, tmp_path, caplog):
+    run(tmp_path / "run", steps=1, checkpoint_every=every, commit_every=5)
+    run(tmp_path / "other", steps=1, checkpoint_every=every, commit_every=5, commit_dir=str(tmp_path / "mine"))
+    said = ["Received: --commit_every=5 with --checkpoint_every=0. Add" in text for text in warnings(caplog)]
+    assert said == [True] * (every == "0")
+
+
+def test_or_begins_with_what_it_began_with(whole, memory, tmp_path):
+    path, base = tmp_path / "run", str(whole / "checkpoints" / "step-000000020")
+    die(path, checkpoint_every="0", resume=base)
+    die(path, at=36, checkpoint_every="0", resume=base)
+    shutil.rmtree(memory)
+    assert go_on(path, checkpoint_every="0", resume=base) == [20, 35, 20]
+
+
+def test_a_copy_of_a_run_has_no_commits(memory, tmp_path):
+    """It would take those that the run makes later."""
+    path = tmp_path / "run"
+    die(path)
+    shutil.copytree(path, tmp_path / "copy")
+    assert go_on(tmp_path / "copy") == [0, 20]
+    assert go_on(path) == [0, 35]
+
+
+def test_a_run_that_begins_anew_has_no_commits(memory, tmp_path):
+    path = tmp_path / "run"
+    die(path)
+    shutil.rmtree(path)
+    die(path, at=23)
+    assert begun_at(path) == [0]
+    assert go_on(path) == [0, 20]
+
+
+def test_commits_that_a_start_went_back_behind_are_not_taken(memory, tmp_path, monkeypatch, capsys):
+    """A start that did not see them made its steps again, at another rate."""
+    path = tmp_path / "run"
+    die(path)
+    hidden = memory.rename(tmp_path / "hidden")
+    die(path, at=23, commit_every=0, learning_rate=0.5)
+    hidden.rename(memory)
+    assert go_on(path, learning_rate=0.5) == [0, 20, 20]
+    assert ledger.main(str(path)) == 0
+    assert "Proved: 50 steps" in capsys.readouterr().out
+
+
+class TwoHosts:
+    """A strategy of two processes, of which the second sees what is said."""
+
+    is_chief = True
+    rank = 0
+
+    def __init__(self, *sees):
+        self.group, self._sees = self, list(sees)
+
+    def gather(self, name, value):
+        return [value, [*self._sees]] if isinstance(value, list) else [value, *self._sees]
+
+    def broadcast(self, name, value):
+        return value
+
+
+def test_commits_that_a_process_does_not_see_are_left_out_and_removed(memory, tmp_path, caplog):
+    path = tmp_path / "run"
+    die(path)
+    found = Origin([str(p) for p in [*commits_of(path), path / "checkpoints" / "step-000000020"]], True)
+    seen = run_start._seen_by_all(found, RunDirectory(path), TwoHosts(False, True, True))
+    assert seen.checkpoints == found.checkpoints[1:]
+    assert "step-000000035; the newest that they see is taken" in caplog.text
+    alone = found._replace(checkpoints=found.checkpoints[:1])
+    assert (
+        run_start._seen_by_all(alone, RunDirectory(path), TwoHosts(False)) == alone
+    )  # to say what is wrong is restore's
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_start, "_seen_by_all", lambda origin, *_: origin._replace(checkpoints=found.checkpoints[2:]))
+        die(path, at=23)
+    assert begun_at(path) == [0, 20]
+    assert commits_of(path) == []
+
+
+def test_each_start_has_a_folder_and_takes_along_what_it_goes_on_from(memory, tmp_path):
+    """So that what lies in another one, on a host that was away meanwhile, is never taken for the run's."""
+    path = tmp_path / "run"
+    die(path)
+    [first] = memory.iterdir()
+    die(path, at=38)
+    [second] = memory.iterdir()
+    assert first != second
+    assert [commit.name[-2:] for commit in newest(second)] == ["35"]
+    shutil.copytree(second, first)
+    (first / "step-000000035").rename(first / "step-000000040")
+    assert go_on(path) == [0, 35, 35]
+
+
+def test_what_cannot_be_taken_along_stays_where_it_is(memory, tmp_path, monkeypatch, whole):
+    def refused(source, target):
+        if "step-" in str(target):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        link(source, target)
+
+    path, link = tmp_path / "run", os.link
+    die(path)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.link", refused)
+        die(path, at=38)
+        assert sorted(len(newest(folder)) for folder in memory.iterdir()) == [0, 2]
+    assert go_on(path) == [0, 35, 35]
+    assert weights(path) == weights(whole)
+    assert len(list(memory.iterdir())) == 1
+
+
+def test_commits_without_a_directory_are_refused(tmp_path, monkeypatch):
+    monkeypatch.delenv(in_memory.VARIABLE, raising=False)
+    with pytest.raises(
+        InputError, match="Received: --commit_every=5, without --commit_dir, and without TFDIST_COMMITS"
+    ):
+        run(tmp_path / "run", commit_every=5)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="a directory that can be written. Received, on rank 0: .*file"):
+        run(tmp_path / "run", steps=5, commit_every=5, commit_dir=str(tmp_path / "file"))
+
+
+def test_a_directory_that_is_given_comes_before_the_launcher_s():
+    assert in_memory.home(5, "mine", {in_memory.VARIABLE: "launcher's"}) == "mine"
+    assert in_memory.home(5, "", {in_memory.VARIABLE: "launcher's"}) == "launcher's"
+    assert in_memory.home(0, "", {in_memory.VARIABLE: "launcher's"}) == ""
+    assert in_memory.home(0, "", {}) == ""

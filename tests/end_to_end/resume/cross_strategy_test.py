@@ -1,0 +1,81 @@
+"""Saved under one strategy and number of replicas, loaded under any other: the same bits, and steps that stay together."""
+
+import dataclasses
+import pathlib
+import pickle
+import sys
+from contextlib import ExitStack
+
+import pytest
+
+import tfdist
+from tests.end_to_end.resume import product
+from tfdist.testing import parity, processes
+
+pytestmark = pytest.mark.alone
+
+WORKER = str(pathlib.Path(__file__).with_name("worker.py"))
+TOLERANCE = 1e-9  # in float64
+
+
+def in_process(fixture: str, case: str, request: pytest.FixtureRequest) -> tfdist.Strategy:
+    """A fixture's strategy; for convolutions, whose kernels stay whole, a mesh of its shape with slots in parts."""
+    if case == "cnn" and fixture.startswith("mesh"):
+        shape, _ = parity.MESHES[fixture.removeprefix("mesh")]
+        return tfdist.load_strategy("mesh", mesh_shape=shape, shard="optimizer", shard_min_elements=1, environment={})
+    return request.getfixturevalue(fixture)
+
+
+@pytest.mark.parametrize(
+    ("case", "jobs"),
+    [
+        ("mlp", ["multiworker2", "horovod3"]),
+        *(pytest.param(case, [*product.JOBS], marks=pytest.mark.full, id=f"{case}-all") for case in product.CASES),
+    ],
+)
+def test_every_strategy_goes_on_from_every_other(
+    case: str, jobs: list[str], float64: None, tmp_path: pathlib.Path, request: pytest.FixtureRequest
+) -> None:
+    """The whole product of saving and loading; that what is loaded has the saved bits, each loader looks at."""
+    threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+    strategies = {name: in_process(fixture, case, request) for name, fixture in product.IN_PROCESS.items()}
+    savers = [*strategies, *jobs]
+    with ExitStack() as stack:
+        running = {
+            name: stack.enter_context(
+                processes.job(
+                    [sys.executable, WORKER, name, case, str(tmp_path), "{rank}", *savers], product.JOBS[name], threads
+                )
+            )
+            for name in jobs
+        }
+        trainers = {name: product.save(strategies[name], case, tmp_path / name) for name in strategies}
+        for name, job in running.items():
+            ends = job.wait(300)
+            assert [end.code for end in ends] == [0] * product.JOBS[name], "\n".join(end.output for end in ends)
+    ended = {
+        name: {saver: product.go_on(trainer, case, tmp_path / saver) for saver in savers}
+        for name, trainer in trainers.items()
+    }
+    for name in jobs:
+        ranks = [pickle.loads((tmp_path / f"{name}-{r}.pickle").read_bytes()) for r in range(product.JOBS[name])]
+        ended[name] = ranks[0]
+        for saver in savers:
+            for other in ranks[1:]:
+                assert {k: v.tobytes() for k, v in other[saver].items()} == {
+                    k: v.tobytes() for k, v in ranks[0][saver].items()
+                }
+    uninterrupted = parity.run_case(
+        strategies["single"], dataclasses.replace(product.CASES[case], steps=product.END)
+    ).variables
+    model = product.CASES[case].model
+    far = [
+        (saver, loader, difference)
+        for loader, outcomes in ended.items()
+        for saver, found in outcomes.items()
+        for difference in parity.compare(found, uninterrupted, model)
+        if not difference.noise and difference.relative > TOLERANCE
+    ]
+    assert not far, far[:5]
+    same = ended["single"]["single"]
+    assert all(same[path].tobytes() == value.tobytes() for path, value in uninterrupted.items()), "not bit for bit"

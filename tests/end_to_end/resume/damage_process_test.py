@@ -1,0 +1,53 @@
+"""Real processes that start again over checkpoints of which what another rank than the first has written is damaged."""
+
+import pathlib
+import shutil
+
+import pytest
+
+from tests.end_to_end.resume.command_test import shown, weights
+from tests.end_to_end.resume.commits_process_test import finish, train
+from tfdist import ledger
+from tfdist.checkpoint.storage import Checkpoint
+from tfdist.reporting import RunDirectory
+
+pytestmark = pytest.mark.alone
+
+STEPS, EVERY = 20, 5
+FLAGS = ("--keep=3", "--steps_per_call=5", "--log_every=5")
+
+
+SHARD = "shard-00001.safetensors"  # of rank 1
+
+
+def of_rank_1(checkpoint: pathlib.Path) -> set[str]:
+    """The first words of the names of what rank 1 alone held, and alone reads."""
+    saved = Checkpoint.open(checkpoint).tensors
+    return {name.partition("/")[0] for name, tensor in saved.items() if SHARD in {part.file for part in tensor.parts}}
+
+
+def test_both_ranks_take_the_last_good_one(tmp_path: pathlib.Path) -> None:
+    """One was cut short, as every rank sees; in the one before a byte flipped, among those that rank 1 alone needs."""
+    whole, path = tmp_path / "whole", tmp_path / "run"
+    finish(train(whole, STEPS, EVERY, *FLAGS), 2)
+    shutil.copytree(whole, path)
+    (path / "model.keras").unlink()  # as if it was killed behind its last checkpoint
+    good, flipped, cut = (path / "checkpoints" / f"step-{step:09d}" for step in (10, 15, 20))
+    assert of_rank_1(flipped) == {"statistics", "replica_state"}
+    data = bytearray((flipped / SHARD).read_bytes())
+    data[-1] ^= 1
+    (flipped / SHARD).write_bytes(data)
+    with open(cut / SHARD, "r+b") as file:
+        file.truncate(100)
+
+    said = finish(train(path, STEPS, EVERY, *FLAGS), 2)
+    for damaged, why in ((cut, "it has 100 bytes, not "), (flipped, " is not what was written")):
+        [line] = [line for line in said[0].splitlines() if f"{damaged}/{SHARD}: " in line]
+        assert why in line
+        assert f"It is set aside as {damaged}.damaged." in line
+        assert damaged.with_name(f"{damaged.name}.damaged").is_dir()
+    for rank in range(2):
+        assert f"Goes on from {good}." in RunDirectory(path).log(rank).read_text()
+    assert weights(path) == weights(whole)
+    assert shown(path) == shown(whole)
+    assert ledger.main(str(path)) == 0

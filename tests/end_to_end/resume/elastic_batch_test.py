@@ -1,0 +1,311 @@
+"""A run that goes on with another number of replicas and keeps the batch of one: its steps, its rate and its examples."""
+
+import pathlib
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tests.end_to_end.resume.command_test import run
+from tests.end_to_end.resume.exact_test import tensors
+from tfdist import ledger
+from tfdist.checkpoint.storage import Checkpoint, newest
+from tfdist.checkpoint.storage.manifest import sealed, unsealed
+from tfdist.data import shuffle
+from tfdist.distribution.strategy import Strategy
+from tfdist.errors import InputError
+from tfdist.optimizers import LARS, WarmupAndDecay
+from tfdist.reporting import NullLedger, RunDirectory
+
+RANDOM = np.random.default_rng(0)
+SIZE, BATCH, SEED = 40, 12, 5
+X = RANDOM.standard_normal((SIZE, 6))
+Y = RANDOM.integers(0, 4, SIZE)
+LEGS = (
+    (3, 3),
+    (2, 7),
+    (1, 9),
+    (3, 12),
+)  # so many replicas until so many steps; epoch 0 ends inside the first batch of 8
+BATCHES = [12] * 3 + [8] * 4 + [4] * 2 + [12] * 3
+PLACES = np.cumsum([0, *BATCHES])
+TOLERANCE = 1e-9
+RATES = {
+    "constant": lambda: 0.1,
+    "schedule": lambda: WarmupAndDecay(0.1, warmup_steps=5, decay="cosine", total_steps=20),
+}
+OPTIMIZERS = {
+    "sgd": lambda rate: keras.optimizers.SGD(rate, momentum=0.9),
+    "adamw": lambda rate: keras.optimizers.AdamW(rate, weight_decay=0.01),
+    "lars": LARS,
+}
+
+
+@pytest.fixture(scope="module")
+def strategies(single, mirrored2) -> dict[int, Strategy]:
+    """By their number of replicas."""
+    return {1: single, 2: mirrored2, 3: tfdist.load_strategy("mirrored", devices=3, environment={})}
+
+
+class Used(NullLedger):
+    """The examples of one process, in the order of use."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def write(self, first_step: int, steps: int, numbers: np.ndarray) -> None:
+        """See base class."""
+        self.numbers.extend(numbers.tolist())
+
+
+class Epochs(keras.callbacks.Callback):
+    """The epochs that began and ended, and after how many steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, int, int]] = []
+        self._steps = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._steps = batch + 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(("end", epoch, self._steps))
+
+
+def model() -> keras.Model:
+    layers = [keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(4)]
+    return keras.Sequential([keras.Input((6,)), *layers])
+
+
+def make_trainer(strategy, optimizer="sgd", rate="constant", **options):
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        trainer = tfdist.Trainer(
+            model(), optimizer=OPTIMIZERS[optimizer](RATES[rate]()), loss=loss, seed=SEED, **options
+        )
+    trainer.build(tfdist.data.ArraySource((X, Y)))
+    return trainer
+
+
+def fit(trainer, directory, steps=0, elastic_batch="replica", batch_size=BATCH, data=(X, Y), **more):
+    return trainer.fit(
+        data,
+        batch_size=batch_size,
+        elastic_batch=elastic_batch,
+        steps=steps,
+        log_every=1,
+        steps_per_call=2,
+        checkpoints=tfdist.Checkpoints(directory=str(directory), every="100", keep=10),
+        **more,
+    )
+
+
+def go_on(strategy, directory, steps=0, optimizer="sgd", rate="constant", **more):
+    trainer = make_trainer(strategy, optimizer, rate)
+    trainer.resume(directory)
+    return trainer, fit(trainer, directory, steps, **more)
+
+
+def weights(trainer):
+    return [np.asarray(trainer.strategy.local(v.value)[0]) for v in trainer.model.trainable_variables]
+
+
+def by_hand(optimizer, rate, batches, rates):
+    """One device, one batch after the other: Keras's optimizer, told its rate before each step."""
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    made, given = model(), RATES[rate]()
+    optimizer = OPTIMIZERS[optimizer](0.1)
+    stream = shuffle.indices(tf.range(sum(batches), dtype=tf.int64), SIZE, SEED).numpy()
+    for step, batch in enumerate(batches):
+        rows, stream = stream[:batch], stream[batch:]
+        with tf.GradientTape() as tape:
+            logits = made(X[rows], training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(Y[rows], logits)
+            loss = tf.reduce_sum(losses) / batch
+        optimizer.learning_rate = rates[step] * float(given(step) if callable(given) else given)
+        optimizer.apply(tape.gradient(loss, [v.value for v in made.trainable_variables]), made.trainable_variables)
+    return [v.numpy() for v in made.trainable_variables]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rate"), [("sgd", "constant"), ("sgd", "schedule"), ("adamw", "schedule"), ("lars", "constant")]
+)
+def test_three_two_one_and_three_replicas(optimizer, rate, strategies, float64, tmp_path):
+    """Weights, rates, epochs and examples are those of the steps as they would be written by hand."""
+    used, records = Used(), []
+    for replicas, end in LEGS:
+        trainer, history = go_on(strategies[replicas], tmp_path, end, optimizer, rate, ledger=used)
+        records += [record for record in history.records if record["kind"] == "train"]
+        assert trainer.step == end
+    rates = [batch / BATCH for batch in BATCHES]
+    for found, wanted in zip(weights(trainer), by_hand(optimizer, rate, BATCHES, rates), strict=True):
+        assert np.linalg.norm(found - wanted) <= TOLERANCE * np.linalg.norm(wanted)
+    stream = shuffle.indices(tf.range(PLACES[-1], dtype=tf.int64), SIZE, SEED).numpy()
+    assert used.numbers == stream.tolist()
+    assert [record["epoch"] for record in records] == [place / SIZE for place in PLACES[1:]]
+    given = RATES[rate]()
+    wanted = [times * float(given(step) if callable(given) else given) for step, times in enumerate(rates)]
+    np.testing.assert_allclose([record["learning_rate"] for record in records], wanted, rtol=1e-12)
+
+
+def test_the_same_under_a_mesh(mesh2x2, single, float64, tmp_path):
+    """Whose replicas are the parts of a batch: two, and then one."""
+    rates = [1.0] * 3 + [0.5] * 2
+    go_on(mesh2x2, tmp_path, 3, "adamw", "schedule")
+    trainer, _ = go_on(single, tmp_path, 5, "adamw", "schedule")
+    back, _ = go_on(mesh2x2, tmp_path, 6, "adamw", "schedule")
+    for trained, batches in ((trainer, [12] * 3 + [6] * 2), (back, [12] * 3 + [6] * 2 + [12])):
+        wanted = by_hand("adamw", "schedule", batches, [*rates, 1.0])
+        for found, value in zip(weights(trained), wanted, strict=True):
+            assert np.linalg.norm(found - value) <= TOLERANCE * np.linalg.norm(value)
+
+
+def test_a_mesh_takes_over_a_rescaled_run(mesh2x2, single, float64, tmp_path):
+    go_on(single, tmp_path, 3, "adamw", "schedule", batch_size=6)
+    trainer, _ = go_on(mesh2x2, tmp_path, 5, "adamw", "schedule", batch_size=6)
+    wanted = by_hand("adamw", "schedule", [6] * 3 + [12] * 2, [1.0] * 3 + [2.0] * 2)
+    for found, value in zip(weights(trainer), wanted, strict=True):
+        assert np.linalg.norm(found - value) <= TOLERANCE * np.linalg.norm(value)
+
+
+def test_the_global_batch_stays_by_itself(strategies, float64, tmp_path):
+    for replicas, end in LEGS:
+        trainer, _ = go_on(strategies[replicas], tmp_path, end, elastic_batch="global")
+    for found, wanted in zip(weights(trainer), by_hand("sgd", "constant", [BATCH] * 12, [1] * 12), strict=True):
+        assert np.linalg.norm(found - wanted) <= TOLERANCE * np.linalg.norm(wanted)
+
+
+def test_epochs_are_passes_over_the_data(strategies, tmp_path):
+    """Three end: after 36 + 8 examples, 44 + 5 * 8, and in batches of 12 after 84 + 3 * 12."""
+    seen, evaluated = Epochs(), []
+    data = ((X, Y), (X[:7], Y[:7]))
+    go_on(strategies[3], tmp_path, 3, data=data)
+    for replicas, epochs in ((2, 2), (3, 3)):
+        trainer, history = go_on(strategies[replicas], tmp_path, epochs=epochs, data=data, callbacks=[seen])
+        evaluated += [(r["step"], r["epoch"]) for r in history.records if r["kind"] == "eval"]
+    assert trainer.step == 12
+    assert seen.seen == [("end", 0, 4), ("end", 1, 9), ("end", 2, 12)]
+    assert evaluated == [(4, 44 / SIZE), (9, 84 / SIZE), (12, 120 / SIZE)]
+    assert trainer.evaluate((X[:7], Y[:7]), batch_size=4)["loss"] == pytest.approx(history.last("eval")["loss"])
+    _, history = go_on(strategies[2], tmp_path, epochs=3, data=data)  # there is nothing to do
+    assert history.records == []
+
+
+def test_a_stop_behind_the_change_changes_no_bit(strategies, tmp_path):
+    go_on(strategies[3], tmp_path / "parts", 3)
+    shutil.copytree(tmp_path / "parts", tmp_path / "whole")
+    go_on(strategies[2], tmp_path / "whole", 8)
+    for steps in (5, 8):
+        go_on(strategies[2], tmp_path / "parts", steps)
+    whole, parts = (newest(tmp_path / name)[0] for name in ("whole", "parts"))
+    assert tensors(whole) == tensors(parts)
+    assert Checkpoint.open(whole).values == Checkpoint.open(parts).values
+
+
+def test_who_reads_and_sets_the_rate_has_that_of_the_beginning(strategies, tmp_path):
+    """Or a rate that a callback lowers would be rescaled twice."""
+    read = []
+
+    class Halved(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            optimizer = self.model.optimizer
+            read.append(float(tf.convert_to_tensor(optimizer.learning_rate)))
+            optimizer.learning_rate = read[-1] / 2
+
+    go_on(strategies[3], tmp_path, 2)
+    trainer, history = go_on(strategies[2], tmp_path, 6, callbacks=[Halved()])
+    assert read == pytest.approx([0.1, 0.05, 0.025, 0.0125])
+    assert [r["learning_rate"] for r in history.records] == pytest.approx([rate * 2 / 3 for rate in read])
+    assert float(tf.convert_to_tensor(trainer.model.optimizer.learning_rate)) == pytest.approx(0.00625)
+
+
+def without_course(directory: pathlib.Path) -> None:
+    """Makes the newest checkpoint one of a version that knew one batch alone."""
+    path = newest(directory)[0] / "manifest.json"
+    manifest = unsealed(path.read_bytes())
+    del manifest["values"]["course"]
+    path.write_bytes(sealed(manifest))
+
+
+def test_a_checkpoint_of_an_older_version(strategies, tmp_path):
+    go_on(strategies[2], tmp_path / "old", 5)
+    shutil.copytree(tmp_path / "old", tmp_path / "new")
+    without_course(tmp_path / "old")
+    for name in ("old", "new"):
+        go_on(strategies[2], tmp_path / name, 9)
+    assert tensors(newest(tmp_path / "old")[0]) == tensors(newest(tmp_path / "new")[0])
+    without_course(tmp_path / "old")
+    used = Used()
+    _, history = go_on(strategies[3], tmp_path / "old", 10, ledger=used)  # begins with its batch where it is
+    assert history.last("train")["epoch"] == 10 * BATCH / SIZE
+    assert used.numbers == shuffle.indices(tf.range(9 * BATCH, 10 * BATCH, dtype=tf.int64), SIZE, SEED).numpy().tolist()
+
+
+def test_another_fit_begins_where_the_one_before_ended(single):
+    """Each has its batch and the whole rate, and no example comes twice."""
+    trainer, used = make_trainer(single), Used()
+    for batch_size in (12, 8, 10):
+        history = trainer.fit((X, Y), batch_size=batch_size, steps=1, ledger=used)
+        assert history.last("train")["learning_rate"] == pytest.approx(0.1)
+    trainer.fit((X, Y), batch_size=10, epochs=1, ledger=used)
+    assert trainer.step == 7
+    assert used.numbers[:40] == shuffle.indices(tf.range(40, dtype=tf.int64), SIZE, SEED).numpy().tolist()
+
+
+def test_a_batch_that_is_not_divided_is_refused(strategies, tmp_path):
+    with pytest.raises(InputError, match=r"Received: --batch_size=13 and 3 replicas. Use 12 or 15"):
+        fit(make_trainer(strategies[3]), tmp_path, 2, batch_size=13)
+    fit(make_trainer(strategies[3]), tmp_path, 2)
+    with pytest.raises(InputError, match=r"--batch_size=8 in a run that began with 12 on 3 replicas"):
+        go_on(strategies[2], tmp_path, 4, batch_size=8)
+
+
+def test_the_command_proves_its_examples_across_changes(tmp_path, capsys):
+    """1437 examples: 2 steps of 300, 5 of 200 to the end of the first pass, 5 of 300 to that of the second."""
+    flags = {"strategy": "mirrored", "batch_size": 300, "elastic_batch": "replica", "optimizer": "sgd", "log_every": 1}
+    path = tmp_path / "run"
+    for devices, length in ((3, {"steps": 2}), (2, {"epochs": 1}), (3, {"epochs": 2})):
+        run(path, devices=devices, **length, **flags)
+    assert ledger.main(str(path)) == 0
+    assert (
+        "Proved: 12 steps, 3 starts. Each of 1437 examples was used exactly once in each of 2 epochs; 226 in the next"
+        in capsys.readouterr().out
+    )
+    starts = RunDirectory(path).beginnings()
+    assert [(s["step"], s["batch_size"], s["examples_before"]) for s in starts] == [
+        (0, 300, 0),
+        (2, 200, 600),
+        (7, 300, 1600),
+    ]
+    records = RunDirectory(path).records()
+    seen = {record["step"]: round(record["epoch"] * 1437) for record in records}
+    assert [seen[step] for step in (1, 2, 3, 7, 8, 12)] == [300, 600, 800, 1600, 1900, 3100]
+    rates = {r["step"]: r["learning_rate"] for r in records if r["kind"] == "train"}
+    assert [rates[step] for step in (2, 3, 7, 8)] == pytest.approx([0.001, 0.002 / 3, 0.002 / 3, 0.001])
+    assert [r["step"] for r in records if r["kind"] == "eval"] == [7, 12]
+
+
+def test_the_command_refuses_before_anything_is_written(tmp_path):
+    flags = {"strategy": "mirrored", "devices": 3, "elastic_batch": "replica", "steps": 2}
+    with pytest.raises(InputError, match="--elastic_batch=replica needs a --batch_size"):
+        run(tmp_path / "run", batch_size=64, **flags)
+    run(tmp_path / "run", batch_size=63, **flags)
+    with pytest.raises(InputError, match="A run goes on as it began"):
+        run(tmp_path / "run", batch_size=42, **(flags | {"devices": 2}))
+    with pytest.raises(InputError, match="--elastic_batch=replica needs a --batch_size"):
+        run(tmp_path / "dry", batch_size=64, dry_run=True, **flags)
+
+
+def test_more_replicas_than_the_first_batch_had_examples(tmp_path):
+    """The batch in use has a row for each."""
+    flags = {"strategy": "mirrored", "elastic_batch": "replica", "batch_size": 3}
+    run(tmp_path / "run", devices=3, steps=1, **flags)
+    run(tmp_path / "run", devices=4, steps=2, **flags)
+    assert RunDirectory(tmp_path / "run").beginnings()[-1]["batch_size"] == 4

@@ -1,0 +1,269 @@
+"""A run that stopped and goes on ends as one that did not: every bit of it, on the same strategy and number of replicas."""
+
+import functools
+import logging
+import pathlib
+import shutil
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tfdist import models
+from tfdist.checkpoint.storage import Checkpoint, CheckpointError, Part, commit, newest
+from tfdist.coordination import LocalGroup
+from tfdist.errors import InputError
+from tfdist.gradients import LossScale
+
+RANDOM = np.random.default_rng(0)
+IMAGES = RANDOM.standard_normal((40, 6, 6, 1)).astype("float32")
+LABELS = RANDOM.integers(0, 3, 40)
+STEPS, SAVED_AT = 12, 7  # in the second epoch of 5 steps
+FEEDBACK = {"compression": "topk(ratio=0.1)", "compression_min_bytes": 0}
+OPTIONS = {
+    "plain": {},
+    "error_feedback": FEEDBACK,
+    "powersgd": {"compression": "powersgd(rank=2)", "compression_min_bytes": 0},
+    "randomk": {"compression": "randomk(ratio=0.2)", "compression_min_bytes": 0},
+    "dgc": {"compression": "dgc(ratio=0.1)", "compression_min_bytes": 0},
+    "loss_scale": {"loss_scale": LossScale(initial=2.0**20, growth_interval=3)},
+    "accumulation": {"accumulate_steps": 2},
+}
+
+
+def model() -> keras.Model:
+    """With statistics of each replica's rows, and random numbers."""
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 1)),
+            keras.layers.Conv2D(4, 3, use_bias=False),
+            keras.layers.BatchNormalization(),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(8, activation="relu"),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def make_trainer(strategy, optimizer=None, make=model, **options):
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        trainer = tfdist.Trainer(
+            make(),
+            optimizer=optimizer()
+            if optimizer
+            else keras.optimizers.AdamW(keras.optimizers.schedules.CosineDecay(0.01, 20)),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2_accuracy")],
+            seed=5,
+            **options,
+        )
+    trainer.build(tfdist.data.ArraySource((IMAGES, LABELS)))
+    return trainer
+
+
+def fit(trainer, directory, steps=STEPS, every=SAVED_AT, **more):
+    checkpoints = tfdist.Checkpoints(directory=str(directory), every=str(every), keep=10)
+    return trainer.fit(
+        (IMAGES, LABELS), batch_size=8, steps=steps, log_every=4, steps_per_call=3, checkpoints=checkpoints, **more
+    )
+
+
+def tensors(path: pathlib.Path) -> dict[str, bytes]:
+    saved = Checkpoint.open(path)
+    return {name: saved.read(name).tobytes() for name in saved.tensors}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(mirrored2, tmp_path_factory):
+    """The run with some options that did not stop, made once: its checkpoints, and its history."""
+
+    @functools.cache
+    def made(name):
+        directory = tmp_path_factory.mktemp(name)
+        return directory, fit(make_trainer(mirrored2, **OPTIONS[name]), directory)
+
+    return made
+
+
+FULL = ("randomk", "accumulation", "powersgd")
+
+
+@pytest.mark.parametrize("name", [pytest.param(k, marks=[pytest.mark.full] * (k in FULL)) for k in OPTIONS])
+def test_every_bit(name, uninterrupted, mirrored2, tmp_path):
+    directory, whole = uninterrupted(name)
+    shutil.copytree(directory / "step-000000007", tmp_path / "step-000000007")  # as if it stopped there
+    trainer = make_trainer(mirrored2, **OPTIONS[name])
+    assert trainer.resume(tmp_path) == SAVED_AT
+    rest = fit(trainer, tmp_path)
+    end, wanted = newest(tmp_path)[0], newest(directory)[0]
+    assert tensors(end) == tensors(wanted)
+    assert Checkpoint.open(end).values == Checkpoint.open(wanted).values
+    count = len(rest.records)
+    numbers = ("kind", "step", "loss", "accuracy", "top2_accuracy", "learning_rate", "skipped_steps", "loss_scale")
+    shown = [[{k: r[k] for k in numbers if k in r} for r in h.records[-count:]] for h in (rest, whole)]
+    assert shown[0] == shown[1]
+    assert count == 2
+
+
+@pytest.mark.parametrize("prefix", ["model/", "optimizer/", "statistics/", "state/", "replica_state/"])
+def test_what_is_not_restored_shows(prefix, uninterrupted, mirrored2, tmp_path, monkeypatch):
+    """The test above looks at all of it."""
+    name = "dgc" if prefix == "state/" else "error_feedback"
+    directory, _ = uninterrupted(name)
+    trainer = make_trainer(mirrored2, **OPTIONS[name])
+    state = trainer._run_state()
+    kept = {name: held for name, held in state._variables.items() if not name.startswith(prefix)}
+    monkeypatch.setattr(state, "_names_in", lambda checkpoint: {name: name for name in kept})
+    state._variables = kept
+    states = state._states
+    monkeypatch.setattr(state, "_states", lambda c, p: {} if p == prefix else states(c, p))
+    monkeypatch.setattr(trainer, "_run_state", lambda: state)
+    trainer.resume(directory / "step-000000007")
+    monkeypatch.undo()
+    fit(trainer, tmp_path)
+    assert tensors(tmp_path / "step-000000012") != tensors(directory / "step-000000012")
+
+
+def test_another_number_of_replicas(mirrored2, mirrored4, tmp_path):
+    """Moving statistics become their mean; what error feedback kept stays the same in sum."""
+    fit(make_trainer(mirrored4, **FEEDBACK), tmp_path, steps=SAVED_AT)
+    saved = Checkpoint.open(newest(tmp_path)[0])
+    trainer = make_trainer(mirrored2, **FEEDBACK)
+    trainer.resume(tmp_path)
+    trainer.steps.loop(8)  # creates the state of its compression
+    errors = {name: kept for name, kept in trainer.state.items() if kept.per_replica}
+    assert errors
+    for name, kept in errors.items():
+        was = saved.read(f"replica_state/{name}")
+        np.testing.assert_array_equal(kept.values, [was[0] + was[2], was[1] + was[3]])
+        assert np.any(was)
+    [variable] = [v for v in trainer.model.variables if v.path.endswith("moving_mean")]
+    was = saved.read(f"statistics/{variable.path}")
+    assert not np.array_equal(was[0], was[1])
+    for own in mirrored2.local(variable.value):
+        np.testing.assert_allclose(own, was.mean(0), rtol=1e-6)
+
+
+def test_more_replicas_begin_with_nothing_unsent(single, mirrored2, tmp_path):
+    fit(make_trainer(single, **FEEDBACK), tmp_path, steps=SAVED_AT)
+    trainer = make_trainer(mirrored2, **FEEDBACK)
+    trainer.resume(tmp_path)
+    trainer.steps.loop(8)
+    for kept in trainer.state.values():
+        if kept.per_replica:
+            assert not np.any(kept.values[1])
+
+
+def test_layers_that_keras_numbers_otherwise_are_the_same(single, tmp_path):
+    fit(make_trainer(single), tmp_path, steps=SAVED_AT)
+    saved = tensors(newest(tmp_path)[0])
+    with single.scope():
+        keras.layers.Dense(1), keras.optimizers.AdamW()
+
+    def later():
+        keras.layers.Dense(1)
+        return model()
+
+    trainer = make_trainer(single, make=later)
+    assert trainer.resume(tmp_path) == SAVED_AT
+    paths = [v.path for v in trainer.model.trainable_variables]
+    assert f"model/{paths[-1]}" not in saved
+    [bias] = [values for name, values in saved.items() if name.startswith("model/") and name.endswith("dense_1/bias")]
+    np.testing.assert_array_equal(trainer.model.trainable_variables[-1], np.frombuffer(bias, "float32"))
+
+
+def test_another_model_is_refused_and_nothing_is_changed(single, tmp_path):
+    fit(make_trainer(single), tmp_path, steps=SAVED_AT)
+    trainer = make_trainer(single, make=lambda: models.build("mlp(hidden=(8,))", (6, 6, 1), 3))
+    before = [np.array(v) for v in trainer.model.variables]
+    with pytest.raises(InputError, match=r"conv2d/kernel float32\[3, 3, 1, 4\] is not in the model.*and \d+ more"):
+        trainer.resume(tmp_path)
+    for value, variable in zip(before, trainer.model.variables, strict=True):
+        np.testing.assert_array_equal(value, variable)
+
+
+def test_another_optimizer_is_refused(single, tmp_path):
+    fit(make_trainer(single), tmp_path, steps=SAVED_AT)
+    with pytest.raises(InputError, match="optimizer/"):
+        make_trainer(single, optimizer=keras.optimizers.SGD).resume(tmp_path)
+
+
+def test_where_all_are_damaged_no_run_begins_anew(single, tmp_path):
+    fit(make_trainer(single), tmp_path)
+    for path in newest(tmp_path):
+        (path / "shard-00000.safetensors").write_bytes(b"")
+    trainer = make_trainer(single)
+    with pytest.raises(CheckpointError, match="2 damaged"):
+        trainer.resume(tmp_path)
+    for directory in (tmp_path, tmp_path.parent):  # the second call finds nothing but what the first has renamed
+        if directory == tmp_path.parent:
+            (tmp_path.parent / "checkpoints").symlink_to(tmp_path)
+        with pytest.raises(CheckpointError, match=r"all are damaged: .*/step-000000012.damaged is the last"):
+            trainer.resume(directory)
+    with pytest.raises(CheckpointError, match=r"all are damaged: .*/step-000000012.damaged is the last"):
+        trainer.resume(tmp_path / "new", commits=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"progress": 3},
+        {"course": {"step": 1}},
+        {"begun_at": None},
+        {"order": None},
+        *({"compression": wrong} for wrong in ([1], {"kernel": 3}, {"kernel": "topk(ratio"})),
+    ],
+)
+def test_values_of_another_kind_are_damage(values, single, tmp_path):
+    """As a stranger's checkpoint may have them, whose hashes are right; nothing of it is taken."""
+    trainer = make_trainer(single)
+    fit(trainer, tmp_path, steps=1, every=1)
+    own = Checkpoint.open(newest(tmp_path)[0])
+    parts = [Part.whole(name, array) for name, array in own.arrays()]
+    commit(LocalGroup(), tmp_path, parts, step=2, seed=5, flags={}, values=own.values | values, keep=2)
+    assert trainer.resume(tmp_path) == 1
+    assert (tmp_path / "step-000000002.damaged").exists()
+
+
+def test_a_damaged_checkpoint_is_set_aside(single, tmp_path, caplog):
+    fit(make_trainer(single), tmp_path)
+    last, before = newest(tmp_path)
+    shard = last / "shard-00000.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    trainer = make_trainer(single)
+    with caplog.at_level(logging.WARNING):
+        assert trainer.resume(tmp_path) == SAVED_AT
+    assert "step-000000012.damaged" in caplog.text
+    assert newest(tmp_path) == [before]
+    wanted = Checkpoint.open(before)
+    for variable in trainer.model.trainable_variables:
+        np.testing.assert_array_equal(variable, wanted.read(f"model/{variable.path}"))
+
+
+def test_compression_of_another_kind_begins_anew(mirrored2, tmp_path, caplog):
+    fit(make_trainer(mirrored2, **OPTIONS["powersgd"]), tmp_path, steps=SAVED_AT)
+    trainer = make_trainer(mirrored2, compression="powersgd(rank=1)", compression_min_bytes=0)
+    trainer.resume(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        fit(trainer, tmp_path)
+    assert "begins anew" in caplog.text
+
+
+def test_a_directory_without_checkpoints_is_the_beginning(single, tmp_path):
+    assert make_trainer(single).resume(tmp_path) == 0
+
+
+def test_steps_count_from_the_beginning_of_the_run(single, tmp_path):
+    fit(make_trainer(single), tmp_path, steps=SAVED_AT)
+    trainer = make_trainer(single)
+    trainer.resume(tmp_path)
+    fit(trainer, tmp_path, steps=9)
+    assert trainer.step == 9
+    fit(trainer, tmp_path, steps=2)
+    assert trainer.step == 11

@@ -1,0 +1,175 @@
+"""What a run begins with, by --resume and what is in its directory."""
+
+import os
+
+import numpy as np
+import pytest
+
+from tfdist.checkpoint.storage import Part, commit
+from tfdist.cli.resume import FIXED, origin
+from tfdist.coordination import LocalGroup
+from tfdist.errors import InputError
+from tfdist.reporting import RunDirectory
+
+FLAGS = {name: f"its {name}" for name in FIXED} | {"steps": 10, "strategy": "single", "commit_dir": ""}
+TEXT = "".join(f"--{name}={value}\n" for name, value in FLAGS.items())
+
+
+@pytest.fixture
+def directory(tmp_path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run")
+
+
+def begun(directory: RunDirectory, *saved: int, flags=FLAGS, launched="") -> RunDirectory:
+    directory.begin(TEXT, ["alpha"], facts={"launched": launched})
+    for step in saved:
+        parts = [Part.whole("model/w", np.zeros(3))]
+        commit(LocalGroup(), directory.checkpoints, parts, step=step, seed=0, flags=flags, values={}, keep=9)
+    return directory
+
+
+def paths(directory: RunDirectory, *steps: int) -> list[str]:
+    return [str(directory.checkpoints / f"step-{step:09d}") for step in steps]
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_new_directory_is_a_beginning(resume, directory):
+    assert origin(resume, directory, FLAGS) == ([], False)
+    assert not directory.path.exists()
+
+
+def test_a_run_goes_on_from_its_newest_checkpoint(directory):
+    begun(directory, 5, 20, 10)
+    assert origin("auto", directory, FLAGS | {"steps": 99, "strategy": "mirrored"}) == (
+        paths(directory, 20, 10, 5),
+        True,
+    )
+
+
+def test_a_run_that_ended_goes_on_too(directory):
+    begun(directory, 5).model.write_text("done")
+    assert origin("auto", directory, FLAGS) == (paths(directory, 5), True)
+
+
+def test_a_run_that_died_before_its_first_checkpoint_begins_again(directory):
+    begun(directory)
+    assert origin("auto", directory, FLAGS) == ([], True)
+
+
+def test_a_run_without_checkpoints_that_ended_is_not_written_over(directory):
+    begun(directory).model.write_text("done")
+    with pytest.raises(InputError, match="must be empty or not there yet"):
+        origin("auto", directory, FLAGS)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_other_flags_than_the_run_s(name, directory):
+    begun(directory, 5)
+    with pytest.raises(InputError, match=f"Received: --{name}=other, where .* is of a run with --{name}=its {name}"):
+        origin("auto", directory, FLAGS | {name: "other"})
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_other_flags_before_the_first_checkpoint(name, directory):
+    begun(directory)
+    with pytest.raises(InputError, match="must be empty or not there yet"):
+        origin("auto", directory, FLAGS | {name: "other"})
+
+
+def test_never_leaves_a_run_alone(directory):
+    begun(directory, 5)
+    with pytest.raises(InputError, match="must be empty or not there yet"):
+        origin("never", directory, FLAGS)
+
+
+def test_files_of_somebody_else(directory):
+    directory.path.mkdir()
+    (directory.path / "thesis.tex").write_text("")
+    with pytest.raises(InputError, match="must be empty or not there yet"):
+        origin("auto", directory, FLAGS)
+
+
+def test_another_run_s_checkpoint(directory, tmp_path):
+    begun(directory, 5, 10)
+    new = RunDirectory(tmp_path / "new")
+    assert origin(str(directory.path), new, FLAGS) == (paths(directory, 10, 5), False)
+    assert origin(str(directory.checkpoints), new, FLAGS) == (paths(directory, 10, 5), False)
+    assert origin(paths(directory, 5)[0], new, FLAGS) == (paths(directory, 5), False)
+    with pytest.raises(InputError, match="must be empty or not there yet"):
+        origin(paths(directory, 5)[0], directory, FLAGS)
+
+
+def test_nothing_to_go_on_with(directory, tmp_path):
+    with pytest.raises(InputError, match="--resume must be auto, never, or the folder of a checkpoint"):
+        origin(str(tmp_path / "nowhere"), directory, FLAGS)
+
+
+def test_flags_of_a_damaged_checkpoint_are_not_asked(directory):
+    begun(directory, 5, 10)
+    (directory.checkpoints / "step-000000010" / "manifest.json").write_text("{}")
+    assert origin("auto", directory, FLAGS).checkpoints == paths(directory, 10, 5)
+
+
+def test_when_all_are_damaged_the_run_does_not_begin_again(directory):
+    begun(directory, 5)
+    (directory.checkpoints / "step-000000005").rename(directory.checkpoints / "step-000000005.damaged")
+    with pytest.raises(InputError, match="all are damaged: step-000000005.damaged is the last"):
+        origin("auto", directory, FLAGS)
+
+
+def test_a_run_may_have_a_name_like_a_checkpoint_s(tmp_path):
+    directory = begun(RunDirectory(tmp_path / "step-decay"), 5)
+    assert origin("auto", directory, FLAGS) == (paths(directory, 5), True)
+    directory = begun(RunDirectory(tmp_path / "step-000000001"), 5)
+    assert origin("auto", directory, FLAGS) == (paths(directory, 5), True)
+    assert origin(str(directory.path), RunDirectory(tmp_path / "new"), FLAGS) == (paths(directory, 5), False)
+
+
+@pytest.mark.parametrize("resume", ["never", "/another/run"])
+def test_what_a_launcher_starts_again_goes_on(resume, directory):
+    begun(directory, 5, launched="20261123-101500")
+    for another in ("", "20261123-111500"):  # which may have been started again, too, before it had begun
+        with pytest.raises(InputError, match="must be empty or not there yet"):
+            origin(resume, directory, FLAGS, another)
+    assert origin(resume, directory, FLAGS, "20261123-101500") == (paths(directory, 5), True)
+
+
+def test_the_same_command_goes_on_with_what_it_began(directory, tmp_path):
+    """The checkpoint of another run until there is one of its own; also if that is not said again."""
+    other = begun(RunDirectory(tmp_path / "other"), 7)
+    [checkpoint] = paths(other, 7)
+    directory.begin(f"{TEXT}--resume={other.path}\n", ["alpha"], step=7, checkpoint=checkpoint)
+    assert origin(str(other.path), directory, FLAGS) == ([checkpoint], True)
+    assert origin("auto", directory, FLAGS) == ([checkpoint], True)
+    parts = [Part.whole("model/w", np.zeros(3))]
+    commit(LocalGroup(), directory.checkpoints, parts, step=9, seed=0, flags=FLAGS, values={}, keep=9)
+    assert origin(str(other.path), directory, FLAGS) == (paths(directory, 9), True)
+
+
+@pytest.mark.parametrize("killed_at", range(4))
+def test_a_start_that_was_killed_did_not_lose_what_it_began_with(killed_at, directory, tmp_path, monkeypatch):
+    """The same command, a launcher, and a command without it: all go on from there, whichever files there are."""
+    other = begun(RunDirectory(tmp_path / "other"), 7)
+    path, [checkpoint] = str(other.path), paths(other, 7)
+    replaced = []
+
+    def replace(partial, path, replace=os.replace):
+        if len(replaced) == killed_at:
+            raise KeyboardInterrupt
+        replaced.append(replace(partial, path))
+
+    directory.make()
+    with monkeypatch.context() as killing:
+        killing.setattr(os, "replace", replace)
+        try:
+            directory.begin(
+                f"{TEXT}--resume={path}\n", ["alpha"], step=7, checkpoint=checkpoint, facts={"launched": "today"}
+            )
+        except KeyboardInterrupt:
+            pass
+    assert len(list(directory.path.glob("*.partial"))) == (killed_at < 3)
+    assert origin(path, directory, FLAGS) == origin(path, directory, FLAGS, "today") == ([checkpoint], killed_at > 0)
+    assert origin("auto", directory, FLAGS) == (([checkpoint], True) if killed_at else ([], False))
+    if killed_at:  # nothing of it was left otherwise: "auto" and "never" begin with nothing
+        with pytest.raises(InputError, match="must be empty or not there yet"):
+            origin("never", directory, FLAGS)

@@ -1,0 +1,63 @@
+"""Save under one strategy, go on under another: what each process of the test does."""
+
+import pathlib
+import time
+from typing import Any
+
+import numpy as np
+
+import tfdist
+from tfdist import keras_internals
+from tfdist.checkpoint.storage import Checkpoint, newest
+from tfdist.testing import parity
+
+CASES = {
+    "transformer": parity.Case(model="transformer", optimizer="adamw"),
+    "cnn": parity.Case(model="cnn_frozen", optimizer="sgd"),
+    "mlp": parity.Case(model="mlp", optimizer="lamb"),
+}
+IN_PROCESS = {
+    "single": "single",
+    "mirrored2": "mirrored2",
+    "mirrored4": "mirrored4",
+    "2x2": "mesh2x2",
+    "1x4": "mesh1x4",
+    "4x1": "mesh4x1",
+}  # and the tests' fixtures
+JOBS = {"multiworker2": 2, "horovod3": 3, "horovod2": 2}
+SAVED_AT, END = 5, 10
+
+
+def save(strategy: tfdist.Strategy, case: str, directory: pathlib.Path) -> tfdist.Trainer:
+    """Trains the first steps; returns the trainer."""
+    trainer = parity.make_trainer(strategy, CASES[case])
+    source = parity.source_of(CASES[case])
+    checkpoints = tfdist.Checkpoints(directory=str(directory), every=str(SAVED_AT))
+    trainer.fit(source, batch_size=CASES[case].batch_size, steps=SAVED_AT, checkpoints=checkpoints)
+    return trainer
+
+
+def go_on(trainer: tfdist.Trainer, case: str, directory: pathlib.Path) -> dict[str, np.ndarray]:
+    """Goes on from what somebody saved; returns the weights at the end. The loaded ones must be the saved ones, bit for bit."""
+    assert trainer.resume(directory) == SAVED_AT
+    [path] = newest(directory)
+    saved = Checkpoint.open(path)
+    for prefix, variables in (("model/", trainer.model.variables), ("optimizer/", trainer.model.optimizer.variables)):
+        loaded = weights(trainer, variables)
+        for name in (name for name in saved.tensors if name.startswith(prefix)):
+            assert loaded[name.removeprefix(prefix)].tobytes() == saved.read(name).tobytes(), name
+    trainer.fit(parity.source_of(CASES[case]), batch_size=CASES[case].batch_size, steps=END)
+    return weights(trainer, trainer.model.variables)
+
+
+def weights(trainer: tfdist.Trainer, variables: Any) -> dict[str, np.ndarray]:
+    values = [trainer.strategy.local(keras_internals.value_of(variable)) for variable in variables]
+    return {v.path: np.asarray(own[0]) for v, own in zip(variables, values, strict=True)}
+
+
+def wait_for(directories: list[pathlib.Path], seconds: float) -> None:
+    """Until each has a checkpoint."""
+    deadline = time.monotonic() + seconds
+    while missing := [path for path in directories if not newest(path)]:
+        assert time.monotonic() < deadline, f"nobody saved {missing}"
+        time.sleep(0.1)

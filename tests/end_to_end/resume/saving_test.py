@@ -1,0 +1,253 @@
+"""When a run is saved, what becomes of a checkpoint that cannot be written, and how a run stops when it is asked to."""
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import keras
+import pytest
+
+import tfdist
+from tests.coordination.members import members
+from tests.end_to_end.resume.exact_test import IMAGES, LABELS, SAVED_AT, STEPS, fit, make_trainer, tensors
+from tfdist import checkpoints
+from tfdist.checkpoint import manager, restore, tiers
+from tfdist.checkpoint.storage import CheckpointError, lock, newest, step_of
+from tfdist.errors import InputError, Preempted
+
+
+def steps_of(directory) -> list[int]:
+    return [step_of(path) for path in newest(directory)]
+
+
+class At(keras.callbacks.Callback):
+    """Does something when a step is done."""
+
+    def __init__(self, step, action):
+        super().__init__()
+        self._step, self._action = step, action
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch + 1 >= self._step:
+            self._action()
+            self._action = lambda: None
+
+
+@pytest.mark.parametrize(("every", "saved"), [("3", [12, 9, 6, 3]), ("5", [12, 10, 5]), ("100", [12]), ("0", [])])
+def test_every_so_many_steps_and_at_the_end(every, saved, single, tmp_path):
+    fit(make_trainer(single), tmp_path, every=every)
+    assert steps_of(tmp_path) == saved
+
+
+def test_only_the_newest_stay(single, tmp_path):
+    saved = tfdist.Checkpoints(directory=str(tmp_path), every="2", keep=2, in_background=False)
+    make_trainer(single).fit((IMAGES, LABELS), batch_size=8, steps=9, checkpoints=saved)
+    assert steps_of(tmp_path) == [9, 8]
+
+
+@pytest.mark.parametrize(
+    ("event", "stopped_at"),
+    [({"on_train_batch_end": 3}, 4), ({"on_train_batch_end": 4}, 5), ({"on_epoch_end": 0}, 5)],
+)
+def test_a_run_that_a_callback_stops_is_saved_where_it_ends(event, stopped_at, single, tmp_path):
+    """In the middle of an epoch, with its last step, and when all of it is done."""
+    trainer = make_trainer(single)
+    [(name, number)] = event.items()
+
+    def stop(index, logs=None):
+        trainer.model.stop_training = trainer.model.stop_training or index >= number
+
+    fit(trainer, tmp_path, every="100", callbacks=[keras.callbacks.LambdaCallback(**{name: stop})])
+    assert trainer.step == stopped_at
+    assert steps_of(tmp_path) == [stopped_at]
+
+
+def test_every_so_many_seconds(mirrored2, tmp_path):
+    """At the end of the call that comes next."""
+    fit(make_trainer(mirrored2), tmp_path, every="0.01s", callbacks=[At(1, lambda: time.sleep(0.1))])
+    assert steps_of(tmp_path)[0] == STEPS
+    assert len(steps_of(tmp_path)) > 1
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_run_that_is_asked_to_stop_is_saved_and_goes_on(name, mirrored2, tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    fit(make_trainer(mirrored2), tmp_path / "whole", every="0")
+    trainer = make_trainer(mirrored2)
+    stop = At(4, lambda: (os.kill(os.getpid(), signal.Signals[name]), time.sleep(0.5)))
+    with pytest.raises(Preempted, match=r"stopped at step \d+, which is saved in .*goes on"):
+        fit(trainer, tmp_path / "parts", every="0", callbacks=[stop])
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    [stopped] = steps_of(tmp_path / "parts")
+    assert 4 <= stopped < STEPS
+    resumed = make_trainer(mirrored2)
+    assert resumed.resume(tmp_path / "parts") == stopped
+    whole = make_trainer(mirrored2)
+    fit(whole, tmp_path / "whole", every=str(STEPS))
+    fit(resumed, tmp_path / "parts", every=str(STEPS))
+    assert tensors(newest(tmp_path / "parts")[0]) == tensors(newest(tmp_path / "whole")[0])
+
+
+def test_who_saves_nothing_leaves_signals_alone(single, tmp_path):
+    seen = []
+    before = signal.getsignal(signal.SIGTERM)
+    look = At(1, lambda: seen.append(signal.getsignal(signal.SIGTERM)))
+    make_trainer(single).fit((IMAGES, LABELS), batch_size=8, steps=2, callbacks=[look])
+    assert seen == [before]
+
+
+def test_what_cannot_be_written_ends_the_run(single, tmp_path):
+    (tmp_path / "checkpoints").write_text("in the way")
+    trainer = make_trainer(single)
+    with pytest.raises(CheckpointError, match="Every rank must write its part"):
+        fit(trainer, tmp_path / "checkpoints", every=3)
+    assert 3 <= trainer.step < STEPS
+
+
+def test_or_is_a_warning_and_tried_again(single, tmp_path, caplog):
+    where = tmp_path / "checkpoints"
+    where.write_text("in the way")
+    saved = tfdist.Checkpoints(directory=str(where), every="3", strict=False)
+    with caplog.at_level(logging.WARNING):
+        make_trainer(single).fit(
+            (IMAGES, LABELS),
+            batch_size=8,
+            steps=STEPS,
+            steps_per_call=3,
+            checkpoints=saved,
+            callbacks=[At(8, where.unlink)],
+        )
+    assert caplog.text.count("The run goes on") >= 1
+    assert steps_of(where)[0] == STEPS
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(single, tmp_path, monkeypatch):
+    written, going = threading.Event(), []
+    commit = tiers.commit
+
+    def slow(*args, **named):
+        assert written.wait(30)
+        return commit(*args, **named)
+
+    monkeypatch.setattr(tiers, "commit", slow)
+    fit(
+        make_trainer(single), tmp_path, callbacks=[At(STEPS, lambda: (going.append(steps_of(tmp_path)), written.set()))]
+    )
+    assert going == [[]]
+    assert steps_of(tmp_path) == [STEPS, SAVED_AT]
+
+
+def test_a_model_must_be_built(single, tmp_path):
+    with single.scope():
+        trainer = tfdist.Trainer(keras.Sequential([keras.layers.Dense(1)]), optimizer="sgd", loss="mse")
+    with pytest.raises(InputError, match="Call trainer.build"):
+        trainer.resume(tmp_path)
+
+
+@pytest.mark.parametrize("every", ["x", "-5", "5m", "0s"])
+def test_how_often_must_be_said(every, single, tmp_path):
+    with pytest.raises(InputError, match="a number of steps such as 500, or of seconds such as 600s"):
+        fit(make_trainer(single), tmp_path, every=every)
+
+
+def test_later_checkpoints_of_another_run_are_in_the_way(single, tmp_path):
+    """They would be taken for the newest, and push the new ones out."""
+    fit(make_trainer(single), tmp_path)
+    with pytest.raises(
+        InputError, match=r"saved at step 0 needs a directory without later checkpoints. .*step-000000012"
+    ):
+        fit(make_trainer(single), tmp_path)
+    assert steps_of(tmp_path) == [STEPS, SAVED_AT]
+
+
+def test_a_directory_that_another_run_saves_to_is_refused(single, tmp_path):
+    """The two would remove what the other is writing."""
+    trainer = make_trainer(single)
+    with lock(tmp_path), pytest.raises(InputError, match=r"One run at a time writes to a directory\.") as caught:
+        fit(trainer, tmp_path)
+    for words in (f"Received: {tmp_path}, where process {os.getpid()} on ", "end it, or give another directory."):
+        assert words in str(caught.value)
+    assert (trainer.step, steps_of(tmp_path)) == (0, [])
+    fit(trainer, tmp_path)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError])
+def test_its_directory_is_the_run_s_own_until_it_has_ended(error, single, tmp_path, capsys):
+    refused = []
+
+    def look():
+        with pytest.raises(InputError) as caught, lock(tmp_path):
+            pass
+        refused.append(str(caught.value))
+        if error:
+            raise error("as a program may")
+
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        fit(make_trainer(single), tmp_path, every=5, callbacks=[At(8, look)])
+    assert len(refused) == 1
+    with lock(tmp_path):
+        pass
+    assert checkpoints.main(str(tmp_path)) == 0
+    saved = [5] if error else [12, 10, 5]
+    assert [line[:20] for line in capsys.readouterr().out.splitlines()] == [f"step-{one:09d}  good" for one in saved]
+
+
+@pytest.mark.parametrize("reason", ["is in use", "has later checkpoints"])
+def test_all_ranks_hear_that_a_directory_is_refused(reason, single, tmp_path):
+    fit(make_trainer(single), tmp_path)
+
+    class Strategy:
+        def __init__(self, group):
+            self.group, self.is_chief = group, group.rank == 0
+
+    def refused(group) -> str:
+        options = tfdist.Checkpoints(directory=str(tmp_path))
+        with (
+            pytest.raises(InputError) as caught,
+            manager.saver(options, Strategy(group), 0, lambda: None, lambda: None),
+        ):
+            pass
+        return str(caught.value)
+
+    in_use = reason == "is in use"
+    with members(2) as joined, ThreadPoolExecutor(2) as pool, lock(tmp_path) if in_use else contextlib.nullcontext():
+        [said] = set(pool.map(refused, joined))
+    assert ("One run at a time" if in_use else "without later checkpoints") in said
+
+
+def test_where_files_cannot_be_locked_a_run_is_warned(single, tmp_path, monkeypatch, caplog):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with caplog.at_level(logging.WARNING):
+        fit(make_trainer(single), tmp_path)
+    assert steps_of(tmp_path) == [STEPS, SAVED_AT]
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "lock: No locks available. Give another directory. Nothing keeps another run from" in warning
+
+
+def test_at_least_one_stays(tmp_path):
+    with pytest.raises(InputError, match="At least one checkpoint must stay"):
+        tfdist.Checkpoints(directory=str(tmp_path), keep=0)
+
+
+def test_what_another_process_alone_cannot_read_is_not_damaged(single, tmp_path, monkeypatch):
+    fit(make_trainer(single), tmp_path)
+
+    class TwoRanks:
+        rank = 0
+
+        def gather(self, name, value, deadline):
+            return [value, "it is missing."]
+
+    state = make_trainer(single)._run_state()
+    with pytest.raises(CheckpointError, match="on rank 1: it is missing. Rank 0 finds it good"):
+        restore.restore(state, [str(path) for path in newest(tmp_path)], TwoRanks())
+    assert steps_of(tmp_path) == [STEPS, SAVED_AT]

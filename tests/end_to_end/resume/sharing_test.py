@@ -1,0 +1,211 @@
+"""Commits whose files lie on several hosts: each host gets what only others have. Real processes, a directory for each."""
+
+import ast
+import logging
+import pathlib
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from tests.coordination.members import members
+from tfdist.checkpoint import peers, transfer
+from tfdist.checkpoint.storage import Checkpoint, Part, Spread, commit, keeper, newest, shard_bytes
+from tfdist.coordination import LocalGroup
+from tfdist.errors import InputError
+from tfdist.testing import processes
+
+pytestmark = pytest.mark.alone
+
+RANKS = 3
+HOSTS = [[rank] for rank in range(RANKS)]
+WORKER = pathlib.Path(__file__).with_name("sharing_worker.py")
+
+
+def own(rank: int, step: int) -> list[Part]:
+    """What a rank alone holds; of other sizes on every rank."""
+    return [Part("error", (RANKS * 100, 7), (rank * 100, 0), np.full((100, 7), step + rank, np.float32))]
+
+
+def write(home: pathlib.Path, folder: str, step: int, seed: int = 0) -> None:
+    """A commit over three hosts."""
+
+    def one(group) -> None:
+        copies = {rank: shard_bytes(own(rank, step)) for rank in range(RANKS) if keeper(rank, HOSTS) == group.rank}
+        alike = [Part.whole("w", np.full(1234, step, np.float64))]
+        place, over = home / f"host{group.rank}" / folder, Spread(HOSTS, alike, copies)
+        commit(group, place, own(group.rank, step), step=step, seed=seed, flags={}, values=step, keep=9, over=over)
+
+    with members(RANKS) as joined, ThreadPoolExecutor(RANKS) as pool:
+        list(pool.map(one, joined))
+
+
+def hosts(home: pathlib.Path, folder: str) -> list[pathlib.Path]:
+    return [home / f"host{rank}" / folder for rank in range(RANKS)]
+
+
+def flip(path: pathlib.Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def lose(commits: list[pathlib.Path]) -> None:
+    for path in commits:
+        shutil.rmtree(path)
+
+
+def damage_a_file_of_each(commits: list[pathlib.Path]) -> None:
+    for rank, path in enumerate(commits):
+        flip(path / f"shard-{rank:05d}.safetensors")
+
+
+def damage_what_all_have_alike(commits: list[pathlib.Path]) -> None:
+    """One host has it, and does not know of what."""
+    flip(commits[0] / "shard-00003.safetensors")
+    flip(commits[1] / "manifest.json")
+    flip(commits[2] / "shard-00003.safetensors")
+    shutil.rmtree(commits[1].with_name("step-000000020"))
+
+
+def write_it_on_one_host(commits: list[pathlib.Path]) -> None:
+    for path in commits[1:]:
+        path.rename(path.with_name(f".{path.name}.partial"))
+
+
+def write_another_on_one_host(commits: list[pathlib.Path]) -> None:
+    """A good one, of a way that the run has not gone."""
+    home = commits[0].parents[2] / "another"
+    write(home, commits[0].parent.name, 30, seed=1)
+    shutil.rmtree(commits[2])
+    shutil.copytree(hosts(home, commits[0].parent.name)[2] / commits[2].name, commits[2])
+
+
+CASES = {
+    "nothing is amiss": (lambda commits: None, 30),
+    "one host is new": (lambda commits: lose([commits[0].parent]), 30),
+    "one host is left of three": (lambda commits: lose([commit.parent for commit in commits[:2]]), None),
+    "a file of each is damaged": (damage_a_file_of_each, 30),
+    "what all have alike is damaged": (damage_what_all_have_alike, 20),
+    "one host was done with it": (write_it_on_one_host, 20),
+    "one host has another": (write_another_on_one_host, 20),
+}
+
+
+@pytest.mark.parametrize("name", ["horovod", pytest.param("multiworker", marks=pytest.mark.full)])
+def test_each_host_gets_what_only_others_have(name: str, tmp_path: pathlib.Path) -> None:
+    if name == "horovod":
+        pytest.importorskip("horovod.tensorflow")
+    for folder, (happens, _) in CASES.items():
+        for step in (20, 30):
+            write(tmp_path, folder, step)
+        happens([host / "step-000000030" for host in hosts(tmp_path, folder)])
+    command = [sys.executable, str(WORKER), name, str(tmp_path), "{rank}", *CASES]
+    with processes.job(command, RANKS, {"PYTHONPATH": str(WORKER.parents[3])}) as job:
+        ended = job.wait(180)
+    assert [end.code for end in ended] == [0] * RANKS, "\n".join(end.output for end in ended)
+    for folder, (_, step) in CASES.items():
+        newest_whole = [f"step-{step:09d}"] if step else []
+        for host, end in zip(hosts(tmp_path, folder), ended, strict=True):
+            found = next(line for line in end.output.splitlines() if line.startswith(f"{folder}: "))
+            assert sorted(ast.literal_eval(found.partition(": ")[2]), reverse=True)[:1] == newest_whole, found
+            if step:
+                checkpoint = Checkpoint.open(host / newest_whole[0])
+                checkpoint.verify()
+                assert checkpoint.read("error")[::100, 0].tolist() == [step, step + 1, step + 2]
+                assert checkpoint.read("w").tolist() == [step] * 1234
+    assert (
+        "Left out, as the hosts that are here do not have all files of it: the commit step-000000030."
+        in ended[0].output
+    )
+
+
+def test_ranks_that_see_one_directory_are_on_one_host(tmp_path: pathlib.Path) -> None:
+    def found(group) -> list[list[int]]:
+        return peers.hosts(group, tmp_path / f"host{group.rank % 2}" / "new")
+
+    with members(5) as joined, ThreadPoolExecutor(5) as pool:
+        for _ in range(2):
+            assert list(pool.map(found, joined)) == [[[0, 2, 4], [1, 3]]] * 5
+    assert sorted(path.name for path in (tmp_path / "host0" / "new").iterdir()) == [".host"]
+
+
+def test_a_directory_that_one_rank_cannot_write_is_named_to_all(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "host1").write_text("a file")
+
+    def found(group) -> str:
+        with pytest.raises(InputError) as caught:
+            peers.hosts(group, tmp_path / f"host{group.rank}")
+        return str(caught.value)
+
+    with members(2) as joined, ThreadPoolExecutor(2) as pool:
+        [said] = set(pool.map(found, joined))
+    assert f"Received, on rank 1: {tmp_path / 'host1'} (File exists)." in said
+
+
+def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, monkeypatch, caplog) -> None:
+    """As when its memory is full: no one can take that commit, and nobody loses anything."""
+    write(tmp_path, "commits", 30)
+    lose([hosts(tmp_path, "commits")[1]])
+
+    class Carrier:
+        """As the collectives do it."""
+
+        piece = 1 << 18
+
+        def __init__(self, strategy):
+            self.group = strategy.group
+
+        def to_all(self, data):
+            return {rank: np.array(each, np.uint8) for rank, each in enumerate(self.group.gather("all", data.tolist()))}
+
+    class Strategy:
+        def __init__(self, group):
+            self.group, self.is_chief = group, group.rank == 0
+
+    written = peers._written
+
+    def full(path, *given):
+        wrong = written(path, *given)
+        return f"{path.parent} (No space left on device)" if "host1" in str(path) else wrong
+
+    monkeypatch.setattr(peers, "Carrier", Carrier)
+    monkeypatch.setattr(peers, "can_carry", lambda strategy: True)
+    monkeypatch.setattr(peers, "_written", full)
+    with members(RANKS) as joined, ThreadPoolExecutor(RANKS) as pool, caplog.at_level(logging.WARNING):
+        found = list(pool.map(lambda g: peers.share(Strategy(g), hosts(tmp_path, "commits")[g.rank]), joined))
+    assert found == [[]] * RANKS
+    assert [len(newest(host)) for host in hosts(tmp_path, "commits")] == [1, 0, 1]
+    assert "Rank 1 cannot write the commit step-000000030, which the others have: " in caplog.text
+
+
+def test_two_good_commits_of_one_step_are_not_one(tmp_path, monkeypatch) -> None:
+    """Each of two hosts has all files, of another commit: none of them counts."""
+
+    class Strategy:
+        def __init__(self, group):
+            self.group, self.is_chief = group, group.rank == 0
+
+    for rank in range(2):
+        same = {"flags": {}, "values": 0, "keep": 9}
+        commit(LocalGroup(), tmp_path / f"host{rank}", [Part.whole("w", np.arange(9))], step=20, seed=0, **same)
+        commit(LocalGroup(), tmp_path / f"host{rank}", [Part.whole("w", np.full(9, rank))], step=30, seed=0, **same)
+    monkeypatch.setattr(peers, "can_carry", lambda strategy: True)
+    with members(2) as joined, ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda g: peers.share(Strategy(g), tmp_path / f"host{g.rank}"), joined))
+    assert found == [["step-000000020"]] * 2
+
+
+def test_where_a_host_cannot_have_the_folder_it_is_left_out(tmp_path) -> None:
+    (tmp_path / "host1").write_text("a file")
+    with members(2) as joined, ThreadPoolExecutor(2) as pool:
+        assert (
+            list(pool.map(lambda g: peers._hosts_that_are(g, tmp_path / f"host{g.rank}"), joined)) == [[[0], [1]]] * 2
+        )
+
+
+def test_a_strategy_without_collectives_between_processes_is_refused(mesh2x2) -> None:
+    with pytest.raises(InputError, match="Received: mesh, which has none for that. Give a --commit_dir that all hosts"):
+        transfer.Carrier(mesh2x2)

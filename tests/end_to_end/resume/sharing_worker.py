@@ -1,0 +1,46 @@
+"""One of several ranks, each with a directory of its own: what they send each other, and the commits that they share.
+
+python tests/end_to_end/resume/sharing_worker.py STRATEGY DIRECTORY RANK FOLDER...
+"""
+
+import pathlib
+import sys
+
+import numpy as np
+
+import tfdist
+from tfdist.checkpoint import peers, transfer
+from tfdist.coordination import Group
+
+PIECE = 1000
+
+
+def bytes_of(rank: int) -> np.ndarray:
+    """Several pieces, of a length that no dtype divides; nothing of rank 1."""
+    return np.random.default_rng(rank).integers(0, 256, (2501 + rank) * (rank != 1), np.uint8)
+
+
+def main(name: str, directory: str, rank: str, *folders: str) -> None:
+    transfer._AT_ONCE = 3 * PIECE
+    strategy = tfdist.load_strategy(name, start_timeout_seconds=100)
+    carry(transfer.Carrier(strategy), strategy.group)
+    for folder in folders:
+        found = peers.share(strategy, pathlib.Path(directory, f"host{rank}", folder))
+        print(f"{folder}: {found}", flush=True)
+    strategy.group.barrier("done", 60.0)
+    strategy.group.leave()
+    strategy.close()
+
+
+def carry(carrier: transfer.Carrier, group: Group) -> None:
+    for _ in range(2):
+        received = carrier.to_one(bytes_of(group.rank), (2, 2, 0)[group.rank])
+        assert {rank: data.tolist() for rank, data in received.items()} == {
+            rank: bytes_of(rank).tolist() for rank in {0: [2], 1: [], 2: [0, 1]}[group.rank]
+        }
+        everyone = carrier.to_all(bytes_of(group.rank)[:PIECE])
+        assert [everyone[rank].tolist() for rank in range(3)] == [bytes_of(rank)[:PIECE].tolist() for rank in range(3)]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,160 @@
+"""Two kinds of checkpoints of one run: when each is made, what becomes of those that fail, and what a run goes on from."""
+
+import errno
+import logging
+import os
+import re
+import shutil
+import signal
+import time
+
+import pytest
+
+import tfdist
+from tests.end_to_end.resume.exact_test import FEEDBACK, IMAGES, LABELS, STEPS, make_trainer, tensors
+from tests.end_to_end.resume.saving_test import At, steps_of
+from tfdist.checkpoint.storage import Checkpoint, atomic_write, newest
+from tfdist.checkpoint.train_state import RunState
+from tfdist.errors import InputError, Preempted
+
+
+def fit(trainer, path, steps=STEPS, callbacks=(), **options):
+    options = {"every": "5", "commit_every": 3, "in_background": False} | options
+    saved = tfdist.Checkpoints(directory=str(path / "disk"), commit_directory=str(path / "memory"), **options)
+    return trainer.fit(
+        (IMAGES, LABELS), batch_size=8, steps=steps, steps_per_call=4, checkpoints=saved, callbacks=callbacks
+    )
+
+
+def test_both_kinds_are_made_and_commits_go_when_the_end_is_saved(single, tmp_path):
+    seen = []
+    look = At(11, lambda: seen.extend((steps_of(tmp_path / "disk"), steps_of(tmp_path / "memory"))))
+    fit(make_trainer(single), tmp_path, callbacks=[look])
+    assert seen == [[10, 5], [9, 6]]
+    assert (steps_of(tmp_path / "disk"), steps_of(tmp_path / "memory")) == ([12, 10, 5], [])
+
+
+def test_without_checkpoints_the_commits_stay(single, tmp_path):
+    fit(make_trainer(single), tmp_path, every="0")
+    assert (steps_of(tmp_path / "disk"), steps_of(tmp_path / "memory")) == ([], [12, 9])
+
+
+def test_a_commit_has_the_bits_of_a_checkpoint_and_both_are_copied_once(mirrored2, tmp_path, monkeypatch):
+    copies = []
+    parts = RunState.parts
+    monkeypatch.setattr(RunState, "parts", lambda state: copies.append(state) or parts(state))
+    saved = [tmp_path / "copy-10", tmp_path / "copy-5"]
+    look = At(11, lambda: [shutil.copytree(*each) for each in zip(newest(tmp_path / "memory"), saved, strict=True)])
+    fit(make_trainer(mirrored2, **FEEDBACK), tmp_path, 11, [look], commit_every=5)
+    assert len(copies) == 3  # of steps 5, 10 and 11
+    durable, commit = (newest(tmp_path / kind) for kind in ("disk", "memory"))
+    assert commit == []
+    monkeypatch.undo()
+    shutil.rmtree(tmp_path / "disk")
+    fit(make_trainer(mirrored2, compression="topk(ratio=0.1)", compression_min_bytes=0), tmp_path, 11, every="0")
+    fit(
+        make_trainer(mirrored2, compression="topk(ratio=0.1)", compression_min_bytes=0),
+        tmp_path / "other",
+        9,
+        every="9",
+    )
+    assert tensors(newest(tmp_path / "memory")[0]) == tensors(newest(tmp_path / "other" / "disk")[0])
+    assert durable
+
+
+def test_what_cannot_be_written_is_one_warning_and_harms_none_before(single, tmp_path, monkeypatch, caplog):
+    write, full = atomic_write.write_shard, []
+
+    def limited(directory, rank, parts):
+        if full and "memory" in str(directory):
+            raise OSError(errno.ENOSPC, "No space left on device", str(directory))
+        return write(directory, rank, parts)
+
+    monkeypatch.setattr(atomic_write, "write_shard", limited)
+    with caplog.at_level(logging.WARNING):
+        fit(make_trainer(single), tmp_path, 10, [At(3, lambda: full.append(1))], every="0", commit_every=1)
+    assert steps_of(tmp_path / "memory") == [2, 1]
+    for path in newest(tmp_path / "memory"):
+        Checkpoint.open(path).verify()
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "part of a commit. Received, for step-000000003: rank 0: [Errno 28] No space left on device" in warning
+    assert warning.endswith("The run goes on; the next commit is tried.")
+    full.clear()
+    trainer = make_trainer(single)
+    assert trainer.resume(tmp_path / "disk", tmp_path / "memory") == 2
+    fit(trainer, tmp_path, 10, every="0", commit_every=1)
+    assert steps_of(tmp_path / "memory") == [10, 9]
+
+
+def test_a_library_s_run_goes_on_from_the_newest_of_both(single, tmp_path):
+    fit(make_trainer(single), tmp_path / "whole", every="100")
+    fit(make_trainer(single), tmp_path, 10, every="0")
+    trainer = make_trainer(single)
+    assert trainer.resume(tmp_path / "disk", tmp_path / "memory") == 9
+    fit(trainer, tmp_path, every="100")
+    assert tensors(newest(tmp_path / "disk")[0]) == tensors(newest(tmp_path / "whole" / "disk")[0])
+
+
+def test_a_run_that_is_preempted_has_a_checkpoint_and_keeps_its_commits(single, tmp_path):
+    stop = At(4, lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(0.5)))
+    with pytest.raises(Preempted, match="which is saved in .*disk"):
+        fit(make_trainer(single), tmp_path, 100, [stop], every="0")
+    [stopped], kept = steps_of(tmp_path / "disk"), steps_of(tmp_path / "memory")
+    assert kept and kept[0] <= stopped
+    trainer = make_trainer(single)
+    assert trainer.resume(tmp_path / "disk", tmp_path / "memory") == stopped
+
+
+def test_commits_of_another_run_are_in_the_way(single, tmp_path):
+    fit(make_trainer(single), tmp_path, every="0")
+    with pytest.raises(InputError, match="needs a directory without later checkpoints. .*memory"):
+        fit(make_trainer(single), tmp_path, every="0")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"commit_every": 3},
+            "give commit_every of at least 1 and commit_directory or neither. Received: commit_every=3",
+        ),
+        ({"commit_directory": "b"}, "Received: commit_every=0, commit_directory='b'"),
+        ({"commit_every": -1, "commit_directory": "b"}, "Received: commit_every=-1"),
+        ({"commit_every": 3, "commit_directory": "a/"}, "each has a directory. Received for both: a."),
+    ],
+)
+def test_what_is_no_place_for_commits(options, message):
+    with pytest.raises(InputError, match=message):
+        tfdist.Checkpoints(directory="a", **options)
+
+
+@pytest.mark.parametrize(
+    ("saver", "loader", "words"),
+    [
+        (
+            "mirrored4",
+            "mirrored2",
+            "2 replicas go on where 4 stopped: .* replica r takes over that of r [+] 2, r [+] 4, ...",
+        ),
+        ("mirrored2", "mirrored4", "4 replicas go on where 2 stopped: .*; replicas from 2 on begin with nothing."),
+        ("mirrored2", "mirrored2", ""),
+    ],
+)
+def test_what_becomes_of_error_feedback_is_told(saver, loader, words, tmp_path, request, caplog):
+    fit(make_trainer(request.getfixturevalue(saver), **FEEDBACK), tmp_path, 3, every="0")
+    trainer = make_trainer(request.getfixturevalue(loader), **FEEDBACK)
+    trainer.resume(tmp_path / "disk", tmp_path / "memory")
+    with caplog.at_level(logging.INFO, "tfdist"):
+        fit(trainer, tmp_path, 6, every="0")
+    said = [record.getMessage() for record in caplog.records if "compression has not sent" in record.getMessage()]
+    assert len(said) == bool(words)
+    assert not words or re.fullmatch(words, said[0])
+
+
+def test_nothing_is_told_where_nobody_keeps_anything(mirrored2, mirrored4, tmp_path, caplog):
+    fit(make_trainer(mirrored2), tmp_path, 3, every="0")
+    trainer = make_trainer(mirrored4)
+    trainer.resume(tmp_path / "disk", tmp_path / "memory")
+    with caplog.at_level(logging.INFO, "tfdist"):
+        fit(trainer, tmp_path, 6, every="0")
+    assert "has not sent" not in caplog.text

@@ -1,0 +1,94 @@
+"""What engines' exceptions mean, told without an engine: the classes here have their names."""
+
+import pytest
+
+from tfdist.errors import ExitCode, engine_errors
+
+
+class OpError(Exception):
+    pass
+
+
+class ResourceExhaustedError(OpError):
+    pass
+
+
+class UnavailableError(OpError):
+    pass
+
+
+class HorovodInternalError(RuntimeError):
+    pass
+
+
+_TENSORFLOW = (
+    "{{function_node __wrapped__Add_device_/job:localhost}} OOM when allocating tensor with shape[1000,1000,10] and "
+    "type float on /job:localhost/replica:0/task:0/device:CPU:0 by allocator cpu [Op:Add]"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "start"),
+    [
+        (ResourceExhaustedError(_TENSORFLOW), "Out of memory: 38.1 MiB asked for. Lower --batch_size"),
+        (ResourceExhaustedError("shape[] and type double"), "Out of memory: 8 bytes asked for."),
+        (ResourceExhaustedError("shape[8] and type variant"), "Out of memory. Lower"),
+        (ResourceExhaustedError("Out of memory while trying to allocate 2147483648 bytes."), "Out of memory: 2.0 GiB"),
+        (MemoryError("Unable to allocate 7.28 TiB for an array"), "Out of memory: 7.28 TiB asked for."),
+        (MemoryError(), "Out of memory. Lower --batch_size"),
+    ],
+)
+def test_out_of_memory_says_how_much(error, start):
+    found = engine_errors.out_of_memory(error)
+    assert found is not None
+    assert str(found).startswith(start)
+    assert "--devices" in str(found)
+    assert found.exit_code == ExitCode.OUT_OF_MEMORY
+    assert found.__cause__ is error
+
+
+def test_out_of_memory_shows_its_notes_and_its_cause():
+    error = ResourceExhaustedError(f"\x1b[1m{_TENSORFLOW}\x1b[0m\n\nDetected at node\n" + "x" * 1000)
+    error.add_note("step 12")
+    line = str(engine_errors.out_of_memory(error))
+    assert line.startswith("Out of memory (step 12): 38.1 MiB")
+    assert "ResourceExhaustedError: OOM when allocating tensor with shape[1000,1000,10]" in line
+    assert "\n" not in line and "\x1b" not in line
+    assert len(line) < 500
+
+
+@pytest.mark.parametrize("error", [UnavailableError("gone"), ValueError("OOM"), OSError(12, "Cannot allocate memory")])
+def test_other_errors_are_not_out_of_memory(error):
+    assert engine_errors.out_of_memory(error) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "engine"),
+    [
+        (UnavailableError("gone"), True),
+        (HorovodInternalError("gone"), True),
+        (ResourceExhaustedError("OOM"), False),
+        (ValueError("mine"), False),
+    ],
+)
+def test_engine_errors_are_known_by_name(error, engine):
+    assert engine_errors.is_engine_error(error) is engine
+
+
+def test_a_layout_that_does_not_compile_is_told_in_one_line():
+    text = "main.py:3:1: error: layouts do not agree.\n  params: x\ntensorflow/dtensor/mlir/spmd_expander.cc:206 :: \nand more"
+    line = str(engine_errors.layout_refused(OpError(text)))
+    assert line.startswith(
+        "DTensor cannot compile the model in this layout. Received: layouts do not agree. Leave out a rule"
+    )
+    assert engine_errors.layout_refused(OpError("main.py: error: another\nof another engine")) is None
+
+
+def test_a_tensor_from_outside_of_a_layer_is_told_in_one_line():
+    text = "step got a regular tensor for input 7 (shape [1,1])\nbut was expecting a DTensor."
+    line = str(engine_errors.layout_refused(OpError(text)))
+    assert line.startswith("On a mesh a model is called by tfdist.Trainer") and "input 7" in line
+
+
+def test_one_line_keeps_columns():
+    assert engine_errors.one_line(" a  b \r\n\n  c ") == "a  b c"

@@ -1,0 +1,101 @@
+"""Error feedback: what was sent and what is kept are the gradients; every replica keeps its own."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.collectives import OneReplica
+from tfdist.distribution.strategy import State
+from tfdist.gradients import Bucketed, ErrorFeedback, Reduced, Reducer, Sum
+
+
+class Rounding(Reducer):
+    """Sends whole numbers, and counts its calls."""
+
+    biased = True
+
+    def state(self, specs):
+        return [State(f"{spec.name}/calls", (), tf.int32, False) for spec in specs]
+
+    def reduce(self, tensors, state, collectives, *, name):
+        sent = [tf.round(tensor) for tensor in tensors]
+        totals = collectives.all_reduce(sent, name=name)
+        return Reduced(totals, sent, [calls + 1 for calls in state], totals)
+
+
+def specs_of(values):
+    return [tf.TensorSpec(value.shape, value.dtype, f"v{i}") for i, value in enumerate(values)]
+
+
+def test_its_state_is_an_error_for_each_tensor_and_replica_then_the_inner_one():
+    specs = [tf.TensorSpec([2, 3], tf.float64, "a"), tf.TensorSpec([], tf.float32, "b")]
+    assert ErrorFeedback(Rounding()).state(specs) == [
+        State("a/error", (2, 3), tf.float64, True),
+        State("b/error", (), tf.float32, True),
+        State("a/calls", (), tf.int32, False),
+        State("b/calls", (), tf.int32, False),
+    ]
+
+
+def test_what_is_left_out_is_sent_later():
+    feedback, error = ErrorFeedback(Rounding()), [tf.zeros([2]), tf.constant(0)]
+    totals = []
+    for _ in range(10):
+        [total], _, error, _ = feedback.reduce([tf.constant([0.3, -1.2])], error, OneReplica(), name="g")
+        totals.append(total.numpy())
+    np.testing.assert_array_equal(sum(totals), [3, -12])
+    np.testing.assert_array_equal(np.unique([total[0] for total in totals]), [0, 1])
+    assert int(error[1]) == 10
+
+
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_each_replica_keeps_its_own(mirrored4, bucketed):
+    inner = Bucketed(Rounding(), 100, 100) if bucketed else Rounding()
+    feedback, random = ErrorFeedback(inner), np.random.default_rng(0)
+    values = [random.standard_normal((5, 4, *shape)).astype("float32") for shape in ((3,), (2, 2), ())]
+    states = feedback.state(specs_of([value[0, 0] for value in values]))
+
+    @tf.function(autograph=False)
+    def step(now, state):
+        def replica_function():
+            rank = mirrored4.collectives.rank
+            mine = [[tf.gather(stacked, rank) for stacked in part] for part in (now, state)]
+            reduced = feedback.reduce(*mine, mirrored4.collectives, name="g")
+            return reduced.totals, reduced.sent, reduced.state
+
+        parts = mirrored4.run(replica_function)
+        return [[tf.stack(mirrored4.local(value)) for value in part] for part in parts]
+
+    state = [np.zeros((4, *s.shape), s.dtype.as_numpy_dtype) for s in states]
+    sent = [0.0] * 3
+    for number in range(5):
+        totals, now, state = step([tf.constant(value[number]) for value in values], state)
+        sent = [before + more for before, more in zip(sent, now, strict=True)]
+        for total, more in zip(totals, now, strict=True):
+            assert len({one.numpy().tobytes() for one in total}) == 1
+            np.testing.assert_allclose(tf.reduce_sum(more, axis=0), total[0], rtol=1e-6)
+    for value, all_sent, kept in zip(values, sent, state[:3], strict=True):
+        np.testing.assert_allclose(all_sent + kept, value.sum(0), atol=1e-5)
+        assert np.abs(kept).max() <= 0.5
+        assert len({one.numpy().tobytes() for one in kept}) == 4, "not the same on all"
+
+
+def test_a_step_that_does_not_count_leaves_the_error_as_it_was():
+    """State is the caller's: the same call again gives the same result."""
+    feedback, state = ErrorFeedback(Rounding()), [tf.constant([0.4]), tf.constant(3)]
+    first, second = (feedback.reduce([tf.constant([0.3])], state, OneReplica(), name="g") for _ in range(2))
+    assert float(first.totals[0][0]) == float(second.totals[0][0]) == 1
+    np.testing.assert_array_equal(first.state[0], second.state[0])
+
+
+def test_around_an_exact_sum_it_hands_on_what_was_kept():
+    reduced = ErrorFeedback(Sum()).reduce([tf.constant([1.0])], [tf.constant([0.25])], OneReplica(), name="g")
+    assert float(reduced.totals[0][0]) == 1.25
+    np.testing.assert_array_equal(reduced.state[0], [0])
+
+
+def test_witnesses_and_shapes_are_the_inner_ones():
+    reduced = ErrorFeedback(Sum()).reduce([tf.constant([1.0])], [tf.constant([float("nan")])], OneReplica(), name="g")
+    assert not np.isfinite(reduced.witnesses[0]).any(), "a kept NaN shows"
+    assert not ErrorFeedback(Sum()).keeps_shapes
+    assert ErrorFeedback(type("Shaped", (Sum,), {"keeps_shapes": True})()).keeps_shapes

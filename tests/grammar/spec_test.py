@@ -1,0 +1,203 @@
+"""The grammar of compound values: what it reads, what it refuses and where, and what a name loads."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfdist.errors import InputError
+from tfdist.grammar import spec
+from tfdist.grammar.spec import Spec
+
+_names = st.from_regex(r"[A-Za-z0-9_.:/-]+", fullmatch=True)
+_keys = st.from_regex(r"[^\W\d]\w*", fullmatch=True)
+_leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+    | st.binary()
+)
+_values = st.recursive(
+    _leaves,
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.tuples(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@given(st.builds(Spec, _names, st.dictionaries(_keys, _values, max_size=4)))
+def test_what_is_written_is_read_back(written):
+    assert spec.parse(str(written)) == written
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "args"),
+    [
+        ("mirrored", "mirrored", {}),
+        (" sgd ( ) ", "sgd", {}),
+        ("sgd(momentum=0.9, nesterov=True)", "sgd", {"momentum": 0.9, "nesterov": True}),
+        ("sgd(\n  momentum = -1e-3,\n)", "sgd", {"momentum": -1e-3}),
+        ("my.models-2:Net.s(width=(1, 2), tag='a,)=(#')", "my.models-2:Net.s", {"width": (1, 2), "tag": "a,)=(#"}),
+        ("tfds:mnist/3.0.1(split='it\\'s')", "tfds:mnist/3.0.1", {"split": "it's"}),
+        ("a(x={'k': [1, {2}]}, y=None)", "a", {"x": {"k": [1, {2}]}, "y": None}),
+    ],
+)
+def test_reads(text, name, args):
+    assert spec.parse(text) == Spec(name, args)
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "problem"),
+    [
+        ("", 1, "expected a name"),
+        ("(x=1)", 1, "expected a name"),
+        ("sgd(momentum=)", 14, "expected a value"),
+        ("sgd(momentum=,)", 14, "expected a value"),
+        ("sgd(momentum= )", 15, "expected a value"),
+        ("sgd(momentum)", 13, 'expected "="'),
+        ("sgd(0.9)", 5, "expected key=value"),
+        ("sgd(**x)", 5, "expected key=value"),
+        ("sgd(,)", 5, "expected key=value"),
+        ("sgd(", 5, "expected key=value"),
+        ("sgd(x=1", 8, 'expected ")"'),
+        ("sgd(x=1))", 9, 'expected the end after ")"'),
+        ("sgd(x=1) y", 10, 'expected the end after ")"'),
+        ("sgd momentum", 5, 'expected "(" or the end'),
+        ("sgd[x=1]", 4, 'expected "(" or the end'),
+        ("sgd(x=1, x=2)", 10, '"x" is given twice'),
+        ("sgd(x=nesterov)", 7, "expected a Python literal, not nesterov"),
+        ("sgd(x=1 2)", 7, "expected a Python literal, not 1 2"),
+        ("sgd(x=f(1))", 7, "expected a Python literal, not f(1)"),
+        ("sgd(x=__import__('os'))", 7, "expected a Python literal"),
+        ("sgd(x={[]: 1})", 7, "expected a Python literal"),
+        ("sgd(x=1e999)", 7, "expected a Python literal"),
+        ("sgd(x=" + "(" * 500 + ")" * 500 + ")", 7, "expected a Python literal"),
+        ("sgd(x=[1, 2)", 12, 'expected "]"'),
+        ("sgd(x=1])", 8, 'unexpected "]"'),
+        ("sgd(x=(1, 2)", 13, 'expected ")"'),
+        ("sgd(x=((1, 2)", 7, "this bracket is never closed"),
+        ("sgd(x='abc)", 7, "this quote is never closed"),
+        ("sgd(x='abc\\", 7, "this quote is never closed"),
+        ("sgd(x=1 # one\n)", 9, 'unexpected "#"'),
+        ("sgd(x=\n1\n2)", 8, "expected a Python literal, not 1 2"),
+    ],
+)
+def test_marks_the_place(text, column, problem):
+    with pytest.raises(InputError) as caught:
+        spec.parse(text)
+    message = str(caught.value)
+    assert f"-- column {column}: {problem}" in message
+    assert "The grammar is name" in message
+    assert len(message.splitlines()) == 1
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused_in_one_line(text):
+    try:
+        spec.parse(text)
+    except InputError as error:
+        assert "\n" not in str(error) and "\r" not in str(error)
+
+
+def test_nearest():
+    known = ["single", "mirrored", "horovod"]
+    assert spec.nearest("Mirored", known) == ' Did you mean "mirrored"? Known: horovod, mirrored, single.'
+    assert spec.nearest("xyz", known) == " Known: horovod, mirrored, single."
+    assert spec.nearest("sgd", ["SGD"]) == ' Did you mean "SGD"? Known: SGD.'
+    assert spec.nearest("xyz", []) == " Known: none."
+    assert spec.did_you_mean("Mirored", known) == ' Did you mean "mirrored"?'
+    assert spec.did_you_mean("xyz", known) == ""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """Writes modules into a directory that becomes the current one, and forgets them afterwards."""
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.chdir(tmp_path)
+    before = set(sys.modules)
+    yield lambda name, text: (tmp_path / f"{name}.py").write_text(text)
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(sys.modules[name].__file__):
+            del sys.modules[name]
+
+
+def test_loads_from_the_current_directory(own_module):
+    own_module("own_good", "class Net:\n  size = 3\n")
+    assert spec.load_object("own_good:Net.size") == 3
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "message"),
+    [
+        ("", "own_bad", 'named package.module:name. Received: "own_bad"'),
+        ("", "own_bad:", "named package.module:name"),
+        ("", ":f", "named package.module:name"),
+        ("", "own bad:f", "named package.module:name"),
+        ("", "own_absent:f", "ModuleNotFoundError: No module named 'own_absent'. The current directory"),
+        ("import own_absent_too", "own_bad:f", "ModuleNotFoundError: No module named 'own_absent_too'"),
+        ("raise RuntimeError('first\\nsecond')", "own_bad:f", "RuntimeError: first second"),
+        ("def f(:", "own_bad:f", "SyntaxError"),
+        ("raise SystemExit(3)", "own_bad:f", "SystemExit: 3"),
+        ("def function(): pass", "own_bad:funktion", 'there is no funktion in it. Did you mean "function"?'),
+    ],
+)
+def test_refuses_to_load(own_module, module, name, message):
+    own_module("own_bad", module)
+    with pytest.raises(InputError) as caught:
+        spec.load_object(name)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def _function(width, depth=2, *, seed=0):
+    return width, depth, seed
+
+
+def _open_ended(width, **rest):
+    if rest:
+        raise ValueError(f"Argument(s) not recognized: {rest}")
+    return width
+
+
+def test_calls_with_the_arguments_that_fit():
+    assert spec.call(_function, Spec("f", {"width": 8}), seed=5, other=1) == (8, 2, 5)
+    assert spec.call(_function, Spec("f", {"seed": 6}), width=4, seed=5) == (4, 2, 6)
+    assert spec.call(_open_ended, Spec("f", {"width": 8}), seed=5) == 8
+    assert spec.call(lambda **rest: rest, Spec("f", {"x": 1}), seed=5) == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "message"),
+    [
+        (_function, {"widht": 8}, 'f has no parameter "widht". Received: f(widht=8). Did you mean "width"? Known: d'),
+        (_function, {"depth": 8}, "f needs a value for width. Received: f(depth=8)."),
+        (lambda x, /: x, {"x": 8}, 'f has no parameter "x". Received: f(x=8). Known: none.'),
+        (
+            dict,
+            {"x": 8},
+            "f must be a function whose parameters Python knows. Received: ValueError: no signature found",
+        ),
+        (3, {}, "f must be a function whose parameters Python knows. Received: TypeError: 3 is not a callable"),
+        (_open_ended, {"width": 1, "widht": 8}, "ValueError: Argument(s) not recognized: {'widht': 8}. Did you mean"),
+    ],
+)
+def test_refuses_to_call(function, args, message):
+    with pytest.raises(InputError) as caught:
+        spec.call(function, Spec("f", args))
+    assert message in str(caught.value)
+
+
+def test_an_error_inside_the_function_passes_through():
+    def broken(width):
+        raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="^inside$"):
+        spec.call(broken, Spec("f", {"width": 1}))
+
+
+def test_imports_no_tensorflow():
+    code = "import sys, tfdist.grammar.spec; sys.exit('tensorflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

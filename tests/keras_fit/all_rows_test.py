@@ -1,0 +1,201 @@
+"""How it is found out what needs all rows of a batch, and that finding it out changes nothing; beside plain Keras."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tests.keras_fit.comparing import both, differences
+from tfdist.errors import InputError
+
+ops = keras.ops
+X = np.random.default_rng(0).normal(size=(22, 5))
+Y = np.random.default_rng(1).normal(size=(22, 3))
+
+
+def sequential(*layers: Any, **compiled: Any) -> keras.Model:
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), *layers])
+    model.compile(**({"optimizer": keras.optimizers.SGD(0.05), "loss": "mse"} | compiled))
+    return model
+
+
+def functional(step: Callable[..., Any]) -> keras.Model:
+    """A model with a train_step of its own."""
+    own = type("Own", (keras.Model,), {"train_step": step})
+    inputs = keras.Input((5,))
+    model = own(inputs, keras.layers.Dense(3)(inputs))
+    model.compile(keras.optimizers.SGD(0.05))
+    return model
+
+
+class Standardized(keras.layers.Layer):
+    """Of one row it makes 0 / 0."""
+
+    def call(self, x: Any) -> Any:
+        return (x - ops.mean(x, axis=0)) / ops.std(x, axis=0)
+
+
+class Shared(keras.layers.Layer):
+    def call(self, x: Any) -> Any:
+        return x / (1.0 + ops.sum(tfdist.gather_rows(x) ** 2, axis=0))
+
+
+def pairs(y: Any, x: Any) -> Any:
+    return ops.mean((y - x) ** 2) + 0.1 * ops.mean(ops.matmul(x, ops.transpose(x)) ** 2)
+
+
+def deviation(x: Any) -> Any:
+    return ops.sum(ops.std(x, axis=0))
+
+
+def fitted(model: keras.Model) -> Any:
+    return model.fit(X, Y, batch_size=8, epochs=2, verbose=0).history
+
+
+def fitted_and_predicted(model: keras.Model) -> Any:
+    return fitted(model), model.predict(X, batch_size=8, verbose=0)
+
+
+def after_calls_with_one_row(model: keras.Model) -> Any:
+    found = [model.predict(X[:1], verbose=0), model.train_on_batch(X[:1], Y[:1]), model.test_on_batch(X[:1], Y[:1])]
+    return found, fitted_and_predicted(model), model.evaluate(X, Y, batch_size=8, verbose=0)
+
+
+def with_operations_between_layers() -> keras.Model:
+    inputs = keras.Input((5,))
+    hidden = keras.layers.Dense(3)(inputs)
+    model = keras.Model(inputs, hidden - ops.mean(hidden, axis=0))
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+def with_perplexity() -> keras.Model:
+    """Logs what is computed from a metric's result, which covers the batches of an epoch so far."""
+
+    def train_step(self: Any, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((y - self(x, training=True)) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.tracker.update_state(loss, sample_weight=tf.shape(x)[0])
+        return {"loss": self.tracker.result(), "perplexity": tf.exp(self.tracker.result())}
+
+    model = functional(train_step)
+    model.tracker = keras.metrics.Mean(name="loss")
+    return model
+
+
+def with_an_average_of_its_weights() -> keras.Model:
+    """The step assigns weights that are trainable, by no optimizer."""
+
+    def train_step(self: Any, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((y - self(x, training=True)) ** 2) + 0.1 * tf.reduce_mean(self.target(x) ** 2)
+        trained = self.layers[1].trainable_variables
+        self.optimizer.apply(tape.gradient(loss, trained), trained)
+        for average, variable in zip(self.target.weights, trained, strict=True):
+            average.assign(0.5 * average + 0.5 * variable)
+        return {"loss": loss}
+
+    model = functional(train_step)
+    model.target = keras.layers.Dense(3)
+    model.target.build((None, 5))
+    return model
+
+
+class StartsFromABatch(keras.layers.Layer):
+    """Begins with the mean of its first batch, as ActNorm does."""
+
+    def build(self, shape: Any) -> None:
+        self.shift = self.add_weight(shape=(shape[-1],), initializer="zeros")
+        self.has_begun = self.add_weight(shape=(), initializer="zeros", dtype="bool", trainable=False)
+
+    def call(self, x: Any) -> Any:
+        self.shift.assign(ops.where(self.has_begun, self.shift, ops.mean(x, axis=0)))
+        self.has_begun.assign(True)
+        return x - self.shift
+
+
+def with_a_fixed_batch() -> keras.Model:
+    def train_step(self: Any, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((ops.ones((11, 1)) * y - self(x, training=True)) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+    return functional(train_step)
+
+
+@pytest.mark.parametrize(
+    ("make", "use"),
+    [
+        (lambda: sequential(Standardized()), fitted_and_predicted),
+        (lambda: sequential(loss=pairs), after_calls_with_one_row),
+        (lambda: sequential(Shared()), fitted_and_predicted),
+        (with_operations_between_layers, fitted_and_predicted),
+        (with_perplexity, fitted),
+        (with_an_average_of_its_weights, fitted),
+        (lambda: sequential(StartsFromABatch()), fitted),
+        (lambda: sequential(keras.layers.Dense(3, activity_regularizer=deviation)), fitted),
+        (with_a_fixed_batch, lambda model: model.fit(X, Y, batch_size=11, verbose=0).history),
+    ],
+    ids=[
+        "nan of one row",
+        "pairs",
+        "gathered in a layer",
+        "operations",
+        "perplexity",
+        "averaged weights",
+        "assigned in a layer",
+        "activity regularizer",
+        "fixed batch",
+    ],
+)
+def test_it_gives_one_device_s_numbers(make: Any, use: Any, float64: None, mirrored2: tfdist.Strategy) -> None:
+    assert not differences(*both(mirrored2, make, use))
+
+
+def test_tensors_with_other_numbers_of_rows(float64: None, mirrored2: tfdist.Strategy) -> None:
+    """As labeled and unlabeled rows in one batch."""
+
+    def train_step(self: Any, data: Any) -> Any:
+        (x, y), others = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((y - self(x, training=True)) ** 2) + tf.reduce_mean(self(others) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+    labeled = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5)
+    data = tf.data.Dataset.zip((labeled, tf.data.Dataset.from_tensor_slices(X[::-1]).batch(7)))
+    assert not differences(
+        *both(
+            mirrored2,
+            lambda: functional(train_step),
+            lambda model: model.fit(data, epochs=2, shuffle=False, verbose=0).history,
+        )
+    )
+
+
+def test_an_epoch_ends_where_data_of_unknown_length_does(float64: None, mirrored2: tfdist.Strategy) -> None:
+    """Keras asks for a batch behind the last one, in each epoch: metrics and the count of updates are as before it."""
+
+    def use(model: keras.Model) -> Any:
+        rows = tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: True).batch(8)
+        with pytest.warns(UserWarning, match="ran out of data"):
+            history = model.fit(rows, epochs=3, shuffle=False, verbose=0).history
+        return history
+
+    ours, plain = both(mirrored2, lambda: sequential(loss=pairs), use)
+    assert not differences(ours, plain)
+
+
+def test_gathered_rows_and_micro_steps_are_refused(mirrored2: tfdist.Strategy) -> None:
+    model = tfdist.distribute(sequential(Shared()), mirrored2, accumulate_steps=2)
+    with pytest.raises(InputError, match="communicates takes its batch as one"):
+        fitted(model)

@@ -1,0 +1,99 @@
+"""`run_eagerly=True` on replicas: every process computes whole batches, so that values can be looked at, and printed."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tests.keras_fit.comparing import both, differences
+
+X = np.random.default_rng(0).normal(size=(22, 5))
+Y = np.random.default_rng(1).normal(size=(22, 3))
+
+
+class Looking(keras.layers.Layer):
+    """Looks at its inputs, which a compiled step cannot."""
+
+    def call(self, x: Any) -> Any:
+        if tf.executing_eagerly():  # Keras traces it once, to find shapes
+            assert np.isfinite(x.numpy()).all()
+        return x
+
+
+def make() -> keras.Model:
+    layers = [keras.layers.Dense(4), Looking(), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((5,)), *layers])
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], run_eagerly=True)
+    return model
+
+
+def used(model: keras.Model) -> Any:
+    history = model.fit(X, Y, batch_size=8, epochs=2, validation_split=0.2, verbose=0).history
+    return history, model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0), model.train_on_batch(X, Y)
+
+
+def test_it_gives_one_device_s_numbers(float64: None, mirrored2: tfdist.Strategy) -> None:
+    assert not differences(*both(mirrored2, make, used))
+
+
+def test_before_and_behind_compiled_calls(float64: None, mirrored2: tfdist.Strategy) -> None:
+    """Variables are those of all replicas, then those of one device, then those of all replicas again."""
+
+    def without_looking() -> keras.Model:
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+        return model
+
+    def in_turns(model: keras.Model) -> Any:
+        found = [used(model)]
+        for run_eagerly in (True, False):
+            model.compile(model.optimizer, "mse", metrics=["mae"], run_eagerly=run_eagerly)
+            found.append(used(model))
+        return found
+
+    assert not differences(*both(mirrored2, without_looking, in_turns))
+
+
+def test_an_error_leaves_equal_replicas_behind(float64: None, mirrored2: tfdist.Strategy) -> None:
+    model = tfdist.distribute(make(), mirrored2)
+
+    def end(batch: int, logs: Any) -> None:
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=end)])
+    for variable in model.variables:
+        first, second = mirrored2.local(variable.value)
+        np.testing.assert_array_equal(np.asarray(first), np.asarray(second))
+
+
+def test_metrics_of_one_s_own_begin_anew_when_steps_are_compiled_again(
+    float64: None, mirrored2: tfdist.Strategy
+) -> None:
+    class Own(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((y - self(x, training=True)) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            self.tracker.update_state(loss)
+            return {"loss": self.tracker.result()}
+
+    def own() -> keras.Model:
+        inputs = keras.Input((5,))
+        model = Own(inputs, keras.layers.Dense(3)(inputs))
+        model.tracker = keras.metrics.Mean(name="loss")
+        model.compile("sgd", run_eagerly=True)
+        return model
+
+    def in_turns(model: keras.Model) -> Any:
+        found = [model.fit(X[:16], Y[:16], batch_size=8, verbose=0).history]
+        model.compile("sgd")
+        found.append(model.fit(X[:16], Y[:16], batch_size=8, verbose=0).history)
+        model.run_eagerly = True
+        return [*found, model.fit(X[:16], Y[:16], batch_size=8, verbose=0).history]
+
+    assert not differences(*both(mirrored2, own, in_turns))

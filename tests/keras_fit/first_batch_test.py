@@ -1,0 +1,240 @@
+"""Losses of one's own give one device's numbers: means and sums over rows are shared by replicas, others computed by each."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tests.keras_fit.comparing import both, differences
+
+ops = keras.ops
+X = np.random.default_rng(0).normal(size=(22, 5))
+Y = np.random.default_rng(1).normal(size=(22, 3))
+
+
+class LossInALayer(keras.layers.Layer):
+    """Adds a loss that a function makes of its inputs."""
+
+    def __init__(self, loss: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(self.loss(x))
+        return x
+
+
+def added(loss: Callable[[Any], Any]) -> Callable[[], keras.Model]:
+    def make() -> keras.Model:
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), LossInALayer(loss)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        return model
+
+    return make
+
+
+def compiled(loss: Callable[[Any, Any], Any]) -> Callable[[], keras.Model]:
+    def make() -> keras.Model:
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss)
+        return model
+
+    return make
+
+
+def stepping(loss: Callable[[Any, Any], Any]) -> Callable[[], keras.Model]:
+    class Stepping(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                value = loss(y, self(x, training=True))
+            gradients = tape.gradient(value, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": tf.reduce_mean(value)}
+
+    def make() -> keras.Model:
+        inputs = keras.Input((5,))
+        model = Stepping(inputs, keras.layers.Dense(3)(inputs))
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9))
+        return model
+
+    return make
+
+
+def fitted(model: keras.Model) -> Any:
+    return model.fit(X, Y, batch_size=8, epochs=2, verbose=0).history
+
+
+# Each way in which rows reach a loss: what it means on replicas is said in docs/keras_fit.md.
+RIGHT: dict[str, Callable[[], keras.Model]] = {
+    "add_loss of a mean": added(lambda x: 0.1 * ops.mean(x**2)),
+    "add_loss of a loss object": added(lambda x: keras.losses.MeanSquaredError()(ops.zeros_like(x), x)),
+    "add_loss of a loss function": added(lambda x: ops.mean(keras.losses.mean_squared_error(ops.zeros_like(x), x))),
+    "an activity regularizer": lambda: _regularized(),
+    "a loss function for each row": compiled(lambda y, x: ops.mean((y - x) ** 2, axis=-1)),
+    "a loss function that is a mean": compiled(lambda y, x: ops.mean((y - x) ** 2)),
+    "a step with a mean": stepping(lambda y, x: tf.reduce_mean((y - x) ** 2)),
+    "a step with a loss object": stepping(keras.losses.MeanSquaredError()),
+    "a step with a sum": stepping(lambda y, x: 0.1 * tf.reduce_sum((y - x) ** 2)),
+    "a step with a value for each row": stepping(lambda y, x: keras.losses.mean_squared_error(y, x)),
+}
+OF_ALL_ROWS: dict[str, Callable[[], keras.Model]] = {
+    "add_loss of a sum": added(lambda x: 0.1 * ops.sum(x**2)),
+    "add_loss over pairs": added(lambda x: 0.1 * ops.mean(ops.matmul(x, ops.transpose(x)) ** 2)),
+    "a root of a mean": compiled(lambda y, x: ops.sqrt(ops.mean((y - x) ** 2))),
+    "a step over pairs": stepping(lambda y, x: tf.reduce_mean(tf.matmul(x, x, transpose_b=True) ** 2)),
+    "a step with a sum and a mean": stepping(lambda y, x: tf.reduce_sum(y - x) ** 2 + tf.reduce_mean(x)),
+    "a variance over the batch": added(lambda x: ops.mean(ops.var(x, axis=0))),
+}
+
+
+def _regularized() -> keras.Model:
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3, activity_regularizer="l2")])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    return model
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_it_gives_one_device_s_numbers(name: str, float64: None, mirrored2: tfdist.Strategy) -> None:
+    assert not differences(*both(mirrored2, RIGHT[name], fitted))
+
+
+@pytest.mark.parametrize("name", OF_ALL_ROWS)
+def test_what_needs_all_rows_is_computed_by_each_replica(
+    name: str, float64: None, mirrored2: tfdist.Strategy, caplog: pytest.LogCaptureFixture
+) -> None:
+    def use(model: keras.Model) -> Any:
+        return fitted(model), model.evaluate(X[:7], Y[:7], verbose=0), model.predict(X[:7], verbose=0)
+
+    def make() -> keras.Model:
+        model = OF_ALL_ROWS[name]()
+        if type(model).train_step is not keras.Model.train_step:
+            model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")  # evaluate needs a loss
+        return model
+
+    assert not differences(*both(mirrored2, make, use))
+    [warning] = [message for message in caplog.messages if message.startswith("train_step of")]
+    assert "needs all rows of a batch" in warning
+    assert "tfdist.gather_rows" in warning
+
+
+def test_no_row_is_sent_if_the_check_is_switched_off(mirrored2: tfdist.Strategy) -> None:
+    model = tfdist.distribute(OF_ALL_ROWS["a variance over the batch"](), mirrored2, check_first_batch=False)
+    assert len(fitted(model)["loss"]) == 2
+
+
+class PairsInABatch(keras.metrics.Metric):
+    """Counts pairs of rows whose predictions are alike."""
+
+    def __init__(self, name: str = "pairs") -> None:
+        super().__init__(name=name)
+        self.total = self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        alike = ops.abs(ops.expand_dims(y_pred, 0) - ops.expand_dims(y_pred, 1)) < 0.5
+        self.total.assign_add(ops.sum(ops.cast(alike, self.total.dtype)))
+
+    def result(self) -> Any:
+        return self.total + 0.0
+
+
+def test_a_metric_that_compares_rows_counts_them_once(
+    float64: None, mirrored2: tfdist.Strategy, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make() -> keras.Model:
+        model = compiled(lambda y, x: ops.mean((y - x) ** 2, axis=-1))()
+        model.compile("sgd", "mse", metrics=[PairsInABatch()])
+        return model
+
+    def use(model: keras.Model) -> Any:
+        return model.fit(X, Y, batch_size=8, epochs=2, validation_data=(X[:9], Y[:9]), verbose=0).history
+
+    assert not differences(*both(mirrored2, make, use))
+    assert any('the metric "pairs"' in message for message in caplog.messages)
+
+
+def test_predictions_of_rows_that_depend_on_others(float64: None, mirrored2: tfdist.Strategy) -> None:
+    class Centered(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return x - ops.mean(x, axis=0)
+
+    def make() -> keras.Model:
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), Centered()])
+        model.compile("sgd", "mse")
+        return model
+
+    ours, plain = both(mirrored2, make, lambda model: model.predict(X, batch_size=8, verbose=0))
+    assert not differences(ours, plain)
+
+
+def contrastive(gathers: Callable[[Any], Any], of_own_rows: bool) -> Callable[[], keras.Model]:
+    """A model whose loss compares each row's output with those of all rows of the batch."""
+
+    class Contrastive(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            x, _ = data
+            with tf.GradientTape() as tape:
+                outputs = self(x, training=True)
+                everyones = gathers(outputs)
+                similar = tf.matmul(outputs if of_own_rows else everyones, everyones, transpose_b=True)
+                loss = tf.reduce_mean(tf.reduce_logsumexp(similar, axis=1))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    def make() -> keras.Model:
+        inputs = keras.Input((5,))
+        hidden = keras.layers.BatchNormalization()(keras.layers.Dense(4)(inputs))
+        model = Contrastive(inputs, keras.layers.Dense(3)(hidden))
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize("of_own_rows", [False, True])
+def test_rows_that_are_gathered_are_compared_and_the_work_is_shared(
+    of_own_rows: bool, float64: None, mirrored2: tfdist.Strategy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last batch has 3 rows on one replica and 2 on the other."""
+
+    def use(model: keras.Model) -> Any:
+        return model.fit(X[:21], Y[:21], batch_size=8, epochs=2, verbose=0).history
+
+    make = contrastive(tfdist.gather_rows, of_own_rows)
+    assert not differences(*both(mirrored2, make, use, batch_norm="synchronized"))
+    assert not any("needs all rows" in message for message in caplog.messages)
+
+
+def test_batch_normalization_is_no_reason(float64: None, mirrored2: tfdist.Strategy) -> None:
+    """Its local statistics follow the same law; synchronized they are one device's."""
+
+    def make() -> keras.Model:
+        layers = [keras.layers.Dense(3), keras.layers.BatchNormalization(), LossInALayer(lambda x: ops.mean(x**4))]
+        model = keras.Sequential([keras.Input((5,)), *layers])
+        model.compile("sgd", "mse")
+        return model
+
+    assert differences(*both(mirrored2, make, fitted))
+    assert not differences(*both(mirrored2, make, fitted, batch_norm="synchronized"))
+
+
+def test_synchronized_batch_normalization_in_a_step_of_one_s_own_with_uneven_rows(
+    float64: None, mirrored2: tfdist.Strategy
+) -> None:
+    def use(model: keras.Model) -> Any:
+        return model.fit(X[:21], Y[:21], batch_size=8, epochs=2, verbose=0).history
+
+    make = contrastive(lambda outputs: tf.stop_gradient(outputs[:1]), of_own_rows=True)
+    options = {"batch_norm": "synchronized", "check_first_batch": False}
+
+    def with_a_mean() -> keras.Model:
+        model = make()
+        type(model).train_step = stepping(lambda y, x: tf.reduce_mean((y - x) ** 2))().__class__.train_step
+        return model
+
+    assert not differences(*both(mirrored2, with_a_mean, use, **options))

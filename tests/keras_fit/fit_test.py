@@ -1,0 +1,83 @@
+"""Keras's own `fit`, `evaluate` and `predict` on replicas give plain Keras's numbers, in float64, metrics included."""
+
+import functools
+import pathlib
+import pickle
+import sys
+from typing import Any
+
+import keras
+import pytest
+
+import tfdist
+from tests.keras_fit.comparing import differences, plain_run
+from tests.keras_fit.models import PROGRAMS, run
+from tfdist.testing import processes
+
+pytestmark = pytest.mark.alone
+
+WORKER = str(pathlib.Path(__file__).with_name("worker.py"))
+plain = functools.cache(plain_run)
+
+
+def our_run(name: str, strategy: tfdist.Strategy, **options: Any) -> dict[str, Any]:
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        program = PROGRAMS[name]()
+    tfdist.distribute(program.model, strategy, **options)
+    return run(program)
+
+
+IN_ONE_PROCESS = (
+    "functional",
+    "several_inputs_and_outputs",
+    "recurrent",
+    "sparse_gradients",
+    "custom_train_step",
+    "two_optimizers",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in IN_ONE_PROCESS else pytest.param(n, marks=pytest.mark.full) for n in PROGRAMS]
+)
+def test_two_replicas_give_the_numbers_of_plain_keras(name: str, float64: None, mirrored2: tfdist.Strategy) -> None:
+    assert not differences(our_run(name, mirrored2), plain(name))
+
+
+@pytest.mark.parametrize("name", ["functional", pytest.param("recurrent", marks=pytest.mark.full)])
+def test_so_do_one_and_four_replicas(
+    name: str, float64: None, single: tfdist.Strategy, mirrored4: tfdist.Strategy
+) -> None:
+    """With four, the last batch of an epoch has fewer rows than there are replicas."""
+    assert not differences(our_run(name, single), plain(name))
+    assert not differences(our_run(name, mirrored4), plain(name))
+
+
+HALF, OTHER_HALF = list(PROGRAMS)[::2], list(PROGRAMS)[1::2]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "size", "names"),
+    [
+        pytest.param("multiworker", 2, HALF, id="multiworker"),
+        pytest.param("horovod", 3, OTHER_HALF, id="horovod", marks=pytest.mark.full),
+        *(
+            pytest.param(strategy, size, list(PROGRAMS), id=f"{strategy}{size}-all", marks=pytest.mark.full)
+            for strategy, size in (("multiworker", 2), ("horovod", 2), ("horovod", 3))
+        ),
+    ],
+)
+def test_so_do_processes(strategy: str, size: int, names: list[str], float64: None, tmp_path: pathlib.Path) -> None:
+    """The processes' weights are equal bit for bit, too. All programs on each strategy are in the full product."""
+    threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+    with processes.job([sys.executable, WORKER, strategy, str(tmp_path), "{rank}", *names], size, threads) as job:
+        ends = job.wait(400)
+    assert [end.code for end in ends] == [0] * size, "\n".join(end.output for end in ends)
+    outcomes = [pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(size)]
+    assert [*outcomes[0]] == names
+    assert not {name: found for name in names if (found := differences(outcomes[0][name], plain(name)))}
+    first = [weight.tobytes() for name in names for weight in outcomes[0][name]["weights"]]
+    for other in outcomes[1:]:
+        assert [weight.tobytes() for name in names for weight in other[name]["weights"]] == first

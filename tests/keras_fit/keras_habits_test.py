@@ -1,0 +1,253 @@
+"""Habits of programs in which numbers could go wrong without a word; on two replicas beside plain Keras, in float64."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tests.keras_fit.comparing import both, differences
+from tfdist import keras_fit
+from tfdist.errors import InputError
+
+X = np.random.default_rng(0).normal(size=(19, 5))  # batches of 6 leave one of a single row
+Y = np.random.default_rng(1).normal(size=(19, 1))
+
+
+def dense(**compiled: Any) -> keras.Model:
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse", **compiled)
+    return model
+
+
+def fitted(model: keras.Model) -> Any:
+    history = model.fit(X, Y, batch_size=6, epochs=3, verbose=0, validation_data=(X, Y)).history
+    return history, model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0)
+
+
+def listed_outputs(loss: Any) -> keras.Model:
+    inputs = keras.Input((5,))
+    outputs = [keras.layers.Dense(1, name=name)(inputs) for name in ("zeta", "alpha")]
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.01), loss)
+    return model
+
+
+def test_labels_by_the_names_of_listed_outputs(float64: None, mirrored2: tfdist.Strategy) -> None:
+    def use(model: keras.Model) -> Any:
+        return model.fit(X, {"zeta": 9 * Y, "alpha": Y}, batch_size=6, verbose=0).history
+
+    assert not differences(*both(mirrored2, lambda: listed_outputs({"zeta": "mse", "alpha": "mae"}), use))
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
+def test_labels_for_the_outputs_that_have_a_loss(float64: None, mirrored2: tfdist.Strategy) -> None:
+    def use(model: keras.Model) -> Any:
+        return model.fit(X, Y, batch_size=6, verbose=0).history
+
+    assert not differences(*both(mirrored2, lambda: listed_outputs([None, "mae"]), use))
+
+
+class OwnTracker(keras.Model):
+    """The example in the documentation of `keras.Model.compute_loss`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
+        loss = keras.ops.mean((y_pred - y) ** 2)
+        self.loss_tracker.update_state(loss, sample_weight=keras.ops.shape(y)[0])
+        return loss
+
+    def reset_metrics(self) -> None:
+        self.loss_tracker.reset_state()
+
+    @property
+    def metrics(self) -> list[keras.Metric]:
+        return [self.loss_tracker]
+
+
+class Renamed(keras.Model):
+    """A metric whose result is returned under another name, over more steps than lie between two looks at metrics."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tracker = keras.metrics.Mean(name="total_loss")
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((self(x, training=True) - y) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+    @property
+    def metrics(self) -> list[keras.Metric]:
+        return [self.tracker]
+
+
+def one_layer(kind: type[keras.Model], *layers: keras.Layer) -> keras.Model:
+    inputs = outputs = keras.Input((5,))
+    for layer in (*layers, keras.layers.Dense(1)):
+        outputs = layer(outputs)
+    model = kind(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+def test_a_model_that_resets_its_own_metrics(float64: None, mirrored2: tfdist.Strategy) -> None:
+    assert not differences(*both(mirrored2, lambda: one_layer(OwnTracker), fitted))
+
+
+def test_a_metric_that_is_returned_under_another_name(float64: None, mirrored2: tfdist.Strategy) -> None:
+    def use(model: keras.Model) -> Any:
+        return model.fit(X[:18].repeat(4, 0), Y[:18].repeat(4, 0), batch_size=6, epochs=3, verbose=0).history
+
+    assert not differences(*both(mirrored2, lambda: one_layer(Renamed), use))
+
+
+def test_synchronized_statistics_where_a_replica_has_no_row(float64: None, mirrored2: tfdist.Strategy) -> None:
+    def make() -> keras.Model:
+        return one_layer(keras.Model, tfdist.layers.SyncBatchNormalization())
+
+    keras.utils.set_random_seed(1)
+    with mirrored2.scope():
+        ours = tfdist.distribute(make(), mirrored2)
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((5,))
+    plain = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.BatchNormalization()(inputs)))
+    plain.compile(keras.optimizers.SGD(0.05), "mse")
+    plain.set_weights(ours.get_weights())
+    for model in (ours, plain):
+        model.fit(X, Y, batch_size=6, epochs=2, shuffle=False, verbose=0)
+    assert not differences(ours.get_weights(), plain.get_weights())
+
+
+def test_predictions_are_those_of_the_model_as_it_is(float64: None, mirrored2: tfdist.Strategy) -> None:
+    def use(model: keras.Model) -> Any:
+        before = model.predict(X, verbose=0)
+        model.pop()
+        with mirrored2.scope() if keras_fit.attached(model) else tf.init_scope():
+            model.add(keras.layers.Dense(2))
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.fit(X, Y, batch_size=6, verbose=0)
+        return before, model.predict(X, verbose=0)
+
+    assert not differences(*both(mirrored2, dense, use))
+
+
+@pytest.mark.filterwarnings("ignore:.*ran out of data:UserWarning")
+def test_more_steps_than_there_is_data_for_leave_a_history(float64: None, mirrored2: tfdist.Strategy) -> None:
+    def use(model: keras.Model) -> Any:
+        return model.fit(X, Y, batch_size=6, steps_per_epoch=6, verbose=0).history
+
+    assert not differences(*both(mirrored2, dense, use))
+
+
+class Pair(keras.Model):
+    """No `call`, no labels but its own, as models of two players have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.player = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            loss = keras.losses.BinaryCrossentropy(from_logits=True)(tf.ones([tf.shape(x)[0], 1]), self.player(x))
+        self.optimizer.apply(tape.gradient(loss, self.player.trainable_variables), self.player.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("loss", [None, "mse"])
+def test_a_step_without_call_and_labels(loss: str | None, float64: None, mirrored2: tfdist.Strategy) -> None:
+    def make() -> keras.Model:
+        model = Pair()
+        model.compile(keras.optimizers.SGD(0.1), loss)
+        return model
+
+    def use(model: keras.Model) -> Any:
+        model.fit(X, batch_size=6, epochs=2, verbose=0)
+        return model.player.get_weights()
+
+    assert not differences(*both(mirrored2, make, use))
+
+
+def test_what_is_saved_of_a_scaled_loss_is_all_of_it(mirrored2: tfdist.Strategy, tmp_path: Any) -> None:
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with mirrored2.scope():
+            model = dense()
+            model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+        tfdist.distribute(model, mirrored2).fit(X, Y, batch_size=6, verbose=0)
+        model.save(tmp_path / "model.keras")
+        loaded = keras.models.load_model(tmp_path / "model.keras").optimizer
+    finally:
+        keras.config.set_dtype_policy("float32")
+    ours = model.optimizer
+    assert isinstance(ours, keras.optimizers.LossScaleOptimizer)
+    for name in ("iterations", "dynamic_scale"):
+        assert float(getattr(loaded, name)) == float(tf.convert_to_tensor(getattr(ours, name)))
+    assert int(loaded.inner_optimizer.iterations) == 4
+    assert any(np.any(np.asarray(v)) for v in loaded.variables if "momentum" in v.path)
+
+
+def test_saving_a_model_in_a_model_distributes_nothing(single: tfdist.Strategy, tmp_path: Any) -> None:
+    """Keras looks at every attribute of what it saves; on several processes the chief would speak alone."""
+    inner = dense()
+    outer = keras.Sequential([keras.Input((5,)), inner])
+    with keras_fit.attach_all(lambda model: pytest.fail("distributed by being looked at"), single):
+        outer.save_weights(tmp_path / "outer.weights.h5")
+    assert keras_fit.attached(inner) is None
+
+
+def test_batches_of_other_sizes_are_traced_without_a_word(mirrored2: tfdist.Strategy, monkeypatch: Any) -> None:
+    """On several processes one may trace anew where another need not: it must not wait for the others then."""
+    with mirrored2.scope():
+        model = tfdist.distribute(dense(), mirrored2)
+    model.train_on_batch(X[:8], Y[:8])
+    model.test_on_batch(X[:8], Y[:8])
+    monkeypatch.setattr("tfdist.step.step.agree_on_plan", lambda *_: pytest.fail("asked again"))
+    monkeypatch.setattr("tfdist.keras_fit.functions.agree_on_plan", lambda *_: pytest.fail("asked again"))
+    for rows in (7, 5, 1):
+        model.train_on_batch(X[:rows], Y[:rows])
+        model.test_on_batch(X[:rows], Y[:rows])
+
+
+class Ones(keras.metrics.Metric):
+    def __init__(self) -> None:
+        super().__init__(name="ones")
+        self.value = self.add_weight(name="value", initializer="ones")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.value.assign_add(1.0)
+
+    def result(self) -> Any:
+        return self.value + 0
+
+
+def test_what_is_refused(mirrored2: tfdist.Strategy) -> None:
+    with mirrored2.scope():
+        model = tfdist.distribute(dense(metrics=[Ones()]), mirrored2)
+    with pytest.raises(InputError, match="must be 0 to begin with"):
+        model.fit(X, Y, verbose=0)
+    with mirrored2.scope():
+        model = tfdist.distribute(dense(), mirrored2)
+    model.predict_step = lambda data: tf.reduce_sum(model(data[0] if isinstance(data, tuple) else data))
+    with pytest.raises(InputError, match="Received: a scalar"):
+        model.predict(X, verbose=0)
+
+
+def test_evaluating_without_an_optimizer(float64: None, mirrored2: tfdist.Strategy) -> None:
+    def make() -> keras.Model:
+        model = dense()
+        model.compile(optimizer=None, loss="mse")
+        return model
+
+    assert not differences(*both(mirrored2, make, lambda model: model.evaluate(X, Y, batch_size=6, verbose=0)))

@@ -1,0 +1,394 @@
+"""One pin for each private corner of Keras and TensorFlow: a new version that changes one is noticed here, by name."""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.distribute import multi_worker_util
+
+from tfdist import keras_internals
+from tfdist.errors import InputError
+
+X = np.random.default_rng(0).standard_normal((5, 3)).astype("float32")
+Y = np.array([0, 1, 0, 1, 1])
+BATCH = (tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([None], tf.int64))
+
+
+def two_outputs():
+    inputs = keras.Input((3,))
+    a, b = (keras.layers.Dense(2, name=name)(inputs) for name in "ab")
+    return keras.Model(inputs, {"b": b, "a": a})
+
+
+def built(model=None, batch=BATCH, **options):
+    model = model or keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")])
+    model.compile("adam", **({"loss": "sparse_categorical_crossentropy"} | options))
+    keras_internals.build(model, batch)
+    return model
+
+
+def test_build_creates_every_variable():
+    model = keras.Sequential([keras.layers.Dense(2)])  # without a known input
+    built(model, metrics=["accuracy"])
+    assert [v.shape for v in model.trainable_variables] == [(3, 2), (2,)]
+    assert model.optimizer.built
+    assert len(model.optimizer.variables) == 2 + 2 * 2  # iterations, learning rate, two slots each
+    assert len(keras_internals.metrics_of(model)) == 1
+    assert len(keras_internals.flat_losses(model)) == 1
+
+
+def test_build_takes_sample_weights():
+    built(batch=(*BATCH, tf.TensorSpec([None], tf.float32)))
+
+
+def test_the_start_of_tensorflow_s_servers_has_a_deadline(monkeypatch):
+    """That TensorFlow heeds it is shown with processes, in tests/end_to_end/exit_codes_test.py."""
+    current = keras_internals.engine.context.context()
+    monkeypatch.setattr(current, "_coordination_service_config", None)
+    keras_internals.limit_start_of_workers(3, 1.5)
+    config = current.config.experimental.coordination_config
+    assert config.cluster_register_with_barrier
+    assert config.cluster_register_timeout_in_ms == 1500
+    assert [(job.name, job.num_tasks) for job in config.coordinated_job_list] == [("worker", 3)]
+    cluster = tf.train.ClusterSpec({"worker": ["localhost:1", "localhost:2", "localhost:3"]})
+    assert config.service_leader == multi_worker_util.coordination_leader(cluster)
+
+
+def test_device_iterators_have_no_thread_that_tunes(mirrored2):
+    """With it the end of each fit waited for up to as long as the fit had been."""
+
+    def tuned(iterator):
+        on_devices = iterator._iterators[0]._iterator._device_iterators
+        return [each._dataset.options().autotune.enabled for each in on_devices]
+
+    engine = mirrored2.engine.distribute_datasets_from_function(lambda _: tf.data.Dataset.range(4))
+    assert tuned(iter(engine)) == [None, None], "the engine switches it off by itself now"
+    assert tuned(mirrored2.distribute(lambda replicas, size: tf.data.Dataset.range(4))) == [False, False]
+
+
+def test_keras_sums_gradients_over_replicas_unless_it_is_switched_off(mirrored2):
+    def weight_after_a_step(off):
+        with mirrored2.scope():
+            variable = keras.Variable([0.0, 0.0])
+            optimizer = keras.optimizers.SGD(1.0)
+            optimizer.build([variable])
+        if off:
+            keras_internals.switch_off_second_sum(optimizer)
+        tf.function(lambda: mirrored2.run(lambda: optimizer.apply([tf.constant([1.0, 2.0])], [variable])))()
+        return [value.numpy().tolist() for value in mirrored2.local(variable.value)]
+
+    assert weight_after_a_step(off=False) == [[-2.0, -4.0]] * 2
+    assert weight_after_a_step(off=True) == [[-1.0, -2.0]] * 2
+    # What is replaced takes pairs of gradient and variable and returns a list of such.
+    original = keras.optimizers.SGD()._all_reduce_sum_gradients
+    assert list(inspect.signature(original).parameters) == ["grads_and_vars"]
+    pair = (tf.constant(1.0), keras.Variable(1.0))
+    assert [tuple(p) for p in original([pair])] == [pair]
+
+
+def test_flat_losses_of_one_output():
+    [flat] = keras_internals.flat_losses(built())
+    assert flat.path == ()
+    assert isinstance(flat.loss, keras.Loss)
+    assert flat.weight is None
+    assert flat.loss.reduction == "sum_over_batch_size"
+
+
+def test_flat_losses_of_two_outputs():
+    batch = (BATCH[0], {"a": BATCH[1], "b": tf.TensorSpec([None, 2], tf.float32)})
+    losses = {"a": "sparse_categorical_crossentropy", "b": "mse"}
+    model = built(two_outputs(), batch, loss=losses, loss_weights={"a": 2.0, "b": 0.5})
+    found = {flat.path: (flat.loss.name, flat.weight) for flat in keras_internals.flat_losses(model)}
+    assert found == {("a",): ("sparse_categorical_crossentropy", 2.0), ("b",): ("mse", 0.5)}
+
+
+def test_without_a_loss_there_are_none():
+    model = built(loss=None)
+    assert keras_internals.flat_losses(model) == []
+
+
+def test_matched_brings_structures_to_the_paths():
+    batch = (BATCH[0], {"a": BATCH[1], "b": tf.TensorSpec([None, 2], tf.float32)})
+    model = built(two_outputs(), batch, loss={"a": "sparse_categorical_crossentropy", "b": "mse"})
+    y_true, y_pred = keras_internals.matched(model, {"a": 1, "b": 2}, {"b": 4, "a": 3})
+    assert (y_true["a"], y_true["b"], y_pred["a"], y_pred["b"]) == (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("weight", [None, np.array([0.0, 1, 2, 3, 4], "float32")])
+def test_loss_values_and_their_weighted_sum_are_those_of_a_loss(weight):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    logits = tf.constant(X[:, :2])
+    values, mask = keras_internals.loss_values(loss, tf.constant(Y), logits)
+    assert mask is None
+    assert values.shape == (5,)
+    total = keras_internals.weighted_sum(values, weight, mask, "float32")
+    assert float(total) == float(loss(Y, logits, weight))
+
+
+def test_masks_travel_with_tensors():
+    tokens = tf.constant([[1, 2, 0], [3, 0, 0]])
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), keras.layers.Embedding(4, 2, mask_zero=True)])
+    outputs = model(tokens)
+    loss = keras.losses.MeanSquaredError(reduction="sum")
+    values, mask = keras_internals.loss_values(loss, tf.zeros_like(outputs), outputs)
+    np.testing.assert_array_equal(mask, [[True, True, False], [True, False, False]])
+    assert float(keras_internals.weighted_sum(values, None, mask, "float32")) == pytest.approx(
+        float(tf.reduce_sum(tf.where(mask, values, 0.0)))
+    )
+    assert float(keras_internals.sum_of_weights(None, mask, "float32")) == 3.0
+    assert float(keras_internals.sum_of_weights(tf.constant([[2.0], [5.0]]), mask, "float32")) == 9.0
+    assert float(keras_internals.sum_of_weights(tf.constant([2.0, 5.0]), None, "float32")) == 7.0
+
+
+def test_labels_and_outputs_are_cast_as_the_loss_casts_them():
+    loss = keras.losses.MeanSquaredError(dtype="float64")
+    values, _ = keras_internals.loss_values(loss, tf.constant([[1]]), tf.constant([[0.5]]))
+    assert values.dtype == tf.float64
+
+
+def test_a_loss_whose_call_is_hidden_is_refused():
+    class Own(keras.Loss):
+        def __call__(self, y_true, y_pred, sample_weight=None):
+            return tf.constant(0.0)
+
+        def call(self, y_true, y_pred):
+            return y_pred
+
+    with pytest.raises(InputError, match="overrides `__call__`"):
+        keras_internals.loss_values(Own(), tf.zeros(1), tf.zeros(1))
+
+
+def test_layers_at_any_depth():
+    inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="deep")], name="inner")
+    model = keras.Sequential([keras.Input((3,)), inner, keras.layers.ReLU(name="relu")])
+    names = [layer.name for layer in keras_internals.layers_of(model)]
+    assert {"inner", "deep", "relu"} <= set(names)
+    assert model.name not in names
+
+
+def test_losses_of_weights_and_of_data_are_told_apart():
+    class Adds(keras.layers.Layer):
+        def call(self, x):
+            self.add_loss(7.0 * keras.ops.mean(x))
+            return x
+
+    dense = keras.layers.Dense(
+        2, kernel_regularizer=keras.regularizers.L1(0.5), kernel_initializer="ones", activity_regularizer="l1"
+    )
+    model = keras.Sequential([keras.Input((3,)), dense, Adds()])
+    x = tf.ones([4, 3])
+    model(x)
+    assert [float(loss) for loss in keras_internals.weight_losses(model)] == [0.5 * 6]
+    # Keras divides an activity regulariser by the rows: 0.01 * 4 * 2 * 3 / 4
+    assert sorted(float(loss) for loss in keras_internals.data_losses(model)) == pytest.approx([0.06, 21.0])
+    model(x * 2)
+    assert len(keras_internals.data_losses(model)) == 2, "those of the last forward pass alone"
+    assert sum(map(float, model.losses)) == pytest.approx(3.0 + 2 * 0.06 * 1 + 42.0)
+
+
+def test_metrics_are_updated_and_read_from_given_values():
+    model = built(metrics=["accuracy"], weighted_metrics=["sparse_categorical_crossentropy"])
+    assert len(keras_internals.metrics_of(model)) == 2
+    prediction = tf.constant([[0.9, 0.1]] * 5)
+    keras_internals.update_metrics(model, tf.constant(Y), prediction, tf.constant([1.0, 0, 0, 0, 0]))
+    values = [v.numpy() for metric in keras_internals.metrics_of(model) for v in metric.variables]
+    results = keras_internals.metric_results(model, values)
+    assert results["accuracy"] == pytest.approx(2 / 5)
+    assert results["sparse_categorical_crossentropy"] == pytest.approx(-np.log(0.9), rel=1e-5)
+    doubled = keras_internals.metric_results(model, [2 * value for value in values])
+    assert doubled == pytest.approx(results)
+    other = keras_internals.metric_results(model, [np.float64(3), np.float64(4), np.float64(1), np.float64(2)])
+    assert list(other.values()) == [0.75, 0.5]
+    assert all(isinstance(value, float) for value in other.values())
+
+
+def test_names_of_metrics_are_those_of_keras_logs():
+    batch = (BATCH[0], {"a": BATCH[1], "b": tf.TensorSpec([None, 2], tf.float32)})
+    losses = {"a": "sparse_categorical_crossentropy", "b": "mse"}
+    model = built(two_outputs(), batch, loss=losses, metrics={"a": ["accuracy"], "b": ["mae"]})
+    values = [np.ones(v.shape) for metric in keras_internals.metrics_of(model) for v in metric.variables]
+    ours = keras_internals.metric_results(model, values)
+    logs = model.evaluate(X, {"a": Y, "b": X[:, :2]}, return_dict=True, verbose=0)
+    assert set(ours) == {"a_accuracy", "b_mae"} == {name for name in logs if not name.endswith("loss")}
+
+
+def test_without_metrics_nothing_happens():
+    model = built()
+    keras_internals.update_metrics(model, tf.constant(Y), tf.zeros([5, 2]), None)
+    assert keras_internals.metrics_of(model) == []
+    assert keras_internals.metric_results(model, []) == {}
+
+
+def test_variables_are_born_when_told():
+    """Reads, assignments and shapes work before that; a model that is traced has its variables at once."""
+    unborn, at_once = [], []
+
+    def bear(newborn):
+        at_once.append(newborn)
+        keras_internals.give_value(newborn.variable, tf.Variable(keras_internals.initial_value(newborn.variable)))
+
+    with keras_internals.births_deferred(unborn, bear):
+        dense = keras.layers.Dense(2, name="dense")
+        dense.build((None, 3))
+        assert keras_internals.value_of(dense.kernel) is None and dense.kernel.shape == (3, 2)
+        dense.bias.assign([1.0, 2.0])
+        np.testing.assert_array_equal(dense.bias, [1.0, 2.0])
+        traced = keras.Sequential([keras.layers.Dense(2)])
+        traced.compile("sgd", "mse")
+        keras_internals.build(traced, BATCH)
+    assert [newborn.variable.name for newborn in unborn[:2]] == ["kernel", "bias"]
+    assert unborn[0].owners[-1] is dense
+    assert {newborn.variable.path for newborn in at_once} >= {v.path for v in traced.trainable_variables}
+    for newborn in unborn:
+        bear(newborn)
+    np.testing.assert_array_equal(keras_internals.value_of(dense.bias), [1.0, 2.0])
+    assert isinstance(keras.Variable([1.0]).value, tf.Variable)  # outside nothing has changed
+
+
+def test_slots_have_the_layout_of_their_variable():
+    variable = keras.Variable([1.0])
+    keras_internals.set_layout(variable, "a layout")
+    adam = keras.optimizers.Adam()
+    adam.build([variable])
+    assert [keras_internals.layout_of(v) for v in adam.variables] == [None, None, "a layout", "a layout"]
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["sgd", "adamw", "adafactor", "lion", "rmsprop", "nadam", "adamax", "adagrad", "ftrl"]
+)
+def test_an_update_without_effects_is_the_update(optimizer):
+    def updated(pure):
+        variable = keras.Variable([1.0, -2.0])
+        made = keras.optimizers.get(optimizer)
+        made.build([variable])
+        gradient = tf.constant([0.5, 0.25])
+        if not pure:
+            made.apply([gradient], [variable])
+            return np.array(variable)
+        before = [(v, tf.convert_to_tensor(v.value)) for v in (variable, *made.variables)]
+        with keras_internals.updates_without_effects(), keras.StatelessScope(before) as scope:
+            made.apply([gradient], [variable])
+        np.testing.assert_array_equal(variable, [1.0, -2.0])
+        assert int(made.iterations) == 0
+        return np.array(scope.get_current_value(variable))
+
+    np.testing.assert_allclose(updated(True), updated(False), rtol=1e-6)
+
+
+def test_masks_go_along_through_a_place():
+    tensor, other = tf.ones([2]), tf.ones([2])
+    keras_internals.set_companions(other, tf.constant([True, False]), None)
+    found = keras_internals.with_companions_of(tensor, other, tf.logical_not)
+    np.testing.assert_array_equal(keras_internals.companions_of(found)[0], [False, True])
+
+
+def test_operations_of_a_graph_and_of_what_it_calls():
+    @tf.function(autograph=False)
+    def loop(x):
+        return tf.while_loop(
+            lambda x: x < 3.0, lambda x: tf.cond(x > 1.0, lambda: tf.sqrt(x) + 1.0, lambda: x + 1.0), [x]
+        )
+
+    graph = loop.get_concrete_function(tf.constant(0.0)).graph
+    assert {"Sqrt", "AddV2", "Less"} <= {operation.type for operation in keras_internals.operations_of(graph)}
+
+
+def test_a_scope_s_losses_know_who_added_them():
+    inner = keras.layers.Dense(2, activity_regularizer="l2")
+    outer = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), inner])
+    with keras_internals.RecordedScope([]) as scope:
+        outer(tf.ones([2, 3]))
+    assert keras_internals.adders_of(outer, scope.losses) == [inner]
+
+
+def test_what_is_held_of_a_variable():
+    variable = keras.Variable(2.0)
+    assert float(keras_internals.held_value(variable)) == 2.0
+    with keras_internals.RecordedScope([(variable, tf.constant(4.0))], [(variable, tf.constant(3.0))]):
+        assert (float(variable.value), float(keras_internals.held_value(variable))) == (4.0, 3.0)
+        with keras_internals.RecordedScope([(variable, tf.constant(5.0))]):
+            assert float(keras_internals.held_value(variable)) == 5.0
+
+
+def test_tapes_do_not_see_what_is_not_recorded():
+    x = tf.constant(3.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        with keras_internals.no_gradients_recorded():
+            square = x * x
+        both = square + x
+    assert float(tape.gradient(both, x)) == 1.0
+
+
+def test_a_model_forgets_its_strategy(mirrored2):
+    """With one, Keras's fit would begin a pass over the data that it does not use."""
+    with mirrored2.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    assert model.distribute_strategy is mirrored2.engine
+    keras_internals.leave_strategy(model)
+    assert model.distribute_strategy is tf.distribute.get_strategy()
+    assert model._distribute_strategy is None
+
+
+def test_each_compilation_is_another_object():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    assert keras_internals.compilation(model) is None
+    found = []
+    for _ in range(2):
+        model.compile("sgd", "mse")
+        found.append(keras_internals.compilation(model))
+    assert found[0] is not None and found[0] is not found[1]
+
+
+def test_the_global_seed():
+    tf.random.set_seed(12)
+    assert keras_internals.global_seed() == 12
+
+
+def test_the_means_of_losses():
+    model = built(two_outputs(), (BATCH[0], {"a": BATCH[1], "b": BATCH[1]}))
+    assert [mean.name for mean in keras_internals.loss_means(model)] == ["loss", "b_loss", "a_loss"]
+    assert [flat.path for flat in keras_internals.flat_losses(model)] == [("b",), ("a",)]
+    assert [mean.name for mean in keras_internals.loss_means(built())] == ["loss"]
+
+
+def test_a_step_is_traced_without_effects():
+    model = built(metrics=["accuracy"])
+    before = [np.array(v) for v in (*model.variables, *keras_internals.metric_variables(model))]
+    seen = []
+
+    def step(batch):
+        seen.append([tensor.shape.as_list() for tensor in batch])
+        return model.compute_metrics(batch[0], batch[1], model(batch[0], training=True))
+
+    keras_internals.traced_without_effects(step, BATCH)
+    assert seen and all(isinstance(shape, list) for shape in seen[0])
+    after = [np.array(v) for v in (*model.variables, *keras_internals.metric_variables(model))]
+    assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_the_variables_that_an_optimizer_was_built_for():
+    model = built()
+    assert [v.path for v in keras_internals.trained_by(model.optimizer)] == [v.path for v in model.trainable_variables]
+    assert keras_internals.trained_by(keras.optimizers.SGD()) == []
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "count"),
+    [
+        (keras.optimizers.SGD(momentum=0.9), 2),
+        (keras.optimizers.SGD(), 0),
+        (keras.optimizers.RMSprop(momentum=0.9), 2),
+        (keras.optimizers.Adam(), 0),
+    ],
+)
+def test_velocities_are_slots_of_the_gradients_times_rates(optimizer, count):
+    """A step with a gradient of 1 leaves minus the rate in SGD's, and something in RMSprop's."""
+    variables = [keras.Variable([1.0, 2.0]), keras.Variable([3.0])]
+    optimizer.build(variables)
+    optimizer.apply([tf.ones([2]), tf.ones([1])], variables)
+    slots = keras_internals.velocities_of(optimizer)
+    assert [tuple(slot.shape) for slot in slots] == [(2,), (1,)][:count]
+    assert all(np.all(slot.numpy() != 0) for slot in slots)

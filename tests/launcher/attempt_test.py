@@ -1,0 +1,49 @@
+"""The start of an attempt's processes."""
+
+import contextlib
+import os
+import pathlib
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tfdist.launcher.attempt import Host, _ordered, _supervise
+from tfdist.launcher.child import Task
+from tfdist.launcher.job import Job
+from tfdist.launcher.orders import Kind, Order
+from tfdist.launcher.outcome import Outcome
+from tfdist.launcher.supervision import Stop, Watched
+
+pytestmark = pytest.mark.alone
+
+
+class Unguarded:
+    """Fails when it is told of a process."""
+
+    def __init__(self) -> None:
+        self.groups: list[int] = []
+
+    def add(self, group: int) -> None:
+        self.groups.append(group)
+        raise OSError("no guard")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the pipes are left to Python
+def test_a_process_that_cannot_be_guarded_is_not_left(tmp_path: pathlib.Path) -> None:
+    guard = Unguarded()
+    host = Host(Job(), cast(Any, None), {}, cast(Any, guard), tmp_path, None, (), (), print)
+    task = Task(0, ("sleep", "1000"), {"PATH": os.environ["PATH"]}, tmp_path / "rank-0.log")
+    with contextlib.ExitStack() as stack, pytest.raises(OSError, match="no guard"):
+        _supervise(host, [task], Watched(), stack, 0)
+    [group] = guard.groups
+    with pytest.raises(ProcessLookupError):
+        os.killpg(group, 0)
+
+
+def test_processes_of_a_launcher_that_was_given_up_end() -> None:
+    """What it did not do for so long, as its disk did not answer, it must not do beside the others."""
+    lost = Outcome(5, "this launcher has not said how its processes ended")
+    host = Host(Job(), cast(Any, None), {}, cast(Any, None), cast(Any, None), None, (), (), print)
+    desk = SimpleNamespace(order=lambda: Order(Kind.OVER, outcome=lost))
+    assert _ordered(host, cast(Any, desk))() == Stop(lost, final=False)

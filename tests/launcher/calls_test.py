@@ -1,0 +1,71 @@
+import operator
+import pickle
+import threading
+
+import pytest
+
+from tfdist.errors import InputError, NotFiniteError
+from tfdist.launcher import calls
+
+pytestmark = pytest.mark.alone
+
+
+class Picky(Exception):
+    """Pickles, and does not come back: its constructor takes two arguments and its `args` has one."""
+
+    def __init__(self, step, loss):
+        super().__init__(f"step {step}: {loss}")
+
+
+@pytest.fixture(params=["cloudpickle", "pickle"])
+def pickler(request, monkeypatch):
+    monkeypatch.setattr(calls, "pickler", pytest.importorskip(request.param))
+    return request.param
+
+
+def test_a_call_comes_back(tmp_path, pickler):
+    calls.write_call(tmp_path, operator.add, (2, 3), {})
+    assert calls.read_result(tmp_path, 1) is None
+    calls.make_call(tmp_path, 1)
+    assert calls.read_result(tmp_path, 1) == calls.Result(5)
+
+
+def test_an_exception_comes_back_with_its_traceback(tmp_path, pickler):
+    calls.write_call(tmp_path, operator.truediv, (1, 0), {})
+    calls.make_call(tmp_path, 0)
+    result = calls.read_result(tmp_path, 0)
+    assert result and isinstance(result.error, ZeroDivisionError) and "ZeroDivisionError" in result.trace
+
+
+def test_an_exception_that_does_not_travel_is_told_of(tmp_path):
+    pytest.importorskip("cloudpickle")
+
+    def fail():
+        raise Picky(7, "inf")
+
+    calls.write_call(tmp_path, fail, (), {})
+    calls.make_call(tmp_path, 0)
+    result = calls.read_result(tmp_path, 0)
+    assert result and repr(result.error) == "RuntimeError('Picky: step 7: inf')"
+
+
+def test_a_value_that_does_not_travel_is_an_error(tmp_path):
+    calls.write_call(tmp_path, threading.Lock, (), {})
+    error = calls.make_call(tmp_path, 0).error
+    assert isinstance(error, TypeError) and "pickle" in str(error)
+
+
+@pytest.mark.parametrize("error", [NotFiniteError("x"), ValueError("y")])
+def test_what_does_not_travel_at_all_is_bad_input(tmp_path, pickler, error):
+    with pytest.raises(InputError, match="spawn must be able to pickle"):
+        calls.write_call(tmp_path, operator.add, (threading.Lock(), error), {})
+
+
+def test_without_cloudpickle_a_notebooks_function_is_bad_input(tmp_path, monkeypatch):
+    monkeypatch.setattr(calls, "pickler", pickle)
+
+    def fn():
+        pass
+
+    with pytest.raises(InputError, match="Install cloudpickle, or put the function into a module"):
+        calls.write_call(tmp_path, fn, (), {})

@@ -1,0 +1,106 @@
+import os
+import pathlib
+import signal
+import time
+
+import psutil
+import pytest
+
+from tfdist.errors import InputError
+from tfdist.launcher import child as child_module
+from tfdist.launcher.child import Child, Task
+
+pytestmark = pytest.mark.alone
+
+
+@pytest.fixture
+def start():
+    children = []
+
+    def create(*command, **environment):
+        children.append(Child(Task(0, command, {"PATH": os.environ["PATH"], **environment}, pathlib.Path("log"))))
+        return children[-1]
+
+    yield create
+    for child in children:
+        child.reap()
+        child.out.close()
+        child.err.close()
+
+
+def wait(child):
+    end = time.monotonic() + 5
+    while not child.poll() and time.monotonic() < end:
+        time.sleep(0.005)
+    return child.code
+
+
+def ends(pid):
+    """Whether a process that is nobody's child here ends soon; init may leave it a zombie for a while."""
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def test_an_exit_code_and_the_outputs(start):
+    child = start("sh", "-c", "echo $WHO; echo no >&2; exit 3", WHO="me")
+    assert wait(child) == 3 and not child.signalled
+    assert child.out.read() == b"me\n" and child.err.read() == b"no\n"
+
+
+def test_a_death_by_a_signal_is_128_and_its_number(start):
+    assert wait(start("sh", "-c", "kill -KILL $$")) == 137
+
+
+def test_a_signal_reaches_grandchildren_and_is_remembered(start):
+    child = start("sh", "-c", "sleep 1000 & echo $!; wait")
+    grandchild = int(child.out.readline())
+    child.signal(signal.SIGTERM)
+    assert wait(child) == 143 and child.signalled
+    assert ends(grandchild)
+
+
+def test_who_ended_before_the_signal_was_not_ended_by_it(start):
+    child = start("sh", "-c", "exit 3")
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    child.signal(signal.SIGTERM)
+    assert child.code == 3 and not child.signalled
+
+
+def test_reaping_ends_what_the_process_left(start):
+    child = start("sh", "-c", "sleep 1000 & echo $!")
+    grandchild = int(child.out.readline())
+    assert wait(child) == 0
+    assert pathlib.Path(f"/proc/{child.pid}").exists()  # its number is still its own
+    child.reap()
+    assert not pathlib.Path(f"/proc/{child.pid}").exists()
+    assert ends(grandchild)
+
+
+def test_a_program_that_is_not_there_is_bad_input(start):
+    with pytest.raises(InputError, match=r'Received: "no-such-program" \(No such file or directory\)'):
+        start("no-such-program")
+
+
+def test_a_process_that_cannot_be_killed_is_left(start, monkeypatch, caplog):
+    """No signal reaches one that waits in the system for a disk."""
+    children = [start("sleep", "1000") for _ in range(3)]
+    began = time.monotonic()
+    with monkeypatch.context() as patched:
+        patched.setattr(child_module, "REAP_SECONDS", 2.0)
+        patched.setattr(os, "killpg", lambda group, number: None)
+        for one in children:
+            one.signal(signal.SIGKILL)
+        for one in children:
+            one.reap()
+    assert 1.9 < time.monotonic() - began < 5.0  # the time is the same for all
+    assert [one.code for one in children] == [137] * 3
+    assert len(caplog.messages) == 3 and "has not ended 2 s after SIGKILL" in caplog.messages[0]
+    for one in children:
+        assert pathlib.Path(f"/proc/{one.pid}").exists()

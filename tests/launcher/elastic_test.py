@@ -1,0 +1,296 @@
+"""Elastic jobs: real launchers and processes of a toy training that resumes where it saved.
+
+Eight are what Horovod's integration tests ask of its elastic driver (`test/integration/elastic_common.py`):
+
+    hosts added and removed   test_hosts_that_are_added_and_removed_resize_the_job
+    one rank fails            test_the_others_go_on_without_one_that_dies
+    ... without scaling       test_a_job_that_cannot_shrink_takes_another_process_at_once
+    all ranks fail            test_a_job_whose_ranks_all_fail_ends_with_their_code
+    all hosts blacklisted     test_a_job_whose_slots_are_all_out_gives_up
+    too few hosts, timeout    test_a_job_that_never_has_its_least_processes_gives_up
+    limit of resets           test_the_number_of_restarts_is_limited
+    blacklist, backing off    test_the_place_of_one_that_died_is_filled_again_ever_later
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from tests.launcher.toy import DEADLINE, Launched, die, launched
+from tfdist.process.preemption import TOGETHER_SECONDS
+from tfdist.testing import processes
+
+pytestmark = pytest.mark.alone
+
+FOREVER = 10**6
+
+
+@pytest.fixture
+def launch(tmp_path: pathlib.Path) -> Iterator[Callable[..., Launched]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(*flags: str, size: str = "2:3", **options) -> Launched:
+            flags = ("--rejoin_seconds=inf", *flags)
+            return stack.enter_context(launched(tmp_path, *flags, size=size, **options))
+
+        yield start
+
+
+def sizes(one: Launched) -> list[int]:
+    """How many ranks each attempt had, as the launcher says."""
+    first = re.findall(r"^tfdist.launch: ranks? .* of (\d+), logs in", one.output, re.MULTILINE)
+    return [int(size) for size in first + re.findall(r"Attempt \d+: (\d+) processes\.", one.output)]
+
+
+def listed(path: pathlib.Path, *lines: str) -> str:
+    """Writes a host list, at once."""
+    (path / "new").write_text("\n".join(lines))
+    (path / "new").replace(path / "hosts")
+    return f"--hosts={path / 'hosts'}"
+
+
+def wait(condition: Callable[[], object], *launchers: Launched) -> None:
+    end = time.monotonic() + DEADLINE
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert condition(), "\n---\n".join(one.output for one in launchers)
+
+
+def test_hosts_that_are_added_and_removed_resize_the_job(launch, tmp_path) -> None:
+    one = launch(listed(tmp_path, "localhost:1", "127.0.0.2:1"), last="10 if restart == 3 else 10**6", size="1:3")
+    for count, lines in ((2, ["localhost:3"]), (5, ["localhost:1"]), (6, ["localhost:1", "127.0.0.1:1"])):
+        one.wait_for_ranks(count)
+        wait(lambda: (tmp_path / "saved").exists())  # an update has been made
+        listed(tmp_path, *lines)
+    assert one.end() == 0
+    assert sizes(one) == [2, 3, 1, 2]
+    stopped = [int(step) for step in re.findall(r"\[0\] preempted at step (\d+)", one.output)]
+    begun = sorted({(restart, step) for _, step, restart, _, _ in one.begun()})
+    assert begun == list(enumerate([0, *stopped]))  # no update is lost when nobody dies
+
+
+def test_a_job_keeps_to_its_size_if_more_are_refused(launch, tmp_path) -> None:
+    refuse = die("cluster.size == 3", "group.leave(2, 'too many'); sys.exit(2)")
+    one = launch(listed(tmp_path, "localhost:2"), fault=refuse, last="10 if restart == 2 else 10**6", size="1:3")
+    one.wait_for_ranks(2)
+    wait(lambda: (tmp_path / "saved").exists())
+    listed(tmp_path, "localhost:3")
+    assert one.end() == 0
+    assert sizes(one) == [2, 3, 2]
+    assert "3 processes are too many: at most 2 from now on." in one.output
+
+
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(1)"])
+def test_the_others_go_on_without_one_that_dies(how: str, launch) -> None:
+    one = launch(fault=die("rank == 1 and restart == 0 and step == 8", how))
+    assert one.end() == 0
+    assert sizes(one) == [3, 2]
+    assert {(restart, step) for _, step, restart, _, _ in one.begun()} == {(0, 0), (1, 6)}
+    assert re.search(r"rank 1 ended with code \d+ .* At once: restart 1 after step 7\.", one.said[1])
+    assert one.said[2] == "tfdist.launch: Attempt 1: 2 processes."
+
+
+def test_the_others_go_on_without_one_that_is_silent(launch) -> None:
+    """A process that is stopped, or hangs, does not end; one of the others has a doubt, so that it is known in seconds."""
+    when = "restart == 0 and step == 8 and rank"
+    one = launch(
+        fault=f"if {when} == 0: group.lost(10)\n            {die(f'{when} == 1', 'os.kill(0, signal.SIGSTOP)')}"
+    )
+    assert one.end() == 0
+    assert sizes(one) == [3, 2]
+    assert "rank 1 is lost: no sign of life for 3 s" in one.said[1]
+
+
+def test_the_others_go_on_without_all_that_do_not_come(launch) -> None:
+    hang = die("rank and restart == 0", "time.sleep(1000)")
+    one = launch("--start_timeout_seconds=1", start=hang, size="1:3")
+    assert one.end() == 0
+    assert sizes(one) == [3, 1]
+    assert "ranks 1, 2 did not join the job's group within 1 s" in one.said[1]
+
+
+def test_a_job_that_cannot_shrink_takes_another_process_at_once(launch) -> None:
+    one = launch("--rejoin_seconds=0", fault=die("rank == 1 and restart == 0 and step == 8"), size="2:2")
+    assert one.end() == 0
+    assert sizes(one) == [2, 2]
+
+
+def test_a_job_whose_ranks_all_fail_ends_with_their_code(launch) -> None:
+    one = launch(fault=die("step == 8", "sys.exit(1)"))
+    assert one.end() == 1
+    assert sizes(one)[0] == 3 and len(sizes(one)) == 2
+    assert "the second failure in a row after step 7" in one.said[-1]
+
+
+def test_a_job_that_fails_again_and_again_as_it_starts_ends_with_its_code(launch) -> None:
+    one = launch(start="sys.exit('no such model')")
+    assert one.end() == 1
+    assert sizes(one)[0] == 3
+    assert "5 failures in a row before training began, so it is not tried again" in one.said[-1]
+
+
+def test_a_job_whose_slots_are_all_out_gives_up(launch) -> None:
+    one = launch("--elastic_timeout_seconds=1", fault=die("rank == 0 and step == 7 + restart"))
+    assert one.end() == 5
+    assert sizes(one) == [3, 2]
+    assert one.said[-1] == "tfdist.launch: fewer than 2 processes could run for 1 s (--elastic_timeout_seconds)."
+
+
+def test_a_job_that_never_has_its_least_processes_gives_up(launch, tmp_path) -> None:
+    one = launch(listed(tmp_path, "localhost:1", "elsewhere:4"), "--elastic_timeout_seconds=1")
+    assert one.end() == 5
+    assert one.begun() == []
+    assert one.said == [
+        "tfdist.launch: Waits for processes: 1 can run, at least 2 must; gives up in 1 s.",
+        "tfdist.launch: fewer than 2 processes could run for 1 s (--elastic_timeout_seconds).",
+    ]
+
+
+def test_the_number_of_restarts_is_limited(launch) -> None:
+    one = launch("--max_restarts=1", fault=die("rank == 0 and step == 7 + restart"), size="1:3")
+    assert one.end() == 137
+    assert sizes(one) == [3, 2]
+    assert "--max_restarts=1 is used up" in one.said[-1]
+
+
+def test_the_place_of_one_that_died_is_filled_again_ever_later(launch) -> None:
+    """A death, 1 s later growth, another death, 2 s later growth."""
+    one = launch(
+        "--rejoin_seconds=1", fault=die("rank == 2 and step >= 8 and restart < 3"), last="20 if restart == 4 else 10**6"
+    )
+    assert one.end() == 0
+    assert sizes(one) == [3, 2, 3, 2, 3]
+
+
+def test_survivors_below_the_least_wait_and_go_on_when_another_comes(launch, tmp_path) -> None:
+    """Where Horovod's elastic driver waits for ever: https://github.com/horovod/horovod/issues/3494."""
+    one = launch(listed(tmp_path, "localhost:2"), fault=die("rank == 1 and restart == 0 and step == 8"), size="2:2")
+    one.job.wait_for(0, "Waits for processes: 1 can run, at least 2 must", DEADLINE)
+    listed(tmp_path, "localhost:2", "127.0.0.1:1")
+    assert one.end() == 0
+    assert sizes(one) == [2, 2]
+    assert {(restart, step) for _, step, restart, _, _ in one.begun()} == {(0, 0), (1, 6)}
+
+
+def test_the_second_of_two_that_die_together_is_out_too(launch) -> None:
+    one = launch(fault=die("rank > 0 and restart == 0 and step == 8"), size="1:3")
+    assert one.end() == 0
+    assert sizes(one) in ([3, 1], [3, 2])  # whether the launcher saw both deaths before it ended the attempt
+
+
+def test_a_signal_to_the_launcher_ends_an_elastic_job(launch) -> None:
+    one = launch(last=FOREVER)
+    one.wait_for_ranks(3)
+    one.job.processes[0].send_signal(signal.SIGTERM)
+    assert one.end() == 75
+    assert sizes(one) == [3]
+
+
+def test_a_rank_that_is_preempted_is_started_again(launch) -> None:
+    one = launch(last="10 if restart else 10**6")
+    os.kill(one.wait_for_ranks(3)[2], signal.SIGTERM)
+    assert one.end() == 0
+    assert sizes(one) == [3, 3]
+
+
+class TwoHosts:
+    """Two launchers of one job: one that runs two ranks, and one that comes later and runs the third."""
+
+    def __init__(self, launch, tmp_path: pathlib.Path, **options):
+        [address] = processes.free_addresses(1)
+        flags = (listed(tmp_path, "localhost:2"), f"--coordinator={address}", "--start_timeout_seconds=20")
+        self.first = launch(*flags, **options)
+        self.first.job.wait_for(0, "ranks 0, 1 of 2", DEADLINE)
+        self.second = launch(*flags, **options)
+        self.first.job.wait_for(0, "launcher 1 (127.0.0.1) has come", DEADLINE)
+        listed(tmp_path, "localhost:2", "127.0.0.1:1")
+        wait(lambda: self.ranks(1) == [0, 1, 2], self.first, self.second)
+
+    def begun(self) -> list[tuple[int, int, int]]:
+        """Each start of a rank: restart, rank, step."""
+        both = self.first.begun() + self.second.begun()
+        return sorted((restart, rank, step) for rank, step, restart, _, _ in both)
+
+    def ranks(self, restart: int) -> list[int]:
+        return [rank for number, rank, _ in self.begun() if number == restart]
+
+
+def test_a_launcher_that_comes_joins_and_one_that_is_asked_to_end_leaves(launch, tmp_path) -> None:
+    two = TwoHosts(launch, tmp_path, last="10**6 if restart < 2 else 10")
+    assert [rank for rank, *_ in two.second.begun()] == [2]
+    two.second.job.processes[0].send_signal(signal.SIGTERM)
+    assert (two.second.end(), two.first.end()) == (75, 0)
+    assert two.ranks(2) == [0, 1, 2] and len(two.second.begun()) == 1  # of one host: the slots are the first one's now
+    assert "has left the job" in two.first.output
+
+
+def test_a_launcher_that_is_killed_is_done_without(launch, tmp_path) -> None:
+    two = TwoHosts(launch, tmp_path, last="10**6 if restart < 2 else 10")
+    wait(lambda: (tmp_path / "saved").exists())
+    two.second.job.processes[0].kill()
+    assert two.first.end() == 0
+    assert two.ranks(2) == [0, 1, 2]
+    assert "is lost" in two.first.output
+
+
+def test_a_process_of_another_host_that_says_goodbye_long_before_it_ends_takes_its_slot_along(launch, tmp_path) -> None:
+    fault = die("rank == 2", "group.leave(1, 'why'); time.sleep(1.5); os._exit(1)")
+    two = TwoHosts(launch, tmp_path, last="10**6 if restart < 2 else 10", fault=fault)
+    assert (two.first.end(), two.second.end()) == (0, 0)
+    assert two.ranks(2) == [0, 1] and len(two.second.begun()) == 1
+    assert "rank 2 ended with code 1 (failed): why. At once: restart 1" in two.first.output
+
+
+def test_the_end_of_the_coordinators_launcher_ends_the_others(launch, tmp_path) -> None:
+    two = TwoHosts(launch, tmp_path, last=FOREVER)
+    two.first.job.processes[0].kill()
+    assert two.second.end() == 5
+    assert "launcher is lost" in two.second.said[-1]
+
+
+def test_the_job_of_both_ends_with_75_when_the_first_launcher_is_asked_to_end(launch, tmp_path) -> None:
+    two = TwoHosts(launch, tmp_path, last=FOREVER)
+    two.first.job.processes[0].send_signal(signal.SIGTERM)
+    assert (two.first.end(), two.second.end()) == (75, 75)
+
+
+def test_a_launcher_with_another_token_is_refused(launch, tmp_path, monkeypatch) -> None:
+    [address] = processes.free_addresses(1)
+    flags = (listed(tmp_path, "localhost:3"), f"--coordinator={address}")
+    one = launch(*flags, last=FOREVER)
+    one.wait_for_ranks(3)
+    monkeypatch.setenv("TFDIST_TOKEN", "another")
+    other = launch(*flags)
+    assert other.end() == 2
+    assert "Set TFDIST_TOKEN to the same on every host." in other.output
+
+
+def test_a_launcher_whose_disk_does_not_answer_does_not_hold_the_others(launch, tmp_path) -> None:
+    """Its log is a pipe that nobody reads: to open it takes for ever."""
+    [address] = processes.free_addresses(1)
+    flags = (listed(tmp_path, "localhost:2"), f"--coordinator={address}", "--start_timeout_seconds=2")
+    first = launch(*flags, last=FOREVER)
+    wait(lambda: (tmp_path / "saved").exists(), first)
+    (tmp_path / "hangs").mkdir()
+    os.mkfifo(tmp_path / "hangs" / "rank-2.log")
+    second = launch(*flags, f"--log_dir={tmp_path / 'hangs'}", last=FOREVER)
+    first.job.wait_for(0, "launcher 1 (127.0.0.1) has come", DEADLINE)
+    listed(tmp_path, "localhost:2", "127.0.0.1:1")
+    second.job.wait_for(0, "rank 2 of 3", DEADLINE)
+    wait(lambda: "--- restart 1" in first.log, first)
+    wait(lambda: len(psutil.Process(first.job.processes[0].pid).children()) == 1, first)  # its guard
+    for _ in range(2):
+        first.job.processes[0].send_signal(signal.SIGTERM)
+        time.sleep(TOGETHER_SECONDS + 0.5)
+    assert first.end() == 143
+    assert "launcher 1 (127.0.0.1) has not said how its processes ended" in first.output
+    with open(tmp_path / "hangs" / "rank-2.log", "rb"):  # now its disk answers
+        assert second.end() == 5
+    assert "this launcher has not said how its processes ended" in second.said[-1]

@@ -1,0 +1,147 @@
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.launcher.orphan_guard_test import members
+from tfdist.errors import InputError
+from tfdist.launcher import hosts
+from tfdist.launcher.hosts import Hosts, Programs, is_named, parse, read
+
+pytestmark = pytest.mark.alone
+
+
+def test_lines_of_a_list():
+    text = "node1:2\n\n# all of it\nnode2 slots=3  # MPI's way\nnode3\n[fe80::1]:4\nnode1:1\n10.0.0.7:0\n"
+    assert parse(text, "x") == {"node1": 3, "node2": 3, "node3": 1, "fe80::1": 4, "10.0.0.7": 0}
+    assert parse("", "x") == {}
+
+
+@pytest.mark.parametrize("line", ["node1:two", "node1:2:3", "a b", "node1=2", "node1:-1", ":2"])
+def test_what_is_no_line_is_named(line):
+    with pytest.raises(InputError) as raised:
+        parse(f"node0\n{line}\n", "the list")
+    assert str(raised.value) == f'Lines of --hosts must be NAME:SLOTS. Received: "{line}" in line 2 of the list.'
+
+
+def program(path: pathlib.Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_program_is_run_and_a_file_is_read(tmp_path):
+    (tmp_path / "file").write_text("node1:2\n")
+    assert read(str(tmp_path / "file"), Programs()) == {"node1": 2}
+    assert read(program(tmp_path / "program", "echo node2:3"), Programs()) == {"node2": 3}
+
+
+@pytest.mark.parametrize(
+    "text, said", [("echo broken >&2; exit 3", "code 3 (broken)"), ("sleep 9", "no end within 0.1 s")]
+)
+def test_a_program_that_fails_is_named(tmp_path, monkeypatch, text, said):
+    monkeypatch.setattr(hosts, "PROGRAM_SECONDS", 0.1 if "sleep" in text else 30.0)
+    path = program(tmp_path / "program", text)
+    with pytest.raises(InputError) as raised:
+        read(path, Programs())
+    assert str(raised.value) == f"--hosts must be a file, or a program, that lists hosts. Received: {path}: {said}."
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match="No such file or directory"):
+        Hosts(str(tmp_path / "none"))
+
+
+def test_the_list_is_followed_and_stays_when_it_cannot_be_read(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(hosts, "READ_SECONDS", 0.01)
+    path = tmp_path / "file"
+    path.write_text("node1:2")
+    with Hosts(str(path)) as followed:
+        assert followed.slots == {"node1": 2}
+        (tmp_path / "new").write_text("node1:3")
+        (tmp_path / "new").replace(path)
+        until(lambda: followed.slots == {"node1": 3})
+        path.unlink()
+        until(lambda: caplog.messages)
+        time.sleep(0.1)
+        assert followed.slots == {"node1": 3}
+    assert len(caplog.messages) == 1 and "No such file or directory. What it said before stays." in caplog.messages[0]
+
+
+def until(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_what_a_host_may_be_called():
+    names = ["localhost", "node7.example.com", "10.0.0.7", "127.0.0.1", "::1"]
+    for name in ("localhost", "node7", "node7.example.com", "10.0.0.7", "127.0.0.2", "::1"):
+        assert is_named(name, names), name
+    for name in ("node8", "10.0.0.8", "10", "node", "example.com"):
+        assert not is_named(name, names), name
+    assert is_named("node7.other.example", ["node7"])
+    own = hosts.own_names()
+    assert all(is_named(name, own) for name in own) and not {"127.0.0.1", "::1", "localhost"} & set(own)
+
+
+def test_a_list_of_nothing_is_none(tmp_path):
+    (tmp_path / "file").write_text("# to be written\n")
+    with pytest.raises(InputError, match="it names none"):
+        read(str(tmp_path / "file"), Programs())
+
+
+def test_that_there_are_fewer_slots_is_believed_when_it_is_said_twice(tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "READ_SECONDS", 0.01)
+    said = iter([{"a": 4}, {"a": 1}, {"a": 4}, {"a": 5}, {"a": 2}, {"a": 3}, {"a": 3}])
+    seen = []
+    monkeypatch.setattr(hosts, "read", lambda *arguments: next(said, {"a": 3}))
+    with Hosts("list") as followed:
+        end = time.monotonic() + 10
+        while followed.slots != {"a": 3} and time.monotonic() < end:
+            seen += [followed.slots["a"]] if not seen or seen[-1] != followed.slots["a"] else []
+    assert not {1, 2} & set(seen) and followed.slots == {"a": 3}
+
+
+# Answers once, and hangs from then on, together with what it has started.
+HANGING = """
+cd "$(dirname "$0")"
+if [ -e begun ]; then
+  sleep 1000 &
+  echo $$ >writing && mv writing hangs
+  wait
+fi
+touch begun
+echo localhost:1
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_program_that_hangs_ends_with_its_launcher(number, tmp_path):
+    hangs = tmp_path / "hangs"
+    command = [sys.executable, "-m", "tfdist.launch", "--processes=1:1", "--log_dir=logs", "--grace_seconds=1"]
+    command += [f"--hosts={program(tmp_path / 'program', HANGING)}", "--", "sleep", "1000"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as launcher:
+        try:
+            until(hangs.exists)
+            group = int(hangs.read_text())
+            until(lambda: len(members(group)) == 2)  # its shell and what that has started
+            launcher.send_signal(number)
+            said = launcher.communicate(timeout=10)[1]
+            until(lambda: not members(group), 2.0)
+        finally:
+            launcher.kill()
+            for process in members(int(hangs.read_text())) if hangs.exists() else []:
+                process.kill()
+    assert "--hosts" not in said  # that it was ended is no problem of the list's
+
+
+def test_after_the_end_no_program_begins(tmp_path):
+    programs = Programs()
+    programs.end()
+    with pytest.raises(InputError, match="the job is over"):
+        read(program(tmp_path / "program", "echo node1"), programs)

@@ -1,0 +1,292 @@
+"""What is decided, on a clock that only the test moves."""
+
+import pytest
+
+from tests.launcher.play import KILLED, SEVERAL, Play, elastic
+from tfdist.launcher.job_controller import SETTLE_SECONDS
+from tfdist.launcher.orders import Kind, Order
+from tfdist.launcher.outcome import Outcome
+
+
+def test_a_job_runs_once_and_is_over():
+    play = Play(processes=2)
+    assert play.order() == Order(Kind.RUN, 0, 0, 1, 2)
+    play.report(code=0)
+    assert play.order() == Order(Kind.OVER, outcome=Outcome(0)) == play.order()
+    assert play.said == []
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 5, 75, 137])
+def test_a_job_that_is_not_tried_again_ends_with_what_happened(code):
+    play = Play(processes=2)
+    play.runs()
+    play.report(code=code, dead=1)
+    order = play.order()
+    assert order.kind == Kind.OVER and order.outcome.code == code
+
+
+def test_a_job_of_fixed_size_is_tried_again_as_large_as_before_after_a_pause():
+    play = Play(processes=2, max_restarts=1, restart_backoff_seconds=5.0)
+    play.runs()
+    play.report(code=137, dead=1, step=7)
+    assert play.runs() == 0 and play.runs(after=4.9) == 0
+    assert play.order(after=0.2) == Order(Kind.RUN, 1, 0, 1, 2)
+    assert play.said == [f"{KILLED.reason}. In 5 s: restart 1 of 1 after step 7."]
+
+
+def test_an_elastic_job_goes_on_at_once_without_the_dead_one_and_grows_when_its_slot_is_back():
+    play = elastic(rejoin_seconds=60.0)
+    assert play.runs() == 3
+    play.report(code=137, dead=1, step=7)
+    assert play.order() == Order(Kind.RUN, 1, 0, 1, 2)
+    assert play.said == [f"{KILLED.reason}. At once: restart 1 after step 7.", "Attempt 1: 2 processes."]
+    assert play.order(after=59.0).kind == Kind.RUN
+    stop = play.order(after=1.0)
+    assert stop.kind == Kind.STOP and stop.outcome.code == 75
+    play.report(code=75)
+    assert play.order() == Order(Kind.RUN, 2, 0, 1, 3)
+
+
+def test_fewer_than_the_least_wait_and_go_on_when_there_are_enough():
+    play = elastic(least=2, most=2, listed={"a": 2}, rejoin_seconds=float("inf"))
+    assert play.runs() == 2
+    play.report(code=137, dead=1)
+    assert play.runs() == 0 and play.runs(after=1.0) == 0
+    assert play.said[-1] == "Waits for processes: 1 can run, at least 2 must; gives up in 600 s."
+    assert play.runs(after=599.0) == 0
+    play.listed = {"a": 3}
+    assert play.runs() == 2
+
+
+def test_fewer_than_the_least_do_not_wait_for_a_slot_that_comes_back():
+    """Nobody trains meanwhile, so it is tried at once, ever more slowly, as in a job of fixed size."""
+    play = elastic(least=2, most=2, listed={"a": 2}, rejoin_seconds=60.0, restart_backoff_seconds=5.0)
+    assert play.runs() == 2
+    for pause, step in ((5.0, 7), (10.0, 9)):
+        play.report(code=137, dead=1, step=step)
+        assert play.runs() == 0 and play.runs(after=pause - 0.1) == 0
+        assert play.runs(after=0.2) == 2
+        assert play.runs(after=0.2) == 2  # it is not stopped, though the slot still counts as out
+    assert play.said[0] == f"{KILLED.reason}. In 5 s: restart 1 after step 7."
+
+
+def test_another_slot_is_better_than_one_that_is_out():
+    play = elastic(least=2, most=2, listed={"a": 3}, rejoin_seconds=60.0)
+    assert play.runs() == 2
+    play.report(code=137, dead=1)
+    assert play.runs() == 2  # at once
+
+
+def test_whoever_waits_in_vain_gives_up_and_says_what_for():
+    play = elastic(least=2, listed={"a": 1}, elastic_timeout_seconds=30.0)
+    assert play.runs() == 0 and play.runs(after=30.0) == 0
+    order = play.order(after=0.1)
+    assert (order.kind, order.outcome.code) == (Kind.OVER, 5)
+    assert order.outcome.reason == "fewer than 2 processes could run for 30 s (--elastic_timeout_seconds)"
+
+
+def test_waiting_may_last_for_ever():
+    play = elastic(least=2, listed={"a": 1}, elastic_timeout_seconds=0.0)
+    assert play.runs() == 0 and play.runs(after=1e9) == 0
+    assert play.said == ["Waits for processes: 1 can run, at least 2 must."]
+
+
+def test_a_host_list_that_shrinks_and_grows_resizes_the_job_and_counts_nothing():
+    play = elastic(least=1, listed={"a": 3}, max_restarts=0, max_preemptions=0)
+    for attempt, slots in enumerate((2, 3, 1, 3), 1):
+        assert play.order().kind == Kind.RUN
+        play.listed = {"a": slots}
+        assert play.order().kind == Kind.STOP
+        play.report(code=75)
+        assert play.order() == Order(Kind.RUN, attempt, 0, 1, slots)
+
+
+def test_a_job_that_was_done_when_it_was_told_to_stop_is_done():
+    play = elastic(least=1, listed={"a": 3})
+    play.runs()
+    play.listed = {"a": 2}
+    assert play.order().kind == Kind.STOP
+    play.report(code=0)
+    assert play.order().kind == Kind.OVER
+
+
+def test_a_program_that_does_not_save_is_resized_all_the_same():
+    play = elastic(least=1, listed={"a": 3})
+    play.runs()
+    play.listed = {"a": 2}
+    play.order()
+    play.report(code=143)
+    assert play.runs() == 2
+
+
+def test_bad_input_ends_an_elastic_job():
+    play = elastic()
+    play.runs()
+    play.report(code=2, dead=1)
+    assert play.order().outcome.code == 2
+
+
+def test_bad_input_of_more_processes_than_have_trained_keeps_the_job_to_those_for_good():
+    """As of a batch that cannot be dealt to so many."""
+    play = elastic(least=1, most=4, listed={"a": 2}, max_restarts=0)
+    assert play.runs() == 2
+    play.listed = {"a": 3}
+    assert play.order().kind == Kind.STOP
+    play.report(code=75, step=20)
+    assert play.runs() == 3
+    play.report(code=2, dead=3)
+    assert play.runs() == 2
+    assert play.said[-2] == "code 2. 3 processes are too many: at most 2 from now on."
+    play.listed = {"a": 9}
+    assert play.runs(after=1e6) == 2
+    play.report(code=2, dead=2)
+    assert play.order().outcome.code == 2  # that is another matter
+
+
+@pytest.mark.parametrize("sizes", [(3,), (3, 2)])
+def test_bad_input_of_no_more_processes_than_have_trained_ends_the_job(sizes):
+    play = elastic(least=1, listed={"a": 3})
+    for size in sizes:
+        play.listed = {"a": size}
+        play.order(after=5.0)
+        play.report(code=75, step=20)
+        play.order()
+    assert play.runs(after=5.0) == sizes[-1]
+    play.report(code=2, dead=1)
+    assert play.order().outcome.code == 2
+
+
+def test_what_a_rank_forbids_to_start_again_ends_the_job_also_where_it_was_to_be_resized():
+    for resized in (False, True):
+        play = elastic(least=1, listed={"a": 3})
+        play.runs()
+        play.listed = {"a": 2 if resized else 3}
+        assert play.order().kind == (Kind.STOP if resized else Kind.RUN)
+        play.report(code=1, dead=3, step=7, final=True)
+        order = play.order()
+        assert (order.kind, order.outcome.code) == (Kind.OVER, 1) and "not tried again" in order.outcome.reason
+
+
+def test_when_all_have_failed_no_slot_is_taken_and_the_second_time_at_the_same_step_ends_it():
+    play = elastic(restart_backoff_seconds=1.0)
+    play.runs()
+    play.report(code=1, dead=3, step=7)
+    assert play.runs() == 0 and play.runs(after=1.0) == 3
+    play.report(code=1, dead=3, step=7)
+    order = play.order()
+    assert (order.kind, order.outcome.code) == (Kind.OVER, 1)
+    assert order.outcome.reason == "code 1; the second failure in a row after step 7, so it is not tried again"
+
+
+def test_deaths_that_strike_one_after_the_other_before_a_step_is_made_are_no_repetition():
+    play = elastic(least=1)
+    for size in (3, 2):
+        assert play.runs() == size
+        play.report(code=137, dead=1, step=7)
+    assert play.runs() == 1
+
+
+@pytest.mark.parametrize(
+    "sizes, fields",
+    [
+        ((2, 2), {"least": 2, "most": 2}),
+        ((3, 2, 3), {"least": 2, "most": 3}),  # the slots that are out are used, as one alone is too few
+        ((3, 3), {"least": 2, "most": 3, "listed": {"a": 9}}),
+        ((3, 3), {"least": 1, "most": 3, "rejoin_seconds": 0.0}),
+    ],
+)
+def test_a_signal_that_strikes_again_after_the_same_step_ends_a_job_that_does_not_go_on_smaller(sizes, fields):
+    play = elastic(**fields)
+    for size in sizes:
+        play.order()
+        assert play.runs(after=5.0) == size  # after the pause
+        play.report(code=137, dead=1, step=7)
+    reason = play.order().outcome.reason
+    assert "the second failure in a row after step 7, so it is not tried again" in reason
+
+
+def test_a_failure_of_a_rank_s_own_that_comes_again_after_the_same_step_ends_the_job():
+    play = elastic(least=1)
+    for _ in range(2):
+        play.runs()
+        play.report(code=1, dead=1, step=7)
+    assert play.order().outcome.code == 1
+
+
+def attempts(play: Play, limit: int = 40, lasts: float = 0.0, **report) -> list[int]:
+    """The number of processes of each attempt, where all end in one way; until the job is over, or the limit."""
+    found: list[int] = []
+    while len(found) < limit and play.order().kind != Kind.OVER:
+        found.append(play.runs() or play.runs(after=60.0))  # after the pause
+        play.now += lasts
+        play.report(**report)
+    return found
+
+
+@pytest.mark.parametrize(
+    "fields, dead, sizes",
+    [
+        ({"least": 2}, 3, [3] * 5),  # a word of the command is wrong, say
+        ({"least": 1, "rejoin_seconds": float("inf")}, 1, [3, 2] + [1] * 5),  # the others were ended with it
+        ({"least": 2}, 1, [3, 2, 2, 2, 3, 3]),  # two alone, of which one fails, are too few
+        ({"least": 1, "rejoin_seconds": 0.0}, 1, [3] * 5),
+    ],
+)
+def test_a_job_that_fails_again_and_again_before_training_began_is_over(fields, dead, sizes):
+    play = elastic(**fields)
+    assert attempts(play, code=1, dead=dead) == sizes
+    reason = play.order().outcome.reason
+    assert reason.startswith("code 1; 5 failures in a row before training began, so it is not tried again")
+
+
+def test_a_program_that_notes_no_steps_and_runs_for_long_is_tried_for_ever():
+    play = elastic()
+    assert attempts(play, lasts=3600.0, code=1, dead=3) == [3] * 40
+    assert len(attempts(elastic(), lasts=3000.0, code=1, dead=3)) < 10
+
+
+def test_peers_that_are_lost_before_training_began_are_waited_for_again_and_again():
+    assert len(attempts(elastic(), code=5)) == 40
+
+
+def test_a_launcher_of_an_attempt_that_stops_is_told_to_wait_no_more_for_the_others():
+    play = elastic(**SEVERAL)
+    parted = []
+    play.director.part = lambda: parted.append(True)
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play.director.left("b")
+    assert play.order("a").kind == play.order("a").kind == Kind.STOP
+    assert parted == [True]
+
+
+def test_who_runs_nothing_ends_with_what_the_others_made_of_it():
+    play = elastic(**SEVERAL | {"listed": {"b": 2}})
+    play.order("a"), play.order("a", after=SETTLE_SECONDS)
+    play.director.end(Outcome(143, "ended by SIGTERM"))
+    assert play.order("b").kind == Kind.STOP
+    play.report("b", code=75)
+    assert play.order("a").outcome.code == 75 == play.order("b").outcome.code
+
+
+def test_the_number_of_restarts_can_be_limited():
+    play = elastic(least=1, max_restarts=1)
+    play.runs()
+    play.report(code=137, dead=1, step=3)
+    play.runs()
+    play.report(code=137, dead=1, step=5)
+    order = play.order()
+    assert order.outcome.code == 137 and "--max_restarts=1 is used up" in order.outcome.reason
+
+
+def test_whoever_is_asked_to_end_ends_the_job_and_what_has_saved_is_not_run_again():
+    play = elastic()
+    play.runs()
+    play.report(code=75, stopped=True)
+    assert play.order() == Order(Kind.OVER, outcome=Outcome(75, "code 75"))
+
+
+def test_the_end_can_be_asked_for_while_nothing_runs():
+    play = elastic(listed={"a": 0})
+    assert play.runs() == 0
+    play.director.end(Outcome(143, "ended by SIGTERM"))
+    assert play.order().outcome.code == 143

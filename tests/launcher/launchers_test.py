@@ -1,0 +1,290 @@
+"""What is decided for several launchers, on a clock that only the test moves."""
+
+import pytest
+
+from tests.launcher.play import SEVERAL, Play, elastic
+from tfdist.launcher.job_controller import SETTLE_SECONDS
+from tfdist.launcher.orders import Kind, Order, Report
+from tfdist.launcher.outcome import Outcome
+
+
+def test_several_launchers_share_the_processes_in_the_order_in_which_they_came():
+    play = elastic(**SEVERAL)
+    assert play.runs("a") == 0 == play.runs("b")  # others may come
+    assert play.order("a", after=SETTLE_SECONDS) == Order(Kind.RUN, 0, 0, 2, 2, "host:1", "secret")
+    assert play.order("b") == Order(Kind.RUN, 0, 1, 2, 1, "host:1", "secret")
+    assert play.met == [["a", "b"]]
+
+
+def test_a_launcher_that_is_gone_is_not_waited_for_and_the_others_go_on():
+    play = elastic(**SEVERAL)
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play.director.left("b", "is lost: no sign of life")
+    play.report("a", code=5)
+    assert play.runs("a") == 2  # at once
+    assert "b is lost: no sign of life." in play.said
+
+
+def test_a_launcher_that_comes_later_waits_and_joins_when_the_others_have_saved():
+    play = elastic(**SEVERAL | {"names": ("a",)})
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play.join("b")
+    assert play.order("b").kind == Kind.WAIT and play.order("a").kind == Kind.RUN
+    assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
+    play.report("a", code=75)
+    assert (play.runs("a"), play.runs("b")) == (2, 1)
+
+
+def joined(**fields) -> Play:
+    """One launcher has trained; another one came, and both are started."""
+    play = elastic(**SEVERAL | {"names": ("a",)} | fields)
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play.join("b")
+    play.runs("a"), play.order("a", after=SETTLE_SECONDS)
+    play.report("a", code=75, step=10)
+    assert (play.runs("a"), play.runs("b")) == (2, 1)
+    return play
+
+
+def joined_by_another_program(**fields) -> Play:
+    """With the one that came, all end by bad input."""
+    play = joined(**fields)
+    play.report("a", code=2)
+    play.report("b", code=2, dead=1)
+    return play
+
+
+def test_a_launcher_that_brings_another_program_is_refused_and_the_others_go_on():
+    play = joined_by_another_program()
+    assert play.order("b") == Order(Kind.OVER, outcome=Outcome(2, "code 2"))
+    assert play.runs("a") == 2
+    assert "b does not fit the others, and is refused: code 2." in play.said
+
+
+def test_a_host_that_is_lost_again_and_again_stops_the_others_ever_more_rarely():
+    play = elastic(**SEVERAL, rejoin_seconds=60.0)
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    for pause, name in ((60.0, "b"), (120.0, "b again")):
+        play.director.lost(name, "is lost")
+        play.report("a", code=5)
+        assert play.runs("a") == 2
+        play.director.joined(f"{name} again", ["b"])
+        assert play.runs("a", after=pause - 1.0) == 2 and play.order(f"{name} again").kind == Kind.WAIT
+        play.order("a", after=2.0)
+        assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
+        play.report("a", code=75, step=9)
+        assert (play.runs("a"), play.runs(f"{name} again")) == (2, 1)
+
+
+def test_hosts_that_are_lost_one_after_the_other_before_a_step_is_made_are_no_repetition():
+    play = elastic(**SEVERAL | {"names": ("a", "b", "c", "d"), "listed": dict.fromkeys("abcd", 2), "most": 4})
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    for lost, other in ("bc", "cd"):
+        assert play.runs(lost) == 2
+        play.director.lost(lost, "is lost")
+        play.report("a", code=5, step=7)
+        assert (play.runs("a"), play.runs(other)) == (2, 2)  # as many as before
+
+
+def test_a_host_that_has_said_goodbye_may_come_again_at_once():
+    play = elastic(**SEVERAL, rejoin_seconds=60.0)
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play.director.left("b", "has left the job")
+    play.report("a", code=5)
+    assert play.runs("a") == 2
+    play.join("b")
+    play.order("a")
+    assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
+
+
+@pytest.mark.parametrize("code, dead", [(5, (0, 0)), (1, (2, 1)), (1, (0, 1)), (137, (1, 0))])
+def test_a_launcher_with_which_nothing_begins_stops_the_others_ever_more_rarely(code, dead):
+    """It hangs as it starts, or is not reached, so that nobody knows whose fault it is."""
+    play = joined(rejoin_seconds=60.0, least=1)
+    for pause in (60.0, 120.0):
+        play.report("a", code=code, dead=dead[0])
+        play.report("b", code=5 if code == 137 else code, dead=dead[1])
+        assert play.order("b").kind == Kind.WAIT and play.order("a").nodes == 1  # at once
+        assert "Nothing has begun with b: the others do without for a while." in play.said
+        assert play.runs("b", after=pause - 1.0) == 0
+        play.order("a", after=2.0)
+        assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
+        play.report("a", code=75, step=20)
+        assert play.runs("a") and play.runs("b")
+
+
+HEARD_BY = 60.0 + 60.0 + 60.0  # --start_timeout_seconds, --grace_seconds, and what it takes to kill and to say
+
+
+def test_a_launcher_that_does_not_say_how_its_processes_ended_is_done_without():
+    """It beats, but its disk does not answer."""
+    play = joined()
+    play.report("a", code=5)
+    assert play.runs("a") == 0 == play.runs("a", after=HEARD_BY - 1.0)
+    assert play.runs("a", after=1.0) == 2
+    assert "b has not said how its processes ended." in play.said
+    order = play.order("b")
+    assert (order.kind, order.outcome.code) == (Kind.OVER, 5)
+    play.report("b", code=5)
+    assert play.runs("a", after=1.0) == 2
+
+
+def test_nor_is_one_waited_for_that_was_told_to_stop():
+    play = joined(elastic_timeout_seconds=0.0)
+    play.listed = {"a": 2}
+    assert play.order("b").kind == Kind.STOP == play.order("a").kind
+    play.report("a", code=75, step=20)
+    assert play.order("b", after=HEARD_BY - 1.0).kind == Kind.STOP
+    assert play.order("b", after=1.0).kind == Kind.OVER and play.runs("a") == 2
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_processes_that_end_well_may_end_long_after_the_others(code):
+    """Nobody has told them to end."""
+    play = joined()
+    play.report("a", code=code, step=20)
+    play.order("b")
+    assert play.order("b", after=1e6).kind == Kind.RUN and play.order("a").kind == Kind.WAIT
+    play.report("b", code=code, step=20)
+    play.order("a")
+    assert play.order("a", after=5.0).kind == (Kind.RUN if code else Kind.OVER)
+
+
+def test_the_launcher_that_decides_is_waited_for():
+    """It was stopped itself, and has just gone on."""
+    play = joined()
+    play.report("b", code=5)
+    play.order("b")
+    assert play.order("b", after=1e6).kind == Kind.WAIT
+    assert play.runs("a") == 2
+
+
+def test_whoever_has_no_patience_waits_for_nobody():
+    play = joined()
+    play.report("a", code=75, stopped=True)
+    play.director.end(Outcome(143, "ended by SIGTERM"))
+    assert play.order("a").kind == Kind.WAIT and play.order("b").kind == Kind.STOP
+    play.director.end(Outcome(143, "ended by SIGTERM"), at_once=True)
+    assert play.order("a") == Order(Kind.OVER, outcome=Outcome(143, "ended by SIGTERM"))
+    assert play.order("b").kind == Kind.OVER
+
+
+def test_with_too_few_others_it_is_tried_again_after_a_pause():
+    play = joined(restart_backoff_seconds=5.0)
+    play.listed = {"a": 1, "b": 2}
+    assert play.order("a").kind == Kind.STOP
+    play.report("a", code=75)
+    play.report("b", code=75)
+    for pause in (5.0, 10.0):
+        assert (play.runs("a"), play.runs("b")) == (1, 2)
+        play.report("a", code=5)
+        play.report("b", code=5)
+        assert play.runs("a") == 0 and play.runs("a", after=pause - 0.1) == 0
+        play.now += 0.2
+    assert not any("do without" in line for line in play.said)
+
+
+@pytest.mark.parametrize("fields, kind", [({"rejoin_seconds": 0.0}, Kind.RUN), ({"max_restarts": 0}, Kind.OVER)])
+def test_that_the_others_do_without_it_is_said_only_where_they_do(fields, kind):
+    play = joined(least=1, restart_backoff_seconds=0.0, **fields)
+    play.report("a", code=5)
+    play.report("b", code=5)
+    assert play.order("b").kind == kind
+    assert not any("do without" in line for line in play.said)
+
+
+def test_a_launcher_that_is_preempted_as_it_starts_keeps_its_slots():
+    play = joined()
+    play.report("a", code=5)
+    play.report("b", code=143, dead=1)
+    assert (play.runs("a"), play.runs("b")) == (2, 1)
+
+
+def test_a_launcher_that_is_gone_before_it_is_refused_does_not_end_the_job_either():
+    play = joined()
+    play.report("b", code=2, dead=1)
+    play.director.left("b", "has left the job")
+    play.report("a", code=2)
+    assert play.runs("a") == 2
+
+
+def test_the_death_of_one_host_s_process_is_not_another_host_s():
+    play = elastic(least=1, **SEVERAL, rejoin_seconds=60.0)
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    for left in (1, 0):
+        play.report("b", code=137, dead=1)
+        play.report("a", code=5)
+        assert (play.runs("a"), play.runs("b")) == (2, left)
+    play.listed = {"a": 2}
+    play.report("a", code=137, dead=1)
+    assert play.runs("a") == 1 and play.runs("a", after=59.0) == 1
+    play.order("a", after=2.0)
+    assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
+
+
+@pytest.mark.parametrize("code", [1, 137, 143])
+def test_a_host_on_which_nothing_starts_does_not_end_a_job_that_others_can_do(code):
+    """One process after the other fails there, also where nobody has trained before."""
+    play = elastic(least=1, most=4, **SEVERAL | {"listed": {"a": 2, "b": 9}})
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    for left in (2,) * 7 + (1, 0):
+        play.report("b", code=code, dead=1)
+        play.report("a", code=5)
+        assert (play.runs("a"), play.runs("b")) == (2, left)
+
+
+@pytest.mark.parametrize("code", [1, 5, 137])
+def test_a_process_that_only_another_launcher_sees_die_is_its_own_launcher_s(code):
+    """It has said goodbye, or is silent, and its launcher ends it before it has ended by itself."""
+    play = elastic(least=1, **SEVERAL | {"listed": {"a": 2, "b": 1}})
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play.director.reported("a", Report(Outcome(code, "rank 2 is the cause", 2), step=7))
+    play.director.reported("b", Report(Outcome(code, "node 0 is lost")))
+    assert (play.runs("a"), play.runs("b")) == (2, 0)
+    assert play.said[-2] == "rank 2 is the cause. At once: restart 1 after step 7."
+
+
+def test_a_host_that_has_trained_and_whose_ranks_all_hang_now_is_done_without():
+    play = elastic(least=1, **SEVERAL | {"listed": {"a": 1, "b": 2}})
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play.report("a", code=1, dead=1, step=7)
+    play.report("b", code=1, dead=2, step=7)
+    play.order("a"), play.order("a", after=5.0)
+    assert (play.runs("a"), play.runs("b")) == (1, 2)
+    play.director.reported("a", Report(Outcome(5, "ranks 1, 2 did not join the job's group", 1), absent=(1, 2)))
+    play.report("b", code=5)
+    assert (play.runs("a"), play.runs("b")) == (1, 0)
+
+
+def test_if_it_comes_again_and_again_the_others_are_stopped_ever_more_rarely():
+    play = joined_by_another_program(rejoin_seconds=60.0)
+    assert play.runs("a") == 2
+    play.director.joined("b again", ["b"])
+    assert play.runs("a", after=50.0) == 2 and play.order("b again").kind == Kind.WAIT
+    play.order("a", after=20.0)
+    assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
+
+
+def test_bad_input_ends_a_job_of_several_launchers_that_has_never_trained():
+    play = elastic(**SEVERAL)
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play.report("a", code=2)
+    play.report("b", code=2)
+    assert play.order("a").outcome.code == 2 == play.order("b").outcome.code
+
+
+def test_a_launcher_that_is_asked_to_end_leaves_and_the_job_goes_on():
+    play = elastic(**SEVERAL)
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play.report("b", code=75, stopped=True)
+    play.report("a", code=75)
+    assert play.runs("a") == 2
+    assert play.order("b").kind == Kind.WAIT
+
+
+def test_the_cause_is_whose_end_is_no_consequence():
+    play = elastic(**SEVERAL)
+    play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
+    play.report("a", code=5)
+    play.report("b", code=2, dead=1)
+    assert play.order("a").outcome.code == 2 == play.order("b").outcome.code

@@ -1,0 +1,130 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tfdist.launcher import reaper
+from tfdist.launcher.orphan_guard import Guard
+
+pytestmark = pytest.mark.alone
+
+SLEEPERS = ["sh", "-c", "sleep 1000 & sleep 1000 & wait"]
+GUARDING = """
+import subprocess, sys, time
+from tfdist.launcher.orphan_guard import Guard
+with Guard() as guard:
+    guard.add_directory(sys.argv[1])
+    child = subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000 & wait"], start_new_session=True)
+    guard.add(child.pid)
+    print(child.pid, guard._process.pid, flush=True)
+    time.sleep(1000)
+"""
+
+
+def members(group):
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def has_ended(process):
+    try:
+        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert condition()
+
+
+def test_a_launcher_that_is_killed_leaves_nobody_and_nothing_in_memory(tmp_path):
+    memory = tmp_path / "memory"
+    (memory / "commits").mkdir(parents=True)
+    launcher = subprocess.Popen([sys.executable, "-c", GUARDING, str(memory)], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout
+    group, guard = map(int, launcher.stdout.readline().split())
+    os.kill(guard, signal.SIGTERM)  # as whoever ends everything of a user's does first
+    try:
+        wait_until(lambda: len(members(group)) == 3)
+        launcher.kill()
+        wait_until(lambda: not members(group), 2.0)
+        wait_until(lambda: not memory.exists())
+        wait_until(lambda: has_ended(guard))
+    finally:
+        launcher.kill()
+        for process in members(group):
+            process.kill()
+        launcher.communicate(timeout=5)
+
+
+def test_a_launcher_that_ends_well_has_ended_its_own():
+    child = subprocess.Popen(SLEEPERS, start_new_session=True)
+    other = subprocess.Popen(SLEEPERS, start_new_session=True)
+    try:
+        with Guard() as guard:
+            guard.add(child.pid)
+            guard.add(other.pid)
+            guard.forget(other.pid)
+        assert len(members(child.pid)) >= 1  # it kills nobody after a `done`
+        with Guard() as guard:
+            guard.add(child.pid)
+            guard.add(other.pid)
+            guard.forget(other.pid)
+            guard._input.close()  # what the launcher's death does
+            wait_until(lambda: not members(child.pid))
+            assert len(members(other.pid)) >= 1
+            guard._tell = lambda line: None  # type: ignore[method-assign]  # the launcher is no more
+    finally:
+        for process in (child, other):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_a_guard_that_somebody_has_ended_is_named_once(caplog):
+    with Guard() as guard:
+        guard.add(123)
+        guard._process.kill()
+        guard._process.wait()
+        guard.add(124)
+        guard.forget(123)
+        guard.add_directory("/nowhere")
+        guard.look()
+        guard.look()
+    guard.forget(124)  # as a thread may that is late
+    assert len(caplog.messages) == 1 and "the guard of this job's processes" in caplog.messages[0]
+
+
+def test_a_guard_that_is_missed_only_at_the_end_is_not_named(caplog):
+    with Guard() as guard:
+        guard.look()
+        guard._process.kill()
+        guard._process.wait()
+    assert not caplog.messages
+
+
+def test_a_job_whose_guard_is_killed_ends_as_it_would_have(tmp_path):
+    waits = "echo ready; for i in $(seq 100); do [ -e said ] && exit 0; sleep 0.1; done; exit 1"
+    command = [sys.executable, "-m", "tfdist.launch", "--log_dir=logs", "--", "sh", "-c", waits]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout and launcher.stderr
+        launcher.stdout.readline()
+        [guard] = [one for one in psutil.Process(launcher.pid).children() if reaper.__file__ in one.cmdline()]
+        guard.kill()
+        first = next((line for line in launcher.stderr if "somebody has ended" in line), "")  # while they run
+        (tmp_path / "said").touch()
+        said = launcher.communicate(timeout=10)[1]
+    assert launcher.returncode == 0, said
+    assert first and "somebody has ended" not in said and "Traceback" not in said

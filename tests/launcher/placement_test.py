@@ -1,0 +1,63 @@
+import socket
+
+import pytest
+
+from tfdist.coordination import LocalGroup
+from tfdist.coordination.addresses import Way
+from tfdist.launcher import placement as placing
+from tfdist.launcher.placement import Placement, arrange, own_host
+
+UNEVEN = Placement(1, ("a", "::1"), ((1, 2, 3), (4,)))
+
+
+def test_ranks_are_numbered_node_by_node():
+    assert UNEVEN.size == 4
+    assert UNEVEN.addresses == ("a:1", "a:2", "a:3", "[::1]:4")
+    (only,) = UNEVEN.ranks()
+    assert (only.rank, only.size) == (3, 4)
+    assert (only.local_rank, only.local_size) == (0, 1)
+    assert (only.cross_rank, only.cross_size) == (1, 2)
+    third = Placement(0, UNEVEN.hosts, UNEVEN.ports).ranks()[2]
+    assert (third.rank, third.local_rank, third.local_size, third.cross_rank, third.cross_size) == (2, 2, 3, 0, 1)
+
+
+def test_horovod_numbers_them_alike():
+    hosts = pytest.importorskip("horovod.runner.common.util.hosts")
+    counts = (2, 3, 1)
+    infos = [hosts.HostInfo(f"node-{node}", count) for node, count in enumerate(counts)]
+    theirs = [
+        (s.rank, s.size, s.local_rank, s.local_size, s.cross_rank, s.cross_size)
+        for s in hosts.get_host_assignments(infos, 6, 6)
+    ]
+    ports = tuple(tuple(range(count)) for count in counts)
+    ours = [
+        (r.rank, r.size, r.local_rank, r.local_size, r.cross_rank, r.cross_size)
+        for node in range(3)
+        for r in Placement(node, ("a", "b", "c"), ports).ranks()
+    ]
+    assert ours == theirs
+
+
+def test_one_node_stays_on_the_loopback():
+    placement = arrange(3, "127.0.0.1", LocalGroup())
+    assert placement.hosts == ("127.0.0.1",) and len(set(placement.ports[0])) == 3
+    for port in placement.ports[0]:
+        socket.create_server(("127.0.0.1", port)).close()  # it is free
+
+
+def test_a_node_s_interface_is_on_its_way_to_another_one(monkeypatch):
+    """A name of node 0 is often its own loopback."""
+    ways = {"10.0.0.2": Way("10.0.0.1", "10.0.0.2"), "node0": Way("10.0.0.2", "10.0.0.1")}
+    monkeypatch.setattr(placing, "way_to", ways.get)
+    monkeypatch.setattr(placing, "network_interface", lambda address: f"with {address}")
+    hosts, ports = ("node0", "10.0.0.2"), ((1,), (2,))
+    assert Placement(0, hosts, ports).interface == "with 10.0.0.1"
+    assert Placement(1, hosts, ports).interface == "with 10.0.0.2"
+    assert Placement(0, ("node0",), ((1,),)).interface == "with 127.0.0.1"
+
+
+def test_a_node_is_reached_by_the_address_of_its_way_to_the_coordinator():
+    assert own_host("node0.example:1234", serves=True) == "node0.example"
+    assert own_host("127.0.0.1:1234", serves=False) == "127.0.0.1"
+    assert own_host("[::1]:1234", serves=True) == "::1"
+    assert own_host("", serves=True) == "127.0.0.1"

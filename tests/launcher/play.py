@@ -1,0 +1,48 @@
+"""A play of the director: its clock, its host list, and what it has said; and the jobs that are played."""
+
+from collections.abc import Mapping
+
+from tfdist.launcher.job import Job
+from tfdist.launcher.job_controller import Director
+from tfdist.launcher.orders import Kind, Order, Report
+from tfdist.launcher.outcome import Outcome
+
+KILLED = Outcome(137, "rank 1 ended with code 137 (killed by SIGKILL)", 1)
+SEVERAL = {"coordinator": "a:1", "hosts": "list", "names": ("a", "b"), "listed": {"a": 2, "b": 2}}
+
+
+class Play:
+    """A director, its clock, its host list, and what it has said."""
+
+    def __init__(self, listed: Mapping[str, int] | None = None, names: tuple[str, ...] = ("a",), **fields):
+        self.now, self.listed, self.said = 0.0, listed, []
+        self.met: list[list[str]] = []
+        self.director = Director(Job(**fields), self.said.append, lambda: self.listed, lambda: self.now)
+        self.director.meet = self.meet
+        for name in names:
+            self.join(name)
+
+    def meet(self, names):
+        self.met.append(list(names))
+        return f"host:{len(self.met)}", "secret"
+
+    def join(self, name: str) -> None:
+        self.director.joined(name, [name])
+
+    def order(self, name: str = "a", after: float = 0.0) -> Order:
+        self.now += after
+        return self.director.order(name)
+
+    def runs(self, name: str = "a", after: float = 0.0) -> int:
+        """How many processes a launcher is to run; 0 for none."""
+        order = self.order(name, after)
+        assert order.kind in (Kind.RUN, Kind.WAIT), order
+        return order.processes
+
+    def report(self, name: str = "a", code: int = 0, **fields) -> None:
+        outcome = KILLED if code == 137 else Outcome(code, f"code {code}" if code else "")
+        self.director.reported(name, Report(outcome, **fields))
+
+
+def elastic(least: int = 2, most: int = 3, **fields) -> Play:
+    return Play(processes=most, min_processes=least, **fields)

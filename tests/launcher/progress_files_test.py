@@ -1,0 +1,81 @@
+"""The ranks' notes as their launcher keeps them."""
+
+import errno
+import pathlib
+import shutil
+
+import pytest
+
+from tfdist.errors import InputError
+from tfdist.launcher.progress_files import Notes
+from tfdist.process import progress_file
+
+
+def write(path: pathlib.Path | None, step: int, forbids: bool = False) -> None:
+    environment = {progress_file.VARIABLE: str(path)}
+    note = progress_file.StepNote(environment)
+    note.note(step)
+    note.close()
+    if forbids:
+        progress_file.forbid_restart(environment)
+
+
+@pytest.fixture
+def memory(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "memory"
+    path.mkdir()
+    return path
+
+
+def test_the_last_step_of_any_rank_counts(memory, caplog):
+    notes = Notes(memory)
+    paths = [notes.blank(rank) for rank in range(3)]
+    assert notes.read(range(3)) == (None, False)
+    write(paths[0], 7), write(paths[2], 5, forbids=True)
+    assert notes.read(range(3)) == (7, True) and notes.read([0, 1]) == (7, False)
+    notes.blank(0), notes.blank(2)
+    assert notes.read(range(3)) == (None, False)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("emptied", [".", "notes", "notes/rank-1"])
+def test_what_somebody_has_removed_was_not_noted_and_is_made_anew(emptied, memory, caplog):
+    notes = Notes(memory)
+    for rank in range(2):
+        write(notes.blank(rank), 7)
+    gone = memory / emptied
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    kept = 7 if "rank" in emptied else None
+    assert notes.read(range(2)) == (kept, False) == notes.read(range(2))
+    assert len(caplog.messages) == 1 and str(memory) in caplog.messages[0]
+    write(notes.blank(1), 9)
+    assert notes.read(range(2)) == (9, False)
+    assert memory.stat().st_mode & 0o077 == 0 or emptied != "."
+
+
+def test_a_rank_that_forbids_a_restart_is_heard_in_an_emptied_directory_too(memory):
+    notes = Notes(memory)
+    path = notes.blank(0)
+    shutil.rmtree(memory)
+    write(path, 7, forbids=True)
+    assert notes.read([0]) == (None, True)
+
+
+def full(path: pathlib.Path) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_memory_that_is_full_at_first_is_bad_input(memory, monkeypatch):
+    monkeypatch.setattr(progress_file, "blank", full)
+    with pytest.raises(InputError, match=r"notes/rank-0 \(No space left on device\)\. Free space in "):
+        Notes(memory).blank(0)
+
+
+def test_one_that_is_full_later_lets_ranks_note_nothing(memory, monkeypatch, caplog):
+    notes = Notes(memory)
+    write(notes.blank(0), 7)
+    with monkeypatch.context() as patched:
+        patched.setattr(progress_file, "blank", full)
+        assert notes.blank(0) is None and notes.blank(1) is None
+        assert notes.read(range(2)) == (None, False)  # not what an attempt before has noted
+    assert len(caplog.messages) == 1

@@ -1,0 +1,123 @@
+"""The lobby and its guests, in one process, over real sockets."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tfdist.coordination.addresses import join_address, listen, split_address
+from tfdist.coordination.messages import VERSION, encode
+from tfdist.errors import InputError, PeerLostError
+from tfdist.launcher import rendezvous_server as lobbies
+from tfdist.launcher.job import Job
+from tfdist.launcher.job_controller import Director
+from tfdist.launcher.orders import Kind, Report
+from tfdist.launcher.outcome import Outcome
+from tfdist.launcher.remote_agent import Guest
+from tfdist.launcher.rendezvous_server import Lobby
+
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("no_thread_is_left")]
+
+
+class Open:
+    """A lobby with a director that has a launcher of its own."""
+
+    def __init__(self) -> None:
+        listener = listen("127.0.0.1:0", "")
+        self.address = join_address(*listener.getsockname()[:2])
+        self.job = Job(processes=3, min_processes=1, hosts="list", coordinator=self.address, start_timeout_seconds=5.0)
+        self.said: list[str] = []
+        self.listed = {"here": 2, "127.0.0.1": 1}
+        self.lobby = Lobby(listener, "127.0.0.1", "token")
+        self.director = Director(self.job, self.said.append, lambda: self.listed)
+        self.director.meet = self.lobby.meet
+        self.director.joined("own", ["here"])
+        self.lobby.open(self.director)
+
+    def guest(self, token: str = "token") -> Guest:
+        return Guest(self.job, token)
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    made = Open()
+    with made.lobby:
+        yield made
+        made.director.end(Outcome(0))
+        made.director.reported("own", Report(Outcome(0)))
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_guest_gets_its_orders_and_reports(opened) -> None:
+    with opened.guest() as guest:
+        until(lambda: opened.director.order("own").kind == Kind.RUN and guest.order().kind == Kind.RUN)
+        own, other = opened.director.order("own"), guest.order()
+        assert (own.node, own.processes, other.node, other.processes, own.nodes) == (0, 2, 1, 1, 2)
+        assert own.address == other.address and own.token == other.token
+        opened.director.reported("own", Report(Outcome(0)))
+        guest.report(Report(Outcome(0)))
+        until(lambda: guest.order().kind == Kind.OVER)
+        assert guest.order().outcome.code == 0
+
+
+def test_a_guest_that_leaves_is_gone(opened) -> None:
+    with opened.guest() as guest:
+        until(lambda: guest.order().kind == Kind.RUN)
+        guest.report(Report(Outcome(75), stopped=True))
+        assert guest.order().kind == Kind.OVER
+        until(lambda: any("has left the job" in line for line in opened.said))
+
+
+def test_a_guest_that_vanishes_is_lost_and_the_others_stop(opened) -> None:
+    with opened.guest() as guest:
+        until(lambda: guest.order().kind == Kind.RUN and opened.director.order("own").kind == Kind.RUN)
+    until(lambda: opened.director.order("own").kind == Kind.STOP)
+    assert "is lost" in opened.director.order("own").outcome.reason
+
+
+def test_a_guest_that_is_silent_is_lost(opened, monkeypatch) -> None:
+    monkeypatch.setattr(lobbies, "LOST_AFTER_SECONDS", 0.3)
+    host, port = split_address(opened.address)
+    with socket.create_connection((host, port)) as sock:
+        sock.sendall(encode({"type": "hello", "version": VERSION, "token": "token", "places": []}))
+        until(lambda: any("no sign of life for 0.3 s" in line for line in opened.said))
+
+
+def test_the_end_of_the_lobby_stops_a_guest_that_runs() -> None:
+    opened = Open()
+    with opened.lobby:
+        guest = opened.guest()
+        until(lambda: guest.order().kind == Kind.RUN)
+    with guest:
+        until(lambda: guest.order().kind == Kind.STOP)
+        assert "the coordinator's launcher is lost" in guest.order().outcome.reason
+        guest.report(Report(Outcome(5)))
+        assert guest.order().kind == Kind.OVER
+
+
+def test_strangers_are_refused(opened) -> None:
+    with pytest.raises(InputError, match="Set TFDIST_TOKEN to the same on every host"):
+        opened.guest("another")
+    host, port = split_address(opened.address)
+    for said in (b"GET / HTTP/1.1\r\n\r\n", encode({"type": "hello", "version": "2", "token": "token"}), b"x" * 10000):
+        with socket.create_connection((host, port)) as sock:
+            sock.settimeout(5.0)
+            sock.sendall(said)
+            assert sock.recv(100) == b""
+    with socket.create_connection((host, port)) as sock:
+        sock.sendall(encode({"type": "hello", "version": 1, "token": "token", "places": []}))
+        assert b"speaks version 1" in sock.recv(1000)
+    assert opened.said == []
+
+
+def test_a_lobby_that_is_not_there_is_said(opened) -> None:
+    job = Job(processes=2, min_processes=1, hosts="x", coordinator="127.0.0.1:1", start_timeout_seconds=0.3)
+    with pytest.raises(PeerLostError, match="the coordinator's launcher did not answer at 127.0.0.1:1 within 0.3 s"):
+        Guest(job, "token")

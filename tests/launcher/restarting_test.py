@@ -1,0 +1,176 @@
+"""Jobs that fail, are preempted, and are started again: real processes of a toy training that resumes where it saved."""
+
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.launcher.toy import DEADLINE, Launched, die, launched
+from tfdist.testing import processes
+
+pytestmark = pytest.mark.alone
+
+
+@pytest.fixture
+def launch(tmp_path: pathlib.Path) -> Iterator[Callable[..., Launched]]:
+    with contextlib.ExitStack() as stack:
+        yield lambda *flags, **options: stack.enter_context(launched(tmp_path, *flags, **options))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGKILL)", "1 / 0", "os._exit(6)"])
+def test_a_job_that_fails_goes_on_where_it_saved(how: str, size: int, launch) -> None:
+    one = launch("--max_restarts=2", fault=die(f"rank == {size - 1} and restart == 0 and step == 8", how), size=size)
+    assert one.end() == 0
+    begun = one.begun()
+    assert [(rank, step, restart) for rank, step, restart, _, _ in begun] == [
+        (rank, *start) for rank in range(size) for start in ((0, 0), (6, 1))
+    ]
+    assert len({address for *_, address in begun}) == 2  # a new group, at a new port
+    assert re.search(rf"rank {size - 1} ended with code .* In 0.1 s: restart 1 of 2 after step 7\.$", one.said[-1])
+    names = re.findall(r"^launched (\d{8}-\d{6})$", one.log, re.MULTILINE)
+    assert len(names) == 2 and len(set(names)) == 1  # by which the program knows its own
+    assert "begins at 0" in one.log and "--- restart 1, " in one.log and "begins at 6" in one.log  # nothing is lost
+
+
+def test_a_failure_that_repeats_at_the_same_step_ends_the_job_and_says_so(launch) -> None:
+    one = launch("--max_restarts=5", fault=die("rank == 1 and step == 8"))
+    assert one.end() == 137
+    assert len(one.begun()) == 4
+    assert "rank 1 ended with code 137 (killed by SIGKILL); the second failure in a row after step 7" in one.said[-1]
+
+
+def test_a_job_outlives_what_empties_its_launchers_directory(launch) -> None:
+    """As the end of a user's last session does, where logind removes what is theirs in memory."""
+    empties = "import shutil; shutil.rmtree(pathlib.Path(os.environ['TFDIST_STEP_NOTE']).parents[1]); sys.exit(1)"
+    one = launch("--max_restarts=2", fault=die("rank == 1 and restart < 2 and step == 8", empties))
+    assert one.end() == 0
+    assert sorted({restart for _, _, restart, _, _ in one.begun()}) == [0, 1, 2]
+    assert "Traceback" not in one.output and one.output.count("is missed (No such file or directory)") == 1
+
+
+def test_failures_at_other_steps_are_tried_until_the_budget_is_used_up(launch) -> None:
+    one = launch("--max_restarts=2", fault=die("rank == 1 and step == 7 + restart", "sys.exit(1)"))
+    assert one.end() == 1
+    assert len(one.begun()) == 6
+    assert "rank 1 ended with code 1 (failed)" in one.said[-1] and "--max_restarts=2 is used up" in one.said[-1]
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_what_would_come_again_is_not_tried_again(code: int, launch) -> None:
+    one = launch("--max_restarts=2", fault=die("rank == 1 and step == 8", f"group.leave({code}); sys.exit({code})"))
+    assert one.end() == code
+    assert len(one.begun()) == 2 and "restart" not in one.said[-1]
+
+
+@pytest.mark.parametrize("size", ["2", "1:2"])
+def test_nor_is_what_a_rank_forbids_to_start_again(size: str, launch) -> None:
+    """As replicas that have drifted do: a checkpoint may hold the drift."""
+    forbid = "from tfdist.process import progress_file; progress_file.forbid_restart(); sys.exit(1)"
+    one = launch("--max_restarts=2", fault=die("rank == 1 and step == 8", forbid), size=size)
+    assert one.end() == 1
+    assert len(one.begun()) == 2
+    assert "rank 1 ended with code 1 (failed)" in one.said[-1] and "it is not tried again" in one.said[-1]
+
+
+def test_a_signal_to_one_rank_ends_all_with_75(launch) -> None:
+    one = launch(last=10**6)
+    os.kill(one.wait_for_ranks(2)[1], signal.SIGTERM)
+    assert one.end() == 75
+    assert len(set(re.findall(r"preempted at step \d+", one.output))) == 1
+    assert one.said[-1] == "tfdist.launch: all ranks ended with code 75 (preempted)."
+    assert one.output.count("Received SIGTERM") == 1  # the launcher did not signal those that were saving
+
+
+def test_who_takes_its_time_to_save_is_waited_for(launch) -> None:
+    """And is not signalled: that would be a second signal, which ends at once."""
+    one = launch(last=10**6, ending="time.sleep(4 * rank); group.leave(75); os._exit(75)")
+    os.kill(one.wait_for_ranks(2)[0], signal.SIGTERM)
+    assert one.end() == 75
+    assert one.output.count("Received SIGTERM") == 1 and "all ranks ended with code 75" in one.said[-1]
+
+
+def test_a_preemption_has_its_own_budget(launch) -> None:
+    one = launch("--max_preemptions=1", last=200)
+    os.kill(one.wait_for_ranks(2)[0], signal.SIGTERM)
+    one.wait_for_ranks(4)
+    assert one.end() == 0
+    step = int(re.findall(r"preempted at step (\d+)", one.output)[0])
+    assert {(step, restart) for _, step, restart, _, _ in one.begun()} == {(0, 0), (step, 1)}
+    assert one.said[-1].endswith("In 0.1 s: restart 1 of 1 after preemptions.")
+
+
+def test_the_pause_behind_preemptions_stays_once_training_has_begun(launch) -> None:
+    one = launch("--max_preemptions=2", last=10**6)
+    for count in (2, 4, 6):
+        os.kill(one.wait_for_ranks(count)[0], signal.SIGTERM)
+    assert one.end() == 75
+    pauses = [line for line in one.said if ": restart " in line]
+    assert [line.endswith(f"In 0.1 s: restart {k} of 2 after preemptions.") for k, line in enumerate(pauses, 1)] == [
+        True
+    ] * 2
+
+
+def test_a_second_preemption_is_beyond_the_budget(launch) -> None:
+    one = launch("--max_preemptions=1", "--max_restarts=5", last=10**6)
+    for count in (2, 4):
+        os.kill(one.wait_for_ranks(count)[0], signal.SIGTERM)
+    assert one.end() == 75
+    assert one.said[-1] == "tfdist.launch: all ranks ended with code 75 (preempted); --max_preemptions=1 is used up."
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_launcher_is_final(number: signal.Signals, launch) -> None:
+    one = launch("--max_preemptions=5", "--max_restarts=5", last=10**6)
+    one.wait_for_ranks(2)
+    one.job.processes[0].send_signal(number)
+    assert one.end() == 75
+    assert len(one.begun()) == 2 and (one.directory / "saved").exists()
+    assert len(one.said) == 2 and one.said[1] == "tfdist.launch: all ranks ended with code 75 (preempted)."
+
+
+def test_a_signal_ends_the_pause(launch) -> None:
+    one = launch("--max_restarts=2", "--restart_backoff_seconds=50", fault=die("step == 4"))
+    one.job.wait_for(0, "In 50 s: restart 1 of 2", DEADLINE)
+    began = time.monotonic()
+    one.job.processes[0].send_signal(signal.SIGTERM)
+    assert one.end() == 143
+    assert time.monotonic() - began < 5.0 and one.said[-1] == "tfdist.launch: ended by SIGTERM."
+
+
+def test_the_grace_is_the_flags(launch) -> None:
+    one = launch("--grace_seconds=1", last=10**6, ending="time.sleep(1000)")
+    one.wait_for_ranks(2)
+    began = time.monotonic()
+    one.job.processes[0].send_signal(signal.SIGTERM)
+    assert one.end() == 143
+    assert 1.0 < time.monotonic() - began < 8.0
+
+
+@pytest.mark.parametrize("signalled", ["launcher", "rank"])
+@pytest.mark.parametrize("node", [0, 1])
+def test_on_several_hosts_all_launchers_end_with_75(node: int, signalled: str, launch) -> None:
+    [address] = processes.free_addresses(1)
+    flags = ("--nodes=2", f"--coordinator={address}")
+    nodes = [launch(*flags, f"--node_rank={i}", last=10**6, size=1, ending="time.sleep(4 * rank)") for i in range(2)]
+    pids = [one.wait_for_ranks(1)[0] for one in nodes]
+    os.kill(pids[node] if signalled == "rank" else nodes[node].job.processes[0].pid, signal.SIGTERM)
+    assert [one.end() for one in nodes] == [75, 75]
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_output_that_nobody_reads_leaves_the_ranks_of_other_hosts_the_time_to_save(node: int, launch) -> None:
+    """As of a launcher whose ssh session has ended; here, one whose reader ends after six lines."""
+    [address] = processes.free_addresses(1)
+    flags = ("--nodes=2", f"--coordinator={address}")
+    saving = f"time.sleep(4 * (rank != {node}))"  # longer than after a failure
+    words = {"last": 10**6, "size": 1, "fault": "print('goes on', flush=True)", "ending": saving}
+    launch(*flags, f"--node_rank={node}", through=("sh", "-c", '"$0" "$@" 2>&1 | head -n 6'), **words)
+    other = launch(*flags, f"--node_rank={1 - node}", **words)
+    assert other.end() == 75
+    assert "Received SIGTERM" not in other.output

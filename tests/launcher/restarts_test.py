@@ -1,0 +1,111 @@
+import pytest
+
+from tfdist.launcher.job import Job
+from tfdist.launcher.outcome import Outcome
+from tfdist.launcher.restarts import VAIN, VAIN_LATER, Restarts
+
+
+def waits(restarts: Restarts, *ends: tuple[int, int | None]) -> list[float | None]:
+    return [restarts.decide(Outcome(code, "why"), step).wait for code, step in ends]
+
+
+def test_by_default_nothing_is_tried_again_and_nothing_is_said_of_it():
+    for code in (0, 1, 2, 3, 4, 5, 6, 42, 75, 137):
+        assert Restarts(Job()).decide(Outcome(code), 7) == (None, "")
+
+
+def test_pauses_double_up_to_a_minute():
+    restarts = Restarts(Job(max_restarts=9, restart_backoff_seconds=1.0))
+    assert waits(restarts, *[(1, step) for step in range(10)]) == [1, 2, 4, 8, 16, 32, 60, 60, 60, None]
+
+
+def test_pauses_of_a_job_that_is_tried_for_ever():
+    assert waits(Restarts(Job(processes=2, min_processes=1)), *[(1, step) for step in range(1200)])[-1] == 60
+
+
+@pytest.mark.parametrize(
+    "code, again", [(0, False), (1, True), (2, False), (3, False), (4, True), (5, True), (6, True)]
+)
+def test_codes_that_are_worth_another_attempt(code, again):
+    assert (Restarts(Job(max_restarts=1)).decide(Outcome(code), None).wait is not None) == again
+
+
+def test_two_failures_in_a_row_after_the_same_step_are_one_that_repeats():
+    restarts = Restarts(Job(max_restarts=9))
+    assert waits(restarts, (1, 7), (1, 5), (137, 7), (1, 7))[-2:] == [4, None]
+    assert "after step 7" in Restarts(Job(max_restarts=9)).decide(Outcome(1), 7).reason
+
+
+def test_a_step_that_nobody_has_noted_is_no_step():
+    assert waits(Restarts(Job(max_restarts=9)), (1, None), (1, None), (1, 0)) == [1, 2, 4]
+
+
+def endless(**fields) -> Restarts:
+    return Restarts(Job(processes=2, min_processes=1, **fields))
+
+
+@pytest.mark.parametrize("code, flag", [(1, "max_restarts"), (137, "max_restarts"), (143, "max_preemptions")])
+def test_failures_in_a_row_before_training_began_end_a_job_that_is_tried_for_ever(code, flag):
+    restarts = endless()
+    assert waits(restarts, *[(code, None)] * (VAIN - 1)) == [1, 2, 4, 8]
+    assert restarts.decide(Outcome(code), None) == (
+        None,
+        f"5 failures in a row before training began, so it is not tried again; --{flag}=N sets another limit",
+    )
+
+
+def test_they_are_in_a_row_until_a_step_is_noted():
+    assert waits(endless(), (143, None), (1, None), (143, None), (137, None), (1, None)) == [1, 1, 2, 2, None]
+    assert None not in waits(endless(), *[(1, None), (143, None), (1, step := 7), (143, step)] * VAIN)
+
+
+def test_once_training_had_begun_it_takes_more_of_them():
+    restarts = endless()
+    restarts.begun()
+    assert None not in waits(restarts, *[(1, None)] * (VAIN_LATER - 1))
+    decision = restarts.decide(Outcome(1), None)
+    assert decision.wait is None and decision.reason.startswith(
+        "15 failures in a row before training went on, so it is"
+    )
+
+
+def test_training_may_have_begun_without_a_note():
+    restarts = endless()
+    for _ in range(3 * VAIN):
+        restarts.begun()
+        assert waits(restarts, (1, None)) != [None]
+
+
+def test_what_may_not_repeat_is_not_among_them():
+    restarts = endless()
+    for _ in range(3 * VAIN):
+        assert restarts.decide(Outcome(1), None, may_repeat=False).wait
+
+
+def test_a_program_that_asks_to_be_run_again_is_ever_more_slowly():
+    assert waits(endless(), *[(75, None)] * 9) == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert waits(endless(restart_backoff_seconds=90.0), *[(75, None)] * 3) == [90, 90, 90]
+    assert waits(endless(), (75, None), (75, None), (75, 7), (75, None), (75, None)) == [1, 2, 1, 1, 2]
+
+
+def test_a_limit_of_its_own_counts_alone():
+    assert waits(endless(max_restarts=8), *[(1, None)] * 9)[-2:] == [60, None]
+    assert waits(endless(max_preemptions=8), *[(143, None)] * 9)[-2:] == [60, None]
+
+
+def test_a_process_that_is_ended_by_sigterm_was_preempted():
+    """As it started, or behind its last step, when it could not save; killed by somebody else, it has failed."""
+    assert waits(Restarts(Job(max_preemptions=1)), (143, None)) == [1]
+    assert waits(Restarts(Job(max_preemptions=1)), (137, None)) == [None]
+
+
+def test_preemptions_have_a_budget_of_their_own_and_part_failures():
+    restarts = Restarts(Job(max_restarts=2, max_preemptions=1))
+    assert waits(restarts, (1, 7), (75, 7), (1, 7), (75, 9)) == [1, 1, 2, None]
+
+
+def test_what_a_rank_forbids_is_not_tried_again():
+    restarts = Restarts(Job(max_restarts=9, max_preemptions=9))
+    for code in (1, 75, 137):
+        assert restarts.decide(Outcome(code), 7, final=True).wait is None
+    assert "it is not tried again" in restarts.decide(Outcome(1), 7, final=True).reason

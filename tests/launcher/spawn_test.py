@@ -1,0 +1,169 @@
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+import tfdist
+from tfdist.errors import InputError, PeerLostError
+from tfdist.launcher.spawn import SpawnError, spawn
+
+pytestmark = pytest.mark.alone
+
+# Whatever should be ended before sleeps for 15 s only: a test that fails does not hang.
+pytest.importorskip("cloudpickle")  # the functions of this file are not in a module that the new processes can import
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    yield
+    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+
+
+def by_value(function):
+    """As a notebook's function: it travels by value."""
+    function.__module__ = "__main__"
+    return function
+
+
+@by_value
+def rank():
+    return json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+
+
+def test_each_ranks_value_comes_back_in_order():
+    place = by_value(lambda a, b: (rank(), a, b, "tensorflow" in sys.modules))
+    assert spawn(place, processes=3, args=(1,), kwargs={"b": [2]}) == [(r, 1, [2], False) for r in range(3)]
+
+
+def test_a_function_of_a_module_travels_by_name():
+    assert spawn(os.getenv, args=("TFDIST_GROUP",))[0].startswith("127.0.0.1:")
+
+
+def test_it_is_a_public_name():
+    assert "spawn" in tfdist.__all__
+
+
+def test_the_processes_find_each_other():
+    @by_value
+    def gather():
+        from tfdist.cluster.environment import from_tf_config
+        from tfdist.coordination import join
+
+        cluster = from_tf_config(os.environ)
+        assert cluster
+        group = join(cluster)
+        everyone = group.gather("x", cluster.rank * 10)
+        group.leave()
+        return everyone
+
+    assert spawn(gather) == [[0, 10], [0, 10]]
+
+
+def test_the_first_real_failure_is_raised_here_with_its_rank_and_traceback():
+    @by_value
+    def fail():
+        if rank() == 1:
+            raise KeyError("missing")
+        time.sleep(15)
+
+    began = time.monotonic()
+    with pytest.raises(KeyError, match="missing") as raised:
+        spawn(fail, processes=3)
+    assert time.monotonic() - began < 5.0
+    (note,) = raised.value.__notes__
+    assert note.startswith("This was raised in the process of rank 1:\nTraceback")
+    assert "spawning_test.py" in note and "in fail" in note
+
+
+def test_who_lost_a_peer_did_not_fail_first(tmp_path):
+    @by_value
+    def fail(up):
+        if rank() == 0:
+            while not os.path.exists(up):
+                time.sleep(0.01)
+            raise PeerLostError("rank 1 is lost")
+        open(up, "w").close()
+        time.sleep(0.2)
+        raise ValueError("the cause")
+
+    with pytest.raises(ValueError, match="the cause"):
+        spawn(fail, args=(str(tmp_path / "up"),))
+
+
+def test_a_process_that_is_killed_is_named():
+    @by_value
+    def die():
+        if rank() == 1:
+            os.kill(os.getpid(), 9)
+        time.sleep(15)
+
+    with pytest.raises(SpawnError, match=r"rank 1 ended with code 137 \(killed by SIGKILL\)") as raised:
+        spawn(die)
+    assert (raised.value.rank, raised.value.code) == (1, 137)
+
+
+def test_a_function_that_ends_its_process_has_no_value():
+    with pytest.raises(SpawnError, match=r"rank 0 ended with code 0 \(done\) before its function returned"):
+        spawn(sys.exit, args=(0,))
+
+
+def test_time_may_run_out():
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"the processes did not end within 0.5 s"):
+        spawn(time.sleep, args=(15,), timeout=0.5)
+    assert time.monotonic() - began < 5.0
+
+
+def test_output_appears_behind_the_rank(capfd, tmp_path):
+    spawn(print, args=("hello",), log_dir=str(tmp_path))
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[0] hello", "[1] hello"]
+    assert (tmp_path / "rank-1.log").read_text() == "hello\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"processes": 0}, "--processes must be at least 1"),
+        ({"launcher": "mpi"}, "--launcher must be known"),
+        ({"args": (threading.Lock(),)}, "spawn must be able to pickle"),
+    ],
+)
+def test_bad_input_is_told_before_anything_starts(arguments, message):
+    with pytest.raises(InputError, match=message):
+        spawn(print, **arguments)
+
+
+def test_an_interrupted_notebook_leaves_nobody(monkeypatch, tmp_path):
+    """Ctrl-C while `spawn` waits: the processes are asked to end, and do, and the interrupt goes on."""
+
+    @by_value
+    def wait():
+        def save(*_):
+            (tmp_path / f"saved-{rank()}").touch()
+            sys.exit(1)
+
+        signal.signal(signal.SIGTERM, save)
+        (tmp_path / f"ready-{rank()}").touch()
+        time.sleep(15)
+
+    from tfdist.launcher import supervision
+
+    interrupts = iter([KeyboardInterrupt])
+
+    def interrupt(self):
+        if len(list(tmp_path.glob("ready-*"))) == 2:
+            for error in interrupts:
+                raise error
+        return original(self)
+
+    original = supervision.Supervisor._pump
+    monkeypatch.setattr(supervision.Supervisor, "_pump", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        spawn(wait)
+    assert len(list(tmp_path.glob("saved-*"))) == 2

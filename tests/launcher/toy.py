@@ -1,0 +1,124 @@
+"""A toy training that resumes where it saved, and the launcher of its real processes."""
+
+import contextlib
+import pathlib
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from tfdist.testing import processes
+
+DEADLINE = 30.0
+# Ten updates or more, one a call; each needs all ranks. It saves every three, and when all agree to end.
+PROGRAM = """
+import os, pathlib, signal, sys, time
+from tfdist.cluster.environment import from_tf_config
+from tfdist.errors import Preempted
+from tfdist.coordination import join, watch
+from tfdist.coordination.sync_points import Meetings
+from tfdist.process.preemption import notices
+from tfdist.process.progress_file import StepNote
+
+saved, restart = pathlib.Path(sys.argv[1]), int(os.environ["TFDIST_RESTART"])
+cluster = from_tf_config(os.environ)
+rank = cluster.rank
+{start}
+group, progress = join(cluster), StepNote()
+
+def save(step):
+    if rank == 0:
+        saved.write_text(str(step))
+    group.barrier("saved")
+
+def train(first, last):
+    progress.note(first)
+    with Meetings(group) as meetings, notices(lambda name: meetings.wish("preempt")):
+        print(f"begins at {{first}} restart {{restart}} pid {{os.getpid()}} group {{os.environ['TFDIST_GROUP']}}", flush=True)
+        print("launched", os.environ["TFDIST_LAUNCHED"], flush=True)
+        for step in range(first + 1, last + 1):
+            meetings.begin(step)
+            time.sleep(0.02)
+            {fault}
+            group.barrier("update")
+            progress.note(step)
+            due = meetings.reached(step)
+            if "preempt" in due or step % 3 == 0:
+                save(step)
+            if "preempt" in due:
+                {ending}
+                raise Preempted(f"preempted at step {{step}}")
+
+with watch(group, cluster, grace=1.0):
+    first = int(saved.read_text()) if saved.exists() else 0
+    try:
+        train(first, {last})
+        print("done", flush=True)
+        group.barrier("end")
+    except Preempted as error:
+        group.barrier("end")
+        print(error, flush=True)
+        group.leave(75, str(error))
+        os._exit(75)
+"""
+
+
+class Launched:
+    """A launcher, and what it and its ranks have printed."""
+
+    def __init__(self, job: processes.Job, directory: pathlib.Path):
+        self.job, self.directory = job, directory
+
+    def begun(self) -> list[tuple[int, int, int, int, str]]:
+        """Each start of a rank: rank, step, restart, pid, the group's address."""
+        found = re.findall(r"^\[(\d)\] begins at (\d+) restart (\d+) pid (\d+) group (\S+)", self.output, re.MULTILINE)
+        return sorted((int(r), int(s), int(k), int(p), a) for r, s, k, p, a in found)
+
+    def wait_for_ranks(self, count: int) -> list[int]:
+        """Waits for so many starts; returns the process numbers of the newest attempt, by rank."""
+        end = time.monotonic() + DEADLINE
+        while len(self.begun()) < count and time.monotonic() < end:
+            time.sleep(0.01)
+        newest = max(restart for _, _, restart, _, _ in self.begun())
+        return [pid for _, _, restart, pid, _ in self.begun() if restart == newest]
+
+    @property
+    def output(self) -> str:
+        return self.job.output(0)
+
+    @property
+    def said(self) -> list[str]:
+        return [line for line in self.output.splitlines() if line.startswith("tfdist.launch: ")]
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "logs" / "rank-0.log").read_text()
+
+    def end(self) -> int:
+        [ended] = self.job.wait(DEADLINE)
+        print(ended.output)  # pytest shows it when the test fails
+        return ended.code
+
+
+@contextlib.contextmanager
+def launched(
+    directory: pathlib.Path,
+    *flags: str,
+    fault: str = "pass",
+    last: object = 10,
+    size: object = 2,
+    ending: str = "pass",
+    start: str = "pass",
+    through: Sequence[str] = (),
+) -> Iterator[Launched]:
+    """Starts the launcher of so many ranks, which train up to the update `last`; `through` are words before its own."""
+    program = PROGRAM.format(fault=fault, last=last, ending=ending, start=start)
+    where = (f"--processes={size}", f"--log_dir={directory / 'logs'}", "--restart_backoff_seconds=0.1")
+    command = [sys.executable, "-m", "tfdist.launch", *where, *flags, "--", sys.executable, "-c", program]
+    with processes.job([*through, *command, str(directory / "saved")], 1) as job:
+        yield Launched(job, directory)
+
+
+def die(when: str, how: str = "os.kill(os.getpid(), signal.SIGKILL)") -> str:
+    """A fault: what a rank does in an update in which a condition holds."""
+    return f"if {when}: {how}"

@@ -1,0 +1,178 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist import keras_internals
+from tfdist.errors import InputError
+from tfdist.layers.recompute import recompute
+
+RANDOM = np.random.default_rng(5)
+TOKENS, NEXT = (RANDOM.integers(0, 12, (32, 6)).astype("int32") for _ in range(2))
+
+
+def transformer():
+    return tfdist.models.transformer(input_shape=(6,), classes=12, layers=2, width=8, heads=2, dropout=0.2)
+
+
+def normalized():
+    inputs = keras.Input((6,))
+    hidden = keras.layers.BatchNormalization(name="norm")(keras.layers.Dense(8, name="first")(inputs))
+    return keras.Model(inputs, keras.layers.Dense(12, name="last")(keras.layers.Dropout(0.5, name="drop")(hidden)))
+
+
+def trained(strategy, which, build=transformer, data=(TOKENS, NEXT)):
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(2)
+    with strategy.scope():
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        trainer = tfdist.Trainer(recompute(build(), which), optimizer=keras.optimizers.Adam(0.01), loss=loss, seed=4)
+    trainer.fit(data, batch_size=8, steps=6)
+    metrics = keras_internals.metrics_of(trainer.model)
+    kept = [*trainer.model.variables, *(v for metric in metrics for v in metric.variables)]
+    return {v.path: np.array(strategy.local(v.value)[0]) for v in kept}
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        "full",
+        pytest.param("block_._attention", marks=pytest.mark.full),
+        pytest.param("drop.*|block_0_ffn_in|block_1_attention_dropout", marks=pytest.mark.full),
+    ],
+)
+def test_the_result_is_the_same_with_dropout_too(single, float64, which):
+    expected, found = (trained(single, given) for given in ("none", which))
+    for path, value in expected.items():
+        np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)
+
+
+@pytest.mark.parametrize("which", ["full", "norm|drop"])
+def test_state_moves_once(single, mirrored2, float64, which):
+    """Moving statistics, and the seeds of dropout."""
+    data = (RANDOM.standard_normal((32, 6)), NEXT[:, 0])
+    for strategy in (single, mirrored2):
+        expected, found = (trained(strategy, given, normalized, data) for given in ("none", which))
+        for path, value in expected.items():
+            np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)
+
+
+def test_on_a_mesh(mesh2x2, float64):
+    """With dropout, whose numbers are drawn once."""
+
+    def build():
+        return tfdist.models.transformer(input_shape=(6,), classes=12, layers=1, width=8, heads=2, dropout=0.2)
+
+    expected, found = (trained(mesh2x2, which, build) for which in ("none", "full"))
+    for path, value in expected.items():
+        np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)
+
+
+def softmaxes(model):
+    @tf.function(autograph=False)
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x, training=True))
+        return [tf.convert_to_tensor(g) for g in tape.gradient(loss, [v.value for v in model.trainable_variables])]
+
+    graph = gradients.get_concrete_function(tf.constant(TOKENS[:4])).graph
+    return sum(operation.type == "Softmax" for operation in keras_internals.operations_of(graph))
+
+
+def test_what_is_named_is_computed_once_more():
+    assert softmaxes(transformer()) == 2
+    assert softmaxes(recompute(transformer(), "block_.*_attention")) == 4
+
+
+@pytest.mark.parametrize(
+    ("which", "message"), [("(", "a regular expression. Received: '('"), ("attn", "Received: 'attn', with")]
+)
+def test_refuses(which, message):
+    with pytest.raises(InputError) as raised:
+        recompute(transformer(), which)
+    assert message in str(raised.value)
+
+
+class Block(keras.layers.Layer):
+    """Its `call` takes no `training`: the dropout in it knows by the call's context."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense, self.dropout = keras.layers.Dense(6), keras.layers.Dropout(0.5)
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, inputs):
+        return self.dropout(self.dense(inputs))
+
+
+def of_blocks():
+    inputs = keras.Input((6,))
+    return keras.Model(inputs, keras.layers.Dense(12)(Block(name="second")(Block(name="first")(inputs))))
+
+
+def of_a_masked_sequence():
+    inner = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Embedding(12, 4, mask_zero=True), keras.layers.LSTM(5, return_sequences=True)]
+    )
+    inputs = keras.Input((6,), dtype="int32")
+    return keras.Model(inputs, keras.layers.Dense(12)(inner(inputs)))
+
+
+def unbuilt():
+    return keras.Sequential([keras.layers.Dense(8, activation="gelu"), keras.layers.Dense(12)])
+
+
+@pytest.mark.parametrize(
+    ("build", "data"),
+    [
+        (of_blocks, (RANDOM.standard_normal((32, 6)), NEXT[:, 0])),
+        (of_a_masked_sequence, (TOKENS, NEXT)),
+        (unbuilt, (RANDOM.standard_normal((32, 6)), NEXT[:, 0])),
+    ],
+)
+def test_layers_of_layers_masks_and_models_that_are_built_later(single, float64, build, data):
+    expected, found = (trained(single, which, build, data) for which in ("none", "full"))
+    assert list(found) == list(expected)
+    for path, value in expected.items():
+        np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)
+
+
+def test_frozen_weights_keep_every_bit_in_mixed_precision(single):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+
+        def build():
+            model = normalized()
+            model.get_layer("first").trainable = False
+            return model
+
+        data = (RANDOM.standard_normal((32, 6)).astype("float32"), NEXT[:, 0])
+        expected, found = (trained(single, which, build, data) for which in ("none", "full"))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    np.testing.assert_array_equal(found["first/kernel"], expected["first/kernel"])
+    np.testing.assert_allclose(found["last/kernel"], expected["last/kernel"], atol=0.02)
+
+
+def of_losses_inside():
+    inputs = keras.Input((6,))
+    regularized = keras.layers.Dense(6, activity_regularizer=keras.regularizers.L2(3.0))
+    inner = keras.Sequential([keras.Input((6,)), regularized], name="inner")
+    return keras.Model(inputs, keras.layers.Dense(12, kernel_regularizer="l2")(inner(inputs)))
+
+
+def of_experts():
+    return tfdist.models.transformer(input_shape=(6,), classes=12, layers=2, width=8, heads=2, experts=4)
+
+
+@pytest.mark.parametrize(
+    ("build", "data"),
+    [(of_losses_inside, (RANDOM.standard_normal((32, 6)), NEXT[:, 0])), (of_experts, (TOKENS, NEXT))],
+)
+def test_losses_and_metrics_inside_count_once(single, float64, build, data):
+    expected, found = (trained(single, which, build, data) for which in ("none", "full"))
+    for path, value in expected.items():
+        np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)

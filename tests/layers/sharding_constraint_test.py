@@ -1,0 +1,168 @@
+"""Layouts of activations; that results do not change is tests/conformance's."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+import tfdist
+from tfdist.errors import InputError
+from tfdist.sharding.layouts import Layout
+
+RANDOM = np.random.default_rng(2)
+X, Y = RANDOM.standard_normal((16, 6, 4)).astype("float32"), RANDOM.integers(0, 4, (16, 6))
+
+
+def build(dims="batch sequence embed"):
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((6, 4))
+    hidden = tfdist.constrain(keras.layers.Dense(4, name="first")(inputs), dims, "between")
+    return keras.Model(inputs, keras.layers.Dense(4, name="last")(hidden))
+
+
+def trained(strategy):
+    with strategy.scope():
+        model = build()
+        trainer = tfdist.Trainer(
+            model, optimizer="sgd", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        )
+    trainer.fit((X, Y), batch_size=8, steps=3)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def split():
+    return tfdist.load_strategy("mesh", mesh_shape="data:2;model:2", layout="sequence:model", environment={})
+
+
+def laid_out(strategy, function, value, *axes):
+    """A function's result on the mesh: as an array, and the axes that it is split over."""
+    found = strategy.compiled(lambda x: strategy.run(function, x))(strategy.devices.lay(value, Layout(axes)))
+    specs = [None if spec == dtensor.UNSHARDED else spec for spec in dtensor.fetch_layout(found).sharding_specs]
+    return strategy.devices.whole(found).numpy(), specs
+
+
+def test_without_a_mesh_it_is_the_identity(single, mirrored2):
+    assert tfdist.constrain(value := tf.ones([2, 3]), "batch embed") is value
+    expected = trained(single).model.get_weights()
+    for a, b in zip(expected, trained(mirrored2).model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_a_constraint_lays_out_and_changes_no_value(split, single):
+    value, axes = laid_out(split, lambda x: tfdist.constrain(x, "batch sequence embed"), X, "data", None, None)
+    np.testing.assert_array_equal(value, X)
+    assert axes == ["data", "model", None]
+    for a, b in zip(trained(single).model.get_weights(), trained(split).model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_rows_that_the_axis_does_not_divide_stay_whole(split):
+    value, axes = laid_out(split, lambda x: tfdist.constrain(x, "batch sequence embed"), X[:5], None, None, None)
+    np.testing.assert_array_equal(value, X[:5])
+    assert axes == [None, "model", None]
+
+
+@pytest.mark.parametrize("dims", ["batch * sequence *", "batch * * sequence", "* sequence * *"])
+def test_four_dims_are_right(split, dims):
+    value = RANDOM.standard_normal((4, 8, 4, 6)).astype("float32")
+    found, axes = laid_out(split, lambda x: tfdist.constrain(x * 1, dims), value, "data", "model", None, None)
+    np.testing.assert_array_equal(found, value)
+    assert axes == [{"batch": "data", "sequence": "model", "*": None}[dim] for dim in dims.split()]
+
+
+@pytest.mark.parametrize(
+    ("dims", "message"),
+    [
+        (
+            "batch embed",
+            r"must name each dim of a tensor. Received: 'batch embed' for a tensor of the shape \(None, 6, 4\)",
+        ),
+        ("batch sequence sequence", "puts sequence and sequence of between on the axis model"),
+        ("batch sequence batch", "puts batch and batch of between on the axis data"),
+    ],
+)
+def test_refuses_before_anything_runs(split, dims, message):
+    with pytest.raises(InputError, match=message), split.scope():
+        build(dims)
+
+
+def test_an_axis_must_divide_its_dim():
+    strategy = tfdist.load_strategy("mesh", mesh_shape="data:1;model:4", layout="sequence:model", environment={})
+    with (
+        pytest.raises(InputError, match="splits sequence of between over the 4 devices of model.*Received: .*of 6"),
+        strategy.scope(),
+    ):
+        build()
+
+
+def test_keras_alone_loads_it(split, tmp_path):
+    trainer = trained(split)
+    trainer.save(str(tmp_path / "model.keras"))
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for a, b in zip(trainer.model.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert type(loaded.get_layer("between")) is keras.layers.Identity
+    assert loaded.predict(X, verbose=0).shape == (16, 6, 4)
+
+
+def test_a_mask_goes_along(split):
+    inputs = keras.Input((6,), dtype="int32")
+    hidden = tfdist.constrain(keras.layers.Embedding(9, 4, mask_zero=True)(inputs), "batch sequence embed")
+    assert hidden._keras_mask is not None
+
+
+def test_rules_without_effect_are_told(caplog):
+    strategy = tfdist.load_strategy("mesh", mesh_shape="data:2;model:2", layout="head:model", environment={})
+    trained(strategy)
+    assert "The rule head:model has no effect: no tensor of the model has a dim head." in caplog.text
+    assert "Nothing lies on the axis model: its 2 devices do the same work." in caplog.text
+
+
+def test_a_constraint_keeps_the_precision_of_its_tensor():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        inputs = keras.Input((6, 4))
+        found = tfdist.constrain(keras.layers.Softmax(dtype="float32")(inputs), "batch sequence embed")
+        assert found.dtype == "float32"
+        assert keras.Model(inputs, found)(X).dtype == tf.float32
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def test_it_is_checked_alone_outside_of_a_step(split):
+    with split.scope():
+        assert tfdist.constrain(tf.ones([4, 6, 4]), "batch sequence embed").shape == (4, 6, 4)
+        inputs = keras.Input((None, 3, 4))
+
+        class Four(keras.layers.Layer):
+            def call(self, x):
+                return tfdist.constrain(x, "batch sequence * *")
+
+        assert Four()(inputs).shape == (None, None, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [
+        (lambda: keras.layers.GroupQueryAttention(2, 4, 2), {"use_causal_mask": True}),
+        (lambda: keras.layers.MultiHeadAttention(2, 4), {"use_causal_mask": True, "return_attention_scores": True}),
+        (lambda: keras.layers.MultiHeadAttention(2, 4, dropout=1e-9), {"use_causal_mask": True}),
+    ],
+    ids=["grouped", "with scores", "with dropout"],
+)
+def test_any_attention_is_split_over_the_context(single, attention, options):
+    losses = []
+    mesh = tfdist.load_strategy("mesh", mesh_shape="data:2;context:2", layout="context:context", environment={})
+    for strategy in (single, mesh):
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            inputs = keras.Input((6, 4))
+            hidden = keras.layers.LayerNormalization()(keras.layers.Dense(4)(inputs))
+            outputs = keras.tree.flatten(attention()(hidden, hidden, **options))[0]
+            model = keras.Model(inputs, keras.layers.Dense(4)(outputs))
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            trainer = tfdist.Trainer(model, optimizer="sgd", loss=loss)
+        losses.append(trainer.fit((X, Y), batch_size=8, steps=3).last("train")["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -1,0 +1,143 @@
+"""Keras's optimizers, losses and metrics by name."""
+
+import inspect
+
+import keras
+import pytest
+
+from tfdist import optimizers
+from tfdist.errors import InputError
+from tfdist.optimizers.catalog import create_loss, create_metrics, create_optimizer
+
+LOSSES = """
+binary_crossentropy binary_focal_crossentropy categorical_crossentropy categorical_focal_crossentropy
+categorical_generalized_cross_entropy categorical_hinge circle cosine_similarity ctc dice hinge huber kl_divergence log_cosh
+mean_absolute_error mean_absolute_percentage_error mean_squared_error mean_squared_logarithmic_error poisson
+sparse_categorical_crossentropy squared_hinge tversky
+""".split()
+SHORT_LOSSES = ["bce", "kld", "mae", "mape", "mse", "msle"]
+METRICS = """
+accuracy auc binary_accuracy binary_crossentropy binary_io_u categorical_accuracy categorical_crossentropy
+categorical_hinge concordance_correlation cosine_similarity f1_score f_beta_score false_negatives false_positives hinge
+kl_divergence log_cosh_error mean mean_absolute_error mean_absolute_percentage_error mean_squared_error
+mean_squared_logarithmic_error pearson_correlation poisson precision r2_score recall root_mean_squared_error
+sparse_categorical_accuracy sparse_categorical_crossentropy sparse_top_k_categorical_accuracy squared_hinge sum
+top_k_categorical_accuracy true_negatives true_positives
+""".split()
+METRICS_WITH_ARGUMENTS = """
+io_u mean_io_u mean_metric_wrapper one_hot_io_u one_hot_mean_io_u precision_at_recall recall_at_precision
+sensitivity_at_specificity specificity_at_sensitivity
+""".split()
+OPTIMIZERS = """
+adadelta adafactor adagrad adam adamax adamw ftrl lamb lion muon nadam rmsprop schedulefreeadamw sgd
+""".split()
+
+
+def classes(module, base, without):
+    """Keras's public classes, their names in lower case, without what only other spelling tells apart."""
+    found = inspect.getmembers(module, lambda x: inspect.isclass(x) and issubclass(x, base))
+    return {name.lower() for name, _ in found} - set(without)
+
+
+@pytest.mark.parametrize(
+    ("names", "module", "base", "without"),
+    [
+        (LOSSES, keras.losses, keras.Loss, ["loss"]),
+        ([*METRICS, *METRICS_WITH_ARGUMENTS], keras.metrics, keras.Metric, ["metric"]),
+        (OPTIMIZERS, keras.optimizers, keras.Optimizer, ["optimizer", "lossscaleoptimizer", "multioptimizer"]),
+    ],
+)
+def test_the_tables_below_have_all_of_keras_s(names, module, base, without):
+    assert {name.replace("_", "") for name in names} == classes(module, base, without)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(name):
+    optimizer = create_optimizer(name, 0.25)
+    assert type(optimizer).__name__.lower() == name
+    assert float(optimizer.learning_rate) == 0.25
+
+
+def test_arguments_of_an_optimizer():
+    optimizer = create_optimizer("sgd(momentum=0.9, nesterov=True)", 0.1)
+    assert (optimizer.momentum, optimizer.nesterov) == (0.9, True)
+    assert float(create_optimizer("sgd(learning_rate=0.5)", 0.1).learning_rate) == 0.5
+
+
+@pytest.mark.parametrize("name", [*LOSSES, *SHORT_LOSSES])
+def test_losses(name):
+    """A loss answers to the name by which Keras knows its function."""
+    made = create_loss(name)
+    if name == "categorical_generalized_cross_entropy":  # Keras knows this one by its class alone
+        assert type(made) is keras.losses.CategoricalGeneralizedCrossEntropy
+    else:
+        assert made.fn is keras.losses.get(name)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics(name):
+    assert create_metrics(f"{name}, ce") == [name, "ce"]
+
+
+@pytest.mark.parametrize("name", METRICS_WITH_ARGUMENTS)
+def test_metrics_that_a_name_alone_does_not_make(name):
+    with pytest.raises(InputError, match=rf"Received: {name} \(\w+.__init__\(\) missing .*Pass such a metric to"):
+        create_metrics(name)
+
+
+def test_a_wrong_metric_is_told_the_right_spelling():
+    with pytest.raises(InputError, match='--metrics=f1score is not known. Did you mean "f1_score"'):
+        create_metrics("f1score")
+
+
+def test_arguments_of_a_loss():
+    assert create_loss("sparse_categorical_crossentropy(from_logits=True, reduction='sum')").get_config()["from_logits"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sdg", "--optimizer=sdg is not known.*sgd"),
+        ("lossscaleoptimizer", "is not known"),
+        ("optimizer", "is not known"),
+        ("sgd(momentun=0.9)", "momentun.*momentum"),
+        ("collections:ChainMap", "must make a keras.Optimizer. Received: ChainMap"),
+    ],
+)
+def test_wrong_optimizers(text, message):
+    with pytest.raises(InputError, match=message):
+        create_optimizer(text, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mean_square_error", "--loss=mean_square_error is not known.*mean_squared_error"),
+        ("loss", "is not known"),
+        ("huber(delt=1.0)", "delt.*delta"),
+        ("collections:ChainMap", "must make a keras.Loss. Received: ChainMap"),
+    ],
+)
+def test_wrong_losses(text, message):
+    with pytest.raises(InputError, match=message):
+        create_loss(text)
+
+
+def test_a_user_s_own(tmp_path, monkeypatch):
+    (tmp_path / "own_keras_objects.py").write_text(
+        "import keras\n"
+        "def slow(learning_rate): return keras.optimizers.SGD(learning_rate / 10)\n"
+        "class Far(keras.losses.MeanSquaredError): pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert float(create_optimizer("own_keras_objects:slow", 1.0).learning_rate) == pytest.approx(0.1)
+    assert type(create_loss("own_keras_objects:Far")).__name__ == "Far"
+
+
+def test_optimizers_of_our_own_and_momentum_correction():
+    assert isinstance(create_optimizer("lars(momentum=0.8)", 0.1), optimizers.LARS)
+    assert create_optimizer("lars", 0.1, momentum_correction=True).momentum_correction
+    assert type(create_optimizer("sgd(momentum=0.9)", 0.1)) is keras.optimizers.SGD
+    assert type(create_optimizer("sgd(momentum=0.9)", 0.1, momentum_correction=True)) is optimizers.MomentumCorrectedSGD
+    schedule = optimizers.make_learning_rate(0.1, warmup_steps=3)
+    assert float(create_optimizer("adamw", schedule).learning_rate) == 0.0

@@ -1,0 +1,161 @@
+"""The platform's notice, from a metadata server that answers as Google Compute Engine's does."""
+
+import contextlib
+import http.server
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.end_to_end.resume.exact_test import fit, make_trainer
+from tests.end_to_end.resume.saving_test import At, steps_of
+from tfdist.coordination.sync_points import Meetings
+from tfdist.errors import Preempted
+from tfdist.process import gce_notice
+
+pytestmark = pytest.mark.alone
+
+
+class Metadata:
+    """What the server says, by path; a path that it does not know is not found."""
+
+    def __init__(self) -> None:
+        self.said = {"instance/preempted": "FALSE", "instance/maintenance-event": "NONE"}
+        self.asked = threading.Event()
+        self.speaks = threading.Event()
+        self.speaks.set()
+        metadata = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:  # noqa: N802
+                assert self.headers["Metadata-Flavor"] == "Google"
+                metadata.asked.set()
+                metadata.speaks.wait(30)
+                text = metadata.said.get(self.path.removeprefix("/computeMetadata/v1/"))
+                self.send_response(200 if text else 404)
+                self.end_headers()
+                with contextlib.suppress(OSError):  # it may not be waited for
+                    self.wfile.write((text or "").encode())
+
+            def log_message(self, *args: object) -> None:
+                """Quietly."""
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def wait(self) -> None:
+        """Until it was asked again, and answered."""
+        for _ in range(3):
+            self.asked.clear()
+            assert self.asked.wait(10)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
+    made = Metadata()
+    monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{made.server.server_address[1]}")
+    monkeypatch.setattr(gce_notice, "ASK_SECONDS", 0.05)
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("path", "word"),
+    [("instance/preempted", "TRUE"), ("instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")],
+)
+def test_a_notice_is_told_once(path, word, metadata):
+    noticed: list[str] = []
+    with gce_notice.machine_notices(noticed.append):
+        metadata.wait()
+        assert noticed == []
+        metadata.said[path] = word
+        until(lambda: noticed)
+        time.sleep(0.3)
+    assert noticed == [path]
+
+
+def test_a_notice_that_stood_before_is_none(metadata):
+    metadata.said["instance/maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
+    noticed: list[str] = []
+    with gce_notice.machine_notices(noticed.append):
+        metadata.wait()
+        metadata.wait()
+    assert noticed == []
+
+
+def test_a_server_that_is_away_is_asked_again(metadata):
+    saved, metadata.said = metadata.said, {}
+    noticed: list[str] = []
+    with gce_notice.machine_notices(noticed.append):
+        metadata.wait()
+        metadata.said = saved | {"instance/preempted": "TRUE"}
+        until(lambda: noticed)
+    assert noticed == ["instance/preempted"]
+
+
+def test_a_server_that_falls_silent_is_asked_again(metadata):
+    noticed: list[str] = []
+    with gce_notice.machine_notices(noticed.append):
+        metadata.wait()
+        metadata.speaks.clear()
+        metadata.wait()  # three times, each in vain
+        metadata.said["instance/preempted"] = "TRUE"
+        assert noticed == []
+        metadata.speaks.set()
+        until(lambda: noticed)
+    assert noticed == ["instance/preempted"]
+
+
+def test_a_notice_that_is_taken_back_may_be_given_again(metadata):
+    path, word = "instance/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"
+    metadata.said[path] = word
+    noticed: list[str] = []
+    with gce_notice.machine_notices(noticed.append):
+        metadata.wait()
+        saved, metadata.said = metadata.said, {}  # no answer takes nothing back
+        metadata.wait()
+        metadata.said = saved
+        metadata.wait()
+        assert noticed == []
+        metadata.said[path] = "NONE"
+        metadata.wait()
+        metadata.said[path] = word
+        until(lambda: noticed)
+    assert noticed == [path]
+
+
+def test_elsewhere_nobody_is_asked(monkeypatch, tmp_path):
+    monkeypatch.delenv("GCE_METADATA_IP", raising=False)
+    for product in (tmp_path / "missing", tmp_path / "other"):
+        monkeypatch.setattr(gce_notice, "_PRODUCT", product)
+        before = {*threading.enumerate()}
+        with gce_notice.machine_notices(print):
+            assert {*threading.enumerate()} <= before
+        (tmp_path / "other").write_text("Standard PC")
+
+
+def test_a_run_on_such_a_machine_is_saved(metadata, single, tmp_path, caplog, monkeypatch):
+    agree, agreed = Meetings._agree, threading.Event()
+
+    def noting(meetings: Meetings) -> None:
+        agree(meetings)
+        agreed.set()
+
+    def preempt() -> None:
+        metadata.said["instance/preempted"] = "TRUE"
+        assert agreed.wait(10)
+
+    monkeypatch.setattr(Meetings, "_agree", noting)
+    with pytest.raises(Preempted, match=r"stopped at step \d+, which is saved in"):
+        fit(make_trainer(single), tmp_path, every="0", callbacks=[At(4, preempt)])
+    [stopped] = steps_of(tmp_path)
+    assert stopped >= 4
+    assert "takes this machine away (instance/preempted)" in caplog.text

@@ -1,0 +1,54 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tfdist.process import progress_file
+
+pytestmark = pytest.mark.alone
+
+
+def test_a_note_outlives_the_process(tmp_path):
+    path = tmp_path / "note"
+    progress_file.blank(path)
+    assert progress_file.read(path) is None
+    code = (
+        "import os\nfrom tfdist.process.progress_file import StepNote\nnotes = StepNote()\n"
+        "for step in (5, 10**12, 7): notes.note(step)\nos.kill(os.getpid(), 9)"
+    )
+    environment = os.environ | {progress_file.VARIABLE: str(path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=20).returncode == -9
+    assert progress_file.read(path) == 7
+
+
+def test_the_next_process_begins_without_it_and_needs_no_room(tmp_path):
+    path = tmp_path / "note"
+    progress_file.blank(path)
+    progress_file.forbid_restart({progress_file.VARIABLE: str(path)})
+    place = path.stat().st_ino
+    progress_file.blank(path)
+    assert progress_file.read(path) is None and not progress_file.forbids_restart(path)
+    assert path.stat().st_ino == place
+
+
+@pytest.mark.parametrize("environment", [{}, {progress_file.VARIABLE: "/nowhere/rank-0"}])  # which somebody has removed
+def test_where_nobody_wants_to_know_a_note_goes_nowhere(environment):
+    notes = progress_file.StepNote(environment)
+    notes.note(3)
+    notes.close()
+
+
+def test_a_process_forbids_that_it_is_started_again_until_the_next_one_is(tmp_path):
+    path = tmp_path / "note"
+    environment = {progress_file.VARIABLE: str(path)}
+    progress_file.blank(path)
+    notes = progress_file.StepNote(environment)
+    notes.note(10**19)
+    assert not progress_file.forbids_restart(path)
+    progress_file.forbid_restart(environment)
+    notes.note(7)
+    assert progress_file.forbids_restart(path) and progress_file.read(path) == 7
+    progress_file.blank(path)
+    assert not progress_file.forbids_restart(path) and progress_file.read(path) is None
+    progress_file.forbid_restart({})  # nobody wants to know

@@ -1,0 +1,79 @@
+"""Blocks that hear signals stand in one another; that they hear at once, with real processes, is in preemption_test."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from tfdist.process import signals
+
+pytestmark = pytest.mark.alone
+
+
+@pytest.fixture
+def heard():
+    """What was heard, with a way to wait for it."""
+
+    class Heard(list):
+        def __init__(self):
+            self.news = threading.Condition()
+
+        def by(self, who):
+            def note(number):
+                with self.news:
+                    self.append((who, signal.Signals(number).name))
+                    self.news.notify_all()
+
+            return note
+
+        def wait_for(self, count):
+            with self.news:
+                assert self.news.wait_for(lambda: len(self) >= count, 10.0), self
+
+    return Heard()
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+def test_each_block_hears_its_own_signals_and_the_inner_one_those_of_both(heard):
+    outer = {number: heard.by("outer") for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    with signals.heard(outer):
+        with signals.heard({signal.SIGUSR2: heard.by("inner")}):
+            send(signal.SIGUSR1)
+            heard.wait_for(1)
+            send(signal.SIGUSR2)
+            heard.wait_for(2)
+        send(signal.SIGUSR2)
+        heard.wait_for(3)
+    assert heard == [("outer", "SIGUSR1"), ("inner", "SIGUSR2"), ("outer", "SIGUSR2")]
+
+
+def test_what_came_before_the_end_of_a_block_is_heard(heard):
+    for _ in range(20):
+        with signals.heard({signal.SIGUSR1: heard.by("one")}):
+            send(signal.SIGUSR1)
+    assert len(heard) == 20
+
+
+def test_an_error_in_a_callback_is_logged_and_the_next_signal_heard(heard, caplog):
+    def fails(number):
+        heard.by("one")(number)
+        raise KeyError("lost")
+
+    with signals.heard({signal.SIGUSR1: fails}):
+        send(signal.SIGUSR1)
+        heard.wait_for(1)
+        send(signal.SIGUSR1)
+        heard.wait_for(2)
+    assert caplog.text.count("What SIGUSR1 asks for could not be done") == 2
+
+
+def test_only_the_main_thread_can():
+    said = []
+    thread = threading.Thread(target=lambda: said.append(signals.can_be_heard()))
+    thread.start()
+    thread.join()
+    assert said == [False] and signals.can_be_heard()

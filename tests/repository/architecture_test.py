@@ -1,0 +1,208 @@
+"""Imports point one way, and other rules of the tree that a reader relies on. Everything is read, nothing imported."""
+
+import ast
+import graphlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+# A package imports itself and those before it. The commands, the modules of tfdist/ itself, import any of them.
+PACKAGES = (
+    "errors grammar keras_internals cluster sharding config process coordination reporting collectives data distribution"
+    " gradients layers models optimizers step checkpoint diagnostics trainer keras_fit horovod launcher benchmark planner cli"
+    " testing"
+).split()
+STRATEGIES = "strategies"  # plug-ins, which import packages up to this one:
+BELOW_STRATEGIES = "layers"
+OF_TESTS = {"conformance", "end_to_end", "programs", "repository", "traps"}  # folders that mirror no package
+
+CODE = [path for folder in ("tfdist", "strategies") for path in sorted((ROOT / folder).rglob("*.py"))]
+NOT_OURS = re.compile(r"\.(?!ci$)|(runs|build|dist|venv|__pycache__)$|.*\.egg-info$")
+
+
+def module_name(path: pathlib.Path) -> str:
+    """The name that a file is installed under."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = ("tfdist", *parts) if parts[0] == "strategies" else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in CODE}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+
+
+def imports(name: str) -> Iterator[tuple[str, str]]:
+    """Yields each import of a module, wherever it stands in it: the imported module, and the imported name or ""."""
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, (
+                f"{name}:{node.lineno}: imports are absolute, as strategies/ has another place in the tree"
+            )
+            assert node.module
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield (submodule, "") if submodule in MODULES else (node.module, alias.name)
+
+
+def own_imports(name: str) -> set[str]:
+    return {module for module, _ in imports(name) if module.partition(".")[0] == "tfdist"}
+
+
+def runs_when_started(name: str) -> bool:
+    guards = (node for node in TREES[name].body if isinstance(node, ast.If))
+    return any(ast.unparse(guard.test) == "__name__ == '__main__'" for guard in guards)
+
+
+def place(name: str) -> int:
+    """The place of a module in the order of imports."""
+    package = (*name.split("."), "")[1]
+    if package == STRATEGIES:
+        return PACKAGES.index(BELOW_STRATEGIES)
+    return PACKAGES.index(package) if package in PACKAGES else len(PACKAGES)
+
+
+def files() -> Iterator[pathlib.Path]:
+    """Every file of the project, whether committed or not."""
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [name for name in folders if not NOT_OURS.match(name)]
+        yield from (pathlib.Path(folder) / name for name in names)
+
+
+def python_files() -> list[pathlib.Path]:
+    return [path for path in files() if path.suffix == ".py"]
+
+
+def test_tfdist_has_commands_and_packages_and_nothing_else():
+    folders = {path.name for path in (ROOT / "tfdist").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == set(PACKAGES)
+    loose = [name for name in MODULES if name.count(".") == 1 and MODULES[name].name != "__init__.py"]
+    assert not [name for name in loose if not runs_when_started(name)]
+
+
+def test_every_package_says_what_lives_there():
+    for package in PACKAGES:
+        text = ast.get_docstring(TREES[f"tfdist.{package}"])
+        assert text and len(text) > 80, package
+
+
+def test_contributing_shows_the_same_order():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    picture = re.search(r"## Architecture.*?```text\n(.*?)```", text, re.DOTALL)
+    assert picture and [line.split()[0] for line in picture[1].splitlines()] == PACKAGES
+
+
+def test_tests_mirror_the_packages():
+    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders <= {*PACKAGES, STRATEGIES, *OF_TESTS}
+
+
+def test_imports_point_one_way():
+    wrong = [
+        f"{name} imports {imported}"
+        for name in MODULES
+        for imported in own_imports(name)
+        if imported != "tfdist" and place(imported) > place(name)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_imports_have_no_cycle():
+    graph = {name: own_imports(name) - {name} for name in MODULES}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError with the cycle
+
+
+def test_the_engine_imports_no_strategy():
+    engine = [name for name in MODULES if not name.startswith("tfdist.strategies")]
+    wrong = [name for name in engine if any(i.startswith("tfdist.strategies") for i in own_imports(name))]
+    assert not wrong, "the engine loads a strategy by its name"
+
+
+def test_strategies_import_the_engines_public_names_only():
+    strategies = [name for name in MODULES if name.startswith("tfdist.strategies.")]
+    assert strategies
+    wrong = [
+        f"{name} imports {imported} {attribute}"
+        for name in strategies
+        for imported, attribute in imports(name)
+        if imported.startswith(("tfdist.strategies", "absl"))
+        or (imported.startswith("tfdist") and any(p.startswith("_") for p in (*imported.split("."), attribute)))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_commands_and_their_flags_import_absl():
+    own = ("tfdist.cli.command", "tfdist.cli.environment_flags", "tfdist.cli.flags")
+    users = [name for name in MODULES if any(module.split(".")[0] == "absl" for module, _ in imports(name))]
+    assert not [name for name in users if not (name in own or runs_when_started(name))]
+
+
+def test_private_corners_are_touched_in_one_place():
+    corner = re.compile(r"(keras\.src|tensorflow\.python|tf\.python|tf\.__internal__)\b")
+    wrong = []
+    for name, tree in TREES.items():
+        docstrings = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, _DOCUMENTED)}
+        used = [f"{module}.{attribute}" for module, attribute in imports(name)]
+        used += [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+        used += [
+            str(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and node.value not in docstrings
+        ]
+        if not name.startswith("tfdist.keras_internals"):
+            wrong += [f"{name}: {text}" for text in used if corner.match(text)]
+    assert not wrong, "\n".join(wrong)
+
+
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def test_a_file_is_named_by_what_is_in_it():
+    vague = re.compile(r"(.*_)?(utils?|helpers?|common|misc)(_test)?$")
+    wrong = [
+        p.relative_to(ROOT)
+        for p in files()
+        if any(vague.match(part) for part in p.relative_to(ROOT).with_suffix("").parts)
+    ]
+    assert not wrong
+
+
+def test_files_are_short():
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in python_files()
+    }
+    assert not {name: length for name, length in lengths.items() if length > 400}
+
+
+def test_import_tfdist_is_light_and_defines_no_flag(tmp_path: pathlib.Path):
+    code = (
+        "import json, sys\nfrom absl import flags\nbefore = set(flags.FLAGS)\nimport tfdist\n"
+        "print(json.dumps([tfdist.__file__, sorted(set(flags.FLAGS) - before), sorted(sys.modules)]))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    file, flags, modules = json.loads(done.stdout)
+    assert pathlib.Path(file).is_relative_to(ROOT)
+    assert not flags
+    assert not {"tensorflow", "keras", "horovod", "matplotlib"} & set(modules)
+
+
+def test_the_tree_speaks_of_itself_alone():
+    elsewhere = ("/".join(("..", "shared")), "/".join(("", "work", "")))
+    wrong = [
+        f"{path.relative_to(ROOT)} mentions {place}"
+        for path in files()
+        for place in elsewhere
+        if place in path.read_text(encoding="utf-8", errors="ignore")
+    ]
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,159 @@
+"""What the documents show exists: commands, flags, files, named tests; and CONTRIBUTING's picture is the tree's."""
+
+import importlib.util
+import itertools
+import pathlib
+import re
+import shlex
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+from absl import flags as absl_flags
+
+from tfdist import install_horovod, launch
+from tfdist.__main__ import commands
+from tfdist.benchmark.config import BenchConfig
+from tfdist.cli import flags
+from tfdist.config import run_config
+from tfdist.errors import ExitCode
+from tfdist.export import ExportConfig
+from tfdist.launcher.restarts import FINAL, VAIN
+
+ROOT = pathlib.Path(__file__).parents[2]
+NAMES = (
+    "README.md",
+    "BUILD.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/checkpoints.md",
+    "docs/from_horovod.md",
+    "docs/gradients.md",
+    "docs/keras_fit.md",
+    "docs/meshes.md",
+    "docs/migrating.md",
+    "docs/programs.md",
+    "examples/README.md",
+)
+TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
+DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
+    "bench": lambda values: flags.define(values, BenchConfig),
+    "train": flags.define,
+    "verify": lambda values: flags.define(values, run_config.VerifyConfig),
+    "launch": launch.define_flags,
+    "run": lambda values: flags.define(values, run_config.RunConfig),
+    "export": lambda values: flags.define(values, ExportConfig),
+    "ledger": lambda values: None,
+    "checkpoints": lambda values: None,
+    "layout": lambda values: flags.define(values, run_config.LayoutConfig),
+    "install_horovod": install_horovod.define_flags,
+}
+EVERY_COMMANDS = ("help", "flagfile")
+
+
+def shell_lines(text: str) -> list[str]:
+    """The commands of ```bash and ```console blocks, continued lines joined."""
+    lines = []
+    for kind, block in re.findall(r"```(bash|console)\n(.*?)```", text, re.DOTALL):
+        joined = block.replace("\\\n", " ").splitlines()
+        lines += [line.removeprefix("$ ") for line in joined if kind == "bash" or line.startswith("$ ")]
+    return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+
+
+def uses(text: str) -> list[tuple[str, list[str]]]:
+    """Each `python -m tfdist.NAME` in a text's blocks and inline code: the command, and the flags behind it."""
+    shown = shell_lines(text) + re.findall(r"`([^`\n]*python -m tfdist[^`\n]*)`", text)
+    found: list[tuple[str, list[str]]] = []
+    for line in shown:
+        for part in line.split("python -m tfdist.")[1:]:
+            command, *arguments = shlex.split(part.replace("\\|", "|").replace("...", ""), comments=True)
+            own = itertools.takewhile(lambda argument: argument != "--", arguments)
+            if not command.startswith("<"):
+                found.append((command, [a.partition("=")[0][2:] for a in own if re.match(r"--\w", a)]))
+    return found
+
+
+def known_flags(command: str) -> absl_flags.FlagValues:
+    values = absl_flags.FlagValues()
+    DEFINE[command](values)
+    return values
+
+
+def architecture() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("architecture", ROOT / "tests" / "architecture_test.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_command_is_checked_and_documented():
+    assert DEFINE.keys() == commands().keys()
+    shown = {command for text in TEXTS.values() for command, _ in uses(text)}
+    assert shown >= commands().keys()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_and_flags_that_are_shown_exist(name: str):
+    for command, shown in uses(TEXTS[name]):
+        assert command in DEFINE
+        known = {*known_flags(command), *EVERY_COMMANDS}
+        assert {flag if flag in known else flag.removeprefix("no") for flag in shown} <= known, command
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_flags_that_are_named_in_the_text_exist(name: str):
+    """A flag of another program is listed here by that program."""
+    others = {
+        "network-interfaces",  # horovodrun
+        "gpus-per-task",  # Slurm
+        "gpus-per-node",
+        "nproc-per-node",  # torchrun
+    }
+    ours = {flag for command in DEFINE for flag in known_flags(command)} | set(EVERY_COMMANDS)
+    prose = re.sub(r"```.*?```", "", TEXTS[name], flags=re.DOTALL)
+    shown = {flag for code in re.findall(r"`(--[^`]*)`", prose) for flag in re.findall(r"--([a-z][\w-]*)", code)}
+    assert shown <= ours | others
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_and_tests_that_are_named_exist(name: str):
+    code = re.findall(r"`((?:tests|examples|tfdist|strategies|benchmarks)/[\w./-]*)`", TEXTS[name])
+    links = re.findall(r"\]\(([^)#:]+)\)", TEXTS[name])
+    base = (ROOT / name).parent
+    missing = [path for path in code if "NAME" not in path and not (ROOT / path).exists()]
+    missing += [link for link in links if not (base / link).exists()]
+    assert not missing
+
+
+def test_the_readme_is_short():
+    assert len(TEXTS["README.md"].splitlines()) < 200
+
+
+def test_the_program_of_the_readme_compiles():
+    (program,) = re.findall(r"```python\n(.*?)```", TEXTS["README.md"], re.DOTALL)
+    compile(program, "README.md", "exec")
+
+
+def test_the_picture_has_the_layers_of_the_tree_in_their_order():
+    rules = architecture()
+    (picture,) = re.findall(r"## The picture.*?```text\n(.*?)```", TEXTS["CONTRIBUTING.md"], re.DOTALL)
+    layer, seen = "", []
+    for line in picture.splitlines():
+        title = line[:21].strip(" |")
+        if title:
+            layer = title
+            seen.append(title)
+        for part in re.findall(r"(?<![*/\w])(\w+)(?:\.py|/)(?![\w*])", line[21:]):
+            assert rules.layer(f"tfdist.{part}") == layer, f"{part} stands in {layer}"
+    assert seen == rules.ORDER
+
+
+def test_the_help_of_restarts_names_each_end_that_is_final():
+    values = absl_flags.FlagValues()
+    launch.define_flags(values)
+    said = values["max_restarts"].help
+    assert said and all(f"{int(code)}" in said for code in FINAL - {ExitCode.DONE})
+    assert all(
+        words in said for words in ("have drifted", "after the same step", f"{VAIN} in a row before training began")
+    )

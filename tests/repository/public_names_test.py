@@ -1,0 +1,148 @@
+"""The names that users' programs rely on. Whoever changes one of these lists changes those programs."""
+
+import inspect
+
+import pytest
+
+import tfdist
+from tfdist import collectives, gradients, layers, models
+from tfdist.distribution import strategy
+from tfdist.errors import ExitCode
+
+
+def test_tfdist():
+    assert tfdist.__all__ == [
+        "Checkpoints",
+        "Cluster",
+        "Collectives",
+        "Group",
+        "LossScaler",
+        "Strategy",
+        "Trainer",
+        "collectives",
+        "constrain",
+        "current_strategy",
+        "data",
+        "distribute",
+        "gather_rows",
+        "gradients",
+        "layers",
+        "load_strategy",
+        "models",
+        "name_dims",
+        "optimizers",
+        "recompute",
+        "spawn",
+    ]
+
+
+@pytest.mark.parametrize("name", tfdist.__all__)
+def test_every_name_can_be_had(name):
+    assert getattr(tfdist, name) is not None
+    assert name in dir(tfdist)
+
+
+def test_other_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="module 'tfdist' has no attribute 'Trainr'"):
+        _ = tfdist.Trainr
+
+
+def test_strategies():
+    assert strategy.NAMES == ("single", "mirrored", "multiworker", "tpu", "horovod", "mesh")
+
+
+def test_parts():
+    assert collectives.__all__ == [
+        "Call",
+        "Collectives",
+        "OneReplica",
+        "Op",
+        "Recording",
+        "Unsent",
+        "Wire",
+        "all_gather",
+        "all_reduce",
+        "current",
+        "gather_rows",
+        "using",
+    ]
+    assert gradients.__all__ == [
+        "Bucketed",
+        "Clip",
+        "ErrorFeedback",
+        "LossScale",
+        "LossScaler",
+        "Reduced",
+        "Reducer",
+        "Routed",
+        "Sum",
+        "accumulated",
+        "parse_loss_scale",
+        "plan",
+        "unscaled",
+    ]
+    assert layers.__all__ == ["MixtureOfExperts", "SyncBatchNormalization"]
+    assert models.NAMES == ("mlp", "cnn", "resnet50", "transformer")
+
+
+def test_arguments_of_the_trainer():
+    def names(function):
+        return list(inspect.signature(function).parameters)
+
+    assert names(tfdist.Trainer) == [
+        "model",
+        "optimizer",
+        "loss",
+        "metrics",
+        "weighted_metrics",
+        "loss_weights",
+        "seed",
+        "jit_compile",
+        "accumulate_steps",
+        "loss_scale",
+        "max_skipped_steps",
+        "clip",
+        "compression",
+        "compression_min_bytes",
+        "bucket_bytes",
+    ]
+    assert names(tfdist.Trainer.fit) == [
+        "self",
+        "data",
+        "batch_size",
+        "elastic_batch",
+        "steps",
+        "epochs",
+        "log_every",
+        "eval_every",
+        "steps_per_call",
+        "callbacks",
+        "class_weight",
+        "reporter",
+        "profile",
+        "measure_every",
+        "compression_check_every",
+        "compression_max_error",
+        "checkpoints",
+        "ledger",
+        "check_sync_every",
+        "check_sync",
+        "stall_warning_seconds",
+        "stall_shutdown_seconds",
+    ]
+    assert names(tfdist.Trainer.resume) == ["self", "path", "commits"]
+    assert names(tfdist.Trainer.evaluate) == ["self", "data", "batch_size"]
+    assert names(tfdist.Trainer.save) == ["self", "path"]
+
+
+def test_exit_codes():
+    assert {code.name: int(code) for code in ExitCode} == {
+        "DONE": 0,
+        "FAILED": 1,
+        "BAD_INPUT": 2,
+        "NOT_FINITE": 3,
+        "STALLED": 4,
+        "PEER_LOST": 5,
+        "OUT_OF_MEMORY": 6,
+        "PREEMPTED": 75,
+    }

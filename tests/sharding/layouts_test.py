@@ -1,0 +1,85 @@
+import pytest
+
+from tfdist.errors import InputError
+from tfdist.sharding.layouts import Layout, Shard, laid_out, parse_layout, placed, split_rules
+from tfdist.sharding.mesh import parse_mesh
+
+MESH = parse_mesh("data:2;model:4")
+
+
+def test_the_batch_lies_on_the_first_axis_unless_told():
+    assert parse_layout("", MESH) == {"batch": "data"}
+    assert parse_layout("batch:model", MESH) == {"batch": "model"}
+    assert parse_layout(" heads : model ; ffn:model;", MESH) == {"batch": "data", "heads": "model", "ffn": "model"}
+
+
+@pytest.mark.parametrize("text", ["heads", "heads=model", "heads:model:4", "heads:4", "a b:model"])
+def test_refuses_what_is_no_rule(text):
+    with pytest.raises(InputError, match="^A layout is DIM:AXIS with ; between.*Received: "):
+        split_rules(text)
+
+
+def test_refuses_two_rules_for_a_dim_and_unknown_axes():
+    with pytest.raises(InputError, match="each dim once. Received: heads on model and on data"):
+        split_rules("heads:model;heads:data")
+    with pytest.raises(InputError, match="has no axis modell. Did you mean"):
+        parse_layout("heads:modell", MESH)
+
+
+def test_rules_lay_named_dims():
+    rules = {"batch": "data", "ffn": "model"}
+    layout = laid_out("ffn_in/kernel", ("embed", "ffn"), (6, 8), rules, MESH)
+    assert layout == Layout((None, "model"))
+    assert (layout.parts(MESH), str(layout)) == (4, "*,model")
+    assert laid_out("x", (None, "other"), (3, 5), rules, MESH) == Layout((None, None))
+    assert laid_out("both", ("batch", "ffn"), (2, 4), rules, MESH).parts(MESH) == 8
+
+
+def test_an_axis_splits_one_dim_of_a_tensor():
+    with pytest.raises(InputError, match="puts heads and ffn of w on the axis model"):
+        laid_out("w", ("heads", "ffn"), (4, 4), {"heads": "model", "ffn": "model"}, MESH)
+
+
+def test_an_axis_divides_its_dim():
+    with pytest.raises(InputError, match="splits ffn of w over the 4 devices of model.*Received: ffn of 6"):
+        laid_out("w", ("embed", "ffn"), (4, 6), {"ffn": "model"}, MESH)
+
+
+WHOLE, SPLIT = Layout((None, None)), Layout((None, "data"))
+
+
+@pytest.mark.parametrize(
+    ("stage", "stored", "gradient", "slots"),
+    [
+        ("none", WHOLE, WHOLE, WHOLE),
+        ("optimizer", WHOLE, WHOLE, SPLIT),
+        ("gradients", WHOLE, SPLIT, SPLIT),
+        ("parameters", SPLIT, SPLIT, SPLIT),
+    ],
+)
+def test_stages_of_zero(stage, stored, gradient, slots):
+    found = placed(WHOLE, (4, 6), MESH, Shard(stage, "data", 1))
+    assert (found.computed, found.stored, found.gradient, found.slots) == (WHOLE, stored, gradient, slots)
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "expected"),
+    [
+        (("model", None), (4, 6), ("model", "data")),  # beside another axis
+        ((None, None, None), (4, 6, 8), (None, "data", None)),  # the first one behind the first
+        ((None, None), (4, 5), ("data", None)),  # the first, where no other is divided
+        ((None, None), (3, 5), (None, None)),
+        (("data", None), (4, 6), ("data", None)),  # the axis is taken
+        ((None,), (2,), (None,)),  # too small
+    ],
+)
+def test_what_is_sharded_over(axes, shape, expected):
+    assert placed(Layout(axes), shape, MESH, Shard("parameters", "data", 4)).stored == Layout(expected)
+
+
+def test_an_axis_of_one_device_splits_nothing():
+    mesh = parse_mesh("data:2;model:1")
+    assert placed(Layout((None, "model")), (3, 4), mesh, Shard("parameters", "data", 4)).stored == Layout(
+        (None, "data")
+    )
+    assert placed(Layout((None, None)), (3, 4), mesh, Shard("parameters", "model", 4)).stored == Layout((None, None))

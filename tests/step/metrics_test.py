@@ -1,0 +1,121 @@
+"""Metrics of replicas, merged, are Keras's own over all examples."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.errors import InputError
+from tfdist.step import metrics
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.standard_normal((16, 3)).astype("float32")
+Y = RANDOM.integers(0, 2, (16, 1)).astype("float32")
+WEIGHTS = RANDOM.uniform(0, 2, 16).astype("float32")
+METRICS = ["binary_accuracy", "auc", "mae"]
+
+
+def make_model(given=METRICS):
+    keras.utils.set_random_seed(0)
+    made = [keras.metrics.AUC(name="auc", num_thresholds=20) if name == "auc" else name for name in given]
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, activation="sigmoid")])
+    model.compile("sgd", "mse", metrics=made or None, weighted_metrics=["mse"] if made else None)
+    keras_internals.build(model, tuple(tf.TensorSpec([None, *a.shape[1:]], a.dtype) for a in (X, Y, WEIGHTS)))
+    return model
+
+
+def update(strategy, model, first, last):
+    def replica_function():
+        per = (last - first) // strategy.replicas
+        start = first + strategy.collectives.rank * per
+        x, y, weight = (tf.constant(a)[start : start + per] for a in (X, Y, WEIGHTS))
+        keras_internals.update_metrics(model, y, model(x), weight)
+
+    tf.function(lambda: strategy.run(replica_function), autograph=False)()
+
+
+@pytest.mark.parametrize("strategy", ["single", "mirrored2", "mirrored4"])
+def test_totals_of_calls_and_replicas(strategy, request):
+    strategy = request.getfixturevalue(strategy)
+    with strategy.scope():
+        model = make_model()
+    drain = metrics.make_drain(metrics.ModelMetrics(model), strategy)
+    totals = metrics.Totals()
+    assert totals.results(metrics.ModelMetrics(model)) == {}
+    for first, last in ((0, 4), (4, 16)):
+        update(strategy, model, first, last)
+        totals.add(drain())
+    expected = make_model().evaluate(X, Y, sample_weight=WEIGHTS, batch_size=16, return_dict=True, verbose=0)
+    expected.pop("loss")
+    assert totals.results(metrics.ModelMetrics(model)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_device_starts_again_from_zero(mirrored2):
+    with mirrored2.scope():
+        model = make_model()
+    drain = metrics.make_drain(metrics.ModelMetrics(model), mirrored2)
+    update(mirrored2, model, 0, 16)
+    assert any(value.any() for value in drain())
+    assert not any(value.any() for value in drain())
+    assert {value.dtype for value in drain()} == {np.dtype("float64")}
+
+
+def test_without_metrics_there_is_no_message(mirrored2, monkeypatch):
+    with mirrored2.scope():
+        model = make_model([])
+    monkeypatch.setattr(mirrored2, "run", None)
+    assert metrics.make_drain(metrics.ModelMetrics(model), mirrored2)() == []
+
+
+def test_sums_on_the_host_lose_nothing():
+    """Counts beyond 2^24, where float32 stops counting."""
+    totals = metrics.Totals()
+    for _ in range(3):
+        totals.add([np.array([2.0**24 + 1])])
+    assert totals._sums[0][0] == 3 * (2**24 + 1)
+
+
+def test_a_metric_that_is_no_sum_is_refused(single):
+    class Largest(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="largest")
+            self.largest = self.add_variable((), "zeros", aggregation="mean", name="value")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.largest.assign(keras.ops.max(y_pred))
+
+        def result(self):
+            return self.largest
+
+    with single.scope():
+        good, bad = make_model(), make_model([Largest()])
+    metrics.check_sums(keras_internals.metrics_of(good))
+    with pytest.raises(InputError, match="Received: largest with .*aggregation='mean'"):
+        metrics.check_sums(keras_internals.metrics_of(bad))
+
+
+@pytest.mark.parametrize("strategy", ["mirrored2", "mirrored4"])
+def test_moving_statistics_are_averaged(strategy, request):
+    strategy = request.getfixturevalue(strategy)
+    n = strategy.replicas
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)])
+    gamma, beta, mean, variance, seed = model.variables
+
+    def drift():
+        rank = tf.cast(strategy.collectives.rank, tf.float32)
+        mean.assign(tf.constant([1.0, 2.0, 4.0]) * rank)
+        variance.assign(tf.ones(3) + rank)
+
+    tf.function(lambda: strategy.run(drift))()
+    before = [v.numpy() for v in strategy.local(seed.value)]
+    metrics.make_average_statistics(model, strategy)()
+    middle = (n - 1) / 2
+    for value in strategy.local(mean.value):
+        np.testing.assert_array_equal(value, np.array([1.0, 2.0, 4.0]) * middle)
+    for value in strategy.local(variance.value):
+        np.testing.assert_array_equal(value, [1 + middle] * 3)
+    np.testing.assert_array_equal([v.numpy() for v in strategy.local(seed.value)], before)
+    np.testing.assert_array_equal(gamma, [1, 1, 1])
+    np.testing.assert_array_equal(beta, [0, 0, 0])

@@ -1,0 +1,119 @@
+"""The two halves of a step, and the compiled loop around them."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist import models
+from tfdist.collectives import Recording
+from tfdist.data import ArraySource, Pipeline
+from tfdist.gradients import Bucketed, Sum
+from tfdist.step.loop import compile_loop
+from tfdist.step.metrics import ModelMetrics
+from tfdist.step.state_store import Kept
+from tfdist.step.step import Settings, Step
+
+RANDOM = np.random.default_rng(0)
+IMAGES = RANDOM.standard_normal((8, 6, 6, 1)).astype("float32")
+TOKENS = RANDOM.integers(0, 5, (8, 4))
+MODELS = {
+    "mlp": ("mlp(hidden=(4,))", (6, 6, 1)),
+    "cnn": ("cnn(filters=(2,))", (6, 6, 1)),
+    "cnn synchronized": ("cnn(filters=(2,), batch_norm='synchronized')", (6, 6, 1)),
+    "transformer": ("transformer(layers=1, width=4, heads=2, ffn=4, dropout=0.1)", (4,)),
+    "resnet50": ("resnet50", (32, 32, 3)),
+}
+
+
+def make(strategy, spec, shape, data, batch_size=4):
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = models.build(spec, shape, 5)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        trainer = tfdist.Trainer(model, optimizer="adamw", loss=loss, metrics=["accuracy"])
+    trainer.build(ArraySource(data))
+    step = Step(model, strategy, Bucketed(Sum()), Kept(strategy), Settings(batch_size=batch_size), ModelMetrics(model))
+    return model, step
+
+
+def test_every_model_has_a_case():
+    assert {spec.partition("(")[0] for spec, _ in MODELS.values()} == set(models.NAMES)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) if n == "resnet50" else n for n in MODELS])
+def test_the_whole_step_compiles_with_xla(single, monkeypatch, name):
+    """Forward, backward, reduction and update in one program, as a TPU needs it; shapes are static."""
+    monkeypatch.setattr(single, "compiles_replicas", True)
+    spec, shape = MODELS[name]
+    x = TOKENS[:2] if len(shape) == 1 else RANDOM.standard_normal((2, *shape)).astype("float32")
+    y = TOKENS[:2] if len(shape) == 1 else np.array([0, 1])
+    model, step = make(single, spec, shape, (x, y), batch_size=2)
+    before = [np.array(v) for v in model.trainable_variables]
+    x, y = tf.constant(x), tf.constant(y)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def whole():
+        computed = step.compute((x, y), tf.constant(0, tf.int64), tf.constant(True))
+        step.apply(computed, frozenset())
+        return computed.loss
+
+    loss = float(single.run(whole))
+    assert np.isfinite(loss)
+    assert all(np.all(np.isfinite(v)) for v in model.trainable_variables)
+    assert any(np.any(a != np.array(v)) for a, v in zip(before, model.trainable_variables, strict=True))
+    assert int(model.optimizer.iterations) == 1
+
+
+def test_compute_changes_no_weight_and_apply_does(mirrored2):
+    data = (IMAGES, np.zeros(8, "int64"))
+    model, step = make(mirrored2, "mlp(hidden=(4,))", (6, 6, 1), data)
+    iterator = mirrored2.distribute(Pipeline(ArraySource(data), 4, seed=0).dataset)
+    before = [np.array(v) for v in [*model.variables, *model.optimizer.variables]]
+    compute = tf.function(
+        lambda batch: mirrored2.run(step.compute, batch, tf.constant(0, tf.int64), tf.constant(True)), autograph=False
+    )
+    computed = compute(next(iterator))
+    for a, v in zip(before, [*model.variables, *model.optimizer.variables], strict=True):
+        np.testing.assert_array_equal(a, v)
+    for part in (computed.loss, computed.norm, *computed.gradients):
+        first, second = mirrored2.local(part)
+        assert first.numpy().tobytes() == second.numpy().tobytes()
+    assert [tuple(mirrored2.local(g)[0].shape) for g in computed.gradients] == [
+        tuple(v.shape) for v in model.trainable_variables
+    ]
+    tf.function(lambda c: mirrored2.run(lambda c: step.apply(c, frozenset([0])), c), autograph=False)(computed)
+    changed = [np.any(a != np.array(v)) for a, v in zip(before, model.trainable_variables, strict=False)]
+    assert changed == [False, True, True, True]
+
+
+def test_the_loop_is_traced_once_and_sends_one_message(mirrored2, monkeypatch):
+    """For any number of steps; the loss travels with the gradients."""
+    data = (IMAGES, np.arange(8) % 5)
+    monkeypatch.setattr(mirrored2, "collectives", Recording(mirrored2.collectives))
+    model, step = make(mirrored2, "mlp(hidden=(4,))", (6, 6, 1), data)
+    iterator = mirrored2.distribute(Pipeline(ArraySource(data), 4, seed=0).dataset)
+    loop: Any = compile_loop(step, mirrored2)
+    results = [
+        loop(iterator, tf.constant(first, tf.int64), tf.constant(steps), tf.constant(norm))
+        for first, steps, norm in ((0, 3, False), (3, 1, True), (4, 5, False))
+    ]
+    assert loop.experimental_get_tracing_count() == 1
+    assert [tuple(result.losses.shape) for result in results] == [(3,), (1,), (5,)]
+    assert [float(result.norm) > 0 for result in results] == [False, True, False]
+    assert all(bool(result.may_go_on) and result.counted.numpy().all() for result in results)
+    assert all(len(result.busy) == 2 and float(result.waited) >= 0 for result in results)
+    calls = mirrored2.collectives.calls
+    assert [call.operation for call in calls] == ["all_reduce"] * 2, "one for each of the two replicas that were traced"
+    assert calls[0].payload_bytes == 4 * (model.count_params() + 1)
+
+
+def test_embeddings_gradients_are_dense(single):
+    _, step = make(single, "transformer(layers=1, width=4, heads=2, ffn=4)", (4,), (TOKENS, TOKENS))
+    gradients, _, _ = step._differentiate((tf.constant(TOKENS), tf.constant(TOKENS)), 8)
+    assert all(isinstance(gradient, tf.Tensor) for gradient in gradients)
+    assert gradients[0].shape == (5, 4)

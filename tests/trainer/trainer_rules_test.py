@@ -1,0 +1,140 @@
+"""What a trainer refuses instead of being silently wrong, and short batches that leave a replica without a row."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tfdist.errors import InputError
+from tfdist.step.callbacks import Callbacks
+from tfdist.trainer.fit_loop import Schedule
+
+X = np.random.default_rng(0).standard_normal((70, 4)).astype("float32")
+DATA = (X, X[:, :1])
+
+
+def build():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+
+
+def make(strategy, optimizer="sgd", **options):
+    with strategy.scope():
+        return tfdist.Trainer(build(), optimizer=optimizer, loss="mse", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss_scale_factor": 1024.0}, "loss_scale_factor=1024"),
+        ({"use_ema": True}, "use_ema=True"),
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps=2"),
+    ],
+)
+def test_optimizers_that_change_the_step_by_themselves(single, options, message):
+    with pytest.raises(InputError, match=message):
+        make(single, keras.optimizers.SGD(0.1, **options))
+
+
+def test_what_is_born_outside_the_scope(mirrored2):
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    with pytest.raises(InputError, match="The optimizer must be created inside the strategy's scope"):
+        make(mirrored2, keras.optimizers.SGD(schedule))
+    model = build()
+    with mirrored2.scope(), pytest.raises(InputError, match="The model must be created inside the strategy's scope"):
+        tfdist.Trainer(model, optimizer="sgd", loss="mse")
+
+
+def test_a_model_without_trainable_variables(single):
+    trainer = make(single)
+    trainer.model.trainable = False
+    with pytest.raises(InputError, match="no trainable variable"):
+        trainer.fit(DATA, batch_size=16, steps=1)
+
+
+def test_changes_between_two_fits(single):
+    trainer = make(single)
+    trainer.fit(DATA, batch_size=16, steps=1)
+    trainer.model.layers[0].trainable = False
+    with pytest.raises(InputError, match="Make a new Trainer after a change of `trainable`"):
+        trainer.fit(DATA, batch_size=16, steps=1)
+    trainer.model.layers[0].trainable = True
+    trainer.fit(DATA, batch_size=16, steps=1)
+    trainer.model.compile(optimizer="sgd", loss="mse")
+    with pytest.raises(InputError, match="compiled anew"):
+        trainer.fit(DATA, batch_size=16, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "more"),
+    [
+        ({"batch_size": 16, "steps": 2}, {"batch_size": 16, "epochs": 1}, 5),
+        ({"batch_size": 32, "epochs": 1}, {"batch_size": 8, "epochs": 1}, 6),
+        ({"batch_size": 16, "epochs": 1}, {"batch_size": 16, "epochs": 1}, 4),
+    ],
+)
+def test_epochs_more(single, first, then, more):
+    """Two runs of an epoch make the steps of one of two; from the middle of one, a whole one more."""
+    trainer = make(single)
+    trainer.fit(DATA, **first)
+    before = trainer.step
+    trainer.fit(DATA, **then)
+    assert trainer.step - before == more
+
+
+@pytest.mark.parametrize("numbers", [{"steps": -1}, {"epochs": 0.5}, {}, {"steps": 1, "epochs": 1}], ids=str)
+def test_wrong_lengths(single, numbers):
+    with pytest.raises(InputError, match="`steps` or `epochs`"):
+        make(single).fit(DATA, batch_size=16, **numbers)
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"log_every": 0}, {"eval_every": -1}, {"steps_per_call": 0}, {"log_every": 1.5}], ids=str
+)
+def test_wrong_periods(numbers):
+    with pytest.raises(InputError, match="must be a whole number of at least"):
+        Schedule(steps=10, **numbers)
+
+
+def test_a_callback_that_would_restore_one_process_only(single, monkeypatch, tmp_path):
+    monkeypatch.setattr(single, "cluster", tfdist.Cluster(rank=0, size=2))
+    with pytest.raises(InputError, match="BackupAndRestore in a job of 2 processes"):
+        Callbacks([keras.callbacks.BackupAndRestore(tmp_path)], build(), single)
+
+
+def test_data_that_differs_between_processes(single, monkeypatch):
+    agreed = {}
+    monkeypatch.setattr(single.group, "agree", lambda name, value, what="", deadline=60.0: agreed.update({name: value}))
+    make(single).fit(DATA, batch_size=16, steps=1)
+    assert agreed["data"]["number of examples"] == 70
+    assert "float32" in agreed["data"]["form of an example"]
+
+
+class OwnLoss(keras.layers.Layer):
+    """Adds a mean over its rows to the loss."""
+
+    def call(self, x):
+        """Hands on its input."""
+        self.add_loss(keras.ops.mean(x**2))
+        return x
+
+
+@pytest.mark.parametrize("kind", ["scalar loss", "scalar metric", "add_loss"])
+def test_a_replica_without_a_row_in_the_last_batch(kind, single, mirrored2):
+    """33 rows at 16 a batch: the last one has a row for the first replica alone."""
+    results = []
+    for strategy in (single, mirrored2):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = build()
+            if kind == "add_loss":
+                model = keras.Sequential([keras.Input((4,)), OwnLoss(), keras.layers.Dense(1)])
+            scalar = lambda y, p: keras.ops.mean(keras.ops.square(y - p))  # noqa: E731
+            trainer = tfdist.Trainer(
+                model,
+                optimizer="sgd",
+                loss=scalar if kind == "scalar loss" else "mse",
+                metrics=[scalar] if kind == "scalar metric" else [],
+            )
+        results.append(trainer.evaluate((X[:33], DATA[1][:33]), batch_size=16))
+    assert np.isfinite(list(results[1].values())).all()
+    assert results[1]["loss"] == pytest.approx(results[0]["loss"], rel=1e-5)

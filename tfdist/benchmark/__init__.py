@@ -1,0 +1,1 @@
+"""What `python -m tfdist.bench` measures: time and bandwidth of collectives. Importing it imports no TensorFlow."""

@@ -1,0 +1,116 @@
+"""What a benchmark is, as a frozen and validated value. No TensorFlow."""
+
+import dataclasses
+import re
+from typing import Any
+
+from tfdist.benchmark.measured import TRAFFIC
+from tfdist.config.fields import check_fields, flag_field
+from tfdist.config.run_config import WRITTEN, TrainConfig
+from tfdist.errors import InputError
+from tfdist.grammar.spec import nearest
+
+MEASURED = "What is measured"
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
+GROWTH = 4  # from one size of a range to the next
+_UNITS = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
+_SIZE = re.compile(r"\s*(\d{1,12})\s*([KMG]?B?)\s*", re.IGNORECASE)
+_SIZES = "Write bytes, as in 4,64KB,1MB, or a range 4B:64MB"
+_WHERE = (
+    "strategy",
+    "devices",
+    "tpu",
+    "communication",
+    "coordinator",
+    "start_timeout_seconds",
+    "intra_op_threads",
+    "output_dir",
+)
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Reads `4B:64MB`, which is 4 bytes and four times as many again and again up to 64 MB, or `4,64KB,1MB`.
+
+    Raises:
+      InputError: `text` is none of these.
+    """
+    first, colon, last = text.partition(":")
+    if not colon:
+        return tuple(_bytes(part, text) for part in text.split(","))
+    size, end = _bytes(first, text), _bytes(last, text)
+    if size > end:
+        raise InputError(f"{text} must be a range from a smaller to a larger size. {_SIZES}.")
+    sizes = []
+    while size <= end:
+        sizes.append(size)
+        size *= GROWTH
+    return tuple(sizes)
+
+
+def parse_operations(text: str) -> tuple[str, ...]:
+    """Reads names with commas between; an empty text is all of them.
+
+    Raises:
+      InputError: a name is not known.
+    """
+    names = tuple(name.strip() for name in text.split(",") if name.strip()) or tuple(TRAFFIC)
+    for name in names:
+        if name not in TRAFFIC:
+            raise InputError(f"{name} is not a known operation.{nearest(name, TRAFFIC)}")
+    return names
+
+
+def _checked_sizes(text: str) -> str:
+    parse_sizes(text)
+    return text
+
+
+def _checked_operations(text: str) -> str:
+    return ",".join(parse_operations(text)) if text else text
+
+
+def _same(name: str) -> Any:
+    """The field of this name as it is in `TrainConfig`: same flag, same meaning."""
+    field = next(field for field in dataclasses.fields(TrainConfig) if field.name == name)
+    return dataclasses.field(default=field.default, metadata=field.metadata)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """One benchmark. A field has the name and the meaning of its flag; `python -m tfdist.bench --help` shows both.
+
+    Raises:
+      InputError: a field is out of its range, or two exclude each other.
+    """
+
+    operations: str = flag_field(
+        "", MEASURED, f"Of {', '.join(TRAFFIC)}, with commas between; empty: all.", check=_checked_operations
+    )
+    sizes: str = flag_field("4B:64MB", MEASURED, f"{_SIZES}, times {GROWTH} each. KB is 1024.", check=_checked_sizes)
+    dtype: str = flag_field("float32", MEASURED, f"Of the elements: {', '.join(DTYPES)}.", choices=DTYPES)
+    repeats: int = flag_field(5, MEASURED, "How often each size is measured.", least=1, most=10**9)
+    repeat_seconds: float = flag_field(
+        0.05, MEASURED, "Calls follow each other for about so long in each repeat.", most=10**9
+    )
+    strategy: str = _same("strategy")
+    devices: int = _same("devices")
+    tpu: str = _same("tpu")
+    communication: str = _same("communication")
+    coordinator: str = _same("coordinator")
+    start_timeout_seconds: float = _same("start_timeout_seconds")
+    intra_op_threads: int = _same("intra_op_threads")
+    output_dir: str = flag_field("", WRITTEN, "New or empty folder; empty: runs/bench-collectives-STRATEGY-TIME.")
+
+    def __post_init__(self) -> None:
+        """Checks each field, then the rules between fields, which are those of `TrainConfig`."""
+        check_fields(self)
+        TrainConfig(**{name: getattr(self, name) for name in _WHERE})
+
+
+def _bytes(text: str, whole: str) -> int:
+    found = _SIZE.fullmatch(text)
+    unit = found[2].upper() if found else ""
+    size = int(found[1]) * _UNITS[unit if unit in _UNITS else f"{unit}B"] if found else 0
+    if not size:
+        raise InputError(f"{whole} must be sizes above 0. {_SIZES}.")
+    return size

@@ -1,0 +1,73 @@
+"""collectives.png: time and bus bandwidth by size, a line for each operation."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tfdist.benchmark.measured import TRAFFIC, Measured
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# One hue an operation (ColorBrewer's "Dark2"), so that it is the same in every picture.
+_COLOURS = dict(zip(TRAFFIC, ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#666666"), strict=True))
+_TICKS = {
+    4**i: text for i, text in zip(range(1, 16, 2), ("4", "64", "1K", "16K", "256K", "4M", "64M", "1G"), strict=True)
+}
+
+
+def draw(measured: Sequence[Measured]) -> "Figure":
+    """Returns the figure, which belongs to no window and to no global state of matplotlib.
+
+    Args:
+      measured: of one strategy and dtype; at least one.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.6), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    one = measured[0]
+    figure.suptitle(f"{one.strategy}, {one.replicas} replicas, {one.dtype}", x=0.01, ha="left", fontsize="medium")
+    by_operation = {name: [m for m in measured if m.operation == name] for name in TRAFFIC}
+    for name, points in by_operation.items():
+        colour = _COLOURS[name]
+        if name == "barrier":
+            for point in points:
+                left.axhline(point.median * 1e3, color=colour, linewidth=1.2, linestyle="--", label=name)
+        elif points:
+            points = sorted(points, key=lambda m: m.bytes)
+            sizes = [m.bytes for m in points]
+            style = {"color": colour, "linewidth": 1.6, "marker": "o", "markersize": 4, "label": name}
+            left.plot(sizes, [m.median * 1e3 for m in points], **style)
+            left.fill_between(
+                sizes,
+                [m.least * 1e3 for m in points],
+                [max(m.seconds) * 1e3 for m in points],
+                color=colour,
+                alpha=0.15,
+                linewidth=0,
+            )
+            right.plot(sizes, [m.bus_bandwidth / 1e9 for m in points], **style)
+    left.set_yscale("log")
+    _dress(left, "Time of a call", "milliseconds: median, and the range of the repeats", measured)
+    _dress(right, "Bus bandwidth", "GB/s, by the median", measured)
+    right.set_ylim(bottom=0)
+    left.legend(frameon=False)
+    return figure
+
+
+def _dress(axes: "Axes", title: str, unit: str, measured: Sequence[Measured]) -> None:
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_xlabel("bytes")
+    axes.set_ylabel(unit)
+    sizes = [m.bytes for m in measured if m.bytes] or [4]
+    axes.set_xscale("log", base=2)
+    shown = {size: text for size, text in _TICKS.items() if min(sizes) <= size <= max(sizes)}
+    if len(shown) > 1:
+        axes.set_xticks(list(shown), labels=list(shown.values()))
+    axes.minorticks_off()
+    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,35 @@
+"""Measurements as lines of a table, for a person."""
+
+from tfdist.benchmark.measured import Measured
+from tfdist.reporting.plain import rounded
+
+_COLUMNS = (
+    ("operation", 15),
+    ("bytes", 12),
+    ("median ms", 12),
+    ("min ms", 12),
+    ("algorithm GB/s", 16),
+    ("bus GB/s", 12),
+)
+
+
+def header() -> str:
+    """The line above the first."""
+    return _aligned(*(title for title, _ in _COLUMNS))
+
+
+def row(measured: Measured) -> str:
+    """One measurement; a barrier moves no bytes, and has no bandwidth."""
+    bandwidths = [measured.algorithm_bandwidth, measured.bus_bandwidth]
+    return _aligned(
+        measured.operation,
+        str(measured.bytes),
+        rounded(measured.median * 1e3),
+        rounded(measured.least * 1e3),
+        *(rounded(bandwidth / 1e9) if measured.bytes else "-" for bandwidth in bandwidths),
+    )
+
+
+def _aligned(first: str, *others: str) -> str:
+    cells = [other.rjust(width) for other, (_, width) in zip(others, _COLUMNS[1:], strict=True)]
+    return first.ljust(_COLUMNS[0][1]) + "".join(cells)

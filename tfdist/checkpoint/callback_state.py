@@ -1,0 +1,275 @@
+"""What Keras callbacks know, as a checkpoint keeps it: how long `EarlyStopping` has waited, the best loss, the best weights."""
+
+import collections
+import copy
+import logging
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from tfdist import keras_internals
+from tfdist.checkpoint.callback_values import Held, array_fingerprint, decoded, encoded, fill, fingerprint, is_like
+from tfdist.checkpoint.storage import Checkpoint, Damaged, Part
+from tfdist.coordination import Group, Json
+from tfdist.grammar.unique_names import numbered
+from tfdist.step.callbacks import WRITE_FILES
+
+_PREFIX = "callbacks/"
+_OF_KERAS = frozenset(vars(keras.callbacks.Callback()))  # the model, and what `set_params` gives
+_COUNTERS = ("_global_train_batch", "_global_test_batch")  # of TensorBoard; what else is private there is the process's
+_HASHED_BYTES = 2**26
+_MANY_BYTES = 2**26
+
+_log = logging.getLogger(__name__)
+
+_Mark = str | weakref.ref  # by which an array is known again: its hash, or, if it is large, itself
+
+
+class Known(NamedTuple):
+    """What callbacks know at one moment: as JSON, and the arrays that it names."""
+
+    values: Json
+    parts: list[Part]
+
+
+NOTHING = Known({}, [])
+
+
+class _Start(NamedTuple):
+    """A value as it was before the run."""
+
+    value: Json
+    marks: dict[str, _Mark]
+
+
+class CallbackMemory:
+    """Attributes of a run's callbacks that have changed since before it began.
+
+    They are numbers, words, arrays, and lists, tuples and dicts of them. An attribute that holds anything else begins anew:
+    so does a text that could name a file, as a stranger's checkpoint must not say where files are written, a dict with a key
+    that could name one outside of the working directory, and a list or dict of more than 10,000 items that are not all floats.
+    What the program gave a callback and nothing has changed is not kept, so that it may be given otherwise when the run goes
+    on. An array of more than 64 MiB that was there before counts as changed if it is another one.
+
+    Lists, dicts and arrays that the program gave stay the objects that they are, and get what was in them: other callbacks,
+    and the program, may have them, too.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._callbacks: dict[str, keras.callbacks.Callback] = {}
+        self._start: dict[str, dict[str, _Start]] = {}
+        self._restored: dict[str, dict[str, Any]] | None = None  # what the next run begins with
+        self._known: dict[str, dict[str, Any]] | None = None  # what this one began with
+        self._own: set[tuple[str, str]] = set()  # attributes that are this process's own
+        self._given: dict[tuple[str, str], Any] = {}  # what the program gave; until the first epoch has begun
+        self._filled: dict[int, str] = {}  # with what, by the object
+        self._rate: float | None = None
+        self._said: set[str] = set()
+
+    def attend(self, callbacks: Sequence[keras.callbacks.Callback], optimizer: keras.Optimizer) -> None:
+        """Takes the callbacks of this process's run, before they hear that it begins."""
+        self._callbacks = numbered((_kind(callback), callback) for callback in callbacks)
+        self._start = {
+            name: {
+                attribute: _Start(held.value, {key: _mark(array) for key, array in held.arrays.items()})
+                for attribute, held in _attributes(name, callback)
+            }
+            for name, callback in self._callbacks.items()
+        }
+        self._known, self._restored = self._restored, None
+        self._given = {
+            (name, attribute): value
+            for name, callback in (self._callbacks.items() if self.goes_on else ())
+            for attribute, value in vars(callback).items()
+        }
+        self._optimizer, self._rate = optimizer, keras_internals.constant_learning_rate(optimizer)
+
+    def begun(self, group: Group) -> None:
+        """They have heard that the run begins, which makes them forget; every process calls it.
+
+        What they have noted then of their own process, such as its rank, is not that of another one.
+        """
+        if self._known is not None:
+            noted = {
+                (name, key): fingerprint(held)
+                for name, c in self._callbacks.items()
+                for key, held in _attributes(name, c)
+            }
+            said = [[*place, text] for place, text in noted.items()]
+            chiefs = group.broadcast("callbacks/begun", said, deadline=float("inf"))  # a callback may last
+            differ = {(name, key) for name, key, text in chiefs if noted.get((name, key), text) != text}
+            self._own = differ if group.rank else set()
+        self._go_on()
+
+    def epoch_begun(self, again: bool) -> None:
+        """They have heard that an epoch begins; `again` if they had heard it in the run before, too."""
+        if again:
+            self._go_on()
+        self._known, self._given = None, {}
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there was a run before; of use until the first epoch begins."""
+        return self._known is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `EarlyStopping` had stopped the run that goes on, and would again."""
+        return any(
+            isinstance(callback, keras.callbacks.EarlyStopping)
+            and callback.stopped_epoch > 0
+            and callback.wait >= callback.patience
+            for callback in self._callbacks.values()
+        )
+
+    def now(self) -> Known:
+        """What they know; arrays are copied."""
+        values: dict[str, Any] = {}
+        arrays: dict[str, np.ndarray] = {}
+        for name, callback in self._callbacks.items():
+            all_held = dict(_attributes(name, callback))
+            held = {key: one for key, one in all_held.items() if self._has_changed(name, key, one)}
+            self._warn(name, callback, all_held, held)
+            values[name] = {key: one.value for key, one in held.items()}
+            arrays.update(item for one in held.values() for item in one.arrays.items())
+        return Known(values, [Part.whole(name, np.array(array, order="C")) for name, array in arrays.items()])
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Reads what the callbacks of another run knew, for the next one to go on with.
+
+        Raises:
+          Damaged: it is not what `now` returns.
+        """
+        saved = checkpoint.values.get("callbacks", {})  # a checkpoint of a version without it has none
+        names = {name for name in checkpoint.tensors if name.startswith(_PREFIX)}
+
+        def read(name: str) -> np.ndarray:
+            names.remove(name)  # each is there for one place
+            return np.array(checkpoint.read(name))
+
+        try:
+            self._restored = {
+                name: {attribute: decoded(value, read) for attribute, value in attributes.items()}
+                for name, attributes in saved.items()
+            }
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise Damaged(checkpoint.path, f"what it has of callbacks is not understood ({error})") from error
+
+    def _go_on(self) -> None:
+        """Gives the callbacks what those of the run before knew, and the optimizer its rate, if there was a run before.
+
+        Both are as if the callbacks had not heard of this beginning: they had, in the run before.
+        """
+        if self._known is None:
+            return
+        if self._rate is not None and keras_internals.constant_learning_rate(self._optimizer) is not None:
+            self._optimizer.learning_rate = self._rate
+        self._filled = {}
+        for name, known in self._known.items():
+            if name in self._callbacks:
+                self._put_back(name, known)
+
+    def _put_back(self, name: str, known: Mapping[str, Any]) -> None:
+        callback, start = self._callbacks[name], self._start[name]
+        for attribute, _ in _attributes(name, callback):
+            # What was not kept was as it had been given; but callbacks note what files they find.
+            was_given = attribute in start and attribute not in known and not isinstance(callback, WRITE_FILES)
+            if was_given and not start[attribute].marks:
+                self._set(name, attribute, decoded(start[attribute].value))
+        for attribute, value in known.items():
+            if _is_kept(callback, attribute, value):
+                self._set(name, attribute, copy.deepcopy(value))
+
+    def _set(self, name: str, attribute: str, value: Any) -> None:
+        """Gives a callback's attribute this value, in the object that the program gave, if it is still there."""
+        if (name, attribute) in self._own:
+            return
+        present = vars(self._callbacks[name]).get(attribute)
+        if isinstance(present, list | dict | np.ndarray) and present is self._given.get((name, attribute)):
+            wanted = fingerprint(encoded(value, ""))
+            is_free = self._filled.setdefault(id(present), wanted) == wanted  # two that shared it may have parted
+            if is_free and (is_like(present, wanted) or fill(present, value)):
+                return
+        setattr(self._callbacks[name], attribute, value)
+
+    def _has_changed(self, name: str, attribute: str, held: Held) -> bool:
+        start = self._start[name].get(attribute)
+        return (
+            start is None
+            or start.value != held.value
+            or not all(_is_marked(start.marks[key], array) for key, array in held.arrays.items())
+        )
+
+    def _warn(
+        self, name: str, callback: keras.callbacks.Callback, all_held: Mapping[str, Held], held: Mapping[str, Held]
+    ) -> None:
+        """Says once of each attribute of a program's own callback that it looks like state and cannot be kept, or is large."""
+        if type(callback).__module__.startswith("keras."):
+            return
+        for attribute, value in dict(vars(callback)).items():
+            looks_like_state = isinstance(value, list | tuple | dict | set | collections.deque) and value
+            if looks_like_state and attribute not in all_held and _is_kept(callback, attribute, value):
+                self._say(
+                    f"{name}.{attribute}", "begins anew when the run goes on: a checkpoint keeps numbers, words, arrays, and "
+                    f"plain lists, tuples and dicts of them, not this {type(value).__name__}."
+                )  # fmt: skip
+        for attribute, one in held.items():
+            size = sum(array.nbytes for array in one.arrays.values())
+            if size > _MANY_BYTES:
+                self._say(
+                    f"{name}.{attribute}", f"has {size / 2**20:.0f} MiB, which each checkpoint and commit copies and writes. "
+                    "If it is not state, give it to the callback before the run."
+                )  # fmt: skip
+
+    def _say(self, of: str, text: str) -> None:
+        if of not in self._said:
+            self._said.add(of)
+            _log.warning("%s %s", of, text)
+
+
+def _kind(callback: keras.callbacks.Callback) -> str:
+    """What it is, and what it watches."""
+    monitor = getattr(callback, "monitor", None)
+    return type(callback).__name__ + (f":{monitor}" if isinstance(monitor, str) else "")
+
+
+def _attributes(name: str, callback: keras.callbacks.Callback) -> Iterator[tuple[str, Held]]:
+    """What one callback has that can be kept, by attribute."""
+    for attribute, value in dict(vars(callback)).items():
+        if _is_kept(callback, attribute, value):
+            try:
+                yield attribute, encoded(value, f"{_PREFIX}{name}/{attribute}")
+            except (TypeError, RecursionError):  # it is more than data
+                continue
+
+
+def _is_kept(callback: keras.callbacks.Callback, attribute: str, value: Any) -> bool:
+    """Whether an attribute can be state, by its name and by what its callback does."""
+    in_class = getattr(type(callback), attribute, None)
+    is_of_the_process = isinstance(callback, keras.callbacks.TensorBoard) and attribute.startswith("_")
+    names_a_file = isinstance(callback, WRITE_FILES) and isinstance(value, str)
+    # Its sign goes with a function that Keras makes anew.
+    is_half = attribute == "min_delta" and hasattr(callback, "monitor_op")
+    return not (
+        attribute in _OF_KERAS
+        or attribute.startswith("__")
+        or (is_of_the_process and attribute not in _COUNTERS)
+        or names_a_file
+        or is_half
+        or callable(in_class)
+        or hasattr(in_class, "__set__")
+    )
+
+
+def _mark(array: np.ndarray) -> _Mark:
+    return array_fingerprint(array) if array.nbytes <= _HASHED_BYTES else weakref.ref(array)
+
+
+def _is_marked(mark: _Mark, array: np.ndarray) -> bool:
+    if isinstance(mark, weakref.ref):
+        return mark() is array
+    return array.nbytes <= _HASHED_BYTES and array_fingerprint(array) == mark

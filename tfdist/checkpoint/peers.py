@@ -1,0 +1,163 @@
+"""Commits on several hosts: which ranks see one directory, and how each host gets the files that only others have."""
+
+import contextlib
+import errno
+import logging
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from tfdist.checkpoint.storage import Checkpoint, Held, clean_partial, newest
+from tfdist.checkpoint.transfer import Carrier, can_carry
+from tfdist.coordination import Group
+from tfdist.distribution.strategy import Strategy
+from tfdist.errors import InputError, TfdistError
+
+_log = logging.getLogger(__name__)
+
+_MARK = ".host"  # a file in a directory, which tells it from those of the same name on other hosts
+_TRIES, _PAUSE = 500, 0.01  # seconds
+_SECONDS = 3600.0  # in which the slowest host reads what it has, or writes what it gets
+
+
+def hosts(group: Group, directory: Path) -> list[list[int]]:
+    """The ranks that see one directory, for each directory of this name that there is; every rank calls it.
+
+    It is made if need be, and gets a small file.
+
+    Raises:
+      InputError: on all ranks: it cannot be written.
+    """
+    mark = failure = ""
+    try:
+        mark = _mark(directory)
+    except OSError as error:
+        failure = f"{directory} ({error.strerror})"
+    everyone = group.gather("commits/hosts", [mark, failure], _SECONDS)
+    found: dict[str, list[int]] = {}
+    for rank, (mark, failure) in enumerate(everyone):
+        if failure:
+            raise InputError(
+                f"Commits need a directory that can be written. Received, on rank {rank}: {failure}. Give another --commit_dir."
+            )
+        found.setdefault(mark, []).append(rank)
+    return list(found.values())
+
+
+def _mark(directory: Path) -> str:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / _MARK
+    with contextlib.suppress(FileExistsError), open(path, "x") as file:
+        file.write(secrets.token_hex(8))
+    for _ in range(_TRIES):  # who has made it may not have written it yet
+        if text := path.read_text():
+            return text
+        time.sleep(_PAUSE)
+    raise OSError(errno.EIO, f"{_MARK} in it is empty")
+
+
+def share(strategy: Strategy, folder: Path) -> list[str] | None:
+    """Behind it, each host has the newest commit of which the hosts together have all files. None is removed.
+
+    Every process calls it, before it reads a commit.
+
+    Args:
+      strategy: of the processes.
+      folder: with this host's commits.
+
+    Returns:
+      The names of the commits that are whole on every host; None where all processes see one directory, which nobody has
+      looked at then.
+    """
+    group = strategy.group
+    those = _hosts_that_are(group, folder) if group.size > 1 else [[0]]
+    if len(those) == 1 or not can_carry(strategy):
+        return None
+    firsts = [host[0] for host in those]
+    everyone = group.gather("commits/held", _all_held(folder) if group.rank in firsts else {}, _SECONDS)
+    held = {rank: {name: Held(*one) for name, one in everyone[rank].items()} for rank in firsts}
+    names = sorted(set().union(*held.values()), reverse=True)
+    possible = [name for name in names if _is_whole(name, held)]
+    found = [name for name in possible if all(_is_whole(name, {rank: own}) for rank, own in held.items())]
+    chosen = next(iter(possible), "")
+    if chosen and chosen not in found:
+        found += (
+            [chosen] if _send(strategy, folder / chosen, {rank: own.get(chosen) for rank, own in held.items()}) else []
+        )
+    left_out = [name for name in names if name > max(found, default="")]
+    if left_out and strategy.is_chief:
+        _log.warning(
+            "Left out, as the hosts that are here do not have all files of it: the commit %s.", ", ".join(left_out)
+        )
+    return found
+
+
+def _hosts_that_are(group: Group, folder: Path) -> list[list[int]]:
+    """As `hosts`; where a host cannot have the folder, each process counts as one that has nothing."""
+    try:
+        return hosts(group, folder)
+    except InputError:
+        return [[rank] for rank in range(group.size)]
+
+
+def _all_held(folder: Path) -> dict[str, Held]:
+    found = {}
+    with contextlib.suppress(OSError):
+        clean_partial(folder)
+    for path in newest(folder):
+        with contextlib.suppress(OSError, TfdistError):  # of the manifest: another host may have it
+            found[path.name] = Checkpoint.held(path)
+    return found
+
+
+def _is_whole(name: str, held: Mapping[int, Mapping[str, Held]]) -> bool:
+    """Whether hosts together have all files of one commit."""
+    there = [own[name] for own in held.values() if name in own]
+    return len({one.manifest for one in there}) == 1 and all(
+        any(file in one.intact for one in there) for file in there[0].sizes
+    )
+
+
+def _send(strategy: Strategy, path: Path, held: Mapping[int, Held | None]) -> bool:
+    """Sends each file that a host lacks to all of them, from one that has it; returns whether all have them then."""
+    carrier = Carrier(strategy)
+    sizes = next(one for one in held.values() if one).sizes
+    me, failure, is_new = strategy.group.rank, "", not path.exists()
+    for file, size in sizes.items():
+        holder, *others = [rank for rank, one in held.items() if one and file in one.intact]
+        lacking = held.keys() - {holder, *others}
+        for begin in range(0, size, carrier.piece) if lacking else ():
+            data = np.zeros(min(carrier.piece, size - begin) * (me == holder), np.uint8)
+            if me == holder:
+                with open(path / file, "rb") as source:
+                    source.seek(begin)
+                    source.readinto(data.data)
+            piece = carrier.to_all(data)[holder]
+            if me in lacking and not failure:
+                failure = _written(path / file, piece, begin, size)
+    failures = strategy.group.gather("commits/shared", failure, _SECONDS)
+    for rank, said in enumerate(failures):
+        if said and me == 0:
+            _log.warning("Rank %d cannot write the commit %s, which the others have: %s.", rank, path.name, said)
+    if failure and is_new:
+        shutil.rmtree(path, ignore_errors=True)
+    return not any(failures)
+
+
+def _written(path: Path, piece: np.ndarray, begin: int, size: int) -> str:
+    """Writes a piece of a file, which gets its name with the last one; returns what went wrong."""
+    arriving = path.with_name(f".{path.name}.arriving")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with open(arriving, "r+b" if begin else "wb") as file:
+            file.seek(begin)
+            file.write(piece.data)
+        if begin + piece.size == size:
+            arriving.replace(path)
+    except OSError as error:
+        return f"{path.parent} ({error.strerror})"
+    return ""

@@ -1,0 +1,161 @@
+"""From checkpoints on a disk to the state of a run: the newest good one, on all processes the same."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from tfdist.checkpoint.peers import share
+from tfdist.checkpoint.storage import (
+    Checkpoint,
+    CheckpointError,
+    Damaged,
+    checkpoints_at,
+    newest,
+    set_aside,
+    set_aside_in,
+    step_of,
+)
+from tfdist.checkpoint.train_state import RunState
+from tfdist.coordination import Group
+from tfdist.coordination.timeouts import patience
+from tfdist.data.batch_schedule import Course
+from tfdist.distribution.strategy import Strategy
+from tfdist.errors import InputError
+from tfdist.grammar.rules import parse_rules
+from tfdist.step.running_metrics import Progress
+
+READING_SECONDS = 3600.0
+
+_log = logging.getLogger(__name__)
+
+
+def first_readable(paths: Sequence[Path]) -> Checkpoint:
+    """The first of these checkpoints, of which there is one at least, whose manifest can be read; the others are damaged.
+
+    Raises:
+      Damaged: all are; it names the last.
+    """
+    for path in paths[:-1]:
+        with contextlib.suppress(Damaged):
+            return Checkpoint.open(path)
+    return Checkpoint.open(paths[-1])
+
+
+def newest_first(durable: Iterable[Path], commits: Iterable[Path]) -> list[Path]:
+    """Checkpoints and commits together; of one step the checkpoint comes first."""
+    return sorted([*durable, *commits], key=step_of, reverse=True)  # equals stay in their order
+
+
+def to_go_on_from(strategy: Strategy, path: str | os.PathLike[str], commits: str | os.PathLike[str] = "") -> list[str]:
+    """The checkpoints that a path names, and the commits in a directory of each host, the newest first.
+
+    Every process calls it; rank 0's checkpoints count.
+    """
+    group, folder = strategy.group, Path(commits).expanduser()
+    mine = [str(found) for found in checkpoints_at(path)]
+    with patience("its data or its model") as deadline:
+        durable = [Path(found) for found in group.broadcast("resume", mine, deadline)]
+    names: list[str] = []
+    if commits:
+        whole = share(strategy, folder)
+        there = [found.name for found in newest(folder)] if whole is None else whole
+        names = group.broadcast("resume/commits", there)
+    found = newest_first(durable, [folder / name for name in names])
+    if not found:
+        folders = [Path(path).expanduser(), *([folder] if commits else [])]
+        _check_none_was_damaged(group, folders)
+    return [str(one) for one in found]
+
+
+def _check_none_was_damaged(group: Group, folders: Sequence[Path]) -> None:
+    """Raises `CheckpointError` where a run would silently begin anew, as all that it had was set aside."""
+    damaged = [
+        str(found) for found in set_aside_in(*(place for path in folders for place in (path, path / "checkpoints")))
+    ]
+    known = next(filter(None, group.gather("resume/damaged", damaged)), None)
+    if known:
+        raise CheckpointError(
+            f"A run goes on from a good checkpoint. Received: {folders[0]}, where all are damaged: {known[-1]} is the last. "
+            "Begin in another directory, anew or from another run's checkpoint."
+        )
+
+
+def restore(state: RunState, paths: Sequence[str], group: Group, sets_aside: bool = True) -> Checkpoint | None:
+    """Gives a run the state of the first of these checkpoints that is good; every process calls it with the same paths.
+
+    One that is damaged is named and left out; with `sets_aside` the chief renames it, so that nobody takes it again. The chief
+    looks at every byte: what others alone cannot read is not damaged, but elsewhere.
+
+    Returns:
+      The checkpoint; None if there are no paths.
+
+    Raises:
+      InputError: a checkpoint is of another model or optimizer, or of a newer version.
+      CheckpointError: none of them is good, or a process other than the chief cannot read one that is.
+    """
+    chief, damages = group.rank == 0, []
+    for number, path in enumerate(paths):
+        checkpoint, damage = _restored(state, Path(path), whole=chief)
+        found = group.gather(f"checkpoint/read/{number}", damage, READING_SECONDS)
+        if not any(found):
+            return checkpoint
+        if not found[0]:
+            rank = next(rank for rank, text in enumerate(found) if text)
+            raise CheckpointError(
+                f"All processes must read the checkpoint that a run goes on from. Received, on rank {rank}: {found[rank]} "
+                "Rank 0 finds it good: share its directory between the hosts."
+            )
+        damages.append(found[0])
+        if chief:
+            _log.warning("%s%s", damages[-1], _set_aside(Path(path)) if sets_aside else "")
+    if damages:
+        raise CheckpointError(
+            f"A run goes on from a good checkpoint. Received: {len(damages)} damaged. {damages[0]} Begin "
+            "in another directory, anew or from another run's checkpoint."
+        )
+    return None
+
+
+def _check_values(checkpoint: Checkpoint) -> None:
+    """Raises `Damaged` for what is no tensor and not what a run saves, before anything of the checkpoint is taken."""
+    try:
+        Course.of(checkpoint.values)
+        Progress(checkpoint.values["progress"])
+        for name, kind in (("begun_at", int), ("compression", dict), ("order", list)):
+            if type(checkpoint.values[name]) is not kind:
+                raise TypeError(name)
+        _check_methods(checkpoint.values["compression"])
+    except InputError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+        raise Damaged(checkpoint.path, f"what it says of the run is not understood ({error})") from error
+
+
+def _check_methods(compression: Mapping[str, str]) -> None:
+    for methods in compression.values():
+        try:
+            parse_rules(methods)
+        except InputError as error:
+            raise ValueError(str(error)) from error
+
+
+def _set_aside(path: Path) -> str:
+    try:
+        return f" It is set aside as {set_aside(path)}."
+    except OSError as error:
+        return f" It could not be set aside ({error.strerror})."
+
+
+def _restored(state: RunState, path: Path, whole: bool) -> tuple[Checkpoint | None, str]:
+    """The checkpoint whose values the state has now, and what is wrong with it; `whole` looks at what nobody needs, too."""
+    try:
+        checkpoint = Checkpoint.open(path)
+        _check_values(checkpoint)
+        state.restore(checkpoint)
+        if whole:
+            checkpoint.verify()
+    except Damaged as damaged:
+        return None, str(damaged)
+    return checkpoint, ""

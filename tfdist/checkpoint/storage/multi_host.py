@@ -1,0 +1,126 @@
+"""A checkpoint whose files lie on several hosts: each has the manifest, the files of its own ranks, and copies of others'.
+
+What all ranks hold alike is in one file, which each host writes for itself: nothing of it is sent. A rank's own parts are in a
+file on its host, and on the next one, which got its bytes. So if one host is gone, the others have everything.
+"""
+
+import base64
+import dataclasses
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tfdist.checkpoint.storage import files, json_validation, manifest
+from tfdist.checkpoint.storage.entries import Index, merged
+from tfdist.checkpoint.storage.part import Part
+from tfdist.checkpoint.storage.shard import shard_name, write_shard
+from tfdist.coordination import Group, Json
+
+_MESSAGE = 1 << 19  # characters that one message of a group carries, beside its frame
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Where a checkpoint's files lie if no directory has them all.
+
+    Attributes:
+      hosts: the ranks that see one directory, in order; one such list for each directory, rank 0's first.
+      alike: on the first rank of a host, what all ranks hold alike.
+      copies: the bytes of other hosts' ranks' files that this rank writes, by rank; see `shard_bytes`.
+    """
+
+    hosts: Sequence[Sequence[int]]
+    alike: Sequence[Part] = ()
+    copies: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
+
+
+def keeper(rank: int, hosts: Sequence[Sequence[int]]) -> int:
+    """The rank on the next host that keeps a copy of this rank's file."""
+    at = next(number for number, host in enumerate(hosts) if rank in host)
+    there = hosts[(at + 1) % len(hosts)]
+    return there[hosts[at].index(rank) % len(there)]
+
+
+class OverHosts:
+    """How ranks write that share no directory: their indices go through the group."""
+
+    def __init__(self, group: Group, over: Spread, flags: Json, values: Json):
+        """Args: group: of all ranks; over: their hosts; flags, values: of the manifest, rank 0's count."""
+        self._group = group
+        self._words = {"flags": flags, "values": values} if group.rank == 0 else {}
+        self._over = over
+        self._firsts = [host[0] for host in over.hosts]
+        self._text = ""  # what this rank has written, and rank 0's flags and values
+        self._texts: list[str] = []  # of all ranks
+        self._said: list[Json] = []
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank does what is done once in a directory."""
+        return self._group.rank in self._firsts
+
+    def write(self, partial: Path, parts: Sequence[Part]) -> None:
+        """Writes this rank's files; what all have alike has the number behind those of the ranks.
+
+        Raises:
+          ValueError, TypeError: on rank 0: flags or values are not JSON.
+        """
+        for rank, data in self._over.copies.items():
+            with files.created(partial / shard_name(rank)) as descriptor:
+                files.write(descriptor, data.data, 0)
+        numbered = ((self._group.rank, parts), (self._group.size, self._over.alike))
+        own, alike = (manifest.dump_index(write_shard(partial, number, those)) for number, those in numbered)
+        # Here, as who failed in `exchange` would leave the others waiting.
+        self._text = _packed(self._words | {"own": own, "alike": alike})
+
+    def exchange(self, name: str, deadline: float) -> None:
+        """Tells all ranks what each has written, and rank 0's flags and values; every rank calls it.
+
+        It fails on all ranks or on none, so it is no stage: who told the others of a failure would wait in another gather.
+        """
+        self._texts = _gathered(self._group, name, self._text, deadline)
+
+    def understand(self) -> None:
+        """Takes what all ranks have told.
+
+        Raises:
+          ValueError: on rank 0: hosts do not hold alike what they should.
+        """
+        self._said = list(map(_unpacked, self._texts))
+        if self._group.rank == 0:
+            for rank in self._firsts[1:]:
+                self._check(rank)
+
+    def _check(self, rank: int) -> None:
+        here, there = (self._said[one]["alike"]["tensors"] for one in (0, rank))
+        differs = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+        if differs:
+            raise ValueError(f"rank {rank} does not hold {differs[0]} as rank 0 does, see --check_sync_every")
+
+    def content(self) -> tuple[Index, Json, Json]:
+        """The index of all files, and rank 0's flags and values."""
+        first = self._said[0]
+        indices = [first["alike"], *(words["own"] for words in self._said)]
+        return merged(map(json_validation.index, indices)), first["flags"], first["values"]
+
+
+def _packed(value: Json) -> str:
+    return base64.b64encode(zlib.compress(json.dumps(value).encode())).decode()
+
+
+def _unpacked(text: str) -> Json:
+    return json.loads(zlib.decompress(base64.b64decode(text)))
+
+
+def _gathered(group: Group, name: str, text: str, deadline: float) -> list[str]:
+    """As `group.gather`, in as many messages as it takes: an index has a hash for every 4 MiB."""
+    mine = [text[at : at + _MESSAGE] for at in range(0, len(text), _MESSAGE)]
+    texts = [""] * group.size
+    for number in range(max(group.gather(f"{name} messages", len(mine), deadline))):
+        piece = mine[number] if number < len(mine) else ""
+        for rank, more in enumerate(group.gather(f"{name} {number}", piece, deadline)):
+            texts[rank] += more
+    return texts

@@ -1,0 +1,263 @@
+"""Reads a checkpoint: nothing of it is returned before its hash has been seen to be right."""
+
+import hashlib
+import itertools
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfdist.checkpoint.storage import files, hashed_io, manifest, shard
+from tfdist.checkpoint.storage.entries import PartEntry, TensorEntry
+from tfdist.checkpoint.storage.manifest import Manifest
+from tfdist.checkpoint.storage.shard import Plan
+from tfdist.coordination import Json
+from tfdist.errors import CheckpointError, Damaged
+
+AHEAD = 64 << 20  # bytes that `arrays` reads at once, to share small tensors between threads
+_MOST_THREADS = 8
+
+
+class _Block(NamedTuple):
+    """A block on its way from its file; `into` has its shape, and is None to look at its hashes alone."""
+
+    part: PartEntry
+    size: int
+    into: np.ndarray | None
+
+    @property
+    def file(self) -> str:
+        return self.part.file
+
+
+class Held(NamedTuple):
+    """What there is of a checkpoint in one directory.
+
+    Attributes:
+      manifest: the SHA-256 of the manifest's bytes, in hexadecimal.
+      sizes: of all files that belong to it, in bytes, by name; the manifest is the last.
+      intact: the names of those that are there as they were written.
+    """
+
+    manifest: str
+    sizes: dict[str, int]
+    intact: list[str]
+
+
+class Checkpoint:
+    """A checkpoint on disk; `Checkpoint.open` makes one. It holds no file open.
+
+    Attributes:
+      path: its directory.
+      step: how many steps the state has seen.
+      seed: of the run.
+      flags: the run's resolved flags by name.
+      values: what else belongs to the state and is no tensor.
+      tensors: what is known of the tensors, by name.
+    """
+
+    def __init__(self, path: Path, content: Manifest, plans: Mapping[str, Plan]):
+        """Args: path: the directory; content: of its manifest; plans: of its shards, which have been checked."""
+        self.path = path
+        self.step = content.step
+        self.seed = content.seed
+        self.flags: Mapping[str, Json] = content.flags
+        self.values: Json = content.values
+        self.tensors: Mapping[str, TensorEntry] = content.index.tensors
+        self._plans = plans
+        self._verified: set[tuple[str, str]] = set()  # file and key
+        self._threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "Checkpoint":
+        """Reads everything but the tensors' bytes, and makes sure that those can be where they should be.
+
+        Args:
+          path: the checkpoint's directory.
+
+        Raises:
+          Damaged: it is not as it was written.
+          InputError: a newer version of the format.
+          CheckpointError: the system refuses to read it.
+        """
+        found = cls._described(Path(path), files.read(Path(path) / manifest.NAME))
+        for name, plan in found._plans.items():
+            _check_shard(found.path / name, plan)
+        return found
+
+    @classmethod
+    def _described(cls, directory: Path, data: bytes) -> "Checkpoint":
+        """What the bytes of a manifest say; no shard is looked at."""
+        file = directory / manifest.NAME
+        content = manifest.load(file, data)
+        plans = shard.plans(content.index)
+        for name, size in content.index.shards.items():
+            if size != plans[name].size:
+                raise Damaged(file, f"{name} cannot have {size} bytes")
+        return cls(directory, content, plans)
+
+    @classmethod
+    def held(cls, path: str | os.PathLike[str]) -> Held:
+        """Which files of a checkpoint are here as they were written; every byte is read.
+
+        Args:
+          path: the checkpoint's directory, in which there may be some of its files only.
+
+        Raises:
+          Damaged, InputError, CheckpointError: the manifest cannot be read, see `open`.
+        """
+        data = files.read(Path(path) / manifest.NAME)
+        found = cls._described(Path(path), data)
+        sizes = {name: plan.size for name, plan in found._plans.items()}
+        intact = [name for name in sizes if found._is_intact(name)]
+        own = manifest.NAME
+        return Held(hashlib.sha256(data).hexdigest(), {**sizes, own: len(data)}, [*intact, own])
+
+    def _is_intact(self, name: str) -> bool:
+        blocks = [
+            _Block(part, tensor.size_of(part), None)
+            for tensor in self.tensors.values()
+            for part in tensor.parts
+            if part.file == name
+        ]
+        try:
+            _check_shard(self.path / name, self._plans[name])
+            self._check(blocks)
+        except CheckpointError:
+            return False
+        return True
+
+    def read(self, name: str) -> np.ndarray:
+        """Returns a whole tensor.
+
+        Raises:
+          Damaged: it is not as it was written.
+          CheckpointError: the system refuses to read it.
+        """
+        shape = self.tensors[name].shape
+        return self.read_block(name, (0,) * len(shape), shape)
+
+    def read_block(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+        """Returns a block of a tensor; only parts that have some of it are read, and those wholly.
+
+        Args:
+          name: of the tensor.
+          offset: where the block begins, in elements along each axis.
+          shape: of the block.
+
+        Raises:
+          Damaged: one of the parts is not as it was written.
+          CheckpointError: the system refuses to read it.
+        """
+        whole = self.tensors[name].shape
+        fits = (0 <= begin <= begin + size <= end for begin, size, end in zip(offset, shape, whole, strict=False))
+        if not len(offset) == len(shape) == len(whole) or not all(fits):
+            raise ValueError(f"A block of {name} must lie in it. Received: {shape} at {offset} of {whole}.")
+        [values] = self._load([(name, tuple(offset), tuple(shape))])
+        return values
+
+    def arrays(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields whole tensors, by default all, with their names; a few that are small are read at once.
+
+        Raises:
+          Damaged, CheckpointError: see `read`.
+        """
+        together: list[str] = []
+        size = 0
+        for name in self.tensors if names is None else names:
+            together.append(name)
+            size += math.prod(self.tensors[name].shape) * self.tensors[name].element.itemsize
+            if size >= AHEAD:
+                yield from self._whole(together)
+                together, size = [], 0
+        yield from self._whole(together)
+
+    def verify(self, names: Iterable[str] | None = None) -> None:
+        """Makes sure of the bytes of tensors, by default of all; those that were read already are not read again.
+
+        Memory does not grow with what is read.
+
+        Raises:
+          Damaged, CheckpointError: see `read`.
+        """
+        tensors = self.tensors.values() if names is None else [self.tensors[name] for name in names]
+        blocks = [_Block(part, tensor.size_of(part), None) for tensor in tensors for part in tensor.parts]
+        self._check([block for block in blocks if (block.part.file, block.part.key) not in self._verified])
+
+    def _whole(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+        shapes = [self.tensors[name].shape for name in names]
+        wanted = [(name, (0,) * len(shape), shape) for name, shape in zip(names, shapes, strict=True)]
+        yield from zip(names, self._load(wanted), strict=True)
+
+    def _load(self, wanted: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]]) -> list[np.ndarray]:
+        results: list[np.ndarray] = []
+        blocks: list[_Block] = []
+        copies: list[tuple[np.ndarray, np.ndarray]] = []
+        for name, offset, shape in wanted:
+            tensor = self.tensors[name]
+            results.append(np.empty(shape, tensor.element))
+            for part in tensor.parts:
+                overlap = _overlap(part, offset, shape)
+                if overlap is None:
+                    continue
+                target = results[-1][_slices(overlap, offset)]
+                into = target
+                if target.shape != part.shape or not target.flags.c_contiguous:
+                    into = np.empty(part.shape, tensor.element)
+                    copies.append((target, into[_slices(overlap, part.offset)]))
+                blocks.append(_Block(part, tensor.size_of(part), into))
+        self._check(blocks)
+        for target, source in copies:
+            target[...] = source
+        return results
+
+    def _check(self, blocks: Sequence[_Block]) -> None:
+        """Reads blocks, and makes sure of their bytes."""
+        for file, in_file in itertools.groupby(sorted(blocks, key=attrgetter("file")), attrgetter("file")):
+            self._check_in(file, list(in_file))
+
+    def _check_in(self, file: str, blocks: Sequence[_Block]) -> None:
+        path, positions = self.path / file, self._plans[file].positions
+        with files.opened(path) as descriptor:
+            each = [
+                piece
+                for block in blocks
+                for piece in hashed_io.pieces(descriptor, positions[block.part.key], block.size, block.into)
+            ]
+            try:
+                found = iter(hashed_io.read(each, self._threads))
+            except EOFError as error:
+                raise Damaged(path, "it is too short") from error
+        for block in blocks:
+            if tuple(itertools.islice(found, len(block.part.sha256))) != block.part.sha256:
+                raise Damaged(path, f"{block.part.key} is not what was written")
+            self._verified.add((file, block.part.key))
+
+
+def _check_shard(path: Path, plan: Plan) -> None:
+    with files.opened(path) as descriptor:
+        size = os.fstat(descriptor).st_size
+        if size != plan.size:
+            raise Damaged(path, f"it has {size} bytes, not {plan.size}")
+        with open(descriptor, "rb", closefd=False) as file:
+            if file.read(len(plan.header)) != plan.header:
+                raise Damaged(path, "its header is not what was written")
+
+
+_Ranges = list[tuple[int, int]]
+
+
+def _overlap(part: PartEntry, offset: Sequence[int], shape: Sequence[int]) -> _Ranges | None:
+    """The elements along each axis that a part has of a block; None for none."""
+    axes = zip(part.offset, part.shape, offset, shape, strict=True)
+    ranges = [(max(p, b), min(p + p_size, b + b_size)) for p, p_size, b, b_size in axes]
+    return None if any(end <= begin for begin, end in ranges) else ranges
+
+
+def _slices(ranges: _Ranges, offset: Sequence[int]) -> tuple[Any, ...]:
+    """Takes ranges out of an array that begins at the offset; as a view even if it has no axes."""
+    return (..., *(slice(begin - at, end - at) for (begin, end), at in zip(ranges, offset, strict=True)))

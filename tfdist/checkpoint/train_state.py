@@ -1,0 +1,223 @@
+"""All that a run is beside its flags and its data: variables by name, as blocks that this process holds, and back again.
+
+The first word of a name says what becomes of a value when the number of replicas changes:
+
+    model/             alike on all replicas: weights, and whole numbers that layers keep
+    optimizer/         alike on all replicas: slots, the step, the learning rate
+    state/             alike on all replicas: the loss scale, numbers that compression keeps
+    statistics/        [replicas, ...]: moving statistics of each replica's rows; others get their mean
+    replica_state/     [replicas, ...]: what error feedback has not sent yet; sums over replicas stay: replica r of M gets
+                       those of r, r + M, r + 2 M ...
+    callbacks/         arrays that rank 0's Keras callbacks keep, for those of all processes
+
+With as many replicas as before, each gets its own back, bit for bit.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.checkpoint.callback_state import CallbackMemory
+from tfdist.checkpoint.storage import Checkpoint, Part
+from tfdist.distribution.strategy import Read, Strategy
+from tfdist.distribution.variable_creation import without_numbers
+from tfdist.errors import InputError
+from tfdist.grammar.unique_names import numbered
+from tfdist.step.state_store import Kept, KeptArray
+
+_MODEL, _OPTIMIZER, _STATE, _STATISTICS, _REPLICA_STATE = (
+    "model/",
+    "optimizer/",
+    "state/",
+    "statistics/",
+    "replica_state/",
+)
+_NAMED_AT_MOST = 10  # differences between two models
+
+
+class _Held(NamedTuple):
+    """TensorFlow's variable, and whether each replica has a value of its own."""
+
+    variable: tf.Variable
+    per_replica: bool
+
+
+class RunState:
+    """The state of one model in training, under one strategy."""
+
+    def __init__(self, model: keras.Model, strategy: Strategy, kept: Kept, memory: CallbackMemory):
+        """Args: model: compiled and built, its optimizer, too; kept: what else steps keep; memory: what callbacks know."""
+        self._strategy = strategy
+        self._kept = kept
+        self._memory = memory
+        moving = {id(variable) for variable in keras_internals.moving_statistics(model)}
+        own = [variable for variable in model.variables if id(variable) in moving]
+        alike = [variable for variable in model.variables if id(variable) not in moving]
+        self._variables = {
+            **_named(_MODEL, alike, False),
+            **_named(_STATISTICS, own, True),
+            **_named(_OPTIMIZER, model.optimizer.variables, False),
+        }
+
+    def parts(self) -> list[Part]:
+        """Copies on the host of what this process is to write; nothing is sent."""
+        states = {
+            f"{_REPLICA_STATE if state.per_replica else _STATE}{state.name}": _Held(variable, state.per_replica)
+            for state, variable in self._kept.items()
+        }
+        return [
+            Part(name, self._saved_shape(held), offset, values)
+            for name, held in {**self._variables, **states}.items()
+            for offset, values in self._strategy.written(held.variable, held.per_replica)
+        ]
+
+    def alike(self) -> dict[str, tf.Variable]:
+        """What all replicas must hold alike, by name; the states of random layers are each replica's own."""
+        kept = {f"{_STATE}{state.name}": variable for state, variable in self._kept.items() if not state.per_replica}
+        own = {name: held.variable for name, held in self._variables.items() if not held.per_replica}
+        return {
+            name: v
+            for name, v in {**own, **kept}.items()
+            if not name.partition("#")[0].endswith("seed_generator_state")
+        }
+
+    def parts_alike(self, parts: Sequence[Part]) -> list[Part]:
+        """What all replicas hold alike, whole: from among `parts`, where it is there, else copies of this process's own."""
+        there = {part.name: part for part in parts}
+        return [there.get(name) or self._whole(name, variable) for name, variable in self.alike().items()]
+
+    def _whole(self, name: str, variable: tf.Variable) -> Part:
+        [(_, _, values), *_] = self._strategy.copies(variable)
+        return Part.whole(name, values)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Gives every variable its value of a checkpoint; each process reads what it needs.
+
+        Raises:
+          InputError: the checkpoint is of another model or optimizer; nothing was changed.
+          Damaged: what was read is not what was written; some variables may have been changed.
+        """
+        names = self._names_in(checkpoint)
+        self._memory.restore(checkpoint)
+        for name, held in ((name, self._variables[name]) for name in names):
+            read = _reader(checkpoint, names[name], held.per_replica, self._strategy.replicas)
+            self._strategy.assign(held.variable, held.per_replica, read)
+        states = {**self._states(checkpoint, _STATE), **self._states(checkpoint, _REPLICA_STATE)}
+        self._kept.restore(states, _resized(checkpoint, self._strategy.replicas))
+
+    def _states(self, checkpoint: Checkpoint, prefix: str) -> dict[str, KeptArray]:
+        per_replica = prefix == _REPLICA_STATE
+        found = {}
+        for name in (name for name in checkpoint.tensors if name.startswith(prefix)):
+            shape = checkpoint.tensors[name].shape
+            if per_replica:
+                read = _reader(checkpoint, name, True, self._strategy.replicas)
+                zeros, one = (0,) * (len(shape) - 1), (1, *shape[1:])
+                values = np.concatenate([read((r, *zeros), one) for r in self._strategy.local_replicas])
+            else:
+                values = checkpoint.read(name)
+            found[name.removeprefix(prefix)] = KeptArray(per_replica, values)
+        return found
+
+    def _saved_shape(self, held: _Held) -> tuple[int, ...]:
+        shape = tuple(held.variable.shape)
+        return (self._strategy.replicas, *shape) if held.per_replica else shape
+
+    def _names_in(self, checkpoint: Checkpoint) -> dict[str, str]:
+        """The names of a checkpoint's tensors by those of the variables here.
+
+        Keras counts layers and optimizers of one kind in a process, so names may differ in their numbers.
+        """
+        here = {name: _form(held) for name, held in self._variables.items()}
+        there = {
+            name: (entry.dtype, entry.shape[1:] if name.startswith(_STATISTICS) else entry.shape)
+            for name, entry in checkpoint.tensors.items()
+            if name.startswith((_MODEL, _STATISTICS, _OPTIMIZER))
+        }
+        for one, other in ((here, there), (there, here)):  # a rate that a schedule computes is no variable
+            if not any(map(_is_rate, other)):
+                for name in filter(_is_rate, list(one)):
+                    del one[name]
+        if here == there:
+            return {name: name for name in here}
+        saved = [name for name in checkpoint.values["order"] if name in there]  # which a mapping has lost
+        alike = [without_numbers(name) for name in here] == [without_numbers(name) for name in saved]
+        if alike and [*here.values()] == [there.get(name) for name in saved]:
+            return dict(zip(here, saved, strict=True))
+        raise InputError(
+            f"A checkpoint is of the model and optimizer that go on with it. Received: {checkpoint.path}, which differs: "
+            f"{_differences(here, there)}. Give the flags of its run, or --resume=never."
+        )
+
+    @property
+    def order(self) -> list[str]:
+        """The names of the model's and the optimizer's variables, as a checkpoint keeps them beside the tensors."""
+        return list(self._variables)
+
+
+def _named(prefix: str, variables: list[keras.Variable], per_replica: bool) -> dict[str, _Held]:
+    held = ((f"{prefix}{v.path}", _Held(keras_internals.value_of(v), per_replica)) for v in variables)
+    return numbered(held)
+
+
+def _form(held: _Held) -> tuple[str, tuple[int, ...]]:
+    return held.variable.dtype.name, tuple(held.variable.shape)
+
+
+def _is_rate(name: str) -> bool:
+    return name.startswith(_OPTIMIZER) and name.endswith("/learning_rate")
+
+
+def _differences(here: Mapping[str, tuple], there: Mapping[str, tuple]) -> str:
+    """In words: what only one of them has, and what has another shape or dtype."""
+    said = [
+        *(f"{name} {_written(*there[name])} is not in the model" for name in there if name not in here),
+        *(f"{name} {_written(*here[name])} is not in the checkpoint" for name in here if name not in there),
+        *(
+            f"{name} is {_written(*there[name])} there and {_written(*form)} here"
+            for name, form in here.items()
+            if name in there and there[name] != form
+        ),
+    ]
+    more = f" and {len(said) - _NAMED_AT_MOST} more" if len(said) > _NAMED_AT_MOST else ""
+    return "; ".join(said[:_NAMED_AT_MOST]) + more if said else "in the order of variables"
+
+
+def _written(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{dtype}{list(shape)}"
+
+
+def _resized(checkpoint: Checkpoint, replicas: int) -> str:
+    """What becomes of what replicas have for themselves when others go on with it; empty where as many do."""
+    entries = (entry for name, entry in checkpoint.tensors.items() if name.startswith(_REPLICA_STATE))
+    before = next((entry.shape[0] for entry in entries), replicas)
+    if before == replicas:
+        return ""
+    what = f"{replicas} replicas go on where {before} stopped: what compression has not sent yet keeps its sum over replicas"
+    if before > replicas:
+        return f"{what}; replica r takes over that of r + {replicas}, r + {2 * replicas}, ..."
+    return f"{what}; replicas from {before} on begin with nothing."
+
+
+def _reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int) -> Read:
+    """What `Strategy.assign` reads from; with another number of replicas as the first word of the name says."""
+    shape = checkpoint.tensors[name].shape
+    if not per_replica or shape[0] == replicas:
+        return lambda offset, block: checkpoint.read_block(name, offset, block)
+
+    def merged(offset: tuple[int, ...], block: tuple[int, ...]) -> np.ndarray:
+        step = 1 if name.startswith(_STATISTICS) else replicas
+        first = 0 if name.startswith(_STATISTICS) else offset[0]
+        rows = [checkpoint.read_block(name, (row, *offset[1:]), block) for row in range(first, shape[0], step)]
+        if not rows:  # a replica that is new has nothing that was not sent
+            return np.zeros(block, checkpoint.read_block(name, (0, *offset[1:]), block).dtype)
+        if len(rows) == 1:
+            return rows[0]
+        total = np.sum(np.stack(rows).astype(np.float64), axis=0)
+        return (total / len(rows) if name.startswith(_STATISTICS) else total).astype(rows[0].dtype)
+
+    return merged

@@ -1,0 +1,128 @@
+"""Bytes from process to process, over a strategy's collectives: what is too large for the group."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.distribution.strategy import HasCollectives, Strategy
+from tfdist.errors import InputError
+
+_AT_ONCE = 64 << 20  # bytes that all processes together hand over at once; an engine may bring all of them to each
+_SECONDS = 3600.0  # in which the slowest process comes
+
+
+class Carrier:
+    """Sends bytes while nothing else is sent; all processes make the same calls, from their main thread.
+
+    A process speaks through its first replica.
+
+    Attributes:
+      piece: bytes that a process hands over at once.
+    """
+
+    def __init__(self, strategy: Strategy):
+        """Compiles nothing yet.
+
+        Args:
+          strategy: of the processes.
+
+        Raises:
+          InputError: it has no collectives between its processes.
+        """
+        check_carries(strategy)
+        assert isinstance(strategy, HasCollectives)
+        self._strategy = strategy
+        self._packed = strategy.collectives.wire.packed
+        self._local = len(strategy.local_replicas)
+        self.piece = max(_AT_ONCE // strategy.replicas, 1 << 10)
+        self._to_one = self._traced(self._exchange)
+        self._to_all = self._traced(self._gather)
+
+    def to_one(self, data: np.ndarray, process: int) -> dict[int, np.ndarray]:
+        """Sends bytes to one other process each.
+
+        Args:
+          data: uint8, of any length.
+          process: the one that gets them.
+
+        Returns:
+          What others have sent to this process, uint8, by their number.
+        """
+        plans = self._strategy.group.gather("carrying/to one", [data.size, process], _SECONDS)
+        me = self._strategy.cluster.rank
+        mine = {rank: np.empty(size, np.uint8) for rank, (size, to) in enumerate(plans) if to == me}
+        for begin in range(0, max(size for size, _ in plans), self.piece):
+            received = self._sent(self._to_one, data[begin : begin + self.piece], process)
+            for whole in mine.values():
+                received = self._take(received, whole[begin : begin + self.piece])
+        return mine
+
+    def to_all(self, data: np.ndarray) -> dict[int, np.ndarray]:
+        """Sends bytes of each process to all.
+
+        Args:
+          data: uint8, of at most `piece` bytes; not every process has none.
+
+        Returns:
+          What each has sent, uint8, by its number; nothing for those that had nothing.
+        """
+        sizes = self._strategy.group.gather("carrying/to all", data.size, _SECONDS)
+        received = self._sent(self._to_all, data)
+        found = {}
+        for rank, size in enumerate(sizes):
+            found[rank] = np.empty(size, np.uint8)
+            received = self._take(received, found[rank])
+        return found
+
+    def _sent(self, function: Any, data: np.ndarray, process: int = 0) -> np.ndarray:
+        packed = np.zeros(self._padded(data.size), np.uint8)
+        packed[: data.size] = data
+        words = packed.view(self._packed.as_numpy_dtype)
+        splits = np.zeros(self._strategy.replicas, np.int32)
+        splits[process * self._local] = words.size
+        sent = function()(tf.constant(words), tf.constant(splits))
+        return np.asarray(self._strategy.local(sent)[0]).view(np.uint8)
+
+    def _take(self, received: np.ndarray, into: np.ndarray) -> np.ndarray:
+        """Copies the first bytes; returns those behind them."""
+        into[:] = received[: into.size]
+        return received[self._padded(into.size) :]
+
+    def _padded(self, size: int) -> int:
+        """Bytes that so many take on the wire."""
+        return -(-size // self._packed.size) * self._packed.size
+
+    def _traced(self, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Any:
+        """One trace of a replica function, the same on all processes, whatever has to be sent."""
+        compiled: Any = self._strategy.compiled(lambda *given: self._strategy.run(function, *given))
+        splits = tf.TensorSpec([self._strategy.replicas], tf.int32)
+        return functools.cache(lambda: compiled.get_concrete_function(tf.TensorSpec([None], self._packed), splits))
+
+    def _exchange(self, data: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
+        own = self._own()
+        sent = data[: tf.size(data) * own]
+        return self._strategy.collectives.all_to_all([sent], splits=splits * own, name="carrying/to_one")[0]
+
+    def _gather(self, data: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+        return self._strategy.collectives.all_gather([data[: tf.size(data) * self._own()]], name="carrying/to_all")[0]
+
+    def _own(self) -> tf.Tensor:
+        """1 on a process's first replica, else 0."""
+        return tf.cast(tf.equal(self._strategy.collectives.rank % self._local, 0), tf.int32)
+
+
+def can_carry(strategy: Strategy) -> bool:
+    """Whether a strategy's processes can send each other bytes."""
+    return isinstance(strategy, HasCollectives) and not strategy.global_view and not strategy.compiles_replicas
+
+
+def check_carries(strategy: Strategy) -> None:
+    """Raises `InputError` if a strategy's processes cannot send each other bytes."""
+    if not can_carry(strategy):
+        raise InputError(
+            f"Between hosts that share no directory, commits go over a strategy's collectives. Received: {strategy.name}, "
+            "which has none for that. Give a --commit_dir that all hosts share, or leave out --commit_every."
+        )

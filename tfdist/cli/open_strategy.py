@@ -1,0 +1,106 @@
+"""A strategy as the commands open it: started from flags, watched, and with the same flags on every process."""
+
+import dataclasses
+import inspect
+import math
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist.cluster.detection import Detection, detect
+from tfdist.cluster.environment import Cluster
+from tfdist.coordination import Group, watch
+from tfdist.distribution.registry import start
+from tfdist.distribution.strategy import Strategy, strategy_class
+from tfdist.errors import Preempted
+from tfdist.reporting.environment import versions
+
+# Flags that are options of a strategy: each gets those that its constructor takes.
+OPTIONS = (
+    "devices",
+    "communication",
+    "intra_op_threads",
+    "layout",
+    "mesh_shape",
+    "shard",
+    "shard_axis",
+    "shard_min_elements",
+    "tpu",
+)
+
+
+class Opened(NamedTuple):
+    """A strategy that is up; the configuration names it, also where the flags said "auto"."""
+
+    config: Any
+    detection: Detection
+    strategy: Strategy
+
+
+def choose(config: Any, environment: Mapping[str, str] = os.environ) -> Detection:
+    """Decides the strategy and this process's place among the job's."""
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    if config.coordinator:
+        environment = {**environment, "TFDIST_COORDINATOR": config.coordinator}
+    return detect(environment, config.strategy, config.devices or max(gpus, 1))
+
+
+def load(config: Any) -> Strategy:
+    """Starts the strategy that a configuration says, for a program that does not leave it."""
+    detection = choose(config)
+    return start(detection, config.start_timeout_seconds, os.environ, _options(config, detection.strategy))
+
+
+@contextmanager
+def opened_strategy(config: Any, own_flags: Sequence[str], end_timeout_seconds: float = math.inf) -> Iterator[Opened]:
+    """Starts the strategy and checks that all processes have the same flags and versions.
+
+    Whatever ends the block is told to the other processes; if one of them is lost, this one ends with code 5.
+
+    Args:
+      config: a configuration with the fields of the flags that say where a run is.
+      own_flags: names of the flags that may differ between the processes of a job.
+      end_timeout_seconds: how long who is done early waits for the others; by default as long as they live.
+    """
+    detection = choose(config)
+    # Rules between flags that the strategy decides are checked before anything starts.
+    config = dataclasses.replace(config, strategy=detection.strategy)
+    options = _options(config, detection.strategy)
+    # Watched from when the group is up: an engine that starts may wait for ever for a peer that is lost meanwhile.
+    with ExitStack() as watching:
+
+        def watch_over(group: Group, cluster: Cluster) -> None:
+            watching.enter_context(watch(group, cluster))
+
+        strategy = start(detection, config.start_timeout_seconds, os.environ, options, watch_over)
+        shared = {f"--{k}": v for k, v in dataclasses.asdict(config).items() if k not in own_flags}
+        strategy.group.agree("flags", shared)
+        strategy.group.agree("versions", versions(), "version of ")
+        with _ending_together(strategy.group, end_timeout_seconds):
+            yield Opened(config, detection, strategy)
+    strategy.close()
+
+
+@contextmanager
+def _ending_together(group: Group, seconds: float) -> Iterator[None]:
+    """Who is done early, or has saved early, waits, so that nobody's last collective finds it gone."""
+    try:
+        yield
+    except Preempted:
+        group.barrier("end", deadline=seconds)
+        raise
+    group.barrier("end", deadline=seconds)
+
+
+def _options(config: Any, strategy: str) -> dict[str, Any]:
+    taken = inspect.signature(strategy_class(strategy)).parameters
+    return {name: getattr(config, name) for name in OPTIONS if name in taken and hasattr(config, name)}
+
+
+def hosts(strategy: Strategy) -> list[str]:
+    """The host name of each process, by rank."""
+    return strategy.group.gather("hosts", socket.gethostname())

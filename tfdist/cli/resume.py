@@ -1,0 +1,150 @@
+"""Where a run begins: anew, or with a checkpoint, in its own directory or in another run's."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tfdist.checkpoint import in_memory
+from tfdist.checkpoint.restore import first_readable, newest_first
+from tfdist.checkpoint.storage import Damaged, checkpoints_at, newest, set_aside_in
+from tfdist.config.conflicts import flag_text
+from tfdist.errors import InputError
+from tfdist.reporting import RunDirectory
+
+AUTO, NEVER = "auto", "never"
+# What the steps so far are made of: with another of these the rest would not belong to them.
+FIXED = ("model", "dataset", "seed", "batch_size", "optimizer", "loss", "metrics", "precision", "batch_norm")
+
+
+class Origin(NamedTuple):
+    """What a run begins with.
+
+    Attributes:
+      checkpoints: those to try, commits among them, the newest first; empty for step 0.
+      goes_on: whether its directory has this run already.
+    """
+
+    checkpoints: list[str]
+    goes_on: bool
+
+
+def origin(
+    resume: str,
+    directory: RunDirectory,
+    flags: Mapping[str, Any],
+    launched: str = "",
+    whole: Sequence[str] | None = None,
+) -> Origin:
+    """Decides what a run begins with; for the chief. Changes nothing on the disk.
+
+    Args:
+      resume: as the flag.
+      directory: the run's.
+      flags: the run's, by name.
+      launched: when a launcher has first started the job that it starts again; else empty. A run that the same job has begun,
+        if only in part, is its own.
+      whole: the names of the last start's commits that count; None for all.
+
+    Raises:
+      InputError: there is nothing to go on with where it was asked for, or it is of another run; or the directory has
+        something else in it.
+    """
+    again = launched != "" and _starts(directory)[-1].get("launched", launched) == launched
+    own = directory.is_run and (again or resume == AUTO or (resume != NEVER and _began_with(resume, directory)))
+    if not own:
+        directory.check(directory.path)
+        if resume in (AUTO, NEVER):
+            return Origin([], False)
+    found = _own(directory, flags["commit_dir"], whole) if own else checkpoints_at(resume)
+    if found:
+        _check_flags(found, flags)
+    elif not own:
+        raise InputError(
+            f"--resume must be auto, never, or the folder of a checkpoint or of a run with one. Received: {resume}. "
+            "See what is in its folder `checkpoints`."
+        )
+    elif directory.is_done or _flags_of(directory) != _written(flags):
+        directory.check(directory.path)  # somebody else's, or done: it is not written over
+    return Origin([str(path) for path in found], own)
+
+
+def commit_folder(directory: RunDirectory, given: str) -> Path | None:
+    """Where the commits of a run's last start lie on this host; None if it made none.
+
+    What is in it lies on the way that the run has taken: each start has a folder of its own, into which it takes the one that
+    it goes on from. Of other folders that cannot be said, as a start that knows nothing of them may have gone back behind them.
+
+    Args:
+      directory: the run's.
+      given: as for `commits.place`.
+    """
+    last = Path(_starts(directory)[-1].get("commits", ""))
+    if not in_memory.is_of(last, directory.path):
+        return None
+    return in_memory.here(last, given)
+
+
+def is_own(path: Path, directory: RunDirectory) -> bool:
+    """Whether a checkpoint lies where this run, and no other, has its checkpoints or its commits."""
+    return path.parent == directory.checkpoints or in_memory.is_of(path.parent, directory.path)
+
+
+def _commits(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> list[Path]:
+    """The commits that a run may go on from: those of its last start, and the one that this start went on from."""
+    folder = commit_folder(directory, given)
+    found = [path for path in newest(folder) if whole is None or path.name in whole] if folder else []
+    before = Path(_starts(directory)[-1].get("checkpoint", ""))
+    is_another = in_memory.is_of(before.parent, directory.path) and before.is_dir() and before not in found
+    return [*found, before] if is_another else found
+
+
+def _own(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> list[Path]:
+    """The checkpoints and commits of a run that goes on; before its first one, the one that it began with."""
+    found = newest_first(newest(directory.checkpoints), _commits(directory, given, whole))
+    if found:
+        return found
+    homes = [directory.checkpoints, commit_folder(directory, given) or directory.checkpoints]
+    if damaged := set_aside_in(*homes):
+        raise InputError(
+            f"A run goes on from a good checkpoint. Received: {directory.path}, where all are damaged: {damaged[-1].name} is "
+            "the last. Begin in another --output_dir, anew or with --resume=PATH of another run."
+        )
+    began_with = _starts(directory)[0].get("checkpoint", "")
+    return [Path(began_with)] if began_with else []
+
+
+def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
+    """What is known of each start of a run; one of which nothing is known, where it has not begun."""
+    return (directory.beginnings() if directory.starts.exists() else []) or [{}]
+
+
+def _began_with(resume: str, directory: RunDirectory) -> bool:
+    """Whether a run was begun with this flag, so that the same command goes on with it."""
+    return flag_text("resume", resume) in _starts(directory)[-1]["flags"]
+
+
+def _check_flags(found: list[Path], flags: Mapping[str, Any]) -> None:
+    """Holds the flags against those of the newest checkpoint that can be read; if none can, who restores one says so."""
+    try:
+        saved = first_readable(found)
+    except Damaged:
+        return
+    other = [name for name in FIXED if name in saved.flags and saved.flags[name] != flags[name]]
+    if other:
+        there, here = (" ".join(flag_text(name, said[name]) for name in other) for said in (saved.flags, flags))
+        raise InputError(
+            f"A run goes on as it began. Received: {here}, where {saved.path} is of a run with {there}. Give its flags, "
+            "or another --output_dir, or --resume=never with an empty one."
+        )
+
+
+def _flags_of(directory: RunDirectory) -> list[str]:
+    return sorted(line for line in _starts(directory)[-1]["flags"] if line.startswith("--") and _is_fixed(line))
+
+
+def _written(flags: Mapping[str, Any]) -> list[str]:
+    return sorted(flag_text(name, value) for name, value in flags.items() if name in FIXED)
+
+
+def _is_fixed(line: str) -> bool:
+    return line.removeprefix("--").partition("=")[0] in FIXED

@@ -1,0 +1,303 @@
+"""How a run begins in its directory: anew, or where it stopped; and who may write there."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tfdist import keras_internals
+from tfdist.checkpoint import in_memory
+from tfdist.checkpoint.manager import Checkpoints
+from tfdist.checkpoint.peers import hosts, share
+from tfdist.checkpoint.storage import Checkpoint, Holder, NoLock, clean_partial, lock, unlocked
+from tfdist.checkpoint.transfer import check_carries
+from tfdist.cli import flags, open_strategy
+from tfdist.cli.resume import Origin, commit_folder, is_own
+from tfdist.cli.resume import origin as decided
+from tfdist.config.run_config import TrainConfig
+from tfdist.coordination.timeouts import patience
+from tfdist.distribution.strategy import Strategy
+from tfdist.errors import InputError
+from tfdist.grammar.interval import parse_period
+from tfdist.launcher.attempt import LAUNCHED_VARIABLE, RESTART_VARIABLE
+from tfdist.reporting import LedgerFile, NullLedger, NullReporter, Reporter, RunDirectory, chief_reporter
+from tfdist.trainer.trainer import Trainer
+
+_DISK = "a slow disk"  # what may keep rank 0, on which the others wait
+_log = logging.getLogger(__name__)
+
+_RATE = ("learning_rate", "lr_scaling", "base_batch_size")
+
+
+class Begun(NamedTuple):
+    """A run whose state and whose directory are ready.
+
+    Attributes:
+      checkpoint: where the state comes from; empty for step 0.
+      checkpoints: how the run is saved.
+      ledger: gets the examples that this process uses.
+      earlier: what was recorded before.
+    """
+
+    checkpoint: str
+    checkpoints: Checkpoints
+    ledger: LedgerFile | NullLedger
+    earlier: list[dict[str, Any]]
+
+    def warn(self, config: TrainConfig, directory: RunDirectory) -> None:
+        """Says on the chief what of the run is lost, or will be; once the log is there, for who reads it later."""
+        if self.checkpoints.commit_every and not config.commit_dir and not any(parse_period(config.checkpoint_every)):
+            _log.warning(
+                "Commits without --commit_dir are in the launcher's memory, and go with it, whatever ends it. Received: "
+                "--commit_every=%d with --checkpoint_every=0. Add --checkpoint_every, or a --commit_dir of your own.",
+                config.commit_every,
+            )
+        *earlier, _ = directory.beginnings()
+        if earlier and not self.checkpoint and directory.has_trained:
+            _log.warning(
+                "A run goes on from a checkpoint or a commit. None is left of this one's %s, so it begins at step 0, with new "
+                "weights%s. For the next time, lower --checkpoint_every, or add it, or give commits a --commit_dir.",
+                "earlier start" if len(earlier) == 1 else f"{len(earlier)} earlier starts",
+                f"; what was recorded is kept in {directory.dropped}" if directory.dropped.exists() else "",
+            )
+
+    def reporter(self, directory: RunDirectory, strategy: Strategy) -> Reporter:
+        """What the run reports to, on the chief."""
+        return chief_reporter(directory, sys.stderr, self.earlier) if strategy.is_chief else NullReporter()
+
+
+def origin(config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> Origin:
+    """What the run begins with, on every process the same; nothing is written.
+
+    Raises:
+      InputError: see `tfdist.cli.resume.origin`; on the chief.
+    """
+    found = _decided(config, directory) if strategy.is_chief else None
+    with patience(_DISK) as deadline:
+        return Origin(*strategy.group.broadcast("origin", found, deadline))
+
+
+def _last_commits(
+    config: TrainConfig, directory: RunDirectory, strategy: Strategy
+) -> tuple[Path | None, list[str] | None]:
+    """The folder with this host's commits of the run's last start, if it made any; and what `share` says of them."""
+    recorded = commit_folder(directory, config.commit_dir) if strategy.is_chief else None
+    if recorded:
+        clean_partial(recorded)
+    with patience(_DISK) as deadline:
+        said = strategy.group.broadcast("commits/last", str(recorded or ""), deadline)
+    if not said:
+        return None, None
+    folder = in_memory.here(Path(said), config.commit_dir)
+    can_have_it = strategy.group.gather("commits/place", bool(in_memory.place(config.commit_dir)))
+    return folder, share(strategy, folder) if all(can_have_it) else None
+
+
+def _decided(config: TrainConfig, directory: RunDirectory, whole: list[str] | None = None) -> Origin:
+    is_again = os.environ.get(RESTART_VARIABLE, "0") != "0"
+    launched = os.environ.get(LAUNCHED_VARIABLE, "") if is_again else ""
+    return decided(config.resume, directory, dataclasses.asdict(config), launched, whole)
+
+
+def begin(
+    origin: Origin,
+    trainer: Trainer,
+    examples: int,
+    config: TrainConfig,
+    directory: RunDirectory,
+    stack: contextlib.ExitStack,
+) -> Begun:
+    """Gives the trainer its state and makes the directory ready; every process calls it.
+
+    Args:
+      origin: what to begin with.
+      trainer: built.
+      examples: of an epoch.
+      config: of the run.
+      directory: of the run.
+      stack: keeps the directory this run's own, and its files open, until it is closed.
+
+    Raises:
+      InputError: a checkpoint is of another model, its batch cannot be dealt to the replicas of now, another process writes
+        in the directory, or it cannot be written.
+    """
+    strategy = trainer.strategy
+    names = open_strategy.hosts(strategy)
+    if strategy.is_chief:
+        directory.make()
+        holder = _locked(directory, stack)
+        clean_partial(directory.checkpoints)
+        holder.tell()  # what has been removed may have filled the disk
+    # Once more, now that nobody else writes here: the model was built meanwhile, and another process may have ended.
+    last, whole = _last_commits(config, directory, strategy)
+    found = _under_lock(origin, config, directory, whole) if strategy.is_chief else None
+    with patience(_DISK) as deadline:
+        origin = _here(Origin(*strategy.group.broadcast("origin/locked", found, deadline)), last)
+    _check_shared(origin, config, directory, strategy)
+    origin = _seen_by_all(origin, directory, strategy)
+    step = _resumed(trainer, origin, config, directory)
+    checkpoint = trainer.resumed_from
+    folder = _commit_folder(config, directory, checkpoint, origin.goes_on, strategy)
+    course = trainer.course(examples, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
+    start = 0
+    if strategy.is_chief:
+        start = directory.begin(
+            flags.flags_text(config),
+            names,
+            step=step,
+            checkpoint=checkpoint,
+            # At a run's last step in the middle of an epoch the state is that of before the evaluation.
+            evaluated=bool(config.eval_every) or not trainer.progress.epoch,
+            facts={
+                "strategy": strategy.name,
+                "replicas": strategy.replicas,
+                "batch_size": course.position.batch_size,
+                "examples_before": course.position.before(step),
+                "examples": examples,
+                "ledgers": _ledgers(config, strategy),
+                "commits": folder,
+                "launched": os.environ.get(LAUNCHED_VARIABLE, ""),
+            },
+        )
+    with patience(_DISK) as deadline:
+        start = strategy.group.broadcast("output_dir/made", start, deadline)
+    if folder:
+        in_memory.remove_former(Path(checkpoint), Path(folder))
+    saved = Checkpoints(
+        directory=str(directory.checkpoints),
+        every=config.checkpoint_every,
+        keep=config.keep,
+        in_background=config.checkpoint_async,
+        strict=config.checkpoint_strict,
+        flags=dataclasses.asdict(config),
+        commit_every=config.commit_every,
+        commit_directory=folder,
+    )
+    keeps = strategy.cluster.rank < _ledgers(config, strategy)
+    ledger = LedgerFile(directory.ledger(start, strategy.cluster.rank)) if keeps else NullLedger()
+    stack.callback(ledger.close)
+    return Begun(checkpoint, saved, ledger, directory.records())
+
+
+def _locked(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
+    """The lock; where files cannot be locked, its words alone, by which all processes know the directory."""
+    try:
+        return stack.enter_context(lock(directory.path))
+    except NoLock as error:
+        last = " ".join(_lock_of(directory).split())
+        holder = stack.enter_context(unlocked(directory.path))
+        _log.warning(
+            "%s The run goes on, and nothing keeps another one from writing there. %s",
+            error,
+            f"The last one was {last}: make sure that it has ended." if last else "None is known to.",
+        )
+        return holder
+
+
+def _under_lock(origin: Origin, config: TrainConfig, directory: RunDirectory, whole: list[str] | None) -> Origin:
+    """Raises `InputError` if a run began here while this one was being built."""
+    found = _decided(config, directory, whole)
+    if found.goes_on and not origin.goes_on:
+        directory.check(directory.path)
+    return found
+
+
+def _here(origin: Origin, folder: Path | None) -> Origin:
+    """Commits by their paths on this host, which rank 0 knows by its own."""
+    paths = [Path(path) for path in origin.checkpoints]
+    here = [folder / path.name if folder and path.parent.name == folder.name else path for path in paths]
+    return origin._replace(checkpoints=[str(path) for path in here])
+
+
+def _resumed(trainer: Trainer, origin: Origin, config: TrainConfig, directory: RunDirectory) -> int:
+    """Gives the trainer its state; a rate that was changed on the command line is the new one. Returns the step."""
+    rate = keras_internals.constant_learning_rate(trainer.model.optimizer)
+    own = any(is_own(Path(path), directory) for path in origin.checkpoints)
+    step = trainer.resume_from(origin.checkpoints, sets_aside=own)
+    if trainer.resumed_from and rate is not None:
+        saved = Checkpoint.open(trainer.resumed_from).flags
+        if any(saved.get(name) != getattr(config, name) for name in _RATE):
+            trainer.model.optimizer.learning_rate = rate
+    return step
+
+
+def _is_saved(config: TrainConfig) -> bool:
+    return any(parse_period(config.checkpoint_every)) or config.commit_every > 0
+
+
+def _ledgers(config: TrainConfig, strategy: Strategy) -> int:
+    """How many processes keep a ledger: all, but for a mesh, where each has all examples."""
+    if not _is_saved(config):
+        return 0
+    return 1 if strategy.global_view else strategy.cluster.size
+
+
+def _check_shared(origin: Origin, config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> None:
+    """All processes read and write checkpoints, and all must see them: rank 0's lock says whose directory it is.
+
+    A run without checkpoints needs them only if it is preempted: it is warned.
+    """
+    text, *others = strategy.group.gather("output_dir/seen", _lock_of(directory))
+    # Where rank 0 cannot write, a file that an earlier run has left elsewhere is as empty as its own.
+    ranks = ", ".join(str(rank) for rank, other in enumerate(others, 1) if other != text or not text)
+    why = (
+        f"which is another one for rank {ranks}"
+        if text
+        else "where rank 0 cannot write `lock`, by which they would know"
+    )
+    received = f"{json.dumps(str(directory.path))}, {why}"
+    if ranks and (_is_saved(config) or origin.checkpoints):
+        raise InputError(
+            f"Checkpoints need an output directory that all processes share. Received: {received}. Give another --output_dir."
+        )
+    if ranks and strategy.is_chief:
+        _log.warning(
+            "This run cannot be saved when it is preempted: it would end with code 1. That needs an output directory that all "
+            "processes share. Received: %s. Give another --output_dir.",
+            received,
+        )
+
+
+def _seen_by_all(origin: Origin, directory: RunDirectory, strategy: Strategy) -> Origin:
+    """Leaves out commits in the memory of a host that not all processes are on, if something else is there."""
+    everyone = strategy.group.gather("origin/seen", [Path(path).is_dir() for path in origin.checkpoints])
+    seen = dict(zip(origin.checkpoints, map(all, zip(*everyone, strict=True)), strict=True))
+    kept = [path for path in seen if seen[path] or Path(path).parent == directory.checkpoints]
+    if len(kept) < len(seen) and kept and strategy.is_chief:
+        _log.warning("Not all processes see %s; the newest that they see is taken.", min(seen.keys() - kept))
+    return origin._replace(checkpoints=kept or origin.checkpoints)
+
+
+def _commit_folder(
+    config: TrainConfig, directory: RunDirectory, checkpoint: str, goes_on: bool, strategy: Strategy
+) -> str:
+    """A new folder for this start's commits on this host, with the one that it goes on from; empty if it makes none."""
+    home = in_memory.home(config.commit_every, config.commit_dir)
+    if not home:
+        return ""
+    name = strategy.group.broadcast("commits", in_memory.new_name(directory.path) if strategy.is_chief else None)
+    folder = Path(home).absolute() / name
+    try:
+        those = hosts(strategy.group, folder)
+        if len(those) > 1:
+            check_carries(strategy)
+    except InputError as error:
+        if not goes_on:
+            raise
+        if strategy.is_chief:  # an elastic job has grown: that is no reason to end it
+            _log.warning("This start makes no commits. %s", error)
+        return ""
+    if checkpoint and strategy.cluster.rank in (host[0] for host in those):
+        in_memory.take_along(Path(checkpoint), folder)
+    return str(folder)
+
+
+def _lock_of(directory: RunDirectory) -> str:
+    try:
+        return (directory.path / "lock").read_text(encoding="utf-8")
+    except OSError as error:
+        return f"none: {error.strerror}"

@@ -1,0 +1,108 @@
+"""A run as the commands make it: from a configuration to a strategy, data, a model and a trainer."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from tfdist import data, models
+from tfdist.cli.open_strategy import opened_strategy
+from tfdist.cluster.detection import Detection
+from tfdist.config.run_config import TrainConfig
+from tfdist.data import check_batch_size, steps_in_epochs
+from tfdist.data.batch_schedule import GLOBAL
+from tfdist.distribution.strategy import Strategy
+from tfdist.gradients import Clip, parse_loss_scale
+from tfdist.gradients.compression import check
+from tfdist.layers.recompute import recompute
+from tfdist.optimizers import make_learning_rate
+from tfdist.optimizers.catalog import create_loss, create_metrics, create_optimizer
+from tfdist.trainer.trainer import Trainer
+
+# Flags that may differ between the processes of a job: where each finds its data, and how many threads it has.
+OWN_FLAGS = ("data_dir", "intra_op_threads", "output_dir")
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """What a command works with: everything is up, nothing is trained yet."""
+
+    config: Any
+    detection: Detection
+    strategy: Strategy
+    data: data.DataSet
+
+
+@contextmanager
+def opened(config: TrainConfig) -> Iterator[Session]:
+    """Starts the strategy, checks that all processes have the same flags and versions, and loads the data.
+
+    Whatever ends the session is told to the other processes; if one of them is lost, this one ends with code 5.
+    """
+    _gradient_options(config)  # what is wrong with them is said before anything starts
+    with opened_strategy(config, OWN_FLAGS) as (config, detection, strategy):
+        if config.elastic_batch == GLOBAL:  # else what the run began with says how large the batch is
+            check_batch_size(
+                config.batch_size, strategy.batch_parts, config.accumulate_steps, equal=strategy.compiles_replicas
+            )
+        yield Session(config, detection, strategy, data.load(config.dataset, config.data_dir))
+
+
+def make_trainer(session: Session, strategy: Strategy) -> Trainer:
+    """Builds the model and the optimizer that the flags name, in a strategy's scope, from the flags' seed."""
+    config = session.config
+    keras.utils.clear_session(free_memory=False)
+    if config.precision != "float32":
+        keras.config.set_dtype_policy(config.precision)
+    keras.utils.set_random_seed(config.seed)
+    with strategy.scope():
+        model = models.build(config.model, *sizes(session.data))
+        if config.batch_norm == "synchronized":
+            model = models.with_batch_norm(model, "synchronized")
+        recompute(model, config.recompute)
+        return Trainer(
+            model,
+            optimizer=create_optimizer(config.optimizer, _learning_rate(session), config.momentum_correction),
+            loss=create_loss(config.loss),
+            metrics=create_metrics(config.metrics),
+            seed=config.seed,
+            jit_compile=config.jit_compile,
+            **_gradient_options(config),
+        )
+
+
+def _learning_rate(session: Session) -> Any:
+    """The rate of the run: scaled to its batch, with warm-up and decay where the flags ask for them."""
+    config = session.config
+    steps = config.steps or steps_in_epochs(config.epochs, session.data.train.size, config.batch_size)
+    return make_learning_rate(
+        config.learning_rate,
+        scaling=config.lr_scaling,
+        base_batch_size=config.base_batch_size,
+        batch_size=config.batch_size,
+        warmup_steps=config.warmup_steps,
+        warmup_start=config.warmup_start,
+        decay=config.decay,
+        total_steps=steps,
+    )
+
+
+def _gradient_options(config: TrainConfig) -> dict[str, Any]:
+    """Arguments of the trainer that say what becomes of gradients."""
+    check(config.compression)
+    return {
+        "accumulate_steps": config.accumulate_steps,
+        "loss_scale": parse_loss_scale(config.loss_scale),
+        "max_skipped_steps": config.max_skipped_steps,
+        "clip": Clip(norm=config.clip_norm, value=config.clip_value),
+        "compression": config.compression,
+        "compression_min_bytes": config.compression_min_bytes,
+        "bucket_bytes": int(config.bucket_mb * 2**20),
+    }
+
+
+def sizes(whole: data.DataSet) -> tuple[Any, Any]:
+    """What a model is built for; a data set that does not know is one for a user's own model, which does not ask."""
+    return whole.input_shape, whole.classes

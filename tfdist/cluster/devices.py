@@ -1,0 +1,78 @@
+"""The devices of this process: how many there are, logical CPU devices, threads. Nothing here places an operation."""
+
+import tensorflow as tf
+
+from tfdist.cluster.affinity import keep_to_share
+from tfdist.cluster.environment import Cluster
+from tfdist.errors import InputError
+
+_DEALERS = ("MPI", "Slurm")  # they bind each process for itself, if they bind
+
+
+def local_device_names(count: int) -> list[str]:
+    """Names the devices that replicas of this process run on: GPUs if there are any, else logical CPU devices.
+
+    Args:
+      count: how many; 0 for every GPU, or one CPU.
+
+    Raises:
+      InputError: there are fewer GPUs, or TensorFlow has started with fewer logical CPU devices (their number is fixed at
+        its first use).
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return _logical_cpus(max(count, 1))
+    if count > len(gpus):
+        raise InputError(f"--devices must not exceed this machine's GPUs. Received: {count}, with {len(gpus)} GPUs.")
+    return [f"GPU:{i}" for i in range(count or len(gpus))]
+
+
+def share_cores(cluster: Cluster, intra_op_threads: int = 0) -> None:
+    """Shares this host's cores between the job's processes on it, where there are several.
+
+    Args:
+      cluster: says how many processes are on this host.
+      intra_op_threads: threads for one operation; 0 for one a core of this process's share, and then it keeps to these
+        cores, if it can; see `tfdist.cluster.affinity`.
+    """
+    threads = intra_op_threads
+    if not threads and cluster.local_size > 1:
+        threads = keep_to_share(cluster.local_rank, cluster.local_size, dealt=cluster.source in _DEALERS)
+    if threads:
+        try:
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
+        except RuntimeError as error:
+            raise InputError(
+                "The number of threads is fixed when TensorFlow first runs an operation. Received: a strategy made after "
+                "that. Make the strategy first."
+            ) from error
+
+
+def use_one_gpu(local_rank: int) -> None:
+    """Gives this process the GPU of its local rank, if there are any, and lets its memory grow as needed."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return
+    if len(gpus) == 1:  # a scheduler that shows each process its own GPU has dealt them already
+        local_rank = 0
+    if local_rank >= len(gpus):
+        raise InputError(
+            f"Every process of a host needs a GPU of its own. Received: local rank {local_rank}, with {len(gpus)} GPUs. Start "
+            f"at most {len(gpus)} processes on this host."
+        )
+    tf.config.set_visible_devices(gpus[local_rank], "GPU")
+    tf.config.experimental.set_memory_growth(gpus[local_rank], True)
+
+
+def _logical_cpus(count: int) -> list[str]:
+    [cpu, *_] = tf.config.list_physical_devices("CPU")
+    have = tf.config.get_logical_device_configuration(cpu)
+    if count > 1 and (have is None or len(have) < count):
+        try:
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+        except (RuntimeError, ValueError) as error:
+            raise InputError(
+                f"Logical CPU devices are made when TensorFlow starts. Received: devices={count}, after it has started with "
+                f"{len(have) if have else 1}. Load the strategy before anything else uses TensorFlow."
+            ) from error
+    return [f"CPU:{i}" for i in range(count)]

@@ -1,0 +1,194 @@
+"""Who am I among how many: one `Cluster` from each environment that starts processes. Pure functions of a mapping.
+
+Each `from_*` returns None where its environment did not start this process, and raises `InputError` where its variables
+are incomplete or contradict each other. `TFDIST_COORDINATOR=host:port` overrides where rank 0 serves the `Group`.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from tfdist.cluster import slurm, tf_config
+from tfdist.errors import InputError
+
+Environment = Mapping[str, str]
+
+CONTROL_PORT = 12000  # where a pod, which has all ports to itself, serves the group
+_SPECIAL_STEPS = 0xFFFFFFF0  # from here on Slurm's step numbers name its own: batch script, interactive shell, ...
+_SOURCE_VARIABLES = re.compile(
+    "TF_CONFIG|HOROVOD_(CROSS_|LOCAL_)?(RANK|SIZE)|OMPI_COMM_WORLD_(LOCAL_)?(RANK|SIZE)|PMI_(RANK|SIZE)|SLURM_PROCID"
+    "|MPI_LOCAL(RANKID|NRANKS)|JOB_COMPLETION_INDEX|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_(ADDR|PORT)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The processes of a job, as one of them sees it.
+
+    Attributes:
+      rank: this process's number, in [0, size).
+      size: how many processes the job has.
+      local_rank: this process's number on its host, in [0, local_size).
+      local_size: how many processes of the job run on this host.
+      addresses: `host:port` of each process's TensorFlow server, by rank; empty where the environment does not say
+        (the processes then choose ports and tell each other over the `Group`).
+      coordinator: `host:port` of the process that serves the `Group`; empty if the job has one process or the engine
+        has to carry the address.
+      source: the environment that said so, for logs: "TF_CONFIG", "Horovod", "MPI", "Slurm", ...
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    addresses: tuple[str, ...] = ()
+    coordinator: str = ""
+    source: str = "one process"
+
+
+def from_tf_config(env: Environment) -> Cluster | None:
+    """Reads TF_CONFIG; equal host names are one host. Where the group is: see `tf_config.control_address`."""
+    text = env.get("TF_CONFIG", "").strip()
+    if text in ("", "{}"):  # TensorFlow reads both as: no cluster
+        return None
+    addresses, rank = tf_config.parse(text)
+    here = [
+        other for other, address in enumerate(addresses) if tf_config.host(address) == tf_config.host(addresses[rank])
+    ]
+    cluster = _cluster(
+        env, "TF_CONFIG", (rank, len(addresses), here.index(rank), len(here)), tf_config.control_address(addresses)
+    )
+    return dataclasses.replace(cluster, addresses=addresses)
+
+
+def from_horovod(env: Environment) -> Cluster | None:
+    """Reads what horovodrun sets: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_LOCAL_RANK and HOROVOD_LOCAL_SIZE."""
+    if not {"HOROVOD_RANK", "HOROVOD_SIZE"} & env.keys():
+        return None
+    return _numbered(env, "Horovod", *(f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+
+
+def from_mpi(env: Environment) -> Cluster | None:
+    """Reads what mpirun sets: OMPI_COMM_WORLD_* (Open MPI), or PMI_* and MPI_LOCAL* (MPICH, Intel MPI).
+
+    PMI_* without MPI_LOCALRANKID inside a Slurm step is not mpirun: srun's own PMI plugin sets it for every program.
+    """
+    if "OMPI_COMM_WORLD_RANK" in env:
+        return _numbered(env, "MPI", *(f"OMPI_COMM_WORLD_{n}" for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+    if "PMI_RANK" not in env or ("MPI_LOCALRANKID" not in env and "SLURM_STEP_ID" in env):
+        return None
+    return _numbered(env, "MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+
+
+def from_slurm(env: Environment) -> Cluster | None:
+    """Reads a Slurm step's variables; the group is on the step's first host, at port 12000 + job id modulo 20000.
+
+    Only what srun launched is a member of several. A batch script, or a shell inside an allocation, sees SLURM_NTASKS
+    and SLURM_PROCID=0 too, though it is one process: it has no SLURM_STEP_ID, or one of Slurm's special numbers.
+    Two steps of one job at the same time on the same first host need a TFDIST_COORDINATOR each.
+    """
+    if "SLURM_PROCID" not in env or not env.get("SLURM_STEP_ID", "").isdigit():
+        return None
+    if int(env["SLURM_STEP_ID"]) >= _SPECIAL_STEPS:
+        return None
+    size = _number(env, "Slurm", "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS")
+    local_size = min(_slurm_local_size(env), size)
+    numbers = _number(env, "Slurm", "SLURM_PROCID"), size, _number(env, "Slurm", "SLURM_LOCALID"), local_size
+    if size == 1:
+        return _cluster(env, "Slurm", numbers)
+    job = _number(env, "Slurm", "SLURM_JOB_ID" if "SLURM_JOB_ID" in env else "SLURM_JOBID")
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
+    if not nodes:
+        raise _missing("Slurm", "SLURM_STEP_NODELIST")
+    return _cluster(env, "Slurm", numbers, f"{slurm.expand(nodes)[0]}:{12000 + job % 20000}")
+
+
+def from_kubernetes(env: Environment) -> Cluster | None:
+    """Reads a Kubernetes indexed Job: JOB_COMPLETION_INDEX, and what its manifest must set besides.
+
+    TFDIST_PROCESSES is the number of pods that train together (the Job's `completions`); without it the pods are taken
+    for independent runs. The group is at TFDIST_COORDINATOR, or in pod 0 as JOB_NAME-0.SERVICE, where SERVICE is the
+    Job's headless service.
+    """
+    if "JOB_COMPLETION_INDEX" not in env or "TFDIST_PROCESSES" not in env:
+        return None
+    size = _number(env, "Kubernetes", "TFDIST_PROCESSES")
+    if size == 1:
+        return Cluster(source="Kubernetes")
+    rank = _number(env, "Kubernetes", "JOB_COMPLETION_INDEX")
+    coordinator = ""
+    if env.get("JOB_NAME") and env.get("SERVICE"):
+        coordinator = f"{env['JOB_NAME']}-0.{env['SERVICE']}:{CONTROL_PORT}"
+    elif not env.get("TFDIST_COORDINATOR"):
+        raise InputError(
+            f"Kubernetes: {size} pods must know where pod 0 is. Received: neither TFDIST_COORDINATOR nor JOB_NAME and "
+            "SERVICE. Set them in the Job's manifest."
+        )
+    return _cluster(env, "Kubernetes", (rank, size, 0, 1), coordinator)
+
+
+def from_torchrun(env: Environment) -> Cluster | None:
+    """Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT (29500), LOCAL_RANK (0), LOCAL_WORLD_SIZE (1).
+
+    The group is at MASTER_ADDR:MASTER_PORT; under torchrun itself its agent holds that port, and the next one is taken.
+    """
+    if not {"RANK", "WORLD_SIZE"} <= env.keys() or "MASTER_ADDR" not in env and env["WORLD_SIZE"].strip() in ("", "1"):
+        return None
+    if "MASTER_ADDR" not in env:
+        raise InputError(
+            f"RANK and WORLD_SIZE={env['WORLD_SIZE']} say that there are other processes, but not where rank 0 is. "
+            "Received: no MASTER_ADDR. Set it, or unset RANK and WORLD_SIZE."
+        )
+    given = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29500", **env}
+    port = _number(given, "torchrun", "MASTER_PORT") + (env.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true")
+    names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+    return _numbered(given, "torchrun", *names, coordinator=f"{env['MASTER_ADDR']}:{port}")
+
+
+def without_sources(env: Environment) -> dict[str, str]:
+    """The environment without the variables that say who a process is: what a launcher hands down, adding its own."""
+    return {name: value for name, value in env.items() if not _SOURCE_VARIABLES.fullmatch(name)}
+
+
+def _numbered(env: Environment, source: str, *names: str, coordinator: str = "") -> Cluster:
+    rank, size, local_rank, local_size = (_number(env, source, name) for name in names)
+    return _cluster(env, source, (rank, size, local_rank, local_size), coordinator)
+
+
+def _cluster(env: Environment, source: str, numbers: tuple[int, int, int, int], coordinator: str = "") -> Cluster:
+    rank, size, local_rank, local_size = numbers
+    if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
+        raise InputError(
+            f"{source}: rank must be in [0, size) and local rank in [0, local size). Received: rank {rank} of {size}, "
+            f"local rank {local_rank} of {local_size}. Correct the environment or clear it of {source}'s variables."
+        )
+    coordinator = env.get("TFDIST_COORDINATOR") or coordinator
+    if coordinator and not tf_config.is_address(coordinator):
+        raise InputError(
+            f"The coordinator's address must be host:port. Received: {coordinator!r}. Set TFDIST_COORDINATOR."
+        )
+    return Cluster(rank, size, local_rank, local_size, coordinator=coordinator if size > 1 else "", source=source)
+
+
+def _number(env: Environment, source: str, name: str) -> int:
+    if name not in env:
+        raise _missing(source, name)
+    try:
+        return int(env[name])
+    except ValueError as error:
+        raise InputError(f"{source}: {name} must be a whole number. Received: {env[name]!r}.") from error
+
+
+def _missing(source: str, name: str) -> InputError:
+    return InputError(
+        f"{source}'s variables must be complete. Received: no {name}. Start with {source}'s own launcher."
+    )
+
+
+def _slurm_local_size(env: Environment) -> int:
+    text = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_NTASKS_PER_NODE")
+    if not text:
+        raise _missing("Slurm", "SLURM_STEP_TASKS_PER_NODE")
+    counts = slurm.counts(text)
+    node = _number({"SLURM_NODEID": "0", **env}, "Slurm", "SLURM_NODEID")
+    return counts[min(node, len(counts) - 1)]  # SLURM_NTASKS_PER_NODE is one number for all nodes

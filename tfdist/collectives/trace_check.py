@@ -1,0 +1,44 @@
+"""The plan of a step: what each process's replicas are about to say, compared before they say it."""
+
+import hashlib
+from collections.abc import Sequence
+
+from tfdist.collectives import Call
+from tfdist.coordination import Group
+from tfdist.coordination.group import name_ranks
+from tfdist.errors import InputError
+
+TRACING_SECONDS = 600.0  # by which one process may trace longer than another
+_MOST_LINES = 2000  # that are told when plans differ
+
+
+def agree_on_plan(group: Group, calls: Sequence[Call]) -> None:
+    """Returns if every process's calls are the same, in the same order; called when they were traced.
+
+    Raises:
+      InputError: on every process; names the first call that is not the same.
+    """
+    lines = [_line(call) for call in calls]
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    if len(set(group.gather("plan", digest, TRACING_SECONDS))) == 1:
+        return
+    everyone = group.gather("plan/lines", lines[:_MOST_LINES])
+    raise InputError(
+        f"Every process's replicas must make the same calls of collectives. Received as call {_first_difference(everyone)}. "
+        "Make the same model, data and flags on every process."
+    )
+
+
+def _line(call: Call) -> str:
+    shapes = ", ".join(f"{d.name}{list(shape)}" for d, shape in zip(call.dtypes, call.shapes, strict=True))
+    return f"{call.operation} {call.name} of {shapes or 'nothing'}"
+
+
+def _first_difference(everyone: Sequence[Sequence[str]]) -> str:
+    for number in range(_MOST_LINES):
+        ranks: dict[str, list[int]] = {}
+        for rank, lines in enumerate(everyone):
+            ranks.setdefault(lines[number] if number < len(lines) else "none", []).append(rank)
+        if len(ranks) > 1:
+            return f"{number}: " + "; ".join(f"{name_ranks(found)}: {line}" for line, found in ranks.items())
+    return f"{_MOST_LINES} or later: they differ there"

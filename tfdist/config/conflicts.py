@@ -1,0 +1,164 @@
+"""The combinations of flags that exclude each other: whose flags, when, and the rule with its remedy."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tfdist.errors import InputError
+from tfdist.grammar.spec import parse
+
+_OTHERS_THAN_MESH = ("auto", "single", "mirrored", "multiworker", "tpu", "horovod")
+
+_RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
+    (
+        ("steps", "epochs"),
+        lambda c: c.steps and c.epochs,
+        "A run is so many steps or so many epochs long, so one of --steps and --epochs must be 0.",
+    ),
+    (
+        ("devices", "strategy"),
+        lambda c: c.devices > 1 and c.strategy in ("single", "multiworker", "tpu", "horovod"),
+        "Only mirrored and mesh have several devices in one process: use --strategy=mirrored or mesh, or leave out --devices.",
+    ),
+    (
+        ("mesh_shape", "layout", "strategy"),
+        lambda c: (c.mesh_shape or c.layout) and c.strategy in _OTHERS_THAN_MESH,
+        "Meshes are for --strategy=mesh: use it or leave out --mesh_shape and --layout.",
+    ),
+    (
+        ("shard", "shard_axis", "strategy"),
+        lambda c: (c.shard != "none" or c.shard_axis) and c.strategy in _OTHERS_THAN_MESH,
+        "State is sharded over an axis of --strategy=mesh: use it or leave out --shard and --shard_axis.",
+    ),
+    (
+        ("shard_axis", "shard"),
+        lambda c: c.shard_axis and c.shard == "none",
+        "--shard_axis is an axis for --shard: add --shard=optimizer, gradients or parameters or leave out --shard_axis.",
+    ),
+    (
+        ("compression", "strategy"),
+        lambda c: c.compression != "none" and c.strategy == "mesh",
+        "On a mesh the engine sums gradients: leave out --compression or use another --strategy.",
+    ),
+    (
+        ("jit_compile", "strategy"),
+        lambda c: c.jit_compile and c.strategy == "mesh",
+        "DTensor compiles a mesh's programs by itself: leave out --jit_compile or use another --strategy.",
+    ),
+    (
+        ("tpu", "strategy"),
+        lambda c: c.tpu and c.strategy in ("auto", "single", "mirrored", "multiworker", "horovod", "mesh"),
+        "--tpu is for --strategy=tpu: add it or leave out --tpu.",
+    ),
+    (
+        ("communication", "strategy"),
+        lambda c: c.communication != "auto" and c.strategy in ("single", "mirrored", "tpu", "horovod", "mesh"),
+        "--communication is for --strategy=multiworker: use it or leave out --communication.",
+    ),
+    (
+        ("jit_compile", "batch_norm"),
+        lambda c: c.jit_compile and c.batch_norm == "synchronized",
+        "XLA cannot compile the collectives of synchronized normalization: leave out --jit_compile or --batch_norm.",
+    ),
+    (
+        ("lr_scaling", "base_batch_size"),
+        lambda c: (c.lr_scaling != "none") != bool(c.base_batch_size),
+        "Scaling needs the batch size that --learning_rate suits: give both --lr_scaling and --base_batch_size or neither.",
+    ),
+    (
+        ("warmup_start", "warmup_steps"),
+        lambda c: c.warmup_start and not c.warmup_steps,
+        "A warm-up takes steps: add --warmup_steps or leave out --warmup_start.",
+    ),
+    (
+        ("momentum_correction", "optimizer"),
+        lambda c: c.momentum_correction and parse(c.optimizer).name not in ("sgd", "lars"),
+        "Momentum correction is for --optimizer=sgd or lars: use one of them or leave out --momentum_correction.",
+    ),
+    (
+        ("loss_scale", "precision"),
+        lambda c: c.loss_scale and c.precision != "mixed_float16",
+        "Only float16 needs a loss scale: add --precision=mixed_float16 or leave out --loss_scale.",
+    ),
+    (
+        ("precision", "float64"),
+        lambda c: c.float64 and c.precision != "float32",
+        "--float64 is a precision of its own: leave out --precision or --float64.",
+    ),
+    (
+        ("commit_dir", "commit_every"),
+        lambda c: c.commit_dir and not c.commit_every,
+        "A directory for commits needs commits: add --commit_every or leave out --commit_dir.",
+    ),
+    (
+        ("check_sync", "check_sync_every"),
+        lambda c: c.check_sync != "variables" and not c.check_sync_every,
+        "A look needs a time: add --check_sync_every or leave out --check_sync.",
+    ),
+    (
+        ("check_sync", "strategy"),
+        lambda c: c.check_sync == "gradients" and c.strategy == "mesh",
+        "On a mesh gradients are whole, and replicas have none of their own: use --check_sync=variables.",
+    ),
+    (
+        ("clip_norm", "clip_value"),
+        lambda c: c.clip_norm and c.clip_value,
+        "Gradients are clipped by their norm or by value: one of --clip_norm and --clip_value must be 0.",
+    ),
+    (
+        ("accumulate_steps", "batch_size"),
+        lambda c: c.accumulate_steps > c.batch_size,
+        "Every part of a step needs a row: lower --accumulate_steps or raise --batch_size.",
+    ),
+    (
+        ("accumulate_steps", "batch_norm"),
+        lambda c: c.accumulate_steps > 1 and c.batch_norm == "synchronized",
+        "Synchronized normalization takes the moments of all rows at once, which accumulation does not have: use "
+        "--batch_norm=local or --accumulate_steps=1.",
+    ),
+    (
+        ("compression_max_error", "compression_check_every"),
+        lambda c: c.compression_max_error and not c.compression_check_every,
+        "A limit needs something to hold it against: add --compression_check_every or leave out --compression_max_error.",
+    ),
+    (
+        ("compression", "strategy"),
+        lambda c: c.strategy == "tpu" and c.compression != "none",
+        "No compression method has run on a TPU: use --compression=none there.",
+    ),
+    (
+        ("learning_rate", "optimizer"),
+        lambda c: c.learning_rate != type(c).learning_rate and "learning_rate" in parse(c.optimizer).args,
+        "The learning rate is given once: leave it out of --optimizer or leave out --learning_rate.",
+    ),
+    (
+        ("optimizer", "lr_scaling", "warmup_steps", "decay"),
+        lambda c: (
+            "learning_rate" in parse(c.optimizer).args
+            and (c.lr_scaling, c.warmup_steps, c.decay) != ("none", 0, "none")
+        ),
+        "Scaling, warm-up and decay work on --learning_rate: give the rate there, and leave it out of --optimizer.",
+    ),
+    (
+        ("profile_steps", "steps"),
+        lambda c: c.profile_steps and 0 < c.steps <= int(c.profile_steps.partition(":")[0]),
+        "A profile must begin before the run ends: lower --profile_steps or raise --steps.",
+    ),
+)
+
+
+def check_combinations(config: Any) -> None:
+    """Raises `InputError` for the first rule that a configuration breaks, with the flags that it is about.
+
+    Rules about flags that this kind of configuration does not have are left out.
+    """
+    for names, broken, rule in _RULES:
+        if all(hasattr(config, name) for name in names) and broken(config):
+            given = [(name, getattr(config, name)) for name in names]
+            received = " ".join(flag_text(name, value) for name, value in given if value != "")
+            raise InputError(f"{rule} Received: {received}.")
+
+
+def flag_text(name: str, value: Any) -> str:
+    """Returns `--name=value` as the command line and a `--flagfile` read it."""
+    text = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+    return f"--{name}={text}"

@@ -1,0 +1,57 @@
+"""Who may become a member of a group."""
+
+import hmac
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tfdist.coordination.messages import VERSION, BadMessage, Message, take
+
+
+class Admission(NamedTuple):
+    """What a group asks of those who say hello.
+
+    Attributes:
+      size: how many members the group has.
+      token: what they must show.
+      noun: what a member is called.
+    """
+
+    size: int
+    token: str
+    noun: str
+
+    def refusal(self, hello: Message, came: Mapping[int, str]) -> str:
+        """Says why this one cannot be a member; empty if it can.
+
+        Args:
+          hello: the first message of a connection.
+          came: by rank, from where those members came who are or were here.
+
+        Raises:
+          BadMessage: it is no hello.
+        """
+        if hello["type"] != "hello":
+            raise BadMessage(f"{hello['type']!r} before a hello")
+        rank, size, token, pid, host = take(hello, rank=int, size=int, token=str, pid=int, host=str)
+        if not hmac.compare_digest(token.encode(), self.token.encode()):
+            return (
+                "The token must be the group's. Received: another, so another job is served there, or this process was "
+                "started with other addresses. Give all processes of a job the same TFDIST_TOKEN, or none, and the "
+                "same addresses."
+            )
+        if hello.get("version") != VERSION:
+            return (
+                f"Every process must speak the same protocol. Received: version {hello.get('version')}, where the "
+                f"group's is {VERSION}. Install the same tfdist everywhere."
+            )
+        mine = f"{self.noun} {rank} (pid {pid} on {host})"
+        if size != self.size:
+            return (
+                f"Every process must know the same number of processes. Received: {size} from {mine}, {self.size} from "
+                "the one that serves the group. Correct the environment of one of them."
+            )
+        if not 0 <= rank < self.size:
+            return f"A {self.noun} must be in [0, {self.size}). Received: {mine}."
+        if rank in came:
+            return f"Every process must have a {self.noun} of its own. Received: {mine}; before it {came[rank]} came."
+        return ""

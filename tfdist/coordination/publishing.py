@@ -1,0 +1,75 @@
+"""What members are told without being asked: values by topic, on their way to callbacks."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from tfdist.coordination.group import Json, Listener
+
+JOIN_SECONDS = 2.0
+
+_log = logging.getLogger("tfdist.coordination")
+
+
+class Told:
+    """Values in the order in which they were told, and who listens; a thread lives while there is one to deliver."""
+
+    def __init__(self, name: str):
+        """Args: name: of the thread."""
+        self._name = name
+        self._state = threading.Lock()  # around what follows
+        self._values: list[tuple[str, Json]] = []
+        self._listeners: dict[str, list[Listener]] = {}  # by topic; the first hears, the others wait for their turn
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def put(self, topic: str, value: Json) -> None:
+        """Takes what was told."""
+        with self._state:
+            self._values.append((topic, value))
+            self._start()
+
+    def listen(self, topic: str, callback: Listener) -> None:
+        """See `Group.on_told`."""
+        with self._state:
+            self._listeners.setdefault(topic, []).append(callback)
+            self._start()
+
+    def close(self) -> None:
+        """Delivers nothing more, and lets a callback that runs end."""
+        with self._state:
+            self._closed = True
+            thread = self._thread
+        if thread and thread is not threading.current_thread():
+            thread.join(JOIN_SECONDS)
+
+    def _start(self) -> None:
+        if self._thread is None and self._next() is not None:
+            self._thread = threading.Thread(target=self._deliver, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _next(self) -> int | None:
+        """Which value is the first that somebody listens to."""
+        heard = (i for i, (topic, _) in enumerate(self._values) if self._listeners.get(topic))
+        return None if self._closed else next(heard, None)
+
+    def _deliver(self) -> None:
+        while True:
+            with self._state:
+                number = self._next()
+                if number is None:
+                    self._thread = None
+                    return
+                topic, value = self._values.pop(number)
+                callback = self._listeners[topic][0]
+            if _call(callback, topic, value):
+                with self._state:
+                    self._listeners[topic].remove(callback)
+
+
+def _call(callback: Callable[[Json], object], topic: str, value: Json) -> bool:
+    try:
+        return callback(value) is True
+    except Exception:
+        _log.exception("What was told of '%s' could not be handled", topic)
+        return False

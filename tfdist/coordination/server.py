@@ -1,0 +1,248 @@
+"""The process that the members of a group speak to: one thread, one selector."""
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from tfdist.coordination.addresses import join_address
+from tfdist.coordination.connection import Connection
+from tfdist.coordination.group import NO_GOODBYE, Loss, silence
+from tfdist.coordination.handshake import Admission
+from tfdist.coordination.messages import DOUBTED_BEATS, LIMIT, BadMessage, Message, take
+from tfdist.coordination.pending_operations import Answer, Rounds
+from tfdist.errors import ExitCode, exit_codes
+
+HELLO_SECONDS = 10.0  # for a stranger to say who it is, and for one that was told the last word to go
+LOST_AFTER_SECONDS = 20.0
+FAREWELL_SECONDS = 2.0  # for the last messages to be taken when the server closes
+
+_log = logging.getLogger("tfdist.coordination")
+
+
+class Server:
+    """Serves a group on a listening socket until `close`.
+
+    Attributes:
+      address: `host:port` that it listens on.
+      size: how many members the group has.
+      loss: the first member that was lost, or None.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        size: int,
+        token: str,
+        noun: str = "rank",
+        places: Sequence[str] = (),
+        heartbeat: float = 1.0,
+        lost_after: float = LOST_AFTER_SECONDS,
+    ):
+        """Starts serving.
+
+        Args:
+          listener: bound and listening; the server closes it.
+          size: how many members the group has.
+          token: what a member must show.
+          noun: what a member is called in messages.
+          places: where each member is expected, by rank, to say of one that never came; empty if not known.
+          heartbeat: seconds between the signs of life that each side sends.
+          lost_after: seconds without one after which a member is lost: more than an engine keeps all threads of a
+            process from running, as some do while they start. Once a member doubts (an engine has failed it), the
+            time is three heartbeats.
+        """
+        self.address = join_address(*listener.getsockname()[:2])
+        self.loss: Loss | None = None
+        self.size = size
+        self._admission = Admission(size, token, noun)
+        self._places = places
+        self._heartbeat, self._lost_after = heartbeat, lost_after
+        self._rounds = Rounds(size, noun, self._absence)
+        self._members: dict[int, Connection] = {}
+        self._came: dict[int, str] = {}  # by rank, where from: also of those that are gone
+        self._listener = listener
+        self._bell, self._door = socket.socketpair()  # ringing the bell ends the thread's wait
+        self._farewell = ""
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._door, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name=f"{noun}-group-server", daemon=True)
+        self._thread.start()
+
+    def absent(self) -> list[int]:
+        """Returns the members that never came."""
+        return [rank for rank in range(self.size) if rank not in self._came]
+
+    def close(self, reason: str = "the group is closed") -> None:
+        """Tells the members that nothing more will come, and ends the thread. May be called again."""
+        if not self._farewell:
+            self._farewell = reason
+            with contextlib.suppress(OSError):  # the thread has ended by an error of its own
+                self._bell.send(b"x")
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+            self._say_farewell()
+        finally:
+            for connection in self._connections():
+                connection.close()
+            self._selector.close()
+            for sock in (self._listener, self._bell, self._door):
+                sock.close()
+
+    def _serve(self) -> None:
+        last = beaten = time.monotonic()
+        while not self._farewell:
+            until = min(beaten + self._heartbeat, self._rounds.next_expiry())
+            for key, mask in self._selector.select(max(0.0, until - last)):
+                self._attend(key, mask)
+            now = time.monotonic()
+            if now - last > self._heartbeat + 1.0:  # it is this process that was stopped or starved, not the members
+                for connection in self._connections():
+                    connection.heard += now - last
+            last = now
+            self._send(self._rounds.expire(now))
+            self._send(self._rounds.late(now))
+            if now >= beaten + self._heartbeat:
+                beaten = now
+                self._beat(now)
+
+    def _attend(self, key: selectors.SelectorKey, mask: int) -> None:
+        if key.fileobj is self._listener:
+            self._accept()
+        elif isinstance(key.data, Connection):
+            if mask & selectors.EVENT_WRITE:
+                key.data.flush()
+            if mask & selectors.EVENT_READ:
+                self._read(key.data)
+
+    def _accept(self) -> None:
+        try:
+            sock, peer = self._listener.accept()
+        except OSError as error:  # the stranger is gone again, or this process has no file descriptor left
+            _log.warning("A connection to the group could not be accepted: %s", error)
+            return
+        Connection(sock, peer[0], self._selector)
+
+    def _read(self, connection: Connection) -> None:
+        data = connection.receive()
+        if connection.ending:
+            if data is None:
+                connection.close()
+            return
+        if data is None:
+            self._drop(connection, NO_GOODBYE)
+            return
+        try:
+            for message in connection.lines.feed(data):
+                self._handle(connection, message)
+        except BadMessage as error:
+            _log.warning("Dropped a connection from %s, which sent %s", connection.peer, error)
+            self._drop(connection, f"it sent {error}")
+
+    def _handle(self, connection: Connection, message: Message) -> None:
+        if connection.ending:
+            return
+        rank = connection.rank
+        if rank is None:
+            self._welcome(connection, message)
+        elif message["type"] == "gather":
+            number = (int, float)
+            fields = take(message, ticket=int, name=str, value=object, deadline=number, place=str)
+            ticket, name, value, deadline, place = fields
+            self._send(self._rounds.arrive(rank, ticket, name, value, deadline, time.monotonic(), place))
+        elif message["type"] == "tell":
+            topic, value = take(message, topic=str, value=object)
+            self._send([Answer(member, {"type": "told", "topic": topic, "value": value}) for member in self._members])
+        elif message["type"] == "doubt":
+            self._lost_after = min(self._lost_after, DOUBTED_BEATS * self._heartbeat)
+        elif message["type"] == "goodbye":
+            code, reason = take(message, code=int, reason=str)
+            self._goodbye(connection, rank, code, reason)
+
+    def _welcome(self, connection: Connection, hello: Message) -> None:
+        refusal = self._admission.refusal(hello, self._came)
+        if refusal:
+            _log.warning("Refused a connection from %s. %s", connection.peer, refusal)
+            connection.send({"type": "refused", "reason": refusal})
+            connection.end()
+            return
+        rank: int = hello["rank"]
+        connection.rank = rank
+        connection.lines.limit = LIMIT
+        self._came[rank] = f"pid {hello['pid']} on {hello['host']}"
+        self._members[rank] = connection
+        connection.send({"type": "welcome", "heartbeat": self._heartbeat, "lost_after": self._lost_after})
+        if self.loss:
+            connection.send(_told(self.loss))
+
+    def _goodbye(self, connection: Connection, rank: int, code: int, reason: str) -> None:
+        if code not in (ExitCode.DONE, ExitCode.PREEMPTED):
+            ending = f"ended with {exit_codes.describe(code)}" + (f": {reason}" if reason else "")
+            self._drop(connection, ending, code)
+        else:
+            del self._members[rank]
+            connection.end()
+            how = exit_codes.describe(code) if code else "code 0"
+            self._send(self._rounds.member_left(rank, f"has left with {how}"))
+
+    def _drop(self, connection: Connection, reason: str, code: int | None = None) -> None:
+        """A member is lost, and all are told of the first one; a stranger is just let go."""
+        rank = connection.rank
+        if rank is not None and rank in self._members:
+            if self.loss is None:
+                self.loss = Loss(rank, reason, code, self._admission.noun)
+                for member in self._members.values():
+                    member.send(_told(self.loss))
+                self._send(self._rounds.break_off(str(self.loss)))
+            del self._members[rank]
+        connection.end()
+
+    def _beat(self, now: float) -> None:
+        for connection in self._connections():
+            if connection.ending or connection.rank is None:
+                if now - connection.heard > HELLO_SECONDS:
+                    connection.close()
+            elif now - connection.heard > self._lost_after:
+                self._drop(connection, silence(self._lost_after))
+            else:
+                connection.send({"type": "beat"})
+
+    def _send(self, answers: list[Answer]) -> None:
+        # Rank 0 last: it may be this very process, and go from here into an engine's call that waits for the others and
+        # lets no thread run meanwhile (tf.distribute connects so), this one included.
+        for rank, message in sorted(answers, key=lambda answer: -answer.rank):
+            if rank in self._members:
+                self._members[rank].send(message)
+
+    def _absence(self, missing: list[int]) -> str:
+        never = [rank for rank in missing if rank not in self._came]
+        if not never:
+            return ""
+        where = [f"{rank} at {self._places[rank]}" if self._places else str(rank) for rank in never]
+        return f" (never connected: {self._admission.noun} {', '.join(where)})"
+
+    def _connections(self) -> list[Connection]:
+        return [key.data for key in self._selector.get_map().values() if isinstance(key.data, Connection)]
+
+    def _say_farewell(self) -> None:
+        for connection in self._connections():
+            connection.send({"type": "closed", "reason": self._farewell})
+            connection.end()
+        end = time.monotonic() + FAREWELL_SECONDS
+        while self._connections() and time.monotonic() < end:
+            for key, mask in self._selector.select(0.05):
+                if isinstance(key.data, Connection):
+                    self._attend(key, mask)
+
+
+def _told(loss: Loss) -> Message:
+    return {"type": "lost", "rank": loss.rank, "reason": loss.reason, "code": loss.code}

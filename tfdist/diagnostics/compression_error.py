@@ -1,0 +1,85 @@
+"""A guard over lossy compression: what a step sends is compared with the exact sum, and given up where it is too far off."""
+
+import logging
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist.collectives import Collectives
+from tfdist.diagnostics.contract import Periodic, Site
+from tfdist.diagnostics.exposure import TRIAL_SECONDS
+from tfdist.diagnostics.observing import Observing, ObservingTrial
+from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
+
+_log = logging.getLogger(__name__)
+
+
+class Guard(Periodic):
+    """Every so many steps, reduces the compressed gradients both ways; gives up compression where it errs too much.
+
+    The relative error of a gradient is ||sent - exact|| / ||exact|| of the sums over replicas, of what the step wanted to
+    send: with error feedback that includes what was kept. Where it passes the limit, that gradient is summed exactly
+    from this step on, on all processes; what error feedback had kept goes with the first exact sum.
+    """
+
+    def __init__(self, site: Site, every: int, max_error: float):
+        """Args: every: steps between two looks; max_error: the largest relative error, 0 for no limit."""
+        super().__init__(every)
+        self._steps = site.steps
+        self._max_error = max_error
+        self._observe = ObservingTrial(site, self._both_ways)
+
+    def _both_ways(self) -> "BothWays":
+        return BothWays(self._steps.reducer(), self._steps.specs, self._steps.compressed_names())
+
+    def look(self, step: int) -> dict[str, float]:
+        """See base class: `compression_error`, `compression_cosine`: the worst of all gradients."""
+        watched, strategy = self._steps.compressed_names(), self._steps.strategy
+        if not watched:
+            return {}
+        observed = self._observe(step)
+        errors, cosines = ([float(strategy.local(x)[0]) for x in values] for values in zip(*observed, strict=True))
+        found = strategy.group.broadcast("guard", [errors, cosines], TRIAL_SECONDS)
+        self._judge(step, dict(zip(watched, found[0], strict=True)))
+        return {"compression_error": max(found[0]), "compression_cosine": min(found[1])}
+
+    def _judge(self, step: int, errors: dict[str, float]) -> None:
+        """All processes have the same errors, so they decide alike."""
+        far = {name: error for name, error in errors.items() if not error <= self._max_error} if self._max_error else {}
+        for name, error in far.items():
+            _log.warning(
+                "From step %d on, the gradient of %s is summed exactly: compression erred by %.3g of its norm, more than "
+                "--compression_max_error=%g.", step, name, error, self._max_error
+            )  # fmt: skip
+        self._steps.fall_back(list(far))
+
+
+class BothWays(Observing):
+    """Reduces with another reducer, and observes how far its sums are from exact ones.
+
+    Attributes:
+      observed: of the last call: for each watched tensor the relative error and the cosine, scalars.
+    """
+
+    def __init__(self, inner: Reducer, specs: Sequence[tf.TensorSpec], watched: Sequence[str]):
+        """Args: specs: of all tensors; watched: the names of those that are compared."""
+        super().__init__(inner)
+        self._specs = list(specs)
+        self._watched = [i for i, spec in enumerate(specs) if spec.name in watched]
+
+    def reduce(
+        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
+    ) -> Reduced:
+        """See base class."""
+        kept = dict(zip((s.name for s in self.inner.state(self._specs)), state, strict=True))
+        inner = self.inner.reduce(tensors, state, collectives, name=name)
+        wanted = [tensors[i] + kept.get(f"{self._specs[i].name}/error", 0) for i in self._watched]
+        exact = Bucketed(Sum()).reduce(wanted, [], collectives, name=f"{name}/exact").totals
+        self.observed = [_distance(inner.totals[i], whole) for i, whole in zip(self._watched, exact, strict=True)]
+        return inner
+
+
+def _distance(sent: tf.Tensor, exact: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    norm = tf.norm(exact)
+    error = tf.math.divide_no_nan(tf.norm(sent - exact), norm)
+    return error, tf.math.divide_no_nan(tf.reduce_sum(sent * exact), norm * tf.norm(sent))

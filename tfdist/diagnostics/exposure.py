@@ -1,0 +1,86 @@
+"""How long a step waits for its communication, and how long compression takes.
+
+The same compiled step is timed as it is, and with collectives that send nothing: the difference is the communication that
+no computation hides. Timed once more without compression, the difference is the time in encoders and decoders. The trials
+change no weight, slot or state.
+"""
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives import Unsent
+from tfdist.diagnostics.contract import Periodic, Site
+from tfdist.diagnostics.timing import REPEATS
+from tfdist.gradients import Bucketed, Sum
+
+MUCH = 0.2  # of a step
+EARLY = 100  # the step of the first look, if others are rarer
+TRIAL_SECONDS = 3600.0  # the others may still compile what this process has compiled
+
+_log = logging.getLogger(__name__)
+
+
+class Exposure(Periodic):
+    """Measures exposed communication every so many steps, the first time early in the run."""
+
+    def __init__(self, site: Site, every: int):
+        """Args: every: steps between two looks; the first is before step min(every, 100)."""
+        super().__init__(every, first=min(every, EARLY))
+        self._site = site
+        self._plan: dict[str, str] | None = None
+        self._trials: dict[str, Callable[[Any, tf.Tensor], Any]] = {}
+
+    def look(self, step: int) -> dict[str, float]:
+        """See base class: `exposed_communication_seconds`, `codec_seconds`."""
+        times = self._time(self._site.batch(step), tf.constant(step, tf.int64))
+        found = {"exposed_communication_seconds": max(0.0, times["real"] - times["unsent"])}
+        if "plain" in times:
+            found["codec_seconds"] = max(0.0, times["unsent"] - times["plain"])
+        return found
+
+    def _time(self, batch: Any, number: tf.Tensor) -> dict[str, float]:
+        """Median seconds of each trial, in alternation; all processes take the same one at the same time."""
+        group = self._site.steps.strategy.group
+        trials = self._made()
+        for trial in trials.values():
+            _wait(trial(batch, number))  # compiles
+        seconds: dict[str, list[float]] = {name: [] for name in trials}
+        for _ in range(REPEATS):
+            for name, trial in trials.items():
+                group.barrier("exposure", TRIAL_SECONDS)
+                began = time.perf_counter()
+                _wait(trial(batch, number))
+                seconds[name].append(time.perf_counter() - began)
+        return {name: statistics.median(values) for name, values in seconds.items()}
+
+    def _made(self) -> dict[str, Callable[[Any, tf.Tensor], Any]]:
+        steps, size = self._site.steps, self._site.batch_size
+        unsent = Unsent(steps.strategy.collectives)
+        if self._plan != steps.overrides:
+            self._plan = dict(steps.overrides)
+            self._trials = {"real": steps.trial(size), "unsent": steps.trial(size, collectives=unsent)}
+            if steps.compresses:
+                self._trials["plain"] = steps.trial(size, Bucketed(Sum()), unsent)
+        return self._trials
+
+
+def advice(record: Mapping[str, float], compresses: bool) -> str | None:
+    """What to try where communication is exposed for much of a step, in one line; None where it is not."""
+    exposed, step = record.get("exposed_communication_seconds", 0.0), record.get("step_seconds", 0.0)
+    if not step or exposed <= MUCH * step:
+        return None
+    first = "a stronger --compression" if compresses else "--compression=auto, bf16 or powersgd(rank=4)"
+    return (
+        f"A step waits {100 * min(1.0, exposed / step):.0f}% of its time for communication. Try {first}, a larger "
+        "--batch_size, or --accumulate_steps with it."
+    )
+
+
+def _wait(result: Any) -> None:
+    for tensor in tf.nest.flatten(result, expand_composites=True):
+        tensor.numpy()

@@ -1,0 +1,133 @@
+"""Whether all replicas still hold the same values: a flipped bit, a wrong kernel or a mistake makes them drift without a word.
+
+Every copy of every variable that must be alike is hashed on the host; only hashes travel.
+"""
+
+import hashlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives import Collectives
+from tfdist.coordination import Group
+from tfdist.coordination.group import name_member
+from tfdist.diagnostics.contract import Periodic, Site
+from tfdist.diagnostics.exposure import TRIAL_SECONDS
+from tfdist.diagnostics.observing import Observing, ObservingTrial
+from tfdist.errors import DesyncError
+from tfdist.gradients import Reduced
+from tfdist.process import progress_file
+
+_log = logging.getLogger(__name__)
+
+Copies = dict[
+    str, dict[str, str]
+]  # by variable and block, the hash of each of a process's copies by its device or replica
+
+
+class InSync(Periodic):
+    """Compares all variables that replicas have alike, every so many steps, and ends the run where they differ."""
+
+    def __init__(self, site: Site, every: int, variables: Callable[[], Mapping[str, tf.Variable]]):
+        """Args: every: steps between two looks; variables: those of now, by name, in the order in which they are compared."""
+        super().__init__(every)
+        self._strategy = site.steps.strategy
+        self._variables = variables
+
+    def look(self, step: int) -> dict[str, float]:
+        """See base class; no fields.
+
+        Raises:
+          DesyncError: on every process, naming the first variable that differs, and where.
+        """
+        variables = self._variables()
+        mine = self._hashes(variables)
+        whole = hashlib.sha256(repr([sorted(set(copies.values())) for copies in mine.values()]).encode()).hexdigest()
+        alike = all(len(set(copies.values())) == 1 for copies in mine.values())
+        # One word of each process is enough, as long as all is well. On a mesh processes may hold different blocks.
+        said = self._strategy.group.gather("in_sync/whole", [alike, whole], TRIAL_SECONDS)
+        if self._strategy.global_view or not all(a and w == whole for a, w in said):
+            compare(step, mine, list(variables), self._strategy.group)
+        return {}
+
+    def _hashes(self, variables: Mapping[str, tf.Variable]) -> Copies:
+        found: Copies = defaultdict(dict)
+        for name, variable in variables.items():
+            for owner, offset, values in self._strategy.copies(variable):
+                block = name if not any(offset) else f"{name} at {list(offset)}"
+                found[block][owner] = hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
+        return found
+
+
+def compare(step: int, mine: Copies, names: list[str], group: Group) -> None:
+    """Holds all processes' hashes against each other, one variable after the other, so that messages stay small.
+
+    Raises:
+      DesyncError: two copies of a block differ.
+    """
+    for number, name in enumerate(names):
+        # By the variable's number: Keras counts what a process has made, so that its name may be another one elsewhere.
+        own = {
+            at + place: copies
+            for (whose, at, place), copies in ((block.partition(" at "), copies) for block, copies in mine.items())
+            if whose == name
+        }
+        blocks: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for rank, theirs in enumerate(group.gather(f"in_sync/{number}", own, TRIAL_SECONDS)):
+            for block, copies in theirs.items():
+                for owner, digest in copies.items():
+                    blocks[block][digest].append(f"{owner} of {name_member(rank)}")
+        for block, holders in blocks.items():
+            if len(holders) > 1:
+                # A launcher would go on from a checkpoint, which may hold the drift: then all copies are alike, and wrong.
+                progress_file.forbid_restart()
+                raise DesyncError(_message(step, name + block, sorted(holders.values(), key=len, reverse=True)))
+
+
+def _message(step: int, block: str, holders: list[list[str]]) -> str:
+    most, *others = holders
+    apart = "; ".join(", ".join(names) for names in others)
+    return (
+        f"All replicas must hold the same values. Received before step {step}: {block} differs: {apart} from "
+        f"{', '.join(most)}. Look for a machine with memory errors, or code that runs on some replicas alone; "
+        "--resume=PATH goes on from a checkpoint of before."
+    )
+
+
+class GradientNorms(Periodic):
+    """Logs the norm of each reduced gradient by rank, every so many steps; all ranks have the same, or reduction is wrong."""
+
+    def __init__(self, site: Site, every: int):
+        """Args: every: steps between two looks."""
+        super().__init__(every)
+        self._steps = site.steps
+        self._observe = ObservingTrial(site, lambda: Norms(self._steps.reducer()))
+
+    def look(self, step: int) -> dict[str, float]:
+        """See base class; no fields."""
+        strategy = self._steps.strategy
+        mine = [[float(value) for value in strategy.local(norm)] for norm in self._observe(step)]
+        everyone = strategy.group.gather("in_sync/norms", mine, TRIAL_SECONDS)
+        if strategy.is_chief:
+            for i, spec in enumerate(self._steps.specs[:-1]):
+                norms = [f"{value:.9g}" for rank in everyone for value in rank[i]]
+                same = "" if len(set(norms)) == 1 else "  DIFFERENT"
+                _log.info("step %d  gradient of %s  norm by replica: %s%s", step, spec.name, " ".join(norms), same)
+        return {}
+
+
+class Norms(Observing):
+    """Reduces with another reducer, and observes the norms of its sums.
+
+    Attributes:
+      observed: of the last call: scalars, one for each tensor.
+    """
+
+    def reduce(self, tensors: Any, state: Any, collectives: Collectives, *, name: str) -> Reduced:
+        """See base class."""
+        reduced = self.inner.reduce(tensors, state, collectives, name=name)
+        self.observed = [tf.norm(tf.cast(total, tf.float64)) for total in reduced.totals[:-1]]
+        return reduced

@@ -1,0 +1,234 @@
+"""Values on a mesh of devices: DTensor lays them out, and makes one program for all devices of what is computed with them."""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from tfdist import keras_internals
+from tfdist.cluster.devices import local_device_names
+from tfdist.cluster.environment import Cluster
+from tfdist.coordination import Group
+from tfdist.data.indexed_batch import Numbered
+from tfdist.distribution.tf_server import starting, with_addresses
+from tfdist.errors import InputError
+from tfdist.sharding.layouts import Layout
+from tfdist.sharding.mesh import Mesh
+
+
+def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> dtensor.Mesh:
+    """Starts DTensor, on several processes with a server each, and makes its mesh.
+
+    Args:
+      mesh: its axes; the processes have equal parts of it, in the order of their ranks.
+      cluster: this process among the job's.
+      group: of the job's processes.
+      seconds: how long to wait for the other processes' servers.
+    """
+    local = mesh.size // cluster.size
+    axes = list(mesh.axes.items())
+    if cluster.size == 1:
+        return dtensor.create_mesh(axes, devices=local_device_names(local))
+    cluster = with_addresses(cluster, group)
+    os.environ["DTENSOR_JOB_NAME"] = "worker"
+    os.environ["DTENSOR_JOBS"] = ",".join(cluster.addresses)
+    os.environ["DTENSOR_CLIENT_ID"] = str(cluster.rank)
+    os.environ["DTENSOR_NUM_CLIENTS"] = str(cluster.size)
+    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    with starting(group, cluster.size, seconds):
+        dtensor.initialize_accelerator_system(
+            kind, enable_coordination_service=False, num_logical_cpu_devices=local if kind == "CPU" else None
+        )
+    return dtensor.create_distributed_mesh(axes, local_devices=[f"{kind}:{i}" for i in range(local)], device_type=kind)
+
+
+def sum_together(together: bool) -> None:
+    """Whether the engine makes one message of all sums that do not need each other, for which all have to be there."""
+    os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "1" if together else "0"
+
+
+class Devices:
+    """The devices of a mesh, and what this process does with those of its own."""
+
+    def __init__(self, mesh: Mesh, engine: dtensor.Mesh):
+        """Args: mesh: its axes; engine: DTensor's mesh, of these axes."""
+        self.mesh = mesh
+        self._engine = engine
+
+    def layout(self, layout: Layout) -> dtensor.Layout:
+        """DTensor's form of a layout, without axes of one device, which it refuses beside others in some products."""
+        return dtensor.Layout(
+            [axis if self.mesh.splits(axis) else dtensor.UNSHARDED for axis in layout.axes], self._engine
+        )
+
+    def lay(self, value: Any, layout: Layout) -> tf.Tensor:
+        """Puts a value, which every process has whole, on the devices: to each its part."""
+        whole = np.asarray(value)
+        # A tensor's slice would keep all of the value in memory.
+        parts = [
+            whole[self._part(layout, whole.shape, place)].copy() for place in self._engine.local_device_locations()
+        ]
+        return dtensor.pack(parts, self.layout(layout))
+
+    def copied(self, tensor: tf.Tensor) -> tf.Tensor:
+        """A tensor that a function under trace takes from outside of it, whole on every device."""
+        with tf.init_scope():
+            return tensor if dtensor.is_dtensor(tensor) else self.lay(tensor, Layout.whole(tensor.shape.rank))
+
+    def relaid(self, value: Any, layout: Layout) -> tf.Tensor:
+        """A tensor or variable of this mesh in another layout, in a compiled function; differentiable.
+
+        DTensor moves an axis between two inner dims of a tensor of four dims wrongly, without a word
+        (tests/traps/dtensor_test.py). Such a tensor goes with its last dims as one, or through one that is split by rows alone.
+        """
+        value = tf.convert_to_tensor(value)
+        rank = len(layout.axes)
+        if rank <= 3:
+            return dtensor.relayout(value, self.layout(layout))
+        if any(layout.axes[3:]) or None in value.shape[1:]:
+            rows = dtensor.relayout(value, self.layout(Layout((layout.axes[0], *[None] * (rank - 1)))))
+            return dtensor.relayout(rows, self.layout(layout))
+        shape = [-1 if size is None else size for size in value.shape]  # rows may be unknown
+        merged = tf.reshape(value, [*shape[:2], math.prod(shape[2:])])
+        return tf.reshape(dtensor.relayout(merged, self.layout(Layout(layout.axes[:3]))), shape)
+
+    def variable(self, value: Any, layout: Layout, name: str, trainable: bool = True) -> tf.Variable:
+        """A variable that begins with a value. Read as an array it is whole; what is assigned to it may be an array, too."""
+        made = _Variable(self.lay(value, layout), name=name, trainable=trainable)
+        made.devices, made.placed = self, layout
+        return made
+
+    def whole(self, value: Any) -> tf.Tensor:
+        """An ordinary tensor with all of a value; what is no value of this mesh is returned as it is."""
+        value = tf.convert_to_tensor(value)
+        if not dtensor.is_dtensor(value):
+            return value
+        if not dtensor.fetch_layout(value).is_fully_replicated():
+            value = dtensor.relayout(value, dtensor.Layout.replicated(self._engine, rank=value.shape.rank))
+        keras_internals.wait_for_devices()  # the group's threads must run during a long step, or the process counts as lost
+        return dtensor.unpack(value)[0]
+
+    def own_blocks(self, variable: "_Variable") -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """Offset and values of the blocks whose first device is one of this process's; nothing is sent."""
+        alike = [axis for axis in self.mesh.axes if axis not in variable.placed.axes]
+        return [
+            (offset, np.array(part))
+            for place, offset, part in self._blocks(variable)
+            if not any(place[a] for a in alike)
+        ]
+
+    def copies(self, variable: "_Variable") -> list[tuple[str, tuple[int, ...], np.ndarray]]:
+        """For each device of this process its place, and offset and values of its block; nothing is sent."""
+        return [
+            (",".join(f"{axis}:{number}" for axis, number in place.items()), offset, np.asarray(part))
+            for place, offset, part in self._blocks(variable)
+        ]
+
+    def _blocks(self, variable: "_Variable") -> Iterator[tuple[dict[str, int], tuple[int, ...], tf.Tensor]]:
+        keras_internals.wait_for_devices()  # the group's threads must run during a long step
+        parts = dtensor.unpack(variable.read_value())
+        for part, place in zip(parts, self._engine.local_device_locations(), strict=True):
+            dims = self._part(variable.placed, tuple(variable.shape), place)
+            yield place, tuple(dim.start for dim in dims), part
+
+    def assign(self, variable: "_Variable", read: Callable[[tuple[int, ...], tuple[int, ...]], Any]) -> None:
+        """Gives a variable the blocks that `read` returns for their offsets and shapes, each asked for once."""
+        layout, shape, blocks = variable.placed, tuple(variable.shape), {}
+        parts = []
+        for place in self._engine.local_device_locations():
+            dims = self._part(layout, shape, place)
+            offset = tuple(dim.start for dim in dims)
+            if offset not in blocks:
+                blocks[offset] = tf.constant(read(offset, tuple(dim.stop - dim.start for dim in dims)), variable.dtype)
+            parts.append(blocks[offset])
+        variable.assign(dtensor.pack(parts, self.layout(layout)))
+
+    def _part(self, layout: Layout, shape: Sequence[int], place: dict[str, int]) -> tuple[slice, ...]:
+        """Which part of a value lies on the device at a place of the mesh."""
+        found = []
+        for axis, size in zip(layout.axes, shape, strict=True):
+            each = size // self.mesh.axes[axis] if axis else size
+            first = each * place[axis] if axis else 0
+            found.append(slice(first, first + each))
+        return tuple(found)
+
+
+class _Variable(dtensor.DVariable):
+    """A variable that callbacks can read and set: with several processes, all of them at the same time."""
+
+    devices: Devices
+    placed: Layout
+
+    def numpy(self) -> Any:
+        """All of it."""
+        return self.devices.whole(self.read_value()).numpy()
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Takes values of the mesh, and whole ones."""
+        if tf.executing_eagerly() and not dtensor.is_dtensor(value):
+            value = self.devices.lay(tf.cast(value, self.dtype), self.placed)
+        return super().assign(value, *args, **kwargs)
+
+
+def over_rows(shape: tf.TensorShape, axis: str, size: int) -> Layout:
+    """The layout of a tensor whose rows, its first dim, lie over an axis if its size divides them; else it is whole."""
+    divides = bool(shape.rank) and shape[0] is not None and shape[0] % size == 0
+    return Layout((axis if divides else None, *[None] * (shape.rank - 1)) if shape.rank else ())
+
+
+def refuse_crashes(graph: tf.Graph) -> None:
+    """Raises `InputError` for what ends the process inside DTensor's compiler, or fails there now and then."""
+    for operation in keras_internals.operations_of(graph):
+        if operation.type in ("While", "StatelessWhile"):
+            raise InputError(
+                f"A model on a mesh must have no loop: DTensor mixes the bodies of loops up. Received: {operation.name}. Build "
+                "recurrent layers with unroll=True."
+            )
+        if operation.type == "StridedSlice" and _adds_an_axis_to_unnamed_dims(operation):
+            raise InputError(
+                f"On a mesh x[None] must name every dim, as in x[None, :, :]; DTensor ends the process otherwise. Received: "
+                f"{operation.name} of a tensor {operation.inputs[0].shape}. Use tf.expand_dims or keras.ops.expand_dims."
+            )
+        if operation.type == "SelectV2" and _has_a_scalar_condition(operation):
+            raise InputError(
+                f"On a mesh tf.where must not have a scalar condition; DTensor ends the process otherwise. Received: "
+                f"{operation.name} of tensors {operation.inputs[1].shape}. Broadcast the condition to their shape."
+            )
+
+
+def _has_a_scalar_condition(operation: tf.Operation) -> bool:
+    condition, *others = (x.shape.rank for x in operation.inputs)
+    return condition == 0 and all(others)
+
+
+def _adds_an_axis_to_unnamed_dims(operation: tf.Operation) -> bool:
+    new, ellipsis = operation.get_attr("new_axis_mask"), operation.get_attr("ellipsis_mask")
+    rank, entries = operation.inputs[0].shape.rank, operation.inputs[1].shape[0]
+    named = (entries or 0) - new.bit_count() - ellipsis.bit_count()
+    behind_the_ellipsis = ellipsis and new & -new > ellipsis  # x[..., None] is harmless
+    return bool(new) and (rank is None or named < rank) and not behind_the_ellipsis
+
+
+class Batches(Iterator[Any]):
+    """Batches from a data set, laid on the devices: their rows over one axis, where it divides them, else whole."""
+
+    def __init__(self, dataset: tf.data.Dataset, devices: Devices, axis: str):
+        """Args: dataset: of whole batches, the same on every process; axis: of the mesh."""
+        self._batches = iter(dataset)
+        self._devices = devices
+        self._axis = axis
+
+    def __next__(self) -> Any:
+        """The next batch, a structure of tensors; numbers of examples stay on the host."""
+        found = next(self._batches)
+        if isinstance(found, Numbered):
+            return found._replace(batch=tf.nest.map_structure(self._laid, found.batch))
+        return tf.nest.map_structure(self._laid, found)
+
+    def _laid(self, value: tf.Tensor) -> tf.Tensor:
+        size = self._devices.mesh.axes[self._axis]
+        return self._devices.lay(value, over_rows(value.shape, self._axis, size))

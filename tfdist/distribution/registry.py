@@ -1,0 +1,74 @@
+"""From a strategy's name to a strategy that is up: the environment, the group, the engine, in this order."""
+
+import inspect
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfdist.cluster.detection import Detection, detect
+from tfdist.cluster.environment import Cluster
+from tfdist.coordination import Group, join
+from tfdist.distribution.strategy import Strategy, create, strategy_class
+
+_started: list[weakref.ref[Strategy]] = []
+
+
+def load_strategy(
+    name: str = "auto",
+    *,
+    start_timeout_seconds: float = 120.0,
+    environment: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Strategy:
+    """Starts a strategy; every process of the job calls it, before anything else uses TensorFlow.
+
+    Args:
+      name: "single", "mirrored", "multiworker", "tpu", "horovod", "mesh", "package.module:Class" or "auto", which asks the
+        environment.
+      start_timeout_seconds: how long to wait for the other processes.
+      environment: the environment variables; by default the process's own.
+      **options: the strategy's own, for example `devices=2` for mirrored.
+
+    Raises:
+      InputError: the name, an option or the environment is wrong.
+      PeerLostError: a process did not come.
+    """
+    variables = os.environ if environment is None else environment
+    detection = detect(variables, name, options.get("devices", 0) or 1)
+    return start(detection, start_timeout_seconds, variables, options)
+
+
+def start(
+    detection: Detection,
+    start_timeout_seconds: float,
+    environment: Mapping[str, str],
+    options: Mapping[str, Any],
+    joined: Callable[[Group, Cluster], object] = lambda group, cluster: None,
+) -> Strategy:
+    """Starts the strategy that `detect` chose.
+
+    Args:
+      detection: the strategy and the cluster.
+      start_timeout_seconds: how long to wait for the other processes; given to a constructor that takes it, too.
+      environment: the environment variables.
+      options: the strategy's own.
+      joined: called when the group is up and the engine is not yet, which may wait for ever for a process that is lost
+        meanwhile.
+    """
+
+    def join_group(cluster: Cluster) -> Group:
+        group = join(cluster, start_timeout=start_timeout_seconds, environment=environment)
+        joined(group, cluster)
+        return group
+
+    if "start_timeout_seconds" in inspect.signature(strategy_class(detection.strategy)).parameters:
+        options = {**options, "start_timeout_seconds": start_timeout_seconds}
+    strategy = create(detection.strategy, detection.cluster, join_group, options)
+    _started.append(weakref.ref(strategy))
+    return strategy
+
+
+def started() -> list[Strategy]:
+    """The strategies that were started in this process and are still in use, in order."""
+    return [strategy for found in _started if (strategy := found()) is not None]

@@ -1,0 +1,166 @@
+"""A `Strategy` on any strategy of tf.distribute: mirrored, multiworker and TPU are this class with another engine."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.cluster.detection import detect
+from tfdist.cluster.environment import Cluster
+from tfdist.collectives.carriers import from_first
+from tfdist.collectives.replica_context import ReplicaContextCollectives
+from tfdist.coordination import Group, join
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
+
+
+class TensorFlowStrategy(HasCollectives):
+    """Runs replica functions with an engine of tf.distribute, which mirrors the variables born in its scope."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: tf.distribute.Strategy,
+        *,
+        cluster: Cluster,
+        group: Group,
+        options: tf.distribute.experimental.CommunicationOptions | None = None,
+    ):
+        """Args: name: as in `--strategy`; engine: of tf.distribute; options: passed to the engine's collectives."""
+        self.name = name
+        self.engine = engine
+        self.cluster = cluster
+        self.group = group
+        self.replicas = engine.num_replicas_in_sync
+        local = self.replicas // cluster.size
+        self.local_replicas = range(cluster.rank * local, (cluster.rank + 1) * local)
+        self.collectives = ReplicaContextCollectives(self.replicas, options)
+        self._adopted: dict[str, str] = {}  # what optimizers know variables by, since they were adopted
+
+    def _placement(self) -> contextlib.AbstractContextManager:
+        """See base class."""
+        return self.engine.scope()
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """See base class."""
+        return self.engine.run(self.in_replica(function), args)
+
+    def local(self, value: Any) -> list[Any]:
+        """See base class."""
+        return list(self.engine.experimental_local_results(value))
+
+    def per_replica(self, values: Sequence[Any]) -> Any:
+        """See base class."""
+        leaves, first = [tf.nest.flatten(value) for value in values], self.local_replicas.start
+
+        def placed(i: int) -> Any:
+            return self.engine.experimental_distribute_values_from_function(
+                lambda context: leaves[context.replica_id_in_sync_group - first][i]
+            )
+
+        return tf.nest.pack_sequence_as(values[0], [placed(i) for i in range(len(leaves[0]))])
+
+    def gradients(
+        self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
+    ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
+        """See base class."""
+        for variable in variables:
+            keras_internals.let_tapes_watch(self.local(variable.value))
+        return super().gradients(loss_fn, variables, *batch)
+
+    def apply(
+        self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
+    ) -> None:
+        """See base class; the optimizer must not sum over replicas what is whole already."""
+        keras_internals.switch_off_second_sum(optimizer)
+        super().apply(optimizer, gradients, variables)
+
+    def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
+        """See base class; TensorFlow's variables are created again, so that a function that was traced before has other ones.
+
+        Raises:
+          InputError: a variable belongs to another strategy.
+        """
+        for variable in variables:
+            if self.owns(variable):
+                keras_internals.let_tapes_watch(self.local(variable.value))
+                continue
+            if isinstance(variable.value, tf.distribute.DistributedValues):
+                raise InputError(
+                    "A model is trained on the strategy in whose scope it was created. Received: "
+                    f"{variable.path}, created under another one. Create it anew."
+                )
+            former = keras_internals.key_of(variable)
+            keras_internals.create_again(variable, self.scope())
+            keras_internals.let_tapes_watch(self.local(variable.value))
+            self._adopted[former] = keras_internals.key_of(variable)
+        for optimizer in optimizers:
+            keras_internals.follow_variables(optimizer, self.engine, self._adopted)
+
+    @contextlib.contextmanager
+    def as_one_device(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
+        """See base class."""
+        mirrored = [v for v in variables if isinstance(v.value, tf.distribute.DistributedValues)]
+        adopted = [variable for variable in mirrored if self.owns(variable)]
+        with keras_internals.standing_for(adopted, [self.local(variable.value) for variable in adopted]):
+            yield
+
+    def send_from_first(self, variables: Sequence[keras.Variable]) -> None:
+        """See base class."""
+        if self.cluster.size == 1 or not variables:
+            return
+
+        def replica_function() -> None:
+            mine = [tf.identity(variable.value) for variable in variables]
+            for variable, value in zip(variables, from_first(mine, self.collectives), strict=True):
+                variable.assign(value)
+
+        tf.function(lambda: self.run(replica_function), autograph=False)()
+
+    def owns(self, variable: keras.Variable) -> bool:
+        """See base class."""
+        return bool(self.engine.extended.variable_created_in_scope(variable.value))
+
+    def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
+        """See base class."""
+        dataset = make_dataset(self.local_replicas, self.replicas)
+        with keras_internals.untuned_device_iterators():
+            return iter(self.engine.distribute_datasets_from_function(lambda _: dataset))
+
+
+_of_engines: dict[tf.distribute.Strategy, TensorFlowStrategy] = {}  # the job's group is joined once
+
+
+def adopted(
+    engine: tf.distribute.Strategy,
+    start_timeout_seconds: float = 120.0,
+    environment: Mapping[str, str] = os.environ,
+) -> TensorFlowStrategy:
+    """A `Strategy` on an engine of tf.distribute that a program has made by itself; the same one for the same engine.
+
+    Args:
+      engine: a `MirroredStrategy`, `OneDeviceStrategy` or `MultiWorkerMirroredStrategy`.
+      start_timeout_seconds: how long to wait for the other processes.
+      environment: says, for several workers, who this process is, as it did to the engine.
+
+    Raises:
+      InputError: the engine is none of these.
+    """
+    if engine in _of_engines:
+        return _of_engines[engine]
+    cluster = Cluster()
+    if isinstance(engine, tf.distribute.MultiWorkerMirroredStrategy):
+        cluster = detect(environment).cluster
+    elif not isinstance(engine, tf.distribute.MirroredStrategy | tf.distribute.OneDeviceStrategy):
+        raise InputError(
+            "A model is trained under MirroredStrategy, MultiWorkerMirroredStrategy or tfdist's own strategies. Received: "
+            f"{type(engine).__name__}. Make it under one of those."
+        )
+    group = join(cluster, start_timeout=start_timeout_seconds, environment=environment)
+    name = "multiworker" if cluster.size > 1 else "mirrored"
+    _of_engines[engine] = TensorFlowStrategy(name, engine, cluster=cluster, group=group)
+    return _of_engines[engine]

@@ -1,0 +1,63 @@
+"""TensorFlow's servers, one a process of the job: their addresses, and that all come up in time."""
+
+import contextlib
+import dataclasses
+import socket
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.cluster.environment import Cluster
+from tfdist.coordination import Group
+from tfdist.coordination.failure_detector import NEWS_SECONDS
+from tfdist.errors import InputError, PeerLostError
+from tfdist.errors.exit_codes import sigterm_ends
+
+
+@contextlib.contextmanager
+def starting(group: Group, processes: int, seconds: float) -> Iterator[None]:
+    """Inside, this process's server is started, which waits for the others' in a call that nothing interrupts.
+
+    Raises:
+      PeerLostError: not all came up in so many seconds.
+    """
+    keras_internals.limit_start_of_workers(processes, seconds)
+    try:
+        with sigterm_ends():
+            yield
+    except tf.errors.DeadlineExceededError as error:
+        loss = group.lost(NEWS_SECONDS)  # no thread could hear of it meanwhile
+        late = f"Not every rank's TensorFlow server was up within {seconds:g} s"
+        raise PeerLostError(f"{loss or late}.") from error
+
+
+def with_addresses(cluster: Cluster, group: Group) -> Cluster:
+    """Checks that this process's port is free, or chooses one and tells the others where the environment names none."""
+    if cluster.addresses:
+        _check_free(cluster.addresses[cluster.rank])
+        # The engine would wait to its deadline, and nothing could interrupt it, for a process that has found its port taken.
+        group.barrier("servers/ports")
+        return cluster
+    host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
+    addresses = group.gather("servers/addresses", f"{host}:{_free_port()}")
+    return dataclasses.replace(cluster, addresses=tuple(addresses))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def _check_free(address: str) -> None:
+    port = int(address.rpartition(":")[2])
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the engine does
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise InputError(
+                f"This process's TensorFlow server needs a free port. Received: {address}, which is in use ({error.strerror}). "
+                "End the process that has it, or choose another port in TF_CONFIG on every process."
+            ) from error

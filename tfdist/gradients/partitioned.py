@@ -1,0 +1,38 @@
+"""Several reducers for the tensors of one list: each tensor goes its own way."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist.collectives import Collectives
+from tfdist.distribution.strategy import State
+from tfdist.gradients.reducer import Reduced, Reducer, specs_of, split_at
+
+
+class Routed(Reducer):
+    """Hands each tensor of a list to the reducer of its route."""
+
+    def __init__(self, routes: Sequence[tuple[Sequence[int], Reducer]]):
+        """Args: routes: places in the list, and the reducer for the tensors there; every place is in one route."""
+        self._routes = [(list(places), reducer) for places, reducer in routes if places]
+        self.keeps_shapes = True
+
+    def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
+        """See base class."""
+        return [state for places, reducer in self._routes for state in reducer.state([specs[i] for i in places])]
+
+    def reduce(
+        self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
+    ) -> Reduced:
+        """See base class."""
+        totals, sent = list(tensors), list(tensors)
+        left, new_state, witnesses = list(state), [], []
+        for number, (places, reducer) in enumerate(self._routes):
+            mine = [tensors[i] for i in places]
+            own, left = split_at(left, len(reducer.state(specs_of(mine))))
+            part = reducer.reduce(mine, own, collectives, name=f"{name}/route{number}")
+            for i, total, summand in zip(places, part.totals, part.sent, strict=True):
+                totals[i], sent[i] = total, summand
+            new_state += part.state
+            witnesses += part.witnesses
+        return Reduced(totals, sent, new_state, witnesses)

@@ -1,0 +1,83 @@
+"""What `--decay` may say: how a learning rate falls over a run. Nothing here imports TensorFlow."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from tfdist.errors import InputError
+from tfdist.grammar.spec import call, nearest, parse
+
+
+class Decay:
+    """A way in which the rate falls; its subclasses are the ways, their fields the parameters in the flag.
+
+    Attributes:
+      needs_total: whether it must know how many steps the run has.
+    """
+
+    needs_total = False
+
+
+@dataclasses.dataclass(frozen=True)
+class NoDecay(Decay):
+    """The rate stays."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Falling(Decay):
+    """From the end of the warm-up to the end of the run.
+
+    Attributes:
+      to: the end's rate as a part of the peak, in [0, 1].
+    """
+
+    to: float = 0.0
+    needs_total = True
+
+    def __post_init__(self) -> None:
+        _check_part(type(self).__name__.lower(), "to", self.to)
+
+
+class Cosine(Falling):
+    """Along half a cosine (Loshchilov and Hutter, arXiv:1608.03983)."""
+
+
+class Linear(Falling):
+    """Along a line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step(Decay):
+    """Multiplied by a factor again and again.
+
+    Attributes:
+      every: steps from one fall to the next, counted from the run's first step; at least 1.
+      factor: in [0, 1].
+    """
+
+    every: int
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        if type(self.every) is not int or self.every < 1:
+            raise InputError(f"step: every must be a whole number of steps, at least 1. Received: {self.every!r}.")
+        _check_part("step", "factor", self.factor)
+
+
+DECAYS: Mapping[str, type[Decay]] = {"none": NoDecay, "cosine": Cosine, "linear": Linear, "step": Step}
+
+
+def parse_decay(text: str) -> Decay:
+    """Reads `none`, `cosine(to=0.0)`, `linear(to=0.0)` or `step(every=1000, factor=0.1)`.
+
+    Raises:
+      InputError: the name or a parameter is not known, or out of its range.
+    """
+    spec = parse(text)
+    if spec.name not in DECAYS:
+        raise InputError(f"{spec.name} is not a known decay.{nearest(spec.name, DECAYS)}")
+    return call(DECAYS[spec.name], spec)
+
+
+def _check_part(decay: str, name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InputError(f"{decay}: {name} must be a number in [0, 1]. Received: {value!r}.")

@@ -1,0 +1,95 @@
+"""The grammar of rules for each variable: `path=.*embedding.*: none; size>=10000: topk(ratio=0.05)|fp16; *: int8`.
+
+Rules are read from left to right and the first whose condition holds is taken. A text without any condition is one
+rule for all variables.
+"""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from tfdist.errors import InputError
+from tfdist.grammar.spec import Spec, parse
+
+_CONDITION = re.compile(r"\s*(\*|path=(?P<path>.+?)|size>=(?P<size>\d{1,18}))\s*", re.DOTALL)
+_GRAMMAR = (
+    "Rules are CONDITION: METHOD with ; between, a condition is path=REGEX, size>=ELEMENTS or *, a method is "
+    "name(key=value, ...), and | between two methods applies one after the other."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+      path: a regular expression that a variable's whole path matches; None for any.
+      size: the least number of elements.
+      methods: what to apply, one after the other.
+    """
+
+    path: str | None
+    size: int
+    methods: tuple[Spec, ...]
+
+    def __str__(self) -> str:
+        """The methods, as they are written."""
+        return "|".join(map(str, self.methods))
+
+    def holds(self, path: str, size: int) -> bool:
+        """Whether it is the rule for a variable of this path and number of elements."""
+        return size >= self.size and (self.path is None or re.fullmatch(self.path, path) is not None)
+
+
+def parse_rules(text: str) -> list[Rule]:
+    """Reads rules.
+
+    Raises:
+      InputError: `text` does not follow the grammar.
+    """
+    rules = [_rule(part) for part in _split(text, ";") if part.strip()]
+    if not rules:
+        raise InputError(f"{text!r} names no method. {_GRAMMAR}")
+    return rules
+
+
+def own_code(text: str) -> set[str]:
+    """The `package.module:name` that rules name."""
+    return {spec.name for rule in parse_rules(text) for spec in rule.methods if ":" in spec.name}
+
+
+def first_that_holds(rules: Sequence[Rule], path: str, size: int) -> Rule | None:
+    """The rule of a variable, or None."""
+    return next((rule for rule in rules if rule.holds(path, size)), None)
+
+
+def _rule(text: str) -> Rule:
+    condition, *rest = _split(text, ":")
+    if not rest:
+        condition, *rest = text.split(":", 1)  # an expression whose bracket is never closed, to be refused as one
+    found = _CONDITION.fullmatch(condition) if rest else None
+    path, size, methods = (found["path"], int(found["size"] or 0), ":".join(rest)) if found else (None, 0, text)
+    if path is not None:
+        try:
+            re.compile(path)
+        except re.error as error:
+            raise InputError(f"path={path} is not a regular expression: {error}. {_GRAMMAR}") from error
+    return Rule(path, size, tuple(parse(method) for method in _split(methods, "|")))
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Splits at a separator that stands outside brackets and quotes, as one in a path's expression may."""
+    parts, start, depth, quote = [], 0, 0, ""
+    for at, char in enumerate(text):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+        elif char == separator and not depth:
+            parts.append(text[start:at])
+            start = at + 1
+    return [*parts, text[start:]]

@@ -1,0 +1,44 @@
+"""Calling what users name in flags, so that its errors are told in one line with the place."""
+
+import inspect
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from tfdist.errors import InputError, TfdistError
+from tfdist.errors.engine_errors import is_engine_error, one_line, out_of_memory
+from tfdist.grammar.spec import Spec, call
+
+
+def call_own(flag: str, function: Callable[..., Any], spec: Spec, **offered: Any) -> Any:
+    """Calls a user's own function, or a class of Keras, as `spec.call` does.
+
+    Args:
+      flag: that names it, as in `--model`.
+      function: what the spec's name stands for.
+      spec: its arguments.
+      **offered: see `spec.call`.
+
+    Raises:
+      InputError: the function raised; says what and in which line. A lack of memory and an engine's errors pass through.
+    """
+    try:
+        return call(function, spec, **offered)
+    except Exception as error:
+        if isinstance(error, TfdistError) or is_engine_error(error) or out_of_memory(error):
+            raise
+        raise InputError(
+            f"{flag}={spec} must not fail. Received: {type(error).__name__}: {one_line(str(error)).rstrip('.')} "
+            f"({_place(function, error)}). Mend the function, or what it is given."
+        ) from error
+
+
+def _place(function: Callable[..., Any], error: BaseException) -> str:
+    """The last line of the function's own file that led to the error, or else the last line of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    try:
+        own = inspect.getsourcefile(inspect.unwrap(function))
+    except TypeError:  # a builtin, or an object that is called
+        own = None
+    frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
+    return f"{frame.filename}, line {frame.lineno}"

@@ -1,0 +1,9 @@
+"""Keras's own `fit`, `evaluate` and `predict` on a strategy's replicas, also with a `train_step` of the model's own.
+
+`patches.py` is the one table of Keras's names that are replaced.
+"""
+
+from tfdist.keras_fit.distributed import OWN_FLAGS, Distributed
+from tfdist.keras_fit.patches import REPLACED, attach, attach_all, attached
+
+__all__ = ["OWN_FLAGS", "REPLACED", "Distributed", "attach", "attach_all", "attached"]

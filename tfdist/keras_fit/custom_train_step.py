@@ -1,0 +1,181 @@
+"""A step of a model that has a `train_step` or a `compute_loss` of its own: its code runs as it is, on each replica's rows.
+
+Where it applies gradients they are summed over replicas first, each replica's weighted by its rows; see
+`tfdist.keras_fit.one_device` for what is assumed of its losses. It may apply several times, by several optimizers. A step that
+is not finite cannot be taken back.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives import Collectives, Recording, using
+from tfdist.collectives.differentiable import losses_weighted
+from tfdist.collectives.trace_check import agree_on_plan
+from tfdist.data.batches import Dealt
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
+from tfdist.gradients import Reducer
+from tfdist.keras_fit.first_batch import ReduceOps
+from tfdist.keras_fit.logs import Logs, ReduceOp, look_at
+from tfdist.keras_fit.one_device import Apply, running
+from tfdist.keras_fit.replica_batch import rows_of
+from tfdist.step import randomness
+from tfdist.step.compiled_steps import Compression
+from tfdist.step.metrics import KerasMetrics
+from tfdist.step.state_store import Kept
+from tfdist.step.step import Settings, dense, global_norm, restore_unless
+from tfdist.step.validation import check_not_wrapped, check_optimizer, statistics_of_all_replicas
+
+
+class Place(Protocol):
+    """Puts variables, and those of optimizers, where the strategy wants them."""
+
+    def __call__(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
+        """Every process calls it, with the same ones."""
+
+
+class _Application(NamedTuple):
+    """One call of an optimizer's `apply` in a step."""
+
+    optimizer: keras.Optimizer
+    variables: list[keras.Variable]
+    has_gradient: list[bool]
+
+
+class _Reduction(NamedTuple):
+    """How the gradients of one application are summed, and what that keeps from step to step."""
+
+    reducer: Reducer
+    state: list[tf.Variable]
+
+
+class OwnStep:
+    """The replica function that runs a model's own `train_step`, or Keras's on all rows.
+
+    Attributes:
+      returned: what the step returns.
+      logs: what the last step returned.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: HasCollectives,
+        settings: Settings,
+        compression: Compression,
+        kept: Kept,
+        spec: Any,
+        place: Place,
+    ):
+        """Looks at what the model's code does with one batch.
+
+        Args:
+          model: compiled and built.
+          strategy: where it runs.
+          settings: without micro-steps and loss scale.
+          compression: how gradients are summed.
+          kept: where state is.
+          spec: structure of `tf.TensorSpec` of a batch.
+          place: puts the variables that the code creates, or updates, where the strategy wants them.
+        """
+        if settings.micro_steps > 1 or settings.loss_scale:
+            raise InputError(
+                "A train_step or compute_loss of the model's own, or a loss that needs all rows, takes its batch as one, in "
+                f"float32 or bfloat16. Received: accumulate_steps={settings.micro_steps}, loss_scale={settings.loss_scale}. "
+                "Leave them out."
+            )
+        self._model, self._strategy, self._settings = model, strategy, settings
+        self._spoken = Recording(strategy.collectives)
+        applications: list[_Application] = []
+
+        def apply(
+            original: Any, optimizer: keras.Optimizer, gradients: Sequence[Any], variables: Sequence[Any]
+        ) -> None:
+            applications.append(_Application(optimizer, list(variables), [g is not None for g in gradients]))
+
+        returned = look_at(model, model.train_step, spec, apply, applications.clear)
+        for optimizer, variables, _ in applications:
+            check_not_wrapped(optimizer)
+            check_optimizer(optimizer, settings.clip)
+            if not optimizer.built:
+                with keras_internals.updating_one_device(optimizer):
+                    optimizer.build(variables)
+        updated = [variable for application in applications for variable in application.variables]
+        metrics = KerasMetrics(model).variables
+        place([*model.variables, *metrics, *updated], [application.optimizer for application in applications])
+        self._seeds = randomness.seed_states(model)
+        whole = statistics_of_all_replicas(model)
+        own = [v for v in keras_internals.moving_statistics(model) if id(v) not in whole]
+        self._restored = [*own, *metrics]
+        self.returned, self._kept = returned, kept
+        self._reduce_ops = ReduceOps()
+        self._reductions = [_reduction(each, compression, kept) for each in applications]
+
+    @property
+    def sends_rows(self) -> bool:
+        """Whether what was traced sends a number of rows that may be another in each step."""
+        return self._spoken.has_unknown_shapes
+
+    def follow(self, reduce_ops: ReduceOps) -> None:
+        """Says how the values of replicas make the whole batch's; called once, before `run`."""
+        self._reduce_ops = reduce_ops
+        self.logs = Logs(self.returned, self._strategy, self._kept, "train_step", reduce_ops.logs)
+
+    def run(self, dealt: Dealt, number: tf.Tensor) -> None:
+        """One step. A replica function.
+
+        Args:
+          dealt: the replica's rows.
+          number: scalar int64; steps made so far.
+        """
+        self._spoken = collectives = Recording(self._strategy.collectives)  # of the last trace
+        mine = rows_of(dealt, collectives, self._reduce_ops.needs_all_rows)
+        before = [tf.identity(variable) for variable in self._restored]
+        randomness.reseed(self._seeds, self._settings.seed, number, mine.number)
+        replica = mine.replica(self._applying(mine.weights, collectives))
+        draws = randomness.own(self._seeds, self._settings.seed, number, mine.number, collectives.size)
+        with using(mine.collectives), running(replica), draws, keras_internals.functions_inlined():
+            with losses_weighted(None if mine.has_all_rows else mine.weights[self._reduce_ops.of_gradients]):
+                logs = self._model.train_step(mine.batch)
+        restore_unless(mine.rows > 0, self._restored, before)
+        self.logs.keep(logs, mine.weights)
+
+    def traced(self) -> None:
+        """Compares what replicas are about to say with other processes; called when `run` was first traced."""
+        agree_on_plan(self._strategy.group, self._spoken.calls)
+
+    def _applying(self, weights: Mapping[ReduceOp, tf.Tensor], collectives: Collectives) -> Apply:
+        turns = itertools.count()
+
+        def apply(
+            original: Callable[..., Any],
+            optimizer: keras.Optimizer,
+            gradients: Sequence[Any],
+            variables: Sequence[keras.Variable],
+        ) -> None:
+            turn = next(turns)
+            reducer, state = self._reductions[turn]
+            found = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+            weight = weights[self._reduce_ops.gradients[turn] if self._reduce_ops.gradients else "mean"]
+            weighted = [tf.math.multiply_no_nan(dense(g, v), tf.cast(weight, g.dtype)) for g, v in found]
+            values = [tf.convert_to_tensor(variable) for variable in state]
+            reduced = reducer.reduce(weighted, values, collectives, name=f"gradients/{turn}")
+            clipped = self._settings.clip(reduced.totals, global_norm(reduced.totals))
+            with running(None):  # what follows is not the model's code
+                self._strategy.apply(optimizer, clipped, [v for _, v in found])
+            for variable, value in zip(state, reduced.state, strict=True):
+                variable.assign(value)
+
+        return apply
+
+
+def _reduction(application: _Application, compression: Compression, kept: Kept) -> _Reduction:
+    with_gradient = itertools.compress(application.variables, application.has_gradient)
+    specs = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in with_gradient]
+    reducer = compression.reducer(specs, {}, frozenset())
+    return _Reduction(reducer, kept.variables(reducer.state(specs)))

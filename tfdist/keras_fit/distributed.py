@@ -1,0 +1,386 @@
+"""A Keras model whose `fit`, `evaluate` and `predict` run on a strategy's replicas.
+
+Keras's own methods do what they do: callbacks, validation, epochs, history, the progress bar. What is replaced below them
+is what reads the batches and what runs a step: that is the trainer's.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.config.run_config import RunConfig
+from tfdist.coordination.timeouts import patience
+from tfdist.data.batches import Dealt, checksum, part
+from tfdist.distribution.strategy import HasCollectives, Strategy
+from tfdist.errors import InputError
+from tfdist.keras_fit import calls
+from tfdist.keras_fit.building import create_variables
+from tfdist.keras_fit.functions import Functions
+from tfdist.keras_fit.global_batches import GlobalBatches, Reading
+from tfdist.keras_fit.patches import on_one_device
+from tfdist.keras_fit.placement import Placement, with_inner
+from tfdist.keras_fit.prediction import predicting
+from tfdist.keras_fit.training_steps import Made
+from tfdist.layers.recompute import recompute
+from tfdist.layers.sync_batch_norm import synchronize
+from tfdist.step.data_mismatch import must_fit
+from tfdist.step.metrics import KerasMetrics, Totals
+from tfdist.step.validation import check_not_wrapped
+from tfdist.trainer.consistency import check_alike
+
+Original = Callable[..., Any]  # Keras's own method of the model
+OWN_FLAGS = ("intra_op_threads",)  # that may differ between processes
+_numbers = itertools.count(1)
+_log = logging.getLogger(__name__)
+_LOGGED_EVERY = 10  # steps between two looks at the metrics, where no callback looks at batches
+
+
+class Distributed:
+    """One model on one strategy. Its methods take the place of the model's, and are given Keras's own first."""
+
+    def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig):
+        """Args: model: made under the strategy's scope; options: what becomes of its gradients."""
+        self.strategy = _suitable(strategy)
+        shared = {f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in OWN_FLAGS}
+        with patience("its data or its model") as deadline:
+            strategy.group.agree("flags", shared, deadline=deadline)
+        keras_internals.leave_strategy(model)
+        recompute(model, options.recompute)
+        self.model, self._options = model, options
+        self._call = _Call("", 0, [], fresh=True, goes_on=False)
+        self._functions: tuple[Any, Functions] | None = None
+        self._predict: Callable[[Any], Any] | None = None
+        self._placement = Placement(self.strategy)
+        self._was_eager = False
+        self._step = 0
+        self._since_logged = 0
+        self._logs: dict[str, Any] = {}
+        self._before: tuple[Totals, dict[str, Any]] = Totals(), {}
+
+    # What a user calls.
+
+    def fit(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.fit`."""
+        given = calls.bound(original, args, kwargs)
+        callbacks = list(keras.tree.flatten(given.arguments["callbacks"] or []))
+        with self._calling("fit", given.arguments, callbacks) as call:
+            given.arguments["callbacks"] = calls.with_agreement(
+                callbacks, self.strategy, self._average_statistics, call.fresh, self._options.stall_shutdown_seconds
+            )
+            history = original(*given.args, **given.kwargs)
+            self._average_statistics()
+            if self._functions is not None:
+                self._functions[1].keep_loss_scale()
+        return history
+
+    def evaluate(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.evaluate`."""
+        given = calls.bound(original, args, kwargs)
+        with self._calling("evaluate", given.arguments, given.arguments["callbacks"]):
+            self._average_statistics()
+            return original(*given.args, **given.kwargs)
+
+    def predict(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.predict`; every process gets all predictions."""
+        given = calls.bound(original, args, kwargs)
+        with self._calling("predict", given.arguments, given.arguments["callbacks"]):
+            self._average_statistics()
+            return original(*given.args, **given.kwargs)
+
+    def train_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.train_on_batch`, of a global batch that is the same on every process."""
+        return self._on_batch("train_on_batch", original, *args, **kwargs)
+
+    def test_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.test_on_batch`, likewise."""
+        self._average_statistics()
+        return self._on_batch("test_on_batch", original, *args, **kwargs)
+
+    def predict_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.predict_on_batch`, likewise."""
+        self._average_statistics()
+        return self._on_batch("predict_on_batch", original, *args, **kwargs)
+
+    def eagerly(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """Any of these with `run_eagerly=True`: every process computes whole batches."""
+        given = calls.bound(original, args, kwargs)
+        self._announce(name)
+        self._placement.equalize(self.model)
+        _warn_of_eager_calls()
+        keras_internals.forget_functions(self.model)  # which may be compiled ones
+        if not self.strategy.is_chief and "verbose" in given.arguments:
+            given.arguments["verbose"] = 0
+        if name == "fit":
+            callbacks = list(keras.tree.flatten(given.arguments["callbacks"] or []))
+            deadline = self._options.stall_shutdown_seconds
+            given.arguments["callbacks"] = calls.with_agreement(callbacks, self.strategy, lambda: None, True, deadline)
+        self._average_statistics()
+        optimizer = self.model.optimizer if self.model.compiled else None
+        self._place_all(
+            [optimizer] if optimizer is not None and optimizer.built else []
+        )  # so that all begin with the same
+        self._was_eager = True
+        try:
+            with on_one_device(self.model):
+                return original(*given.args, **given.kwargs)
+        finally:
+            keras_internals.forget_functions(self.model)
+
+    # What Keras's own methods call.
+
+    def make_train_function(self, original: Original, force: bool = False) -> None:
+        """Gives Keras what runs steps."""
+        self.model.train_function = self._train
+
+    def make_test_function(self, original: Original, force: bool = False) -> None:
+        """Gives Keras what evaluates batches."""
+        self.model.test_function = self._test
+
+    def make_predict_function(self, original: Original, force: bool = False) -> None:
+        """Gives Keras what predicts; where Keras has dropped that, as `compile` does, it is traced anew."""
+        if force or self._predict is None or self.model.predict_function is None:
+            self._predict = predicting(self.model, self.strategy, self._options.seed, self._options.check_first_batch)
+        self.model.predict_function = self._predicted
+
+    def reset_metrics(self, original: Original) -> None:
+        """Metrics start anew, on this process's replicas."""
+        self._since_logged, self._logs = 0, {}
+        original() if self._functions is None else self._functions[1].reset_metrics()
+
+    def get_metrics_result(self, original: Original) -> dict[str, Any]:
+        """The metrics of all replicas."""
+        return original() if self._functions is None else self._functions[1].results()
+
+    @property
+    def distribute_strategy(self) -> "Distributed":
+        """Keras asks this for its data set."""
+        return self
+
+    def experimental_distribute_dataset(self, batches: tf.data.Dataset) -> GlobalBatches:
+        """Global batches, as Keras makes them of whatever it is given, with their rows dealt to replicas."""
+        spec, in_a_pass = _present(batches.element_spec), self._call.passes.pop(0)
+        with patience("its data") as deadline:
+            said = {"form of a batch": str(spec), "batches": in_a_pass}
+            self.strategy.group.agree("data", said, "data: ", deadline)
+        self._make_ready(spec)
+        name = f"{self._call.name} {self._call.number}"
+        return GlobalBatches(batches, self.strategy, name, in_a_pass, self._options.stall_shutdown_seconds, spec)
+
+    # The rest is ours.
+
+    @contextlib.contextmanager
+    def _calling(self, name: str, given: dict[str, Any], callbacks: Any) -> Iterator["_Call"]:
+        """Inside, a method of Keras runs: quietly but on the chief, as many steps at a time as its callbacks allow."""
+        listed = getattr(callbacks, "callbacks", None) or list(keras.tree.flatten(callbacks or []))
+        looked = self._announce(name, calls.look_at_batches(listed, training=name == "fit"))
+        if not self._call.name:  # a call within another one comes of the same weights
+            self._placement.equalize(self.model)
+        passes = [] if given.get("kwargs", {}).get("_use_cached_eval_dataset") else calls.passes(given)
+        if calls.ENDLESS in passes:
+            raise InputError(
+                "A pass over the data must end. Received: a data set that repeats without end. Give "
+                f"{'steps_per_epoch (validation_steps for validation data)' if name == 'fit' else 'steps'}."
+            )
+        if not self.strategy.is_chief:
+            given["verbose"] = 0
+        goes_on = any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in listed)
+        most = self.model.steps_per_execution if self.model.compiled else 1
+        kept, self._call = self._call, _Call(name, next(_numbers), list(passes), fresh=looked, goes_on=goes_on)
+        if name == "fit" and most == 1 and not looked:
+            most_steps = self._options.steps_per_call
+            self.model.steps_per_execution = calls.steps_at_a_time(passes[0], calls.available(given), most_steps)
+        try:
+            yield self._call
+        finally:
+            self._call = kept
+            if self.model.compiled:
+                self.model.steps_per_execution = most
+
+    def _announce(self, name: str, looks: bool = False) -> bool:
+        """Comes to a call with the other processes; returns whether callbacks of any process look at batches.
+
+        From then on all have one seed: Keras shuffles arrays by it.
+        """
+        seed = keras_internals.global_seed()
+        mine = calls.Announced(name, looks, seed, secrets.randbelow(2**31))
+        everyone = calls.announce(self.strategy.group, mine, self._options.stall_shutdown_seconds)
+        chosen = everyone[0].drawn if everyone[0].seed is None else everyone[0].seed
+        if self.strategy.cluster.size > 1 and seed != chosen:
+            tf.random.set_seed(chosen)
+        return any(each.looks for each in everyone)
+
+    def _on_batch(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+        self._announce(name)
+        kept, self._call = self._call, _Call(name, next(_numbers), [], fresh=True, goes_on=False)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._call = kept
+
+    def _make_ready(self, spec: Any) -> None:
+        """Creates what the call needs and there is not yet: variables, and what a compilation runs."""
+        if self._call.name.startswith("predict"):
+            if not self.model.built:
+                x, *_ = keras.utils.unpack_x_y_sample_weight(spec)
+                self.model(keras.tree.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), x))
+            self._placement.place(self.model.variables)
+            return
+        compilation = keras_internals.compilation(self.model)
+        if self._functions is not None and self._functions[0] is compilation:
+            return
+        self._functions = None
+        optimizer = self.model.optimizer
+        if optimizer is not None:
+            check_not_wrapped(optimizer)
+        with _must_fit(spec), keras_internals.updating_one_device(*with_inner([optimizer] if optimizer else [])):
+            create_variables(self.model, spec, trains=self._call.name in ("fit", "train_on_batch"))
+        self._normalize()
+        check_alike(self.strategy.group, self.model)
+        if self._was_eager:
+            self._was_eager = False
+            with on_one_device(self.model):
+                self.model.reset_metrics()
+        self._place_all([optimizer] if optimizer is not None else [])
+        self._functions = compilation, Functions(self.model, self.strategy, self._options, self._placement.place)
+        self._functions[1].reset_metrics()
+
+    def _place_all(self, optimizers: Sequence[keras.Optimizer] = ()) -> None:
+        metrics = KerasMetrics(self.model).variables if self.model.built else []
+        self._placement.place([*self.model.variables, *metrics], optimizers)
+
+    def _normalize(self) -> None:
+        """Batch normalization takes the rows that `--batch_norm` says."""
+        if self._options.batch_norm == "synchronized":
+            for layer in keras_internals.layers_of(self.model):
+                if type(layer) is keras.layers.BatchNormalization and not layer.synchronized:
+                    synchronize(layer)
+
+    def _average_statistics(self) -> None:
+        if self._functions is not None:
+            self._functions[1].average_statistics()
+
+    def _train(self, batches: Any) -> dict[str, Any]:
+        """Keras's `train_function`."""
+        batches, functions, spec = self._begun(batches)
+        with self._unless_no_more_data(), _must_fit(spec):
+            made = functions.train(batches, spec, self.model.steps_per_execution, self._step, self._call.goes_on)
+        self._step += made.steps
+        return self._logged(functions, batches, made)
+
+    def _test(self, batches: Any) -> dict[str, Any]:
+        """Keras's `test_function`."""
+        batches, functions, spec = self._begun(batches)
+        with self._unless_no_more_data(), _must_fit(spec):
+            made = functions.test(batches, spec, self.model.steps_per_execution)
+        return self._logged(functions, batches, made)
+
+    def _begun(self, batches: Any) -> tuple[Any, Functions, Any]:
+        """What Keras reads from, in our form. Where a pass begins metrics start anew, also if the model resets its own."""
+        if isinstance(batches, Reading):
+            given, spec = batches, batches.spec
+        else:
+            given, spec = self._placed(next(iter(batches)))
+        assert self._functions is not None  # made when the data was given
+        if isinstance(given, Reading) and not given.is_counted:
+            begins, given = given.at_begin, next(given)
+        else:
+            begins = not isinstance(given, Reading) or given.at_end
+        self._before = self._functions[1].so_far(), self._logs
+        if begins:
+            self._functions[1].reset_metrics()
+            self._since_logged, self._logs = 0, {}
+        return given, self._functions[1], spec
+
+    @contextlib.contextmanager
+    def _unless_no_more_data(self) -> Iterator[None]:
+        """Keras looks for a batch behind the last one, as it does not know that there is none: no new pass has begun then."""
+        assert self._functions is not None
+        try:
+            yield
+        except (tf.errors.OutOfRangeError, StopIteration):
+            self._functions[1].totals, self._logs = self._before
+            raise
+
+    def _logged(self, functions: Functions, batches: Any, made: Made) -> dict[str, Any]:
+        """The logs; those of before where nobody looks, for they are asked of all replicas."""
+        self._since_logged += made.steps
+        ends = not isinstance(batches, Reading) or batches.at_end
+        if self._call.fresh or ends or not self._logs or self._since_logged >= _LOGGED_EVERY:
+            self._logs, self._since_logged = functions.logs(made), 0
+        return self._logs
+
+    def _predicted(self, data: Any) -> Any:
+        """Keras's `predict_function`."""
+        predict = self._predict
+        assert predict is not None  # Keras has asked for it
+        outputs = [predict(each if isinstance(each, Dealt) else self._placed(each)[0]) for each in data]
+        return keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
+
+    def _placed(self, batch: Any) -> tuple[Any, Any]:
+        """A batch that is at hand, the same on every process, as `Strategy.run` takes it, and its form."""
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        given = tuple(each for each in (x, y, weight) if each is not None)
+        whole = tf.nest.map_structure(tf.convert_to_tensor, given)
+        if self.strategy.cluster.size > 1:
+            found = checksum([leaf.numpy() for leaf in tf.nest.flatten(whole)])
+            self.strategy.group.agree("batch", {"batch": found}, f"{self._call.name}: the bytes of the ")
+        spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), whole)
+        self._make_ready(spec)
+        shares = [part(whole, replica, self.strategy.replicas) for replica in self.strategy.local_replicas]
+        return self.strategy.per_replica(shares), spec
+
+
+class _Call(NamedTuple):
+    """A call of one of Keras's methods.
+
+    Attributes:
+      name: the method's.
+      number: of the call in this process.
+      passes: batches in a pass over each data set that Keras will ask for, in the order of its asking.
+      fresh: whether logs must be up to date behind each batch.
+      goes_on: whether a loss that is not finite is only logged.
+    """
+
+    name: str
+    number: int
+    passes: list[int | None]
+    fresh: bool
+    goes_on: bool
+
+
+@functools.cache
+def _warn_of_eager_calls() -> None:
+    _log.warning(
+        "run_eagerly=True is for debugging: every process computes whole batches, as one device would. Leave it out to share "
+        "the work."
+    )
+
+
+def _suitable(strategy: Strategy) -> HasCollectives:
+    if not isinstance(strategy, HasCollectives) or strategy.global_view or strategy.compiles_replicas:
+        raise InputError(
+            "Keras's own fit runs on single, mirrored, multiworker and horovod. Received: "
+            f"{strategy.name}. Use tfdist.Trainer there."
+        )
+    return strategy
+
+
+def _must_fit(batch: Any) -> contextlib.AbstractContextManager:
+    """See `must_fit`; of data without labels nothing is said."""
+    if not (isinstance(batch, tuple) and len(batch) > 1):
+        return contextlib.nullcontext()
+    return must_fit(tf.nest.map_structure(lambda spec: spec and tf.TensorSpec(spec.shape[1:], spec.dtype), batch))
+
+
+def _present(spec: Any) -> Any:
+    """The form of a batch, None in the place of what Keras leaves out of it."""
+    return tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else None, spec)

@@ -1,0 +1,297 @@
+"""What a model's own code makes of a batch, on replicas and on one device: compared at the first batch, before a step counts.
+
+A replica computes with its rows alone. Whether its code takes the mean over them for the loss, or the sum, or something that
+needs all rows at once (pairs in a batch, a mean over weights) cannot be read off the code. So some rows of the first batch
+are computed twice, without chance and without effects: dealt to the replicas, and as one batch on each. What is equal as a
+mean, or as a sum, is reduced so from then on. What is neither needs all rows: each replica is given the whole batch then.
+"""
+
+import contextlib
+import functools
+import logging
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives import Collectives, Recording, using
+from tfdist.collectives.differentiable import losses_weighted
+from tfdist.data.batches import Dealt, count_rows
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.keras_fit.both_ways import BothWays, NeedsAllRowsError, either_draws
+from tfdist.keras_fit.logs import ReduceOp, flat
+from tfdist.keras_fit.one_device import Replica, running
+from tfdist.keras_fit.replica_batch import few_rows, warn_of_all_rows
+from tfdist.keras_fit.tolerance import Tolerance, norm
+from tfdist.layers.sync_batch_norm import is_synchronized, not_synchronized, synchronize
+from tfdist.step.loss import floating
+from tfdist.step.metrics import KerasMetrics
+
+_log = logging.getLogger(__name__)
+_PARTS = types.FunctionType | functools.partial | keras.Regularizer  # of layers, such as an activation
+_KNOWN = ("keras", "tfdist")  # whose code is taken to be right
+
+
+class ReduceOps(NamedTuple):
+    """How the values of replicas make the value of the whole batch.
+
+    Attributes:
+      gradients: of each call of an optimizer's `apply` in a step, in order.
+      logs: of each number that a step returns, by name; those that are not here are means.
+      needs_all_rows: whether neither means nor sums make it, so that each replica must compute the whole batch.
+    """
+
+    gradients: Sequence[ReduceOp] = ()
+    logs: Mapping[str, ReduceOp] = {}
+    needs_all_rows: bool = False
+
+    @property
+    def of_gradients(self) -> ReduceOp:
+        """What the gradients of a step are; means if its applications differ."""
+        return "sum" if self.gradients and set(self.gradients) == {"sum"} else "mean"
+
+    @property
+    def are_means(self) -> bool:
+        """Whether each value of the whole batch is a mean over rows."""
+        return not self.needs_all_rows and {*self.gradients, *self.logs.values()} <= {"mean"}
+
+
+class _Found(NamedTuple):
+    """What one call of a step's code gave: gradients of each application, what it returned, and what variables are then."""
+
+    gradients: list[list[tf.Tensor]]
+    logs: dict[str, tf.Tensor]
+    metrics: list[tf.Tensor]
+    weights: list[tf.Tensor]
+    statistics: list[tf.Tensor]
+
+
+def has_own_code(model: keras.Model) -> bool:
+    """Whether a model's losses, metrics and layers are not all Keras's, of which one knows that they are right on any rows."""
+    layers = [model, *keras_internals.layers_of(model)]
+    if any(keras_internals.operations_beside_layers(layer) for layer in layers):
+        return True
+    inside = [part for layer in layers for part in vars(layer).values() if isinstance(part, _PARTS)]
+    return any(_is_own(part) for part in (*layers, *inside, *keras_internals.compiled_functions(model)))
+
+
+def _is_own(part: Any) -> bool:
+    kind = part if hasattr(part, "__name__") else type(part)
+    if part is keras.losses.circle or isinstance(part, keras.losses.Circle | keras.layers.Lambda):
+        return True  # compares rows, or calls a user's function
+    return getattr(kind, "__module__", "").partition(".")[0] not in _KNOWN
+
+
+class FirstBatch:
+    """Compares what a model's step makes of rows that are dealt to replicas with what it makes of them at once."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: HasCollectives,
+        step: Callable[[Any], Any],
+        name: str,
+        results_of_metrics: Collection[str] | None,
+    ):
+        """Compares nothing yet.
+
+        Args:
+          model: compiled and built.
+          strategy: where it runs.
+          step: its `train_step` or `test_step`.
+          name: of that.
+          results_of_metrics: names of what it returns that are metrics' results; None if all are.
+        """
+        self._model, self._strategy, self._step, self._name = model, strategy, step, name
+        self._results_of_metrics = results_of_metrics
+        self._model_metrics = KerasMetrics(model)
+        self._metrics = self._model_metrics.variables
+        self._weights = list(model.trainable_variables)
+        self._statistics = [v for v in model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
+        self._tolerance = Tolerance.of(model)
+        self._keys: list[str] = []
+        self._applications: list[list[str]] = []
+        self._communicates = False
+        self._is_synchronized = any(is_synchronized(layer) for layer in keras_internals.layers_of(model))
+        self._both = BothWays(strategy, self._called)
+
+    def reduce_ops(self, batch: Any) -> ReduceOps | None:
+        """Compares; warns if the code needs all rows of a batch.
+
+        Args:
+          batch: of `Dealt`, as `Strategy.run` takes it.
+
+        Returns:
+          None if the batch has one row, from which nothing can be seen.
+        """
+        if int(self._both.first(batch.batch_size)) < 2:
+            return None
+        try:
+            return either_draws(functools.partial(self._found, batch))
+        except NeedsAllRowsError as error:
+            warn_of_all_rows(self._model, self._name, str(error), self._strategy)
+            return ReduceOps(needs_all_rows=True)
+
+    def _found(self, batch: Any, rows_differ: bool) -> ReduceOps:
+        with _statistics_of_all_rows(self._model):
+            self._both.agree(self._of_different_lengths(batch))
+            ours, whole = self._both.run(batch, rows_differ)
+        weights = [self._strategy.local(value) for value in ours.weights]
+        means, sums = self._reduced(ours._replace(weights=[]), batch)
+        found, problem = ReduceOps(), ""
+        try:
+            whole = tf.nest.map_structure(np.asarray, whole)
+            self._compare_variables(weights, means.statistics, whole)
+            found = self._equal_ones(means, sums, whole)
+        except NeedsAllRowsError as error:
+            problem = str(error)
+        self._both.agree(problem)
+        return found
+
+    def _of_different_lengths(self, batch: Any) -> str:
+        leaves = [self._strategy.local(leaf)[0] for leaf in tf.nest.flatten(batch.batch) if leaf is not None]
+        lengths = [int(count_rows(leaf)) for leaf in leaves]
+        return (
+            f"its tensors have {' and '.join(str(length) for length in lengths)} rows" if len(set(lengths)) > 1 else ""
+        )
+
+    def _equal_ones(self, means: _Found, sums: _Found, whole: _Found) -> ReduceOps:
+        """What is equal to the values of all rows."""
+        gradients = [
+            self._reduce_op(f"the gradients of {_named(paths)}", *found)
+            for paths, *found in zip(self._applications, means.gradients, sums.gradients, whole.gradients, strict=True)
+        ]
+        logs = {
+            key: self._reduce_op(f'"{key}", which it returns,', [means.logs[key]], [sums.logs[key]], [whole.logs[key]])
+            for key in self._keys
+        }
+        if len(set(gradients)) > 1 and self._communicates:
+            raise NeedsAllRowsError("some gradients would be sums over rows and some means, in layers that communicate")
+        self._compare_metrics(sums.metrics, whole.metrics)
+        return ReduceOps(gradients, logs)
+
+    def _compare_variables(
+        self, weights: Sequence[Sequence[tf.Tensor]], statistics: Sequence[np.ndarray], whole: _Found
+    ) -> None:
+        """What code assigns: weights stay equal on replicas, and statistics are averaged over them."""
+        named = zip(self._weights, weights, whole.weights, strict=True)
+        pairs = [(variable, value, all_rows) for variable, values, all_rows in named for value in values]
+        for variable, ours, all_rows in (*pairs, *zip(self._statistics, statistics, whole.statistics, strict=True)):
+            if not self._tolerance.holds([np.asarray(ours)], [all_rows]):
+                raise NeedsAllRowsError(_beside(f"{variable.path}, which it assigns,", [np.asarray(ours)], [all_rows]))
+
+    def _compare_metrics(self, sums: Sequence[np.ndarray], whole: Sequence[np.ndarray]) -> None:
+        results = self._model_metrics.by_metric(whole)
+        for key, value in self._model_metrics.by_metric(sums).items():
+            ours, theirs = np.asarray(value, "float64"), np.asarray(results[key], "float64")
+            if not self._tolerance.holds([ours], [theirs]):
+                raise NeedsAllRowsError(_beside(f'the metric "{key.partition("/")[2]}"', [ours], [theirs]))
+
+    def _reduce_op(
+        self, what: str, mean: list[np.ndarray], total: list[np.ndarray], whole: list[np.ndarray]
+    ) -> ReduceOp:
+        if self._tolerance.holds(mean, whole):
+            return "mean"
+        if self._tolerance.holds(total, whole):
+            _log.info("%s are sums over the rows of a batch, and are added up over replicas as such.", what)
+            return "sum"
+        raise NeedsAllRowsError(_beside(what, mean, whole))
+
+    def _reduced(self, ours: Any, batch: Any) -> tuple[_Found, _Found]:
+        """The means over replicas, each weighted by its part of the rows, and the sums."""
+
+        def replica_function(found: _Found, dealt: Dealt) -> tuple[_Found, _Found]:
+            few = few_rows(dealt, self._strategy.collectives)
+            return _reduced(found, floating(few.rows) / floating(few.total), self._strategy.collectives)
+
+        reduced = tf.function(lambda *given: self._strategy.run(replica_function, *given), autograph=False)
+        means, sums = tf.nest.map_structure(np.asarray, self._both.first(reduced(ours, batch)))
+        return means, sums
+
+    def _called(self, batch: Any, replica: Replica) -> _Found:
+        gradients: list[list[tf.Tensor]] = []
+        self._applications = []
+
+        def apply(
+            original: Any, optimizer: keras.Optimizer, given: Sequence[Any], variables: Sequence[keras.Variable]
+        ) -> None:
+            found = [(tf.convert_to_tensor(g), v) for g, v in zip(given, variables, strict=True) if g is not None]
+            gradients.append([gradient for gradient, _ in found])
+            self._applications.append([variable.path for _, variable in found])
+
+        for variable in self._metrics:
+            variable.assign(tf.zeros(variable.shape, variable.dtype))
+        weight = floating(replica.rows) / floating(replica.batch_size)
+        recording = Recording(replica.collectives)
+        with using(recording), running(replica._replace(apply=apply, collectives=recording)), losses_weighted(weight):
+            returned = flat(self._step(batch) or {})
+        if not replica.has_all_rows:
+            self._communicates = self._has_layers_that_communicate(recording)
+        logs = {
+            key: floating(value)
+            for key, value in returned.items()
+            if not self._is_of_metric(key) and tf.convert_to_tensor(value).shape.rank == 0
+        }
+        self._keys = [*logs]
+        return _Found(
+            gradients,
+            logs,
+            *([tf.identity(v) for v in kept] for kept in (self._metrics, self._weights, self._statistics)),
+        )
+
+    def _is_of_metric(self, key: str) -> bool:
+        return self._results_of_metrics is None or key in self._results_of_metrics
+
+    def _has_layers_that_communicate(self, recording: Recording) -> bool:
+        """Beside batch normalization that is synchronized for the comparison alone."""
+        calls = [call for call in recording.calls if not call.name.removesuffix("/gradient").endswith("/moments")]
+        return bool(calls) or self._is_synchronized
+
+
+def _reduced(found: _Found, part: tf.Tensor, collectives: Collectives) -> tuple[_Found, _Found]:
+    """The means over replicas, each weighted by its part of the rows, and the sums; metrics are sums in both."""
+
+    def weighted(value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+        return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
+
+    def of_replica(weight: tf.Tensor) -> _Found:
+        values = found.gradients, found.logs, found.statistics
+        gradients, logs, statistics = tf.nest.map_structure(lambda value: weighted(value, weight), values)
+        return _Found(gradients, logs, found.metrics, [], statistics)
+
+    both = of_replica(part), of_replica(floating(part > 0))
+    values = tf.nest.flatten(both)
+    numbers = [tf.cast(value, tf.float64 if value.dtype == tf.float64 else tf.float32) for value in values]
+    totals = collectives.all_reduce(numbers, name="first_batch/values") if numbers else []
+    means, sums = tf.nest.pack_sequence_as(both, totals)
+    return means, sums
+
+
+def _beside(what: str, ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> str:
+    norms = [norm(np.asarray([norm(value) for value in values])) for values in (ours, theirs)]
+    return f"{what} would be {norms[0]:.6g} on replicas and {norms[1]:.6g} on one device"
+
+
+def _named(paths: Sequence[str]) -> str:
+    return f"{paths[0]} and {len(paths) - 1} more" if len(paths) > 1 else "".join(paths)
+
+
+@contextlib.contextmanager
+def _statistics_of_all_rows(model: keras.Model) -> Iterator[None]:
+    """Inside, Keras's batch normalization takes all replicas' rows, so that it is no reason for a difference."""
+    local = [
+        layer
+        for layer in keras_internals.layers_of(model)
+        if type(layer) is keras.layers.BatchNormalization and not is_synchronized(layer)
+    ]
+    for layer in local:
+        synchronize(layer)
+    try:
+        yield
+    finally:
+        for layer in local:
+            not_synchronized(layer)

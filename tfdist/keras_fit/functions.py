@@ -1,0 +1,320 @@
+"""What one compilation of a model runs: its steps, evaluation and prediction on replicas, and its logs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives import Recording, using
+from tfdist.collectives.trace_check import agree_on_plan
+from tfdist.config.run_config import RunConfig
+from tfdist.data.batches import Dealt
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
+from tfdist.keras_fit.custom_train_step import Place
+from tfdist.keras_fit.first_batch import FirstBatch, ReduceOps, has_own_code
+from tfdist.keras_fit.global_batches import Reading
+from tfdist.keras_fit.logs import Logs, Returned, look_at
+from tfdist.keras_fit.loops import once, one_at_a_time, repeated
+from tfdist.keras_fit.one_device import running
+from tfdist.keras_fit.patches import overridden
+from tfdist.keras_fit.replica_batch import rows_of, warn_of_all_rows
+from tfdist.keras_fit.training_steps import Made, OwnSteps, TrainerSteps
+from tfdist.step import randomness
+from tfdist.step.metrics import KerasMetrics, Totals, check_sums, make_average_statistics, make_drain
+from tfdist.step.state_store import Kept
+from tfdist.step.step import restore_unless
+
+_OF_A_STEP = ("train_step", "compute_loss", "compute_metrics")  # what a model may override
+
+
+class Functions:
+    """The functions of a model that is compiled and built.
+
+    Attributes:
+      totals: sums of the metrics' variables since they were reset, as far as they have left the devices.
+    """
+
+    def __init__(self, model: keras.Model, strategy: HasCollectives, options: RunConfig, place: Place):
+        """Makes the state that they share.
+
+        Args:
+          model: compiled, and built.
+          strategy: where they run.
+          options: what becomes of gradients.
+          place: puts variables where the strategy wants them.
+        """
+        check_sums([metric for metric in model.metrics if metric.variables])
+        _check_zeros(model, strategy)
+        self.model, self._strategy, self._options, self._place = model, strategy, options, place
+        self.totals = Totals()
+        self._find_variables()
+        self._failed = False
+        self._tested = 0  # batches, whose numbers random layers draw by
+        self._training: TrainerSteps | OwnSteps | None = None
+        self._own: OwnSteps | None = None
+        self._undecided: OwnSteps | None = None
+        self._by_all_rows = False
+        # One replica has all rows. What is Keras's own is right on any rows.
+        self._has_own_code = has_own_code(model)
+        self._checks = options.check_first_batch and strategy.replicas > 1 and self._has_own_code
+        self._spoken = Recording(strategy.collectives)
+        self._test_logs: Logs | None = None
+        self._test_reduce_ops: ReduceOps | None = None
+        self._test_returned: Returned | None = None
+        self._tests = self._made_tests()
+
+    def _find_variables(self) -> None:
+        """Finds the metrics and moving statistics that the model has now: its own steps may create some when looked at."""
+        self._metrics = KerasMetrics(self.model)
+        self._seeds = randomness.seed_states(self.model)
+        self._drain = make_drain(self._metrics, self._strategy)
+        self._zero = _zeroed(self._metrics.variables, self._strategy)
+        self.average_statistics = make_average_statistics(self.model, self._strategy)
+
+    def train(self, batches: Any, spec: Any, most: int, number: int, goes_on: bool) -> Made:
+        """Makes steps.
+
+        Args:
+          batches: a `Reading`, or a `Dealt` for `Strategy.run`.
+          spec: structure of `tf.TensorSpec` of a batch.
+          most: so many steps, unless the pass over the data ends before.
+          number: of the first step.
+          goes_on: whether to return after a step that is not finite, instead of raising.
+        """
+        if self._training is None:
+            made = self._first(batches, spec, most, number)
+        else:
+            self._computes(self._training.needs_all_rows)
+            made = self._training.go(batches, most, number)
+        if made.failure and not goes_on:
+            raise made.failure
+        self._failed = self._failed or made.failure is not None
+        return made
+
+    def _first(self, batches: Any, spec: Any, most: int, number: int) -> Made:
+        """The first steps; before them the first batch is looked at if the model has code of its own."""
+        if self._own is None and any(overridden(self.model, name) for name in _OF_A_STEP):
+            self._own = self._own_steps(spec)
+        if self._own is None and not self._checks:
+            self._training = TrainerSteps(self.model, self._strategy, self._options, self._metrics)
+            return self._training.go(batches, most, number)
+        first = next(batches) if isinstance(batches, Reading) else batches
+        reduce_ops = self._reduce_ops("train_step", self._own.returned if self._own else None, first)
+        if reduce_ops is None:
+            made = self._undecided_steps(spec).go(first, 1, number)
+        else:
+            self._training = self._following(reduce_ops, spec)
+            self._computes(reduce_ops.needs_all_rows)
+            made = self._training.go(first, 1, number)
+        if most == 1 or made.failure or not isinstance(batches, Reading) or batches.at_end:
+            return made
+        more = self.train(batches, spec, most - 1, number + 1, goes_on=True)
+        return more._replace(steps=made.steps + more.steps)
+
+    def _reduce_ops(self, name: str, returned: Returned | None, first: Any) -> ReduceOps | None:
+        """How values of replicas make those of the batch; None if the batch does not show it.
+
+        Args:
+          name: of the model's step.
+          returned: by the step; None if it is Keras's own, which returns metrics' results.
+          first: the first batch.
+        """
+        computed, of_metrics = (returned.computed_from_metrics, returned.sources) if returned else ((), None)
+        if computed:
+            # What a metric has summed since its beginning is on a replica only where that has all rows.
+            if self._strategy.replicas > 1:
+                reason = f'"{computed[0]}" is computed from a metric\'s result'
+                warn_of_all_rows(self.model, name, reason, self._strategy)
+            return ReduceOps(needs_all_rows=True)
+        if not self._checks:
+            return ReduceOps()
+        return FirstBatch(self.model, self._strategy, getattr(self.model, name), name, of_metrics).reduce_ops(first)
+
+    def _undecided_steps(self, spec: Any) -> OwnSteps:
+        """Steps by all rows, as long as no batch shows what a part of them would do."""
+        if self._undecided is None:
+            self._undecided = self._own_steps(spec)
+            self._undecided.follow(ReduceOps(needs_all_rows=True))
+        self._computes(by_all_rows=True)
+        return self._undecided
+
+    def _following(self, reduce_ops: ReduceOps, spec: Any) -> TrainerSteps | OwnSteps:
+        if self._own is None and reduce_ops.are_means:
+            return TrainerSteps(self.model, self._strategy, self._options, self._metrics)
+        made = self._own or self._own_steps(spec)
+        made.follow(reduce_ops)
+        return made
+
+    def _computes(self, by_all_rows: bool) -> None:
+        """From now on replicas compute all rows, or their own: what metrics have so far is kept."""
+        if by_all_rows != self._by_all_rows:
+            self.totals.add(self._since_drained())
+            self._zero()
+            self._by_all_rows = by_all_rows
+
+    def _since_drained(self) -> list[np.ndarray]:
+        """What metrics have on the devices; it stays there if each replica has all of it, as a step may read it."""
+        if not self._by_all_rows:
+            return self._drain()
+        return [np.asarray(self._strategy.local(v.value)[0], np.float64) for v in self._metrics.variables]
+
+    def _sums(self) -> list[np.ndarray]:
+        """The metrics' variables since they were reset."""
+        if not self._by_all_rows:
+            self.totals.add(self._drain())
+            return self.totals.sums
+        return [before + since for before, since in zip(self.totals.sums, self._since_drained(), strict=True)]
+
+    def _own_steps(self, spec: Any) -> OwnSteps:
+        made = OwnSteps(self.model, self._strategy, self._options, spec, self._place)
+        self._find_variables()
+        self.reset_metrics()
+        return made
+
+    def test(self, batches: Any, spec: Any, most: int) -> Made:
+        """Evaluates batches; takes and returns what `train` does."""
+        before = 0
+        if self._test_logs is None and not self._has_own_code:
+            self._begin_tests(None, spec)
+        while self._test_logs is None or self._test_reduce_ops is None:
+            first = next(batches) if isinstance(batches, Reading) else batches
+            self._begin_tests(first, spec)
+            self._computes(self._tests_need_all_rows)
+            self._test_one(first)
+            before += 1
+            if before == most or not isinstance(batches, Reading) or batches.at_end:
+                return self._found_by_test(before)
+        self._computes(self._tests_need_all_rows)
+        if not isinstance(batches, Reading):
+            self._test_one(batches)
+            return self._found_by_test(1)
+        steps, (repeatedly, once) = batches.ahead(most - before), self._tests
+        if self._spoken.has_unknown_shapes:
+            one_at_a_time(once, batches, steps, self._tested)
+        else:
+            repeatedly(batches.rows, self._tested, steps)
+            batches.took(steps)
+        self._tested += steps
+        return self._found_by_test(before + steps)
+
+    def _test_one(self, batch: Any) -> None:
+        self._tests[1](batch, self._tested)
+        self._tested += 1
+
+    def _found_by_test(self, steps: int) -> Made:
+        assert self._test_logs is not None  # since tests have begun
+        return Made(steps, self._test_logs.read(), self._test_logs.sources)
+
+    @property
+    def _tests_need_all_rows(self) -> bool:
+        return self._test_reduce_ops is None or self._test_reduce_ops.needs_all_rows
+
+    def _begin_tests(self, first: Any, spec: Any) -> None:
+        """Looks at what a test does with the first batch; where that shows nothing, tests are by all rows until one does."""
+        is_own = any(overridden(self.model, name) for name in ("test_step", "compute_metrics"))
+        if self._test_returned is None:
+            self._test_returned = self._looked_at_test(spec) if is_own else Returned()
+        found = self._reduce_ops("test_step", self._test_returned if is_own else None, first)
+        if found is None and self._test_logs is not None:
+            return
+        self._test_reduce_ops = found
+        kept, ops = Kept(self._strategy), (found or ReduceOps()).logs
+        self._test_logs = Logs(self._test_returned, self._strategy, kept, "test_step", ops)
+        self._tests = self._made_tests()
+
+    def _made_tests(self) -> tuple[Any, Any]:
+        given = self._strategy, self._test, self._test_traced
+        return repeated(*given), once(*given)
+
+    def _looked_at_test(self, spec: Any) -> Returned:
+        returned = look_at(self.model, self.model.test_step, spec)
+        metrics = KerasMetrics(self.model).variables
+        self._place([*self.model.variables, *metrics])
+        if len(metrics) != len(self._metrics.variables):
+            self._find_variables()
+            self.reset_metrics()
+        return returned
+
+    def keep_loss_scale(self) -> None:
+        """Writes the loss scale to where Keras keeps it, and saves it."""
+        scale, optimizer = self._training.loss_scale if self._training else None, self.model.optimizer
+        if scale is not None and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            optimizer.dynamic_scale.assign(scale)
+
+    def results(self) -> dict[str, Any]:
+        """The metrics' results since they were reset."""
+        return self._results(self._sums())
+
+    def _results(self, sums: list[np.ndarray]) -> dict[str, Any]:
+        found = self._metrics.results(sums) if sums else {}
+        return found | {"loss": float("nan")} if self._failed else found
+
+    def logs(self, made: "Made") -> dict[str, Any]:
+        """What Keras is told behind steps: the metrics' results, or what the model's own step returned."""
+        sums = self._sums()
+        if made.failure:
+            return {**self._results(sums), **made.returned}
+        if not made.returned:
+            return self._results(sums)
+        by_metric = self._metrics.by_metric(sums)
+        return {name: by_metric.get(made.sources.get(name, ""), value) for name, value in made.returned.items()}
+
+    def so_far(self) -> Totals:
+        """What `totals` must be for the metrics to be as they are now, if they are reset before."""
+        if not self._by_all_rows:
+            return self.totals
+        found = Totals()
+        found.add(self._sums())
+        return found
+
+    def reset_metrics(self) -> None:
+        """Metrics start anew."""
+        self._zero()
+        self._failed = False
+        self.totals = Totals()
+        self.totals.add([np.zeros(variable.shape) for variable in self._metrics.variables])
+
+    def _test(self, dealt: Dealt, number: tf.Tensor) -> None:
+        """The model's `test_step` on one replica's rows."""
+        variables = self._metrics.variables
+        before = [tf.identity(variable) for variable in variables]
+        self._spoken = Recording(self._strategy.collectives)  # of the last trace
+        mine = rows_of(dealt, self._spoken, self._tests_need_all_rows)
+        draws = randomness.not_training(
+            self._seeds, self._options.seed, "evaluate", number, mine.number, self._strategy.replicas
+        )
+        with using(mine.collectives), running(mine.replica()), draws, keras_internals.functions_inlined():
+            found = self.model.test_step(mine.batch)
+        restore_unless(mine.rows > 0, variables, before)
+        if self._test_logs is not None:  # as it is when tests are traced
+            self._test_logs.keep(found, mine.weights)
+
+    def _test_traced(self) -> None:
+        agree_on_plan(self._strategy.group, self._spoken.calls)
+
+
+def _check_zeros(model: keras.Model, strategy: HasCollectives) -> None:
+    """Sums over replicas begin with zeros; call it before the first batch."""
+    for metric in model.metrics:
+        for variable in metric.variables:
+            if np.any(np.asarray(strategy.local(variable.value)[0])):
+                raise InputError(
+                    "A metric's variables must be 0 to begin with, as they are added up over replicas. Received: "
+                    f"{metric.name} with {variable.path}, which is not. Begin with zeros, and add in `result`."
+                )
+
+
+def _zeroed(variables: Sequence[keras.Variable], strategy: HasCollectives) -> Callable[[], None]:
+    def replica_function() -> None:
+        for variable in variables:
+            variable.assign(tf.zeros(variable.shape, variable.dtype))
+
+    @tf.function(autograph=False)
+    def zero() -> None:
+        strategy.run(replica_function)
+
+    return zero

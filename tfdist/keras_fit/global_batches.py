@@ -1,0 +1,158 @@
+"""Keras's batches on their way to replicas: Keras makes the global batches, and their rows are dealt."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.coordination.group import name_ranks
+from tfdist.data.batches import NOTE_EVERY, dealt
+from tfdist.distribution.strategy import Strategy
+from tfdist.errors import InputError
+
+
+class GlobalBatches:
+    """A data set of global batches, the same on every process; each pass over it is a `Reading`."""
+
+    def __init__(
+        self,
+        batches: tf.data.Dataset,
+        strategy: Strategy,
+        name: str,
+        in_a_pass: int | None,
+        deadline: float,
+        spec: Any,
+    ):
+        """Describes the passes; none begins.
+
+        Args:
+          batches: as Keras makes them.
+          strategy: deals their rows.
+          name: of the call that reads them.
+          in_a_pass: batches in a pass; None if that is not known before the first pass has ended.
+          deadline: in seconds, for the other processes.
+          spec: structure of `tf.TensorSpec` of a batch, None in the place of what Keras leaves out.
+        """
+        self._deadline = deadline
+        self._batches = batches
+        self._strategy = strategy
+        self._name = name
+        self._in_a_pass = in_a_pass
+        self._spec = spec
+        self._passes = 0
+        self._notes: dict[int, int] = {}
+        self._dealt = functools.cache(self._deal)  # traced once, read in each pass
+
+    def __iter__(self) -> "Reading":
+        """Begins a pass; there is one at a time."""
+        self._passes += 1
+        self._notes.clear()
+        rows = self._strategy.distribute(lambda replicas, size: self._dealt(tuple(replicas), size))
+        name = f"{self._name}/{self._passes}"
+        return Reading(
+            rows, self._notes, self._strategy, name, self._in_a_pass, self._deadline, self._spec, self._learn
+        )
+
+    def _learn(self, in_a_pass: int) -> None:
+        self._in_a_pass = in_a_pass
+
+    def _deal(self, replicas: tuple[int, ...], size: int) -> tf.data.Dataset:
+        several = self._strategy.cluster.size > 1
+        return dealt(self._batches, replicas, size, self._notes.__setitem__ if several else None)
+
+
+class Reading:
+    """An iterator over what `Strategy.run` takes: this process's replicas' rows of each global batch.
+
+    Attributes:
+      rows: the engine's own iterator over them.
+      spec: see `GlobalBatches`.
+    """
+
+    def __init__(
+        self,
+        rows: Iterator[Any],
+        notes: dict[int, int],
+        strategy: Strategy,
+        name: str,
+        in_a_pass: int | None,
+        deadline: float,
+        spec: Any,
+        learn: Callable[[int], None],
+    ):
+        self._deadline = deadline
+        self.rows = rows
+        self.spec = spec
+        self._notes = notes
+        self._strategy = strategy
+        self._name = name
+        self._in_a_pass = in_a_pass
+        self._learn = learn
+        self._taken = 0
+        self._compared = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        """Itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch's rows; of a pass of unknown length the processes agree that there is one."""
+        found = self._next()
+        if found is None:
+            raise StopIteration
+        self.took(1)
+        return found
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is known how many batches the pass has."""
+        return self._in_a_pass is not None
+
+    @property
+    def at_begin(self) -> bool:
+        """Whether no batch was taken."""
+        return self._taken == 0
+
+    def ahead(self, most: int) -> int:
+        """How many batches to take now, up to `most`, so that a pass ends with a call."""
+        if self._in_a_pass is None:
+            return 1
+        return min(most, self._in_a_pass - self._taken % self._in_a_pass)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether a pass over the data is complete."""
+        return self._in_a_pass is not None and self._taken % self._in_a_pass == 0
+
+    def took(self, count: int) -> None:
+        """So many more batches were taken: those that are noted must be the same on every process."""
+        self._taken += count
+        while self._strategy.cluster.size > 1 and self._compared < self._taken:
+            self._compare(self._compared)
+            self._compared += NOTE_EVERY
+
+    def _next(self) -> Any:
+        if self.is_counted:
+            return next(self.rows, None)
+        found = next(self.rows, None)
+        name = f"more/{self._name}/{self._taken}"
+        everyone = self._strategy.group.gather(name, found is not None, self._deadline)
+        if len(set(everyone)) > 1:
+            ended = [rank for rank, more in enumerate(everyone) if not more]
+            raise InputError(
+                "Every process must read the same batches, so that all passes have one length. Received: data of "
+                f"{self._taken} batches on {name_ranks(ended)}, and more on the others. Leave out sharding by rank."
+            )
+        if found is None and self._taken:
+            self._learn(self._taken)
+        return found
+
+    def _compare(self, number: int) -> None:
+        everyone = self._strategy.group.gather(f"batch/{self._name}/{number}", self._notes.pop(number), self._deadline)
+        if len(set(everyone)) > 1:
+            raise InputError(
+                "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. Received: "
+                f"batch {number} of {self._name} is not the same on all {len(everyone)}. Call keras.utils.set_random_seed "
+                "before the data is shuffled, and leave out sharding by rank."
+            )

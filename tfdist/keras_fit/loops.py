@@ -1,0 +1,75 @@
+"""Compiled loops around a replica function that communicates by itself and changes variables, and returns nothing."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.distribution.strategy import HasCollectives
+
+ReplicaFunction = Callable[[Any, tf.Tensor], None]  # of a `Dealt` and the number of a step, scalar int64
+
+
+def repeated(
+    strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[], None]
+) -> Callable[[Iterator[Any], int, int], None]:
+    """Returns a function (rows, first step, steps) that runs a replica function for so many batches in one call.
+
+    Args:
+      strategy: where it runs.
+      function: runs on each replica.
+      traced: called when the function has been traced first, by all processes together, before it runs.
+    """
+    first = _once(traced)
+
+    def with_its_batch(batch: Any, step: tf.Tensor) -> None:
+        # Where data ends before it was known to, nothing of the step has happened, not even what needs no data.
+        with tf.control_dependencies(
+            [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if leaf is not None]
+        ):
+            function(batch, step)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def loop(rows: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor) -> None:
+        def body(done: tf.Tensor) -> tf.Tensor:
+            strategy.run(with_its_batch, next(rows), first_step + tf.cast(done, tf.int64))
+            first()
+            return done + 1
+
+        tf.while_loop(lambda done: done < steps, body, (tf.constant(0),), parallel_iterations=1)
+
+    return lambda rows, first_step, steps: loop(rows, tf.constant(first_step, tf.int64), tf.constant(steps))
+
+
+def once(strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[], None]) -> Callable[[Any, int], None]:
+    """As `repeated`; returns a function (batch, step) for one batch that is at hand."""
+    first = _once(traced)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def run(batch: Any, step: tf.Tensor) -> None:
+        strategy.run(function, batch, step)
+        first()
+
+    return lambda batch, step: run(batch, tf.constant(step, tf.int64))
+
+
+def one_at_a_time(run: Callable[[Any, int], None], rows: Iterator[Any], steps: int, first_step: int) -> None:
+    """As what `repeated` returns, by what `once` returns: tensors that are sent may have other shapes in each step.
+
+    TensorFlow's collectives between processes refuse that within one call of a compiled function.
+
+    Raises:
+      StopIteration: there are fewer batches than steps.
+    """
+    for number in range(first_step, first_step + steps):
+        run(next(rows), number)
+
+
+def _once(call: Callable[[], None]) -> Callable[[], None]:
+    """A function that makes the call when it is called first."""
+    calls = iter([call])
+    return lambda: next(calls, _nothing)()
+
+
+def _nothing() -> None:
+    """What there is to do from then on."""

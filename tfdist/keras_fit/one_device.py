@@ -1,0 +1,133 @@
+"""What Keras's methods do inside code that knows of one device alone: a model's own `train_step`, `test_step`, `compute_loss`.
+
+Such code takes a loss for the mean over its batch's rows. On replicas each has a mean over its own rows; weighted by rows,
+means add up to that of the whole batch, and so do their gradients. Losses that have other denominators (weights, masks)
+come from `compute_loss`, which gives them as if they were such means.
+"""
+
+import contextlib
+import contextvars
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives import Collectives
+from tfdist.step import loss as losses
+from tfdist.step.metrics import track_outputs
+
+Apply = Callable[[Callable[..., Any], keras.Optimizer, Sequence[Any], Sequence[keras.Variable]], None]
+
+
+class Replica(NamedTuple):
+    """One replica, while its code is under way.
+
+    Attributes:
+      collectives: what it speaks through.
+      rows: scalar int32; its rows of the global batch.
+      batch_size: scalar int32; rows of the global batch.
+      apply: takes the place of an optimizer's: given that, the optimizer, gradients of the mean over this replica's rows,
+        and the variables; None to leave it as it is.
+      has_all_rows: whether its rows are those of the whole batch: what Keras makes of them is right then.
+    """
+
+    collectives: Collectives
+    rows: tf.Tensor
+    batch_size: tf.Tensor
+    apply: Apply | None = None
+    has_all_rows: bool = False
+
+
+_current: contextvars.ContextVar[Replica | None] = contextvars.ContextVar("replica", default=None)
+
+
+def current() -> Replica | None:
+    """The replica whose code is under way in this thread."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def running(replica: Replica | None) -> Iterator[None]:
+    """Inside, this replica's code is under way; None for Keras as it is."""
+    token = _current.set(replica)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def compute_loss(
+    replica: Replica,
+    original: Callable[..., Any],
+    model: keras.Model,
+    x: Any = None,
+    y: Any = None,
+    y_pred: Any = None,
+    sample_weight: Any = None,
+    training: bool = True,
+) -> tf.Tensor:
+    """The global batch's loss, as if it were a mean over the replica's rows."""
+    if replica.has_all_rows:
+        return original(x, y, y_pred, sample_weight, training)
+    keras_internals.build_losses(model, y, y_pred)
+    parts = losses.terms(model, y, y_pred, sample_weight)
+    totals = losses.totals(parts, replica.batch_size, replica.collectives)
+    of_outputs = keras_internals.loss_means(model)[1:]
+    track_outputs(of_outputs, losses.shares_of(parts, totals), replica.rows, replica.batch_size)
+    return losses.mean_over_rows(model, parts, totals, replica.rows, replica.batch_size)
+
+
+def train_step(replica: Replica, original: Callable[..., Any], model: keras.Model, data: Any) -> dict[str, Any]:
+    """Keras's own, without its scaling of losses by the number of replicas."""
+    if replica.has_all_rows:
+        return original(data)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    with tf.GradientTape() as tape:
+        y_pred = _forward(model, x, training=True)
+        loss = _loss(replica, model, x, y, y_pred, sample_weight, training=True)
+    weights = model.trainable_weights
+    model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def test_step(replica: Replica, original: Callable[..., Any], model: keras.Model, data: Any) -> dict[str, Any]:
+    """Keras's own, without its scaling of losses by the number of replicas."""
+    if replica.has_all_rows:
+        return original(data)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    y_pred = _forward(model, x, training=False)
+    _loss(replica, model, x, y, y_pred, sample_weight, training=False)
+    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def apply(
+    replica: Replica,
+    original: Callable[..., Any],
+    optimizer: keras.Optimizer,
+    grads: Sequence[Any],
+    trainable_variables: Sequence[keras.Variable] | None = None,
+) -> Any:
+    """Sums gradients over the replicas, then applies them."""
+    if replica.apply is None:
+        return original(grads, trainable_variables)
+    variables = list(trainable_variables or keras_internals.trained_by(optimizer))
+    return replica.apply(original, optimizer, list(grads), variables)
+
+
+def _forward(model: keras.Model, x: Any, training: bool) -> Any:
+    return model(x, training=training)
+
+
+def _loss(
+    replica: Replica, model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
+) -> tf.Tensor:
+    """The model's loss, which goes into Keras's mean of it."""
+    more = {"training": training} if "training" in inspect.signature(model.compute_loss).parameters else {}
+    value = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **more)
+    keras_internals.loss_means(model)[0].update_state(
+        tf.math.multiply_no_nan(value, tf.cast(replica.rows > 0, value.dtype)), sample_weight=replica.rows
+    )
+    return value

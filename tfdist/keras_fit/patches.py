@@ -1,0 +1,211 @@
+"""Keras's public names that are replaced: the one table of them.
+
+A replacement asks whether the model is distributed, or whether a replica's own code is under way. If not, it is Keras's own.
+"""
+
+import contextlib
+import contextvars
+import functools
+import logging
+import os
+import pathlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.distribution.strategy import Strategy, in_replica_function
+from tfdist.keras_fit import one_device
+from tfdist.step.metrics import KerasMetrics
+
+Distributed = Any  # tfdist.keras_fit.distributed.Distributed, which imports this module
+# What a user calls, of a model that is distributed: each is a method of `Distributed`.
+_CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+# What Keras's own methods call then: each is a method, or a property, of `Distributed`.
+_OF_A_MODEL = (
+    *_CALLS,
+    "make_train_function",
+    "make_test_function",
+    "make_predict_function",
+    "reset_metrics",
+    "get_metrics_result",
+    "distribute_strategy",
+)
+# Of the code that a replica runs, which knows of one device alone: each is a function of `tfdist.keras_fit.one_device`.
+_OF_A_REPLICA: tuple[tuple[type, str, Callable[..., Any]], ...] = (
+    (keras.Model, "train_step", one_device.train_step),
+    (keras.Model, "test_step", one_device.test_step),
+    (keras.Model, "compute_loss", one_device.compute_loss),
+    (keras.optimizers.Optimizer, "apply", one_device.apply),
+)
+_WHOLE = (
+    "An optimizer is applied outside of fit and train_on_batch: every process computes the whole of it, as one device would. "
+    "What tfdist distributes are fit, evaluate, predict and their ..._on_batch."
+)
+_SAVES = ("save", "save_weights")
+_SUFFIXES = (".keras", ".h5")  # of what is one file
+REPLACED = (
+    *(f"keras.Model.{name}" for name in (*_OF_A_MODEL, *_SAVES)),
+    *(f"keras.{kind.__name__}.{name}" for kind, name, _ in _OF_A_REPLICA),
+)
+_ATTRIBUTE = "_tfdist_distributed"
+_makers: list[Callable[[keras.Model], Distributed]] = []
+_strategies: weakref.WeakSet[Strategy] = weakref.WeakSet()  # of the models that are distributed
+_on_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("Keras's own methods", default=False)
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def on_one_device(model: keras.Model) -> Iterator[None]:
+    """Inside, a model's methods are Keras's own, and its variables those of one device."""
+    optimizers = [model.optimizer] if model.compiled and model.optimizer is not None else []
+    metrics = KerasMetrics(model).variables
+    token = _on_one_device.set(True)
+    try:
+        with _updating_one_device([*model.variables, *metrics], optimizers):
+            yield
+    finally:
+        _on_one_device.reset(token)
+
+
+def attach(model: keras.Model, distributed: Distributed) -> None:
+    """From now on the model's replaced methods are those of `distributed`."""
+    install()
+    model.__dict__[_ATTRIBUTE] = distributed  # past Keras's own tracking of attributes
+    _strategies.add(distributed.strategy)
+
+
+@contextlib.contextmanager
+def attach_all(make: Callable[[keras.Model], Distributed], strategy: Strategy) -> Iterator[None]:
+    """Inside, every model is distributed on a strategy, by `make`, when its `fit`, `evaluate` or the like is called first."""
+    install()
+    _strategies.add(strategy)
+    _makers.append(make)
+    try:
+        yield
+    finally:
+        _makers.pop()
+
+
+def attached(model: keras.Model) -> Distributed | None:
+    """What a model's replaced methods are of; None if the model is not distributed."""
+    return model.__dict__.get(_ATTRIBUTE)
+
+
+def overridden(model: keras.Model, name: str) -> bool:
+    """Whether a model has a method of its own in the place of one of `keras.Model`'s."""
+    return getattr(type(model), name) is not getattr(keras.Model, name) or name in model.__dict__
+
+
+@functools.cache
+def install() -> None:
+    """Replaces the names of the table, once in a process."""
+    keras_internals.let_variables_be_numbers()
+    for name in _OF_A_MODEL:
+        original = getattr(keras.Model, name)
+        replacement = _property(name, original) if isinstance(original, property) else _method(name, original)
+        setattr(keras.Model, name, replacement)
+    for kind, name, replacement in _OF_A_REPLICA:
+        setattr(kind, name, _inside_a_replica(getattr(kind, name), replacement))
+    for name in _SAVES:
+        setattr(keras.Model, name, _whole_file(getattr(keras.Model, name)))
+    keras.optimizers.Optimizer.apply = _outside_replicas(keras.optimizers.Optimizer.apply)
+
+
+def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        inside = one_device.current() is not None or _on_one_device.get()
+        if attached(self) is None and name in _CALLS and _makers and not inside:
+            attach(self, _makers[-1](self))
+        distributed = attached(self)
+        if distributed is None or inside:
+            return original(self, *args, **kwargs)
+        # What one process does alone, as a callback that saves, must not wait for the others; what all do opens the scope.
+        with keras_internals.outside_scopes() if name in _CALLS else contextlib.nullcontext():
+            is_eager = name in _CALLS and (self.run_eagerly or tf.config.functions_run_eagerly())
+            call = functools.partial(distributed.eagerly, name) if is_eager else getattr(distributed, name)
+            return call(functools.partial(original, self), *args, **kwargs)
+
+    return method
+
+
+def _property(name: str, original: property) -> property:
+    def value(self: keras.Model) -> Any:
+        distributed = None if _on_one_device.get() else attached(self)
+        return original.fget(self) if distributed is None else getattr(distributed, name)  # type: ignore[misc]
+
+    return property(value, original.fset, doc=original.__doc__)
+
+
+def _inside_a_replica(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        replica = one_device.current()
+        if replica is None:
+            return original(self, *args, **kwargs)
+        return replacement(replica, functools.partial(original, self), self, *args, **kwargs)
+
+    return method
+
+
+def _outside_replicas(apply: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(apply)
+    def method(self: keras.Optimizer, grads: Any, trainable_variables: Any = None, **kwargs: Any) -> Any:
+        with _applied_outside(self, list(trainable_variables or keras_internals.trained_by(self))):
+            return apply(self, grads, trainable_variables, **kwargs)
+
+    return method
+
+
+def _whole_file(save: Callable[..., Any]) -> Callable[..., Any]:
+    """A program that saves does so on every process, to one path: each puts a whole file there, and none waits for another."""
+
+    @functools.wraps(save)
+    def method(self: keras.Model, filepath: Any, overwrite: bool = True, **kwargs: Any) -> Any:
+        ranks = [strategy.cluster.rank for strategy in _strategies if strategy.cluster.size > 1]
+        path = pathlib.Path(str(filepath))
+        if not (ranks and overwrite and path.suffix in _SUFFIXES and not kwargs and "://" not in str(filepath)):
+            return save(self, filepath, overwrite, **kwargs)
+        mine = path.with_name(f".{ranks[0]}-{path.name}")
+        try:
+            save(self, str(mine))
+            os.replace(mine, path)
+        finally:
+            mine.unlink(missing_ok=True)
+        return None
+
+    return method
+
+
+@contextlib.contextmanager
+def _applied_outside(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Inside, an optimizer is applied; by a program's own code, if this is no replica function."""
+    in_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+    in_replica = in_replica or in_replica_function() or one_device.current() is not None
+    if in_replica or not (_makers or _strategies):
+        yield
+        return
+    if not _on_one_device.get():
+        _warn_once()
+    with _updating_one_device(variables, [optimizer]):
+        yield
+
+
+@contextlib.contextmanager
+def _updating_one_device(variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer]) -> Iterator[None]:
+    """Inside, variables are those of one device, and optimizers update them as such; every replica has them at the end."""
+    everything = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(keras_internals.updating_one_device(*optimizers))
+        for strategy in _strategies:
+            stack.enter_context(strategy.as_one_device(everything))
+        yield
+
+
+@functools.cache
+def _warn_once() -> None:
+    _log.warning(_WHOLE)

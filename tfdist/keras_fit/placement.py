@@ -1,0 +1,70 @@
+"""Where the variables of a model are: on all replicas from the first call that needs them, equal on all processes."""
+
+import logging
+import weakref
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+
+from tfdist.coordination.timeouts import patience
+from tfdist.data.batches import checksum
+from tfdist.distribution.strategy import Strategy
+from tfdist.distribution.variable_creation import without_numbers
+from tfdist.grammar.unique_names import numbered
+from tfdist.step.validation import inner_optimizer
+from tfdist.trainer.consistency import agree
+
+_log = logging.getLogger(__name__)
+
+
+class Placement:
+    """The variables of a model, its metrics and its optimizers that have been put on replicas."""
+
+    def __init__(self, strategy: Strategy):
+        """Args: strategy: where they go."""
+        self._strategy = strategy
+        self._placed: dict[int, weakref.ref[keras.Variable]] = {}
+
+    def place(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
+        """Puts variables where the strategy wants them; every process has the same ones, and from then on equal values."""
+        everything = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
+        new = [variable for variable in everything if not self._has(variable)]
+        new = list({id(variable): variable for variable in new}.values())
+        if not new and not optimizers:
+            return
+        # One process may have made more models than another: Keras counts them in its names.
+        described = [(without_numbers(v.path), f"{v.dtype}{list(v.shape)}") for v in new]
+        agree(self._strategy.group, "variable ", numbered(described, mark=" #"))
+        self._strategy.adopt(new, with_inner(optimizers))
+        self._strategy.synchronize(new)
+        self._placed |= {id(variable): weakref.ref(variable) for variable in new}
+
+    def _has(self, variable: keras.Variable) -> bool:
+        placed = self._placed.get(id(variable))
+        return placed is not None and placed() is variable
+
+    def equalize(self, model: keras.Model) -> None:
+        """Gives trainable variables and the optimizer's rank 0's values, if those of any process differ.
+
+        One process may have loaded or set weights, or computed them in a loop of its own.
+        """
+        if self._strategy.cluster.size == 1:
+            return
+        optimizer = model.optimizer if model.compiled else None
+        variables = [*model.trainable_variables, *(optimizer.variables if optimizer is not None else [])]
+        placed = [variable for variable in variables if self._has(variable)]
+        mine = [checksum([np.asarray(self._strategy.local(variable.value)[0])]) for variable in placed]
+        with patience("its weights") as deadline:
+            everyone = self._strategy.group.gather("weights", mine, deadline)
+        if any(len(theirs) != len(mine) for theirs in everyone):
+            return  # other models: what differs is named where variables are placed
+        differs = next((i for i in range(len(mine)) if any(theirs[i] != mine[i] for theirs in everyone)), None)
+        if differs is not None:
+            _log.warning("Processes have other weights, %s first: all take those of rank 0.", placed[differs].path)
+            self._strategy.send_from_first(placed)
+
+
+def with_inner(optimizers: Sequence[keras.Optimizer]) -> list[keras.Optimizer]:
+    """The optimizers, and those inside of ones that scale the loss."""
+    return list({id(one): one for given in optimizers for one in (given, inner_optimizer(given))}.values())

@@ -1,0 +1,121 @@
+"""Prediction: each replica computes its rows, and every process gets all outputs in the order of the rows."""
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.collectives import using
+from tfdist.data.batches import Dealt, with_any_rows
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
+from tfdist.keras_fit.both_ways import BothWays, NeedsAllRowsError, either_draws
+from tfdist.keras_fit.first_batch import has_own_code
+from tfdist.keras_fit.gathering import gathered
+from tfdist.keras_fit.replica_batch import all_rows, warn_of_all_rows
+from tfdist.keras_fit.tolerance import Tolerance
+from tfdist.step import randomness
+
+Predict = Callable[[Any], Any]
+Drawing = Callable[[tf.Tensor | int], contextlib.AbstractContextManager[None]]  # of a replica's number
+
+
+def predicting(model: keras.Model, strategy: HasCollectives, seed: int, check: bool) -> Predict:
+    """Returns a function from what `Strategy.run` takes for a `Dealt` to the outputs for all rows of the global batch.
+
+    Args:
+      model: built.
+      strategy: where it runs.
+      seed: of what the model draws.
+      check: whether the first batch of several rows shows if outputs for some depend on the others.
+    """
+    checks = check and strategy.replicas > 1 and has_own_code(model)
+    by_own_rows, by_all_rows = (
+        _on_replicas(function, model, strategy, seed) for function in (_by_own_rows, _by_all_rows)
+    )
+    chosen: list[Predict] = [] if checks else [by_own_rows]
+
+    def predict(dealt: Any) -> Any:
+        if chosen:
+            return chosen[0](dealt)
+        if int(strategy.local(dealt.batch_size)[0]) > 1:
+            chosen.append(by_all_rows if _needs_all_rows(model, strategy, dealt) else by_own_rows)
+        return by_all_rows(dealt) if not chosen else chosen[0](dealt)
+
+    return predict
+
+
+def _on_replicas(function: Callable[..., Any], model: keras.Model, strategy: HasCollectives, seed: int) -> Predict:
+    numbers, seeds = itertools.count(), randomness.seed_states(model)
+
+    def drawing(number: tf.Tensor, replica: tf.Tensor | int) -> contextlib.AbstractContextManager[None]:
+        return randomness.not_training(seeds, seed, "predict", number, replica, strategy.replicas)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def predict(dealt: Any, number: tf.Tensor) -> Any:
+        outputs = strategy.run(functools.partial(function, model, strategy, functools.partial(drawing, number)), dealt)
+        return tf.nest.map_structure(lambda value: strategy.local(value)[0], outputs)
+
+    return lambda dealt: predict(dealt, tf.constant(next(numbers), tf.int64))
+
+
+def _by_own_rows(model: keras.Model, strategy: HasCollectives, drawing: Drawing, dealt: Dealt) -> Any:
+    with drawing(strategy.collectives.rank):
+        outputs = _outputs(model, with_any_rows(dealt).batch)
+    return gathered(outputs, strategy.collectives)
+
+
+def _outputs(model: keras.Model, batch: Any) -> Any:
+    outputs = model.predict_step(batch)
+    for output in tf.nest.flatten(outputs):
+        if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
+            raise InputError(
+                "Predictions of replicas are put together by rows, so each output is a dense tensor of rows. Received: "
+                f"{'a scalar' if isinstance(output, tf.Tensor) else type(output).__name__}. Call the model itself."
+            )
+    return outputs
+
+
+def _by_all_rows(model: keras.Model, strategy: HasCollectives, drawing: Drawing, dealt: Dealt) -> Any:
+    mine = all_rows(dealt, strategy.collectives)
+    with using(mine.collectives), drawing(mine.number):
+        return _outputs(model, mine.batch)
+
+
+def _needs_all_rows(model: keras.Model, strategy: HasCollectives, dealt: Any) -> bool:
+    """Whether outputs for a replica's rows differ from those for the same rows among all; warns if they do."""
+    try:
+        either_draws(functools.partial(_compare, model, strategy, dealt))
+    except NeedsAllRowsError as error:
+        warn_of_all_rows(model, "predict", str(error), strategy)
+        return True
+    return False
+
+
+def _compare(model: keras.Model, strategy: HasCollectives, dealt: Any, rows_differ: bool) -> None:
+    both = BothWays(strategy, lambda batch, replica: _outputs(model, batch))
+    ours, whole = both.run(dealt, rows_differ)
+    gathering = tf.function(
+        lambda outputs: strategy.run(lambda mine: gathered(mine, strategy.collectives), outputs), autograph=False
+    )
+    both.agree(_difference(_arrays(both.first(gathering(ours))), _arrays(whole), Tolerance.of(model)))
+
+
+def _arrays(outputs: Any) -> list[np.ndarray]:
+    parts = tf.nest.flatten(outputs, expand_composites=True)
+    return [np.asarray(tf.cast(part, tf.float64) if part.dtype.is_floating else part) for part in parts]
+
+
+def _difference(ours: list[np.ndarray], theirs: list[np.ndarray], tolerance: Tolerance) -> str:
+    """What differs; empty if nothing does."""
+    for a, b in zip(ours, theirs, strict=True):
+        if a.shape != b.shape:
+            return f"outputs have the shape {list(a.shape)} in place of {list(b.shape)}"
+        if not (tolerance.holds([a], [b]) if b.dtype.kind == "f" else np.array_equal(a, b)):
+            return "the outputs differ"
+    return ""

@@ -1,0 +1,122 @@
+"""What one replica's code is given of a global batch: its own rows or, for code that needs all rows, all of them."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist.collectives import Collectives, OneReplica
+from tfdist.data.batches import Dealt, count_rows, with_any_rows
+from tfdist.data.row_partition import share
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.keras_fit.gathering import gathered
+from tfdist.keras_fit.logs import ReduceOp
+from tfdist.keras_fit.one_device import Apply, Replica
+from tfdist.step.loss import floating
+
+_log = logging.getLogger(__name__)
+
+
+class ReplicaBatch(NamedTuple):
+    """One replica's part of the work on a global batch.
+
+    Attributes:
+      batch: structure of tensors, the rows first.
+      rows: scalar int32; rows in `batch`.
+      batch_size: scalar int32; rows of the global batch.
+      weights: the factor of this replica's values in the sum over replicas, scalar float, by what the values are.
+      collectives: what the code communicates through.
+      number: of the replica whose random numbers it draws.
+      has_all_rows: whether the rows are those of the global batch.
+    """
+
+    batch: Any
+    rows: tf.Tensor
+    batch_size: tf.Tensor
+    weights: Mapping[ReduceOp, tf.Tensor]
+    collectives: Collectives
+    number: tf.Tensor | int
+    has_all_rows: bool
+
+    def replica(self, apply: Apply | None = None) -> Replica:
+        """The replica for whose code this is; see `Replica` for `apply`."""
+        return Replica(self.collectives, self.rows, self.batch_size, apply, self.has_all_rows)
+
+
+def rows_of(dealt: Dealt, collectives: Collectives, needs_all_rows: bool) -> ReplicaBatch:
+    """Returns what a replica computes: `all_rows` if its code needs them, otherwise `own_rows`."""
+    return all_rows(dealt, collectives) if needs_all_rows else own_rows(dealt, collectives)
+
+
+def own_rows(dealt: Dealt, collectives: Collectives) -> ReplicaBatch:
+    """Returns the rows that were dealt to this replica, of which there may be none; inside a replica function.
+
+    Args:
+      dealt: this replica's.
+      collectives: of all replicas.
+    """
+    batch, batch_size = with_any_rows(dealt)
+    rows = count_rows(batch)
+    weights: dict[ReduceOp, tf.Tensor] = {"mean": floating(rows) / floating(batch_size), "sum": floating(rows > 0)}
+    return ReplicaBatch(batch, rows, batch_size, weights, collectives, collectives.rank, False)
+
+
+def all_rows(dealt: Dealt, collectives: Collectives) -> ReplicaBatch:
+    """Returns the rows of all replicas, on each of them: all compute the same.
+
+    Cost: one all-gather of the batch. Gradients are averaged, which keeps the replicas equal also where a device adds up in
+    another order each time. Inside a replica function.
+
+    Args:
+      dealt: this replica's rows.
+      collectives: of all replicas.
+    """
+    batch = gathered(with_any_rows(dealt).batch, collectives)
+    rows = count_rows(batch)
+    part = floating(tf.constant(1 / collectives.size, tf.float64))
+    weights: dict[ReduceOp, tf.Tensor] = {"mean": part, "sum": part}
+    return ReplicaBatch(batch, rows, rows, weights, OneReplica(), 0, True)
+
+
+class FewRows(NamedTuple):
+    """The first rows of each replica: two if it has them, and no more than make one replica's share together.
+
+    Attributes:
+      batch: this replica's.
+      rows: scalar int32; how many these are.
+      first: scalar int32; how many the replicas before this one have.
+      total: scalar int32; how many all replicas have.
+    """
+
+    batch: Any
+    rows: tf.Tensor
+    first: tf.Tensor
+    total: tf.Tensor
+
+
+def few_rows(dealt: Dealt, collectives: Collectives) -> FewRows:
+    """Those of a batch of which this replica has been dealt some; inside a replica function. Nothing is sent."""
+
+    def few(rows: tf.Tensor) -> tf.Tensor:
+        return tf.maximum(rows // collectives.size, tf.minimum(rows, 2))
+
+    batch, batch_size = with_any_rows(dealt)
+    _, shares = share(batch_size, tf.range(collectives.size), collectives.size)
+    counts = few(shares)
+    mine = tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[: few(count_rows(leaf))], batch)
+    return FewRows(mine, count_rows(mine), tf.reduce_sum(counts[: collectives.rank]), tf.reduce_sum(counts))
+
+
+def warn_of_all_rows(model: keras.Model, name: str, found: str, strategy: HasCollectives) -> None:
+    """Says that replicas do not share the work of a method, and why."""
+    if strategy.is_chief:
+        _log.warning(
+            "%s of %s needs all rows of a batch (computed from a part: %s). Every replica therefore computes the whole batch, "
+            "with the result and in the time of one device. To share the work, make the value a mean or a sum over rows, or "
+            "gather the rows that are compared with tfdist.gather_rows.",
+            name,
+            model.name,
+            found.rstrip("."),
+        )

@@ -1,0 +1,170 @@
+"""Training steps of one compilation of a model, many in one call, and what they return."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.config.run_config import RunConfig
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError, NotFiniteError
+from tfdist.gradients import Clip, parse_loss_scale
+from tfdist.keras_fit.custom_train_step import OwnStep, Place
+from tfdist.keras_fit.first_batch import ReduceOps
+from tfdist.keras_fit.global_batches import Reading
+from tfdist.keras_fit.loops import once, one_at_a_time, repeated
+from tfdist.step.compiled_steps import Compression, Steps
+from tfdist.step.loop import compile_loop, loop_on_the_host, not_finite
+from tfdist.step.metrics import KerasMetrics
+from tfdist.step.state_store import Kept
+from tfdist.step.step import Settings
+from tfdist.step.validation import check_micro_steps, check_optimizer, default_loss_scale, without_loss_scale
+
+
+class Made(NamedTuple):
+    """Steps that were made.
+
+    Attributes:
+      steps: how many.
+      returned: what the model's own step returned last; empty where it has none.
+      sources: which metric's result each value is, if it is one; see `KerasMetrics.by_metric`.
+      failure: what to raise if the last one was not finite.
+    """
+
+    steps: int
+    returned: Mapping[str, Any] = {}
+    sources: Mapping[str, str] = {}
+    failure: NotFiniteError | None = None
+
+
+class TrainerSteps:
+    """The trainer's step, for a model whose steps are Keras's own."""
+
+    needs_all_rows = False
+
+    def __init__(self, model: keras.Model, strategy: HasCollectives, options: RunConfig, metrics: KerasMetrics):
+        settings = _settings(model, strategy, options)
+        self._kept = Kept(strategy)
+        if settings.loss_scale:
+            self._kept.variables(settings.loss_scale.state())
+        self._scaled = settings.loss_scale is not None
+        self._model = model
+        self._steps = Steps(model, strategy, settings, _compression(options), self._kept, metrics)
+
+    def go(self, batches: Any, most: int, number: int) -> Made:
+        """Makes up to `most` steps of a `Reading`, or one of a `Dealt`; `number` is the first one's."""
+        read = isinstance(batches, Reading)
+        if read and self._steps.sends_rows:
+            return self._one_at_a_time(batches, batches.ahead(most), number)
+        steps = batches.ahead(most) if read else 1
+        loop = self._steps.loop(None, compile_loop if read else loop_on_the_host)
+        rows = batches.rows if read else iter([batches])
+        result = loop(rows, tf.constant(number, tf.int64), tf.constant(steps), tf.constant(False))
+        losses = result.losses.numpy()  # fewer than steps if one was not finite
+        if read:
+            batches.took(len(losses))
+        if bool(result.may_go_on):
+            return Made(len(losses))
+        last, variables = number + len(losses) - 1, self._model.trainable_variables
+        return Made(len(losses), failure=not_finite(last, losses[-1], result, variables, self.loss_scale))
+
+    def _one_at_a_time(self, batches: Reading, steps: int, number: int) -> Made:
+        """See `one_at_a_time`."""
+        for made in range(steps):
+            found = self.go(next(batches), 1, number + made)
+            if found.failure:
+                return found._replace(steps=made + 1)
+        return Made(steps)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The scale now; None without one."""
+        return float(self._kept.array("loss_scale/scale").values) if self._scaled else None
+
+
+class OwnSteps:
+    """The model's own step, or Keras's for a loss that is no mean over rows.
+
+    Attributes:
+      returned: what the step returns.
+      needs_all_rows: whether replicas compute whole batches.
+    """
+
+    loss_scale = None
+    needs_all_rows = False
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: HasCollectives,
+        options: RunConfig,
+        spec: Any,
+        place: Place,
+    ):
+        settings = _settings(model, strategy, options)
+        self._step = OwnStep(model, strategy, settings, _compression(options), Kept(strategy), spec, place)
+        self.returned = self._step.returned
+        self._repeated = repeated(strategy, self._step.run, self._step.traced)
+        self._once = once(strategy, self._step.run, self._step.traced)
+
+    def follow(self, reduce_ops: ReduceOps) -> None:
+        """Says how the values of replicas make the whole batch's."""
+        self.needs_all_rows = reduce_ops.needs_all_rows
+        self._step.follow(reduce_ops)
+
+    def go(self, batches: Any, most: int, number: int) -> Made:
+        """As that of `TrainerSteps`."""
+        if not isinstance(batches, Reading):
+            self._once(batches, number)
+            return self._made(1, number)
+        steps = batches.ahead(most)
+        if self._step.sends_rows:
+            one_at_a_time(self._once, batches, steps, number)
+        else:
+            self._repeated(batches.rows, number, steps)
+            batches.took(steps)
+        return self._made(steps, number)
+
+    def _made(self, steps: int, first: int) -> Made:
+        logs = self._step.logs.read()
+        bad = [name for name, value in logs.items() if not np.all(np.isfinite(value))]
+        if not bad:
+            return Made(steps, logs, self._step.logs.sources)
+        last = first + steps - 1
+        return Made(
+            steps,
+            logs,
+            failure=NotFiniteError(f"What train_step returned is not finite at step {last}: {bad[0]}={logs[bad[0]]}."),
+        )
+
+
+def _settings(model: keras.Model, strategy: HasCollectives, options: RunConfig) -> Settings:
+    clip = Clip(norm=options.clip_norm, value=options.clip_value)
+    optimizer, taken = without_loss_scale(model.optimizer)
+    check_optimizer(optimizer, clip)
+    check_micro_steps(model, options.accumulate_steps)
+    return Settings(
+        batch_size=None,
+        seed=options.seed,
+        jit_compile=options.jit_compile or (strategy.replicas == 1 and bool(model.jit_compile)),
+        micro_steps=options.accumulate_steps,
+        clip=clip,
+        loss_scale=parse_loss_scale(options.loss_scale) or taken or default_loss_scale(model),
+        max_skipped_steps=options.max_skipped_steps,
+    )
+
+
+def _compression(options: RunConfig) -> Compression:
+    found = Compression(
+        methods=options.compression,
+        min_bytes=options.compression_min_bytes,
+        bucket_bytes=int(options.bucket_mb * 2**20),
+    )
+    if found.choice:
+        raise InputError(
+            "Compression is chosen by measurement in tfdist's own trainer alone. Received: "
+            f"--compression={options.compression}. Name a method, or use `python -m tfdist.train`."
+        )
+    return found

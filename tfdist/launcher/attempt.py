@@ -1,0 +1,240 @@
+"""One attempt at a job: its processes on this host, from the first to the last."""
+
+import contextlib
+import dataclasses
+import pathlib
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from tfdist.cluster.environment import without_sources
+from tfdist.coordination import Group, Server
+from tfdist.coordination.addresses import join_address, listen, split_address
+from tfdist.coordination.group import name_ranks
+from tfdist.coordination.join import ADDRESS_VARIABLE, TOKEN_VARIABLE
+from tfdist.errors import ExitCode, exit_codes
+from tfdist.launcher import failures, nodes
+from tfdist.launcher.child import Child, Task
+from tfdist.launcher.console import Channel, Screen
+from tfdist.launcher.engines import ENGINES
+from tfdist.launcher.job import Job
+from tfdist.launcher.logs import Log
+from tfdist.launcher.order_sources import Desk
+from tfdist.launcher.orders import Kind, Order, Report
+from tfdist.launcher.orphan_guard import Guard
+from tfdist.launcher.outcome import Outcome
+from tfdist.launcher.placement import Placement, arrange
+from tfdist.launcher.progress_files import Notes
+from tfdist.launcher.signals import ENDING
+from tfdist.launcher.supervision import Stop, Supervisor, Watched
+from tfdist.process import progress_file
+
+Ask = Callable[[], Stop | None]
+RESTART_VARIABLE = "TFDIST_RESTART"  # how many times the job was started before
+LAUNCHED_VARIABLE = "TFDIST_LAUNCHED"  # when the job was started first: the name of what it writes
+_OURS = (ADDRESS_VARIABLE, TOKEN_VARIABLE, RESTART_VARIABLE, progress_file.VARIABLE, "TFDIST_COORDINATOR")
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """What the attempts of a job share on this host.
+
+    Attributes:
+      job: how many processes, and how they find each other.
+      command: what a rank runs.
+      environment: what they inherit.
+      guard: ends what is left if this process is killed.
+      logs: where each rank's log is.
+      notes: where each rank notes its progress; None if nobody wants to know.
+      stops: each is asked again and again for a reason to end the processes.
+      arrived: the signals that ask for the end.
+      say: told which ranks are here.
+    """
+
+    job: Job
+    command: Callable[[int], Sequence[str]]
+    environment: Mapping[str, str]
+    guard: Guard
+    logs: pathlib.Path
+    notes: Notes | None
+    stops: Sequence[Ask]
+    arrived: Sequence[int]
+    say: Callable[[str], None]
+
+
+def attempt(host: Host, desk: Desk, order: Order, is_first: bool) -> Report:
+    """Starts the processes at fresh ports, with a fresh group, and sees them to their end.
+
+    Args:
+      host: what does not change.
+      desk: may order to stop.
+      order: how many processes, and which attempt it is.
+      is_first: whether it is this launcher's first.
+
+    Raises:
+      InputError: the command or the coordinator's address cannot be used, or the memory is full.
+    """
+    with desk.meet(order) as launchers, contextlib.ExitStack() as stack:
+        placement = arrange(order.processes, desk.host, launchers)
+        server, variables = stack.enter_context(_served(host.job, placement, launchers))
+        tasks = _tasks(host, placement, variables, order)
+        if is_first:
+            host.say(f"{name_ranks([task.rank for task in tasks])} of {placement.size}, logs in {host.logs}")
+        timeout = _StartTimeout(host.job.start_timeout_seconds, server)
+        watched = Watched(
+            stops=[*host.stops, timeout, _elsewhere(host, launchers), _ordered(host, desk)],
+            loss=lambda: server.loss if server else None,
+            on_stop=lambda outcome: launchers.leave(outcome.code, outcome.reason),
+            grace=host.job.grace_seconds,
+            together=host.job.is_elastic,
+        )
+        supervised = _supervise(host, tasks, watched, stack, order.attempt)
+    outcome = supervised.outcome
+    log = next((task.log for task in tasks if task.rank == outcome.rank), None)
+    step, final = host.notes.read(task.rank for task in tasks) if host.notes else (None, False)
+    outcome = dataclasses.replace(outcome, log=log)
+    return supervised._replace(outcome=outcome, step=step, final=final, absent=tuple(timeout.absent))
+
+
+@contextlib.contextmanager
+def _served(job: Job, placement: Placement, launchers: Group) -> Iterator[tuple[Server | None, list[dict[str, str]]]]:
+    """Serves on node 0 what the ranks need; returns the ranks' group, where it is here, and this node's variables."""
+    engine = ENGINES[job.launcher]
+    with contextlib.ExitStack() as stack:
+        server, told = None, None
+        if launchers.rank == 0:
+            token = secrets.token_hex(16)
+            host = placement.hosts[0]
+            listener = listen(join_address(host, 0), "Choose another --coordinator, the same on every host.")
+            server = Server(listener, size=placement.size, token=token)
+            stack.callback(server.close, "the launcher has ended")
+            port = split_address(server.address)[1]
+            told = [join_address(host, port), token, stack.enter_context(engine.serve(placement))]
+        address, token, engine_port = launchers.broadcast("launch/served", told)
+        group = {ADDRESS_VARIABLE: address, TOKEN_VARIABLE: token}
+        yield server, [group | engine.variables(placement, engine_port, rank) for rank in placement.ranks()]
+
+
+def _tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]], order: Order) -> list[Task]:
+    which = {RESTART_VARIABLE: str(order.attempt), LAUNCHED_VARIABLE: order.launched}
+    inherited = _inherited(host.environment) | which
+    tasks = []
+    for one, own in zip(placement.ranks(), variables, strict=True):
+        if host.notes and (note := host.notes.blank(one.rank)):
+            own = own | {progress_file.VARIABLE: str(note)}
+        tasks.append(Task(one.rank, host.command(one.rank), inherited | own, host.logs / f"rank-{one.rank}.log"))
+    return tasks
+
+
+def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: contextlib.ExitStack, number: int) -> Report:
+    screens = Screen(sys.stdout), Screen(sys.stderr)
+    children: list[Child] = []
+    channels: list[Channel] = []
+    try:
+        for task in tasks:
+            log = stack.enter_context(Log(task.log, number))
+            child = Child(task)
+            children.append(child)
+            host.guard.add(child.pid)
+            channels += [
+                Channel(child.rank, child.out, screens[0], log),
+                Channel(child.rank, child.err, screens[1], log),
+            ]
+    except BaseException:
+        for child in children:
+            child.reap()
+        raise
+    stops = [*watched.stops, lambda: asked(host), lambda: _unread(host, screens)]
+    watched = watched._replace(stops=stops, hurry=lambda: in_a_hurry(host), look=host.guard.look)
+    supervisor = Supervisor(children, channels, watched)
+    try:
+        outcome = supervisor.run()
+        return Report(outcome, supervisor.stopped or bool(host.arrived), failures.own(children, outcome))
+    finally:
+        for child in children:
+            host.guard.forget(child.pid)
+
+
+def asked(host: Host) -> Stop | None:
+    """Whether somebody has asked this launcher to end."""
+    if not host.arrived:
+        return None
+    name = signal.Signals(host.arrived[0]).name
+    outcome = Outcome(exit_codes.SIGNALLED + host.arrived[0], f"ended by {name}")
+    return Stop(outcome, host.job.grace_seconds, asked=True)
+
+
+def in_a_hurry(host: Host) -> bool:
+    """Whether whoever has asked it to end has asked again."""
+    return len(host.arrived) > 1
+
+
+def _unread(host: Host, screens: Sequence[Screen]) -> Stop | None:
+    if any(screen.gone for screen in screens):
+        return Stop(
+            Outcome(exit_codes.SIGNALLED + signal.SIGPIPE, "nobody reads the output any more"), host.job.grace_seconds
+        )
+    return None
+
+
+def _inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in without_sources(environment).items() if name not in _OURS}
+    return {"PYTHONUNBUFFERED": "1"} | kept  # lines appear when they are printed, also the last before a crash
+
+
+class _StartTimeout:
+    """Once a rank has come to the group, the others must come too; a job whose ranks do not use tfdist has no group.
+
+    Attributes:
+      absent: the ranks that did not come in time.
+    """
+
+    def __init__(self, seconds: float, server: Server | None):
+        self._seconds, self._server = seconds, server
+        self._first_came = 0.0
+        self.absent: list[int] = []
+
+    def __call__(self) -> Stop | None:
+        absent = self._server.absent() if self._server else []
+        if not absent or not self._server or len(absent) == self._server.size:
+            return None
+        now = time.monotonic()
+        self._first_came = self._first_came or now
+        if now - self._first_came < self._seconds:
+            return None
+        self.absent = absent
+        reason = (
+            f"{name_ranks(absent)} did not join the job's group within {self._seconds:g} s (--start_timeout_seconds)"
+        )
+        return Stop(Outcome(ExitCode.PEER_LOST, reason, absent[0]), final=False)
+
+
+def _ordered(host: Host, desk: Desk) -> Ask:
+    """Whoever decides may want others to join these processes, or some of them to leave: all save first, and end."""
+
+    def ask() -> Stop | None:
+        order = desk.order()
+        if order.kind not in (Kind.STOP, Kind.OVER):  # over for a launcher that was given up
+            return None
+        if order.outcome.code == ExitCode.PEER_LOST:  # nothing can be saved
+            return Stop(order.outcome, final=False)
+        return Stop(order.outcome, host.job.grace_seconds, asked=True, final=False)
+
+    return ask
+
+
+def _elsewhere(host: Host, launchers: Group) -> Ask:
+    """If another host's launcher was asked to end, or nobody reads it any more, its ranks agree with ours on a step to end at.
+
+    Ours need the time to save, and no signal, which could come when they have saved already, and would kill them.
+    """
+
+    def ask() -> Stop | None:
+        outcome = nodes.elsewhere(launchers)
+        if outcome and outcome.code - exit_codes.SIGNALLED in (*ENDING, signal.SIGPIPE):
+            return Stop(outcome, asked=True, final=False, wait=host.job.grace_seconds)
+        return Stop(outcome, final=False) if outcome else None
+
+    return ask

@@ -1,0 +1,72 @@
+"""How a launcher comes to its desk: whether it decides, or does as it is told."""
+
+import contextlib
+import errno
+import socket
+from collections.abc import Callable, Iterator, Mapping
+
+from tfdist.coordination.addresses import listen, split_address
+from tfdist.errors import InputError
+from tfdist.launcher import nodes
+from tfdist.launcher.hosts import LOOPBACK_NAMES, Hosts, is_named, own_names
+from tfdist.launcher.job import Job
+from tfdist.launcher.job_controller import Director
+from tfdist.launcher.order_sources import Desk, FixedNodes, Own
+from tfdist.launcher.orders import launched_now
+from tfdist.launcher.orphan_guard import Guard
+from tfdist.launcher.remote_agent import Guest
+from tfdist.launcher.rendezvous_server import Lobby
+
+
+@contextlib.contextmanager
+def opened(job: Job, environment: Mapping[str, str], guard: Guard, say: Callable[[str], object]) -> Iterator[Desk]:
+    """The desk of this launcher.
+
+    Args:
+      job: what is to be launched.
+      environment: has the token of jobs on several hosts.
+      guard: ends what is left of a program of `--hosts` if this process is killed.
+      say: told what becomes of the job.
+
+    Raises:
+      PeerLostError: another host's launcher did not come.
+      InputError: the coordinator's address, or `--hosts`, cannot be used.
+    """
+    with contextlib.ExitStack() as stack:
+        if job.nodes > 1:
+            yield FixedNodes(job, stack.enter_context(nodes.launchers(job, environment)))
+            return
+        listener = _listener(job.coordinator) if job.is_elastic and job.coordinator else None
+        if job.is_elastic and job.coordinator and listener is None:
+            yield stack.enter_context(Guest(job, nodes.token(job.coordinator, environment)))
+            return
+        hosts = stack.enter_context(Hosts(job.hosts, guard)) if job.hosts else None
+        director = Director(job, say, listed=lambda: hosts.slots if hosts else None, launched=launched_now())
+        own = Own(job, director)  # before any guest: it is the job's
+        if listener:
+            host = split_address(job.coordinator)[0]
+            lobby = stack.enter_context(Lobby(listener, host, nodes.token(job.coordinator, environment)))
+            director.meet, director.part = lobby.meet, lobby.part
+            lobby.open(director)
+        yield own
+
+
+def _listener(coordinator: str) -> socket.socket | None:
+    """Where the lobby listens, if this is the first launcher on the coordinator's host; else None."""
+    if not is_here(split_address(coordinator)[0]):
+        return None
+    try:
+        return listen(coordinator, "Choose another --coordinator, the same on every host.")
+    except InputError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
+            return None  # by a launcher that came before, or a stranger, which will be said when it does not answer
+        raise
+
+
+def is_here(host: str) -> bool:
+    """Whether a name or an address is this host's; one that nobody knows yet is not."""
+    try:
+        found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return False
+    return any(is_named(address, [*LOOPBACK_NAMES, *own_names()]) for address in found)

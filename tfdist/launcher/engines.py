@@ -1,0 +1,88 @@
+"""What each engine's processes find in their environment, and what node 0 serves for them."""
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from tfdist.errors import InputError
+from tfdist.launcher.placement import Placement, Rank
+
+
+class Engine(NamedTuple):
+    """How the processes of an engine find each other.
+
+    Attributes:
+      serve: what the launcher of node 0 serves while they run: from the placement, the port.
+      variables: a rank's environment: from the placement, the port that node 0 serves, and the rank.
+    """
+
+    serve: Callable[[Placement], AbstractContextManager[int]]
+    variables: Callable[[Placement, int, Rank], dict[str, str]]
+
+
+@contextlib.contextmanager
+def _serve_nothing(placement: Placement) -> Iterator[int]:
+    yield 0
+
+
+def _tf_config(placement: Placement, port: int, rank: Rank) -> dict[str, str]:
+    cluster = {"worker": placement.addresses}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank.rank}})}
+
+
+@contextlib.contextmanager
+def _serve_rendezvous(placement: Placement) -> Iterator[int]:
+    """Serves Horovod's own rendezvous. It asks for no token: it belongs on a trusted network, as the engine does."""
+    try:
+        from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+    except ImportError as error:
+        raise InputError(
+            f"--launcher=horovod needs Horovod. Received: {error}. Run `python -m tfdist.install_horovod`."
+        ) from error
+    host = placement.hosts[0] if len(placement.hosts) == 1 else ""
+    server = RendezvousHTTPServer((host, 0), RendezvousHandler, 0)
+    server.daemon_threads = True
+    hosts = [HostInfo(_node_name(node), len(ports)) for node, ports in enumerate(placement.ports)]
+    server.init(get_host_assignments(hosts, placement.size, placement.size))
+    thread = threading.Thread(target=server.serve_forever, name="horovod-rendezvous", kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _horovod(placement: Placement, port: int, rank: Rank) -> dict[str, str]:
+    variables = {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": placement.hosts[0],
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_HOSTNAME": _node_name(placement.node),
+        "HOROVOD_RANK": str(rank.rank),
+        "HOROVOD_SIZE": str(rank.size),
+        "HOROVOD_LOCAL_RANK": str(rank.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(rank.local_size),
+        "HOROVOD_CROSS_RANK": str(rank.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(rank.cross_size),
+    }
+    interface = os.environ.get("HOROVOD_GLOO_IFACE") or placement.interface
+    return variables | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})  # else Gloo chooses
+
+
+def _node_name(node: int) -> str:
+    """The name by which Horovod tells hosts apart; real names may repeat, in containers."""
+    return f"node-{node}"
+
+
+ENGINES = {
+    "tensorflow": Engine(_serve_nothing, _tf_config),
+    "horovod": Engine(_serve_rendezvous, _horovod),
+}

@@ -1,0 +1,100 @@
+"""Where the ranks' logs are written."""
+
+import contextlib
+import datetime
+import logging
+import os
+import pathlib
+from types import TracebackType
+from typing import IO
+
+from tfdist.coordination import Group
+from tfdist.errors import InputError
+
+PARENT = pathlib.Path("runs")
+
+_log = logging.getLogger("tfdist.launch")
+
+
+def log_directory(path: str, launchers: Group) -> pathlib.Path:
+    """Creates the directory.
+
+    Args:
+      path: as the flag says; empty for one under runs/ that is new on node 0, and has the same name on all nodes.
+      launchers: the launchers of all nodes.
+
+    Raises:
+      InputError: it cannot be written.
+    """
+    try:
+        fresh = launchers.broadcast("launch/log_dir", None if path or launchers.rank else str(_new_directory()))
+        directory = pathlib.Path(path or fresh)
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / f".node-{launchers.rank}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(
+            f"--log_dir must be a directory that can be written. Received: {error.filename} ({error.strerror})."
+        ) from error
+    return directory
+
+
+class Log:
+    """A rank's log, unbuffered. One that cannot be written, as on a full disk, is given up: the job goes on without it."""
+
+    def __init__(self, path: pathlib.Path, number: int):
+        """Opens it behind what is in it: of an earlier attempt, or an earlier launch.
+
+        Args:
+          path: the file.
+          number: of the attempt, 0 for the first.
+        """
+        self._path = path
+        self._file: IO[bytes] | None = None
+        try:
+            self._file = open(path, "ab", buffering=0)
+        except OSError as error:
+            self._give_up(error)
+        if self._file and os.fstat(self._file.fileno()).st_size:  # a pipe cannot `tell`
+            what = f"restart {number}" if number else "another launch"
+            self.write(f"--- {what}, {datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
+
+    def write(self, data: bytes) -> None:
+        """Writes all of it, or warns, once, that it cannot."""
+        try:
+            while data and self._file:
+                data = data[self._file.write(data) :]  # the system may take a part
+        except OSError as error:
+            self._give_up(error)
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._close()
+
+    def _give_up(self, error: OSError) -> None:
+        self._close()
+        _log.warning(
+            "tfdist.launch: %s is written no more (%s); the job goes on without it.", self._path, error.strerror
+        )
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file:
+            with contextlib.suppress(OSError):  # which some file systems say only now
+                file.close()
+
+
+def _new_directory() -> pathlib.Path:
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    number = 1
+    while True:
+        path = PARENT / f"launch-{now}{f'-{number}' if number > 1 else ''}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:  # another launch of the same second
+            number += 1
+            continue
+        return path

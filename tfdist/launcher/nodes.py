@@ -1,0 +1,78 @@
+"""The launchers of several hosts: how they find each other, and tell each other how it ends."""
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping
+
+from tfdist.coordination import Group
+from tfdist.coordination.addresses import LOOPBACK, split_address
+from tfdist.coordination.join import TOKEN_VARIABLE, meet, started
+from tfdist.errors import PeerLostError
+from tfdist.launcher.job import Job
+from tfdist.launcher.outcome import Outcome
+
+FOREVER = float("inf")
+
+_log = logging.getLogger("tfdist.launch")
+
+
+@contextlib.contextmanager
+def launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
+    """The group of all launchers of a job on several hosts, which node 0 serves at the coordinator's address.
+
+    Its token is TFDIST_TOKEN, to be set alike on all hosts. Without it, it is made of the coordinator's address: that
+    keeps jobs apart, and a warning says that it keeps nobody out.
+
+    Raises:
+      PeerLostError: a launcher did not come in time; the message names its node.
+      InputError: node 0 cannot listen there, or the token, --nodes or --node_rank differ.
+    """
+    group = meet(
+        job.coordinator,
+        rank=job.node_rank,
+        size=job.nodes,
+        token=token(job.coordinator, environment),
+        timeout=job.start_timeout_seconds,
+        remedy="Choose another --coordinator, the same on every host.",
+        noun="node",
+    )
+    try:
+        yield started(group, job.start_timeout_seconds)
+    except BaseException as error:
+        group.leave(1, f"{type(error).__name__}: {error}".partition("\n")[0])
+        raise
+    finally:
+        group.leave()
+
+
+def conclude(group: Group, mine: Outcome) -> Outcome:
+    """Waits for the other launchers if all went well here; returns how the job ended."""
+    if mine.code:
+        group.leave(mine.code, mine.reason)
+        return mine
+    try:
+        group.barrier("launch/end", FOREVER)
+        return mine
+    except PeerLostError as error:
+        return elsewhere(group) or Outcome(error.exit_code, str(error).rstrip("."))
+
+
+def elsewhere(group: Group) -> Outcome | None:
+    """How the job ended if another launcher says so."""
+    loss = group.lost()
+    return Outcome(PeerLostError.exit_code if loss.code is None else loss.code, str(loss)) if loss else None
+
+
+def token(coordinator: str, environment: Mapping[str, str]) -> str:
+    """What the launchers of a job must show; see `launchers`."""
+    if environment.get(TOKEN_VARIABLE):
+        return environment[TOKEN_VARIABLE]
+    if split_address(coordinator)[0] not in (LOOPBACK, "localhost", "::1"):
+        _log.warning(
+            "tfdist.launch: whoever reaches %s can join this job: on a network that others use, set %s to the same "
+            "secret on every host.",
+            coordinator,
+            TOKEN_VARIABLE,
+        )
+    return hashlib.sha256(coordinator.encode()).hexdigest()

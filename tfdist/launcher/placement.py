@@ -1,0 +1,96 @@
+"""Which rank runs where."""
+
+import dataclasses
+
+from tfdist.coordination import Group
+from tfdist.coordination.addresses import LOOPBACK, join_address, network_interface, split_address, way_to
+from tfdist.launcher.ports import free_ports
+
+
+@dataclasses.dataclass(frozen=True)
+class Rank:
+    """The numbers of one process: over all, on its node, and over the nodes that have a process of its local number."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Every rank of a job; those of a node are consecutive, in the order of nodes.
+
+    Attributes:
+      node: this launcher's number.
+      hosts: by node, the address at which the other nodes reach it.
+      ports: by node, a free port for each of its ranks.
+    """
+
+    node: int
+    hosts: tuple[str, ...]
+    ports: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return sum(map(len, self.ports))
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """`host:port` for each rank's own server, by rank."""
+        nodes = zip(self.hosts, self.ports, strict=True)
+        return tuple(join_address(host, port) for host, ports in nodes for port in ports)
+
+    @property
+    def interface(self) -> str:
+        """The network interface through which this node reaches the others.
+
+        By the way to another node: a host's own name often stands for its loopback.
+        """
+        another = self.hosts[0 if self.node else -1]
+        return network_interface(LOOPBACK if len(self.hosts) == 1 else way_to(another).own)
+
+    def ranks(self) -> list[Rank]:
+        """The ranks of this node."""
+        counts = [len(ports) for ports in self.ports]
+        mine = counts[self.node]
+        return [
+            Rank(
+                rank=sum(counts[: self.node]) + local,
+                size=self.size,
+                local_rank=local,
+                local_size=mine,
+                cross_rank=sum(count > local for count in counts[: self.node]),
+                cross_size=sum(count > local for count in counts),
+            )
+            for local in range(mine)
+        ]
+
+
+def arrange(processes: int, host: str, launchers: Group) -> Placement:
+    """Finds free ports on each node, and tells every launcher of all of them.
+
+    Args:
+      processes: how many ranks this node has.
+      host: how the other nodes reach this one.
+      launchers: the launchers of all nodes.
+    """
+    ports = free_ports(processes, host if launchers.size == 1 else "")
+    everyone = launchers.gather("launch/places", [host, ports])
+    return Placement(launchers.rank, tuple(host for host, _ in everyone), tuple(tuple(ports) for _, ports in everyone))
+
+
+def own_host(coordinator: str, serves: bool) -> str:
+    """How the others reach this host: the coordinator as all name it, the others by the address of their way to it.
+
+    Args:
+      coordinator: `host:port`; empty where there is one host.
+      serves: whether this is the coordinator's host.
+    """
+    if not coordinator:
+        return LOOPBACK
+    host, port = split_address(coordinator)
+    return host if serves else way_to(host, port).own

@@ -1,0 +1,125 @@
+"""A launcher that has come to the lobby of an elastic job, and does as it is told there."""
+
+import contextlib
+import socket
+import threading
+import time
+from contextlib import AbstractContextManager
+
+from tfdist.coordination import Group, LocalGroup
+from tfdist.coordination.connect import dial
+from tfdist.coordination.group import NO_GOODBYE, silence
+from tfdist.coordination.messages import LIMIT, VERSION, BadMessage, encode
+from tfdist.errors import ExitCode
+from tfdist.launcher import orders
+from tfdist.launcher.hosts import own_names
+from tfdist.launcher.job import Job
+from tfdist.launcher.order_sources import Desk, meeting
+from tfdist.launcher.orders import Kind, Order, Report
+from tfdist.launcher.outcome import Outcome
+from tfdist.launcher.placement import own_host
+from tfdist.launcher.rendezvous_server import BEAT_SECONDS, LOST_AFTER_SECONDS
+
+_CHUNK = 1 << 16
+
+
+class Guest(Desk):
+    """A launcher's end of its connection to the lobby; one thread listens. A context manager."""
+
+    def __init__(self, job: Job, token: str):
+        """Connects, trying again until the lobby is there.
+
+        Args:
+          job: says where the lobby is, and how long to wait for it.
+          token: what it asks for.
+
+        Raises:
+          PeerLostError: nobody answered in time.
+          InputError: the lobby refused this launcher.
+        """
+        self._job, self.everyone = job, LocalGroup()
+        hello = {"type": "hello", "version": VERSION, "token": token, "places": own_names()}
+        call = dial(job.coordinator, hello, LIMIT, job.start_timeout_seconds, "the coordinator's launcher")
+        self._sock, self._lines = call.sock, call.lines
+        self.host = own_host(job.coordinator, serves=False)
+        self._order = Order(Kind.WAIT)
+        self._done: int | None = None  # the last attempt that was reported
+        self._left = False
+        self._lost: Outcome | None = None
+        self._sending = threading.Lock()
+        for message in call.following:
+            self._hear(message)
+        self._thread = threading.Thread(target=self._listen, name="guest", daemon=True)
+        self._thread.start()
+
+    def order(self) -> Order:
+        """See base class; an order for an attempt that has ended here already is none."""
+        order, lost = self._order, self._lost
+        runs = order.kind in (Kind.RUN, Kind.STOP) and order.attempt != self._done
+        if lost and order.kind != Kind.OVER:
+            return Order(Kind.STOP if runs else Kind.OVER, order.attempt, outcome=lost)
+        return order if runs or order.kind == Kind.OVER else Order(Kind.WAIT)
+
+    def report(self, report: Report) -> None:
+        """See base class. A launcher that was asked to end leaves with it."""
+        self._done = self._order.attempt
+        self._send(orders.report_message(report))
+        if report.stopped:
+            self.end(report.outcome)
+
+    def meet(self, order: Order) -> AbstractContextManager[Group]:
+        """See base class."""
+        return meeting(order, self._job.start_timeout_seconds)
+
+    def end(self, outcome: Outcome, at_once: bool = False) -> None:
+        """See base class."""
+        self._left = True
+        self._send({"type": "goodbye"})
+        self._order = Order(Kind.OVER, outcome=outcome)
+
+    def __enter__(self) -> "Guest":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join(LOST_AFTER_SECONDS)
+        self._sock.close()
+
+    def _listen(self) -> None:
+        problem = NO_GOODBYE
+        try:
+            self._follow()
+        except (OSError, BadMessage) as error:
+            problem = str(error)
+        if not self._left:
+            self._lost = Outcome(ExitCode.PEER_LOST, f"the coordinator's launcher is lost: {problem}")
+        with contextlib.suppress(OSError):  # the lobby does not wait for a main thread that hangs
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _follow(self) -> None:
+        """Returns when the lobby has closed; raises `OSError` when it is silent."""
+        self._sock.settimeout(BEAT_SECONDS)
+        heard = time.monotonic()
+        while True:
+            self._send({"type": "beat"})
+            try:
+                data = self._sock.recv(_CHUNK)
+            except TimeoutError:
+                if time.monotonic() - heard > LOST_AFTER_SECONDS:
+                    raise OSError(silence(LOST_AFTER_SECONDS)) from None
+                continue
+            heard = time.monotonic()
+            for message in self._lines.feed(data):
+                self._hear(message)
+            if not data:
+                return
+
+    def _hear(self, message: dict[str, object]) -> None:
+        if message["type"] == "order" and not self._left:
+            self._order = orders.order_of(message)
+
+    def _send(self, message: dict[str, object]) -> None:
+        with self._sending, contextlib.suppress(OSError):  # whoever listens sees the end of the connection
+            self._sock.sendall(encode(message))

@@ -1,0 +1,169 @@
+"""Where the launchers of an elastic job come and go: served by the one whose host is the coordinator."""
+
+import contextlib
+import hmac
+import itertools
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from tfdist.coordination import Server
+from tfdist.coordination.addresses import join_address, listen, split_address
+from tfdist.coordination.group import NO_GOODBYE, silence
+from tfdist.coordination.messages import LIMIT, LIMIT_BEFORE_HELLO, VERSION, BadMessage, Lines, Message, encode, take
+from tfdist.launcher import orders
+from tfdist.launcher.job_controller import Director
+
+BEAT_SECONDS = 1.0  # between signs of life, which both sides send
+LOST_AFTER_SECONDS = 10.0  # without one; no engine keeps a launcher's threads from running
+_WAKE_SECONDS = 0.1  # from one look at the orders to the next
+_HELLO_SECONDS = 10.0  # for a stranger to say who it is
+_CHUNK = 1 << 16
+
+
+class Lobby:
+    """Lets other launchers talk to a `Director`; a context manager. One thread accepts, one more for each launcher."""
+
+    def __init__(self, listener: socket.socket, host: str, token: str):
+        """Serves nobody yet.
+
+        Args:
+          listener: bound and listening; the lobby closes it.
+          host: how the others reach this host.
+          token: what a launcher must show.
+        """
+        self._listener, self._host, self._token = listener, host, token
+        self._director: Director | None = None
+        self._ended = threading.Event()
+        self._numbers = itertools.count(1)
+        self._meeting: Server | None = None
+        self._threads: list[threading.Thread] = []
+
+    def open(self, director: Director) -> None:
+        """Begins to serve. Args: director: gives the orders."""
+        self._director = director
+        self._start(self._accept)
+
+    def meet(self, names: Sequence[str]) -> tuple[str, str]:
+        """Serves a group of so many launchers, in place of the last one; returns its address and its token."""
+        self.part()
+        token = secrets.token_hex(16)
+        listener = listen(join_address(self._host, 0), "Choose another --coordinator, the same on every host.")
+        self._meeting = Server(listener, size=len(names), token=token, noun="node")
+        return join_address(self._host, split_address(self._meeting.address)[1]), token
+
+    def __enter__(self) -> "Lobby":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Lets everybody hear how the job ended."""
+        self._ended.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes whoever accepts
+        for thread in self._threads:
+            thread.join(LOST_AFTER_SECONDS)
+        self._listener.close()
+        self.part()
+
+    def part(self) -> None:
+        """Ends the last meeting: whoever still waits there for others waits no more; those who run are not disturbed."""
+        if self._meeting:
+            self._meeting.close("the attempt is over")
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, name="lobby", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while not self._ended.is_set():
+            try:
+                sock, peer = self._listener.accept()
+            except OSError:  # the end, or a stranger that is gone again, or no file descriptor left
+                self._ended.wait(_WAKE_SECONDS)
+                continue
+            self._start(self._serve, sock, str(peer[0]))
+
+    def _serve(self, sock: socket.socket, peer: str) -> None:
+        lines = Lines(LIMIT_BEFORE_HELLO)
+        with sock, contextlib.suppress(OSError, BadMessage):
+            sock.settimeout(_HELLO_SECONDS)
+            hello = _first(sock, lines)
+            if refusal := self._refusal(hello):
+                sock.sendall(encode({"type": "refused", "reason": refusal}))
+                return
+            lines.limit = LIMIT
+            [places] = take(hello, places=list)
+            sock.sendall(encode({"type": "welcome"}))
+            self._attend(sock, lines, f"launcher {next(self._numbers)} ({peer})", [*map(str, places), peer])
+            with contextlib.suppress(OSError):  # until the last order is taken
+                sock.shutdown(socket.SHUT_WR)
+                sock.settimeout(_HELLO_SECONDS)
+                while sock.recv(_CHUNK):
+                    pass
+
+    def _refusal(self, hello: Message) -> str:
+        version, token = take(hello, version=int, token=str)
+        if version != VERSION:
+            return (
+                f"The launcher speaks version {version}, this job's is {VERSION}. Install the same tfdist everywhere."
+            )
+        if not hmac.compare_digest(token.encode(), self._token.encode()):
+            return "The launcher's token is not the job's. Set TFDIST_TOKEN to the same on every host."
+        return ""
+
+    def _attend(self, sock: socket.socket, lines: Lines, name: str, places: Sequence[str]) -> None:
+        """Gives a launcher its orders until it leaves, or the job is over."""
+        assert self._director
+        self._director.joined(name, places)
+        try:
+            self._talk(sock, lines, name)
+        except (OSError, BadMessage) as error:
+            self._director.lost(name, f"is lost: {error}")
+        finally:
+            self._director.left(name)
+
+    def _talk(self, sock: socket.socket, lines: Lines, name: str) -> None:
+        """Returns when all is said; raises `OSError` when the other side is gone, or silent."""
+        assert self._director
+        said, heard, beaten = None, time.monotonic(), 0.0
+        while True:
+            order = self._director.order(name)
+            now = time.monotonic()
+            if order != said:
+                sock.settimeout(LOST_AFTER_SECONDS)
+                sock.sendall(encode(orders.order_message(order)))
+                said = order
+                if order.kind == orders.Kind.OVER:
+                    return
+            elif self._ended.is_set():
+                return
+            elif now - beaten > BEAT_SECONDS:
+                sock.sendall(encode({"type": "beat"}))
+                beaten = now
+            sock.settimeout(_WAKE_SECONDS)
+            try:
+                data = sock.recv(_CHUNK)
+            except TimeoutError:  # only then: it may be this process that was starved
+                if now - heard > LOST_AFTER_SECONDS:
+                    raise OSError(silence(LOST_AFTER_SECONDS)) from None
+                continue
+            heard = time.monotonic()
+            for message in lines.feed(data):
+                if message["type"] == "report":
+                    self._director.reported(name, orders.report_of(message))
+                elif message["type"] == "goodbye":
+                    self._director.left(name, "has left the job")
+                    return
+            if not data:
+                raise OSError(NO_GOODBYE)
+
+
+def _first(sock: socket.socket, lines: Lines) -> Message:
+    while data := sock.recv(_CHUNK):
+        for message in lines.feed(data):
+            return message
+    raise BadMessage("nothing")

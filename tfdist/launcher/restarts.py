@@ -1,0 +1,120 @@
+"""Whether a job whose processes have ended is started again, and when."""
+
+import math
+import signal
+from typing import NamedTuple
+
+from tfdist.errors import ExitCode, exit_codes
+from tfdist.launcher.job import Job
+from tfdist.launcher.outcome import Outcome
+
+LONGEST_BACKOFF_SECONDS = 60.0
+VAIN = 5  # failures in a row before training began; a few may be the network's, or those of a host that comes late
+VAIN_LATER = 15  # the same once it had begun: with their pauses they outlast ten minutes without, say, a file system
+# What was done is done; bad input stays bad; a loss that is not finite comes again, as a resumed run repeats its steps.
+FINAL = frozenset({ExitCode.DONE, ExitCode.BAD_INPUT, ExitCode.NOT_FINITE})
+
+# Nobody but a scheduler sends SIGTERM: to a process that was not yet ready to save, or that had.
+PREEMPTIONS = frozenset({ExitCode.PREEMPTED, exit_codes.SIGNALLED + signal.SIGTERM})
+
+
+class Decision(NamedTuple):
+    """What follows on the end of an attempt.
+
+    Attributes:
+      wait: seconds until the next one; None if there is none.
+      reason: why, as the end of a sentence; empty where the end speaks for itself.
+    """
+
+    wait: float | None
+    reason: str = ""
+
+
+class Restarts:
+    """Counts a job's restarts: those after failures, and those after preemptions, each with a budget of its own.
+
+    A failure that repeats is not tried again: when two attempts in a row fail after the same step, the last one that a rank has
+    noted in its `tfdist.process.progress_file`. Where none has, training has not begun, or the program notes nothing: a budget
+    decides, and where that has no end, `VAIN` failures in a row are one that repeats, or `VAIN_LATER` once it had begun.
+    """
+
+    def __init__(self, job: Job):
+        """Args: job: has the budgets and the first pause."""
+        self._job = job
+        self._failures = self._preemptions = 0
+        self._failed_after: int | None = None
+        self._in_vain = self._left_early = 0  # failures, and preemptions, in a row before training began
+        self._most = VAIN
+
+    def decide(self, outcome: Outcome, step: int | None, *, may_repeat: bool = True, final: bool = False) -> Decision:
+        """Says what follows, and counts it.
+
+        Args:
+          outcome: of the attempt that has ended.
+          step: the last that any rank has noted in it; None if none has.
+          may_repeat: whether the same end once more would be a failure that repeats.
+          final: whether a rank has noted that nothing must be started again.
+        """
+        if outcome.code in FINAL:
+            return Decision(None)
+        if final:
+            return Decision(None, "what is saved may be wrong, too, so it is not tried again")
+        if step is not None:
+            self.begun()
+        # With code 75 the program itself has asked to be run again; behind a SIGTERM it has not.
+        counts = step is None and may_repeat and outcome.code != ExitCode.PREEMPTED
+        self._in_vain += counts
+        is_vain = counts and self._in_vain >= self._most
+        if outcome.code in PREEMPTIONS:
+            return self._after_preemption(step, is_vain)
+        return self._after_failure(step, may_repeat, is_vain)
+
+    def resized(self) -> None:
+        """The attempt was stopped so that another number of processes goes on: nothing has failed, nothing is counted."""
+        self._failed_after = None
+
+    def begun(self) -> None:
+        """Training has begun: what failed before it did repeats no more."""
+        self._in_vain = self._left_early = 0
+        self._most = VAIN_LATER
+
+    def _after_preemption(self, step: int | None, is_vain: bool) -> Decision:
+        self._failed_after = None
+        budget = self._job.preemption_budget
+        if self._preemptions == budget:
+            return _used_up(self._preemptions, "max_preemptions")
+        if is_vain and budget == math.inf:
+            return self._given_up("max_preemptions")
+        pause = max(self._job.restart_backoff_seconds, self._pause(self._left_early))
+        self._preemptions += 1
+        self._left_early += step is None
+        return Decision(pause, f"restart {self._preemptions}{_of(budget)} after preemptions")
+
+    def _after_failure(self, step: int | None, may_repeat: bool, is_vain: bool) -> Decision:
+        before, self._failed_after = self._failed_after, step if may_repeat else None
+        budget = self._job.restart_budget
+        if self._failures == budget:
+            return _used_up(self._failures, "max_restarts")
+        if may_repeat and step is not None and step == before:
+            return Decision(None, f"the second failure in a row after step {step}, so it is not tried again")
+        if is_vain and budget == math.inf:
+            return self._given_up("max_restarts")
+        pause = self._pause(self._failures)
+        self._failures += 1
+        after = "" if step is None else f" after step {step}"
+        return Decision(pause, f"restart {self._failures}{_of(budget)}{after}")
+
+    def _given_up(self, flag: str) -> Decision:
+        before = f"{self._in_vain} failures in a row before training {'began' if self._most == VAIN else 'went on'}"
+        return Decision(None, f"{before}, so it is not tried again; --{flag}=N sets another limit")
+
+    def _pause(self, before: int) -> float:
+        return min(LONGEST_BACKOFF_SECONDS, self._job.restart_backoff_seconds * 2 ** min(before, 30))
+
+
+def _of(budget: float) -> str:
+    return "" if budget == math.inf else f" of {budget:g}"
+
+
+def _used_up(count: int, flag: str) -> Decision:
+    return Decision(None, f"--{flag}={count} is used up" if count else "")

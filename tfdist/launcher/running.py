@@ -1,0 +1,111 @@
+"""One job from its first process to its last, over all attempts: what `launch` and `spawn` both do."""
+
+import contextlib
+import os
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from tfdist.checkpoint import in_memory
+from tfdist.errors import ExitCode, InputError, PeerLostError
+from tfdist.launcher.attempt import Ask, Host, asked, attempt, in_a_hurry
+from tfdist.launcher.bootstrap import opened
+from tfdist.launcher.job import Job
+from tfdist.launcher.logs import log_directory
+from tfdist.launcher.order_sources import Desk
+from tfdist.launcher.orders import Kind, Order, Report
+from tfdist.launcher.orphan_guard import Guard
+from tfdist.launcher.outcome import SUCCESS, Outcome
+from tfdist.launcher.progress_files import Notes
+from tfdist.launcher.supervision import POLL_SECONDS
+
+MEMORY = "/dev/shm"  # of Linux
+
+
+def run(
+    job: Job,
+    command: Callable[[int], Sequence[str]],
+    environment: Mapping[str, str],
+    *,
+    stops: Sequence[Ask] = (),
+    interrupts: contextlib.AbstractContextManager[list[int]] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Outcome:
+    """Starts a job's processes on this host, sees them to their end, and starts them again where the job says so.
+
+    Args:
+      job: how many, and how they find each other.
+      command: what a rank runs.
+      environment: what they inherit; the variables that say who a process is are replaced.
+      stops: each is asked again and again for a reason to end the processes.
+      interrupts: collects the signals that ask for the end while processes run, as `signals.received()` does; outside
+        of it they do what they always do. None where they are others' affair.
+      say: told where the logs are, and of restarts.
+
+    Returns:
+      How the last attempt ended.
+
+    Raises:
+      PeerLostError: another host's launcher did not come.
+      InputError: the command, the log directory, the memory or the coordinator's address cannot be used.
+    """
+    with contextlib.ExitStack() as stack:
+        guard = stack.enter_context(Guard())
+        desk = stack.enter_context(opened(job, environment, guard, say))
+        logs = log_directory(job.log_dir, desk.everyone)
+        memory = stack.enter_context(_memory(guard))
+        # Whether a failure repeats, whether training had begun when it was preempted, and whether a launcher fits.
+        is_noted = job.restart_budget or job.preemption_budget or job.is_elastic
+        notes = Notes(memory) if is_noted else None
+        own = {in_memory.VARIABLE: str(memory / "commits")}
+        inherited = {name: value for name, value in environment.items() if name != in_memory.VARIABLE}
+        with interrupts or contextlib.nullcontext([]) as arrived:
+            outcome = _until_over(Host(job, command, inherited | own, guard, logs, notes, stops, arrived, say), desk)
+        return desk.conclude(outcome)
+
+
+def _until_over(host: Host, desk: Desk) -> Outcome:
+    """Does what is ordered, from the first order to the last."""
+    last = SUCCESS
+    begun = False
+    while (order := desk.order()).kind != Kind.OVER:
+        stop = asked(host)
+        if order.kind == Kind.STOP:  # before it was seen that it was to run
+            desk.report(Report(order.outcome))
+        elif order.kind == Kind.RUN and stop:
+            desk.report(Report(stop.outcome, stopped=True))
+        elif order.kind == Kind.RUN:
+            report = _attempt(host, desk, order, is_first=not begun)
+            begun, last = True, report.outcome
+            desk.report(report)
+        else:
+            if stop:  # a preemption remains one: what has ended so has saved
+                desk.end(last if last.code == ExitCode.PREEMPTED else stop.outcome, at_once=in_a_hurry(host))
+            time.sleep(POLL_SECONDS)
+    return order.outcome
+
+
+def _attempt(host: Host, desk: Desk, order: Order, is_first: bool) -> Report:
+    try:
+        return attempt(host, desk, order, is_first)
+    except PeerLostError as error:  # another launcher was lost before the processes began
+        return Report(Outcome(error.exit_code, str(error).rstrip(".")))
+
+
+@contextlib.contextmanager
+def _memory(guard: Guard) -> Iterator[pathlib.Path]:
+    """A directory, in memory where there is such a place, for what outlives the processes of an attempt, not the job."""
+    home = MEMORY if os.access(MEMORY, os.W_OK) else None
+    with contextlib.ExitStack() as stack:
+        try:
+            made = tempfile.TemporaryDirectory(prefix="tfdist-launch-", dir=home, ignore_cleanup_errors=True)
+            path = stack.enter_context(made)
+            os.mkdir(os.path.join(path, "commits"))
+        except OSError as error:
+            raise InputError(
+                "A launcher needs a directory for what outlives its processes. Received: "
+                f"{home or 'TMPDIR'} ({error.strerror}). Free space there."
+            ) from error
+        guard.add_directory(path)
+        yield pathlib.Path(path)

@@ -1,0 +1,109 @@
+"""Runs a function in several new processes that train together: from a notebook, or from a script."""
+
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfdist.errors import ExitCode, TfdistError, exit_codes
+from tfdist.launcher import calls, running, worker
+from tfdist.launcher.job import Job
+from tfdist.launcher.outcome import Outcome
+from tfdist.launcher.supervision import Stop
+
+
+class SpawnError(TfdistError):
+    """A process of a `spawn` ended without a result.
+
+    Attributes:
+      rank: whose it was.
+      code: its exit code, 128 + the signal's number if one ended it.
+    """
+
+    def __init__(self, message: str, rank: int | None, code: int):
+        super().__init__(message)
+        self.rank, self.code = rank, code
+
+
+def spawn(
+    fn: Callable[..., Any],
+    processes: int = 2,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    launcher: str = "tensorflow",
+    timeout: float | None = None,
+    log_dir: str = "",
+) -> list[Any]:
+    """Calls a function in new processes and returns what it returned in each, by rank.
+
+    The processes are new interpreters with the environment that `python -m tfdist.launch` gives: in them
+    `tfdist.load_strategy("auto")` finds its place. What they print appears here, behind the rank's number. When one
+    fails all are ended, and none is left behind, whatever becomes of this process.
+
+    A function of a notebook, or of the script itself, travels by value if cloudpickle is installed; one of a module
+    that can be imported always does, by name.
+
+    Args:
+      fn: the function; it and its arguments are pickled.
+      processes: how many, at least 1.
+      args: its positional arguments, the same in every process.
+      kwargs: its keyword arguments.
+      launcher: how the processes find each other: "tensorflow" (TF_CONFIG) or "horovod".
+      timeout: in seconds, for all of it; None for no limit.
+      log_dir: where each rank's output is written as rank-N.log; empty for nowhere.
+
+    Returns:
+      The values, by rank.
+
+    Raises:
+      InputError: an argument is wrong, or cannot be pickled.
+      TimeoutError: the time was over.
+      SpawnError: a process ended without a word: killed, or by `sys.exit`.
+      Exception: what the function raised in the process that failed first, with a note of its rank and traceback.
+    """
+    job = Job(processes=processes, launcher=launcher, log_dir=log_dir)
+    with tempfile.TemporaryDirectory(prefix="tfdist-spawn-") as path:
+        directory = pathlib.Path(path)
+        calls.write_call(directory, fn, args, kwargs or {})
+        if not log_dir:
+            job = Job(processes=processes, launcher=launcher, log_dir=path)
+        search = json.dumps([os.path.abspath(entry) for entry in sys.path])
+        outcome = running.run(
+            job,
+            lambda rank: [sys.executable, "-c", worker.BOOT, search, path, str(rank)],
+            os.environ,
+            stops=[_deadline(timeout)] if timeout is not None else [],
+        )
+        results = [calls.read_result(directory, rank) for rank in range(processes)]
+    _raise_failure(outcome, results)
+    return [_value(rank, result) for rank, result in enumerate(results)]
+
+
+def _deadline(timeout: float) -> Callable[[], Stop | None]:
+    end = time.monotonic() + timeout
+    stop = Stop(Outcome(ExitCode.STALLED, f"the processes did not end within {timeout:g} s"))
+    return lambda: stop if time.monotonic() > end else None
+
+
+def _raise_failure(outcome: Outcome, results: Sequence[calls.Result | None]) -> None:
+    if not outcome.code:
+        return
+    result = results[outcome.rank] if outcome.rank is not None else None
+    if result and result.error:
+        result.error.add_note(f"This was raised in the process of rank {outcome.rank}:\n{result.trace}")
+        raise result.error
+    if outcome.rank is None and outcome.code == ExitCode.STALLED:
+        raise TimeoutError(f"spawn: {outcome.reason}.")
+    raise SpawnError(f"spawn: {outcome.reason}.", outcome.rank, outcome.code)
+
+
+def _value(rank: int, result: calls.Result | None) -> Any:
+    if result is None:
+        said = exit_codes.describe(ExitCode.DONE)
+        raise SpawnError(f"spawn: rank {rank} ended with {said} before its function returned.", rank, ExitCode.DONE)
+    return result.value

@@ -1,0 +1,173 @@
+"""Watching over the processes of one launcher: passing on what they write, and ending all when one fails."""
+
+import selectors
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tfdist.coordination import Loss
+from tfdist.errors import ExitCode, exit_codes
+from tfdist.launcher.child import Child
+from tfdist.launcher.console import Channel
+from tfdist.launcher.outcome import Outcome, root_cause
+
+POLL_SECONDS = 0.02
+SETTLE_SECONDS = 0.7  # for the cause to show, where a consequence was seen first
+FAILURE_SECONDS = 3.0  # between SIGTERM and SIGKILL when something has failed
+DRAIN_SECONDS = 0.5  # for the last output to arrive
+
+
+class Stop(NamedTuple):
+    """Why processes that run must end.
+
+    Attributes:
+      outcome: of the job, unless a process of this launcher turns out to be the cause.
+      seconds: between SIGTERM and SIGKILL.
+      asked: whether somebody asked for it, so that what the processes make of it is their own affair: if all end with
+        one code, that is the job's.
+      final: whether the job is over with it, so that nobody should try again.
+      wait: seconds for the processes to end by themselves, before SIGTERM.
+    """
+
+    outcome: Outcome
+    seconds: float = FAILURE_SECONDS
+    asked: bool = False
+    final: bool = True
+    wait: float = 0.0
+
+
+class Watched(NamedTuple):
+    """What a supervisor looks at besides its processes.
+
+    Attributes:
+      stops: each is asked again and again for a reason to end the processes.
+      look: called again and again.
+      hurry: whether whoever waits for the end has lost patience.
+      loss: the first loss that the ranks' group knows of.
+      on_stop: told of a failure before the processes are ended.
+      grace: in seconds, for the other processes to end with code 75 when one has: they have agreed on it.
+      together: whether it matters who else fails of the same cause: then a failure is given time to show on others.
+    """
+
+    stops: Sequence[Callable[[], Stop | None]] = ()
+    look: Callable[[], object] = lambda: None
+    hurry: Callable[[], bool] = lambda: False
+    loss: Callable[[], Loss | None] = lambda: None
+    on_stop: Callable[[Outcome], None] = lambda outcome: None
+    grace: float = 60.0
+    together: bool = False
+
+
+class Supervisor:
+    """Sees a launcher's processes to their end."""
+
+    def __init__(self, children: Sequence[Child], channels: Sequence[Channel], watched: Watched):
+        """Args: children: that have been started; channels: their outputs; watched: what else matters."""
+        self._children = children
+        self._watched = watched
+        self._stopped: Stop | None = None
+        self._selector = selectors.DefaultSelector()
+        for channel in channels:
+            self._selector.register(channel, selectors.EVENT_READ)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody wanted the job to be over."""
+        return self._stopped is not None and self._stopped.final
+
+    def run(self) -> Outcome:
+        """Returns how the processes ended, when all have; none is left, whatever happens."""
+        try:
+            stop = self._wait_for_a_stop()
+            if stop:
+                self._watched.on_stop(stop.outcome)
+                self._until(lambda: self._all_ended() or self._watched.hurry(), stop.wait)
+                self._end(stop.seconds)
+            return self._conclude(stop)
+        except BaseException:
+            self._end(FAILURE_SECONDS)
+            raise
+        finally:
+            for child in self._children:
+                child.reap()
+            self._drain()
+
+    def _wait_for_a_stop(self) -> Stop | None:
+        self._until(lambda: self._stop() or self._cause().code or self._all_ended())
+        if self._cause().code == ExitCode.PEER_LOST:  # whom have they lost?
+            self._until(lambda: self._stop() or self._cause().code != ExitCode.PEER_LOST, SETTLE_SECONDS)
+        elif self._watched.together and ExitCode.DONE < self._cause().code < min(
+            ExitCode.PREEMPTED, exit_codes.SIGNALLED
+        ):
+            self._until(lambda: self._stop() or self._all_ended(), SETTLE_SECONDS)
+        if self._cause().code == ExitCode.PREEMPTED:  # a signal would be their second one, and keep them from saving
+            self._until(
+                lambda: self._stop() or self._all_ended() or self._cause().code != ExitCode.PREEMPTED,
+                self._watched.grace,
+            )
+        cause = self._cause()
+        return self._stopped or (Stop(cause) if cause.code else None)
+
+    def _stop(self) -> bool:
+        for ask in self._watched.stops:
+            self._stopped = self._stopped or ask()
+        return self._stopped is not None
+
+    def _end(self, seconds: float) -> None:
+        self._signal(signal.SIGTERM)
+        self._until(lambda: self._all_ended() or self._watched.hurry(), seconds)
+        self._signal(signal.SIGKILL)
+        self._until(self._all_ended, FAILURE_SECONDS)
+
+    def _conclude(self, stop: Stop | None) -> Outcome:
+        """The cause may have shown only while the processes were being ended."""
+        code, *others = {child.code for child in self._children}
+        if stop and code is not None and not others and code <= exit_codes.SIGNALLED:
+            if stop.asked or code == ExitCode.PREEMPTED:
+                return Outcome(code, f"all ranks ended with {exit_codes.describe(code)}" if code else "")
+        cause = self._cause()
+        if stop and cause.code in (ExitCode.DONE, ExitCode.PEER_LOST):
+            return stop.outcome
+        return cause
+
+    def _cause(self) -> Outcome:
+        return root_cause(self._children, self._watched.loss())
+
+    def _all_ended(self) -> bool:
+        return all(child.poll() for child in self._children)
+
+    def _signal(self, number: int) -> None:
+        for child in self._children:
+            child.signal(number)
+
+    def _until(self, condition: Callable[[], object], seconds: float = float("inf")) -> None:
+        """Passes on output until the condition holds, or the time is over."""
+        end = time.monotonic() + seconds
+        while True:
+            self._watched.look()
+            for child in self._children:
+                child.poll()
+            if condition() or time.monotonic() > end:
+                return
+            self._pump()
+
+    def _drain(self) -> None:
+        """Passes on what is left; a process that has fled its group may hold a pipe open for ever."""
+        end = time.monotonic() + DRAIN_SECONDS
+        while self._selector.get_map() and time.monotonic() < end:
+            self._pump()
+        for key in self._selector.get_map().values():
+            key.fileobj.close()  # type: ignore[union-attr]  # a Channel
+        self._selector.close()
+
+    def _pump(self) -> None:
+        if not self._selector.get_map():  # all have closed their outputs, and still run
+            time.sleep(POLL_SECONDS)
+            return
+        for key, _ in self._selector.select(POLL_SECONDS):
+            channel = key.fileobj
+            assert isinstance(channel, Channel)
+            if not channel.pump():
+                self._selector.unregister(channel)
+                channel.close()

@@ -1,0 +1,103 @@
+"""Optimizers and losses by name, in the flags' grammar: `sgd(momentum=0.9)`, `mean_squared_error`."""
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from tfdist.errors import InputError
+from tfdist.grammar.spec import load_object, nearest, parse
+from tfdist.grammar.user_code import call_own
+from tfdist.optimizers import LARS, MomentumCorrectedSGD
+
+_BY_LABELS = ("accuracy", "acc", "crossentropy", "ce")  # names that Keras resolves by the labels' form
+_SHORT = {
+    "bce": "binary_crossentropy",
+    "kld": "kl_divergence",
+    "mae": "mean_absolute_error",
+    "mape": "mean_absolute_percentage_error",
+    "mse": "mean_squared_error",
+    "msle": "mean_squared_logarithmic_error",
+}
+
+
+def create_optimizer(text: str, learning_rate: Any, momentum_correction: bool = False) -> keras.Optimizer:
+    """Creates an optimizer.
+
+    Args:
+      text: `name(key=value, ...)` with the lower-case name of one of Keras's, `lars`, or a user's `package.module:name(...)`.
+      learning_rate: a float or a schedule, for the argument of this name, unless `text` gives one.
+      momentum_correction: whether sgd and lars keep their momentum apart from the rate.
+
+    Raises:
+      InputError: the name or an argument is not known, or refused by the optimizer.
+    """
+    spec = parse(text)
+    known = _classes(keras.optimizers, keras.Optimizer, without=("Optimizer", "LossScaleOptimizer", "MultiOptimizer"))
+    known |= {"lars": LARS} | ({"sgd": MomentumCorrectedSGD} if momentum_correction else {})
+    offered = {"learning_rate": learning_rate, "momentum_correction": momentum_correction}
+    made = call_own("--optimizer", _find(spec.name, known, "--optimizer"), spec, **offered)
+    if not isinstance(made, keras.Optimizer):
+        raise InputError(f"--optimizer={text} must make a keras.Optimizer. Received: {type(made).__name__}.")
+    return made
+
+
+def create_loss(text: str) -> keras.Loss:
+    """Creates a loss: `name(key=value, ...)` with the snake_case or short name of one of Keras's, or a user's own.
+
+    Raises:
+      InputError: the name or an argument is not known.
+    """
+    spec = parse(text)
+    known = _classes(keras.losses, keras.Loss, without=("Loss",))
+    made = call_own("--loss", _find(_SHORT.get(spec.name, spec.name), known, "--loss"), spec)
+    if not isinstance(made, keras.Loss):
+        raise InputError(f"--loss={text} must make a keras.Loss. Received: {type(made).__name__}.")
+    return made
+
+
+def create_metrics(text: str) -> list[str]:
+    """Checks the names of Keras metrics, for `keras.Model.compile`: what `accuracy` is depends on the labels.
+
+    Args:
+      text: names with commas between.
+
+    Raises:
+      InputError: a name is not known, or its metric cannot be made without arguments.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        try:
+            found = name in _BY_LABELS or keras.metrics.get(name)
+        except ValueError:
+            found = None
+        except TypeError as error:
+            raise InputError(
+                f"--metrics takes metrics that need no arguments. Received: {name} ({error}). "
+                "Pass such a metric to tfdist.Trainer, in a program."
+            ) from error
+        if not found:
+            known = _classes(keras.metrics, keras.Metric, without=("Metric",))
+            raise InputError(f"--metrics={name} is not known.{nearest(name, (*_BY_LABELS, *known))}")
+    return names
+
+
+def _find(name: str, known: Mapping[str, Any], flag: str) -> Any:
+    if ":" in name:
+        return load_object(name)
+    if name not in known:
+        raise InputError(f"{flag}={name} is not known.{nearest(name, known)}")
+    return known[name]
+
+
+def _classes(module: Any, base: type, without: tuple[str, ...]) -> dict[str, type]:
+    found = inspect.getmembers(module, lambda x: inspect.isclass(x) and issubclass(x, base))
+    spell = str.lower if base is keras.Optimizer else _snake
+    return {spell(name): value for name, value in found if name not in without}
+
+
+def _snake(name: str) -> str:
+    """KLDivergence -> kl_divergence, as Keras itself spells it."""
+    return re.sub("([a-z])([A-Z])", r"\1_\2", re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)).lower()

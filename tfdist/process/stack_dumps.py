@@ -1,0 +1,36 @@
+"""Where this process is, as a person who looks for a hang wants to know it."""
+
+import pathlib
+import sys
+import sysconfig
+import threading
+import traceback
+
+_FRAMES = 8
+_OURS = pathlib.Path(__file__).resolve().parents[1]
+_PATHS = sysconfig.get_paths()
+_LIBRARIES = (
+    *(_PATHS[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    f"{_OURS}/",
+    f"{_OURS.parent / 'strategies'}/",
+    "<frozen",
+)
+
+
+def main_stack() -> list[str]:
+    """Returns the main thread's innermost calls of Python, each as `file:line function`, the innermost last.
+
+    Of TensorFlow's own only the last one: the way through them is always the same, and long.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    stack = traceback.extract_stack(frame) if frame else []
+    shown = [call for call in stack[:-1] if "/tensorflow/python/" not in call.filename] + stack[-1:]
+    return [f"{call.filename}:{call.lineno} {call.name}" for call in shown[-_FRAMES:]]
+
+
+def own_place() -> str:
+    """Where the calling thread is in the program's own code: `file, line N` of the innermost call that no library makes."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}, line {frame.f_lineno}"

@@ -1,0 +1,247 @@
+"""Layouts: which named dim of a tensor is split over which axis of a mesh. No TensorFlow.
+
+A rule `heads:model` holds wherever a tensor has a dim of that name, so a model is laid out by a handful of rules, and
+another layout is another text. What no rule names is whole on every device.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+from tfdist.errors import InputError
+from tfdist.grammar.spec import nearest
+from tfdist.sharding.mesh import Mesh
+
+_RULE = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*([A-Za-z_]\w*)\s*")
+_GRAMMAR = 'A layout is DIM:AXIS with ; between, such as "batch:data;heads:model"'
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How one tensor lies on a mesh.
+
+    Attributes:
+      axes: for each dim the axis that it is split over, or None where it is whole.
+    """
+
+    axes: tuple[str | None, ...]
+
+    @classmethod
+    def whole(cls, rank: int) -> "Layout":
+        """Of a tensor with so many dims that is whole on every device."""
+        return cls((None,) * rank)
+
+    def parts(self, mesh: Mesh) -> int:
+        """In how many different parts it lies on the devices."""
+        return math.prod(mesh.axes[axis] for axis in self.axes if axis)
+
+    def __str__(self) -> str:
+        """The axes with a * for whole, such as `*,model`."""
+        return ",".join(axis or "*" for axis in self.axes)
+
+
+STAGES = ("none", "optimizer", "gradients", "parameters")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """What of a variable lies in parts over an axis along which it would be whole: ZeRO's stages 1, 2 and 3.
+
+    Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020 (arXiv:1910.02054).
+
+    Attributes:
+      stage: "none", "optimizer" (slots), "gradients" (they, too) or "parameters" (all).
+      axis: of the mesh.
+      min_elements: smaller variables stay whole.
+    """
+
+    stage: str = "none"
+    axis: str = ""
+    min_elements: int = 1024
+
+    @property
+    def sums_together(self) -> bool:
+        """Whether all gradients may be there at the same time, to be sent as one message."""
+        return self.stage in ("none", "optimizer")
+
+
+def parse_shard(stage: str, axis: str, min_elements: int, mesh: Mesh) -> Shard:
+    """Checks `--shard` and what belongs to it.
+
+    Raises:
+      InputError: there is no such stage or axis.
+    """
+    if stage not in STAGES:
+        raise InputError(f"--shard={stage} is not known.{nearest(stage, STAGES)}")
+    mesh.size_of(axis)
+    return Shard(stage, axis, min_elements)
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """How a variable and what belongs to it lie on a mesh.
+
+    Attributes:
+      computed: in the forward and backward pass.
+      stored: between steps.
+      gradient: between the backward pass and the update.
+      slots: of the optimizer; the update is computed so.
+    """
+
+    computed: Layout
+    stored: Layout
+    gradient: Layout
+    slots: Layout
+
+    @classmethod
+    def same(cls, layout: Layout) -> "Placement":
+        """One layout for all of it."""
+        return cls(layout, layout, layout, layout)
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether it is put together from its parts before something is computed with it."""
+        return self.stored != self.computed
+
+
+def placed(computed: Layout, shape: Sequence[int], mesh: Mesh, shard: Shard) -> Placement:
+    """Adds sharding to a layout: over a dim that is whole and that the axis divides, if there is one.
+
+    The first dim comes last: TensorFlow's slice of it is no copy, so that a part would keep the whole tensor in memory.
+    """
+    parts = Layout(computed.axes if shard.stage == "none" else _with_axis(computed.axes, shape, mesh, shard))
+    held = {stage: parts if STAGES.index(shard.stage) >= STAGES.index(stage) else computed for stage in STAGES}
+    return Placement(computed, held["parameters"], held["gradients"], held["optimizer"])
+
+
+def _with_axis(axes: tuple[str | None, ...], shape: Sequence[int], mesh: Mesh, shard: Shard) -> tuple[str | None, ...]:
+    if not mesh.splits(shard.axis) or shard.axis in axes or math.prod(shape) < shard.min_elements:
+        return axes
+    size = mesh.axes[shard.axis]
+    for i in (*range(1, len(shape)), 0)[: len(shape)]:
+        if not mesh.splits(axes[i]) and shape[i] % size == 0:
+            return (*axes[:i], shard.axis, *axes[i + 1 :])
+    return axes
+
+
+def why_whole(shape: Sequence[int], trainable: bool, slots: int, mesh: Mesh, shard: Shard) -> str:
+    """Why nothing of a variable that no rule splits lies in parts; see `placed`."""
+    if shard.stage == "none" or not mesh.splits(shard.axis):
+        return "no rule for its dims"
+    if not trainable:
+        return "not trained, so its layer needs it as it is"
+    if not slots and shard.stage == "optimizer":
+        return "without slots"
+    if math.prod(shape) < shard.min_elements:
+        return f"fewer than {shard.min_elements} elements (--shard_min_elements)"
+    return f"no dim that the {mesh.axes[shard.axis]} devices of {shard.axis} divide"
+
+
+def parse_layout(text: str, mesh: Mesh) -> dict[str, str]:
+    """Reads `--layout`, such as "batch:data;heads:model"; without a rule for it, batch lies on the first axis.
+
+    Raises:
+      InputError: `text` does not follow the grammar, has two rules for a dim, or names an axis that there is not.
+    """
+    rules = split_rules(text)
+    for axis in rules.values():
+        mesh.size_of(axis)
+    return {"batch": next(iter(mesh.axes))} | rules
+
+
+def split_rules(text: str) -> dict[str, str]:
+    """Reads the rules alone, axis by dim; see `parse_layout`."""
+    rules: dict[str, str] = {}
+    for part in filter(str.strip, text.split(";")):
+        found = _RULE.fullmatch(part)
+        if not found:
+            raise InputError(f"{_GRAMMAR}. Received: {part.strip()!r} in {text!r}.")
+        dim, axis = found.groups()
+        if rules.get(dim, axis) != axis:
+            raise InputError(f"{_GRAMMAR}, each dim once. Received: {dim} on {rules[dim]} and on {axis} in {text!r}.")
+        rules[dim] = axis
+    return rules
+
+
+def rules_text(rules: Mapping[str, str]) -> str:
+    """Rules as `--layout` has them."""
+    return ";".join(f"{dim}:{axis}" for dim, axis in rules.items())
+
+
+def laid_out(
+    name: str,
+    dims: Sequence[str | None],
+    shape: Sequence[int],
+    rules: Mapping[str, str],
+    mesh: Mesh,
+    lenient: Sequence[str] = (),
+) -> Layout:
+    """Applies rules to one tensor.
+
+    Args:
+      name: of the tensor, for messages.
+      dims: the name of each dim; None for one that is always whole.
+      shape: static sizes, as many.
+      rules: axis by dim.
+      mesh: has these axes.
+      lenient: dims that are whole where their axis does not divide them.
+
+    Raises:
+      InputError: two dims lie on one axis, or an axis does not divide its dim.
+    """
+    axes = tuple(rules.get(dim) if dim else None for dim in dims)
+    axes = tuple(
+        None if axis and dim in lenient and size % mesh.axes[axis] else axis
+        for axis, dim, size in zip(axes, dims, shape, strict=True)
+    )
+    for i, axis in enumerate(axes):
+        if axis is None:
+            continue
+        if axis in axes[:i]:
+            first = dims[axes.index(axis)]
+            raise InputError(
+                f"--layout puts {first} and {dims[i]} of {name} on the axis {axis}; an axis splits one dim of a tensor. "
+                "Leave out one rule, or rename a dim (tfdist.name_dims for weights, tfdist.constrain for activations)."
+            )
+        if shape[i] % mesh.axes[axis]:
+            raise InputError(
+                f"--layout splits {dims[i]} of {name} over the {mesh.axes[axis]} devices of {axis}, which must divide it. "
+                f"Received: {dims[i]} of {shape[i]}. Change the rule, the mesh or the model."
+            )
+    return Layout(axes)
+
+
+def given_way(dims: Sequence[str | None], rules: Mapping[str, str]) -> list[str | None]:
+    """Names without marks: a dim that is marked with a ? has none where another one lies on its axis."""
+    taken = {rules[dim] for dim in dims if dim and dim in rules}
+    found: list[str | None] = []
+    for dim in dims:
+        name = dim and dim.removesuffix("?")
+        found.append(None if name and name != dim and rules.get(name) in taken else name)
+    return found
+
+
+def idle(rules: Mapping[str, str], dims: Collection[str], shard: Shard, mesh: Mesh) -> list[str]:
+    """What is wrong with rules that can be applied: one line for each rule without effect, and for each axis without use.
+
+    Args:
+      rules: axis by dim.
+      dims: that tensors of the model have.
+      shard: uses an axis, too.
+      mesh: has these axes.
+    """
+    used = {axis for dim, axis in rules.items() if dim in dims or dim == "batch"}
+    used |= {shard.axis} if shard.stage != "none" else set()
+    return [
+        *(
+            f"The rule {dim}:{axis} has no effect: no tensor of the model has a dim {dim}.{nearest(dim, sorted(dims))}"
+            for dim, axis in rules.items()
+            if dim not in dims and dim != "batch"
+        ),
+        *(
+            f"Nothing lies on the axis {axis}: its {size} devices do the same work."
+            for axis, size in mesh.axes.items()
+            if size > 1 and axis not in used
+        ),
+    ]

@@ -1,0 +1,229 @@
+"""The steps of one trainer: how its gradients travel now, the compiled loop for that, and trials outside the training."""
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives import Collectives, using
+from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.gradients import Reducer, Sum
+from tfdist.gradients.bucket import BUCKET_BYTES
+from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, chosen, compressed, parse_choice
+from tfdist.gradients.sparse import SPARSE_MIN_BYTES
+from tfdist.grammar.rules import own_code
+from tfdist.step.loop import Loop, Result, compile_loop
+from tfdist.step.metrics import ModelMetrics
+from tfdist.step.state_store import Kept
+from tfdist.step.step import Settings, Step, specs
+from tfdist.step.validation import inner_optimizer
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression:
+    """How gradients are summed over replicas.
+
+    Attributes:
+      methods: as in `--compression`, or a reducer of one's own.
+      min_bytes: smaller gradients are summed exactly.
+      bucket_bytes: small gradients travel together in messages of at most this size.
+    """
+
+    methods: str | Reducer = "none"
+    min_bytes: int = COMPRESSION_MIN_BYTES
+    bucket_bytes: int = BUCKET_BYTES
+
+    @property
+    def choice(self) -> Choice | None:
+        """When and among what methods are chosen by measurement, for `auto`."""
+        return None if isinstance(self.methods, Reducer) else parse_choice(self.methods)
+
+    @property
+    def rules(self) -> str:
+        """The methods to begin with."""
+        return EXACT if isinstance(self.methods, Reducer) or self.choice else self.methods
+
+    def names(self, methods: str) -> bool:
+        """Whether what is a user's own code in these methods is named by the ones that were given, too."""
+        return own_code(methods) <= own_code(self.choice.allow if self.choice else self.rules)
+
+    def reducer(
+        self, tensors: Sequence[tf.TensorSpec], overrides: Mapping[str, str], sparse: Collection[str]
+    ) -> Reducer:
+        """The reducer for tensors of these names, with other methods for those that `overrides` names; see `compressed`."""
+        if isinstance(self.methods, Reducer):
+            return self.methods
+        return compressed(
+            tensors,
+            self.rules,
+            overrides=overrides,
+            sparse=sparse,
+            min_bytes=self.min_bytes,
+            bucket_bytes=self.bucket_bytes,
+        )
+
+
+class Steps:
+    """Makes the steps of one model that is built. Each plan's loop is compiled once; all plans share the state."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: HasCollectives,
+        settings: Settings,
+        compression: Compression,
+        kept: Kept,
+        metrics: ModelMetrics,
+    ):
+        """Args: model: compiled and built; kept: where state is; see `Trainer` for the others."""
+        self.model = model
+        self.strategy = strategy
+        self.specs = specs(model)
+        self.compression = compression
+        self.overrides: dict[str, str] = {}
+        dense = isinstance(compression.methods, Reducer) or strategy.global_view  # which may not know of rows
+        large = [spec.name for spec in self.specs if spec.shape.num_elements() * spec.dtype.size >= SPARSE_MIN_BYTES]
+        rows = {variable.path for variable in keras_internals.embeddings(model)} & set(large)
+        self._settings = replace(settings, sparse=frozenset() if dense else frozenset(rows))
+        self._kept = kept
+        self._metrics = metrics
+        self._loops: dict[Any, tuple[Step, Loop]] = {}
+        self._current: Step | None = None
+
+    def loop(
+        self,
+        batch_size: int | None,
+        make: Callable[[Step, HasCollectives], Loop] = compile_loop,
+        rate: float = 1.0,
+    ) -> Loop:
+        """The loop for a batch size and the plan of now.
+
+        Args:
+          batch_size: see `Settings`.
+          make: `compile_loop`, or `loop_on_the_host` for batches that are at hand.
+          rate: what the optimizer's learning rate is multiplied by.
+        """
+        key = (batch_size, make, rate, tuple(sorted(self.overrides.items())))
+        if key not in self._loops:
+            settings = replace(self._settings, batch_size=batch_size)
+            step = Step(self.model, self.strategy, self.reducer(), self._kept, settings, self._metrics)
+            self._loops[key] = (step, self._rescaled(make(step, self.strategy), rate))
+        self._current, loop = self._loops[key]
+        return loop
+
+    @property
+    def sends_rows(self) -> bool:
+        """Whether the forward pass that was traced sends a number of rows that may be another in each step."""
+        return self._current is not None and self._current.sends_rows
+
+    def _rescaled(self, loop: Loop, rate: float) -> Loop:
+        """The loop, whose updates are traced with the learning rate times a number."""
+        optimizer = inner_optimizer(self.model.optimizer)
+
+        def rescaled(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> Result:
+            with keras_internals.rate_times(optimizer, rate):
+                return loop(iterator, first_step, steps, with_norm)
+
+        return rescaled
+
+    def choose(self, methods: Mapping[str, str], candidates: Sequence[str]) -> None:
+        """From now on, these gradients travel by these methods; every process does the same at the same step.
+
+        The choice is state: `compression/choice` has a number for each gradient, its place among the candidates, or -1.
+        """
+        self.overrides |= methods
+        numbers = [candidates.index(methods[s.name]) if s.name in methods else -1 for s in self.specs]
+        variable = self._chosen()
+        self.strategy.run(lambda: variable.assign(numbers))
+
+    def go_on(self, overrides: Mapping[str, str]) -> None:
+        """Gradients travel as in a run before, whose state is restored; code that its checkpoint alone names is not run."""
+        self.overrides = {name: methods for name, methods in overrides.items() if self.compression.names(methods)}
+        left = sorted({methods for name, methods in overrides.items() if name not in self.overrides})
+        if left and self.strategy.is_chief:
+            _log.warning("The run before had chosen %s, which --compression names no more: left out.", ", ".join(left))
+        if self.overrides and self.compression.choice:
+            self._chosen()
+
+    def _chosen(self) -> tf.Variable:
+        [variable] = self._kept.variables(
+            [State("compression/choice", (len(self.specs),), tf.int32, False, initial=-1)]
+        )
+        return variable
+
+    def fall_back(self, names: Sequence[str]) -> None:
+        """From now on, these gradients are summed exactly, and what error feedback kept of them goes along."""
+        kept = {state.name for state in self.reducer().state(self.specs)}
+        self.overrides |= {name: f"none(feedback={f'{name}/error' in kept})" for name in names}
+
+    def reducer(self) -> Reducer:
+        """The reducer of now."""
+        if self.strategy.global_view:  # gradients are whole already; a bucket would gather what is split
+            return Sum()
+        return self.compression.reducer(self.specs, self.overrides, self._settings.sparse)
+
+    def compressible(self) -> list[tf.TensorSpec]:
+        """The gradients that are large enough to be compressed."""
+        least = self.compression.min_bytes
+        return [s for s in self.specs if s.shape.rank and s.shape.num_elements() * s.dtype.size >= least]
+
+    def compressed_names(self) -> list[str]:
+        """The gradients that do not travel as exact sums now."""
+        if isinstance(self.compression.methods, Reducer):
+            return [spec.name for spec in self.specs[:-1]]
+        methods = chosen(self.specs, self.compression.rules, self.overrides, self.compression.min_bytes)
+        return [s.name for s, method in zip(self.specs, methods, strict=True) if not method.startswith(EXACT)]
+
+    @property
+    def compresses(self) -> bool:
+        """Whether any gradient travels by another way than an exact sum."""
+        return bool(self.compressed_names())
+
+    def trial(
+        self,
+        batch_size: int,
+        reducer: Reducer | None = None,
+        collectives: Collectives | None = None,
+        read: Callable[[], Any] = tuple,
+    ) -> Callable[[Any, tf.Tensor], Any]:
+        """Compiles a step that computes and reduces gradients, and leaves the training as it was.
+
+        Args:
+          batch_size: rows of the global batch.
+          reducer: in place of the plan's.
+          collectives: in place of the strategy's.
+          read: what else to return, such as what the reducer has observed; called when the step was traced.
+
+        Returns:
+          A compiled function (batch, step number) -> per-replica (finite, norm, what was read).
+        """
+        spoken = collectives or self.strategy.collectives
+        sparse = self._settings.sparse if reducer is None else frozenset()  # only the plan's knows of rows
+        settings = replace(self._settings, batch_size=batch_size, sparse=sparse)
+        step = Step(self.model, self.strategy, reducer or self.reducer(), self._kept, settings, self._metrics, spoken)
+
+        def replica_function(batch: Any, number: tf.Tensor) -> Any:
+            with using(spoken):
+                computed = step.compute(batch, number, tf.constant(True))
+            step.undo(computed)
+            return computed.finite, computed.norm, read()
+
+        return tf.function(lambda batch, number: self.strategy.run(replica_function, batch, number), autograph=False)
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """What a step sends: `payload_bytes` of one replica and the `compression_ratio`.
+
+        Empty before the first step, and where the engine sends by itself; `python -m tfdist.layout` has a plan of that.
+        """
+        sent = self._current.sent if self._current and not self.strategy.global_view else None
+        if sent is None or not sent.payload_bytes:
+            return {}
+        whole = sum(spec.shape.num_elements() * spec.dtype.size for spec in self.specs)
+        return {"payload_bytes": sent.payload_bytes, "compression_ratio": whole / sent.payload_bytes}

@@ -1,0 +1,120 @@
+"""Whether a model, its loss and its metrics fit the data: what Keras and TensorFlow say of it, in one line with the place."""
+
+import contextlib
+import os
+import pathlib
+import re
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import InputError, TfdistError
+from tfdist.errors.engine_errors import one_line
+
+_LONGEST_CAUSE = 300
+_KERAS, _TENSORFLOW = (str(pathlib.Path(library.__file__).parent) + os.sep for library in (keras, tf))
+_LIBRARIES = (_KERAS, _TENSORFLOW)
+_OURS = str(pathlib.Path(__file__).parents[1]) + os.sep
+_NOT_OF_THE_MODEL = re.compile(r"IteratorGetNext|PyFunc")  # data could not be read, or Python code in the graph failed
+_XLA = re.compile(r"[^\n]*\bXLA_\w+_JIT\b[^\n]*|[^\n]*\btf2xla\b[^\n]*")
+_SUMMARY = re.compile(r"root error|successful operations|derived errors|^\[\[|^$")  # lines that name no cause
+# What an error of data that does not fit speaks of; anything else is a fault of the code, and is raised as it is.
+_OF_THE_DATA = re.compile(
+    r"shape|rank|dim|size|dtype|type|cast|incompatible|compatible|broadcast|label|input|structure|outputs|range|bound|argument",
+    re.IGNORECASE,
+)
+_OF_THE_ENGINE = re.compile(r"Distributed\w*Variable|replica context|strategy\.scope|SymbolicTensor")
+_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")  # a model's own methods
+_PLACE = re.compile(r'^File "(.+)", line (\d+)', re.MULTILINE)
+
+
+@contextlib.contextmanager
+def must_fit(element_spec: Any) -> Iterator[None]:
+    """Inside, an error of shapes, dtypes or label values that Keras or TensorFlow raises becomes an `InputError`.
+
+    It stays as it is where no code of Keras was under way (reading data, compressing gradients), and where the code that
+    raised it is a user's own: a layer's, or a loss function's. Their traceback says more.
+
+    Args:
+      element_spec: a structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec`, of one example.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        if refused := _XLA.search(str(error)):
+            raise not_compilable(refused[0]) from error
+        places = _graph_places(error) if isinstance(error, tf.errors.OpError) else _places(error)
+        if isinstance(error, TfdistError) or not _in_keras(places) or _is_of_own_step(error):
+            raise
+        if not _OF_THE_DATA.search(str(error)) or _OF_THE_ENGINE.search(str(error)):
+            raise
+        x, y, *_ = element_spec
+        cause = _cause(error)
+        notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+        raise InputError(
+            f"Model, loss and metrics must fit the data. Received: examples with x {_written(x)}, y {_written(y)}; "
+            f"{type(error).__name__}: {_shortened(cause)} "
+            f"({_nearest(places)}). Change the model, --loss or --metrics, or the data.{notes}"
+        ) from error
+
+
+def not_compilable(cause: str) -> InputError:
+    """Says that XLA cannot compile the model's step, and why."""
+    return InputError(
+        "--jit_compile needs a forward and backward pass that XLA compiles and that does not communicate (synchronized "
+        f"BatchNorm and masked losses do). Received: {_shortened(one_line(cause))} Leave --jit_compile out, or change the "
+        "model."
+    )
+
+
+def _places(error: BaseException) -> list[tuple[str, str]]:
+    """File and line of each call, the innermost last."""
+    return [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def _graph_places(error: tf.errors.OpError) -> list[tuple[str, str]]:
+    """The same for where the operation that failed was made; empty where the message is not of the model's operations."""
+    if _NOT_OF_THE_MODEL.search(error.message):
+        return []
+    return [(f"{os.sep}{path.lstrip(os.sep)}", line) for path, line in _PLACE.findall(_stripped(error.message))]
+
+
+def _is_of_own_step(error: BaseException) -> bool:
+    """Whether a step of the model's own made the call that failed: its author wants to see the error as it is."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.name in _STEPS and not frame.filename.startswith((*_LIBRARIES, _OURS)) for frame in frames)
+
+
+def _in_keras(places: list[tuple[str, str]]) -> bool:
+    return any(path.startswith(_KERAS) for path, _ in places) and places[-1][0].startswith(_LIBRARIES)
+
+
+def _cause(error: Exception) -> str:
+    """The error's message in one line; of one that TensorFlow raised while it ran a graph, the line that says what is wrong."""
+    if not isinstance(error, tf.errors.OpError):
+        return one_line(str(error)).rstrip(".")
+    lines = [line for line in _stripped(error.message).splitlines() if not _SUMMARY.search(line)]
+    several = [line.split(":", 1)[-1].strip() for line in lines if line.startswith("(0)")]
+    return several[0] if several else lines[-1]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_CAUSE else f"{text[:_LONGEST_CAUSE]}..."
+
+
+def _stripped(text: str) -> str:
+    return "\n".join(line.strip() for line in text.splitlines())
+
+
+def _written(specs: Any) -> str:
+    written = keras.tree.map_structure(lambda spec: f"{spec.dtype.name}{list(spec.shape)}", specs)
+    return str(written).replace("'", "")
+
+
+def _nearest(places: list[tuple[str, str]]) -> str:
+    """The last place outside of the libraries: a user's own layer, or ours."""
+    path, line = next((p for p in reversed(places) if not p[0].startswith(_LIBRARIES)), places[-1])
+    return f"{path}, line {line}"

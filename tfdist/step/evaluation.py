@@ -1,0 +1,89 @@
+"""Evaluation that is exact: the numbers of one device for any number of examples and replicas."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.data import EvaluationPipeline, check_equal_shares
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
+from tfdist.gradients import Bucketed, Sum
+from tfdist.step import loss, randomness
+from tfdist.step.metrics import ModelMetrics, Totals
+
+
+class Evaluator:
+    """Evaluates one model; keeps what it compiled."""
+
+    def __init__(self, model: keras.Model, strategy: HasCollectives, seed: int, metrics: ModelMetrics, drain: Any):
+        """Args: model: compiled and built under the strategy's scope; seed: the run's; drain: see `metrics.make_drain`."""
+        self._model = model
+        self._seed, self._seeds = seed, randomness.seed_states(model)
+        self._strategy = strategy
+        self._metrics = metrics
+        self._drain = drain
+        if strategy.global_view:
+            self._one = strategy.compiled(lambda batch, number: strategy.run(self._batch, batch, number))
+            self._run = self._batches_on_the_host
+        else:
+            self._run = tf.function(self._batches, autograph=False, reduce_retracing=True)
+
+    def evaluate(self, data: Any, batch_size: int) -> dict[str, float]:
+        """The loss and the metrics of a whole data set, as if it were one batch.
+
+        Args:
+          data: a source.
+          batch_size: examples at a time, over all replicas.
+        """
+        if self._strategy.compiles_replicas:  # padding would count in metrics that take no weights
+            check_equal_shares(batch_size, self._strategy.replicas)
+            if data.size % self._strategy.replicas:
+                raise InputError(
+                    "A data set that is evaluated must be divisible by the number of replicas for this strategy. Received: "
+                    f"{data.size} examples and {self._strategy.replicas} replicas. Leave some out."
+                )
+        pipeline = EvaluationPipeline(data, batch_size)
+        iterator = self._strategy.distribute(pipeline.dataset)
+        sums = self._run(iterator, tf.constant(pipeline.steps))
+        totals = Totals()
+        totals.add(self._drain())
+        return {"loss": loss.evaluation_loss(self._model, np.asarray(sums)), **totals.results(self._metrics)}
+
+    def _batches_on_the_host(self, iterator: Any, steps: tf.Tensor) -> tf.Tensor:
+        found = [self._one(next(iterator), tf.constant(number, tf.int64)) for number in range(int(steps))]
+        return tf.add_n([self._strategy.local(sums)[0] for sums in found])
+
+    def _batches(self, iterator: Any, steps: tf.Tensor) -> tf.Tensor:
+        length = 2 * (len(keras_internals.flat_losses(self._model)) + 1)
+
+        def body(done: tf.Tensor, sums: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            mine = self._strategy.local(self._strategy.run(self._batch, next(iterator), tf.cast(done, tf.int64)))
+            return done + 1, sums + tf.add_n(mine)
+
+        start = (tf.constant(0), tf.zeros([length], tf.float64))
+        _, mine = tf.while_loop(lambda done, _: done < steps, body, start, parallel_iterations=1)
+        shared = self._strategy.run(self._merge, mine / len(self._strategy.local_replicas))
+        return self._strategy.local(shared)[0]
+
+    def _batch(self, batch: Any, number: tf.Tensor) -> tf.Tensor:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        rows = tf.shape(keras.tree.flatten(x)[0])[0]
+        before = [tf.identity(variable) for variable in self._metrics.variables]
+        collectives = self._strategy.collectives
+        draws = randomness.not_training(self._seeds, self._seed, "evaluate", number, collectives.rank, collectives.size)
+        with self._strategy.computing(self._model.trainable_variables), draws:
+            outputs = self._strategy.by_rows(self._model(x, training=False))
+            parts = loss.terms(self._model, y, outputs, weight)
+            sums = loss.evaluation_sums(self._model, parts, rows)
+        keras_internals.update_metrics(self._model, y, outputs, weight)
+        for variable, value in zip(self._metrics.variables, before, strict=True):  # no rows leave no trace
+            some = tf.broadcast_to(rows > 0, variable.shape)  # a scalar would end the process inside DTensor
+            variable.assign(tf.where(some, tf.convert_to_tensor(variable), value))
+        return sums
+
+    def _merge(self, mine: tf.Tensor) -> tf.Tensor:
+        [total] = Bucketed(Sum()).reduce([mine], [], self._strategy.collectives, name="evaluation").totals
+        return total

@@ -1,0 +1,236 @@
+"""The loop around steps: compiled, so that one call does all it does without the host; or on the host, where the engine
+takes one step at a time.
+
+A step that is not finite changes neither weights nor slots. Without a loss scale the loop stops there, so that the step
+named is the true one; with one it goes on, unless too many in a row were skipped.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.indexed_batch import Numbered
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import NotFiniteError
+from tfdist.step.step import Step
+
+
+class Result(NamedTuple):
+    """What one call of the loop did.
+
+    Attributes:
+      losses: [done], the global loss of each step.
+      counted: [done] bool, whether each step was finite, so that it changed the weights.
+      norm: scalar; the global gradient norm of the last step.
+      may_go_on: scalar bool; False if the run has to end here.
+      gradient_finite: [variables], whether each variable's gradient was finite at the last step.
+      waited: scalar float64; seconds that this process waited for data.
+      busy: [local replicas] float64; seconds that each computed until it had its own gradients.
+      numbers: [rows] int64; the examples of this process's replicas, step by step, where the iterator says which they are.
+    """
+
+    losses: tf.Tensor
+    counted: tf.Tensor
+    norm: tf.Tensor
+    may_go_on: tf.Tensor
+    gradient_finite: tf.Tensor
+    waited: tf.Tensor
+    busy: tf.Tensor
+    numbers: tf.Tensor
+
+
+class _Made(NamedTuple):
+    """What one step did; `Result` says what each means."""
+
+    loss: tf.Tensor
+    counted: tf.Tensor
+    norm: tf.Tensor
+    may_go_on: tf.Tensor
+    gradient_finite: tf.Tensor
+    busy: tf.Tensor
+
+
+Loop = Callable[[Iterator[Any], tf.Tensor, tf.Tensor, tf.Tensor], Result]
+
+
+def compile_loop(step: Step, strategy: HasCollectives) -> Loop:
+    """Returns a function (iterator, first_step int64, steps int32, with_norm bool) -> Result; what it calls is traced once.
+
+    `with_norm` asks for the gradient's norm at the last step of the call.
+    """
+    return loop_on_the_host(step, strategy) if strategy.global_view else _compiled(step, strategy)
+
+
+def not_finite(
+    step: int, loss: float, result: Result, variables: Sequence[keras.Variable], scale: float | None
+) -> NotFiniteError:
+    """What to raise when a run cannot go on.
+
+    Args:
+      step: that was not finite.
+      loss: its.
+      result: of the call of the loop that ended with it.
+      variables: the trainable ones.
+      scale: the loss scale; None without one.
+    """
+    if scale is not None:
+        return NotFiniteError(
+            "As many steps in a row as --max_skipped_steps allows were skipped, because gradients were not finite: the "
+            f"last is step {step}, with a loss of {loss:g} and the loss scale at {scale:g}. The weights are those "
+            "of the last good step. Try a lower --learning_rate, or --precision=mixed_bfloat16."
+        )
+    bad = [v.path for v, good in zip(variables, result.gradient_finite.numpy(), strict=True) if not good]
+    where = f" The first variable whose gradient is not finite: {bad[0]}." if bad else ""
+    remedy = "Look for inf and NaN in the data" if step == 0 else "Try a lower --learning_rate"
+    return NotFiniteError(
+        f"The loss is {loss:g} at step {step}.{where} The weights are those before that step. {remedy}."
+    )
+
+
+def _compiled(step: Step, strategy: HasCollectives) -> Loop:
+    dtype = keras.config.floatx()
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> Result:
+        def body(done: tf.Tensor, so_far: Result) -> tuple[tf.Tensor, Result]:
+            started = tf.timestamp()
+            with tf.control_dependencies([started]):
+                batch, numbers = _taken_apart(next(iterator), strategy)
+            waited = _after(_first_local(strategy, batch)) - started
+            wanted = tf.logical_and(with_norm, tf.equal(done, steps - 1))
+            made = _one(step, strategy, batch, first_step + tf.cast(done, tf.int64), wanted)
+            return done + 1, Result(
+                losses=so_far.losses.write(done, made.loss),
+                counted=so_far.counted.write(done, made.counted),
+                norm=made.norm,
+                may_go_on=made.may_go_on,
+                gradient_finite=made.gradient_finite,
+                waited=so_far.waited + waited,
+                busy=so_far.busy + made.busy,
+                numbers=so_far.numbers.write(done, numbers),
+            )
+
+        start = Result(
+            losses=tf.TensorArray(dtype, size=0, dynamic_size=True, element_shape=[]),
+            counted=tf.TensorArray(tf.bool, size=0, dynamic_size=True, element_shape=[]),
+            norm=tf.zeros([], dtype),
+            may_go_on=tf.constant(True),
+            gradient_finite=tf.ones([len(step.variables)], tf.bool),
+            waited=tf.zeros([], tf.float64),
+            busy=tf.zeros([len(strategy.local_replicas)], tf.float64),
+            numbers=tf.TensorArray(tf.int64, size=0, dynamic_size=True, infer_shape=False, element_shape=[None]),
+        )
+        _, end = tf.while_loop(
+            lambda done, so_far: tf.logical_and(done < steps, so_far.may_go_on),
+            body,
+            (tf.constant(0), start),
+            parallel_iterations=1,
+        )
+        return end._replace(losses=end.losses.stack(), counted=end.counted.stack(), numbers=end.numbers.concat())
+
+    return loop
+
+
+def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
+    """For engines that take one step at a time, and for iterators of Python's: see `compile_loop`.
+
+    The host hands out all steps of a call and then waits: a step learns from the one before whether it counts.
+    """
+
+    def numbered(batch: Any, number: tf.Tensor, *args: Any) -> _Made:
+        return _one(step, strategy, batch, tf.cast(number, tf.int64), *args)
+
+    one = strategy.compiled(numbered)
+
+    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> Result:
+        made: list[_Made] = []
+        numbers: list[tf.Tensor] = []
+        waited, going = 0.0, tf.constant(True)
+        for done in range(int(steps)):
+            started = time.perf_counter()
+            batch, own = _taken_apart(next(iterator), strategy)
+            numbers.append(own)
+            waited += time.perf_counter() - started
+            wanted = tf.constant(bool(with_norm) and done == int(steps) - 1)
+            # DTensor takes a small int64 for a constant of the program, and compiles all of it again when that changes.
+            number = tf.cast(first_step + done, tf.uint64)
+            made.append(one(batch, number, wanted, going))
+            going = made[-1].may_go_on
+        ended = [not whole(each.may_go_on) for each in made]
+        made = made[: ended.index(True) + 1] if True in ended else made
+        losses, counted = (
+            tf.stack([whole(each.loss) for each in made]),
+            tf.stack([whole(each.counted) for each in made]),
+        )
+        last = _Made(*map(whole, made[-1]))
+        return Result(
+            losses,
+            counted,
+            last.norm,
+            last.may_go_on,
+            last.gradient_finite,
+            np.float64(waited),
+            last.busy,
+            tf.concat(numbers[: len(made)], 0),
+        )
+
+    def whole(value: tf.Tensor) -> tf.Tensor:
+        return strategy.local(value)[0]
+
+    return loop
+
+
+def _one(
+    step: Step,
+    strategy: HasCollectives,
+    batch: Any,
+    number: tf.Tensor,
+    with_norm: tf.Tensor,
+    going: tf.Tensor | None = None,
+) -> _Made:
+    """One step, inside a compiled function; where `going` is false it changes nothing."""
+    computed = strategy.run(step.compute, batch, number, with_norm)
+    if going is not None:
+        computed = strategy.run(step.held, computed, going)
+    loss, norm = (tf.cast(strategy.local(x)[0], keras.config.floatx()) for x in (computed.loss, computed.norm))
+    finite = strategy.local(computed.finite)[0]
+    unused = step.unused()
+
+    def update() -> tf.Tensor:
+        strategy.run(lambda whole: step.apply(whole, unused), computed)
+        return tf.ones([len(step.variables)], tf.bool)
+
+    def skip() -> tf.Tensor:
+        strategy.run(step.skip, computed)
+        first = [strategy.local(gradient)[0] for gradient in computed.gradients]
+        return tf.stack([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in first])
+
+    return _Made(
+        loss,
+        finite,
+        norm,
+        may_go_on=step.may_go_on(computed) if going is None else tf.logical_and(going, step.may_go_on(computed)),
+        gradient_finite=tf.cond(finite, update, skip),
+        busy=tf.stack(strategy.local(computed.busy)),
+    )
+
+
+def _taken_apart(element: Any, strategy: HasCollectives) -> tuple[Any, tf.Tensor]:
+    """The batch, and the numbers of this process's examples, none if nobody said."""
+    if not isinstance(element, Numbered):
+        return element, tf.zeros([0], tf.int64)
+    return element.batch, tf.concat(strategy.local(element.numbers), 0)
+
+
+def _after(tensors: list[tf.Tensor]) -> tf.Tensor:
+    """The time, in seconds, when all these tensors are there."""
+    with tf.control_dependencies(tensors):
+        return tf.timestamp()
+
+
+def _first_local(strategy: HasCollectives, batch: Any) -> list[tf.Tensor]:
+    return [strategy.local(part)[0] for part in tf.nest.flatten(batch)]

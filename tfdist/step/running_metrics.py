@@ -1,0 +1,72 @@
+"""What a run has added up since its last record and since its epoch began: part of what is saved."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist.step.metrics import ModelMetrics, Totals
+
+
+class Tally:
+    """Losses and metrics of some steps."""
+
+    def __init__(self, saved: Mapping[str, Any] | None = None):
+        """Starts empty, or with what `to_json` returned."""
+        saved = saved or {"loss": 0.0, "counted": 0, "skipped": 0, "sums": []}
+        self._loss = float(saved["loss"])
+        self._counted, self.skipped = int(saved["counted"]), int(saved["skipped"])
+        self._totals = Totals()
+        if saved["sums"]:
+            self._totals.add([_array(values) for values in saved["sums"]])
+
+    def __bool__(self) -> bool:
+        """Whether it has a step."""
+        return bool(self._counted or self.skipped)
+
+    def add(self, losses: np.ndarray, counted: np.ndarray, sums: Sequence[np.ndarray]) -> None:
+        """Takes the steps of a call.
+
+        Args:
+          losses: [steps], their losses.
+          counted: [steps] bool, whether each was finite.
+          sums: of the metrics' variables, merged over replicas.
+        """
+        for loss in losses[counted]:
+            self._loss += float(loss)
+        self._counted += int(counted.sum())
+        self.skipped += int((~counted).sum())
+        self._totals.add(sums)
+
+    def results(self, metrics: ModelMetrics) -> dict[str, float]:
+        """The mean loss of the steps that counted, NaN without any, and the metrics."""
+        mean = self._loss / self._counted if self._counted else float("nan")
+        return {"loss": mean, **self._totals.results(metrics)}
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it; numbers keep every bit."""
+        sums = [{"shape": list(v.shape), "values": [float(x).hex() for x in v.flat]} for v in self._totals.sums]
+        return {"loss": self._loss, "counted": self._counted, "skipped": self.skipped, "sums": sums}
+
+
+def _array(saved: Mapping[str, Any]) -> np.ndarray:
+    values = [float.fromhex(text) for text in saved["values"]]  # JSON has no inf and no NaN
+    return np.asarray(values, np.float64).reshape(saved["shape"])
+
+
+class Progress:
+    """The tallies of a run: of the steps since the last record, and of the epoch's so far."""
+
+    def __init__(self, saved: Mapping[str, Any] | None = None):
+        """Starts empty, or with what `to_json` returned."""
+        saved = saved or {}
+        self.window, self.epoch = Tally(saved.get("window")), Tally(saved.get("epoch"))
+
+    def add(self, losses: np.ndarray, counted: np.ndarray, sums: Sequence[np.ndarray]) -> None:
+        """Takes the steps of a call into both; see `Tally.add`."""
+        for tally in (self.window, self.epoch):
+            tally.add(losses, counted, sums)
+
+    def to_json(self) -> dict[str, Any]:
+        """Both, as a checkpoint keeps them."""
+        return {"window": self.window.to_json(), "epoch": self.epoch.to_json()}

@@ -1,0 +1,107 @@
+"""The state that parts of a step keep from step to step, by name."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.distribution.strategy import State, Strategy
+
+_log = logging.getLogger(__name__)
+
+
+class KeptArray(NamedTuple):
+    """One state's value.
+
+    Attributes:
+      per_replica: whether each replica has a value of its own; else all have the same one.
+      values: [local replicas, ...] if per replica, else the value.
+    """
+
+    per_replica: bool
+    values: np.ndarray
+
+
+class Kept:
+    """Variables for state that others describe; one for each name, for as long as the run."""
+
+    def __init__(self, strategy: Strategy):
+        """Args: strategy: places the variables."""
+        self._strategy = strategy
+        self._kept: dict[str, tuple[State, tf.Variable]] = {}
+        self._restored: dict[str, KeptArray] = {}
+        self._news = ""  # said when the first state that each replica has for itself gets its value
+
+    def variables(self, states: Sequence[State]) -> list[tf.Variable]:
+        """The variables of these states, in order; those that are new are created.
+
+        Raises:
+          ValueError: two states have one name.
+        """
+        names = [state.name for state in states]
+        if len(set(names)) < len(names):
+            raise ValueError(f"States need names of their own. Received: {sorted(names)}.")
+        new = [state for state in states if state.name not in self._kept]
+        for state, variable in zip(new, self._strategy.allocate(new), strict=True):
+            self._kept[state.name] = (state, variable)
+            if state.name in self._restored:
+                self._take(state, variable, self._restored.pop(state.name))
+        return [self._kept[name][1] for name in names]
+
+    def restore(self, values: Mapping[str, KeptArray], news: str = "") -> None:
+        """Gives states the values of another run, now or when they are created; those that it did not have begin anew.
+
+        Args:
+          values: by the states' names.
+          news: logged, once, when a state that each replica has for itself gets its value.
+        """
+        self._restored, self._news = dict(values), news
+        for name, (state, variable) in self._kept.items():
+            start = np.broadcast_to(np.asarray(tf.cast(state.initial, state.dtype)), state.shape)
+            count = len(self._strategy.local_replicas)
+            anew = KeptArray(state.per_replica, np.stack([start] * count) if state.per_replica else start)
+            self._give(state, variable, anew)
+            if name in self._restored:
+                self._take(state, variable, self._restored.pop(name))
+
+    def _take(self, state: State, variable: tf.Variable, value: KeptArray) -> None:
+        """Gives a state that is as it was made the value of another run, if that has its form."""
+        shape = value.values.shape[1:] if value.per_replica else value.values.shape
+        dtype = np.dtype(state.dtype.as_numpy_dtype)
+        if (value.per_replica, shape, value.values.dtype) != (state.per_replica, state.shape, dtype):
+            _log.warning(
+                "%s begins anew: it was %s%s and is %s%s now.", state.name, value.values.dtype, list(shape),
+                dtype, list(state.shape)
+            )  # fmt: skip
+            return
+        self._give(state, variable, value)
+        if state.per_replica and self._news:
+            if self._strategy.is_chief:
+                _log.info("%s", self._news)
+            self._news = ""
+
+    def _give(self, state: State, variable: tf.Variable, value: KeptArray) -> None:
+        first = self._strategy.local_replicas.start
+
+        def read(offset: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
+            begin = (offset[0] - first, *offset[1:]) if value.per_replica else offset
+            return value.values[tuple(slice(b, b + n) for b, n in zip(begin, shape, strict=True))]
+
+        self._strategy.assign(variable, state.per_replica, read)
+
+    def items(self) -> list[tuple[State, tf.Variable]]:
+        """The states and their variables."""
+        return list(self._kept.values())
+
+    def array(self, name: str) -> KeptArray:
+        """The value of one state, copied to the host."""
+        state, variable = self._kept[name]
+        values = self._strategy.local(variable)
+        own = np.stack([np.asarray(value) for value in values]) if state.per_replica else np.asarray(values[0])
+        return KeptArray(state.per_replica, own)
+
+    def arrays(self) -> dict[str, KeptArray]:
+        """The values of all states by name, copied to the host."""
+        return {name: self.array(name) for name in self._kept}

@@ -1,0 +1,357 @@
+"""One step as two replica functions.
+
+`compute` is everything up to the reduced gradients and the loss that all replicas agree on; `apply` changes weights and
+slots. A loss or a gradient that is not finite therefore touches neither. No collective and no update stands inside a
+condition of a replica function, where tf.distribute forbids them.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives import Collectives, OneReplica, Recording, using
+from tfdist.collectives.trace_check import TRACING_SECONDS, agree_on_plan
+from tfdist.data.batches import Dealt, count_rows, with_any_rows
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
+from tfdist.gradients import Clip, LossScale, Reducer, accumulated, unscaled
+from tfdist.step import loss, randomness
+from tfdist.step.data_mismatch import not_compilable
+from tfdist.step.metrics import ModelMetrics, Share
+from tfdist.step.state_store import Kept
+from tfdist.step.validation import inner_optimizer, statistics_of_all_replicas
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a step is made.
+
+    Attributes:
+      batch_size: rows of a global batch; None if they vary, and each batch is a `Dealt`, which says its own.
+      seed: of random layers.
+      jit_compile: whether XLA compiles forward and backward.
+      micro_steps: in how many parts a replica computes its rows, one after the other.
+      clip: applied to whole gradients.
+      loss_scale: for float16; None for no scaling, and then a step that is not finite ends the run.
+      max_skipped_steps: with a loss scale, so many skipped steps in a row end the run.
+      sparse: paths of the variables whose gradients the reducer takes as rows.
+    """
+
+    batch_size: int | None
+    seed: int = 0
+    jit_compile: bool = False
+    micro_steps: int = 1
+    clip: Clip = Clip()
+    loss_scale: LossScale | None = None
+    max_skipped_steps: int = 50
+    sparse: frozenset[str] = frozenset()
+
+
+class Computed(NamedTuple):
+    """What `compute` gives to `apply` and to the loop, on each replica.
+
+    Attributes:
+      gradients: whole ones, clipped, equal on every replica.
+      state: the reducer's new state, to be kept if the step counts.
+      scale: the loss scale's new state, whether the step counts or not; empty without a loss scale.
+      before: moving statistics and metrics as they were before the step, for the case that it does not count.
+      loss: scalar; the global batch's, equal on every replica.
+      finite: scalar bool; whether the loss and every gradient are, the same on every replica.
+      norm: scalar; the gradients' global norm before clipping, where it was asked for or needed, else 0.
+      busy: scalar float64; seconds from the batch's arrival to this replica's own gradients; 0 where there is no clock.
+    """
+
+    gradients: list[tf.Tensor]
+    state: list[tf.Tensor]
+    scale: list[tf.Tensor]
+    before: list[tf.Tensor]
+    loss: tf.Tensor
+    finite: tf.Tensor
+    norm: tf.Tensor
+    busy: tf.Tensor
+
+
+class Step:
+    """The two halves of a step of one model, as replica functions of one strategy."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: HasCollectives,
+        reducer: Reducer,
+        kept: Kept,
+        settings: Settings,
+        metrics: ModelMetrics,
+        collectives: Collectives | None = None,
+    ):
+        """Args: model: compiled and built under the strategy's scope; kept: where state is; collectives: the strategy's."""
+        self._model = model
+        self._strategy = strategy
+        self._collectives = collectives or strategy.collectives
+        self._reducer = reducer
+        self.settings = settings
+        self.variables = list(model.trainable_variables)
+        self._metrics = metrics
+        self._seeds = randomness.seed_states(model)
+        self._without_gradient: list[frozenset[int]] = []
+        self._unused: frozenset[int] | None = None
+        self._state = kept.variables(reducer.state(specs(model)))
+        self._scale = kept.variables(settings.loss_scale.state()) if settings.loss_scale else []
+        self._restored = [*keras_internals.moving_statistics(model), *metrics.variables]
+        whole = statistics_of_all_replicas(model)
+        self._own = [i for i, variable in enumerate(self._restored) if id(variable) not in whole]
+        self._spoken = Recording(self._collectives)
+        self.sent: Recording | None = None
+        self.sends_rows = False
+
+    def compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
+        """Forward, backward, reduction. A replica function.
+
+        Args:
+          batch: this replica's rows, (x, y) or (x, y, sample_weight), or a `Dealt` of such.
+          step: scalar int64; steps made so far.
+          with_norm: scalar bool; whether the global norm is wanted, which costs a pass over the gradients.
+        """
+        self._spoken = Recording(self._collectives)  # of the last trace: what one replica says
+        with using(self._spoken):
+            return self._computed(batch, step, with_norm)
+
+    def _computed(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
+        arrived = self._now(batch)
+        is_dealt = isinstance(batch, Dealt)
+        batch, batch_size = with_any_rows(batch) if is_dealt else (batch, self.settings.batch_size)
+        before = [tf.identity(variable) for variable in self._restored]
+        randomness.reseed(self._seeds, self.settings.seed, step, self._collectives.rank)
+        replica, replicas = self._collectives.rank, self._collectives.size
+        with randomness.own(self._seeds, self.settings.seed, step, replica, replicas):
+            gradients, value = self._local_gradients(batch, batch_size)
+        self.sends_rows = self._spoken.has_unknown_shapes
+        if is_dealt:
+            gradients = self._of_rows(count_rows(batch), gradients, before)
+        busy = self._now(gradients) - arrived
+        state = [tf.convert_to_tensor(variable) for variable in self._state]
+        self.sent = Recording(self._spoken)  # what of it are gradients
+        reduced = self._reducer.reduce([*gradients, value], state, self.sent, name="gradients")
+        *whole, value = reduced.totals
+        # A sum shows an inf or a NaN anywhere in a witness, in one pass.
+        finite = tf.reduce_all(tf.stack([tf.math.is_finite(tf.reduce_sum(x)) for x in (*reduced.witnesses, value)]))
+        norm = self._norm(whole, with_norm)
+        clipped = self.settings.clip(whole, norm)
+        return Computed(clipped, reduced.state, self._scale_after(finite), before, value, finite, norm, busy)
+
+    def apply(self, computed: Computed, unused: frozenset[int]) -> None:
+        """The step counts: weights, slots and all state. A replica function.
+
+        Args:
+          computed: what `compute` returned.
+          unused: indices of the variables that no replica has a gradient for; they are left alone.
+        """
+        used = [i for i in range(len(self.variables)) if i not in unused]
+        gradients, variables = [computed.gradients[i] for i in used], [self.variables[i] for i in used]
+        self._strategy.apply(inner_optimizer(self._model.optimizer), gradients, variables)
+        _assign([*self._state, *self._scale], [*computed.state, *computed.scale])
+
+    def skip(self, computed: Computed) -> None:
+        """The step does not count: only the loss scale moves, and the forward pass leaves no trace. A replica function."""
+        self.undo(computed)
+        _assign(self._scale, computed.scale)
+
+    def undo(self, computed: Computed) -> None:
+        """As if `compute` had not been called: the forward pass leaves no trace. A replica function."""
+        _assign(self._restored, computed.before)
+
+    def held(self, computed: Computed, going: tf.Tensor) -> Computed:
+        """The same, but where `going`, a scalar bool, is false the step does not count. A replica function."""
+        scale = [
+            tf.where(going, new, tf.convert_to_tensor(old))
+            for new, old in zip(computed.scale, self._scale, strict=True)
+        ]
+        return computed._replace(finite=tf.logical_and(computed.finite, going), scale=scale)
+
+    def may_go_on(self, computed: Computed) -> tf.Tensor:
+        """Whether the run goes on after this step, a scalar bool; outside of replica functions."""
+        finite = self._strategy.local(computed.finite)[0]
+        if not self._scale:
+            return finite
+        skipped_in_a_row = self._strategy.local(computed.scale[-1])[0]
+        return tf.logical_or(finite, skipped_in_a_row < self.settings.max_skipped_steps)
+
+    def unused(self) -> frozenset[int]:
+        """The variables that no replica of the job has a gradient for; called when `compute` has been traced.
+
+        All processes trace first together, and compare. Traces of other shapes, which one may need and another not, do not
+        ask again.
+
+        Raises:
+          InputError: replicas of other processes are about to say something else.
+        """
+        if self._unused is not None:
+            return self._unused
+        agree_on_plan(self._strategy.group, self._spoken.calls)
+        mine = frozenset.intersection(*self._without_gradient) if self._without_gradient else frozenset()
+        everyone = self._strategy.group.gather("step/without_gradient", sorted(mine), TRACING_SECONDS)
+        self._unused = unused = frozenset.intersection(*(frozenset(indices) for indices in everyone))
+        if unused:
+            names = ", ".join(self.variables[i].path for i in sorted(unused))
+            _log.warning("The loss does not depend on these variables; they are left alone: %s", names)
+        return unused
+
+    def _local_gradients(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """This replica's gradients and its share of the loss, in one go or in micro-steps."""
+        differentiate = self._compiled(self._differentiate)
+        if self.settings.micro_steps == 1:
+            return self._micro_step(differentiate, batch, batch_size)
+        # The denominators of the whole batch come first, so that nothing is sent between micro-steps. Of this forward
+        # pass only masks are used, and the rest of its graph is never run.
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        with self._strategy.computing(self.variables):
+            values = [(variable, variable.value) for variable in self._model.variables]
+            with keras.StatelessScope(state_mapping=values):  # metrics of layers must not count it
+                outputs = self._strategy.by_rows(self._model(x, training=False))
+        parts = loss.terms(self._model, y, outputs, weight)
+        totals = loss.totals(parts, batch_size, self._spoken)
+        with using(_InMicroSteps(self._spoken)):
+            return accumulated(
+                lambda rows: self._micro_step(differentiate, self._strategy.by_rows(rows), batch_size, totals),
+                batch,
+                self.settings.micro_steps,
+                [tf.TensorSpec(v.shape, v.dtype) for v in self.variables],
+                tf.as_dtype(keras.config.floatx()),
+                self._strategy.batch_parts if self._strategy.global_view else 0,
+            )
+
+    def _of_rows(
+        self, rows: tf.Tensor, gradients: list[tf.Tensor | tf.IndexedSlices], before: list[tf.Tensor]
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
+        """The gradients; those of no row are zeros, where means over them would be NaN, and leave no trace either."""
+        restore_unless(rows > 0, [self._restored[i] for i in self._own], [before[i] for i in self._own])
+        return [
+            tf.IndexedSlices(_unless_empty(g.values, rows), g.indices, g.dense_shape)
+            if isinstance(g, tf.IndexedSlices)
+            else _unless_empty(g, rows)
+            for g in gradients
+        ]
+
+    def _micro_step(
+        self,
+        differentiate: Callable[..., Any],
+        batch: Any,
+        batch_size: int | tf.Tensor,
+        totals: list[tf.Tensor] | None = None,
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        gradients, share, outputs = differentiate(batch, batch_size, totals)
+        _, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        self._metrics.update(y, outputs, weight, share)
+        return gradients, share.value
+
+    def _compiled(self, differentiate: Callable[..., Any]) -> Callable[..., Any]:
+        if not self.settings.jit_compile:
+            return differentiate
+        compiled = tf.function(differentiate, jit_compile=True, autograph=False)
+
+        def without_communication(*args: Any) -> Any:
+            try:
+                return compiled(*args)
+            except (RuntimeError, tf.errors.OpError) as error:
+                raise not_compilable(str(error).splitlines()[0]) from error
+
+        return compiled if isinstance(self._collectives, OneReplica) else without_communication
+
+    def _differentiate(
+        self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None = None
+    ) -> tuple[list[tf.Tensor], Share, Any]:
+        scale = tf.convert_to_tensor(self._scale[0]) if self._scale else None
+
+        def scaled_loss(batch: Any) -> tuple[tf.Tensor, Any]:
+            share, outputs = self._loss(batch, batch_size, totals)
+            value = share.value
+            return (value if scale is None else value * tf.cast(scale, value.dtype)), (share, outputs)
+
+        gradients, _, (share, outputs) = self._strategy.gradients(scaled_loss, self.variables, batch)
+        self._without_gradient.append(frozenset(i for i, g in enumerate(gradients) if g is None))
+        rows = self.settings.sparse if self.settings.micro_steps == 1 else frozenset()
+        whole = [
+            g if v.path in rows and isinstance(g, tf.IndexedSlices) else dense(g, v)
+            for g, v in zip(gradients, self.variables, strict=True)
+        ]
+        return (whole if scale is None else [unscaled(g, scale) for g in whole]), share, outputs
+
+    def _loss(self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None) -> tuple[Share, Any]:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        outputs = self._strategy.by_rows(self._model(x, training=True))
+        parts = loss.terms(self._model, y, outputs, weight)
+        if totals is None:
+            totals = loss.totals(parts, batch_size, self._spoken)
+        rows = tf.shape(keras.tree.flatten(x)[0])[0]
+        value = loss.training_loss(self._model, parts, totals, rows, batch_size=batch_size)
+        return Share(value, loss.shares_of(parts, totals), rows, batch_size), outputs
+
+    def _now(self, after: Any) -> tf.Tensor:
+        """The time, in seconds, when all tensors of a structure are there."""
+        if self._strategy.compiles_replicas:
+            return tf.zeros([], tf.float64)
+        with tf.control_dependencies([x for x in tf.nest.flatten(after) if tf.is_tensor(x)]):
+            return tf.timestamp()
+
+    def _norm(self, gradients: list[tf.Tensor], wanted: tf.Tensor) -> tf.Tensor:
+        if self.settings.clip.norm:
+            return global_norm(gradients)
+        return tf.cond(wanted, lambda: global_norm(gradients), lambda: tf.zeros([], keras.config.floatx()))
+
+    def _scale_after(self, finite: tf.Tensor) -> list[tf.Tensor]:
+        if self.settings.loss_scale is None:
+            return []
+        return list(self.settings.loss_scale.after([tf.convert_to_tensor(v) for v in self._scale], finite))
+
+
+def specs(model: keras.Model) -> list[tf.TensorSpec]:
+    """Names, shapes and dtypes of what a step reduces: a gradient for each trainable variable, and the loss."""
+    gradients = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in model.trainable_variables]
+    return [*gradients, tf.TensorSpec([], keras.config.floatx(), "loss")]
+
+
+class _InMicroSteps(Recording):
+    """Nothing is sent between micro-steps, of which replicas may make different numbers."""
+
+    def _record(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
+        raise InputError(
+            "A layer or loss that communicates takes its batch as one. Received: accumulate_steps > 1 and a call of "
+            f"{operation} ({name}). Leave out accumulate_steps."
+        )
+
+
+def restore_unless(counts: tf.Tensor, variables: Sequence[keras.Variable], before: Sequence[tf.Tensor]) -> None:
+    """A replica that had no row of a batch leaves no trace: its means would be NaN. Inside a replica function."""
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(tf.where(counts, tf.convert_to_tensor(variable), value))
+
+
+def _unless_empty(gradient: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    return tf.cond(rows > 0, lambda: gradient, lambda: tf.zeros_like(gradient))
+
+
+def global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The norm of all gradients as one vector, which may be of several dtypes."""
+    squares = [tf.cast(tf.reduce_sum(tf.square(gradient)), keras.config.floatx()) for gradient in gradients]
+    return tf.sqrt(tf.add_n(squares))
+
+
+def _assign(variables: Sequence[Any], values: Sequence[tf.Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variable) -> tf.Tensor:
+    """A gradient as every replica can send it: zeros where there is none, rows of an embedding at their places."""
+    if gradient is None:
+        return tf.zeros(variable.shape, variable.dtype)
+    whole = tf.convert_to_tensor(gradient)
+    whole.set_shape(variable.shape)  # tf.ensure_shape would be an operation, which DTensor does not know
+    return whole

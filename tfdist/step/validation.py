@@ -1,0 +1,152 @@
+"""Which models, optimizers, strategies and data are taken, and what becomes of an optimizer's own loss scaling."""
+
+import logging
+from collections.abc import Sequence
+
+import keras
+
+from tfdist import keras_internals
+from tfdist.coordination.timeouts import patience
+from tfdist.data import Examples
+from tfdist.distribution.strategy import HasCollectives, Strategy
+from tfdist.errors import InputError
+from tfdist.gradients import Clip, LossScale
+from tfdist.layers.sync_batch_norm import is_synchronized
+
+_log = logging.getLogger(__name__)
+
+
+def check_born_here(strategy: Strategy, what: str, variables: Sequence[keras.Variable]) -> None:
+    """Raises `InputError` if a variable was created outside of the strategy's scope, where that makes a difference."""
+    strange = next((variable.path for variable in variables if not strategy.owns(variable)), None)
+    if strange is not None:
+        raise InputError(
+            f"The {what} must be created inside the strategy's scope, where its variables are placed for the strategy. "
+            f"Received: {strange}, created outside. Create the {what} under `with strategy.scope():`."
+        )
+
+
+def check_trains(model: keras.Model) -> None:
+    """Raises `InputError` for a model, built, in which nothing is trained."""
+    if not model.trainable_variables:
+        raise InputError("A model needs variables to be trained. Received: no trainable variable.")
+
+
+def without_loss_scale(optimizer: keras.Optimizer) -> tuple[keras.Optimizer, LossScale | None]:
+    """Takes Keras's loss scaling apart: it looks at one replica's gradients, so replicas would skip different steps."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer, None
+    found = LossScale(initial=optimizer.initial_scale, growth_interval=optimizer.dynamic_growth_steps)
+    _log.info("The loss is scaled by tfdist, for all replicas alike, as the LossScaleOptimizer says: %s", found)
+    return optimizer.inner_optimizer, found
+
+
+def default_loss_scale(model: keras.Model) -> LossScale | None:
+    """A dynamic scale if a layer computes in float16."""
+    half = any(layer.compute_dtype == "float16" for layer in keras_internals.layers_of(model))
+    return LossScale() if half else None
+
+
+def check_not_wrapped(optimizer: keras.Optimizer) -> None:
+    """Raises `InputError` for an optimizer that sums gradients over Horovod's ranks by itself, or means to."""
+    wrapper = next((kind for kind in type(optimizer).__mro__ if kind.__module__.startswith(_WRAPPERS)), None)
+    if wrapper is not None:
+        raise InputError(
+            f"Gradients are summed over replicas once. Received: an optimizer wrapped by {wrapper.__module__}. "
+            "Pass Keras's own optimizer, without `DistributedOptimizer` around it."
+        )
+
+
+def check_optimizer(optimizer: keras.Optimizer, clip: Clip) -> None:
+    """Raises `InputError` for an optimizer that would do by itself what a step does."""
+    refused = {name: getattr(optimizer, name, None) for name in _REFUSED}
+    found = [name for name, value in refused.items() if value]
+    if found:
+        raise InputError(f"{_REFUSED[found[0]]} Received: {found[0]}={refused[found[0]]}.")
+    if isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
+        raise InputError("One optimizer updates all variables. Received: MultiOptimizer. Pass one of those in it.")
+    own = {name: getattr(optimizer, name) for name in ("clipnorm", "global_clipnorm", "clipvalue")}
+    given = [f"{name}={value}" for name, value in own.items() if value]
+    if given and (clip.norm or clip.value):
+        raise InputError(
+            f"Gradients are clipped in one place. Received: {clip} and an optimizer with {', '.join(given)}. "
+            "Leave out one of them."
+        )
+    if given:
+        _log.info("The optimizer clips whole gradients, after they are summed over replicas: %s", ", ".join(given))
+
+
+def inner_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
+    """What updates the weights: the optimizer inside of one that scales the loss."""
+    return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
+
+
+def statistics_of_all_replicas(model: keras.Model) -> set[int]:
+    """The ids of moving statistics that come of all replicas' rows, so that they are equal on one that had none."""
+    synchronized = [layer for layer in keras_internals.layers_of(model) if getattr(layer, "synchronized", False)]
+    return {id(v) for layer in (*synchronized, *synchronized_layers(model)) for v in layer.non_trainable_variables}
+
+
+def synchronized_layers(model: keras.Model) -> list[keras.Layer]:
+    """The model's layers that normalize over all replicas."""
+    return [layer for layer in keras_internals.layers_of(model) if is_synchronized(layer)]
+
+
+def check_micro_steps(model: keras.Model, micro_steps: int) -> None:
+    """Raises `InputError` for a layer that needs all rows of a step at once, where there are micro-steps."""
+    synchronized = synchronized_layers(model)
+    if micro_steps > 1 and synchronized:
+        raise InputError(
+            "Synchronized BatchNorm takes the moments of all rows of a step, which accumulation computes one part "
+            f"after the other. Received: accumulate_steps={micro_steps} and {synchronized[0].path}. "
+            "Use --batch_norm=local or --accumulate_steps=1."
+        )
+
+
+_WRAPPERS = ("horovod", "tfdist.horovod")
+_REFUSED = {
+    "gradient_accumulation_steps": "The optimizer must not accumulate gradients by itself: leave that out and use "
+    "accumulate_steps. A step's batch is `batch_size` as a whole.",
+    "loss_scale_factor": "The optimizer must not divide gradients by itself: leave that out and use loss_scale.",
+    "use_ema": "The optimizer must not average weights by itself: leave that out.",
+}
+
+
+def check_length(steps: int, epochs: int) -> None:
+    """A run's length is so many steps, or so many epochs."""
+    if bool(steps) == bool(epochs) or min(steps, epochs) < 0 or int(steps) != steps or int(epochs) != epochs:
+        raise InputError(
+            f"Give either `steps` or `epochs`, a whole number above 0. Received: steps={steps}, epochs={epochs}."
+        )
+
+
+def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras.Optimizer) -> None:
+    """What was compiled stays: a trainer that went on with other variables would do so without a word.
+
+    Args:
+      model: as it is now.
+      trained: ids of the variables that were trainable when the trainer was built; empty if it is not.
+      optimizer: the trainer's.
+    """
+    if trained and [id(variable) for variable in model.trainable_variables] != list(trained):
+        raise InputError(
+            "A trainer trains the variables that were trainable when it was built. Received: others now. "
+            "Make a new Trainer after a change of `trainable`."
+        )
+    if model.optimizer is not optimizer:
+        raise InputError("A trainer keeps its optimizer. Received: a model compiled anew. Make a new Trainer instead.")
+
+
+def check_same_data(strategy: Strategy, data: Examples) -> None:
+    """All processes train on equal data, or their steps would not belong together, and one would wait for ever."""
+    spec = str(keras.tree.map_structure(lambda s: (s.dtype.name, str(s.shape)), data.element_spec))
+    with patience("its data") as deadline:
+        said = {"number of examples": data.size, "form of an example": spec}
+        strategy.group.agree("data", said, "training data: ", deadline)
+
+
+def with_collectives(strategy: Strategy) -> HasCollectives:
+    """The strategy, if the trainer can use it."""
+    if not isinstance(strategy, HasCollectives):
+        raise InputError(f"The trainer needs a strategy that has collectives. Received: {type(strategy).__name__}.")
+    return strategy

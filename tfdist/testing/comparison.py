@@ -1,0 +1,251 @@
+"""The user's proof of the promise: a strategy's training beside a single device's, step by step, variable by variable.
+
+Both start from the same weights and take the same global batches. Every variable of every step is compared by norms:
+||a - b|| / ||b||. The weights of the strategy's steps are kept on the host until the reference has made the same step,
+so this takes as much memory as (steps + 1) copies of the model; twice that in bfloat16.
+
+In bfloat16 a relative norm says little: a bias near zero, or a variable whose gradient is only rounding error, which Adam
+scales to full steps, differs by its own size. There the reference trains in float32, too, and differences are counted in
+roundings: in units of how far 16 bits take one device itself from 32.
+"""
+
+import dataclasses
+import hashlib
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals, models
+from tfdist.cli.session import Session, make_trainer
+from tfdist.cluster.environment import Cluster
+from tfdist.config.run_config import VerifyConfig
+from tfdist.coordination import LocalGroup
+from tfdist.data import Pipeline
+from tfdist.distribution.strategy import Strategy, create
+from tfdist.trainer.trainer import Trainer
+
+MOST_ROUNDINGS = 4.0  # two runs in 16 bits are about one rounding apart; a mistake is ten and more
+_SMALLEST = 1e-30
+REFERENCE_SECONDS = 24 * 3600.0  # the other processes wait while the first one computes the reference
+
+# By precision and kind of optimizer: one that divides by a gradient's own size turns the rounding of a small gradient
+# into a step of full size, so its weights are farther apart without being wrong.
+TOLERANCES = {
+    ("float64", "linear"): 1e-9,
+    ("float64", "adaptive"): 1e-8,
+    ("float32", "linear"): 1e-5,
+    ("float32", "adaptive"): 1e-3,
+}
+LINEAR = ("SGD", "MomentumCorrectedSGD")
+NOISE = {"float64": 1e-12, "float32": 1e-5}  # a gradient this small beside the model's largest is rounding
+
+
+def tolerance(config: VerifyConfig, optimizer: keras.Optimizer) -> float:
+    """The largest difference that passes: the flag's, or by what is computed."""
+    if in_roundings(config):
+        return MOST_ROUNDINGS
+    kind = "linear" if type(optimizer).__name__ in LINEAR else "adaptive"
+    return config.tolerance or TOLERANCES[(keras.config.floatx(), kind)]
+
+
+def in_roundings(config: VerifyConfig) -> bool:
+    """Whether differences are counted in roundings of 16 bits."""
+    return config.precision == "mixed_bfloat16" and not config.tolerance
+
+
+def verify(session: Session, say: Callable[[str], None]) -> bool:
+    """Runs the strategy on every process and the reference on the first; says each step's differences.
+
+    Args:
+      session: its config is a `VerifyConfig`.
+      say: gets each line of the result.
+
+    Returns:
+      Whether all replicas are equal bit for bit and no step is past the tolerance; True on the other processes.
+    """
+    tested = make_trainer(session, session.strategy)
+    trace: list[dict[str, np.ndarray]] = []
+    losses = _run(session, tested, lambda: trace.append(_values(session.strategy, tested.model)))
+    equal = _replicas_equal(session.strategy, tested.model)
+    if not session.strategy.is_chief:
+        return True
+    single = create("single", Cluster(), lambda _: LocalGroup())
+    whole = dataclasses.replace(session.config, compression="none")
+    rounding = _Rounding(dataclasses.replace(session, config=whole), single) if in_roundings(whole) else None
+    reference = make_trainer(dataclasses.replace(session, config=whole), single)
+    reference.build(session.data.train)
+    noise = _noise(session, reference)
+    limit = tolerance(session.config, reference.model.optimizer)
+    _introduce(session, reference.model, limit, say)
+    lines: list[tuple[str, float, float]] = []
+
+    def compare() -> None:
+        found, expected = trace.pop(0), _values(single, reference.model)
+        sizes = rounding.next(expected) if rounding else {path: _norm(value) or 1.0 for path, value in expected.items()}
+        apart = {path: found[path] - value for path, value in expected.items()}
+        norms = {path: rounding.norm(path, value) if rounding else _norm(value) for path, value in apart.items()}
+        differences = {
+            path: (norms[path] / sizes[path], float(np.max(np.abs(value), initial=0.0)))
+            for path, value in apart.items()
+        }
+        judged = {path: d for path, d in differences.items() if path not in noise} or differences
+        path = max(judged, key=lambda p: judged[p][0])
+        lines.append((path, *judged[path]))
+
+    expected_losses = _run(session, reference, compare)
+    for step, ((path, relative, absolute), a, b) in enumerate(zip(lines, losses, expected_losses, strict=True)):
+        mark = "" if relative <= limit else "  <- past the tolerance"
+        say(f"{step + 1:5d}  {a:<14.8g} {b:<14.8g} {relative:9.2e} {absolute:9.2e}  {path}{mark}")
+    worst = max(relative for _, relative, _ in lines)
+    good = equal and worst <= limit
+    unit = "roundings" if rounding else "relative"
+    for path in sorted(noise):
+        say(f"Not judged: {path}, whose true gradient is zero, so that it is rounding.")
+    say("Replicas are equal bit for bit." if equal else "REPLICAS DIFFER: their weights are not equal bit for bit.")
+    say(f"{'Equal' if good else 'NOT EQUAL'}: the largest difference is {worst:.2e} {unit}; the tolerance {limit:.0e}.")
+    return good
+
+
+class _Rounding:
+    """What 16 bits make of one device's training, step by step."""
+
+    def __init__(self, session: Session, single: Strategy):
+        """Trains in float32; args: as for the reference."""
+        policy = keras.config.dtype_policy()
+        keras.config.set_dtype_policy("float32")
+        exact = dataclasses.replace(session, config=dataclasses.replace(session.config, precision="float32"))
+        trainer = make_trainer(exact, single)
+        trainer.build(session.data.train)
+        self._first = _values(single, trainer.model)
+        self._steps: list[dict[str, np.ndarray]] = []
+        self._changed: dict[str, np.ndarray] = {}
+        _run(exact, trainer, lambda: self._steps.append(_values(single, trainer.model)))
+        keras.config.set_dtype_policy(policy)
+
+    def next(self, rounded: dict[str, np.ndarray]) -> dict[str, float]:
+        """For each variable how far the next step's values in 16 bits are from those in 32; at least the median over variables.
+
+        Relative to the change since the first step.
+        """
+        exact = self._steps.pop(0)
+        self._changed = {path: exact[path] != self._first[path] for path in exact}
+        roundings = {path: self.norm(path, rounded[path] - exact[path]) for path in exact}
+        changes = {path: self.norm(path, exact[path] - self._first[path]) for path in exact}
+        usual = float(np.median([roundings[path] / change for path, change in changes.items() if change] or [0.0]))
+        return {path: max(roundings[path], usual * changes[path], _SMALLEST) for path in exact}
+
+    def norm(self, path: str, difference: np.ndarray) -> float:
+        """The norm of a variable's difference at this step, without the largest twentieth of what is trained.
+
+        Adam makes a whole step of a gradient whose sign is rounding.
+        """
+        changed = self._changed[path]
+        sizes, rest = np.abs(difference[changed]), np.abs(difference[~changed])
+        kept = len(sizes) - (math.ceil(len(sizes) / 20) if len(sizes) >= 5 else 0)
+        return math.hypot(_norm(np.sort(sizes)[:kept]), _norm(rest)) if np.isfinite(difference).all() else math.inf
+
+
+def _run(session: Session, trainer: Trainer, after_step: Callable[[], None]) -> list[float]:
+    config = session.config
+    losses: list[float] = []
+    epoch_losses: list[float] = []
+
+    def on_epoch_begin(*_: Any) -> None:
+        epoch_losses.clear()
+
+    def on_step_end(_: int, logs: dict[str, float]) -> None:
+        # Keras's logs have the mean since the epoch began.
+        losses.append(logs["loss"] * (len(epoch_losses) + 1) - sum(epoch_losses))
+        epoch_losses.append(losses[-1])
+        after_step()
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_begin=on_epoch_begin, on_train_batch_end=on_step_end)
+    trainer.fit(
+        session.data.train,
+        batch_size=config.batch_size,
+        steps=config.steps,
+        epochs=config.epochs,
+        steps_per_call=1,
+        callbacks=[callback],
+    )
+    return losses
+
+
+def _values(strategy: Strategy, model: keras.Model) -> dict[str, np.ndarray]:
+    return {
+        v.path: np.asarray(tf.convert_to_tensor(strategy.local(v.value)[0]), np.float64)
+        for v in model.variables
+        if tf.as_dtype(v.dtype).is_floating
+    }
+
+
+def _norm(value: np.ndarray) -> float:
+    return float(np.linalg.norm(value))
+
+
+def _replicas_equal(strategy: Strategy, model: keras.Model) -> bool:
+    trainable = [strategy.local(v.value) for v in model.trainable_variables]
+    digests = []
+    for i in range(len(strategy.local_replicas)):
+        found = hashlib.sha256()
+        for values in trainable:
+            found.update(np.ascontiguousarray(tf.convert_to_tensor(values[i]).numpy()).tobytes())
+        digests.append(found.hexdigest())
+    everyone = strategy.group.gather("verify/digests", digests, deadline=REFERENCE_SECONDS)
+    return len({digest for digests in everyone for digest in digests}) == 1
+
+
+def _noise(session: Session, reference: Trainer) -> set[str]:
+    """The variables whose true gradient is zero: those that the model's table names, and those found so small."""
+    model = reference.model
+    named = models.zero_gradient_patterns(session.config.model)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(_first_batch(session))
+    state = [(variable, tf.identity(variable.value)) for variable in model.non_trainable_variables]
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(x, y, model(x, training=True), sample_weight=weight, training=True)
+    for variable, value in state:  # moving averages and random numbers: this was not a step
+        variable.assign(value)
+    gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
+    sizes = {
+        v.path: float(tf.reduce_max(tf.abs(tf.convert_to_tensor(g))))
+        for v, g in zip(model.trainable_variables, gradients, strict=True)
+        if g is not None
+    }
+    least = NOISE[keras.config.floatx()] * max(sizes.values(), default=0.0)
+    by_name = {path for path in sizes if any(re.search(pattern, path) for pattern in named)}
+    return by_name | {path for path, size in sizes.items() if size <= least}
+
+
+def _first_batch(session: Session) -> Any:
+    pipeline = Pipeline(session.data.train, session.config.batch_size, session.config.seed)
+    return next(iter(pipeline.dataset([0], 1)))
+
+
+def _introduce(session: Session, model: keras.Model, limit: float, say: Callable[[str], None]) -> None:
+    say(f"{session.detection.reason}")
+    by_nature = [
+        keras_internals.path_of(layer)
+        for layer in keras_internals.layers_of(model)
+        if _differs_by_nature(layer, session.strategy.global_view)
+    ]
+    for path in by_nature:
+        say(f"Differs by nature: {path} draws numbers or takes statistics for each replica; do not expect equality.")
+    if in_roundings(session.config):
+        say(f"Differences are in roundings: how far bfloat16 takes one device from float32. Tolerance {limit:.0e}.")
+    else:
+        say(f"Tolerance {limit:.0e} for {keras.config.floatx()} and {type(model.optimizer).__name__}.")
+    unit = "roundings" if in_roundings(session.config) else "relative"
+    say(f"{'step':>5}  {'loss':<14} {'of one device':<14} {unit:>9} {'absolute':>9}  largest difference in")
+
+
+def _differs_by_nature(layer: keras.Layer, global_view: bool) -> bool:
+    local_norm = type(layer) is keras.layers.BatchNormalization and layer.trainable and not global_view
+    rate = getattr(layer, "rate", getattr(layer, "stddev", 0))
+    return (
+        local_norm or (bool(getattr(layer, "_seed_generators", ())) or hasattr(layer, "seed_generator")) and bool(rate)
+    )

@@ -1,0 +1,345 @@
+"""One run of a trainer: compiled calls, and what falls between them: records, evaluations, callbacks, epochs."""
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.checkpoint.callback_state import CallbackMemory
+from tfdist.checkpoint.manager import Saving
+from tfdist.coordination.watchdog import Stalls
+from tfdist.data import Examples, Pipeline, steps_in_epochs
+from tfdist.data.batch_schedule import Course
+from tfdist.diagnostics import Inspection, Site, advice
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
+from tfdist.process.progress_file import StepNote
+from tfdist.reporting import NullLedger, NullProfile, Reporter, RunPlan, StepTimer
+from tfdist.reporting.memory import peak_memory
+from tfdist.reporting.timing import over_ranks
+from tfdist.step import metrics
+from tfdist.step.callbacks import Callbacks, validation_logs
+from tfdist.step.compiled_steps import Steps
+from tfdist.step.data_mismatch import must_fit
+from tfdist.step.loop import Result, not_finite
+from tfdist.step.running_metrics import Progress, Tally
+
+TIMING_DEADLINE_SECONDS = 3600.0
+
+_log = logging.getLogger(__name__)
+
+
+class Trains(Protocol):
+    """What a run needs of a trainer.
+
+    Attributes:
+      model: compiled and built.
+      strategy: where it runs.
+      step: updates done so far; the run counts it on.
+      progress: what was added up since the last record and in this epoch; the run adds to it.
+      seed: of the order of examples.
+      metrics: what is recorded of the model.
+      drain: see `tfdist.step.metrics.make_drain`.
+      average_statistics: see `tfdist.step.metrics.make_average_statistics`.
+      loss_scale: the scale now; None without loss scaling.
+      steps: the compiled loop of steps, and trials of others.
+      callback_memory: what the run's callbacks know; the run tells it which they are.
+    """
+
+    model: keras.Model
+    strategy: HasCollectives
+    step: int
+    progress: Progress
+    seed: int
+    metrics: metrics.ModelMetrics
+    drain: Callable[[], list[np.ndarray]]
+    average_statistics: Callable[[], None]
+    steps: Steps
+    callback_memory: CallbackMemory
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The scale now."""
+
+    def evaluate(self, data: Any, *, batch_size: int) -> dict[str, float]:
+        """The loss and the metrics of a whole data set."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """When a run ends and what falls between its steps; every number counts updates.
+
+    Attributes:
+      steps: the step at which it ends.
+      log_every: a record of metrics each so many steps.
+      eval_every: an evaluation each so many steps; 0 for one at each epoch's end.
+      steps_per_call: at most so many steps in one call of the compiled loop.
+    """
+
+    steps: int
+    log_every: int = 10
+    eval_every: int = 0
+    steps_per_call: int = 10
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        least = {"log_every": 1, "eval_every": 0, "steps_per_call": 1}
+        for name, value in least.items():
+            given = getattr(self, name)
+            if not isinstance(given, int) or given < value:
+                raise InputError(f"{name} must be a whole number of at least {value}. Received: {given!r}.")
+
+    def until(self, step: int, borders: Sequence[int]) -> int:
+        """How many steps the call that starts at `step` makes, so that it ends where something falls."""
+        periods = [period for period in (self.log_every, self.eval_every) if period]
+        nexts = [step - step % period + period for period in periods] + [border for border in borders if border > step]
+        return min(self.steps_per_call, min([self.steps, *nexts]) - step)
+
+
+class History:
+    """What a run recorded: `records`, in the schema of metrics.jsonl, and `last(kind)`."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self.records: list[dict[str, Any]] = []
+
+    def last(self, kind: str) -> dict[str, Any]:
+        """The last record of a kind, "train" or "eval".
+
+        Raises:
+          KeyError: there is none.
+        """
+        for record in reversed(self.records):
+            if record["kind"] == kind:
+                return record
+        raise KeyError(f"No record of kind {kind!r}. Received kinds: {sorted({r['kind'] for r in self.records})}.")
+
+
+class Run:
+    """One call of `Trainer.fit`."""
+
+    def __init__(
+        self,
+        trainer: Trains,
+        source: Examples,
+        test: Examples | None,
+        course: Course,
+        schedule: Schedule,
+        callbacks: Sequence[keras.callbacks.Callback],
+        reporter: Reporter,
+        profile: NullProfile,
+        inspections: Callable[[Site], Sequence[Inspection]],
+        saving: Saving,
+        ledger: NullLedger,
+        stalls: Stalls,
+    ):
+        self._trainer = trainer
+        self._strategy = trainer.strategy
+        self._model = trainer.model
+        self._source = source
+        self._test = test
+        self._course, self._position = course, course.position
+        self._batch_size = batch_size = course.position.batch_size
+        self._schedule = schedule
+        self._reporter = reporter
+        self._profile = profile
+        self._saving = saving
+        self._ledger = ledger
+        self._stalls = stalls
+        self._note = StepNote()
+        self._callbacks = Callbacks(
+            callbacks,
+            self._model,
+            self._strategy,
+            epochs=-(-self._position.before(schedule.steps) // source.size),
+            steps=steps_in_epochs(1, source.size, batch_size),
+            verbose=0,
+        )
+        self._history = History()
+        self._timer = StepTimer(batch_size=batch_size)
+        self._inspections = inspections(Site(trainer.steps, batch_size, self._batch))
+        self._inspected: dict[str, float] = {}
+        self._advised = False
+
+    def go(self) -> History:
+        """Trains to the schedule's end, or until a callback stops it."""
+        trainer = self._trainer
+        if self._course.rate != 1 and self._strategy.is_chief:
+            _log.info("%s", self._course)
+        first = self._position.before(trainer.step)
+        pipeline = Pipeline(self._source, self._batch_size, trainer.seed, first)
+        plan = RunPlan(
+            total_steps=self._schedule.steps,
+            batch_size=self._batch_size,
+            examples_per_epoch=self._source.size,
+            first_step=trainer.step,
+            examples_before=first,
+        )
+        iterator = self._strategy.distribute(pipeline.numbered)
+        self._iterator = iterator
+        self._reporter.start(plan)
+        self._note.note(trainer.step)
+        trainer.drain()  # metrics of layers count every call of the model
+        trainer.callback_memory.attend(self._callbacks.callbacks, self._model.optimizer)
+        self._callbacks.on_train_begin()
+        trainer.callback_memory.begun(self._strategy.group)
+        over = self._was_stopped()
+        with contextlib.closing(self._profile), contextlib.closing(self._note):
+            # A run that stopped at its last step, in the middle of an epoch, has that epoch's end before it.
+            while not over and (trainer.step < self._schedule.steps or trainer.progress.epoch):
+                over = self._one_epoch()
+        del self._iterator, iterator  # its threads read ahead: end them now, not when the interpreter ends
+        self._callbacks.on_train_end(self._history.records[-1] if self._history.records else {})
+        trainer.average_statistics()
+        return self._history
+
+    def _was_stopped(self) -> bool:
+        """Whether the run that goes on had come to its end already: one process may know it, all must."""
+        memory = self._trainer.callback_memory
+        if not memory.goes_on:
+            return False
+        self._model.stop_training = memory.is_over
+        over = self._callbacks.stopped(self._trainer.step)
+        if over and self._strategy.is_chief:
+            _log.info("EarlyStopping has stopped this run at step %d: it is over.", self._trainer.step)
+        return over
+
+    def _one_epoch(self) -> bool:
+        """Trains to the end of the epoch or of the run; returns whether to stop."""
+        trainer = self._trainer
+        epoch = self._position.epoch(trainer.step, self._source.size)
+        whole = self._position.end_of_epoch(epoch, self._source.size)
+        end = min(self._schedule.steps, whole)
+        self._callbacks.on_epoch_begin(epoch)
+        trainer.callback_memory.epoch_begun(again=bool(trainer.progress.epoch))
+        stopped = False
+        while trainer.step < end and not stopped:
+            stopped = self._one_call(end)
+            if trainer.step < whole:  # as it is in a run that goes on
+                self._saving.at(trainer.step, is_last=stopped or trainer.step == self._schedule.steps)
+        logs, trainer.progress.epoch = trainer.progress.epoch.results(trainer.metrics), Tally()
+        if self._test is not None and not self._schedule.eval_every:
+            logs |= validation_logs(self._evaluate())
+        trainer.average_statistics()
+        self._callbacks.on_epoch_end(epoch, logs)
+        stopped = self._stopped()
+        if trainer.step == whole:
+            self._saving.at(trainer.step, is_last=stopped or trainer.step == self._schedule.steps)
+        return stopped
+
+    def _one_call(self, epoch_end: int) -> bool:
+        trainer, schedule = self._trainer, self._schedule
+        self._inspect()
+        looks = [i.next(trainer.step + 1) for i in self._inspections] + [self._saving.next(trainer.step)]
+        borders = [step for step in looks if step is not None]
+        count = schedule.until(trainer.step, [epoch_end, *self._profile.boundaries, *borders])
+        self._profile.at(trainer.step)
+        log = (trainer.step + count) % schedule.log_every == 0 or trainer.step + count == schedule.steps
+        self._callbacks.on_train_batch_begin(trainer.step)
+        self._saving.begin(trainer.step + count)
+        self._stalls.begin(trainer.step, trainer.step + count)
+        with self._timer.call(count), must_fit(self._source.element_spec), _naming(trainer.step):
+            result = trainer.steps.loop(self._batch_size, rate=self._course.rate)(
+                self._iterator, tf.constant(trainer.step, tf.int64), tf.constant(count), tf.constant(log)
+            )
+            losses, counted = result.losses.numpy(), result.counted.numpy()
+        self._timer.inside(float(result.waited), float(result.busy.numpy().max()))
+        if not bool(result.may_go_on):
+            self._end_not_finite(result, losses, counted)
+        self._ledger.write(trainer.step, count, result.numbers.numpy())
+        trainer.step += count
+        self._note.note(trainer.step)
+        trainer.progress.add(losses, counted, trainer.drain())
+        logs = trainer.progress.epoch.results(trainer.metrics)
+        self._reporter.progress(trainer.step, logs | self._timer.fields() | trainer.steps.cost | self._inspected)
+        if log:
+            self._record(result)
+        self._stalls.reached(trainer.step)  # only here: for a record, ranks wait for each other
+        self._callbacks.on_train_batch_end(trainer.step - 1, logs)
+        stopped = self._stopped()  # first: in an evaluation nobody notices that a rank does not come
+        if self._test is not None and schedule.eval_every and trainer.step % schedule.eval_every == 0:
+            self._evaluate()
+        return stopped
+
+    def _stopped(self) -> bool:
+        """Whether a callback of any rank wants to stop; who waits for another's callbacks is watched as in a call."""
+        step = self._trainer.step
+        self._stalls.begin(step, step)
+        stopped = self._callbacks.stopped(step)
+        self._stalls.reached(step)
+        return stopped
+
+    def _inspect(self) -> None:
+        for inspection in self._inspections:
+            if inspection.next(self._trainer.step) == self._trainer.step:
+                self._inspected |= inspection.look(self._trainer.step)
+
+    def _batch(self, step: int) -> Any:
+        """Rows like those of a step, read apart; of the first epoch, so that a stream has not far to skip."""
+        number = step % steps_in_epochs(1, self._source.size, self._batch_size)
+        pipeline = Pipeline(self._source, self._batch_size, self._trainer.seed, number * self._batch_size)
+        return next(self._strategy.distribute(pipeline.dataset))
+
+    def _advise(self, record: dict[str, Any]) -> None:
+        found = None if self._advised else advice(record, self._trainer.steps.compresses)
+        if found and self._strategy.is_chief:
+            _log.info("%s", found)
+        self._advised = self._advised or found is not None
+
+    def _record(self, result: Result) -> None:
+        everyone = self._strategy.group.gather("timing", self._timer.own_seconds, TIMING_DEADLINE_SECONDS)
+        record = {
+            **self._header("train"),
+            **self._trainer.progress.window.results(self._trainer.metrics),
+            "learning_rate": self._course.rate * keras_internals.last_learning_rate(self._model.optimizer),
+            **self._timer.window(),
+            **over_ranks(everyone),
+            "gradient_norm": float(result.norm),
+            **self._scaling(),
+            **self._trainer.steps.cost,
+            **self._inspected,
+            **peak_memory(),
+        }
+        self._trainer.progress.window = Tally()
+        self._tell(record)
+        self._advise(record)
+
+    def _scaling(self) -> dict[str, float]:
+        scale = self._trainer.loss_scale
+        return {} if scale is None else {"loss_scale": scale, "skipped_steps": self._trainer.progress.window.skipped}
+
+    def _evaluate(self) -> dict[str, float]:
+        results = self._trainer.evaluate(self._test, batch_size=self._batch_size)
+        self._tell({**self._header("eval"), **results})
+        return results
+
+    def _header(self, kind: str) -> dict[str, Any]:
+        seen = self._position.before(self._trainer.step) / self._source.size
+        return {"schema": 1, "kind": kind, "step": self._trainer.step, "epoch": seen, "time": time.time()}
+
+    def _tell(self, record: dict[str, Any]) -> None:
+        self._history.records.append(record)
+        self._reporter.record(record)
+
+    def _end_not_finite(self, result: Result, losses: np.ndarray, counted: np.ndarray) -> NoReturn:
+        step = self._trainer.step + len(losses) - 1
+        self._trainer.step = step
+        self._trainer.progress.add(losses[:-1], counted[:-1], self._trainer.drain())
+        raise not_finite(step, losses[-1], result, self._model.trainable_variables, self._trainer.loss_scale)
+
+
+@contextlib.contextmanager
+def _naming(step: int) -> Iterator[None]:
+    """Adds the step to an error of the engine, for whoever reports it."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"This was in a call of the compiled loop that began with step {step}.")
+        raise

@@ -1,0 +1,400 @@
+"""The trainer: one Keras model, its optimizer and its strategy, ready to be trained, evaluated and saved."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.checkpoint.callback_state import NOTHING, CallbackMemory
+from tfdist.checkpoint.manager import Checkpoints, saver
+from tfdist.checkpoint.restore import restore, to_go_on_from
+from tfdist.checkpoint.tiers import Saved
+from tfdist.checkpoint.train_state import RunState
+from tfdist.coordination.watchdog import Stalls
+from tfdist.data import Examples, Position, as_data_set, as_examples, check_batch_size, with_class_weight
+from tfdist.data.batch_schedule import GLOBAL, Course
+from tfdist.diagnostics import Auto, Exposure, GradientNorms, Guard, Inspection, InSync, Site
+from tfdist.distribution.strategy import current_strategy
+from tfdist.errors import InputError
+from tfdist.gradients import Clip, LossScale, Reducer
+from tfdist.gradients.bucket import BUCKET_BYTES
+from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
+from tfdist.models import with_batch_norm
+from tfdist.reporting import NullLedger, NullProfile, NullReporter, Reporter, synchronizer
+from tfdist.reporting.schema import check_metric_names
+from tfdist.step import metrics
+from tfdist.step.compiled_steps import Compression, Steps
+from tfdist.step.data_mismatch import must_fit
+from tfdist.step.evaluation import Evaluator
+from tfdist.step.running_metrics import Progress
+from tfdist.step.state_store import Kept, KeptArray
+from tfdist.step.step import Settings
+from tfdist.step.validation import (
+    check_born_here,
+    check_length,
+    check_micro_steps,
+    check_not_wrapped,
+    check_optimizer,
+    check_same_data,
+    check_trains,
+    check_unchanged,
+    default_loss_scale,
+    synchronized_layers,
+    with_collectives,
+    without_loss_scale,
+)
+from tfdist.trainer.consistency import check_alike
+from tfdist.trainer.fit_loop import History, Run, Schedule
+
+
+class Trainer:
+    """Trains one Keras model under the strategy whose scope is open.
+
+    The model, the optimizer and the metrics are ordinary Keras objects, created in the same scope. Gradients are combined
+    once, by tfdist; step k is one update with the global batch of `batch_size` examples that (seed, k) names.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        optimizer: keras.Optimizer | str,
+        loss: Any = None,
+        metrics: Sequence[Any] = (),
+        weighted_metrics: Sequence[Any] = (),
+        loss_weights: Any = None,
+        seed: int = 0,
+        jit_compile: bool = False,
+        accumulate_steps: int = 1,
+        loss_scale: LossScale | None = None,
+        max_skipped_steps: int = 50,
+        clip: Clip | None = None,
+        compression: str | Reducer = "none",
+        compression_min_bytes: int = COMPRESSION_MIN_BYTES,
+        bucket_bytes: int = BUCKET_BYTES,
+    ):
+        """Compiles the model.
+
+        Args:
+          model: built or not, created under the strategy's scope.
+          optimizer: Keras's. Its own clipping works on the whole gradient. A `LossScaleOptimizer` is taken apart: the scale
+            becomes the trainer's. One that accumulates gradients by itself is refused.
+          loss: as for `keras.Model.compile`; may be None if layers call `add_loss`.
+          metrics: as for `keras.Model.compile`.
+          weighted_metrics: as for `keras.Model.compile`.
+          loss_weights: as for `keras.Model.compile`.
+          seed: of the order of examples and of random layers.
+          jit_compile: compiles forward and backward with XLA.
+          accumulate_steps: micro-steps, in which a replica computes its rows one part after the other; changes memory and
+            time, not the result.
+          loss_scale: by default a dynamic one if a layer computes in float16, else none.
+          max_skipped_steps: so many steps in a row that are skipped because of overflow end the run.
+          clip: limits whole gradients.
+          compression: how gradients are summed over replicas, as in `--compression`, or a reducer of your own.
+          compression_min_bytes: smaller gradients are summed exactly.
+          bucket_bytes: small gradients travel together in messages of at most this size.
+        """
+        self.strategy = with_collectives(current_strategy())
+        check_born_here(self.strategy, "model", model.variables)
+        if isinstance(optimizer, keras.Optimizer):
+            check_born_here(self.strategy, "optimizer", optimizer.variables)
+        self.model = model
+        self.step = 0
+        self.progress, self.callback_memory = Progress(), CallbackMemory()
+        self.seed = seed
+        self.resumed_from = ""
+        self._begun_at: int | None = None
+        self._course: Course | None = None
+        self._position: Position | None = None
+        self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, bucket_bytes=bucket_bytes)
+        if self.strategy.global_view and (jit_compile or compression != "none"):
+            raise InputError(
+                "On a mesh the engine compiles and sums gradients by itself: leave out jit_compile and compression. Received: "
+                f"jit_compile={jit_compile}, compression={compression!r}."
+            )
+        optimizer, taken = without_loss_scale(keras.optimizers.get(optimizer))
+        clip = clip or Clip()
+        check_not_wrapped(optimizer)
+        check_optimizer(optimizer, clip)
+        model.compile(
+            optimizer=optimizer,
+            loss=loss,
+            metrics=list(metrics) or None,
+            weighted_metrics=list(weighted_metrics) or None,
+            loss_weights=loss_weights,
+            jit_compile=False,
+            auto_scale_loss=False,
+        )
+        self._optimizer = model.optimizer
+        self._settings = Settings(
+            batch_size=0,
+            seed=seed,
+            jit_compile=jit_compile,
+            micro_steps=accumulate_steps,
+            clip=clip,
+            loss_scale=loss_scale or taken or default_loss_scale(model),
+            max_skipped_steps=max_skipped_steps,
+        )
+        self._kept = Kept(self.strategy)
+        if self._settings.loss_scale:
+            self._kept.variables(self._settings.loss_scale.state())
+        self._built = False
+        self._trained: list[int] = []
+
+    def fit(
+        self,
+        data: Any,
+        *,
+        batch_size: int,
+        elastic_batch: str = GLOBAL,
+        steps: int = 0,
+        epochs: int = 0,
+        log_every: int = 10,
+        eval_every: int = 0,
+        steps_per_call: int = 10,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        class_weight: Mapping[int, float] | None = None,
+        reporter: Reporter | None = None,
+        profile: NullProfile | None = None,
+        measure_every: int = 1000,
+        compression_check_every: int = 0,
+        compression_max_error: float = 0.0,
+        checkpoints: Checkpoints | None = None,
+        ledger: NullLedger | None = None,
+        check_sync_every: int = 0,
+        check_sync: str = "variables",
+        stall_warning_seconds: float = 60.0,
+        stall_shutdown_seconds: float = 0.0,
+    ) -> "History":
+        """Trains for so many steps or epochs more; behind `resume`, from where the run began that goes on.
+
+        Args:
+          data: a `DataSet`, a source, arrays (x, y), a `tf.data.Dataset` of single examples, or a pair of those for training
+            and test; what there is for test is evaluated as the schedule says. tf.data's autotuning is switched off, as its
+            thread delays a run's end by up to a minute: `AUTOTUNE` then means as many parallel calls as there are cores.
+          batch_size: examples of a global batch, over all replicas; the first one goes on where those of `fit` before ended.
+          elastic_batch: what stays when a run goes on with another number of replicas behind `resume`: "global", the batch and
+            the result; or "replica", the batch of one replica: N replicas after N0 have batches of batch_size / N0 * N
+            examples, and the learning rate is multiplied by N / N0.
+          steps: updates; give this or `epochs`.
+          epochs: passes over the data.
+          log_every: steps between records of metrics.
+          eval_every: steps between evaluations; 0 for each epoch's end.
+          steps_per_call: steps in one call of the compiled loop; changes speed, never the result.
+          callbacks: Keras's, the same on every process.
+          class_weight: weight of each class's examples.
+          reporter: told about the run on the chief.
+          profile: when to profile.
+          measure_every: steps between two measurements of exposed communication, the first at step 100 or before; 0 for never.
+          compression_check_every: steps between two comparisons of compressed sums with exact ones; 0 for never.
+          compression_max_error: a gradient whose compression errs by more than this part of its norm is summed exactly
+            from then on; 0 for no limit.
+          checkpoints: where and how often the run is saved; by default never.
+          ledger: gets the examples that this process uses, such as a `tfdist.reporting.LedgerFile`.
+          check_sync_every: steps between two looks at whether all replicas are alike; 0 for never.
+          stall_warning_seconds: a call of the compiled loop that lasts so much over twice the usual is reported; 0: never.
+          stall_shutdown_seconds: one that lasts so much longer ends all processes with code 4; 0: never.
+          check_sync: "variables", of which a difference ends the run, or "gradients", whose norms are logged by replica.
+
+        Raises:
+          InputError: an argument is wrong.
+          NotFiniteError: a loss is inf or NaN; names the step.
+          Preempted: the process got SIGTERM or SIGINT, and what `checkpoints` say was saved.
+          CheckpointError: a checkpoint could not be written.
+          DesyncError: replicas are not alike.
+        """
+        whole = as_data_set(data, "data")
+        train = whole.train
+        course = self.course(train.size, batch_size=batch_size, elastic_batch=elastic_batch)
+        check_length(steps, epochs)
+        check_unchanged(self.model, self._trained, self._optimizer)
+        check_same_data(self.strategy, train)
+        end = course.end(steps, epochs, train.size)
+        schedule = Schedule(steps=end, log_every=log_every, eval_every=eval_every, steps_per_call=steps_per_call)
+        source = with_class_weight(train, class_weight) if class_weight else train
+        self.build(source)
+        ledger = ledger or NullLedger()
+
+        def inspections(site: Site) -> list[Inspection]:
+            choice, several = self.steps.compression.choice, self.strategy.replicas > 1
+            return [
+                *([Auto(site, choice)] if choice and several else []),
+                *([Guard(site, compression_check_every, compression_max_error)] if compression_check_every else []),
+                *([Exposure(site, measure_every)] if measure_every and several else []),
+                *([self._sync(site, check_sync_every, check_sync)] if check_sync_every else []),
+            ]
+
+        def saved() -> Saved:
+            state, known = self._run_state(), self.callback_memory.now() if self.strategy.is_chief else NOTHING
+            values = self._values(course, state.order) | {"callbacks": known.values}
+            return Saved(self.step, self.seed, [*state.parts(), *known.parts], values, state)
+
+        group = self.strategy.group
+        with (
+            Stalls(group, warning_seconds=stall_warning_seconds, shutdown_seconds=stall_shutdown_seconds) as stalls,
+            saver(checkpoints, self.strategy, self.step, saved, synchronizer(ledger, reporter)) as saving,
+        ):
+            run = Run(
+                self,
+                source,
+                whole.test,
+                course,
+                schedule,
+                callbacks,
+                reporter or NullReporter(),
+                profile or NullProfile(),
+                inspections,
+                saving,
+                ledger,
+                stalls,
+            )
+            try:
+                return run.go()
+            finally:
+                self.progress, self._begun_at = Progress(), None
+                self._course, self._position = None, course.position
+
+    def resume(self, path: str | os.PathLike[str], commits: str | os.PathLike[str] = "") -> int:
+        """Goes on from a checkpoint: weights, slots, the step, and all that steps keep are as they were.
+
+        Every process calls it, with the model built. A damaged checkpoint is set aside, and the newest good one is taken.
+
+        Args:
+          path: of a checkpoint, or of a directory of checkpoints, of which there may be none yet.
+          commits: directory of commits, of which a newer one is taken.
+
+        Returns:
+          The step, the number of updates done; 0 if there is no checkpoint.
+
+        Raises:
+          InputError: a checkpoint is of another model or optimizer, or of a newer version.
+          CheckpointError: there are checkpoints, and none is good.
+        """
+        return self.resume_from(to_go_on_from(self.strategy, path, commits))
+
+    def resume_from(self, checkpoints: Sequence[str], *, sets_aside: bool = True) -> int:
+        """As `resume`, with the first good one of these paths; whether damaged ones are renamed is to be said."""
+        checkpoint = restore(self._run_state(), checkpoints, self.strategy.group, sets_aside)
+        if checkpoint is not None:
+            self.resumed_from = str(checkpoint.path)
+            self.step, self._begun_at = checkpoint.step, checkpoint.values["begun_at"]
+            self._course, self._position = Course.of(checkpoint.values), None
+            self.progress = Progress(checkpoint.values["progress"])
+            self.steps.go_on(checkpoint.values["compression"])
+        return self.step
+
+    def course(self, size: int, *, batch_size: int, elastic_batch: str = GLOBAL) -> Course:
+        """The batch in use and the position in the data that `fit` with these arguments goes on with; changes nothing.
+
+        Args:
+          size: examples of an epoch.
+          batch_size: see `fit`.
+          elastic_batch: see `fit`.
+
+        Raises:
+          InputError: the batch cannot be dealt to the replicas.
+        """
+        parts = self.strategy.batch_parts
+        begun_at = self.step if self._begun_at is None else self._begun_at
+        begun = self._course or Course.begun(self._position or Position(batch_size), begun_at, size, batch_size, parts)
+        course = begun.on(parts, self.step, batch_size, elastic_batch)
+        check_batch_size(
+            course.position.batch_size, parts, self._settings.micro_steps, equal=self.strategy.compiles_replicas
+        )
+        return course
+
+    def _run_state(self) -> RunState:
+        if not self._built:
+            raise InputError("A model must be built before a run goes on. Received: none. Call trainer.build(data).")
+        return RunState(self.model, self.strategy, self._kept, self.callback_memory)
+
+    def _sync(self, site: Site, every: int, what: str) -> Inspection:
+        return (
+            GradientNorms(site, every)
+            if what == "gradients"
+            else InSync(site, every, lambda: self._run_state().alike())
+        )
+
+    def _values(self, course: Course, order: list[str]) -> dict[str, Any]:
+        return {
+            "begun_at": course.begun_at,
+            "course": course.to_json(),
+            "progress": self.progress.to_json(),
+            "compression": dict(self.steps.overrides),
+            "replicas": self.strategy.replicas,
+            "strategy": self.strategy.name,
+            "order": order,
+        }
+
+    def evaluate(self, data: Any, *, batch_size: int) -> dict[str, float]:
+        """The loss and the metrics of a whole data set, the same for any number of replicas.
+
+        Args:
+          data: what to evaluate on.
+          batch_size: examples at a time, over all replicas; does not change the result.
+        """
+        examples = as_examples(data)
+        self.build(examples)
+        self.average_statistics()
+        self.drain()  # metrics of layers count every call of the model
+        return self._evaluator.evaluate(examples, batch_size)
+
+    def build(self, data: Examples) -> None:
+        """Creates every variable, and makes them equal on all replicas; a second call does nothing."""
+        if self._built:
+            return
+        batched = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), data.element_spec)
+        with self.strategy.scope():
+            with must_fit(data.element_spec):
+                keras_internals.build(self.model, batched)
+            check_trains(self.model)
+            check_alike(self.strategy.group, self.model)
+            self.strategy.synchronize([*self.model.variables, *self.model.optimizer.variables])
+        self._trained = [id(variable) for variable in self.model.trainable_variables]
+        metrics.check_names(self.model)
+        metrics.check_sums(keras_internals.metrics_of(self.model))
+        check_metric_names(keras_internals.names_of_compiled_metrics(self.model))
+        check_metric_names(keras_internals.names_of_layers_metrics(self.model))
+        self.metrics = metrics.ModelMetrics(self.model)
+        self.drain = metrics.make_drain(self.metrics, self.strategy)
+        self.average_statistics = metrics.make_average_statistics(self.model, self.strategy)
+        self._evaluator = Evaluator(self.model, self.strategy, self._settings.seed, self.metrics, self.drain)
+        check_micro_steps(self.model, self._settings.micro_steps)
+        self.steps = Steps(self.model, self.strategy, self._settings, self._compression, self._kept, self.metrics)
+        self._built = True
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What the loss is multiplied by now; None without loss scaling."""
+        if self._settings.loss_scale is None:
+            return None
+        return float(self._kept.array("loss_scale/scale").values)
+
+    @property
+    def state(self) -> dict[str, KeptArray]:
+        """What a step keeps beside weights and slots, by name: error feedback, loss scale and the like."""
+        return self._kept.arrays()
+
+    def save(self, path: str) -> None:
+        """Writes the model in Keras's own format, on the chief; every process calls it.
+
+        Keras alone can load it, with tfdist imported if the model has layers of tfdist's. In inference, synchronized BatchNorm
+        is an ordinary one, and is saved as one. The optimizer goes with the model unless a layer had to be replaced so, or
+        Keras does not know it: tfdist's own, or one whose rate has a warm-up.
+        """
+        self.average_statistics()
+        with self.strategy.whole([*self.model.variables, *self.model.optimizer.variables]):
+            if self.strategy.is_chief:
+                self._save(path)
+
+    def _save(self, path: str) -> None:
+        if synchronized_layers(self.model):
+            with_batch_norm(self.model, "local").save(path)
+        elif "tfdist" in str(keras.saving.serialize_keras_object(self.model.optimizer)):
+            with keras_internals.not_compiled(self.model) as plain:
+                plain.save(path)
+        else:
+            self.model.save(path)
