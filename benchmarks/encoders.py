@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from tfdist.collectives import OneReplica
 from tfdist.gradients.compression.catalog import create
-from tfdist.gradients.compression.coded import Coded
-from tfdist.gradients.compression.coder import Coder
+from tfdist.gradients.compression.coded import AllGatherReducer
+from tfdist.gradients.compression.coder import CodecCompiler
 from tfdist.gradients.error_feedback import ErrorFeedback
 from tfdist.grammar.rules import parse_rules
 
@@ -38,9 +38,9 @@ def encoder(method: str) -> Work | None:
     """Makes the code that travels; None for a method that makes none."""
     reducer = create(parse_rules(method)[0].methods)
     inner = reducer.inner if isinstance(reducer, ErrorFeedback) else reducer
-    if not isinstance(inner, Coded):
+    if not isinstance(inner, AllGatherReducer):
         return None
-    coder = Coder(inner._codec)
+    coder = CodecCompiler(inner._codec)
     return lambda x: [coder.encode(x, tf.constant([1, 2], tf.int32), OneReplica().wire)]
 
 

@@ -80,7 +80,7 @@ class MeshOfDevices(HasCollectives):
         self.group = join(cluster)
         self.devices = Devices(mesh, engine_mesh(mesh, cluster, self.group, start_timeout_seconds))
         self.collectives = OneReplica()
-        self._unborn: list[keras_internals.Newborn] = []
+        self._abstract_model: list[keras_internals.UninitializedVariable] = []
         self._drawn: dict[str, int] = {}
         self._dims: set[str] = set()
         self._warned = False
@@ -96,19 +96,19 @@ class MeshOfDevices(HasCollectives):
         try:
             self._bear_all()
             with (
-                keras_internals.births_deferred(self._unborn, self._bear),
+                keras_internals.births_deferred(self._abstract_model, self._bear),
                 tf.variable_creator_scope(self._whole_variable),
             ):
                 yield
             self._bear_all()
         except BaseException:
-            self._unborn.clear()  # what was made before the failure is nobody's
+            self._abstract_model.clear()  # what was made before the failure is nobody's
             self._drawn.clear()
             raise
 
     def _bear_all(self) -> None:
-        while self._unborn:
-            self._bear(self._unborn.pop(0))
+        while self._abstract_model:
+            self._bear(self._abstract_model.pop(0))
         self._agree_on_drawn()
 
     def _agree_on_drawn(self) -> None:
@@ -116,17 +116,17 @@ class MeshOfDevices(HasCollectives):
             drawn, self._drawn = self._drawn, {}
             self.group.agree("mesh/births", drawn, f"{_SAME_SEED} The first value of ")
 
-    def _bear(self, newborn: keras_internals.Newborn) -> None:
-        variable = newborn.variable
-        self._dims |= {dim for dim in dims_of_newborn(newborn) if dim}
-        keras_internals.set_layout(variable, placement(newborn, self.rules, self.devices.mesh, self.shard))
+    def _bear(self, uninitialized: keras_internals.UninitializedVariable) -> None:
+        variable = uninitialized.variable
+        self._dims |= {dim for dim in dims_of_newborn(uninitialized) if dim}
+        keras_internals.set_layout(variable, placement(uninitialized, self.rules, self.devices.mesh, self.shard))
         with tf.init_scope():
             value, name = keras_internals.initial_value(variable), variable.path.replace("/", "_")
             self._note_drawn(variable.path, value)
             born = self.devices.variable(value, _placement_of(variable).stored, name, variable.trainable)
         keras_internals.give_value(variable, born)
-        if _placement_of(variable).is_gathered and is_gathered_in_turn(newborn):
-            rematerialize(newborn.owners[-1])
+        if _placement_of(variable).is_gathered and is_gathered_in_turn(uninitialized):
+            rematerialize(uninitialized.owners[-1])
 
     def _note_drawn(self, name: str, value: tf.Tensor) -> None:
         """Each process draws for its own devices, so all must draw the same: compared at the scope's end."""

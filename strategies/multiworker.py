@@ -10,7 +10,7 @@ from tfdist.cluster.environment import Cluster
 from tfdist.coordination import Group
 from tfdist.distribution.tf_distribute import TensorFlowStrategy
 from tfdist.distribution.tf_server import starting, with_addresses
-from tfdist.distribution.variable_creation import Births
+from tfdist.distribution.variable_creation import VariableCreation
 
 
 class MultiWorker(TensorFlowStrategy):
@@ -49,12 +49,12 @@ class MultiWorker(TensorFlowStrategy):
         with starting(group, cluster.size, start_timeout_seconds):
             engine = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
         super().__init__("multiworker", engine, cluster=cluster, group=group, options=options)
-        self._births = Births(group)
+        self._variable_creation = VariableCreation(group)
 
     @contextlib.contextmanager
     def _placement(self) -> Iterator[None]:
         """See base class."""
-        with super()._placement(), tf.variable_creator_scope(self._births.agree):
+        with super()._placement(), tf.variable_creator_scope(self._variable_creation.agree):
             yield
 
 

@@ -193,12 +193,12 @@ def _safetensors(trainer: "Trainer", path: Path) -> None:
     import numpy as np
 
     from tfdist.checkpoint.storage import Part, write_shard
-    from tfdist.grammar.unique_names import numbered
+    from tfdist.grammar.unique_names import unique_names
     from tfdist.step import randomness
 
     seeds = {id(state) for state in randomness.seed_states(trainer.model)}
     own = [v for v in trainer.model.variables if id(v) not in seeds]
-    named = numbered((v.path, v) for v in own)
+    named = unique_names((v.path, v) for v in own)
     parts = [Part.whole(name, np.array(keras.ops.convert_to_numpy(v))) for name, v in named.items()]
     [name] = write_shard(path.parent, 0, parts).shards
     (path.parent / name).rename(path)

@@ -36,17 +36,17 @@ def main(config: LayoutConfig) -> int:
     if config.precision != "float32":
         keras.config.set_dtype_policy(config.precision)
     whole = data.load(config.dataset, config.data_dir)
-    unborn = layout_plan.Unborn(make)
+    abstract_model = layout_plan.AbstractModel(make)
     mesh = mesh_of(config.mesh_shape, 0 if config.mesh_shape else config.devices)
     chosen = parse_layout("" if config.layout == AUTO else config.layout, mesh)
     check_equal_shares(config.batch_size, mesh.axes[chosen["batch"]], config.accumulate_steps)
     rows = config.batch_size // config.accumulate_steps
     shard = parse_shard(config.shard, config.shard_axis or chosen["batch"], config.shard_min_elements, mesh)
     if config.layout == AUTO:
-        chosen, found = layout_plan.cheapest(unborn, mesh, chosen, shard, rows, config.memory_gb * 2**30)
+        chosen, found = layout_plan.cheapest(abstract_model, mesh, chosen, shard, rows, config.memory_gb * 2**30)
         print(f"--layout={rules_text(chosen)}")
     else:
-        found = unborn.plan(mesh, chosen, shard, rows)
+        found = abstract_model.plan(mesh, chosen, shard, rows)
     for line in _lines(found, chosen, shard, layout_plan.uncounted(chosen), config.accumulate_steps):
         print(line)
     if config.recompute != NONE:

@@ -37,7 +37,7 @@ def main(config: TrainConfig) -> int:
 def _train(opened: "Session") -> int:
     from tfdist import reporting
     from tfdist.cli import run_start, session
-    from tfdist.coordination.timeouts import patience
+    from tfdist.coordination.timeouts import long_timeout
     from tfdist.launcher.attempt import LAUNCHED_VARIABLE
     from tfdist.reporting import log
     from tfdist.reporting.writing import must_write
@@ -46,7 +46,7 @@ def _train(opened: "Session") -> int:
     # What a launcher starts again goes on in the same directory, though another size may have another strategy.
     own = os.environ.get(LAUNCHED_VARIABLE) or f"{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     name = f"runs/{_words(config.dataset)}-{_words(config.model)}-{own}"
-    with patience("its data") as deadline:
+    with long_timeout("its data") as deadline:
         path = strategy.group.broadcast("output_dir", os.path.expanduser(config.output_dir or name), deadline)
     config = dataclasses.replace(config, strategy=opened.detection.strategy, output_dir=path)
     directory = reporting.RunDirectory(pathlib.Path(path))
@@ -134,7 +134,7 @@ def _describe(opened: "Session") -> int:
     if not strategy.is_chief:
         return 0
     size = opened.data.train.size
-    trainer.course(size, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
+    trainer.batch_schedule(size, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
     parts = strategy.batch_parts
     shares = _span(rows(config.batch_size, r, parts)[1] for r in range(parts))
     micro = parts * config.accumulate_steps

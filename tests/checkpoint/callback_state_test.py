@@ -11,7 +11,7 @@ import pytest
 from tests.checkpoint.callback_values_test import VALUES, same
 from tests.coordination.members import members
 from tfdist.checkpoint import callback_state
-from tfdist.checkpoint.callback_state import CallbackMemory
+from tfdist.checkpoint.callback_state import CallbackState
 from tfdist.checkpoint.storage import Checkpoint, Damaged, commit
 from tfdist.coordination import LocalGroup
 
@@ -35,7 +35,7 @@ class Own(keras.callbacks.Callback):
 
 
 def begun(*callbacks, saved=None):
-    memory = CallbackMemory()
+    memory = CallbackState()
     if saved:
         memory.restore(saved)
     memory.attend(callbacks, OPTIMIZER)
@@ -113,7 +113,7 @@ def test_an_array_that_changes_in_place_is_kept_as_it_is_now(tmp_path):
     def on_train_begin(logs=None):
         callback.total = np.zeros(2)
 
-    memory = CallbackMemory()
+    memory = CallbackState()
     memory.attend([callback], OPTIMIZER)
     on_train_begin()
     memory.begun(ONE)
@@ -166,7 +166,7 @@ def test_what_callbacks_set_when_a_run_begins_is_that_of_its_first_beginning(tmp
     callback, path = Begins(base=None, fresh=False), None
     for rate in (0.5, 0.25, 0.125):
         OPTIMIZER.learning_rate = rate
-        memory = CallbackMemory()
+        memory = CallbackState()
         if path:
             memory.restore(path)
         memory.attend([callback], OPTIMIZER)
@@ -195,7 +195,7 @@ def test_what_a_beginning_opens_stays_open(tmp_path):
     callback = Own(file=None, count=0)
     memory = begun(callback)
     callback.file, callback.count = print, 3
-    again = CallbackMemory()
+    again = CallbackState()
     again.restore(saved(memory, tmp_path))
     other = Own(file=None, count=0)
     again.attend([other], OPTIMIZER)
@@ -254,7 +254,7 @@ def test_what_a_callback_finds_of_its_files_is_kept_out(tmp_path, monkeypatch):
     path = None
     for loss in (0.5, 0.25):
         log = keras.callbacks.CSVLogger("log.csv", append=True)
-        memory = CallbackMemory()
+        memory = CallbackState()
         if path:
             memory.restore(path)
         memory.attend([log], OPTIMIZER)
@@ -284,7 +284,7 @@ def test_what_a_process_notes_of_itself_is_its_own(tmp_path):
     ours = [Noting(), Noting()]
 
     def begin(group):
-        again = CallbackMemory()
+        again = CallbackState()
         again.restore(path)
         again.attend([ours[group.rank]], OPTIMIZER)
         ours[group.rank].on_train_begin(group.rank)
@@ -311,7 +311,7 @@ def test_the_rate_comes_back_only_to_a_run_that_goes_on(tmp_path):
     memory = begun(Own())
     path = saved(memory, tmp_path)
     for restored, rate in ((False, 0.1), (True, 0.5)):
-        memory = CallbackMemory()
+        memory = CallbackState()
         if restored:
             memory.restore(path)
         optimizer.learning_rate = 0.5
@@ -324,7 +324,7 @@ def test_the_rate_comes_back_only_to_a_run_that_goes_on(tmp_path):
 def test_a_schedule_that_a_callback_sets_stays(tmp_path):
     optimizer = keras.optimizers.SGD(0.5)
     memory = begun(Own())
-    again = CallbackMemory()
+    again = CallbackState()
     again.restore(saved(memory, tmp_path))
     again.attend([], optimizer)
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
@@ -390,7 +390,7 @@ def test_a_stranger_cannot_set(attribute):
 )
 def test_what_is_not_understood_is_damaged(values):
     with pytest.raises(Damaged, match="of callbacks is not understood"):
-        CallbackMemory().restore(stranger(values))
+        CallbackState().restore(stranger(values))
 
 
 def stranger(values):

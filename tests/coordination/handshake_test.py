@@ -1,9 +1,9 @@
 import pytest
 
-from tfdist.coordination.handshake import Admission
+from tfdist.coordination.handshake import Handshake
 from tfdist.coordination.messages import VERSION, BadMessage
 
-GROUP = Admission(size=2, token="secret", noun="rank")
+GROUP = Handshake(size=2, token="secret", noun="rank")
 HELLO = {"type": "hello", "rank": 1, "size": 2, "token": "secret", "version": VERSION, "pid": 12, "host": "b"}
 
 

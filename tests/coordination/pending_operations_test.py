@@ -1,6 +1,6 @@
 import math
 
-from tfdist.coordination.pending_operations import Rounds
+from tfdist.coordination.pending_operations import PendingOperations
 
 
 def arrive(rounds, rank, ticket, name="x", value=None, deadline=10.0, now=0.0):
@@ -8,7 +8,7 @@ def arrive(rounds, rank, ticket, name="x", value=None, deadline=10.0, now=0.0):
 
 
 def test_the_last_to_come_completes_the_round_for_all_in_the_order_of_ranks():
-    rounds = Rounds(3)
+    rounds = PendingOperations(3)
     assert arrive(rounds, 2, 7, value="c") == []
     assert arrive(rounds, 0, 8, value="a") == []
     answers = arrive(rounds, 1, 9, value="b")
@@ -20,7 +20,7 @@ def test_the_last_to_come_completes_the_round_for_all_in_the_order_of_ranks():
 
 
 def test_a_member_that_is_ahead_opens_the_names_next_round():
-    rounds = Rounds(2)
+    rounds = PendingOperations(2)
     arrive(rounds, 0, 1, value="first")
     arrive(rounds, 0, 2, value="second")
     first, second = arrive(rounds, 1, 1, value="1"), arrive(rounds, 1, 2, value="2")
@@ -29,7 +29,7 @@ def test_a_member_that_is_ahead_opens_the_names_next_round():
 
 
 def test_the_shortest_deadline_fails_the_round_for_all_and_for_those_who_come_later():
-    rounds = Rounds(4, absence=lambda missing: f" ({missing})")
+    rounds = PendingOperations(4, absence=lambda missing: f" ({missing})")
     arrive(rounds, 0, 1, deadline=60.0, now=0.0)
     arrive(rounds, 1, 1, deadline=5.0, now=2.0)
     assert rounds.next_expiry() == 7.0
@@ -44,7 +44,7 @@ def test_the_shortest_deadline_fails_the_round_for_all_and_for_those_who_come_la
 
 
 def test_a_member_that_has_left_fails_what_still_needs_it_and_nothing_else():
-    rounds = Rounds(2)
+    rounds = PendingOperations(2)
     arrive(rounds, 1, 1, name="came")
     arrive(rounds, 0, 1, name="needs it")
     (answer,) = rounds.member_left(1, "has left with code 0")
@@ -56,7 +56,7 @@ def test_a_member_that_has_left_fails_what_still_needs_it_and_nothing_else():
 
 
 def test_after_a_loss_nothing_completes():
-    rounds = Rounds(2)
+    rounds = PendingOperations(2)
     arrive(rounds, 0, 1)
     (answer,) = rounds.break_off("rank 1 is lost: unplugged")
     assert answer.message["failure"] == "'x' cannot complete: rank 1 is lost: unplugged."
@@ -64,7 +64,7 @@ def test_after_a_loss_nothing_completes():
 
 
 def test_names_that_are_used_once_leave_nothing_behind():
-    rounds = Rounds(2)
+    rounds = PendingOperations(2)
     for step in range(100):
         arrive(rounds, 0, step, name=f"timing/{step}")
         arrive(rounds, 1, step, name=f"timing/{step}")
@@ -72,7 +72,7 @@ def test_names_that_are_used_once_leave_nothing_behind():
 
 
 def test_ranks_that_all_wait_for_each_other_are_told_so_and_where():
-    rounds = Rounds(2)
+    rounds = PendingOperations(2)
     rounds.arrive(0, 1, "fit", None, 600.0, 0.0, "train.py, line 3")
     assert rounds.expire(100.0) == []  # rank 1 may come yet
     rounds.arrive(1, 1, "end", None, 600.0, 100.0, "train.py, line 9")
@@ -85,14 +85,14 @@ def test_ranks_that_all_wait_for_each_other_are_told_so_and_where():
 
 
 def test_a_thread_that_waits_beside_the_main_one_is_no_standstill():
-    rounds = Rounds(2)
+    rounds = PendingOperations(2)
     rounds.arrive(0, 1, "fit", None, math.inf, 0.0, "train.py, line 3")
     rounds.arrive(1, 1, "meeting", None, math.inf, 0.0, "")
     assert rounds.expire(1000.0) == []
 
 
 def test_a_round_that_completes_ends_the_standstill():
-    rounds = Rounds(2)
+    rounds = PendingOperations(2)
     rounds.arrive(0, 1, "fit", None, math.inf, 0.0, "here")
     rounds.arrive(1, 1, "saved", None, math.inf, 0.0, "there")
     rounds.arrive(0, 2, "saved", None, math.inf, 5.0, "")  # another thread of rank 0
@@ -100,7 +100,7 @@ def test_a_round_that_completes_ends_the_standstill():
 
 
 def test_who_waits_long_is_told_once_for_whom():
-    rounds = Rounds(3)
+    rounds = PendingOperations(3)
     rounds.arrive(1, 1, "fit", None, math.inf, 0.0, "train.py, line 3")
     assert rounds.late(19.0) == []
     (answer,) = rounds.late(20.0)

@@ -10,12 +10,12 @@ import pytest
 
 from tfdist.coordination import Group, LocalGroup, RemoteGroup, Server
 from tfdist.coordination.addresses import listen
-from tfdist.coordination.sync_points import Meetings
+from tfdist.coordination.sync_points import SyncPoints
 from tfdist.errors import PeerLostError
 
 DEADLINE = 20.0
 Acts = list[tuple[int, list[str]]]
-Between = Callable[[int, Meetings], object]
+Between = Callable[[int, SyncPoints], object]
 
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("no_thread_is_left")]
 
@@ -46,16 +46,16 @@ class Job:
         self.collective.wait(DEADLINE)
 
 
-def run(meetings: Meetings, ends: Sequence[int], call: Between, between: Between) -> Acts:
+def run(sync_points: SyncPoints, ends: Sequence[int], call: Between, between: Between) -> Acts:
     """One rank's run: the steps at which it acted, and on what."""
     acted = []
-    with meetings:
+    with sync_points:
         for end in ends:
-            meetings.begin(end)
-            call(end, meetings)
-            if due := meetings.reached(end):
+            sync_points.begin(end)
+            call(end, sync_points)
+            if due := sync_points.reached(end):
                 acted.append((end, sorted(due)))
-            between(end, meetings)
+            between(end, sync_points)
     return acted
 
 
@@ -80,27 +80,27 @@ def test_all_ranks_act_at_the_same_steps(block: int) -> None:
             def rank(number: int, job: Job = job, seed: int = seed, slack: float = slack) -> Acts:
                 own = random.Random(seed * 1000 + number)
 
-                def step(end: int, meetings: Meetings) -> None:
+                def step(end: int, sync_points: SyncPoints) -> None:
                     if own.random() < 0.1:
-                        meetings.wish(own.choice(("checkpoint", "preempt")))
+                        sync_points.wish(own.choice(("checkpoint", "preempt")))
                     time.sleep(own.random() * slack)
 
-                def call(end: int, meetings: Meetings) -> None:
-                    step(end, meetings)
+                def call(end: int, sync_points: SyncPoints) -> None:
+                    step(end, sync_points)
                     if collectives:  # noqa: B023 - called within the iteration
                         job.meet()
-                    step(end, meetings)
+                    step(end, sync_points)
 
-                def between(end: int, meetings: Meetings) -> None:
-                    step(end, meetings)
+                def between(end: int, sync_points: SyncPoints) -> None:
+                    step(end, sync_points)
                     if evaluations and end % 3 == 0:  # noqa: B023
                         job.meet()
 
-                meetings = Meetings(job.groups[number])
-                timers = [threading.Timer(wait, meetings.wish, ("stray",)) for wait in stray]  # noqa: B023
+                sync_points = SyncPoints(job.groups[number])
+                timers = [threading.Timer(wait, sync_points.wish, ("stray",)) for wait in stray]  # noqa: B023
                 for timer in timers:
                     timer.start()
-                acted = run(meetings, ends, call, between)  # noqa: B023
+                acted = run(sync_points, ends, call, between)  # noqa: B023
                 for timer in timers:
                     timer.join()
                 return acted
@@ -110,10 +110,10 @@ def test_all_ranks_act_at_the_same_steps(block: int) -> None:
 
 
 def wish_at(step: int, topic: str) -> Between:
-    return lambda end, meetings: meetings.wish(topic) if end == step else None
+    return lambda end, sync_points: sync_points.wish(topic) if end == step else None
 
 
-def nothing(end: int, meetings: Meetings) -> None:
+def nothing(end: int, sync_points: SyncPoints) -> None:
     """What most ranks do."""
 
 
@@ -124,9 +124,9 @@ def wait_for(condition: Callable[[], object]) -> None:
     assert condition()
 
 
-def until_answered(meetings: Meetings) -> None:
+def until_answered(sync_points: SyncPoints) -> None:
     """Waits until this rank has said where it can act."""
-    wait_for(lambda: meetings._answered is not None or meetings._agreed)
+    wait_for(lambda: sync_points._answered is not None or sync_points._agreed)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -134,14 +134,14 @@ def test_a_wish_is_granted_at_the_end_of_the_call_and_again_later(size: int) -> 
     with Job(size) as job:
 
         def rank(number: int) -> Acts:
-            def call(end: int, meetings: Meetings) -> None:
+            def call(end: int, sync_points: SyncPoints) -> None:
                 if end in (10, 50):
                     if number == size - 1:
-                        meetings.wish("checkpoint")
-                    until_answered(meetings)
+                        sync_points.wish("checkpoint")
+                    until_answered(sync_points)
                 job.meet()
 
-            return run(Meetings(job.groups[number]), range(5, 80, 5), call, nothing)
+            return run(SyncPoints(job.groups[number]), range(5, 80, 5), call, nothing)
 
         assert job.all(rank) == [[(10, ["checkpoint"]), (50, ["checkpoint"])]] * size
 
@@ -151,20 +151,20 @@ def test_whoever_is_between_two_calls_does_not_keep_the_others_from_an_evaluatio
     with Job(2) as job:
 
         def rank(number: int) -> Acts:
-            def call(end: int, meetings: Meetings) -> None:
+            def call(end: int, sync_points: SyncPoints) -> None:
                 job.meet()
                 if number == 0 and end == 10:
                     assert passed.wait(DEADLINE)
-                    meetings.wish("preempt")
-                    until_answered(meetings)
+                    sync_points.wish("preempt")
+                    until_answered(sync_points)
 
-            def between(end: int, meetings: Meetings) -> None:
+            def between(end: int, sync_points: SyncPoints) -> None:
                 if number == 1 and end == 10:
                     passed.set()
-                    until_answered(meetings)
+                    until_answered(sync_points)
                 job.meet()
 
-            return run(Meetings(job.groups[number]), [10, 20, 30], call, between)
+            return run(SyncPoints(job.groups[number]), [10, 20, 30], call, between)
 
         passed = threading.Event()
         assert job.all(rank) == [[(20, ["preempt"])]] * 2
@@ -174,9 +174,9 @@ def test_a_wish_behind_the_last_call_has_no_effect_and_holds_nobody() -> None:
     with Job(2) as job:
 
         def rank(number: int) -> Acts:
-            meetings = Meetings(job.groups[number])
+            sync_points = SyncPoints(job.groups[number])
             slow = (lambda end, _: time.sleep(0.1)) if number else nothing
-            acted = run(meetings, [1, 2], slow, wish_at(2, "checkpoint") if not number else nothing)
+            acted = run(sync_points, [1, 2], slow, wish_at(2, "checkpoint") if not number else nothing)
             job.meet()
             return acted
 
@@ -188,21 +188,21 @@ def test_a_wish_before_the_run_is_granted_in_it_and_the_next_run_begins_anew() -
         job.groups[0].tell("meetings", {"wish": "preempt", "name": "meetings/early"})
 
         def rank(number: int) -> Acts:
-            def call(end: int, meetings: Meetings) -> None:
+            def call(end: int, sync_points: SyncPoints) -> None:
                 if end == 10:
-                    until_answered(meetings)
+                    until_answered(sync_points)
 
-            def late(end: int, meetings: Meetings) -> None:
+            def late(end: int, sync_points: SyncPoints) -> None:
                 if end == 30 and number:
-                    meetings.wish("lost")
+                    sync_points.wish("lost")
 
-            def again(end: int, meetings: Meetings) -> None:
+            def again(end: int, sync_points: SyncPoints) -> None:
                 if end == 10:
-                    meetings.wish("again")
-                    until_answered(meetings)
+                    sync_points.wish("again")
+                    until_answered(sync_points)
 
-            first = run(Meetings(job.groups[number]), [10, 20, 30], call, late)
-            return first + run(Meetings(job.groups[number]), range(5, 50, 5), again, nothing)
+            first = run(SyncPoints(job.groups[number]), [10, 20, 30], call, late)
+            return first + run(SyncPoints(job.groups[number]), range(5, 50, 5), again, nothing)
 
         [acted, other] = job.all(rank)
         assert acted == other
@@ -215,33 +215,33 @@ def test_a_wish_before_the_run_is_granted_in_it_and_the_next_run_begins_anew() -
 
 def test_a_lost_rank_ends_the_others_wait() -> None:
     with Job(2) as job:
-        meetings = Meetings(job.groups[0])  # rank 1 has none, and answers nothing
-        meetings.begin(5)
-        meetings.wish("checkpoint")
-        until_answered(meetings)
+        sync_points = SyncPoints(job.groups[0])  # rank 1 has none, and answers nothing
+        sync_points.begin(5)
+        sync_points.wish("checkpoint")
+        until_answered(sync_points)
         threading.Timer(0.2, job.groups[1]._hang_up).start()
         with pytest.raises(PeerLostError, match="rank 1 is lost"):
-            meetings.reached(5)
+            sync_points.reached(5)
 
 
 def test_a_rank_that_has_left_of_its_own_accord_is_no_failure() -> None:
     with Job(2) as job:
-        meetings = Meetings(job.groups[0])
-        meetings.begin(5)
-        meetings.wish("checkpoint")
-        until_answered(meetings)
+        sync_points = SyncPoints(job.groups[0])
+        sync_points.begin(5)
+        sync_points.wish("checkpoint")
+        until_answered(sync_points)
         threading.Timer(0.2, job.groups[1].leave).start()
-        assert meetings.reached(5) == frozenset()
+        assert sync_points.reached(5) == frozenset()
 
 
 def test_one_process() -> None:
     group: Group = LocalGroup()
-    meetings = Meetings(group)
+    sync_points = SyncPoints(group)
 
-    def call(end: int, meetings: Meetings) -> None:
+    def call(end: int, sync_points: SyncPoints) -> None:
         if end == 20:
-            meetings.wish("checkpoint")
-            until_answered(meetings)
+            sync_points.wish("checkpoint")
+            until_answered(sync_points)
 
-    assert run(meetings, range(10, 60, 10), call, nothing) == [(20, ["checkpoint"])]
+    assert run(sync_points, range(10, 60, 10), call, nothing) == [(20, ["checkpoint"])]
     group.leave()

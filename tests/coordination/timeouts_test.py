@@ -13,14 +13,14 @@ from tests.coordination.members import members
 from tfdist import train
 from tfdist.config.run_config import TrainConfig
 from tfdist.coordination import LocalGroup
-from tfdist.coordination.timeouts import patience
+from tfdist.coordination.timeouts import long_timeout
 
 # In step on all ranks: each comes at once behind a meeting with patience, or before there is anything to load.
 AT_ONCE = {"flags", "versions", "commits/place", "commits/hosts", "hosts", "output_dir/seen", "origin/seen", "commits"}
 
 
 @pytest.fixture
-def meetings(monkeypatch):
+def sync_points(monkeypatch):
     """The meetings of the group of this process: name and deadline."""
     held = []
 
@@ -33,8 +33,8 @@ def meetings(monkeypatch):
     return held
 
 
-def impatient(meetings):
-    return {name for name, deadline in meetings if deadline < 600} - AT_ONCE
+def impatient(sync_points):
+    return {name for name, deadline in sync_points if deadline < 600} - AT_ONCE
 
 
 def test_who_comes_late_is_waited_for_and_a_warning_says_so(monkeypatch, caplog):
@@ -49,7 +49,7 @@ def test_who_comes_late_is_waited_for_and_a_warning_says_so(monkeypatch, caplog)
     with members(2) as (here, late), caplog.at_level(logging.WARNING):
         coming = threading.Thread(target=come)
         coming.start()
-        with patience("its data") as deadline:
+        with long_timeout("its data") as deadline:
             assert here.gather("data", 1, deadline) == [1, 2]
         coming.join()
     (said,) = [record.getMessage() for record in caplog.records if "Other ranks" in record.getMessage()]
@@ -58,13 +58,13 @@ def test_who_comes_late_is_waited_for_and_a_warning_says_so(monkeypatch, caplog)
 
 def test_nothing_is_said_where_all_come_at_once(monkeypatch, caplog):
     monkeypatch.setattr("tfdist.coordination.timeouts.WORD_AFTER_SECONDS", 0.2)
-    with caplog.at_level(logging.WARNING), patience("its data"):
+    with caplog.at_level(logging.WARNING), long_timeout("its data"):
         pass
     threading.Event().wait(0.4)
     assert not caplog.records
 
 
-def test_a_command_waits_for_ranks_that_load_and_build(meetings, tmp_path):
+def test_a_command_waits_for_ranks_that_load_and_build(sync_points, tmp_path):
     config = TrainConfig(
         strategy="single",
         model="mlp(hidden=(4,))",
@@ -74,15 +74,15 @@ def test_a_command_waits_for_ranks_that_load_and_build(meetings, tmp_path):
         output_dir=str(tmp_path / "run"),
     )
     assert train.main(config) == 0
-    assert {"output_dir", "data", "origin", "origin/locked", "output_dir/made"} <= {name for name, _ in meetings}
-    assert not impatient(meetings)
+    assert {"output_dir", "data", "origin", "origin/locked", "output_dir/made"} <= {name for name, _ in sync_points}
+    assert not impatient(sync_points)
 
 
-def test_a_program_waits_for_ranks_that_load_and_build(meetings):
+def test_a_program_waits_for_ranks_that_load_and_build(sync_points):
     single = tfdist.load_strategy("single", environment={})
     with single.scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
         trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse")
     trainer.fit((np.zeros((4, 2), "float32"), np.zeros((4, 2), "float32")), batch_size=4, steps=1)
-    assert "data" in {name for name, _ in meetings}
-    assert not impatient(meetings)
+    assert "data" in {name for name, _ in sync_points}
+    assert not impatient(sync_points)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.coordination.members import members
 from tfdist.coordination import LocalGroup
-from tfdist.coordination.watchdog import ANSWER_SECONDS, Stalls
+from tfdist.coordination.watchdog import ANSWER_SECONDS, Watchdog
 from tfdist.errors import ExitCode
 
 pytestmark = pytest.mark.alone
@@ -46,26 +46,28 @@ class Heard:
 
 
 def watching(groups, heard, warning=0.0, shutdown=0.0):
-    return [Stalls(g, warning_seconds=warning, shutdown_seconds=shutdown, say=heard.say, end=heard.end) for g in groups]
+    return [
+        Watchdog(g, warning_seconds=warning, shutdown_seconds=shutdown, say=heard.say, end=heard.end) for g in groups
+    ]
 
 
-def one_call(stalls, end):
-    for each in stalls:
+def one_call(watchdog, end):
+    for each in watchdog:
         each.begin(end - 1, end)
-    for each in stalls:
+    for each in watchdog:
         each.reached(end)
 
 
 def test_who_has_not_come_is_named(groups):
     heard = Heard()
     with contextlib.ExitStack() as stack:
-        stalls = [stack.enter_context(each) for each in watching(groups, heard, warning=0.3)]
-        one_call(stalls, 10)
-        stalls[0].begin(10, 20)
-        stalls[2].begin(10, 20)  # rank 1 is somewhere else
+        watchdog = [stack.enter_context(each) for each in watching(groups, heard, warning=0.3)]
+        one_call(watchdog, 10)
+        watchdog[0].begin(10, 20)
+        watchdog[2].begin(10, 20)  # rank 1 is somewhere else
         heard.wait_for(lambda heard: heard.lines)
         time.sleep(0.5)
-        for each in stalls:
+        for each in watchdog:
             each.reached(20)
     assert len(heard.lines) == 1  # though both that wait have asked
     assert "in a call: 0, 2; not in a call: 1." in heard.lines[0]
@@ -79,9 +81,9 @@ def test_a_rank_that_is_silent_is_named(groups):
     """It is stopped, or holds Python's lock: it has registered nothing here."""
     heard = Heard()
     with contextlib.ExitStack() as stack:
-        stalls = [stack.enter_context(each) for each in watching(groups[:2], heard)]
-        one_call(stalls, 5)
-        stalls[0].report("somebody asked")
+        watchdog = [stack.enter_context(each) for each in watching(groups[:2], heard)]
+        one_call(watchdog, 5)
+        watchdog[0].report("somebody asked")
         heard.wait_for(lambda heard: heard.lines)
     assert "(somebody asked). not in a call: 0, 1; no answer: 2." in heard.lines[0]
 
@@ -89,9 +91,9 @@ def test_a_rank_that_is_silent_is_named(groups):
 def test_rank_0_may_be_the_silent_one(groups):
     heard = Heard()
     with contextlib.ExitStack() as stack:
-        stalls = [stack.enter_context(each) for each in watching(groups[1:], heard)]
-        one_call(stalls, 5)
-        stalls[0].report("somebody asked")
+        watchdog = [stack.enter_context(each) for each in watching(groups[1:], heard)]
+        one_call(watchdog, 5)
+        watchdog[0].report("somebody asked")
         heard.wait_for(lambda heard: heard.lines)
     assert "(somebody asked). not in a call: 1, 2; no answer: 0." in heard.lines[0]
 
@@ -100,8 +102,8 @@ def test_a_signal_asks_too_and_is_whose_it_was_afterwards(groups):
     heard = Heard()
     before = signal.getsignal(signal.SIGUSR1)
     with contextlib.ExitStack() as stack:
-        stalls = [stack.enter_context(each) for each in watching(groups, heard)]
-        one_call(stalls, 5)
+        watchdog = [stack.enter_context(each) for each in watching(groups, heard)]
+        one_call(watchdog, 5)
         os.kill(os.getpid(), signal.SIGUSR1)
         heard.wait_for(lambda heard: heard.lines)
     assert "(SIGUSR1 to rank 2). not in a call: 0, 1, 2." in heard.lines[0]  # the last that entered
@@ -111,9 +113,9 @@ def test_a_signal_asks_too_and_is_whose_it_was_afterwards(groups):
 def test_past_the_limit_all_end_with_code_4(groups):
     heard = Heard()
     with contextlib.ExitStack() as stack:
-        stalls = [stack.enter_context(each) for each in watching(groups, heard, shutdown=0.3)]
-        one_call(stalls, 10)
-        stalls[1].begin(10, 20)
+        watchdog = [stack.enter_context(each) for each in watching(groups, heard, shutdown=0.3)]
+        one_call(watchdog, 10)
+        watchdog[1].begin(10, 20)
         heard.wait_for(lambda heard: len(heard.codes) == 3)
     assert set(heard.codes) == {ExitCode.STALLED}
     report, *ends = heard.lines
@@ -129,11 +131,11 @@ def test_the_first_call_may_compile_as_long_as_it_wants(groups, warning):
     """All are in it: that is said once, past the limit that ends others; also where nobody wants to be warned before."""
     heard = Heard()
     with contextlib.ExitStack() as stack:
-        stalls = [stack.enter_context(each) for each in watching(groups, heard, warning=warning, shutdown=0.2)]
-        for each in stalls:
+        watchdog = [stack.enter_context(each) for each in watching(groups, heard, warning=warning, shutdown=0.2)]
+        for each in watchdog:
             each.begin(0, 10)
         time.sleep(2 * ANSWER_SECONDS + 0.5)
-        for each in stalls:
+        for each in watchdog:
             each.reached(10)
     assert len(heard.lines) == 1
     assert all("has lasted 0.2 s" in line and "in a call: 0, 1, 2." in line for line in heard.lines)
@@ -144,10 +146,10 @@ def test_who_has_not_come_to_the_first_call_is_named(groups):
     """When another one that was late has come, too; each finding once; nothing ends."""
     heard = Heard()
     with contextlib.ExitStack() as stack:
-        stalls = [stack.enter_context(each) for each in watching(groups, heard, warning=0.3, shutdown=60.0)]
-        stalls[0].begin(0, 10)
+        watchdog = [stack.enter_context(each) for each in watching(groups, heard, warning=0.3, shutdown=60.0)]
+        watchdog[0].begin(0, 10)
         heard.wait_for(lambda heard: heard.lines)
-        stalls[1].begin(0, 10)
+        watchdog[1].begin(0, 10)
         heard.wait_for(lambda heard: len(heard.lines) == 2)
         time.sleep(ANSWER_SECONDS + 1.0)
     assert re.search(
@@ -179,24 +181,24 @@ def test_who_has_not_come_to_the_run_is_named_and_says_nothing_of_it_later(group
 def test_calls_that_end_in_time_say_nothing(groups):
     heard = Heard()
     with contextlib.ExitStack() as stack:
-        stalls = [stack.enter_context(each) for each in watching(groups, heard, warning=0.5, shutdown=0.6)]
+        watchdog = [stack.enter_context(each) for each in watching(groups, heard, warning=0.5, shutdown=0.6)]
         for end in range(1, 12):
-            for each in stalls:
+            for each in watchdog:
                 each.begin(end - 1, end)
             time.sleep(0.1)
-            for each in stalls:
+            for each in watchdog:
                 each.reached(end)
     assert (heard.lines, heard.codes) == ([], [])
 
 
 def test_one_process_is_watched_alike():
     heard = Heard()
-    [stalls] = watching([LocalGroup()], heard, warning=0.2)
-    with stalls:
-        one_call([stalls], 1)
-        stalls.begin(1, 2)
+    [watchdog] = watching([LocalGroup()], heard, warning=0.2)
+    with watchdog:
+        one_call([watchdog], 1)
+        watchdog.begin(1, 2)
         heard.wait_for(lambda heard: heard.lines)
-        stalls.reached(2)
+        watchdog.reached(2)
     assert "in a call: 0." in heard.lines[0]
 
 
@@ -204,15 +206,15 @@ def test_slow_steps_are_no_stall(groups):
     """A call may last twice as long as the slowest one before it, for as many steps, and so many seconds more."""
     heard = Heard()
     with contextlib.ExitStack() as stack:
-        [stalls] = [stack.enter_context(each) for each in watching([LocalGroup()], heard, warning=0.2)]
+        [watchdog] = [stack.enter_context(each) for each in watching([LocalGroup()], heard, warning=0.2)]
         for end in (1, 2):
-            stalls.begin(end - 1, end)
+            watchdog.begin(end - 1, end)
             time.sleep(0.4)
-            stalls.reached(end)
-        stalls.begin(2, 4)
+            watchdog.reached(end)
+        watchdog.begin(2, 4)
         time.sleep(1.2)  # 2 * 2 * 0.4 + 0.2 s are allowed
         assert heard.lines == []
         heard.wait_for(lambda heard: heard.lines)
-        stalls.reached(4)
+        watchdog.reached(4)
     [lasted] = re.findall(r"the call from step 2 to 4 has lasted (\S+) s", heard.lines[0])
     assert float(lasted) >= 1.8

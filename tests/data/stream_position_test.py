@@ -4,7 +4,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tfdist.data import Position, steps_in_epochs
+from tfdist.data import StreamPosition, steps_in_epochs
 
 SETTINGS = hypothesis.settings(derandomize=True, max_examples=300)
 STEPS = 40
@@ -20,7 +20,7 @@ def runs(draw):
 
 def positions(batches):
     """The position that each step has, as a run would make it."""
-    found = [Position(batches[0])]
+    found = [StreamPosition(batches[0])]
     for step, batch in enumerate(batches[1:], 1):
         found.append(found[-1].then(step, batch))
     return found
@@ -68,7 +68,9 @@ def test_epochs_are_counted_from_an_epochs_end_or_from_the_step(run):
     size, batches = run
     used, ended = 0, 0
     for step, batch in enumerate(batches):
-        before = Position(batches[step - 1], step - 1, used - batches[step - 1]) if step else Position(batch)
+        before = (
+            StreamPosition(batches[step - 1], step - 1, used - batches[step - 1]) if step else StreamPosition(batch)
+        )
         assert before.epochs_from(step, size) == (ended if step and ended > used - batches[step - 1] else used)
         used += batch
         ended = used - used % size
@@ -77,7 +79,7 @@ def test_epochs_are_counted_from_an_epochs_end_or_from_the_step(run):
 @hypothesis.given(size=st.integers(1, 50), batch_size=st.integers(1, 60), epochs=st.integers(0, 9))
 @SETTINGS
 def test_a_batch_that_never_changes(size, batch_size, epochs):
-    position = Position(batch_size)
+    position = StreamPosition(batch_size)
     assert position.then(7, batch_size) is position
     assert position.before(5) == 5 * batch_size
     assert position.steps_for(epochs * size) == steps_in_epochs(epochs, size, batch_size)
@@ -89,4 +91,4 @@ def test_a_batch_that_never_changes(size, batch_size, epochs):
     [(10, 5, 20), (10, 3, 10), (10, 4, 16), (10, 0, 0), (3, 2, 6), (3, 1, 3), (7, 2, 7), (9, 2, 8)],
 )
 def test_an_end_that_a_batch_of_four_goes_beyond(size, step, place):
-    assert Position(4).epochs_from(step, size) == place
+    assert StreamPosition(4).epochs_from(step, size) == place

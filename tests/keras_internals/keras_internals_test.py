@@ -223,13 +223,15 @@ def test_without_metrics_nothing_happens():
 
 def test_variables_are_born_when_told():
     """Reads, assignments and shapes work before that; a model that is traced has its variables at once."""
-    unborn, at_once = [], []
+    abstract_model, at_once = [], []
 
-    def bear(newborn):
-        at_once.append(newborn)
-        keras_internals.give_value(newborn.variable, tf.Variable(keras_internals.initial_value(newborn.variable)))
+    def bear(uninitialized):
+        at_once.append(uninitialized)
+        keras_internals.give_value(
+            uninitialized.variable, tf.Variable(keras_internals.initial_value(uninitialized.variable))
+        )
 
-    with keras_internals.births_deferred(unborn, bear):
+    with keras_internals.births_deferred(abstract_model, bear):
         dense = keras.layers.Dense(2, name="dense")
         dense.build((None, 3))
         assert keras_internals.value_of(dense.kernel) is None and dense.kernel.shape == (3, 2)
@@ -238,11 +240,11 @@ def test_variables_are_born_when_told():
         traced = keras.Sequential([keras.layers.Dense(2)])
         traced.compile("sgd", "mse")
         keras_internals.build(traced, BATCH)
-    assert [newborn.variable.name for newborn in unborn[:2]] == ["kernel", "bias"]
-    assert unborn[0].owners[-1] is dense
-    assert {newborn.variable.path for newborn in at_once} >= {v.path for v in traced.trainable_variables}
-    for newborn in unborn:
-        bear(newborn)
+    assert [uninitialized.variable.name for uninitialized in abstract_model[:2]] == ["kernel", "bias"]
+    assert abstract_model[0].owners[-1] is dense
+    assert {uninitialized.variable.path for uninitialized in at_once} >= {v.path for v in traced.trainable_variables}
+    for uninitialized in abstract_model:
+        bear(uninitialized)
     np.testing.assert_array_equal(keras_internals.value_of(dense.bias), [1.0, 2.0])
     assert isinstance(keras.Variable([1.0]).value, tf.Variable)  # outside nothing has changed
 

@@ -252,9 +252,9 @@ def test_peers_that_are_lost_before_training_began_are_waited_for_again_and_agai
 def test_a_launcher_of_an_attempt_that_stops_is_told_to_wait_no_more_for_the_others():
     play = elastic(**SEVERAL)
     parted = []
-    play.director.part = lambda: parted.append(True)
+    play.controller.part = lambda: parted.append(True)
     play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
-    play.director.left("b")
+    play.controller.left("b")
     assert play.order("a").kind == play.order("a").kind == Kind.STOP
     assert parted == [True]
 
@@ -262,7 +262,7 @@ def test_a_launcher_of_an_attempt_that_stops_is_told_to_wait_no_more_for_the_oth
 def test_who_runs_nothing_ends_with_what_the_others_made_of_it():
     play = elastic(**SEVERAL | {"listed": {"b": 2}})
     play.order("a"), play.order("a", after=SETTLE_SECONDS)
-    play.director.end(Outcome(143, "ended by SIGTERM"))
+    play.controller.end(Outcome(143, "ended by SIGTERM"))
     assert play.order("b").kind == Kind.STOP
     play.report("b", code=75)
     assert play.order("a").outcome.code == 75 == play.order("b").outcome.code
@@ -288,5 +288,5 @@ def test_whoever_is_asked_to_end_ends_the_job_and_what_has_saved_is_not_run_agai
 def test_the_end_can_be_asked_for_while_nothing_runs():
     play = elastic(listed={"a": 0})
     assert play.runs() == 0
-    play.director.end(Outcome(143, "ended by SIGTERM"))
+    play.controller.end(Outcome(143, "ended by SIGTERM"))
     assert play.order().outcome.code == 143

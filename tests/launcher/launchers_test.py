@@ -19,7 +19,7 @@ def test_several_launchers_share_the_processes_in_the_order_in_which_they_came()
 def test_a_launcher_that_is_gone_is_not_waited_for_and_the_others_go_on():
     play = elastic(**SEVERAL)
     play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
-    play.director.left("b", "is lost: no sign of life")
+    play.controller.left("b", "is lost: no sign of life")
     play.report("a", code=5)
     assert play.runs("a") == 2  # at once
     assert "b is lost: no sign of life." in play.said
@@ -65,10 +65,10 @@ def test_a_host_that_is_lost_again_and_again_stops_the_others_ever_more_rarely()
     play = elastic(**SEVERAL, rejoin_seconds=60.0)
     play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
     for pause, name in ((60.0, "b"), (120.0, "b again")):
-        play.director.lost(name, "is lost")
+        play.controller.lost(name, "is lost")
         play.report("a", code=5)
         assert play.runs("a") == 2
-        play.director.joined(f"{name} again", ["b"])
+        play.controller.joined(f"{name} again", ["b"])
         assert play.runs("a", after=pause - 1.0) == 2 and play.order(f"{name} again").kind == Kind.WAIT
         play.order("a", after=2.0)
         assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
@@ -81,7 +81,7 @@ def test_hosts_that_are_lost_one_after_the_other_before_a_step_is_made_are_no_re
     play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
     for lost, other in ("bc", "cd"):
         assert play.runs(lost) == 2
-        play.director.lost(lost, "is lost")
+        play.controller.lost(lost, "is lost")
         play.report("a", code=5, step=7)
         assert (play.runs("a"), play.runs(other)) == (2, 2)  # as many as before
 
@@ -89,7 +89,7 @@ def test_hosts_that_are_lost_one_after_the_other_before_a_step_is_made_are_no_re
 def test_a_host_that_has_said_goodbye_may_come_again_at_once():
     play = elastic(**SEVERAL, rejoin_seconds=60.0)
     play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
-    play.director.left("b", "has left the job")
+    play.controller.left("b", "has left the job")
     play.report("a", code=5)
     assert play.runs("a") == 2
     play.join("b")
@@ -162,9 +162,9 @@ def test_the_launcher_that_decides_is_waited_for():
 def test_whoever_has_no_patience_waits_for_nobody():
     play = joined()
     play.report("a", code=75, stopped=True)
-    play.director.end(Outcome(143, "ended by SIGTERM"))
+    play.controller.end(Outcome(143, "ended by SIGTERM"))
     assert play.order("a").kind == Kind.WAIT and play.order("b").kind == Kind.STOP
-    play.director.end(Outcome(143, "ended by SIGTERM"), at_once=True)
+    play.controller.end(Outcome(143, "ended by SIGTERM"), at_once=True)
     assert play.order("a") == Order(Kind.OVER, outcome=Outcome(143, "ended by SIGTERM"))
     assert play.order("b").kind == Kind.OVER
 
@@ -203,7 +203,7 @@ def test_a_launcher_that_is_preempted_as_it_starts_keeps_its_slots():
 def test_a_launcher_that_is_gone_before_it_is_refused_does_not_end_the_job_either():
     play = joined()
     play.report("b", code=2, dead=1)
-    play.director.left("b", "has left the job")
+    play.controller.left("b", "has left the job")
     play.report("a", code=2)
     assert play.runs("a") == 2
 
@@ -238,8 +238,8 @@ def test_a_process_that_only_another_launcher_sees_die_is_its_own_launcher_s(cod
     """It has said goodbye, or is silent, and its launcher ends it before it has ended by itself."""
     play = elastic(least=1, **SEVERAL | {"listed": {"a": 2, "b": 1}})
     play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
-    play.director.reported("a", Report(Outcome(code, "rank 2 is the cause", 2), step=7))
-    play.director.reported("b", Report(Outcome(code, "node 0 is lost")))
+    play.controller.reported("a", Report(Outcome(code, "rank 2 is the cause", 2), step=7))
+    play.controller.reported("b", Report(Outcome(code, "node 0 is lost")))
     assert (play.runs("a"), play.runs("b")) == (2, 0)
     assert play.said[-2] == "rank 2 is the cause. At once: restart 1 after step 7."
 
@@ -251,7 +251,7 @@ def test_a_host_that_has_trained_and_whose_ranks_all_hang_now_is_done_without():
     play.report("b", code=1, dead=2, step=7)
     play.order("a"), play.order("a", after=5.0)
     assert (play.runs("a"), play.runs("b")) == (1, 2)
-    play.director.reported("a", Report(Outcome(5, "ranks 1, 2 did not join the job's group", 1), absent=(1, 2)))
+    play.controller.reported("a", Report(Outcome(5, "ranks 1, 2 did not join the job's group", 1), absent=(1, 2)))
     play.report("b", code=5)
     assert (play.runs("a"), play.runs("b")) == (1, 0)
 
@@ -259,7 +259,7 @@ def test_a_host_that_has_trained_and_whose_ranks_all_hang_now_is_done_without():
 def test_if_it_comes_again_and_again_the_others_are_stopped_ever_more_rarely():
     play = joined_by_another_program(rejoin_seconds=60.0)
     assert play.runs("a") == 2
-    play.director.joined("b again", ["b"])
+    play.controller.joined("b again", ["b"])
     assert play.runs("a", after=50.0) == 2 and play.order("b again").kind == Kind.WAIT
     play.order("a", after=20.0)
     assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP

@@ -8,15 +8,15 @@ import psutil
 import pytest
 
 from tfdist.launcher import reaper
-from tfdist.launcher.orphan_guard import Guard
+from tfdist.launcher.orphan_guard import OrphanGuard
 
 pytestmark = pytest.mark.alone
 
 SLEEPERS = ["sh", "-c", "sleep 1000 & sleep 1000 & wait"]
 GUARDING = """
 import subprocess, sys, time
-from tfdist.launcher.orphan_guard import Guard
-with Guard() as guard:
+from tfdist.launcher.orphan_guard import OrphanGuard
+with OrphanGuard() as guard:
     guard.add_directory(sys.argv[1])
     child = subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000 & wait"], start_new_session=True)
     guard.add(child.pid)
@@ -74,12 +74,12 @@ def test_a_launcher_that_ends_well_has_ended_its_own():
     child = subprocess.Popen(SLEEPERS, start_new_session=True)
     other = subprocess.Popen(SLEEPERS, start_new_session=True)
     try:
-        with Guard() as guard:
+        with OrphanGuard() as guard:
             guard.add(child.pid)
             guard.add(other.pid)
             guard.forget(other.pid)
         assert len(members(child.pid)) >= 1  # it kills nobody after a `done`
-        with Guard() as guard:
+        with OrphanGuard() as guard:
             guard.add(child.pid)
             guard.add(other.pid)
             guard.forget(other.pid)
@@ -94,7 +94,7 @@ def test_a_launcher_that_ends_well_has_ended_its_own():
 
 
 def test_a_guard_that_somebody_has_ended_is_named_once(caplog):
-    with Guard() as guard:
+    with OrphanGuard() as guard:
         guard.add(123)
         guard._process.kill()
         guard._process.wait()
@@ -108,7 +108,7 @@ def test_a_guard_that_somebody_has_ended_is_named_once(caplog):
 
 
 def test_a_guard_that_is_missed_only_at_the_end_is_not_named(caplog):
-    with Guard() as guard:
+    with OrphanGuard() as guard:
         guard.look()
         guard._process.kill()
         guard._process.wait()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from tfdist.launcher.job import Job
-from tfdist.launcher.job_controller import Director
+from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.orders import Kind, Order, Report
 from tfdist.launcher.outcome import Outcome
 
@@ -17,8 +17,8 @@ class Play:
     def __init__(self, listed: Mapping[str, int] | None = None, names: tuple[str, ...] = ("a",), **fields):
         self.now, self.listed, self.said = 0.0, listed, []
         self.met: list[list[str]] = []
-        self.director = Director(Job(**fields), self.said.append, lambda: self.listed, lambda: self.now)
-        self.director.meet = self.meet
+        self.controller = JobController(Job(**fields), self.said.append, lambda: self.listed, lambda: self.now)
+        self.controller.meet = self.meet
         for name in names:
             self.join(name)
 
@@ -27,11 +27,11 @@ class Play:
         return f"host:{len(self.met)}", "secret"
 
     def join(self, name: str) -> None:
-        self.director.joined(name, [name])
+        self.controller.joined(name, [name])
 
     def order(self, name: str = "a", after: float = 0.0) -> Order:
         self.now += after
-        return self.director.order(name)
+        return self.controller.order(name)
 
     def runs(self, name: str = "a", after: float = 0.0) -> int:
         """How many processes a launcher is to run; 0 for none."""
@@ -41,7 +41,7 @@ class Play:
 
     def report(self, name: str = "a", code: int = 0, **fields) -> None:
         outcome = KILLED if code == 137 else Outcome(code, f"code {code}" if code else "")
-        self.director.reported(name, Report(outcome, **fields))
+        self.controller.reported(name, Report(outcome, **fields))
 
 
 def elastic(least: int = 2, most: int = 3, **fields) -> Play:

@@ -7,13 +7,13 @@ import shutil
 import pytest
 
 from tfdist.errors import InputError
-from tfdist.launcher.progress_files import Notes
+from tfdist.launcher.progress_files import ProgressFiles
 from tfdist.process import progress_file
 
 
 def write(path: pathlib.Path | None, step: int, forbids: bool = False) -> None:
     environment = {progress_file.VARIABLE: str(path)}
-    note = progress_file.StepNote(environment)
+    note = progress_file.ProgressFile(environment)
     note.note(step)
     note.close()
     if forbids:
@@ -28,7 +28,7 @@ def memory(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_the_last_step_of_any_rank_counts(memory, caplog):
-    notes = Notes(memory)
+    notes = ProgressFiles(memory)
     paths = [notes.blank(rank) for rank in range(3)]
     assert notes.read(range(3)) == (None, False)
     write(paths[0], 7), write(paths[2], 5, forbids=True)
@@ -40,7 +40,7 @@ def test_the_last_step_of_any_rank_counts(memory, caplog):
 
 @pytest.mark.parametrize("emptied", [".", "notes", "notes/rank-1"])
 def test_what_somebody_has_removed_was_not_noted_and_is_made_anew(emptied, memory, caplog):
-    notes = Notes(memory)
+    notes = ProgressFiles(memory)
     for rank in range(2):
         write(notes.blank(rank), 7)
     gone = memory / emptied
@@ -54,7 +54,7 @@ def test_what_somebody_has_removed_was_not_noted_and_is_made_anew(emptied, memor
 
 
 def test_a_rank_that_forbids_a_restart_is_heard_in_an_emptied_directory_too(memory):
-    notes = Notes(memory)
+    notes = ProgressFiles(memory)
     path = notes.blank(0)
     shutil.rmtree(memory)
     write(path, 7, forbids=True)
@@ -68,11 +68,11 @@ def full(path: pathlib.Path) -> None:
 def test_a_memory_that_is_full_at_first_is_bad_input(memory, monkeypatch):
     monkeypatch.setattr(progress_file, "blank", full)
     with pytest.raises(InputError, match=r"notes/rank-0 \(No space left on device\)\. Free space in "):
-        Notes(memory).blank(0)
+        ProgressFiles(memory).blank(0)
 
 
 def test_one_that_is_full_later_lets_ranks_note_nothing(memory, monkeypatch, caplog):
-    notes = Notes(memory)
+    notes = ProgressFiles(memory)
     write(notes.blank(0), 7)
     with monkeypatch.context() as patched:
         patched.setattr(progress_file, "blank", full)

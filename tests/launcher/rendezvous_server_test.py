@@ -11,11 +11,11 @@ from tfdist.coordination.messages import VERSION, encode
 from tfdist.errors import InputError, PeerLostError
 from tfdist.launcher import rendezvous_server as lobbies
 from tfdist.launcher.job import Job
-from tfdist.launcher.job_controller import Director
+from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.orders import Kind, Report
 from tfdist.launcher.outcome import Outcome
-from tfdist.launcher.remote_agent import Guest
-from tfdist.launcher.rendezvous_server import Lobby
+from tfdist.launcher.remote_agent import RemoteAgent
+from tfdist.launcher.rendezvous_server import RendezvousServer
 
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("no_thread_is_left")]
 
@@ -29,23 +29,23 @@ class Open:
         self.job = Job(processes=3, min_processes=1, hosts="list", coordinator=self.address, start_timeout_seconds=5.0)
         self.said: list[str] = []
         self.listed = {"here": 2, "127.0.0.1": 1}
-        self.lobby = Lobby(listener, "127.0.0.1", "token")
-        self.director = Director(self.job, self.said.append, lambda: self.listed)
-        self.director.meet = self.lobby.meet
-        self.director.joined("own", ["here"])
-        self.lobby.open(self.director)
+        self.rendezvous_server = RendezvousServer(listener, "127.0.0.1", "token")
+        self.controller = JobController(self.job, self.said.append, lambda: self.listed)
+        self.controller.meet = self.rendezvous_server.meet
+        self.controller.joined("own", ["here"])
+        self.rendezvous_server.open(self.controller)
 
-    def guest(self, token: str = "token") -> Guest:
-        return Guest(self.job, token)
+    def remote_agent(self, token: str = "token") -> RemoteAgent:
+        return RemoteAgent(self.job, token)
 
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
     made = Open()
-    with made.lobby:
+    with made.rendezvous_server:
         yield made
-        made.director.end(Outcome(0))
-        made.director.reported("own", Report(Outcome(0)))
+        made.controller.end(Outcome(0))
+        made.controller.reported("own", Report(Outcome(0)))
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -56,30 +56,30 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_a_guest_gets_its_orders_and_reports(opened) -> None:
-    with opened.guest() as guest:
-        until(lambda: opened.director.order("own").kind == Kind.RUN and guest.order().kind == Kind.RUN)
-        own, other = opened.director.order("own"), guest.order()
+    with opened.remote_agent() as remote_agent:
+        until(lambda: opened.controller.order("own").kind == Kind.RUN and remote_agent.order().kind == Kind.RUN)
+        own, other = opened.controller.order("own"), remote_agent.order()
         assert (own.node, own.processes, other.node, other.processes, own.nodes) == (0, 2, 1, 1, 2)
         assert own.address == other.address and own.token == other.token
-        opened.director.reported("own", Report(Outcome(0)))
-        guest.report(Report(Outcome(0)))
-        until(lambda: guest.order().kind == Kind.OVER)
-        assert guest.order().outcome.code == 0
+        opened.controller.reported("own", Report(Outcome(0)))
+        remote_agent.report(Report(Outcome(0)))
+        until(lambda: remote_agent.order().kind == Kind.OVER)
+        assert remote_agent.order().outcome.code == 0
 
 
 def test_a_guest_that_leaves_is_gone(opened) -> None:
-    with opened.guest() as guest:
-        until(lambda: guest.order().kind == Kind.RUN)
-        guest.report(Report(Outcome(75), stopped=True))
-        assert guest.order().kind == Kind.OVER
+    with opened.remote_agent() as remote_agent:
+        until(lambda: remote_agent.order().kind == Kind.RUN)
+        remote_agent.report(Report(Outcome(75), stopped=True))
+        assert remote_agent.order().kind == Kind.OVER
         until(lambda: any("has left the job" in line for line in opened.said))
 
 
 def test_a_guest_that_vanishes_is_lost_and_the_others_stop(opened) -> None:
-    with opened.guest() as guest:
-        until(lambda: guest.order().kind == Kind.RUN and opened.director.order("own").kind == Kind.RUN)
-    until(lambda: opened.director.order("own").kind == Kind.STOP)
-    assert "is lost" in opened.director.order("own").outcome.reason
+    with opened.remote_agent() as remote_agent:
+        until(lambda: remote_agent.order().kind == Kind.RUN and opened.controller.order("own").kind == Kind.RUN)
+    until(lambda: opened.controller.order("own").kind == Kind.STOP)
+    assert "is lost" in opened.controller.order("own").outcome.reason
 
 
 def test_a_guest_that_is_silent_is_lost(opened, monkeypatch) -> None:
@@ -92,19 +92,19 @@ def test_a_guest_that_is_silent_is_lost(opened, monkeypatch) -> None:
 
 def test_the_end_of_the_lobby_stops_a_guest_that_runs() -> None:
     opened = Open()
-    with opened.lobby:
-        guest = opened.guest()
-        until(lambda: guest.order().kind == Kind.RUN)
-    with guest:
-        until(lambda: guest.order().kind == Kind.STOP)
-        assert "the coordinator's launcher is lost" in guest.order().outcome.reason
-        guest.report(Report(Outcome(5)))
-        assert guest.order().kind == Kind.OVER
+    with opened.rendezvous_server:
+        remote_agent = opened.remote_agent()
+        until(lambda: remote_agent.order().kind == Kind.RUN)
+    with remote_agent:
+        until(lambda: remote_agent.order().kind == Kind.STOP)
+        assert "the coordinator's launcher is lost" in remote_agent.order().outcome.reason
+        remote_agent.report(Report(Outcome(5)))
+        assert remote_agent.order().kind == Kind.OVER
 
 
 def test_strangers_are_refused(opened) -> None:
     with pytest.raises(InputError, match="Set TFDIST_TOKEN to the same on every host"):
-        opened.guest("another")
+        opened.remote_agent("another")
     host, port = split_address(opened.address)
     for said in (b"GET / HTTP/1.1\r\n\r\n", encode({"type": "hello", "version": "2", "token": "token"}), b"x" * 10000):
         with socket.create_connection((host, port)) as sock:
@@ -120,4 +120,4 @@ def test_strangers_are_refused(opened) -> None:
 def test_a_lobby_that_is_not_there_is_said(opened) -> None:
     job = Job(processes=2, min_processes=1, hosts="x", coordinator="127.0.0.1:1", start_timeout_seconds=0.3)
     with pytest.raises(PeerLostError, match="the coordinator's launcher did not answer at 127.0.0.1:1 within 0.3 s"):
-        Guest(job, "token")
+        RemoteAgent(job, "token")

@@ -36,9 +36,9 @@ class Desk:
         self.ended.append((outcome, at_once))
 
 
-def until_over(desk: Desk, arrived: list[int]) -> Outcome:
+def until_over(order_source: Desk, arrived: list[int]) -> Outcome:
     host = Host(Job(), cast(Any, None), {}, cast(Any, None), cast(Any, None), None, (), arrived, print)
-    return running._until_over(host, cast(Any, desk))
+    return running._until_over(host, cast(Any, order_source))
 
 
 @pytest.fixture(autouse=True)
@@ -50,23 +50,23 @@ def nothing_runs(monkeypatch) -> None:
 
 
 def test_an_attempt_that_was_to_stop_before_it_was_seen_is_reported() -> None:
-    desk = Desk(Order(Kind.WAIT), Order(Kind.STOP, 3, outcome=LOST), Order(Kind.OVER, outcome=LOST))
-    assert until_over(desk, []) == LOST
-    assert desk.reports == [Report(LOST)]
+    order_source = Desk(Order(Kind.WAIT), Order(Kind.STOP, 3, outcome=LOST), Order(Kind.OVER, outcome=LOST))
+    assert until_over(order_source, []) == LOST
+    assert order_source.reports == [Report(LOST)]
 
 
 def test_whoever_is_asked_to_end_begins_nothing() -> None:
-    desk = Desk(Order(Kind.RUN, 1, processes=2), Order(Kind.OVER))
-    until_over(desk, [signal.SIGTERM])
-    assert desk.reports == [Report(Outcome(143, "ended by SIGTERM"), stopped=True)]
+    order_source = Desk(Order(Kind.RUN, 1, processes=2), Order(Kind.OVER))
+    until_over(order_source, [signal.SIGTERM])
+    assert order_source.reports == [Report(Outcome(143, "ended by SIGTERM"), stopped=True)]
 
 
 def test_whoever_is_asked_twice_does_not_wait_for_the_others() -> None:
     """Its own processes have ended."""
     for arrived in [signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM]:
-        desk = Desk(Order(Kind.WAIT), Order(Kind.OVER))
-        until_over(desk, arrived)
-        assert desk.ended == [(Outcome(143, "ended by SIGTERM"), len(arrived) > 1)]
+        order_source = Desk(Order(Kind.WAIT), Order(Kind.OVER))
+        until_over(order_source, arrived)
+        assert order_source.ended == [(Outcome(143, "ended by SIGTERM"), len(arrived) > 1)]
 
 
 def test_a_launcher_that_finds_no_room_in_memory_says_so(monkeypatch, tmp_path) -> None:

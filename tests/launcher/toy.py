@@ -16,15 +16,15 @@ import os, pathlib, signal, sys, time
 from tfdist.cluster.environment import from_tf_config
 from tfdist.errors import Preempted
 from tfdist.coordination import join, watch
-from tfdist.coordination.sync_points import Meetings
+from tfdist.coordination.sync_points import SyncPoints
 from tfdist.process.preemption import notices
-from tfdist.process.progress_file import StepNote
+from tfdist.process.progress_file import ProgressFile
 
 saved, restart = pathlib.Path(sys.argv[1]), int(os.environ["TFDIST_RESTART"])
 cluster = from_tf_config(os.environ)
 rank = cluster.rank
 {start}
-group, progress = join(cluster), StepNote()
+group, progress = join(cluster), ProgressFile()
 
 def save(step):
     if rank == 0:
@@ -33,16 +33,16 @@ def save(step):
 
 def train(first, last):
     progress.note(first)
-    with Meetings(group) as meetings, notices(lambda name: meetings.wish("preempt")):
+    with SyncPoints(group) as sync_points, notices(lambda name: sync_points.wish("preempt")):
         print(f"begins at {{first}} restart {{restart}} pid {{os.getpid()}} group {{os.environ['TFDIST_GROUP']}}", flush=True)
         print("launched", os.environ["TFDIST_LAUNCHED"], flush=True)
         for step in range(first + 1, last + 1):
-            meetings.begin(step)
+            sync_points.begin(step)
             time.sleep(0.02)
             {fault}
             group.barrier("update")
             progress.note(step)
-            due = meetings.reached(step)
+            due = sync_points.reached(step)
             if "preempt" in due or step % 3 == 0:
                 save(step)
             if "preempt" in due:

@@ -29,11 +29,13 @@ def transformer(**arguments):
 
 def planned(shape, layout="", stage="none", optimizer="adam", axis="data", batch_size=8, **arguments):
     mesh = parse_mesh(shape)
-    return unborn(optimizer, **arguments).plan(mesh, parse_layout(layout, mesh), Shard(stage, axis, 16), batch_size)
+    return abstract_model(optimizer, **arguments).plan(
+        mesh, parse_layout(layout, mesh), Shard(stage, axis, 16), batch_size
+    )
 
 
-def unborn(optimizer="adam", **arguments):
-    return layout_plan.Unborn(lambda: (transformer(**arguments), keras.optimizers.get(optimizer)))
+def abstract_model(optimizer="adam", **arguments):
+    return layout_plan.AbstractModel(lambda: (transformer(**arguments), keras.optimizers.get(optimizer)))
 
 
 def trainer_of(shape, layout="", stage="none", optimizer="adam", **arguments):
@@ -129,7 +131,7 @@ def test_slots_are_the_optimizer_s():
 
 def searched(shape, memory, rules=""):
     mesh = parse_mesh(shape)
-    return layout_plan.cheapest(unborn(), mesh, parse_layout(rules, mesh), Shard("none", "data"), 8, memory)
+    return layout_plan.cheapest(abstract_model(), mesh, parse_layout(rules, mesh), Shard("none", "data"), 8, memory)
 
 
 def test_the_search_takes_what_sends_least_and_fits():
@@ -151,7 +153,7 @@ def test_the_search_says_what_the_least_would_be():
 
 def test_a_model_without_variables_cannot_be_planned():
     with pytest.raises(InputError, match="has its variables when it is made"):
-        layout_plan.Unborn(lambda: (keras.Sequential([keras.layers.Dense(4)]), keras.optimizers.SGD()))
+        layout_plan.AbstractModel(lambda: (keras.Sequential([keras.layers.Dense(4)]), keras.optimizers.SGD()))
 
 
 class Inner(keras.layers.Layer):
@@ -168,7 +170,7 @@ class Inner(keras.layers.Layer):
 
 def test_layers_inside_others_are_named_not_counted():
     mesh = parse_mesh("data:1;model:2")
-    made = layout_plan.Unborn(lambda: (keras.Sequential([keras.Input((4,)), Inner()]), keras.optimizers.SGD()))
+    made = layout_plan.AbstractModel(lambda: (keras.Sequential([keras.Input((4,)), Inner()]), keras.optimizers.SGD()))
     plan = made.plan(mesh, parse_layout("out:model", mesh), Shard("none", "data"), 8)
     assert len(plan.unknown) == 1 and plan.unknown[0].endswith("dense")
     assert plan.totals()["parameters"] == (4 * 4 + 4) * 4 / 2
@@ -205,7 +207,7 @@ def test_what_a_plan_does_not_know_is_named(build, layout, unknown, unclear):
         return keras.Model(inputs, build(inputs)), keras.optimizers.SGD()
 
     mesh = parse_mesh("data:2;model:2")
-    plan = layout_plan.Unborn(make).plan(mesh, parse_layout(layout, mesh), Shard(axis="data"), 8)
+    plan = layout_plan.AbstractModel(make).plan(mesh, parse_layout(layout, mesh), Shard(axis="data"), 8)
     assert (len(plan.unknown), len(plan.unclear)) == (unknown, unclear)
     assert all(isinstance(name, str) for name in (*plan.unknown, *plan.unclear))
 
@@ -219,7 +221,7 @@ def test_experts_widths_and_attention_without_constraints_are_counted():
         inputs = keras.Input((8, 16))
         return keras.Model(inputs, keras.layers.MultiHeadAttention(4, 4)(inputs, inputs)), keras.optimizers.SGD()
 
-    found = layout_plan.Unborn(plain).plan(mesh, parse_layout("context:context", mesh), Shard(), 8)
+    found = layout_plan.AbstractModel(plain).plan(mesh, parse_layout("context:context", mesh), Shard(), 8)
     assert "context" in found.dims
     assert [one.kind for one in found.sent] == ["all-gather", "all-reduce"]
 
@@ -247,9 +249,9 @@ def test_kernels_of_convolutions_stay_whole(convolution, named):
     with pytest.raises(
         InputError, match="splits (ffn|out) of .*first/.*kernel over the axis model; the engine takes kernels"
     ):
-        layout_plan.Unborn(make).plan(mesh, parse_layout(rules, mesh), Shard(), 8)
+        layout_plan.AbstractModel(make).plan(mesh, parse_layout(rules, mesh), Shard(), 8)
     mesh = parse_mesh("data:2;model:1")  # which splits nothing
-    made = layout_plan.Unborn(make)
+    made = layout_plan.AbstractModel(make)
     plan = made.plan(mesh, parse_layout(rules, mesh), Shard(), 8)
     assert plan.totals()["parameters"] == made.model.count_params() * 4 > 0
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.end_to_end.resume.exact_test import fit, make_trainer
 from tests.end_to_end.resume.saving_test import At, steps_of
-from tfdist.coordination.sync_points import Meetings
+from tfdist.coordination.sync_points import SyncPoints
 from tfdist.errors import Preempted
 from tfdist.process import gce_notice
 
@@ -143,17 +143,17 @@ def test_elsewhere_nobody_is_asked(monkeypatch, tmp_path):
 
 
 def test_a_run_on_such_a_machine_is_saved(metadata, single, tmp_path, caplog, monkeypatch):
-    agree, agreed = Meetings._agree, threading.Event()
+    agree, agreed = SyncPoints._agree, threading.Event()
 
-    def noting(meetings: Meetings) -> None:
-        agree(meetings)
+    def noting(sync_points: SyncPoints) -> None:
+        agree(sync_points)
         agreed.set()
 
     def preempt() -> None:
         metadata.said["instance/preempted"] = "TRUE"
         assert agreed.wait(10)
 
-    monkeypatch.setattr(Meetings, "_agree", noting)
+    monkeypatch.setattr(SyncPoints, "_agree", noting)
     with pytest.raises(Preempted, match=r"stopped at step \d+, which is saved in"):
         fit(make_trainer(single), tmp_path, every="0", callbacks=[At(4, preempt)])
     [stopped] = steps_of(tmp_path)

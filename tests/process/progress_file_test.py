@@ -34,7 +34,7 @@ def test_the_next_process_begins_without_it_and_needs_no_room(tmp_path):
 
 @pytest.mark.parametrize("environment", [{}, {progress_file.VARIABLE: "/nowhere/rank-0"}])  # which somebody has removed
 def test_where_nobody_wants_to_know_a_note_goes_nowhere(environment):
-    notes = progress_file.StepNote(environment)
+    notes = progress_file.ProgressFile(environment)
     notes.note(3)
     notes.close()
 
@@ -43,7 +43,7 @@ def test_a_process_forbids_that_it_is_started_again_until_the_next_one_is(tmp_pa
     path = tmp_path / "note"
     environment = {progress_file.VARIABLE: str(path)}
     progress_file.blank(path)
-    notes = progress_file.StepNote(environment)
+    notes = progress_file.ProgressFile(environment)
     notes.note(10**19)
     assert not progress_file.forbids_restart(path)
     progress_file.forbid_restart(environment)

@@ -8,10 +8,13 @@ from tfdist.sharding.dim_names import dims_of, name_dims
 
 def named(make):
     """The dims of every variable of a model, as they are known where it is made."""
-    unborn = []
-    with keras_internals.births_deferred(unborn, unborn.append):
+    abstract_model = []
+    with keras_internals.births_deferred(abstract_model, abstract_model.append):
         model = make()
-    found = {newborn.variable.path: dims_of(newborn.variable, newborn.owners) for newborn in unborn}
+    found = {
+        uninitialized.variable.path: dims_of(uninitialized.variable, uninitialized.owners)
+        for uninitialized in abstract_model
+    }
     assert {variable.path for variable in model.variables} <= set(found)
     return found
 

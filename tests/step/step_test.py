@@ -14,7 +14,7 @@ from tfdist.data import ArraySource, Pipeline
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step.loop import compile_loop
 from tfdist.step.metrics import ModelMetrics
-from tfdist.step.state_store import Kept
+from tfdist.step.state_store import StateStore
 from tfdist.step.step import Settings, Step
 
 RANDOM = np.random.default_rng(0)
@@ -37,7 +37,9 @@ def make(strategy, spec, shape, data, batch_size=4):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         trainer = tfdist.Trainer(model, optimizer="adamw", loss=loss, metrics=["accuracy"])
     trainer.build(ArraySource(data))
-    step = Step(model, strategy, Bucketed(Sum()), Kept(strategy), Settings(batch_size=batch_size), ModelMetrics(model))
+    step = Step(
+        model, strategy, Bucketed(Sum()), StateStore(strategy), Settings(batch_size=batch_size), ModelMetrics(model)
+    )
     return model, step
 
 

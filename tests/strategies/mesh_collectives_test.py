@@ -68,8 +68,8 @@ def planned(name):
     mesh = parse_mesh(options["mesh_shape"])
     shard = parse_shard(options["shard"], "data", options["shard_min_elements"], mesh)
     build = getattr(tfdist.models, chosen["model"])
-    unborn = layout_plan.Unborn(lambda: (build(**chosen["arguments"]), keras.optimizers.SGD()))
-    return unborn.plan(mesh, parse_layout(options["layout"], mesh), shard, batch_size=8).sent
+    abstract_model = layout_plan.AbstractModel(lambda: (build(**chosen["arguments"]), keras.optimizers.SGD()))
+    return abstract_model.plan(mesh, parse_layout(options["layout"], mesh), shard, batch_size=8).sent
 
 
 def totals(sent):

@@ -14,7 +14,7 @@ from tfdist import keras_internals
 from tfdist.checkpoint.callback_values import Held, array_fingerprint, decoded, encoded, fill, fingerprint, is_like
 from tfdist.checkpoint.storage import Checkpoint, Damaged, Part
 from tfdist.coordination import Group, Json
-from tfdist.grammar.unique_names import numbered
+from tfdist.grammar.unique_names import unique_names
 from tfdist.step.callbacks import WRITE_FILES
 
 _PREFIX = "callbacks/"
@@ -45,7 +45,7 @@ class _Start(NamedTuple):
     marks: dict[str, _Mark]
 
 
-class CallbackMemory:
+class CallbackState:
     """Attributes of a run's callbacks that have changed since before it began.
 
     They are numbers, words, arrays, and lists, tuples and dicts of them. An attribute that holds anything else begins anew:
@@ -72,7 +72,7 @@ class CallbackMemory:
 
     def attend(self, callbacks: Sequence[keras.callbacks.Callback], optimizer: keras.Optimizer) -> None:
         """Takes the callbacks of this process's run, before they hear that it begins."""
-        self._callbacks = numbered((_kind(callback), callback) for callback in callbacks)
+        self._callbacks = unique_names((_kind(callback), callback) for callback in callbacks)
         self._start = {
             name: {
                 attribute: _Start(held.value, {key: _mark(array) for key, array in held.arrays.items()})

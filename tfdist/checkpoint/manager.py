@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.checkpoint.storage import NoLock, lock, newest, step_of
-from tfdist.checkpoint.tiers import CommitStore, DurableStore, Saved, Store
-from tfdist.coordination.sync_points import Meetings
+from tfdist.checkpoint.tiers import DurableTier, InMemoryTier, Saved, Tier
+from tfdist.coordination.sync_points import SyncPoints
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, Preempted
 from tfdist.grammar.interval import parse_period
@@ -110,28 +110,28 @@ class _Saver(Saving):
         self,
         options: Checkpoints,
         strategy: Strategy,
-        meetings: Meetings,
+        sync_points: SyncPoints,
         saved: Callable[[], Saved],
         synchronize: Callable[[], object],
     ):
         self._group = group = strategy.group
-        self._meetings = meetings
+        self._sync_points = sync_points
         self._saved = saved
         self._synchronize = synchronize
         self._in_background = options.in_background
         self._period = parse_period(options.every)
         self._periods = [steps for steps in (self._period.steps, options.commit_every) if steps]
-        self._durable = DurableStore(
+        self._durable = DurableTier(
             group,
             options.directory,
             options.keep,
             options.flags,
             strict=options.strict,
-            on_failure=lambda: meetings.wish(_FAILED),
+            on_failure=lambda: sync_points.wish(_FAILED),
         )
         self._commit_every = options.commit_every
         self._commits = (
-            CommitStore(strategy, options.commit_directory, COMMITS_KEPT, options.flags)
+            InMemoryTier(strategy, options.commit_directory, COMMITS_KEPT, options.flags)
             if options.commit_every
             else None
         )
@@ -144,12 +144,12 @@ class _Saver(Saving):
 
     def begin(self, end: int) -> None:
         """See base class."""
-        self._meetings.begin(end)
+        self._sync_points.begin(end)
 
     def at(self, step: int, is_last: bool = False) -> None:
         """See base class."""
         self._step = step
-        due = self._meetings.reached(step)
+        due = self._sync_points.reached(step)
         if _FAILED in due:
             self._durable.wait()
         periodic = self._period.steps and step % self._period.steps == 0
@@ -185,9 +185,9 @@ class _Saver(Saving):
             now = time.monotonic()
             if now - self._wished_at >= self._period.seconds:
                 self._wished_at = now
-                self._meetings.wish(_DUE)
+                self._sync_points.wish(_DUE)
 
-    def _save(self, stores: Sequence[Store]) -> None:
+    def _save(self, stores: Sequence[Tier]) -> None:
         """Copies the run once, and begins to write it; no process begins before all are done with the one before."""
         if not stores:
             return
@@ -229,11 +229,11 @@ def saver(
         return
     with (
         _claimed(options, strategy, step),
-        Meetings(strategy.group) as meetings,
-        notices(lambda _: meetings.wish(_PREEMPTED)),
-        machine_notices(lambda _: meetings.wish(_PREEMPTED)),
+        SyncPoints(strategy.group) as sync_points,
+        notices(lambda _: sync_points.wish(_PREEMPTED)),
+        machine_notices(lambda _: sync_points.wish(_PREEMPTED)),
     ):
-        made = _Saver(options, strategy, meetings, saved, synchronize)
+        made = _Saver(options, strategy, sync_points, saved, synchronize)
         try:
             yield made
         except BaseException:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tfdist.checkpoint.storage import Checkpoint, Held, clean_partial, newest
-from tfdist.checkpoint.transfer import Carrier, can_carry
+from tfdist.checkpoint.transfer import ByteTransfer, can_carry
 from tfdist.coordination import Group
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, TfdistError
@@ -124,7 +124,7 @@ def _is_whole(name: str, held: Mapping[int, Mapping[str, Held]]) -> bool:
 
 def _send(strategy: Strategy, path: Path, held: Mapping[int, Held | None]) -> bool:
     """Sends each file that a host lacks to all of them, from one that has it; returns whether all have them then."""
-    carrier = Carrier(strategy)
+    carrier = ByteTransfer(strategy)
     sizes = next(one for one in held.values() if one).sizes
     me, failure, is_new = strategy.group.rank, "", not path.exists()
     for file, size in sizes.items():

@@ -17,10 +17,10 @@ from tfdist.checkpoint.storage import (
     set_aside_in,
     step_of,
 )
-from tfdist.checkpoint.train_state import RunState
+from tfdist.checkpoint.train_state import TrainState
 from tfdist.coordination import Group
-from tfdist.coordination.timeouts import patience
-from tfdist.data.batch_schedule import Course
+from tfdist.coordination.timeouts import long_timeout
+from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.grammar.rules import parse_rules
@@ -55,7 +55,7 @@ def to_go_on_from(strategy: Strategy, path: str | os.PathLike[str], commits: str
     """
     group, folder = strategy.group, Path(commits).expanduser()
     mine = [str(found) for found in checkpoints_at(path)]
-    with patience("its data or its model") as deadline:
+    with long_timeout("its data or its model") as deadline:
         durable = [Path(found) for found in group.broadcast("resume", mine, deadline)]
     names: list[str] = []
     if commits:
@@ -82,7 +82,7 @@ def _check_none_was_damaged(group: Group, folders: Sequence[Path]) -> None:
         )
 
 
-def restore(state: RunState, paths: Sequence[str], group: Group, sets_aside: bool = True) -> Checkpoint | None:
+def restore(state: TrainState, paths: Sequence[str], group: Group, sets_aside: bool = True) -> Checkpoint | None:
     """Gives a run the state of the first of these checkpoints that is good; every process calls it with the same paths.
 
     One that is damaged is named and left out; with `sets_aside` the chief renames it, so that nobody takes it again. The chief
@@ -121,7 +121,7 @@ def restore(state: RunState, paths: Sequence[str], group: Group, sets_aside: boo
 def _check_values(checkpoint: Checkpoint) -> None:
     """Raises `Damaged` for what is no tensor and not what a run saves, before anything of the checkpoint is taken."""
     try:
-        Course.of(checkpoint.values)
+        BatchSchedule.of(checkpoint.values)
         Progress(checkpoint.values["progress"])
         for name, kind in (("begun_at", int), ("compression", dict), ("order", list)):
             if type(checkpoint.values[name]) is not kind:
@@ -148,7 +148,7 @@ def _set_aside(path: Path) -> str:
         return f" It could not be set aside ({error.strerror})."
 
 
-def _restored(state: RunState, path: Path, whole: bool) -> tuple[Checkpoint | None, str]:
+def _restored(state: TrainState, path: Path, whole: bool) -> tuple[Checkpoint | None, str]:
     """The checkpoint whose values the state has now, and what is wrong with it; `whole` looks at what nobody needs, too."""
     try:
         checkpoint = Checkpoint.open(path)

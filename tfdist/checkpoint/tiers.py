@@ -18,8 +18,8 @@ from tfdist.checkpoint.storage import (
     remove,
     shard_bytes,
 )
-from tfdist.checkpoint.train_state import RunState
-from tfdist.checkpoint.transfer import Carrier
+from tfdist.checkpoint.train_state import TrainState
+from tfdist.checkpoint.transfer import ByteTransfer
 from tfdist.coordination import Group
 from tfdist.distribution.strategy import Strategy
 
@@ -42,11 +42,11 @@ class Saved(NamedTuple):
     seed: int
     parts: Sequence[Part]
     values: Any
-    state: RunState
+    state: TrainState
     over: Spread | None = None
 
 
-class Store:
+class Tier:
     """One directory with a run's checkpoints, and the thread that writes them there, one at a time.
 
     Attributes:
@@ -96,7 +96,7 @@ class Store:
             _log.log(self.level, "Saved step %d in %s.", saved.step, path)
 
 
-class DurableStore(Store):
+class DurableTier(Tier):
     """Checkpoints that outlive the machine: that one has failed, all processes hear."""
 
     def __init__(self, *args: Any, strict: bool, on_failure: Callable[[], object]):
@@ -125,7 +125,7 @@ class DurableStore(Store):
                 _log.warning("%s The run goes on; the next checkpoint is tried.", error)
 
 
-class CommitStore(Store):
+class InMemoryTier(Tier):
     """Commits: that they fail is said once, until one is written again.
 
     Where hosts share no directory, each has what all replicas hold alike; what a process alone holds is on its own host, and,
@@ -141,7 +141,7 @@ class CommitStore(Store):
         self._fails = False
         self._hosts = hosts(self._group, self.directory)
         self._is_first = any(host[0] == self._group.rank for host in self._hosts)
-        self._carrier = Carrier(strategy) if len(self._hosts) > 1 else None
+        self._carrier = ByteTransfer(strategy) if len(self._hosts) > 1 else None
 
     @property
     def outlives_a_host(self) -> bool:
@@ -152,7 +152,7 @@ class CommitStore(Store):
         """See base class."""
         super().start(self._spread(saved, self._carrier) if self._carrier else saved)
 
-    def _spread(self, saved: Saved, carrier: Carrier) -> Saved:
+    def _spread(self, saved: Saved, carrier: ByteTransfer) -> Saved:
         alike = saved.state.alike()
         own = [part for part in saved.parts if part.name not in alike]
         copies = carrier.to_one(shard_bytes(own), keeper(self._group.rank, self._hosts))

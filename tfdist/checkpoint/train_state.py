@@ -21,13 +21,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.checkpoint.callback_state import CallbackMemory
+from tfdist.checkpoint.callback_state import CallbackState
 from tfdist.checkpoint.storage import Checkpoint, Part
 from tfdist.distribution.strategy import Read, Strategy
 from tfdist.distribution.variable_creation import without_numbers
 from tfdist.errors import InputError
-from tfdist.grammar.unique_names import numbered
-from tfdist.step.state_store import Kept, KeptArray
+from tfdist.grammar.unique_names import unique_names
+from tfdist.step.state_store import StateArray, StateStore
 
 _MODEL, _OPTIMIZER, _STATE, _STATISTICS, _REPLICA_STATE = (
     "model/",
@@ -46,10 +46,10 @@ class _Held(NamedTuple):
     per_replica: bool
 
 
-class RunState:
+class TrainState:
     """The state of one model in training, under one strategy."""
 
-    def __init__(self, model: keras.Model, strategy: Strategy, kept: Kept, memory: CallbackMemory):
+    def __init__(self, model: keras.Model, strategy: Strategy, kept: StateStore, memory: CallbackState):
         """Args: model: compiled and built, its optimizer, too; kept: what else steps keep; memory: what callbacks know."""
         self._strategy = strategy
         self._kept = kept
@@ -109,7 +109,7 @@ class RunState:
         states = {**self._states(checkpoint, _STATE), **self._states(checkpoint, _REPLICA_STATE)}
         self._kept.restore(states, _resized(checkpoint, self._strategy.replicas))
 
-    def _states(self, checkpoint: Checkpoint, prefix: str) -> dict[str, KeptArray]:
+    def _states(self, checkpoint: Checkpoint, prefix: str) -> dict[str, StateArray]:
         per_replica = prefix == _REPLICA_STATE
         found = {}
         for name in (name for name in checkpoint.tensors if name.startswith(prefix)):
@@ -120,7 +120,7 @@ class RunState:
                 values = np.concatenate([read((r, *zeros), one) for r in self._strategy.local_replicas])
             else:
                 values = checkpoint.read(name)
-            found[name.removeprefix(prefix)] = KeptArray(per_replica, values)
+            found[name.removeprefix(prefix)] = StateArray(per_replica, values)
         return found
 
     def _saved_shape(self, held: _Held) -> tuple[int, ...]:
@@ -161,7 +161,7 @@ class RunState:
 
 def _named(prefix: str, variables: list[keras.Variable], per_replica: bool) -> dict[str, _Held]:
     held = ((f"{prefix}{v.path}", _Held(keras_internals.value_of(v), per_replica)) for v in variables)
-    return numbered(held)
+    return unique_names(held)
 
 
 def _form(held: _Held) -> tuple[str, tuple[int, ...]]:

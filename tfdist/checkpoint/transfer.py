@@ -14,7 +14,7 @@ _AT_ONCE = 64 << 20  # bytes that all processes together hand over at once; an e
 _SECONDS = 3600.0  # in which the slowest process comes
 
 
-class Carrier:
+class ByteTransfer:
     """Sends bytes while nothing else is sent; all processes make the same calls, from their main thread.
 
     A process speaks through its first replica.

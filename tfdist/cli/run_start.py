@@ -19,7 +19,7 @@ from tfdist.cli import flags, open_strategy
 from tfdist.cli.resume import Origin, commit_folder, is_own
 from tfdist.cli.resume import origin as decided
 from tfdist.config.run_config import TrainConfig
-from tfdist.coordination.timeouts import patience
+from tfdist.coordination.timeouts import long_timeout
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.grammar.interval import parse_period
@@ -77,7 +77,7 @@ def origin(config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> 
       InputError: see `tfdist.cli.resume.origin`; on the chief.
     """
     found = _decided(config, directory) if strategy.is_chief else None
-    with patience(_DISK) as deadline:
+    with long_timeout(_DISK) as deadline:
         return Origin(*strategy.group.broadcast("origin", found, deadline))
 
 
@@ -88,7 +88,7 @@ def _last_commits(
     recorded = commit_folder(directory, config.commit_dir) if strategy.is_chief else None
     if recorded:
         clean_partial(recorded)
-    with patience(_DISK) as deadline:
+    with long_timeout(_DISK) as deadline:
         said = strategy.group.broadcast("commits/last", str(recorded or ""), deadline)
     if not said:
         return None, None
@@ -135,14 +135,14 @@ def begin(
     # Once more, now that nobody else writes here: the model was built meanwhile, and another process may have ended.
     last, whole = _last_commits(config, directory, strategy)
     found = _under_lock(origin, config, directory, whole) if strategy.is_chief else None
-    with patience(_DISK) as deadline:
+    with long_timeout(_DISK) as deadline:
         origin = _here(Origin(*strategy.group.broadcast("origin/locked", found, deadline)), last)
     _check_shared(origin, config, directory, strategy)
     origin = _seen_by_all(origin, directory, strategy)
     step = _resumed(trainer, origin, config, directory)
     checkpoint = trainer.resumed_from
     folder = _commit_folder(config, directory, checkpoint, origin.goes_on, strategy)
-    course = trainer.course(examples, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
+    batch_schedule = trainer.batch_schedule(examples, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
     start = 0
     if strategy.is_chief:
         start = directory.begin(
@@ -155,15 +155,15 @@ def begin(
             facts={
                 "strategy": strategy.name,
                 "replicas": strategy.replicas,
-                "batch_size": course.position.batch_size,
-                "examples_before": course.position.before(step),
+                "batch_size": batch_schedule.position.batch_size,
+                "examples_before": batch_schedule.position.before(step),
                 "examples": examples,
                 "ledgers": _ledgers(config, strategy),
                 "commits": folder,
                 "launched": os.environ.get(LAUNCHED_VARIABLE, ""),
             },
         )
-    with patience(_DISK) as deadline:
+    with long_timeout(_DISK) as deadline:
         start = strategy.group.broadcast("output_dir/made", start, deadline)
     if folder:
         in_memory.remove_former(Path(checkpoint), Path(folder))

@@ -5,10 +5,10 @@ ranks act at the same step, and the watchdog, which reports calls that do not en
 """
 
 from tfdist.coordination.client import RemoteGroup
-from tfdist.coordination.failure_detector import Watch, watch
+from tfdist.coordination.failure_detector import FailureDetector, watch
 from tfdist.coordination.group import Group, Json, Loss
 from tfdist.coordination.join import join
 from tfdist.coordination.local import LocalGroup
 from tfdist.coordination.server import Server
 
-__all__ = ["Group", "Json", "LocalGroup", "Loss", "RemoteGroup", "Server", "Watch", "join", "watch"]
+__all__ = ["Group", "Json", "LocalGroup", "Loss", "RemoteGroup", "Server", "FailureDetector", "join", "watch"]

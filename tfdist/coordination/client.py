@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from tfdist.coordination.connect import dial
+from tfdist.coordination.connect import connect
 from tfdist.coordination.group import NO_GOODBYE, Group, Json, Listener, Loss, name_member, silence
 from tfdist.coordination.messages import DOUBTED_BEATS, LIMIT, VERSION, BadMessage, Message, encode, limited
-from tfdist.coordination.publishing import Told
+from tfdist.coordination.publishing import Publications
 from tfdist.errors import InputError, PeerLostError
 from tfdist.process.stack_dumps import own_place
 
@@ -74,12 +74,12 @@ class RemoteGroup(Group):
         self._callbacks: list[Callable[[Loss], None]] = []
         self._messengers: list[threading.Thread] = []
         self._left = False
-        self._told = Told(f"{noun}-{rank}-group-told")
+        self._told = Publications(f"{noun}-{rank}-group-told")
         self._news = threading.Event()
         self._sending = threading.Lock()
         hello = {"type": "hello", "rank": rank, "size": size, "token": token, "version": VERSION}
         hello |= {"pid": os.getpid(), "host": socket.gethostname()}
-        call = dial(address, hello, (size + 1) * LIMIT, timeout, name_member(server_rank, noun))
+        call = connect(address, hello, (size + 1) * LIMIT, timeout, name_member(server_rank, noun))
         self._sock, self._lines = call.sock, call.lines
         self._heartbeat, self._lost_after = float(call.welcome["heartbeat"]), float(call.welcome["lost_after"])
         self._sock.settimeout(self._lost_after)

@@ -21,7 +21,7 @@ class Call(NamedTuple):
     following: list[Message]  # what came right behind the welcome
 
 
-def dial(address: str, hello: Message, limit: int, timeout: float, server: str) -> Call:
+def connect(address: str, hello: Message, limit: int, timeout: float, server: str) -> Call:
     """Connects and says hello, again and again until somebody answers.
 
     Args:

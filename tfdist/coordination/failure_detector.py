@@ -19,7 +19,7 @@ OWN_WORD_SECONDS = (
 )
 
 
-class Watch:
+class FailureDetector:
     """Watches over the other members while the main thread trains.
 
     When one is lost it prints one line that names it, and ends the process with code 5 after `grace` seconds if that
@@ -60,7 +60,7 @@ class Watch:
         """Stops watching: the process will end by itself."""
         self._closed.set()
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "FailureDetector":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -99,8 +99,8 @@ def watch(
     stream: TextIO = sys.stderr,
     grace: float = 5.0,
     end: Callable[[int], object] = os._exit,
-) -> Watch:
-    """Watches over a group for a training process; see `Watch`.
+) -> FailureDetector:
+    """Watches over a group for a training process; see `FailureDetector`.
 
     Args:
       group: what is watched.
@@ -109,7 +109,7 @@ def watch(
       grace: in seconds, for the process to end by itself.
       end: ends the process at once with a code.
     """
-    return Watch(group, cluster, stream, grace, end)
+    return FailureDetector(group, cluster, stream, grace, end)
 
 
 def _may_be_caused_by_a_loss(error: Exception) -> bool:

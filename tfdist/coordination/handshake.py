@@ -7,7 +7,7 @@ from typing import NamedTuple
 from tfdist.coordination.messages import VERSION, BadMessage, Message, take
 
 
-class Admission(NamedTuple):
+class Handshake(NamedTuple):
     """What a group asks of those who say hello.
 
     Attributes:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 from tfdist.coordination.group import Group, Json, Listener, Loss
-from tfdist.coordination.publishing import Told
+from tfdist.coordination.publishing import Publications
 
 
 class LocalGroup(Group):
@@ -14,7 +14,7 @@ class LocalGroup(Group):
     size = 1
 
     def __init__(self) -> None:
-        self._told = Told("group-told")
+        self._told = Publications("group-told")
 
     def gather(self, name: str, value: Json, deadline: float = 60.0) -> list[Json]:
         """See base class."""

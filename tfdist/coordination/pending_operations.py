@@ -20,7 +20,7 @@ class Answer(NamedTuple):
 
 
 @dataclasses.dataclass
-class Round:
+class PendingOperation:
     """One use of a name: who has come, and what the outcome is if it failed.
 
     Attributes:
@@ -55,7 +55,7 @@ class Round:
         self.values.clear()
 
 
-class Rounds:
+class PendingOperations:
     """All rounds of a group. A member's value belongs to the name's oldest round that it has not come to."""
 
     def __init__(self, size: int, noun: str = "rank", absence: Callable[[list[int]], str] = lambda missing: ""):
@@ -63,7 +63,7 @@ class Rounds:
         self._size = size
         self._noun = noun
         self._absence = absence
-        self._rounds: dict[str, list[Round]] = {}
+        self._rounds: dict[str, list[PendingOperation]] = {}
         self._gone: dict[int, str] = {}
         self._broken = ""
         self._still_since = math.inf  # when the last one came, if all wait and nobody can come
@@ -87,7 +87,7 @@ class Rounds:
         rounds = self._rounds.setdefault(name, [])
         entry = next((one for one in rounds if rank not in one.tickets), None)
         if entry is None:
-            rounds.append(entry := Round(name))
+            rounds.append(entry := PendingOperation(name))
         entry.tickets[rank] = ticket
         entry.began = min(entry.began, now)
         if place:
@@ -137,7 +137,7 @@ class Rounds:
         """When `expire` will have something to do."""
         return min((entry.expires for entry in self._open()), default=math.inf)
 
-    def _waiting(self) -> dict[int, Round]:
+    def _waiting(self) -> dict[int, PendingOperation]:
         """Where each member's main thread waits."""
         return {rank: entry for entry in self._open() for rank in entry.places}
 
@@ -171,13 +171,13 @@ class Rounds:
         self._rounds.clear()
         return answers
 
-    def _open(self) -> Iterable[Round]:
+    def _open(self) -> Iterable[PendingOperation]:
         return [entry for rounds in self._rounds.values() for entry in rounds if not entry.failure]
 
-    def _missing(self, entry: Round) -> list[int]:
+    def _missing(self, entry: PendingOperation) -> list[int]:
         return [rank for rank in range(self._size) if rank not in entry.tickets]
 
-    def _outcome(self, entry: Round) -> list[Answer]:
+    def _outcome(self, entry: PendingOperation) -> list[Answer]:
         missing = self._missing(entry)
         if not missing:
             values = [entry.values[rank] for rank in range(self._size)]

@@ -11,7 +11,7 @@ JOIN_SECONDS = 2.0
 _log = logging.getLogger("tfdist.coordination")
 
 
-class Told:
+class Publications:
     """Values in the order in which they were told, and who listens; a thread lives while there is one to deliver."""
 
     def __init__(self, name: str):

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from tfdist.coordination.addresses import join_address
 from tfdist.coordination.connection import Connection
 from tfdist.coordination.group import NO_GOODBYE, Loss, silence
-from tfdist.coordination.handshake import Admission
+from tfdist.coordination.handshake import Handshake
 from tfdist.coordination.messages import DOUBTED_BEATS, LIMIT, BadMessage, Message, take
-from tfdist.coordination.pending_operations import Answer, Rounds
+from tfdist.coordination.pending_operations import Answer, PendingOperations
 from tfdist.errors import ExitCode, exit_codes
 
 HELLO_SECONDS = 10.0  # for a stranger to say who it is, and for one that was told the last word to go
@@ -59,10 +59,10 @@ class Server:
         self.address = join_address(*listener.getsockname()[:2])
         self.loss: Loss | None = None
         self.size = size
-        self._admission = Admission(size, token, noun)
+        self._admission = Handshake(size, token, noun)
         self._places = places
         self._heartbeat, self._lost_after = heartbeat, lost_after
-        self._rounds = Rounds(size, noun, self._absence)
+        self._rounds = PendingOperations(size, noun, self._absence)
         self._members: dict[int, Connection] = {}
         self._came: dict[int, str] = {}  # by rank, where from: also of those that are gone
         self._listener = listener

@@ -10,7 +10,7 @@ from tfdist.errors import PeerLostError
 TOPIC = "meetings"
 
 
-class Meetings:
+class SyncPoints:
     """What all ranks of one run do together between two calls of the compiled loop.
 
     The main thread of every rank says where it is, without a message: `begin` before each call of the loop and `reached`
@@ -23,7 +23,7 @@ class Meetings:
     it knows what was agreed on. No rank waits for one that waits in a collective for it: answers never wait for a main
     thread, and nothing else is waited for.
 
-    A context manager, around one run. The group's next `Meetings` begins where this one has ended on all ranks; a wish of
+    A context manager, around one run. The group's next `SyncPoints` begins where this one has ended on all ranks; a wish of
     the time between them is for the next one, and one that has found no further call has no effect.
     """
 
@@ -67,7 +67,7 @@ class Meetings:
             self._earliest = step + 1
             return due
 
-    def __enter__(self) -> "Meetings":
+    def __enter__(self) -> "SyncPoints":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def patience(with_what: str) -> Iterator[float]:
+def long_timeout(with_what: str) -> Iterator[float]:
     """Gives the deadline of a meeting of a `Group` inside, in seconds, and says so if it lasts.
 
     Who is lost is known at once, whatever the deadline: it ends the waiting for those that live and do not come.

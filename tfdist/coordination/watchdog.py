@@ -43,7 +43,7 @@ class _Call:
     lasted: float = 0.0
 
 
-class Stalls:
+class Watchdog:
     """Watches the calls of one run's compiled loop, on every rank; a context manager around the run.
 
     The main thread says when it enters a call (`begin`) and when it has left it (`reached`). A thread beside it notices a
@@ -123,7 +123,7 @@ class Stalls:
         """Lets it be said where every rank is; from any thread, without waiting."""
         self._ask(secrets.token_hex(8), why)
 
-    def __enter__(self) -> "Stalls":
+    def __enter__(self) -> "Watchdog":
         self._group.on_told(TOPIC, self._told)
         threading.Thread(target=self._watch, name=f"stalls-{self._group.rank}", daemon=True).start()
         if signals.can_be_heard() and signals.is_free(signal.SIGUSR1):

@@ -13,7 +13,7 @@ from tfdist.data.row_partition import check_equal_shares, rows
 from tfdist.data.shuffle import steps_in_epochs
 from tfdist.data.source import ArraySource, Source
 from tfdist.data.stream import StreamSource
-from tfdist.data.stream_position import Position
+from tfdist.data.stream_position import StreamPosition
 from tfdist.data.text import TextSource
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "EvaluationPipeline",
     "Examples",
     "Pipeline",
-    "Position",
+    "StreamPosition",
     "Source",
     "StreamSource",
     "TextSource",

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.data import Position
+from tfdist.data import StreamPosition
 from tfdist.errors import InputError
 
 GLOBAL, REPLICA = "global", "replica"
@@ -12,7 +12,7 @@ ELASTIC_BATCHES = (GLOBAL, REPLICA)  # what stays when a run goes on with anothe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Course:
+class BatchSchedule:
     """What a checkpoint keeps of a run's batches, so that 3, then 2, then 3 replicas are exactly where they began.
 
     Attributes:
@@ -27,10 +27,10 @@ class Course:
     epochs_from: int
     batch_size: int
     replicas: int
-    position: Position
+    position: StreamPosition
 
     @classmethod
-    def begun(cls, position: Position, step: int, size: int, batch_size: int, replicas: int) -> "Course":
+    def begun(cls, position: StreamPosition, step: int, size: int, batch_size: int, replicas: int) -> "BatchSchedule":
         """That of a run which begins at a step, on data of `size` examples, with a batch on so many replicas."""
         return cls(
             begun_at=step,
@@ -41,10 +41,10 @@ class Course:
         )
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "Course | None":
+    def of(cls, values: Mapping[str, Any]) -> "BatchSchedule | None":
         """That of a checkpoint with these values; None if it is older, of a run whose batch never changed."""
         saved = values.get("course")
-        return cls(**{**saved, "position": Position(**saved["position"])}) if saved else None
+        return cls(**{**saved, "position": StreamPosition(**saved["position"])}) if saved else None
 
     def to_json(self) -> dict[str, Any]:
         """All of it, as a checkpoint keeps it."""
@@ -65,7 +65,7 @@ class Course:
             f"replicas, and keeps the batch of one. The learning rate is multiplied by {self.rate:g}."
         )
 
-    def on(self, replicas: int, step: int, batch_size: int, elastic_batch: str) -> "Course":
+    def on(self, replicas: int, step: int, batch_size: int, elastic_batch: str) -> "BatchSchedule":
         """The course from a step on.
 
         Args:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 
-class Numbered(NamedTuple):
+class IndexedBatch(NamedTuple):
     """What a pipeline hands to replicas of a run that keeps a ledger.
 
     Attributes:

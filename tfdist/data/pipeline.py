@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.examples import Element, Examples
-from tfdist.data.indexed_batch import Numbered
+from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.data.row_partition import Deal, check_equal_shares, in_words, what_shares
 from tfdist.errors import InputError
 
@@ -48,7 +48,7 @@ class Pipeline:
           size: the number of all replicas, at most `batch_size`.
 
         Returns:
-          An endless data set of `Numbered`. Element i belongs to batch `i // len(replicas)` from here and to
+          An endless data set of `IndexedBatch`. Element i belongs to batch `i // len(replicas)` from here and to
           `replicas[i % len(replicas)]`. Its leading dim is static if all these replicas have equally many rows.
 
         Raises:
@@ -93,7 +93,7 @@ class EvaluationPipeline:
         return prepared(self.source.deal(deal, seed=None).map(_batch), len(deal.replicas))
 
 
-def _batch(element: Numbered) -> Element:
+def _batch(element: IndexedBatch) -> Element:
     return element.batch
 
 

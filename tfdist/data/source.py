@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.data import shuffle
 from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one
-from tfdist.data.indexed_batch import Numbered
+from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.data.row_partition import Deal
 from tfdist.errors import InputError
 
@@ -40,11 +40,11 @@ class Source(Examples):
     def deal(self, deal: Deal, seed: int | None) -> tf.data.Dataset:
         """See base class."""
 
-        def element(positions: tf.Tensor) -> Numbered:
+        def element(positions: tf.Tensor) -> IndexedBatch:
             if seed is None:
-                return Numbered(self.fetch(positions), positions)
+                return IndexedBatch(self.fetch(positions), positions)
             numbers = shuffle.indices(positions, self.size, seed, span=deal.batch_size)
-            return Numbered(self.fetch(numbers), numbers)
+            return IndexedBatch(self.fetch(numbers), numbers)
 
         return deal.map(element)
 

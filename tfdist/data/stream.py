@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one
-from tfdist.data.indexed_batch import Numbered
+from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.data.row_partition import Deal
 from tfdist.errors import InputError
 
@@ -65,18 +65,18 @@ class StreamSource(Examples):
         batches = examples.batch(deal.batch_size, drop_remainder=deal.total is None)
 
         def shares(number: tf.Tensor, batch: tuple[tf.Tensor, Element]) -> tf.data.Dataset:
-            def share(local: tf.Tensor) -> Numbered:
+            def share(local: tf.Tensor) -> IndexedBatch:
                 numbers, rows = tf.nest.map_structure(
                     lambda tensor: _rows(tensor, *deal.share(number, local), deal.static_count), batch
                 )
-                return Numbered(rows, numbers)
+                return IndexedBatch(rows, numbers)
 
             return tf.data.Dataset.range(len(deal.replicas)).map(share)
 
         dealt = batches.enumerate().flat_map(shares)
         dealt = dealt.apply(tf.data.experimental.assert_cardinality(deal.elements))
         return dealt.map(
-            lambda element: Numbered(self._transform(*element.batch), element.numbers),
+            lambda element: IndexedBatch(self._transform(*element.batch), element.numbers),
             num_parallel_calls=tf.data.AUTOTUNE,
         )
 

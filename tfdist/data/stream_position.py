@@ -4,10 +4,10 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class Position:
+class StreamPosition:
     """Behind `step` steps and `examples` examples, in a run whose steps have `batch_size` examples each from there on.
 
-    Where the batch never changes this is `Position(batch_size)`: step k begins at position k * batch_size of the stream.
+    Where the batch never changes this is `StreamPosition(batch_size)`: step k begins at position k * batch_size of the stream.
 
     Attributes:
       batch_size: examples of a global batch, at least 1.
@@ -44,6 +44,6 @@ class Position:
         into = self.before(step) % size
         return self.before(step) - (into if into < self.batch_size else 0)
 
-    def then(self, step: int, batch_size: int) -> "Position":
+    def then(self, step: int, batch_size: int) -> "StreamPosition":
         """The same until a step, and another batch from there on; itself if the batch stays."""
-        return self if batch_size == self.batch_size else Position(batch_size, step, self.before(step))
+        return self if batch_size == self.batch_size else StreamPosition(batch_size, step, self.before(step))

@@ -14,7 +14,7 @@ from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
 _log = logging.getLogger(__name__)
 
 
-class Guard(Periodic):
+class CompressionError(Periodic):
     """Every so many steps, reduces the compressed gradients both ways; gives up compression where it errs too much.
 
     The relative error of a gradient is ||sent - exact|| / ||exact|| of the sums over replicas, of what the step wanted to

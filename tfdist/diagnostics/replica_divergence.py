@@ -28,7 +28,7 @@ Copies = dict[
 ]  # by variable and block, the hash of each of a process's copies by its device or replica
 
 
-class InSync(Periodic):
+class ReplicaDivergence(Periodic):
     """Compares all variables that replicas have alike, every so many steps, and ends the run where they differ."""
 
     def __init__(self, site: Site, every: int, variables: Callable[[], Mapping[str, tf.Variable]]):

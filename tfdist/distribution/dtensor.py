@@ -13,7 +13,7 @@ from tfdist import keras_internals
 from tfdist.cluster.devices import local_device_names
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import Group
-from tfdist.data.indexed_batch import Numbered
+from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.distribution.tf_server import starting, with_addresses
 from tfdist.errors import InputError
 from tfdist.sharding.layouts import Layout
@@ -225,7 +225,7 @@ class Batches(Iterator[Any]):
     def __next__(self) -> Any:
         """The next batch, a structure of tensors; numbers of examples stay on the host."""
         found = next(self._batches)
-        if isinstance(found, Numbered):
+        if isinstance(found, IndexedBatch):
             return found._replace(batch=tf.nest.map_structure(self._laid, found.batch))
         return tf.nest.map_structure(self._laid, found)
 

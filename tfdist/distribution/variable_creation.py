@@ -7,10 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.coordination import Group
-from tfdist.coordination.timeouts import patience
+from tfdist.coordination.timeouts import long_timeout
 
 
-class Births:
+class VariableCreation:
     """Makes all ranks agree on each variable before it is made, for an engine that then sends rank 0's value to the others.
 
     Between different shapes that would fail without the variable's name, and a rank that makes one more would wait for ever.
@@ -38,7 +38,7 @@ class Births:
         self._count += 1
         form = f" {tf.as_dtype(value.dtype).name}{list(value.shape)}" if hasattr(value, "dtype") else ""
         said = f"{without_numbers(str(arguments.get('name')))}{form}"
-        with patience("its data or its weights") as deadline:
+        with long_timeout("its data or its weights") as deadline:
             self._group.agree(f"variable/{self._count}", {f"variable number {self._count}": said}, deadline=deadline)
         self._agreeing = True
         try:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from tfdist.errors import InputError
 
 
-class Period(NamedTuple):
+class Interval(NamedTuple):
     """One of the two is above 0, or neither for never.
 
     Attributes:
@@ -18,7 +18,7 @@ class Period(NamedTuple):
     seconds: float = 0.0
 
 
-def parse_period(text: str) -> Period:
+def parse_period(text: str) -> Interval:
     """Reads `500` (steps), `600s` (seconds), or an empty text or 0 (never).
 
     Raises:
@@ -27,4 +27,4 @@ def parse_period(text: str) -> Period:
     found = re.fullmatch(r"(\d{1,18})|(\d{1,18}(?:\.\d{1,9})?)s", text.strip() or "0")
     if not found or (found[2] and not float(found[2])):
         raise InputError(f"{text} must be a number of steps such as 500, or of seconds such as 600s")
-    return Period(seconds=float(found[2])) if found[2] else Period(steps=int(found[1]))
+    return Interval(seconds=float(found[2])) if found[2] else Interval(steps=int(found[1]))

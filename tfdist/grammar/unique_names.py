@@ -6,7 +6,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def numbered(entries: Iterable[tuple[str, T]], mark: str = "#") -> dict[str, T]:
+def unique_names(entries: Iterable[tuple[str, T]], mark: str = "#") -> dict[str, T]:
     """Values by name, in their order; the second of a name gets `mark` and its number, as in `dense/kernel#2`."""
     found: dict[str, T] = {}
     for wanted, value in entries:

@@ -27,7 +27,7 @@ from tfdist.keras_fit.replica_batch import rows_of
 from tfdist.step import randomness
 from tfdist.step.compiled_steps import Compression
 from tfdist.step.metrics import KerasMetrics
-from tfdist.step.state_store import Kept
+from tfdist.step.state_store import StateStore
 from tfdist.step.step import Settings, dense, global_norm, restore_unless
 from tfdist.step.validation import check_not_wrapped, check_optimizer, statistics_of_all_replicas
 
@@ -54,7 +54,7 @@ class _Reduction(NamedTuple):
     state: list[tf.Variable]
 
 
-class OwnStep:
+class CustomTrainStep:
     """The replica function that runs a model's own `train_step`, or Keras's on all rows.
 
     Attributes:
@@ -68,7 +68,7 @@ class OwnStep:
         strategy: HasCollectives,
         settings: Settings,
         compression: Compression,
-        kept: Kept,
+        kept: StateStore,
         spec: Any,
         place: Place,
     ):
@@ -174,7 +174,7 @@ class OwnStep:
         return apply
 
 
-def _reduction(application: _Application, compression: Compression, kept: Kept) -> _Reduction:
+def _reduction(application: _Application, compression: Compression, kept: StateStore) -> _Reduction:
     with_gradient = itertools.compress(application.variables, application.has_gradient)
     specs = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in with_gradient]
     reducer = compression.reducer(specs, {}, frozenset())

@@ -18,18 +18,18 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.config.run_config import RunConfig
-from tfdist.coordination.timeouts import patience
+from tfdist.coordination.timeouts import long_timeout
 from tfdist.data.batches import Dealt, checksum, part
 from tfdist.distribution.strategy import HasCollectives, Strategy
 from tfdist.errors import InputError
 from tfdist.keras_fit import calls
 from tfdist.keras_fit.building import create_variables
 from tfdist.keras_fit.functions import Functions
-from tfdist.keras_fit.global_batches import GlobalBatches, Reading
+from tfdist.keras_fit.global_batches import BatchReader, GlobalBatches
 from tfdist.keras_fit.patches import on_one_device
 from tfdist.keras_fit.placement import Placement, with_inner
 from tfdist.keras_fit.prediction import predicting
-from tfdist.keras_fit.training_steps import Made
+from tfdist.keras_fit.training_steps import StepsResult
 from tfdist.layers.recompute import recompute
 from tfdist.layers.sync_batch_norm import synchronize
 from tfdist.step.data_mismatch import must_fit
@@ -51,7 +51,7 @@ class Distributed:
         """Args: model: made under the strategy's scope; options: what becomes of its gradients."""
         self.strategy = _suitable(strategy)
         shared = {f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in OWN_FLAGS}
-        with patience("its data or its model") as deadline:
+        with long_timeout("its data or its model") as deadline:
             strategy.group.agree("flags", shared, deadline=deadline)
         keras_internals.leave_strategy(model)
         recompute(model, options.recompute)
@@ -168,7 +168,7 @@ class Distributed:
     def experimental_distribute_dataset(self, batches: tf.data.Dataset) -> GlobalBatches:
         """Global batches, as Keras makes them of whatever it is given, with their rows dealt to replicas."""
         spec, in_a_pass = _present(batches.element_spec), self._call.passes.pop(0)
-        with patience("its data") as deadline:
+        with long_timeout("its data") as deadline:
             said = {"form of a batch": str(spec), "batches": in_a_pass}
             self.strategy.group.agree("data", said, "data: ", deadline)
         self._make_ready(spec)
@@ -285,15 +285,15 @@ class Distributed:
 
     def _begun(self, batches: Any) -> tuple[Any, Functions, Any]:
         """What Keras reads from, in our form. Where a pass begins metrics start anew, also if the model resets its own."""
-        if isinstance(batches, Reading):
+        if isinstance(batches, BatchReader):
             given, spec = batches, batches.spec
         else:
             given, spec = self._placed(next(iter(batches)))
         assert self._functions is not None  # made when the data was given
-        if isinstance(given, Reading) and not given.is_counted:
+        if isinstance(given, BatchReader) and not given.is_counted:
             begins, given = given.at_begin, next(given)
         else:
-            begins = not isinstance(given, Reading) or given.at_end
+            begins = not isinstance(given, BatchReader) or given.at_end
         self._before = self._functions[1].so_far(), self._logs
         if begins:
             self._functions[1].reset_metrics()
@@ -310,10 +310,10 @@ class Distributed:
             self._functions[1].totals, self._logs = self._before
             raise
 
-    def _logged(self, functions: Functions, batches: Any, made: Made) -> dict[str, Any]:
+    def _logged(self, functions: Functions, batches: Any, made: StepsResult) -> dict[str, Any]:
         """The logs; those of before where nobody looks, for they are asked of all replicas."""
         self._since_logged += made.steps
-        ends = not isinstance(batches, Reading) or batches.at_end
+        ends = not isinstance(batches, BatchReader) or batches.at_end
         if self._call.fresh or ends or not self._logs or self._since_logged >= _LOGGED_EVERY:
             self._logs, self._since_logged = functions.logs(made), 0
         return self._logs

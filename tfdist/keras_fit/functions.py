@@ -16,16 +16,16 @@ from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.keras_fit.custom_train_step import Place
 from tfdist.keras_fit.first_batch import FirstBatch, ReduceOps, has_own_code
-from tfdist.keras_fit.global_batches import Reading
+from tfdist.keras_fit.global_batches import BatchReader
 from tfdist.keras_fit.logs import Logs, Returned, look_at
 from tfdist.keras_fit.loops import once, one_at_a_time, repeated
 from tfdist.keras_fit.one_device import running
 from tfdist.keras_fit.patches import overridden
 from tfdist.keras_fit.replica_batch import rows_of, warn_of_all_rows
-from tfdist.keras_fit.training_steps import Made, OwnSteps, TrainerSteps
+from tfdist.keras_fit.training_steps import CustomSteps, StepsResult, TrainerSteps
 from tfdist.step import randomness
 from tfdist.step.metrics import KerasMetrics, Totals, check_sums, make_average_statistics, make_drain
-from tfdist.step.state_store import Kept
+from tfdist.step.state_store import StateStore
 from tfdist.step.step import restore_unless
 
 _OF_A_STEP = ("train_step", "compute_loss", "compute_metrics")  # what a model may override
@@ -54,9 +54,9 @@ class Functions:
         self._find_variables()
         self._failed = False
         self._tested = 0  # batches, whose numbers random layers draw by
-        self._training: TrainerSteps | OwnSteps | None = None
-        self._own: OwnSteps | None = None
-        self._undecided: OwnSteps | None = None
+        self._training: TrainerSteps | CustomSteps | None = None
+        self._own: CustomSteps | None = None
+        self._undecided: CustomSteps | None = None
         self._by_all_rows = False
         # One replica has all rows. What is Keras's own is right on any rows.
         self._has_own_code = has_own_code(model)
@@ -75,11 +75,11 @@ class Functions:
         self._zero = _zeroed(self._metrics.variables, self._strategy)
         self.average_statistics = make_average_statistics(self.model, self._strategy)
 
-    def train(self, batches: Any, spec: Any, most: int, number: int, goes_on: bool) -> Made:
+    def train(self, batches: Any, spec: Any, most: int, number: int, goes_on: bool) -> StepsResult:
         """Makes steps.
 
         Args:
-          batches: a `Reading`, or a `Dealt` for `Strategy.run`.
+          batches: a `BatchReader`, or a `Dealt` for `Strategy.run`.
           spec: structure of `tf.TensorSpec` of a batch.
           most: so many steps, unless the pass over the data ends before.
           number: of the first step.
@@ -95,14 +95,14 @@ class Functions:
         self._failed = self._failed or made.failure is not None
         return made
 
-    def _first(self, batches: Any, spec: Any, most: int, number: int) -> Made:
+    def _first(self, batches: Any, spec: Any, most: int, number: int) -> StepsResult:
         """The first steps; before them the first batch is looked at if the model has code of its own."""
         if self._own is None and any(overridden(self.model, name) for name in _OF_A_STEP):
             self._own = self._own_steps(spec)
         if self._own is None and not self._checks:
             self._training = TrainerSteps(self.model, self._strategy, self._options, self._metrics)
             return self._training.go(batches, most, number)
-        first = next(batches) if isinstance(batches, Reading) else batches
+        first = next(batches) if isinstance(batches, BatchReader) else batches
         reduce_ops = self._reduce_ops("train_step", self._own.returned if self._own else None, first)
         if reduce_ops is None:
             made = self._undecided_steps(spec).go(first, 1, number)
@@ -110,7 +110,7 @@ class Functions:
             self._training = self._following(reduce_ops, spec)
             self._computes(reduce_ops.needs_all_rows)
             made = self._training.go(first, 1, number)
-        if most == 1 or made.failure or not isinstance(batches, Reading) or batches.at_end:
+        if most == 1 or made.failure or not isinstance(batches, BatchReader) or batches.at_end:
             return made
         more = self.train(batches, spec, most - 1, number + 1, goes_on=True)
         return more._replace(steps=made.steps + more.steps)
@@ -134,7 +134,7 @@ class Functions:
             return ReduceOps()
         return FirstBatch(self.model, self._strategy, getattr(self.model, name), name, of_metrics).reduce_ops(first)
 
-    def _undecided_steps(self, spec: Any) -> OwnSteps:
+    def _undecided_steps(self, spec: Any) -> CustomSteps:
         """Steps by all rows, as long as no batch shows what a part of them would do."""
         if self._undecided is None:
             self._undecided = self._own_steps(spec)
@@ -142,7 +142,7 @@ class Functions:
         self._computes(by_all_rows=True)
         return self._undecided
 
-    def _following(self, reduce_ops: ReduceOps, spec: Any) -> TrainerSteps | OwnSteps:
+    def _following(self, reduce_ops: ReduceOps, spec: Any) -> TrainerSteps | CustomSteps:
         if self._own is None and reduce_ops.are_means:
             return TrainerSteps(self.model, self._strategy, self._options, self._metrics)
         made = self._own or self._own_steps(spec)
@@ -169,27 +169,27 @@ class Functions:
             return self.totals.sums
         return [before + since for before, since in zip(self.totals.sums, self._since_drained(), strict=True)]
 
-    def _own_steps(self, spec: Any) -> OwnSteps:
-        made = OwnSteps(self.model, self._strategy, self._options, spec, self._place)
+    def _own_steps(self, spec: Any) -> CustomSteps:
+        made = CustomSteps(self.model, self._strategy, self._options, spec, self._place)
         self._find_variables()
         self.reset_metrics()
         return made
 
-    def test(self, batches: Any, spec: Any, most: int) -> Made:
+    def test(self, batches: Any, spec: Any, most: int) -> StepsResult:
         """Evaluates batches; takes and returns what `train` does."""
         before = 0
         if self._test_logs is None and not self._has_own_code:
             self._begin_tests(None, spec)
         while self._test_logs is None or self._test_reduce_ops is None:
-            first = next(batches) if isinstance(batches, Reading) else batches
+            first = next(batches) if isinstance(batches, BatchReader) else batches
             self._begin_tests(first, spec)
             self._computes(self._tests_need_all_rows)
             self._test_one(first)
             before += 1
-            if before == most or not isinstance(batches, Reading) or batches.at_end:
+            if before == most or not isinstance(batches, BatchReader) or batches.at_end:
                 return self._found_by_test(before)
         self._computes(self._tests_need_all_rows)
-        if not isinstance(batches, Reading):
+        if not isinstance(batches, BatchReader):
             self._test_one(batches)
             return self._found_by_test(1)
         steps, (repeatedly, once) = batches.ahead(most - before), self._tests
@@ -205,9 +205,9 @@ class Functions:
         self._tests[1](batch, self._tested)
         self._tested += 1
 
-    def _found_by_test(self, steps: int) -> Made:
+    def _found_by_test(self, steps: int) -> StepsResult:
         assert self._test_logs is not None  # since tests have begun
-        return Made(steps, self._test_logs.read(), self._test_logs.sources)
+        return StepsResult(steps, self._test_logs.read(), self._test_logs.sources)
 
     @property
     def _tests_need_all_rows(self) -> bool:
@@ -222,7 +222,7 @@ class Functions:
         if found is None and self._test_logs is not None:
             return
         self._test_reduce_ops = found
-        kept, ops = Kept(self._strategy), (found or ReduceOps()).logs
+        kept, ops = StateStore(self._strategy), (found or ReduceOps()).logs
         self._test_logs = Logs(self._test_returned, self._strategy, kept, "test_step", ops)
         self._tests = self._made_tests()
 
@@ -253,7 +253,7 @@ class Functions:
         found = self._metrics.results(sums) if sums else {}
         return found | {"loss": float("nan")} if self._failed else found
 
-    def logs(self, made: "Made") -> dict[str, Any]:
+    def logs(self, made: "StepsResult") -> dict[str, Any]:
         """What Keras is told behind steps: the metrics' results, or what the model's own step returned."""
         sums = self._sums()
         if made.failure:

@@ -13,7 +13,7 @@ from tfdist.errors import InputError
 
 
 class GlobalBatches:
-    """A data set of global batches, the same on every process; each pass over it is a `Reading`."""
+    """A data set of global batches, the same on every process; each pass over it is a `BatchReader`."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class GlobalBatches:
         self._notes: dict[int, int] = {}
         self._dealt = functools.cache(self._deal)  # traced once, read in each pass
 
-    def __iter__(self) -> "Reading":
+    def __iter__(self) -> "BatchReader":
         """Begins a pass; there is one at a time."""
         self._passes += 1
         self._notes.clear()
         rows = self._strategy.distribute(lambda replicas, size: self._dealt(tuple(replicas), size))
         name = f"{self._name}/{self._passes}"
-        return Reading(
+        return BatchReader(
             rows, self._notes, self._strategy, name, self._in_a_pass, self._deadline, self._spec, self._learn
         )
 
@@ -62,7 +62,7 @@ class GlobalBatches:
         return dealt(self._batches, replicas, size, self._notes.__setitem__ if several else None)
 
 
-class Reading:
+class BatchReader:
     """An iterator over what `Strategy.run` takes: this process's replicas' rows of each global batch.
 
     Attributes:

@@ -15,7 +15,7 @@ from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.errors import InputError
 from tfdist.keras_fit.one_device import Apply, Replica, running
 from tfdist.step.loss import floating
-from tfdist.step.state_store import Kept
+from tfdist.step.state_store import StateStore
 
 ReduceOp = Literal["mean", "sum"]  # how the values of replicas make the whole batch's
 
@@ -45,7 +45,7 @@ class Logs:
         self,
         returned: Returned,
         strategy: HasCollectives,
-        kept: Kept,
+        kept: StateStore,
         name: str,
         reduce_ops: Mapping[str, ReduceOp] | None = None,
     ):

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
-from tfdist.coordination.timeouts import patience
+from tfdist.coordination.timeouts import long_timeout
 from tfdist.data.batches import checksum
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.variable_creation import without_numbers
-from tfdist.grammar.unique_names import numbered
+from tfdist.grammar.unique_names import unique_names
 from tfdist.step.validation import inner_optimizer
 from tfdist.trainer.consistency import agree
 
@@ -35,7 +35,7 @@ class Placement:
             return
         # One process may have made more models than another: Keras counts them in its names.
         described = [(without_numbers(v.path), f"{v.dtype}{list(v.shape)}") for v in new]
-        agree(self._strategy.group, "variable ", numbered(described, mark=" #"))
+        agree(self._strategy.group, "variable ", unique_names(described, mark=" #"))
         self._strategy.adopt(new, with_inner(optimizers))
         self._strategy.synchronize(new)
         self._placed |= {id(variable): weakref.ref(variable) for variable in new}
@@ -55,7 +55,7 @@ class Placement:
         variables = [*model.trainable_variables, *(optimizer.variables if optimizer is not None else [])]
         placed = [variable for variable in variables if self._has(variable)]
         mine = [checksum([np.asarray(self._strategy.local(variable.value)[0])]) for variable in placed]
-        with patience("its weights") as deadline:
+        with long_timeout("its weights") as deadline:
             everyone = self._strategy.group.gather("weights", mine, deadline)
         if any(len(theirs) != len(mine) for theirs in everyone):
             return  # other models: what differs is named where variables are placed

@@ -11,19 +11,19 @@ from tfdist.config.run_config import RunConfig
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.gradients import Clip, parse_loss_scale
-from tfdist.keras_fit.custom_train_step import OwnStep, Place
+from tfdist.keras_fit.custom_train_step import CustomTrainStep, Place
 from tfdist.keras_fit.first_batch import ReduceOps
-from tfdist.keras_fit.global_batches import Reading
+from tfdist.keras_fit.global_batches import BatchReader
 from tfdist.keras_fit.loops import once, one_at_a_time, repeated
 from tfdist.step.compiled_steps import Compression, Steps
 from tfdist.step.loop import compile_loop, loop_on_the_host, not_finite
 from tfdist.step.metrics import KerasMetrics
-from tfdist.step.state_store import Kept
+from tfdist.step.state_store import StateStore
 from tfdist.step.step import Settings
 from tfdist.step.validation import check_micro_steps, check_optimizer, default_loss_scale, without_loss_scale
 
 
-class Made(NamedTuple):
+class StepsResult(NamedTuple):
     """Steps that were made.
 
     Attributes:
@@ -46,16 +46,16 @@ class TrainerSteps:
 
     def __init__(self, model: keras.Model, strategy: HasCollectives, options: RunConfig, metrics: KerasMetrics):
         settings = _settings(model, strategy, options)
-        self._kept = Kept(strategy)
+        self._kept = StateStore(strategy)
         if settings.loss_scale:
             self._kept.variables(settings.loss_scale.state())
         self._scaled = settings.loss_scale is not None
         self._model = model
         self._steps = Steps(model, strategy, settings, _compression(options), self._kept, metrics)
 
-    def go(self, batches: Any, most: int, number: int) -> Made:
-        """Makes up to `most` steps of a `Reading`, or one of a `Dealt`; `number` is the first one's."""
-        read = isinstance(batches, Reading)
+    def go(self, batches: Any, most: int, number: int) -> StepsResult:
+        """Makes up to `most` steps of a `BatchReader`, or one of a `Dealt`; `number` is the first one's."""
+        read = isinstance(batches, BatchReader)
         if read and self._steps.sends_rows:
             return self._one_at_a_time(batches, batches.ahead(most), number)
         steps = batches.ahead(most) if read else 1
@@ -66,17 +66,17 @@ class TrainerSteps:
         if read:
             batches.took(len(losses))
         if bool(result.may_go_on):
-            return Made(len(losses))
+            return StepsResult(len(losses))
         last, variables = number + len(losses) - 1, self._model.trainable_variables
-        return Made(len(losses), failure=not_finite(last, losses[-1], result, variables, self.loss_scale))
+        return StepsResult(len(losses), failure=not_finite(last, losses[-1], result, variables, self.loss_scale))
 
-    def _one_at_a_time(self, batches: Reading, steps: int, number: int) -> Made:
+    def _one_at_a_time(self, batches: BatchReader, steps: int, number: int) -> StepsResult:
         """See `one_at_a_time`."""
         for made in range(steps):
             found = self.go(next(batches), 1, number + made)
             if found.failure:
                 return found._replace(steps=made + 1)
-        return Made(steps)
+        return StepsResult(steps)
 
     @property
     def loss_scale(self) -> float | None:
@@ -84,7 +84,7 @@ class TrainerSteps:
         return float(self._kept.array("loss_scale/scale").values) if self._scaled else None
 
 
-class OwnSteps:
+class CustomSteps:
     """The model's own step, or Keras's for a loss that is no mean over rows.
 
     Attributes:
@@ -104,7 +104,9 @@ class OwnSteps:
         place: Place,
     ):
         settings = _settings(model, strategy, options)
-        self._step = OwnStep(model, strategy, settings, _compression(options), Kept(strategy), spec, place)
+        self._step = CustomTrainStep(
+            model, strategy, settings, _compression(options), StateStore(strategy), spec, place
+        )
         self.returned = self._step.returned
         self._repeated = repeated(strategy, self._step.run, self._step.traced)
         self._once = once(strategy, self._step.run, self._step.traced)
@@ -114,9 +116,9 @@ class OwnSteps:
         self.needs_all_rows = reduce_ops.needs_all_rows
         self._step.follow(reduce_ops)
 
-    def go(self, batches: Any, most: int, number: int) -> Made:
+    def go(self, batches: Any, most: int, number: int) -> StepsResult:
         """As that of `TrainerSteps`."""
-        if not isinstance(batches, Reading):
+        if not isinstance(batches, BatchReader):
             self._once(batches, number)
             return self._made(1, number)
         steps = batches.ahead(most)
@@ -127,13 +129,13 @@ class OwnSteps:
             batches.took(steps)
         return self._made(steps, number)
 
-    def _made(self, steps: int, first: int) -> Made:
+    def _made(self, steps: int, first: int) -> StepsResult:
         logs = self._step.logs.read()
         bad = [name for name, value in logs.items() if not np.all(np.isfinite(value))]
         if not bad:
-            return Made(steps, logs, self._step.logs.sources)
+            return StepsResult(steps, logs, self._step.logs.sources)
         last = first + steps - 1
-        return Made(
+        return StepsResult(
             steps,
             logs,
             failure=NotFiniteError(f"What train_step returned is not finite at step {last}: {bad[0]}={logs[bad[0]]}."),

@@ -81,8 +81,8 @@ from tfdist.keras_internals.optimizers import (
     velocities_of,
 )
 from tfdist.keras_internals.variables import (
-    Newborn,
     RecordedScope,
+    UninitializedVariable,
     births_deferred,
     bytes_of,
     create_again,
@@ -99,7 +99,7 @@ from tfdist.keras_internals.variables import (
 
 __all__ = [
     "FlatLoss",
-    "Newborn",
+    "UninitializedVariable",
     "RecordedScope",
     "adders_of",
     "attentions_placed",

@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.optimizers import base_optimizer
 
-from tfdist.keras_internals.variables import Newborn, births_deferred, value_of
+from tfdist.keras_internals.variables import UninitializedVariable, births_deferred, value_of
 
 
 def switch_off_second_sum(optimizer: keras.Optimizer) -> None:
@@ -103,11 +103,11 @@ def velocities_of(optimizer: keras.Optimizer) -> list[keras.Variable]:
 
 def slots_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
     """What an optimizer would keep for variables that have no values; nothing is computed."""
-    unborn: list[Newborn] = []
-    with tf.Graph().as_default(), births_deferred(unborn, unborn.append):
+    abstract_model: list[UninitializedVariable] = []
+    with tf.Graph().as_default(), births_deferred(abstract_model, abstract_model.append):
         tf_optimizer.TFOptimizer._var_key = lambda self, variable: id(variable)  # which that restores at its end
         optimizer.build(list(variables))
-    return [newborn.variable for newborn in unborn]
+    return [uninitialized.variable for uninitialized in abstract_model]
 
 
 @contextlib.contextmanager

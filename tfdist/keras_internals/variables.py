@@ -13,7 +13,7 @@ from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 
 
-class Newborn(NamedTuple):
+class UninitializedVariable(NamedTuple):
     """A variable that has an initializer and no value yet, and the layers in whose methods it was made, innermost last."""
 
     variable: keras.Variable
@@ -21,13 +21,15 @@ class Newborn(NamedTuple):
 
 
 @contextlib.contextmanager
-def births_deferred(unborn: list[Newborn], bear: Callable[[Newborn], None]) -> Iterator[None]:
+def births_deferred(
+    abstract_model: list[UninitializedVariable], bear: Callable[[UninitializedVariable], None]
+) -> Iterator[None]:
     """Inside, variables that have initializers get no value: who opened this gives them one with `give_value`.
 
     Read, such a variable is what its initializer says; assigned to, it begins with that.
 
     Args:
-      unborn: gets each such variable.
+      abstract_model: gets each such variable.
       bear: called for a variable that Keras made while it traced a model and wants to have now.
     """
     kind, optimizers = keras.Variable, tf_optimizer.TFOptimizer
@@ -37,7 +39,7 @@ def births_deferred(unborn: list[Newborn], bear: Callable[[Newborn], None]) -> I
         keras_variables.register_uninitialized_variable,
         optimizers._var_key,
     )
-    traced: dict[int, Newborn] = {}
+    traced: dict[int, UninitializedVariable] = {}
 
     def defer(variable: keras.Variable, initializer: Callable[..., Any]) -> None:
         variable._initializer = initializer
@@ -45,10 +47,10 @@ def births_deferred(unborn: list[Newborn], bear: Callable[[Newborn], None]) -> I
             bear(traced.pop(id(variable)))
         else:
             variable._value = None
-            unborn.append(Newborn(variable, _callers()))
+            abstract_model.append(UninitializedVariable(variable, _callers()))
 
     def note(variable: keras.Variable) -> None:
-        traced[id(variable)] = Newborn(variable, _callers())
+        traced[id(variable)] = UninitializedVariable(variable, _callers())
         register(variable)
 
     def assign_to(variable: keras.Variable, value: Any) -> None:
@@ -59,9 +61,11 @@ def births_deferred(unborn: list[Newborn], bear: Callable[[Newborn], None]) -> I
             variable._initializer = lambda *_, **__: given
 
     def key_of(optimizer: keras.Optimizer, variable: keras.Variable) -> Any:
-        for i, newborn in enumerate(unborn):  # an optimizer that is built here wants the variable as it will be
-            if newborn.variable is variable:
-                bear(unborn.pop(i))
+        for i, uninitialized in enumerate(
+            abstract_model
+        ):  # an optimizer that is built here wants the variable as it will be
+            if uninitialized.variable is variable:
+                bear(abstract_model.pop(i))
                 break
         return key(optimizer, variable)
 

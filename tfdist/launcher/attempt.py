@@ -21,12 +21,12 @@ from tfdist.launcher.console import Channel, Screen
 from tfdist.launcher.engines import ENGINES
 from tfdist.launcher.job import Job
 from tfdist.launcher.logs import Log
-from tfdist.launcher.order_sources import Desk
+from tfdist.launcher.order_sources import OrderSource
 from tfdist.launcher.orders import Kind, Order, Report
-from tfdist.launcher.orphan_guard import Guard
+from tfdist.launcher.orphan_guard import OrphanGuard
 from tfdist.launcher.outcome import Outcome
 from tfdist.launcher.placement import Placement, arrange
-from tfdist.launcher.progress_files import Notes
+from tfdist.launcher.progress_files import ProgressFiles
 from tfdist.launcher.signals import ENDING
 from tfdist.launcher.supervision import Stop, Supervisor, Watched
 from tfdist.process import progress_file
@@ -56,35 +56,35 @@ class Host:
     job: Job
     command: Callable[[int], Sequence[str]]
     environment: Mapping[str, str]
-    guard: Guard
+    guard: OrphanGuard
     logs: pathlib.Path
-    notes: Notes | None
+    notes: ProgressFiles | None
     stops: Sequence[Ask]
     arrived: Sequence[int]
     say: Callable[[str], None]
 
 
-def attempt(host: Host, desk: Desk, order: Order, is_first: bool) -> Report:
+def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool) -> Report:
     """Starts the processes at fresh ports, with a fresh group, and sees them to their end.
 
     Args:
       host: what does not change.
-      desk: may order to stop.
+      order_source: may order to stop.
       order: how many processes, and which attempt it is.
       is_first: whether it is this launcher's first.
 
     Raises:
       InputError: the command or the coordinator's address cannot be used, or the memory is full.
     """
-    with desk.meet(order) as launchers, contextlib.ExitStack() as stack:
-        placement = arrange(order.processes, desk.host, launchers)
+    with order_source.meet(order) as launchers, contextlib.ExitStack() as stack:
+        placement = arrange(order.processes, order_source.host, launchers)
         server, variables = stack.enter_context(_served(host.job, placement, launchers))
         tasks = _tasks(host, placement, variables, order)
         if is_first:
             host.say(f"{name_ranks([task.rank for task in tasks])} of {placement.size}, logs in {host.logs}")
         timeout = _StartTimeout(host.job.start_timeout_seconds, server)
         watched = Watched(
-            stops=[*host.stops, timeout, _elsewhere(host, launchers), _ordered(host, desk)],
+            stops=[*host.stops, timeout, _elsewhere(host, launchers), _ordered(host, order_source)],
             loss=lambda: server.loss if server else None,
             on_stop=lambda outcome: launchers.leave(outcome.code, outcome.reason),
             grace=host.job.grace_seconds,
@@ -211,11 +211,11 @@ class _StartTimeout:
         return Stop(Outcome(ExitCode.PEER_LOST, reason, absent[0]), final=False)
 
 
-def _ordered(host: Host, desk: Desk) -> Ask:
+def _ordered(host: Host, order_source: OrderSource) -> Ask:
     """Whoever decides may want others to join these processes, or some of them to leave: all save first, and end."""
 
     def ask() -> Stop | None:
-        order = desk.order()
+        order = order_source.order()
         if order.kind not in (Kind.STOP, Kind.OVER):  # over for a launcher that was given up
             return None
         if order.outcome.code == ExitCode.PEER_LOST:  # nothing can be saved

@@ -14,7 +14,7 @@ _SAYS_LITTLE = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST)  # less t
 
 
 @dataclasses.dataclass
-class Trial:
+class AttemptState:
     """An attempt that runs.
 
     Attributes:

@@ -10,16 +10,18 @@ from tfdist.errors import InputError
 from tfdist.launcher import nodes
 from tfdist.launcher.hosts import LOOPBACK_NAMES, Hosts, is_named, own_names
 from tfdist.launcher.job import Job
-from tfdist.launcher.job_controller import Director
-from tfdist.launcher.order_sources import Desk, FixedNodes, Own
+from tfdist.launcher.job_controller import JobController
+from tfdist.launcher.order_sources import FixedNodes, LocalController, OrderSource
 from tfdist.launcher.orders import launched_now
-from tfdist.launcher.orphan_guard import Guard
-from tfdist.launcher.remote_agent import Guest
-from tfdist.launcher.rendezvous_server import Lobby
+from tfdist.launcher.orphan_guard import OrphanGuard
+from tfdist.launcher.remote_agent import RemoteAgent
+from tfdist.launcher.rendezvous_server import RendezvousServer
 
 
 @contextlib.contextmanager
-def opened(job: Job, environment: Mapping[str, str], guard: Guard, say: Callable[[str], object]) -> Iterator[Desk]:
+def opened(
+    job: Job, environment: Mapping[str, str], guard: OrphanGuard, say: Callable[[str], object]
+) -> Iterator[OrderSource]:
     """The desk of this launcher.
 
     Args:
@@ -38,16 +40,18 @@ def opened(job: Job, environment: Mapping[str, str], guard: Guard, say: Callable
             return
         listener = _listener(job.coordinator) if job.is_elastic and job.coordinator else None
         if job.is_elastic and job.coordinator and listener is None:
-            yield stack.enter_context(Guest(job, nodes.token(job.coordinator, environment)))
+            yield stack.enter_context(RemoteAgent(job, nodes.token(job.coordinator, environment)))
             return
         hosts = stack.enter_context(Hosts(job.hosts, guard)) if job.hosts else None
-        director = Director(job, say, listed=lambda: hosts.slots if hosts else None, launched=launched_now())
-        own = Own(job, director)  # before any guest: it is the job's
+        controller = JobController(job, say, listed=lambda: hosts.slots if hosts else None, launched=launched_now())
+        own = LocalController(job, controller)  # before any guest: it is the job's
         if listener:
             host = split_address(job.coordinator)[0]
-            lobby = stack.enter_context(Lobby(listener, host, nodes.token(job.coordinator, environment)))
-            director.meet, director.part = lobby.meet, lobby.part
-            lobby.open(director)
+            rendezvous_server = stack.enter_context(
+                RendezvousServer(listener, host, nodes.token(job.coordinator, environment))
+            )
+            controller.meet, controller.part = rendezvous_server.meet, rendezvous_server.part
+            rendezvous_server.open(controller)
         yield own
 
 

@@ -15,7 +15,7 @@ from types import TracebackType
 import psutil
 
 from tfdist.errors import InputError
-from tfdist.launcher.orphan_guard import Guard
+from tfdist.launcher.orphan_guard import OrphanGuard
 
 READ_SECONDS = 1.0  # from one reading to the next
 PROGRAM_SECONDS = 30.0  # that a program may take
@@ -53,7 +53,7 @@ def parse(text: str, source: str) -> dict[str, int]:
 class Programs:
     """Runs programs, one at a time; another thread may end the one that runs, and then no other begins."""
 
-    def __init__(self, guard: Guard | None = None):
+    def __init__(self, guard: OrphanGuard | None = None):
         """Args: guard: ends a program that runs if this process is killed."""
         self._guard = guard
         self._lock = threading.Lock()
@@ -148,7 +148,7 @@ class Hosts:
     read twice: a file may be half written.
     """
 
-    def __init__(self, path: str, guard: Guard | None = None):
+    def __init__(self, path: str, guard: OrphanGuard | None = None):
         """Reads it for the first time.
 
         Args:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.errors import ExitCode, exit_codes
 from tfdist.launcher import failures
-from tfdist.launcher.attempt_state import Trial, loss_of
+from tfdist.launcher.attempt_state import AttemptState, loss_of
 from tfdist.launcher.child import REAP_SECONDS
 from tfdist.launcher.hosts import is_named
 from tfdist.launcher.job import Job
@@ -38,7 +38,7 @@ class _Member:
     slots: Slots
 
 
-class Director:
+class JobController:
     """Decides for all launchers of a job; each asks it for orders, and reports.
 
     Attributes:
@@ -89,7 +89,7 @@ class Director:
         self._refused: dict[str, Outcome] = {}
         self._known: dict[tuple[str, ...], Slots] = {}  # of hosts that were lost or refused, for when they come again
         self._lines: tuple[object, dict[str, int]] = (None, {})  # the last answer of `_offered`, which is asked often
-        self._attempt: Trial | None = None
+        self._attempt: AttemptState | None = None
         self._number = 0  # of the next attempt
         self._not_before = 0.0
         self._short_since: float | None = None
@@ -144,7 +144,7 @@ class Director:
             over = self._refused.get(name) or (None if attempt else self._over)
             return Order(Kind.OVER, outcome=over) if over else Order(Kind.WAIT)
 
-    def _order_in(self, attempt: Trial, name: str) -> Order:
+    def _order_in(self, attempt: AttemptState, name: str) -> Order:
         if attempt.stops:
             return Order(Kind.STOP, attempt.number, outcome=attempt.stops)
         names = list(attempt.processes)
@@ -171,7 +171,7 @@ class Director:
         elif not self._over and now >= self._not_before:
             self._begin(self._plan(free) or self._plan(self._needed()), now)
 
-    def _give_up(self, attempt: Trial) -> None:
+    def _give_up(self, attempt: AttemptState) -> None:
         """Whoever is awaited is lost; but not the first launcher, which is this very process and may have been stopped."""
         reason = "has not said how its processes ended"
         for name in attempt.awaited:
@@ -179,7 +179,7 @@ class Director:
                 self._refused[name] = Outcome(ExitCode.PEER_LOST, f"this launcher {reason}")
                 self.lost(name, reason)
 
-    def _stop(self, attempt: Trial, free: Mapping[str, int], now: float) -> None:
+    def _stop(self, attempt: AttemptState, free: Mapping[str, int], now: float) -> None:
         """Tells an attempt to stop, once, if it has to."""
         if attempt.stops:
             return
@@ -253,7 +253,7 @@ class Director:
         address, token = self.meet(list(plan)) if len(plan) > 1 else ("", "")
         if self._job.is_elastic and self._number:
             self._say(f"Attempt {self._number}: {sum(plan.values())} processes.")
-        self._attempt = Trial(self._number, plan, address, token, now)
+        self._attempt = AttemptState(self._number, plan, address, token, now)
         self._number += 1
 
     def _wait_for_more(self, now: float) -> None:
@@ -294,24 +294,24 @@ class Director:
         else:
             self._after(attempt, cause, now)
 
-    def _keep_to(self, size: int, attempt: Trial, cause: Outcome) -> None:
+    def _keep_to(self, size: int, attempt: AttemptState, cause: Outcome) -> None:
         """The job has grown to a size that its flags do not allow: its batch cannot be dealt to so many, say."""
         self._most = size
         self._restarts.resized()
         self._say(f"{cause.reason}.{_log_of(cause)} {attempt.size} processes are too many: at most {size} from now on.")
 
-    def _misfits(self, attempt: Trial, cause: Outcome) -> list[str]:
+    def _misfits(self, attempt: AttemptState, cause: Outcome) -> list[str]:
         """The launchers that came last, where others have trained before, and with them nothing begins."""
         strangers = self._strangers(attempt) if cause.code == ExitCode.BAD_INPUT else []
         return [name for name in strangers if name != self._first]
 
-    def _strangers(self, attempt: Trial) -> list[str]:
+    def _strangers(self, attempt: AttemptState) -> list[str]:
         """The launchers whose processes have never trained, where others have."""
         if self._fit.isdisjoint(attempt.processes):
             return []
         return [name for name in attempt.processes if name not in self._fit]
 
-    def _idle(self, attempt: Trial, cause: Outcome) -> list[str]:
+    def _idle(self, attempt: AttemptState, cause: Outcome) -> list[str]:
         """The strangers that are there, where nothing has begun, and nobody was preempted."""
         if attempt.step is not None or cause.code in PREEMPTIONS:
             return []
@@ -325,7 +325,7 @@ class Director:
         if not self._plan(self._free(now)):  # and nobody trains until somebody else comes
             self._not_before = now + self._job.restart_backoff_seconds
 
-    def _after(self, attempt: Trial, cause: Outcome, now: float) -> None:
+    def _after(self, attempt: AttemptState, cause: Outcome, now: float) -> None:
         """Tries again, or not, what has failed, or was preempted by somebody else."""
         shrinks = self._shrinks(attempt, cause, now)
         plan = self._plan(self._free(now)) if shrinks else {}
@@ -342,7 +342,7 @@ class Director:
         self._say(f"{cause.reason}.{_log_of(cause)} {when}: {decision.reason}.")
         self._not_before = now + wait
 
-    def _may_repeat(self, plan: Mapping[str, int], attempt: Trial, cause: Outcome) -> bool:
+    def _may_repeat(self, plan: Mapping[str, int], attempt: AttemptState, cause: Outcome) -> bool:
         """Whether the same end once more would be a failure that repeats.
 
         Signals that strike one after the other, before a step is made, are none while the job goes on with fewer processes, or
@@ -357,7 +357,7 @@ class Director:
         is_smaller = bool(plan) and (is_lost or sum(plan.values()) < attempt.size)
         return not (is_smaller and (cause.code > exit_codes.SIGNALLED or cause.code == ExitCode.PEER_LOST))
 
-    def _shrinks(self, attempt: Trial, cause: Outcome, now: float) -> bool:
+    def _shrinks(self, attempt: AttemptState, cause: Outcome, now: float) -> bool:
         """Takes the slots of those that died; where all have died, it is nobody's own failure, and none is taken.
 
         Those with which nothing has begun lose all of theirs: a host that hangs as it starts, or that the others do not

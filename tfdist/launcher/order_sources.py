@@ -13,7 +13,7 @@ from tfdist.coordination.join import started
 from tfdist.launcher import nodes
 from tfdist.launcher.hosts import LOOPBACK_NAMES, own_names
 from tfdist.launcher.job import Job
-from tfdist.launcher.job_controller import Director
+from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.orders import Kind, Order, Report, launched_now
 from tfdist.launcher.outcome import Outcome
 from tfdist.launcher.placement import own_host
@@ -21,7 +21,7 @@ from tfdist.launcher.placement import own_host
 OWN = "this launcher"  # the first of a director's
 
 
-class Desk(abc.ABC):
+class OrderSource(abc.ABC):
     """Where a launcher gets its orders.
 
     Attributes:
@@ -52,22 +52,22 @@ class Desk(abc.ABC):
         return outcome
 
 
-class Own(Desk):
+class LocalController(OrderSource):
     """The first launcher of a job, and often the only one: whose director decides."""
 
-    def __init__(self, job: Job, director: Director):
+    def __init__(self, job: Job, controller: JobController):
         """Args: job: to be run; director: decides; nobody has joined it yet."""
-        self._job, self._director = job, director
+        self._job, self._controller = job, controller
         self.host, self.everyone = own_host(job.coordinator if job.is_elastic else "", serves=True), LocalGroup()
-        director.joined(OWN, [*LOOPBACK_NAMES, *own_names()])
+        controller.joined(OWN, [*LOOPBACK_NAMES, *own_names()])
 
     def order(self) -> Order:
         """See base class."""
-        return self._director.order(OWN)
+        return self._controller.order(OWN)
 
     def report(self, report: Report) -> None:
         """See base class."""
-        self._director.reported(OWN, report)
+        self._controller.reported(OWN, report)
 
     def meet(self, order: Order) -> AbstractContextManager[Group]:
         """See base class."""
@@ -75,10 +75,10 @@ class Own(Desk):
 
     def end(self, outcome: Outcome, at_once: bool = False) -> None:
         """See base class."""
-        self._director.end(outcome, at_once)
+        self._controller.end(outcome, at_once)
 
 
-class FixedNodes(Desk):
+class FixedNodes(OrderSource):
     """One of a fixed number of launchers, each of which runs its processes once."""
 
     def __init__(self, job: Job, group: Group):

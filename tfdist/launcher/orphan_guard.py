@@ -14,7 +14,7 @@ from tfdist.launcher.signals import ENDING
 _log = logging.getLogger("tfdist.launch")
 
 
-class Guard:
+class OrphanGuard:
     """A small process that outlives the launcher just long enough to end what it started.
 
     It is a fresh interpreter and no fork, so that a notebook with threads can have one, and in a session of its own, so
@@ -22,7 +22,7 @@ class Guard:
     somebody has ended it, the job goes on unguarded.
     """
 
-    def __enter__(self) -> "Guard":
+    def __enter__(self) -> "OrphanGuard":
         # A blocked signal stays blocked in the new process, from its first instruction on: whoever ends everything of a
         # user's gives the launcher the time to say `done`.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)

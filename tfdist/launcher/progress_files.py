@@ -10,7 +10,7 @@ from tfdist.process import progress_file
 _log = logging.getLogger("tfdist.launch")
 
 
-class Notes:
+class ProgressFiles:
     """The ranks' notes. What cannot be read was not noted, and is made anew for the next attempt: a job does not end of it."""
 
     def __init__(self, memory: pathlib.Path):

@@ -7,14 +7,14 @@ import time
 from contextlib import AbstractContextManager
 
 from tfdist.coordination import Group, LocalGroup
-from tfdist.coordination.connect import dial
+from tfdist.coordination.connect import connect
 from tfdist.coordination.group import NO_GOODBYE, silence
 from tfdist.coordination.messages import LIMIT, VERSION, BadMessage, encode
 from tfdist.errors import ExitCode
 from tfdist.launcher import orders
 from tfdist.launcher.hosts import own_names
 from tfdist.launcher.job import Job
-from tfdist.launcher.order_sources import Desk, meeting
+from tfdist.launcher.order_sources import OrderSource, meeting
 from tfdist.launcher.orders import Kind, Order, Report
 from tfdist.launcher.outcome import Outcome
 from tfdist.launcher.placement import own_host
@@ -23,7 +23,7 @@ from tfdist.launcher.rendezvous_server import BEAT_SECONDS, LOST_AFTER_SECONDS
 _CHUNK = 1 << 16
 
 
-class Guest(Desk):
+class RemoteAgent(OrderSource):
     """A launcher's end of its connection to the lobby; one thread listens. A context manager."""
 
     def __init__(self, job: Job, token: str):
@@ -39,7 +39,7 @@ class Guest(Desk):
         """
         self._job, self.everyone = job, LocalGroup()
         hello = {"type": "hello", "version": VERSION, "token": token, "places": own_names()}
-        call = dial(job.coordinator, hello, LIMIT, job.start_timeout_seconds, "the coordinator's launcher")
+        call = connect(job.coordinator, hello, LIMIT, job.start_timeout_seconds, "the coordinator's launcher")
         self._sock, self._lines = call.sock, call.lines
         self.host = own_host(job.coordinator, serves=False)
         self._order = Order(Kind.WAIT)
@@ -77,7 +77,7 @@ class Guest(Desk):
         self._send({"type": "goodbye"})
         self._order = Order(Kind.OVER, outcome=outcome)
 
-    def __enter__(self) -> "Guest":
+    def __enter__(self) -> "RemoteAgent":
         return self
 
     def __exit__(self, *_: object) -> None:

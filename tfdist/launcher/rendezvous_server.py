@@ -15,7 +15,7 @@ from tfdist.coordination.addresses import join_address, listen, split_address
 from tfdist.coordination.group import NO_GOODBYE, silence
 from tfdist.coordination.messages import LIMIT, LIMIT_BEFORE_HELLO, VERSION, BadMessage, Lines, Message, encode, take
 from tfdist.launcher import orders
-from tfdist.launcher.job_controller import Director
+from tfdist.launcher.job_controller import JobController
 
 BEAT_SECONDS = 1.0  # between signs of life, which both sides send
 LOST_AFTER_SECONDS = 10.0  # without one; no engine keeps a launcher's threads from running
@@ -24,8 +24,8 @@ _HELLO_SECONDS = 10.0  # for a stranger to say who it is
 _CHUNK = 1 << 16
 
 
-class Lobby:
-    """Lets other launchers talk to a `Director`; a context manager. One thread accepts, one more for each launcher."""
+class RendezvousServer:
+    """Lets other launchers talk to a `JobController`; a context manager. One thread accepts, one more for each launcher."""
 
     def __init__(self, listener: socket.socket, host: str, token: str):
         """Serves nobody yet.
@@ -36,15 +36,15 @@ class Lobby:
           token: what a launcher must show.
         """
         self._listener, self._host, self._token = listener, host, token
-        self._director: Director | None = None
+        self._controller: JobController | None = None
         self._ended = threading.Event()
         self._numbers = itertools.count(1)
         self._meeting: Server | None = None
         self._threads: list[threading.Thread] = []
 
-    def open(self, director: Director) -> None:
+    def open(self, controller: JobController) -> None:
         """Begins to serve. Args: director: gives the orders."""
-        self._director = director
+        self._controller = controller
         self._start(self._accept)
 
     def meet(self, names: Sequence[str]) -> tuple[str, str]:
@@ -55,7 +55,7 @@ class Lobby:
         self._meeting = Server(listener, size=len(names), token=token, noun="node")
         return join_address(self._host, split_address(self._meeting.address)[1]), token
 
-    def __enter__(self) -> "Lobby":
+    def __enter__(self) -> "RendezvousServer":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -117,21 +117,21 @@ class Lobby:
 
     def _attend(self, sock: socket.socket, lines: Lines, name: str, places: Sequence[str]) -> None:
         """Gives a launcher its orders until it leaves, or the job is over."""
-        assert self._director
-        self._director.joined(name, places)
+        assert self._controller
+        self._controller.joined(name, places)
         try:
             self._talk(sock, lines, name)
         except (OSError, BadMessage) as error:
-            self._director.lost(name, f"is lost: {error}")
+            self._controller.lost(name, f"is lost: {error}")
         finally:
-            self._director.left(name)
+            self._controller.left(name)
 
     def _talk(self, sock: socket.socket, lines: Lines, name: str) -> None:
         """Returns when all is said; raises `OSError` when the other side is gone, or silent."""
-        assert self._director
+        assert self._controller
         said, heard, beaten = None, time.monotonic(), 0.0
         while True:
-            order = self._director.order(name)
+            order = self._controller.order(name)
             now = time.monotonic()
             if order != said:
                 sock.settimeout(LOST_AFTER_SECONDS)
@@ -154,9 +154,9 @@ class Lobby:
             heard = time.monotonic()
             for message in lines.feed(data):
                 if message["type"] == "report":
-                    self._director.reported(name, orders.report_of(message))
+                    self._controller.reported(name, orders.report_of(message))
                 elif message["type"] == "goodbye":
-                    self._director.left(name, "has left the job")
+                    self._controller.left(name, "has left the job")
                     return
             if not data:
                 raise OSError(NO_GOODBYE)

@@ -13,11 +13,11 @@ from tfdist.launcher.attempt import Ask, Host, asked, attempt, in_a_hurry
 from tfdist.launcher.bootstrap import opened
 from tfdist.launcher.job import Job
 from tfdist.launcher.logs import log_directory
-from tfdist.launcher.order_sources import Desk
+from tfdist.launcher.order_sources import OrderSource
 from tfdist.launcher.orders import Kind, Order, Report
-from tfdist.launcher.orphan_guard import Guard
+from tfdist.launcher.orphan_guard import OrphanGuard
 from tfdist.launcher.outcome import SUCCESS, Outcome
-from tfdist.launcher.progress_files import Notes
+from tfdist.launcher.progress_files import ProgressFiles
 from tfdist.launcher.supervision import POLL_SECONDS
 
 MEMORY = "/dev/shm"  # of Linux
@@ -51,50 +51,52 @@ def run(
       InputError: the command, the log directory, the memory or the coordinator's address cannot be used.
     """
     with contextlib.ExitStack() as stack:
-        guard = stack.enter_context(Guard())
-        desk = stack.enter_context(opened(job, environment, guard, say))
-        logs = log_directory(job.log_dir, desk.everyone)
+        guard = stack.enter_context(OrphanGuard())
+        order_source = stack.enter_context(opened(job, environment, guard, say))
+        logs = log_directory(job.log_dir, order_source.everyone)
         memory = stack.enter_context(_memory(guard))
         # Whether a failure repeats, whether training had begun when it was preempted, and whether a launcher fits.
         is_noted = job.restart_budget or job.preemption_budget or job.is_elastic
-        notes = Notes(memory) if is_noted else None
+        notes = ProgressFiles(memory) if is_noted else None
         own = {in_memory.VARIABLE: str(memory / "commits")}
         inherited = {name: value for name, value in environment.items() if name != in_memory.VARIABLE}
         with interrupts or contextlib.nullcontext([]) as arrived:
-            outcome = _until_over(Host(job, command, inherited | own, guard, logs, notes, stops, arrived, say), desk)
-        return desk.conclude(outcome)
+            outcome = _until_over(
+                Host(job, command, inherited | own, guard, logs, notes, stops, arrived, say), order_source
+            )
+        return order_source.conclude(outcome)
 
 
-def _until_over(host: Host, desk: Desk) -> Outcome:
+def _until_over(host: Host, order_source: OrderSource) -> Outcome:
     """Does what is ordered, from the first order to the last."""
     last = SUCCESS
     begun = False
-    while (order := desk.order()).kind != Kind.OVER:
+    while (order := order_source.order()).kind != Kind.OVER:
         stop = asked(host)
         if order.kind == Kind.STOP:  # before it was seen that it was to run
-            desk.report(Report(order.outcome))
+            order_source.report(Report(order.outcome))
         elif order.kind == Kind.RUN and stop:
-            desk.report(Report(stop.outcome, stopped=True))
+            order_source.report(Report(stop.outcome, stopped=True))
         elif order.kind == Kind.RUN:
-            report = _attempt(host, desk, order, is_first=not begun)
+            report = _attempt(host, order_source, order, is_first=not begun)
             begun, last = True, report.outcome
-            desk.report(report)
+            order_source.report(report)
         else:
             if stop:  # a preemption remains one: what has ended so has saved
-                desk.end(last if last.code == ExitCode.PREEMPTED else stop.outcome, at_once=in_a_hurry(host))
+                order_source.end(last if last.code == ExitCode.PREEMPTED else stop.outcome, at_once=in_a_hurry(host))
             time.sleep(POLL_SECONDS)
     return order.outcome
 
 
-def _attempt(host: Host, desk: Desk, order: Order, is_first: bool) -> Report:
+def _attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool) -> Report:
     try:
-        return attempt(host, desk, order, is_first)
+        return attempt(host, order_source, order, is_first)
     except PeerLostError as error:  # another launcher was lost before the processes began
         return Report(Outcome(error.exit_code, str(error).rstrip(".")))
 
 
 @contextlib.contextmanager
-def _memory(guard: Guard) -> Iterator[pathlib.Path]:
+def _memory(guard: OrphanGuard) -> Iterator[pathlib.Path]:
     """A directory, in memory where there is such a place, for what outlives the processes of an attempt, not the job."""
     home = MEMORY if os.access(MEMORY, os.W_OK) else None
     with contextlib.ExitStack() as stack:

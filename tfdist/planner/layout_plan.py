@@ -70,7 +70,7 @@ class Planned:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All of it; see `Unborn.plan`.
+    """All of it; see `AbstractModel.plan`.
 
     Attributes:
       mesh: its axes.
@@ -97,16 +97,16 @@ class Plan:
         return {**found, "activations": self.activations}
 
 
-class Unborn:
+class AbstractModel:
     """A model whose variables have no values yet, to be planned under one layout or many."""
 
     def __init__(self, make: Callable[[], tuple[keras.Model, keras.Optimizer]]):
         """Args: make: makes a functional or sequential model, and its optimizer, which is not built."""
-        newborns: list[keras_internals.Newborn] = []
+        newborns: list[keras_internals.UninitializedVariable] = []
         with keras_internals.births_deferred(newborns, newborns.append):
             self.model, optimizer = make()
         own = {id(variable) for variable in self.model.variables}
-        self._newborns = [newborn for newborn in newborns if id(newborn.variable) in own]
+        self._newborns = [uninitialized for uninitialized in newborns if id(uninitialized.variable) in own]
         if not self._newborns:
             raise InputError(
                 f"A plan needs a model that has its variables when it is made. Received: {self.model.name}, which has none. "
@@ -118,7 +118,9 @@ class Unborn:
     @property
     def dims(self) -> list[str]:
         """The names of all dims that a rule may speak of, in the order of the variables."""
-        return list(dict.fromkeys(dim for newborn in self._newborns for dim in dims_of_newborn(newborn) if dim))
+        return list(
+            dict.fromkeys(dim for uninitialized in self._newborns for dim in dims_of_newborn(uninitialized) if dim)
+        )
 
     def plan(self, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int) -> Plan:
         """Plans a step.
@@ -132,13 +134,13 @@ class Unborn:
         Raises:
           InputError: a rule cannot be applied.
         """
-        variables = [self._planned(newborn, mesh, rules, shard) for newborn in self._newborns]
-        names = {id(newborn.variable): dims_of_newborn(newborn) for newborn in self._newborns}
+        variables = [self._planned(uninitialized, mesh, rules, shard) for uninitialized in self._newborns]
+        names = {id(uninitialized.variable): dims_of_newborn(uninitialized) for uninitialized in self._newborns}
         held = Activations(self._layers, names, mesh, rules, batch_size)
         tables = {id(table) for table in keras_internals.embeddings(self.model)}
         computed = {
-            id(newborn.variable): planned.bytes_of_gradient(mesh, id(newborn.variable) in tables)
-            for newborn, planned in zip(self._newborns, variables, strict=True)
+            id(uninitialized.variable): planned.bytes_of_gradient(mesh, id(uninitialized.variable) in tables)
+            for uninitialized, planned in zip(self._newborns, variables, strict=True)
             if planned.trainable and rules["batch"] not in planned.placement.computed.axes
         }
         sent = [
@@ -152,19 +154,21 @@ class Unborn:
         doubtful = list(unclear(self._layers, held, mesh, rules))
         return Plan(mesh, variables, sent, activations, dims, self._unknown, doubtful)
 
-    def _planned(self, newborn: keras_internals.Newborn, mesh: Mesh, rules: Mapping[str, str], shard: Shard) -> Planned:
-        variable = newborn.variable
+    def _planned(
+        self, uninitialized: keras_internals.UninitializedVariable, mesh: Mesh, rules: Mapping[str, str], shard: Shard
+    ) -> Planned:
+        variable = uninitialized.variable
         keras_internals.set_layout(variable, None)
-        place = placement(newborn, rules, mesh, shard)
+        place = placement(uninitialized, rules, mesh, shard)
         keras_internals.set_layout(variable, place)
         size = keras_internals.bytes_of(variable)
-        dims = tuple(dim or "*" for dim in dims_of_newborn(newborn))
+        dims = tuple(dim or "*" for dim in dims_of_newborn(uninitialized))
         slots = self._slots.get(id(variable), 0)
         return Planned(variable.path, dims, tuple(variable.shape), size, place, slots, variable.trainable)
 
     def _of_parts(self, variables: list[Planned], mesh: Mesh, shard: Shard) -> Iterator[Sent]:
         """What sharded state sends."""
-        twice = {newborn.variable.path for newborn in self._newborns if is_gathered_in_turn(newborn)}
+        twice = {uninitialized.variable.path for uninitialized in self._newborns if is_gathered_in_turn(uninitialized)}
         trainable = [variable for variable in variables if variable.trainable]
         parts = [v for v in trainable if v.placement.is_gathered]
         for what, split in (
@@ -178,14 +182,14 @@ class Unborn:
 
 
 def cheapest(
-    unborn: Unborn, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int, memory: float
+    abstract_model: AbstractModel, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int, memory: float
 ) -> tuple[dict[str, str], Plan]:
     """The layout that sends least of those that fit, by trying each assignment of dims to axes beside the batch's.
 
     Dims whose splitting makes more than layers with weights communicate are not tried; see `uncounted`.
 
     Args:
-      unborn: the model.
+      abstract_model: the model.
       mesh: its axes.
       rules: given ones, which stay; that of `batch` among them.
       shard: what of the state is in parts.
@@ -199,7 +203,7 @@ def cheapest(
     Raises:
       InputError: there are too many assignments, or none fits.
     """
-    free = [dim for dim in unborn.dims if dim not in (*rules, *_UNCOUNTED) and not dim.startswith("spatial_")]
+    free = [dim for dim in abstract_model.dims if dim not in (*rules, *_UNCOUNTED) and not dim.startswith("spatial_")]
     axes = [axis for axis, size in mesh.axes.items() if size > 1 and axis != rules["batch"]]
     if (len(axes) + 1) ** len(free) > _MOST_LAYOUTS:
         raise InputError(
@@ -210,7 +214,7 @@ def cheapest(
     for chosen in itertools.product((None, *axes), repeat=len(free)):
         tried = {**rules, **{dim: axis for dim, axis in zip(free, chosen, strict=True) if axis}}
         with contextlib.suppress(InputError):
-            plan = unborn.plan(mesh, tried, shard, batch_size)
+            plan = abstract_model.plan(mesh, tried, shard, batch_size)
             sent, held = sum(one.bytes for one in plan.sent), sum(plan.totals().values())
             found.append((len(plan.unclear), sent, held, len(tried), tried, plan))
     fitting = [one for one in found if one[2] <= memory]

@@ -9,7 +9,7 @@ _WIDTH = 20  # bytes, enough for 64 bits
 _FINAL = b"!"  # behind the number
 
 
-class StepNote:
+class ProgressFile:
     """This process's note, one number in a file: a microsecond each time, no message, exact also after SIGKILL."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ):

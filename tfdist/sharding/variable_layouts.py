@@ -5,30 +5,30 @@ from collections.abc import Mapping
 import keras
 
 from tfdist.errors import InputError
-from tfdist.keras_internals import Newborn, layers_of, layout_of
+from tfdist.keras_internals import UninitializedVariable, layers_of, layout_of
 from tfdist.sharding.dim_names import CONVOLUTIONS, Dims, dims_of
 from tfdist.sharding.layouts import Placement, Shard, laid_out, placed
 from tfdist.sharding.mesh import Mesh
 
 
-def dims_of_newborn(newborn: Newborn) -> Dims:
+def dims_of_newborn(uninitialized: UninitializedVariable) -> Dims:
     """The names of a variable's dims, by the model's table or by the type of the layer that makes it."""
-    return dims_of(newborn.variable, newborn.owners)
+    return dims_of(uninitialized.variable, uninitialized.owners)
 
 
-def placement(newborn: Newborn, rules: Mapping[str, str], mesh: Mesh, shard: Shard) -> Placement:
+def placement(uninitialized: UninitializedVariable, rules: Mapping[str, str], mesh: Mesh, shard: Shard) -> Placement:
     """Where a variable belongs; an optimizer's slot, where its variable's slots do.
 
     Raises:
       InputError: the rules cannot be applied to it.
     """
-    variable = newborn.variable
+    variable = uninitialized.variable
     of_its_variable = layout_of(variable)
     if of_its_variable is not None:
         return Placement.same(of_its_variable.slots)
-    dims = dims_of_newborn(newborn)
+    dims = dims_of_newborn(uninitialized)
     split = next((dim for dim in dims if dim and mesh.splits(rules.get(dim))), None)
-    if split and len(dims) > 2 and newborn.owners and isinstance(newborn.owners[-1], CONVOLUTIONS):
+    if split and len(dims) > 2 and uninitialized.owners and isinstance(uninitialized.owners[-1], CONVOLUTIONS):
         raise InputError(
             f"--layout splits {split} of {variable.path} over the axis {rules[split]}; the engine takes kernels of "
             "convolutions whole. Name its dims, and its bias's, * with tfdist.name_dims, or leave out the rule."
@@ -37,12 +37,12 @@ def placement(newborn: Newborn, rules: Mapping[str, str], mesh: Mesh, shard: Sha
     return placed(computed, variable.shape, mesh, shard if variable.trainable else Shard())
 
 
-def is_gathered_in_turn(newborn: Newborn) -> bool:
+def is_gathered_in_turn(uninitialized: UninitializedVariable) -> bool:
     """Whether a layer gathers a variable that lies in parts in its own call, and drops it, forward and backward.
 
     Not a cell of a recurrent layer, called for each token, nor a layer with layers inside, which would be computed again,
     nor an embedding, whose gradient does not need its table: TensorFlow drops that behind the look-up by itself.
     """
-    owner = newborn.owners[-1] if newborn.owners else None
+    owner = uninitialized.owners[-1] if uninitialized.owners else None
     is_exempt = hasattr(owner, "state_size") or type(owner) is keras.layers.Embedding
     return isinstance(owner, keras.Layer) and not is_exempt and not layers_of(owner)

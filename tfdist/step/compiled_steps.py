@@ -18,7 +18,7 @@ from tfdist.gradients.sparse import SPARSE_MIN_BYTES
 from tfdist.grammar.rules import own_code
 from tfdist.step.loop import Loop, Result, compile_loop
 from tfdist.step.metrics import ModelMetrics
-from tfdist.step.state_store import Kept
+from tfdist.step.state_store import StateStore
 from tfdist.step.step import Settings, Step, specs
 from tfdist.step.validation import inner_optimizer
 
@@ -78,7 +78,7 @@ class Steps:
         strategy: HasCollectives,
         settings: Settings,
         compression: Compression,
-        kept: Kept,
+        kept: StateStore,
         metrics: ModelMetrics,
     ):
         """Args: model: compiled and built; kept: where state is; see `Trainer` for the others."""

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.indexed_batch import Numbered
+from tfdist.data.indexed_batch import IndexedBatch
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import NotFiniteError
 from tfdist.step.step import Step
@@ -221,7 +221,7 @@ def _one(
 
 def _taken_apart(element: Any, strategy: HasCollectives) -> tuple[Any, tf.Tensor]:
     """The batch, and the numbers of this process's examples, none if nobody said."""
-    if not isinstance(element, Numbered):
+    if not isinstance(element, IndexedBatch):
         return element, tf.zeros([0], tf.int64)
     return element.batch, tf.concat(strategy.local(element.numbers), 0)
 

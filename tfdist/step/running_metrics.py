@@ -8,7 +8,7 @@ import numpy as np
 from tfdist.step.metrics import ModelMetrics, Totals
 
 
-class Tally:
+class RunningMetrics:
     """Losses and metrics of some steps."""
 
     def __init__(self, saved: Mapping[str, Any] | None = None):
@@ -60,12 +60,12 @@ class Progress:
     def __init__(self, saved: Mapping[str, Any] | None = None):
         """Starts empty, or with what `to_json` returned."""
         saved = saved or {}
-        self.window, self.epoch = Tally(saved.get("window")), Tally(saved.get("epoch"))
+        self.window, self.epoch = RunningMetrics(saved.get("window")), RunningMetrics(saved.get("epoch"))
 
     def add(self, losses: np.ndarray, counted: np.ndarray, sums: Sequence[np.ndarray]) -> None:
-        """Takes the steps of a call into both; see `Tally.add`."""
-        for tally in (self.window, self.epoch):
-            tally.add(losses, counted, sums)
+        """Takes the steps of a call into both; see `RunningMetrics.add`."""
+        for running_metrics in (self.window, self.epoch):
+            running_metrics.add(losses, counted, sums)
 
     def to_json(self) -> dict[str, Any]:
         """Both, as a checkpoint keeps them."""

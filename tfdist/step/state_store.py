@@ -12,7 +12,7 @@ from tfdist.distribution.strategy import State, Strategy
 _log = logging.getLogger(__name__)
 
 
-class KeptArray(NamedTuple):
+class StateArray(NamedTuple):
     """One state's value.
 
     Attributes:
@@ -24,14 +24,14 @@ class KeptArray(NamedTuple):
     values: np.ndarray
 
 
-class Kept:
+class StateStore:
     """Variables for state that others describe; one for each name, for as long as the run."""
 
     def __init__(self, strategy: Strategy):
         """Args: strategy: places the variables."""
         self._strategy = strategy
         self._kept: dict[str, tuple[State, tf.Variable]] = {}
-        self._restored: dict[str, KeptArray] = {}
+        self._restored: dict[str, StateArray] = {}
         self._news = ""  # said when the first state that each replica has for itself gets its value
 
     def variables(self, states: Sequence[State]) -> list[tf.Variable]:
@@ -50,7 +50,7 @@ class Kept:
                 self._take(state, variable, self._restored.pop(state.name))
         return [self._kept[name][1] for name in names]
 
-    def restore(self, values: Mapping[str, KeptArray], news: str = "") -> None:
+    def restore(self, values: Mapping[str, StateArray], news: str = "") -> None:
         """Gives states the values of another run, now or when they are created; those that it did not have begin anew.
 
         Args:
@@ -61,12 +61,12 @@ class Kept:
         for name, (state, variable) in self._kept.items():
             start = np.broadcast_to(np.asarray(tf.cast(state.initial, state.dtype)), state.shape)
             count = len(self._strategy.local_replicas)
-            anew = KeptArray(state.per_replica, np.stack([start] * count) if state.per_replica else start)
+            anew = StateArray(state.per_replica, np.stack([start] * count) if state.per_replica else start)
             self._give(state, variable, anew)
             if name in self._restored:
                 self._take(state, variable, self._restored.pop(name))
 
-    def _take(self, state: State, variable: tf.Variable, value: KeptArray) -> None:
+    def _take(self, state: State, variable: tf.Variable, value: StateArray) -> None:
         """Gives a state that is as it was made the value of another run, if that has its form."""
         shape = value.values.shape[1:] if value.per_replica else value.values.shape
         dtype = np.dtype(state.dtype.as_numpy_dtype)
@@ -82,7 +82,7 @@ class Kept:
                 _log.info("%s", self._news)
             self._news = ""
 
-    def _give(self, state: State, variable: tf.Variable, value: KeptArray) -> None:
+    def _give(self, state: State, variable: tf.Variable, value: StateArray) -> None:
         first = self._strategy.local_replicas.start
 
         def read(offset: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
@@ -95,13 +95,13 @@ class Kept:
         """The states and their variables."""
         return list(self._kept.values())
 
-    def array(self, name: str) -> KeptArray:
+    def array(self, name: str) -> StateArray:
         """The value of one state, copied to the host."""
         state, variable = self._kept[name]
         values = self._strategy.local(variable)
         own = np.stack([np.asarray(value) for value in values]) if state.per_replica else np.asarray(values[0])
-        return KeptArray(state.per_replica, own)
+        return StateArray(state.per_replica, own)
 
-    def arrays(self) -> dict[str, KeptArray]:
+    def arrays(self) -> dict[str, StateArray]:
         """The values of all states by name, copied to the host."""
         return {name: self.array(name) for name in self._kept}

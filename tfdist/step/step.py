@@ -23,7 +23,7 @@ from tfdist.gradients import Clip, LossScale, Reducer, accumulated, unscaled
 from tfdist.step import loss, randomness
 from tfdist.step.data_mismatch import not_compilable
 from tfdist.step.metrics import ModelMetrics, Share
-from tfdist.step.state_store import Kept
+from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer, statistics_of_all_replicas
 
 _log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Step:
         model: keras.Model,
         strategy: HasCollectives,
         reducer: Reducer,
-        kept: Kept,
+        kept: StateStore,
         settings: Settings,
         metrics: ModelMetrics,
         collectives: Collectives | None = None,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import keras
 
 from tfdist import keras_internals
-from tfdist.coordination.timeouts import patience
+from tfdist.coordination.timeouts import long_timeout
 from tfdist.data import Examples
 from tfdist.distribution.strategy import HasCollectives, Strategy
 from tfdist.errors import InputError
@@ -140,7 +140,7 @@ def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras
 def check_same_data(strategy: Strategy, data: Examples) -> None:
     """All processes train on equal data, or their steps would not belong together, and one would wait for ever."""
     spec = str(keras.tree.map_structure(lambda s: (s.dtype.name, str(s.shape)), data.element_spec))
-    with patience("its data") as deadline:
+    with long_timeout("its data") as deadline:
         said = {"number of examples": data.size, "form of an example": spec}
         strategy.group.agree("data", said, "training data: ", deadline)
 

@@ -18,9 +18,9 @@ import keras
 
 from tfdist import keras_internals
 from tfdist.coordination import Group
-from tfdist.coordination.timeouts import patience
+from tfdist.coordination.timeouts import long_timeout
 from tfdist.distribution.variable_creation import without_numbers
-from tfdist.grammar.unique_names import numbered
+from tfdist.grammar.unique_names import unique_names
 from tfdist.reporting.environment import versions
 
 _PIECE = 200  # entries in one message of the group
@@ -56,7 +56,7 @@ def agree(group: Group, what: str, mine: Mapping[str, str], *, common: bool = Fa
       InputError: an entry differs.
     """
     whole = hashlib.sha256(json.dumps([*mine.items()]).encode()).hexdigest()
-    with patience("its model") as deadline:
+    with long_timeout("its model") as deadline:
         everyone = group.gather(f"alike/{what}whole", whole, deadline)
     if len(set(everyone)) == 1:
         return
@@ -112,7 +112,7 @@ def described(model: keras.Model) -> dict[str, str]:
     parts = [("layer", layer) for layer in keras_internals.layers_of(model)]
     parts += [("optimizer", optimizer)] if optimizer is not None else []
     settings = [entry for kind, part in parts for entry in _settings(f"{kind} {without_numbers(part.name)}", part)]
-    return numbered([*forms, *settings], mark=" #")
+    return unique_names([*forms, *settings], mark=" #")
 
 
 def _settings(title: str, part: Any) -> Iterator[tuple[str, str]]:

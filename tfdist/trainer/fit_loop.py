@@ -12,15 +12,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.checkpoint.callback_state import CallbackMemory
+from tfdist.checkpoint.callback_state import CallbackState
 from tfdist.checkpoint.manager import Saving
-from tfdist.coordination.watchdog import Stalls
+from tfdist.coordination.watchdog import Watchdog
 from tfdist.data import Examples, Pipeline, steps_in_epochs
-from tfdist.data.batch_schedule import Course
+from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.diagnostics import Inspection, Site, advice
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
-from tfdist.process.progress_file import StepNote
+from tfdist.process.progress_file import ProgressFile
 from tfdist.reporting import NullLedger, NullProfile, Reporter, RunPlan, StepTimer
 from tfdist.reporting.memory import peak_memory
 from tfdist.reporting.timing import over_ranks
@@ -29,7 +29,7 @@ from tfdist.step.callbacks import Callbacks, validation_logs
 from tfdist.step.compiled_steps import Steps
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.loop import Result, not_finite
-from tfdist.step.running_metrics import Progress, Tally
+from tfdist.step.running_metrics import Progress, RunningMetrics
 
 TIMING_DEADLINE_SECONDS = 3600.0
 
@@ -62,7 +62,7 @@ class Trains(Protocol):
     drain: Callable[[], list[np.ndarray]]
     average_statistics: Callable[[], None]
     steps: Steps
-    callback_memory: CallbackMemory
+    callback_memory: CallbackState
 
     @property
     def loss_scale(self) -> float | None:
@@ -130,7 +130,7 @@ class Run:
         trainer: Trains,
         source: Examples,
         test: Examples | None,
-        course: Course,
+        batch_schedule: BatchSchedule,
         schedule: Schedule,
         callbacks: Sequence[keras.callbacks.Callback],
         reporter: Reporter,
@@ -138,22 +138,22 @@ class Run:
         inspections: Callable[[Site], Sequence[Inspection]],
         saving: Saving,
         ledger: NullLedger,
-        stalls: Stalls,
+        watchdog: Watchdog,
     ):
         self._trainer = trainer
         self._strategy = trainer.strategy
         self._model = trainer.model
         self._source = source
         self._test = test
-        self._course, self._position = course, course.position
-        self._batch_size = batch_size = course.position.batch_size
+        self._batch_schedule, self._position = batch_schedule, batch_schedule.position
+        self._batch_size = batch_size = batch_schedule.position.batch_size
         self._schedule = schedule
         self._reporter = reporter
         self._profile = profile
         self._saving = saving
         self._ledger = ledger
-        self._stalls = stalls
-        self._note = StepNote()
+        self._watchdog = watchdog
+        self._note = ProgressFile()
         self._callbacks = Callbacks(
             callbacks,
             self._model,
@@ -171,8 +171,8 @@ class Run:
     def go(self) -> History:
         """Trains to the schedule's end, or until a callback stops it."""
         trainer = self._trainer
-        if self._course.rate != 1 and self._strategy.is_chief:
-            _log.info("%s", self._course)
+        if self._batch_schedule.rate != 1 and self._strategy.is_chief:
+            _log.info("%s", self._batch_schedule)
         first = self._position.before(trainer.step)
         pipeline = Pipeline(self._source, self._batch_size, trainer.seed, first)
         plan = RunPlan(
@@ -224,7 +224,7 @@ class Run:
             stopped = self._one_call(end)
             if trainer.step < whole:  # as it is in a run that goes on
                 self._saving.at(trainer.step, is_last=stopped or trainer.step == self._schedule.steps)
-        logs, trainer.progress.epoch = trainer.progress.epoch.results(trainer.metrics), Tally()
+        logs, trainer.progress.epoch = trainer.progress.epoch.results(trainer.metrics), RunningMetrics()
         if self._test is not None and not self._schedule.eval_every:
             logs |= validation_logs(self._evaluate())
         trainer.average_statistics()
@@ -244,9 +244,9 @@ class Run:
         log = (trainer.step + count) % schedule.log_every == 0 or trainer.step + count == schedule.steps
         self._callbacks.on_train_batch_begin(trainer.step)
         self._saving.begin(trainer.step + count)
-        self._stalls.begin(trainer.step, trainer.step + count)
+        self._watchdog.begin(trainer.step, trainer.step + count)
         with self._timer.call(count), must_fit(self._source.element_spec), _naming(trainer.step):
-            result = trainer.steps.loop(self._batch_size, rate=self._course.rate)(
+            result = trainer.steps.loop(self._batch_size, rate=self._batch_schedule.rate)(
                 self._iterator, tf.constant(trainer.step, tf.int64), tf.constant(count), tf.constant(log)
             )
             losses, counted = result.losses.numpy(), result.counted.numpy()
@@ -261,7 +261,7 @@ class Run:
         self._reporter.progress(trainer.step, logs | self._timer.fields() | trainer.steps.cost | self._inspected)
         if log:
             self._record(result)
-        self._stalls.reached(trainer.step)  # only here: for a record, ranks wait for each other
+        self._watchdog.reached(trainer.step)  # only here: for a record, ranks wait for each other
         self._callbacks.on_train_batch_end(trainer.step - 1, logs)
         stopped = self._stopped()  # first: in an evaluation nobody notices that a rank does not come
         if self._test is not None and schedule.eval_every and trainer.step % schedule.eval_every == 0:
@@ -271,9 +271,9 @@ class Run:
     def _stopped(self) -> bool:
         """Whether a callback of any rank wants to stop; who waits for another's callbacks is watched as in a call."""
         step = self._trainer.step
-        self._stalls.begin(step, step)
+        self._watchdog.begin(step, step)
         stopped = self._callbacks.stopped(step)
-        self._stalls.reached(step)
+        self._watchdog.reached(step)
         return stopped
 
     def _inspect(self) -> None:
@@ -298,7 +298,7 @@ class Run:
         record = {
             **self._header("train"),
             **self._trainer.progress.window.results(self._trainer.metrics),
-            "learning_rate": self._course.rate * keras_internals.last_learning_rate(self._model.optimizer),
+            "learning_rate": self._batch_schedule.rate * keras_internals.last_learning_rate(self._model.optimizer),
             **self._timer.window(),
             **over_ranks(everyone),
             "gradient_norm": float(result.norm),
@@ -307,7 +307,7 @@ class Run:
             **self._inspected,
             **peak_memory(),
         }
-        self._trainer.progress.window = Tally()
+        self._trainer.progress.window = RunningMetrics()
         self._tell(record)
         self._advise(record)
 

@@ -8,15 +8,15 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.checkpoint.callback_state import NOTHING, CallbackMemory
+from tfdist.checkpoint.callback_state import NOTHING, CallbackState
 from tfdist.checkpoint.manager import Checkpoints, saver
 from tfdist.checkpoint.restore import restore, to_go_on_from
 from tfdist.checkpoint.tiers import Saved
-from tfdist.checkpoint.train_state import RunState
-from tfdist.coordination.watchdog import Stalls
-from tfdist.data import Examples, Position, as_data_set, as_examples, check_batch_size, with_class_weight
-from tfdist.data.batch_schedule import GLOBAL, Course
-from tfdist.diagnostics import Auto, Exposure, GradientNorms, Guard, Inspection, InSync, Site
+from tfdist.checkpoint.train_state import TrainState
+from tfdist.coordination.watchdog import Watchdog
+from tfdist.data import Examples, StreamPosition, as_data_set, as_examples, check_batch_size, with_class_weight
+from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
+from tfdist.diagnostics import Auto, CompressionError, Exposure, GradientNorms, Inspection, ReplicaDivergence, Site
 from tfdist.distribution.strategy import current_strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale, Reducer
@@ -30,7 +30,7 @@ from tfdist.step.compiled_steps import Compression, Steps
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.evaluation import Evaluator
 from tfdist.step.running_metrics import Progress
-from tfdist.step.state_store import Kept, KeptArray
+from tfdist.step.state_store import StateArray, StateStore
 from tfdist.step.step import Settings
 from tfdist.step.validation import (
     check_born_here,
@@ -103,12 +103,12 @@ class Trainer:
             check_born_here(self.strategy, "optimizer", optimizer.variables)
         self.model = model
         self.step = 0
-        self.progress, self.callback_memory = Progress(), CallbackMemory()
+        self.progress, self.callback_memory = Progress(), CallbackState()
         self.seed = seed
         self.resumed_from = ""
         self._begun_at: int | None = None
-        self._course: Course | None = None
-        self._position: Position | None = None
+        self._batch_schedule: BatchSchedule | None = None
+        self._position: StreamPosition | None = None
         self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, bucket_bytes=bucket_bytes)
         if self.strategy.global_view and (jit_compile or compression != "none"):
             raise InputError(
@@ -138,7 +138,7 @@ class Trainer:
             loss_scale=loss_scale or taken or default_loss_scale(model),
             max_skipped_steps=max_skipped_steps,
         )
-        self._kept = Kept(self.strategy)
+        self._kept = StateStore(self.strategy)
         if self._settings.loss_scale:
             self._kept.variables(self._settings.loss_scale.state())
         self._built = False
@@ -208,11 +208,11 @@ class Trainer:
         """
         whole = as_data_set(data, "data")
         train = whole.train
-        course = self.course(train.size, batch_size=batch_size, elastic_batch=elastic_batch)
+        batch_schedule = self.batch_schedule(train.size, batch_size=batch_size, elastic_batch=elastic_batch)
         check_length(steps, epochs)
         check_unchanged(self.model, self._trained, self._optimizer)
         check_same_data(self.strategy, train)
-        end = course.end(steps, epochs, train.size)
+        end = batch_schedule.end(steps, epochs, train.size)
         schedule = Schedule(steps=end, log_every=log_every, eval_every=eval_every, steps_per_call=steps_per_call)
         source = with_class_weight(train, class_weight) if class_weight else train
         self.build(source)
@@ -222,26 +222,30 @@ class Trainer:
             choice, several = self.steps.compression.choice, self.strategy.replicas > 1
             return [
                 *([Auto(site, choice)] if choice and several else []),
-                *([Guard(site, compression_check_every, compression_max_error)] if compression_check_every else []),
+                *(
+                    [CompressionError(site, compression_check_every, compression_max_error)]
+                    if compression_check_every
+                    else []
+                ),
                 *([Exposure(site, measure_every)] if measure_every and several else []),
                 *([self._sync(site, check_sync_every, check_sync)] if check_sync_every else []),
             ]
 
         def saved() -> Saved:
             state, known = self._run_state(), self.callback_memory.now() if self.strategy.is_chief else NOTHING
-            values = self._values(course, state.order) | {"callbacks": known.values}
+            values = self._values(batch_schedule, state.order) | {"callbacks": known.values}
             return Saved(self.step, self.seed, [*state.parts(), *known.parts], values, state)
 
         group = self.strategy.group
         with (
-            Stalls(group, warning_seconds=stall_warning_seconds, shutdown_seconds=stall_shutdown_seconds) as stalls,
+            Watchdog(group, warning_seconds=stall_warning_seconds, shutdown_seconds=stall_shutdown_seconds) as watchdog,
             saver(checkpoints, self.strategy, self.step, saved, synchronizer(ledger, reporter)) as saving,
         ):
             run = Run(
                 self,
                 source,
                 whole.test,
-                course,
+                batch_schedule,
                 schedule,
                 callbacks,
                 reporter or NullReporter(),
@@ -249,13 +253,13 @@ class Trainer:
                 inspections,
                 saving,
                 ledger,
-                stalls,
+                watchdog,
             )
             try:
                 return run.go()
             finally:
                 self.progress, self._begun_at = Progress(), None
-                self._course, self._position = None, course.position
+                self._batch_schedule, self._position = None, batch_schedule.position
 
     def resume(self, path: str | os.PathLike[str], commits: str | os.PathLike[str] = "") -> int:
         """Goes on from a checkpoint: weights, slots, the step, and all that steps keep are as they were.
@@ -281,12 +285,12 @@ class Trainer:
         if checkpoint is not None:
             self.resumed_from = str(checkpoint.path)
             self.step, self._begun_at = checkpoint.step, checkpoint.values["begun_at"]
-            self._course, self._position = Course.of(checkpoint.values), None
+            self._batch_schedule, self._position = BatchSchedule.of(checkpoint.values), None
             self.progress = Progress(checkpoint.values["progress"])
             self.steps.go_on(checkpoint.values["compression"])
         return self.step
 
-    def course(self, size: int, *, batch_size: int, elastic_batch: str = GLOBAL) -> Course:
+    def batch_schedule(self, size: int, *, batch_size: int, elastic_batch: str = GLOBAL) -> BatchSchedule:
         """The batch in use and the position in the data that `fit` with these arguments goes on with; changes nothing.
 
         Args:
@@ -299,29 +303,31 @@ class Trainer:
         """
         parts = self.strategy.batch_parts
         begun_at = self.step if self._begun_at is None else self._begun_at
-        begun = self._course or Course.begun(self._position or Position(batch_size), begun_at, size, batch_size, parts)
-        course = begun.on(parts, self.step, batch_size, elastic_batch)
-        check_batch_size(
-            course.position.batch_size, parts, self._settings.micro_steps, equal=self.strategy.compiles_replicas
+        begun = self._batch_schedule or BatchSchedule.begun(
+            self._position or StreamPosition(batch_size), begun_at, size, batch_size, parts
         )
-        return course
+        batch_schedule = begun.on(parts, self.step, batch_size, elastic_batch)
+        check_batch_size(
+            batch_schedule.position.batch_size, parts, self._settings.micro_steps, equal=self.strategy.compiles_replicas
+        )
+        return batch_schedule
 
-    def _run_state(self) -> RunState:
+    def _run_state(self) -> TrainState:
         if not self._built:
             raise InputError("A model must be built before a run goes on. Received: none. Call trainer.build(data).")
-        return RunState(self.model, self.strategy, self._kept, self.callback_memory)
+        return TrainState(self.model, self.strategy, self._kept, self.callback_memory)
 
     def _sync(self, site: Site, every: int, what: str) -> Inspection:
         return (
             GradientNorms(site, every)
             if what == "gradients"
-            else InSync(site, every, lambda: self._run_state().alike())
+            else ReplicaDivergence(site, every, lambda: self._run_state().alike())
         )
 
-    def _values(self, course: Course, order: list[str]) -> dict[str, Any]:
+    def _values(self, batch_schedule: BatchSchedule, order: list[str]) -> dict[str, Any]:
         return {
-            "begun_at": course.begun_at,
-            "course": course.to_json(),
+            "begun_at": batch_schedule.begun_at,
+            "course": batch_schedule.to_json(),
             "progress": self.progress.to_json(),
             "compression": dict(self.steps.overrides),
             "replicas": self.strategy.replicas,
@@ -374,7 +380,7 @@ class Trainer:
         return float(self._kept.array("loss_scale/scale").values)
 
     @property
-    def state(self) -> dict[str, KeptArray]:
+    def state(self) -> dict[str, StateArray]:
         """What a step keeps beside weights and slots, by name: error feedback, loss scale and the like."""
         return self._kept.arrays()
 

@@ -208,4 +208,4 @@ def test_where_a_host_cannot_have_the_folder_it_is_left_out(tmp_path) -> None:
 
 def test_a_strategy_without_collectives_between_processes_is_refused(mesh2x2) -> None:
     with pytest.raises(InputError, match="Received: mesh, which has none for that. Give a --commit_dir that all hosts"):
-        transfer.Carrier(mesh2x2)
+        transfer.ByteTransfer(mesh2x2)

@@ -23,7 +23,7 @@ def bytes_of(rank: int) -> np.ndarray:
 def main(name: str, directory: str, rank: str, *folders: str) -> None:
     transfer._AT_ONCE = 3 * PIECE
     strategy = tfdist.load_strategy(name, start_timeout_seconds=100)
-    carry(transfer.Carrier(strategy), strategy.group)
+    carry(transfer.ByteTransfer(strategy), strategy.group)
     for folder in folders:
         found = peers.share(strategy, pathlib.Path(directory, f"host{rank}", folder))
         print(f"{folder}: {found}", flush=True)
@@ -32,7 +32,7 @@ def main(name: str, directory: str, rank: str, *folders: str) -> None:
     strategy.close()
 
 
-def carry(carrier: transfer.Carrier, group: Group) -> None:
+def carry(carrier: transfer.ByteTransfer, group: Group) -> None:
     for _ in range(2):
         received = carrier.to_one(bytes_of(group.rank), (2, 2, 0)[group.rank])
         assert {rank: data.tolist() for rank, data in received.items()} == {

@@ -14,7 +14,7 @@ import tfdist
 from tests.end_to_end.resume.exact_test import FEEDBACK, IMAGES, LABELS, STEPS, make_trainer, tensors
 from tests.end_to_end.resume.saving_test import At, steps_of
 from tfdist.checkpoint.storage import Checkpoint, atomic_write, newest
-from tfdist.checkpoint.train_state import RunState
+from tfdist.checkpoint.train_state import TrainState
 from tfdist.errors import InputError, Preempted
 
 
@@ -41,8 +41,8 @@ def test_without_checkpoints_the_commits_stay(single, tmp_path):
 
 def test_a_commit_has_the_bits_of_a_checkpoint_and_both_are_copied_once(mirrored2, tmp_path, monkeypatch):
     copies = []
-    parts = RunState.parts
-    monkeypatch.setattr(RunState, "parts", lambda state: copies.append(state) or parts(state))
+    parts = TrainState.parts
+    monkeypatch.setattr(TrainState, "parts", lambda state: copies.append(state) or parts(state))
     saved = [tmp_path / "copy-10", tmp_path / "copy-5"]
     look = At(11, lambda: [shutil.copytree(*each) for each in zip(newest(tmp_path / "memory"), saved, strict=True)])
     fit(make_trainer(mirrored2, **FEEDBACK), tmp_path, 11, [look], commit_every=5)

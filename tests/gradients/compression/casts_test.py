@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 
 from tfdist.gradients.compression import create
 from tfdist.gradients.compression.casts import BF16, FP16
-from tfdist.gradients.compression.shared import Shared
+from tfdist.gradients.compression.shared import ReduceScatterReducer
 from tfdist.grammar.spec import Spec
 
 SEED = tf.zeros([2], tf.int32)
@@ -73,7 +73,7 @@ def test_an_overflow_of_one_replica_is_seen_by_all(together):
 def test_they_are_summed_in_float32(together):
     """In bfloat16, 256 + 1 is 256."""
     reducer = create([Spec("bf16")])
-    assert isinstance(reducer, Shared)
+    assert isinstance(reducer, ReduceScatterReducer)
 
     def step(collectives):
         return reducer.reduce([tf.constant([256.0, 1.0][collectives.rank], shape=[1])], [], collectives, name="g")

@@ -22,8 +22,8 @@ from tfdist.gradients.compression import (
     create,
     parse_choice,
 )
-from tfdist.gradients.compression.coded import Coded
-from tfdist.gradients.compression.shared import Shared
+from tfdist.gradients.compression.coded import AllGatherReducer
+from tfdist.gradients.compression.shared import ReduceScatterReducer
 from tfdist.grammar.rules import parse_rules
 
 TEXT = "path=.*embedding.*: none; size>=1000: topk(ratio=0.05)|fp16; *: int8"
@@ -122,8 +122,8 @@ def test_feedback_is_on_where_a_method_is_biased_and_can_be_chosen(text, feedbac
 
 
 def test_what_may_be_coded_twice_is_summed_in_shares():
-    assert type(made("bf16")) is Shared
-    assert type(made("qsgd")) is Coded
+    assert type(made("bf16")) is ReduceScatterReducer
+    assert type(made("qsgd")) is AllGatherReducer
     assert type(made("none")) is Sum
 
 
@@ -189,7 +189,7 @@ def test_a_users_own(tmp_path, monkeypatch):
     assert isinstance(made("own_compression:Tenth(feedback=True)"), ErrorFeedback)
     assert isinstance(made("own_compression:Exact"), Sum)
     coded = made("topk(ratio=0.5)|own_compression:Tenth").inner
-    assert isinstance(coded, Coded)
+    assert isinstance(coded, AllGatherReducer)
     with pytest.raises(InputError, match='has no parameter "factor"'):
         made("own_compression:Tenth(factor=2)")
 

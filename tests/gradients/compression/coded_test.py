@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist.collectives import OneReplica, Recording
-from tfdist.gradients.compression import Codec, Coded, create
-from tfdist.gradients.compression.coder import Coder
+from tfdist.gradients.compression import AllGatherReducer, Codec, create
+from tfdist.gradients.compression.coder import CodecCompiler
 from tfdist.grammar.rules import parse_rules
 
 METHODS = [
@@ -110,7 +110,7 @@ def test_xla_sees_it_too_and_decodes_the_same(text):
     size, reducer = 16 * 1024 + 13, named(text)
     codec, wire, seed = getattr(reducer, "inner", reducer)._codec, OneReplica.wire, tf.constant([3, 4])
     assert codec.compiles
-    coder, random = Coder(codec), np.random.default_rng(0)
+    coder, random = CodecCompiler(codec), np.random.default_rng(0)
     x = random.standard_normal(size).astype("float32")
     decoded, check = coder.decode(coder.encode(tf.constant(x), seed, wire), size, wire)
     assert np.isfinite(check).all()
@@ -129,7 +129,7 @@ def test_xla_sums_what_all_replicas_sent():
     size, wire, seed = 16 * 1024 + 13, OneReplica.wire, tf.constant([3, 4])
     for text in ("bf16", "qsgd"):
         reducer = named(text)
-        coder = Coder(getattr(reducer, "inner", reducer)._codec)
+        coder = CodecCompiler(getattr(reducer, "inner", reducer)._codec)
         vectors = np.random.default_rng(0).standard_normal((3, size)).astype("float32")
         packed = [coder.encode(tf.constant(x), seed, wire) for x in vectors]
         total, checks = coder.sum(tf.concat(packed, axis=0), 3, size, wire)
@@ -154,7 +154,7 @@ class Halves(Codec):
 
 
 def test_draws_are_counted_and_make_other_seeds(together):
-    reducer = Coded(Halves())
+    reducer = AllGatherReducer(Halves())
     specs = [tf.TensorSpec([3], name="a"), tf.TensorSpec([0], name="b")]
     assert [(s.name, s.shape, s.dtype, s.per_replica) for s in reducer.state(specs)] == [
         ("a/draws", (), tf.int32, False),
@@ -169,7 +169,7 @@ def test_draws_are_counted_and_make_other_seeds(together):
 
     def step(collectives, draws):
         for name in ("g", "h"):
-            reduced = Coded(Seeing()).reduce([tf.ones([3]), tf.ones([0])], draws, collectives, name=name)
+            reduced = AllGatherReducer(Seeing()).reduce([tf.ones([3]), tf.ones([0])], draws, collectives, name=name)
         return reduced
 
     draws = [tf.constant(0), tf.constant(0)]
@@ -182,9 +182,9 @@ def test_draws_are_counted_and_make_other_seeds(together):
 
 
 def test_it_has_its_codecs_attributes():
-    assert Coded(Halves()).biased
-    assert not Coded(Halves()).experimental
-    assert Coded(type("Young", (Halves,), {"experimental": True})()).experimental
+    assert AllGatherReducer(Halves()).biased
+    assert not AllGatherReducer(Halves()).experimental
+    assert AllGatherReducer(type("Young", (Halves,), {"experimental": True})()).experimental
 
 
 def test_in_a_compiled_step_of_four_replicas(mirrored4, runner):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tfdist.errors import InputError
-from tfdist.gradients.compression.coded import Coded
+from tfdist.gradients.compression.coded import AllGatherReducer
 from tfdist.gradients.compression.int8 import Int8
 
 SEED = tf.constant([5, 6])
@@ -78,8 +78,10 @@ def test_rounding_to_the_nearest_is_biased_and_stochastic_rounding_is_not():
     assert not Int8(stochastic=True).biased
     assert Int8(bits=8).recodes
     assert not Int8(bits=4).recodes
-    assert Coded(Int8()).state([tf.TensorSpec([3], name="v")]) == []
-    assert [s.name for s in Coded(Int8(stochastic=True)).state([tf.TensorSpec([3], name="v")])] == ["v/draws"]
+    assert AllGatherReducer(Int8()).state([tf.TensorSpec([3], name="v")]) == []
+    assert [s.name for s in AllGatherReducer(Int8(stochastic=True)).state([tf.TensorSpec([3], name="v")])] == [
+        "v/draws"
+    ]
 
 
 def test_another_seed_rounds_otherwise():

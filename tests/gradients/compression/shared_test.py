@@ -10,7 +10,7 @@ from tfdist.collectives import Recording
 from tfdist.gradients import ErrorFeedback
 from tfdist.gradients.compression import Codec, create
 from tfdist.gradients.compression.casts import BF16
-from tfdist.gradients.compression.shared import Shared
+from tfdist.gradients.compression.shared import ReduceScatterReducer
 from tfdist.grammar.rules import parse_rules
 
 METHODS = ["bf16", "int8(block=64)", "int8(stochastic=True)"]
@@ -45,7 +45,7 @@ def run(together, reducer, values, exchanges=True):
 @pytest.mark.parametrize("replicas", [3, 4])
 @pytest.mark.parametrize("text", METHODS)
 def test_totals_are_equal_on_all_and_nothing_is_lost(together, text, replicas):
-    reducer = ErrorFeedback(Shared(getattr(named(text), "inner", named(text))._codec))
+    reducer = ErrorFeedback(ReduceScatterReducer(getattr(named(text), "inner", named(text))._codec))
     values = vectors(replicas, 3)
     ranks = run(together, reducer, values)
     for step in zip(*(made for made, _ in ranks), strict=True):
@@ -110,7 +110,7 @@ class Hiding(BF16):
 def test_what_codes_do_not_show_the_checks_do(together):
     values = vectors(3, 1)
     values[0, 2, 5] = np.nan
-    for made, _ in run(together, Shared(Hiding()), values):
+    for made, _ in run(together, ReduceScatterReducer(Hiding()), values):
         assert list(np.isfinite(made[0].witnesses[0])) == [False, True, True], "of the share in which it is"
 
 

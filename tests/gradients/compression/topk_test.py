@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tfdist.collectives import OneReplica, Recording
 from tfdist.errors import InputError
-from tfdist.gradients.compression import Codec, Coded
+from tfdist.gradients.compression import AllGatherReducer, Codec
 from tfdist.gradients.compression.topk import TopK
 
 TINY = float(np.finfo("float32").tiny)  # below it arithmetic may flush to zero
@@ -131,7 +131,7 @@ def test_sum_is_the_sum_of_the_decoded():
 @pytest.mark.parametrize("method", ["exact", "sampled"])
 def test_payload(size, method):
     recording, codec = Recording(OneReplica()), TopK(ratio=0.03, method=method)
-    Coded(codec).reduce([tf.ones([size])], [tf.constant(0)], recording, name="g")
+    AllGatherReducer(codec).reduce([tf.ones([size])], [tf.constant(0)], recording, name="g")
     assert codec.payload_bytes(size) == 8 * max(1, round(0.03 * size))
     assert recording.payload_bytes == codec.payload_bytes(size) + 4
 

@@ -15,7 +15,7 @@ from tfdist.checkpoint.storage import directory as places
 from tfdist.checkpoint.storage import entries, files, json_validation, manifest
 from tfdist.checkpoint.storage.entries import Index
 from tfdist.checkpoint.storage.manifest import Manifest
-from tfdist.checkpoint.storage.multi_host import OverHosts, Spread
+from tfdist.checkpoint.storage.multi_host import MultiHost, Spread
 from tfdist.checkpoint.storage.part import Part
 from tfdist.checkpoint.storage.shard import write_shard
 from tfdist.coordination import Group, Json
@@ -66,7 +66,7 @@ def commit(
     if keep < 1:
         raise ValueError(f"At least one checkpoint must stay. Received: keep={keep}.")
     home = Path(directory)
-    spread = OverHosts(group, over, flags, values) if over else None
+    spread = MultiHost(group, over, flags, values) if over else None
     place = spread or _InOne(group, flags, values)
     partial, whole = places.partial(home, step), home / places.name(step)
     stages = _Stages(group, noun, places.name(step), deadline)

@@ -44,7 +44,7 @@ def keeper(rank: int, hosts: Sequence[Sequence[int]]) -> int:
     return there[hosts[at].index(rank) % len(there)]
 
 
-class OverHosts:
+class MultiHost:
     """How ranks write that share no directory: their indices go through the group."""
 
     def __init__(self, group: Group, over: Spread, flags: Json, values: Json):

@@ -12,7 +12,7 @@ from tfdist.gradients.compression.catalog import (
     parse_choice,
 )
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.coded import Coded, seed_of
+from tfdist.gradients.compression.coded import AllGatherReducer, seed_of
 
 __all__ = [
     "COMPRESSION_MIN_BYTES",
@@ -20,7 +20,7 @@ __all__ = [
     "METHODS",
     "Choice",
     "Codec",
-    "Coded",
+    "AllGatherReducer",
     "check",
     "chosen",
     "compressed",

@@ -13,8 +13,8 @@ from tfdist.errors import InputError
 from tfdist.gradients.bucket import BUCKET_BYTES, SMALL_BYTES, Bucketed
 from tfdist.gradients.compression.checked import checked_flag
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.coded import Coded
-from tfdist.gradients.compression.shared import Shared
+from tfdist.gradients.compression.coded import AllGatherReducer
+from tfdist.gradients.compression.shared import ReduceScatterReducer
 from tfdist.gradients.error_feedback import ErrorFeedback
 from tfdist.gradients.partitioned import Routed
 from tfdist.gradients.reducer import Reducer, Sum
@@ -125,7 +125,7 @@ def check(text: str) -> None:
 
 def lifted(codec: Codec) -> Reducer:
     """The reducer of a codec: sums in shares where the codec allows a second coding, else each code goes to all."""
-    return Shared(codec) if codec.recodes else Coded(codec)
+    return ReduceScatterReducer(codec) if codec.recodes else AllGatherReducer(codec)
 
 
 def compressed(

@@ -9,12 +9,12 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import State
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.coder import Coder
+from tfdist.gradients.compression.coder import CodecCompiler
 from tfdist.gradients.compression.noise import folded_in
 from tfdist.gradients.reducer import Reduced, Reducer
 
 
-class Coded(Reducer):
+class AllGatherReducer(Reducer):
     """Sums vectors by sending each replica's code to all: with c bytes of code, c (N - 1) received by each.
 
     The code travels in one message with 4 bytes more, which are finite if and only if what was coded is.
@@ -23,7 +23,7 @@ class Coded(Reducer):
     def __init__(self, codec: Codec):
         """Args: codec: makes and reads the codes."""
         self._codec = codec
-        self._coder = Coder(codec)
+        self._coder = CodecCompiler(codec)
         self.biased = codec.biased
         self.experimental = codec.experimental
 

@@ -15,7 +15,7 @@ _CHECK = tf.TensorSpec([1], tf.float32)
 _COMPILED_FROM = 16 * 1024
 
 
-class Coder:
+class CodecCompiler:
     """Packs the codes of tensors, each with the 4 bytes of its `Codec.check`, and reads what replicas have packed.
 
     XLA may compile what has no communication in it, wherever it stands in a larger function. One function is made for

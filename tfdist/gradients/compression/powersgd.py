@@ -13,10 +13,10 @@ from tfdist.errors import InputError
 from tfdist.gradients.bucket import Bucketed
 from tfdist.gradients.compression.checked import checked_flag
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.coded import Coded, like, seed_of
+from tfdist.gradients.compression.coded import AllGatherReducer, like, seed_of
 from tfdist.gradients.compression.compiled import compiled
 from tfdist.gradients.compression.orthonormal import orthonormal, scaled_rows
-from tfdist.gradients.compression.shared import Shared
+from tfdist.gradients.compression.shared import ReduceScatterReducer
 from tfdist.gradients.reducer import Reduced, Reducer, Sum, specs_of, split_at
 
 
@@ -57,7 +57,7 @@ class PowerSGD(Reducer):
     def then(self, codec: Codec) -> "PowerSGD":
         """Returns the same, whose messages another method codes; what the code leaves out counts as not sent."""
         coded = copy.copy(self)
-        coded._factors = Bucketed(Shared(codec) if codec.recodes else Coded(codec))
+        coded._factors = Bucketed(ReduceScatterReducer(codec) if codec.recodes else AllGatherReducer(codec))
         return coded
 
     def is_exact(self, spec: tf.TensorSpec | tf.Tensor) -> bool:

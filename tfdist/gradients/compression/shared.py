@@ -8,14 +8,14 @@ error; it counts as the sender's who made it, so nothing is lost to error feedba
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.coded import Coded, like
+from tfdist.gradients.compression.coded import AllGatherReducer, like
 from tfdist.gradients.compression.noise import folded_in
 
 # So many elements of float32 are what TensorFlow takes a slice of without a copy.
 _GRAIN = 16
 
 
-class Shared(Coded):
+class ReduceScatterReducer(AllGatherReducer):
     """Sums vectors in shares, where that sends less: with more than 2 replicas and an engine that exchanges shares."""
 
     def _sum(

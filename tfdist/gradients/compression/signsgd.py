@@ -7,11 +7,11 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.gradients.compression.bits import pack_bits, packed_length, unpack_bits
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.coded import Coded
+from tfdist.gradients.compression.coded import AllGatherReducer
 from tfdist.gradients.reducer import Reduced
 
 
-class SignSGD(Coded):
+class SignSGD(AllGatherReducer):
     """Each replica votes with the sign of its element; the total is the sign of the majority, not an estimate of a sum.
 
         total_i = sign(sum over replicas of v_i),   v_i = sign(x_i),   sent_i = total_i / N
