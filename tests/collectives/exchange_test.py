@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import processes
 from tests.collectives.exchange_worker import SUMMED
 from tfdist.collectives import OneReplica, Recording, Unsent
 from tfdist.errors import InputError
-from tfdist.testing import processes
 
 pytestmark = pytest.mark.alone
 

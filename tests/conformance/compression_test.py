@@ -12,8 +12,8 @@ import tempfile
 import numpy as np
 import pytest
 
+from tests import processes
 from tfdist.gradients.compression import METHODS
-from tfdist.testing import processes
 
 pytestmark = pytest.mark.alone
 

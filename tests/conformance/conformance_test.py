@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 import tfdist
+from tests import processes
 from tfdist.gradients import Clip
-from tfdist.testing import parity, processes
+from tfdist.testing import parity
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
 IN_PROCESS = ("mirrored2", "mirrored4")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tfdist.testing import processes
+from tests import processes
 
 pytestmark = pytest.mark.alone
 

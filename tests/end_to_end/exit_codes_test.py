@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tfdist.testing import processes
+from tests import processes
 
 pytestmark = pytest.mark.alone
 

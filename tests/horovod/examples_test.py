@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from tfdist.testing import processes
+from tests import processes
 
 pytestmark = pytest.mark.alone
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfdist.testing import processes
+from tests import processes
 
 pytestmark = pytest.mark.alone
 

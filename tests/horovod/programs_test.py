@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tfdist.testing import processes
+from tests import processes
 
 pytest.importorskip("horovod")
 

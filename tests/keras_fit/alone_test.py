@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tfdist.testing import processes
+from tests import processes
 
 pytestmark = pytest.mark.alone
 

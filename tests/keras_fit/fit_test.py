@@ -10,9 +10,9 @@ import keras
 import pytest
 
 import tfdist
+from tests import processes
 from tests.keras_fit.comparing import differences, plain_run
 from tests.keras_fit.models import PROGRAMS, run
-from tfdist.testing import processes
 
 pytestmark = pytest.mark.alone
 

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests import processes
 from tfdist.errors import InputError
-from tfdist.testing import processes
 
 pytestmark = pytest.mark.alone
 

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import BinaryIO, Protocol
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,10 +22,31 @@ class Ended:
     seconds: float
 
 
+class Process(Protocol):
+    """That part of `subprocess.Popen` which a job uses. The process leads a session of its own."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    @property
+    def returncode(self) -> int | None:
+        """How it ended, once `poll` or `wait` has seen that; -s for death by signal s."""
+
+    def poll(self) -> int | None:
+        """Returns `returncode`."""
+
+    def wait(self) -> int:
+        """Waits for the end."""
+
+
+Start = Callable[[Sequence[str], Mapping[str, str], BinaryIO], Process]  # a command, all its variables, its output
+
+
 class Job:
     """Several processes of one command that were started together."""
 
-    def __init__(self, processes: Sequence[subprocess.Popen], outputs: Sequence[str]):
+    def __init__(self, processes: Sequence[Process], outputs: Sequence[str]):
         """Args: processes: by rank; outputs: the files that they print to, by rank."""
         self.processes = processes
         self._outputs = outputs
@@ -50,7 +72,7 @@ class Job:
             return len(ends) == len(self.processes)
 
         self._until(all_ended, seconds, "not every rank has ended")
-        return [Ended(p.returncode, self.output(rank), ends[rank]) for rank, p in enumerate(self.processes)]
+        return [Ended(p.wait(), self.output(rank), ends[rank]) for rank, p in enumerate(self.processes)]
 
     def kill(self) -> None:
         """Ends every process and whatever it started."""
@@ -68,37 +90,43 @@ class Job:
             time.sleep(0.05)
 
 
+def start(command: Sequence[str], environment: Mapping[str, str], output: BinaryIO) -> Process:
+    """Starts a command as a new process."""
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
 @contextlib.contextmanager
-def job(command: Sequence[str], size: int, environment: Mapping[str, str] | None = None) -> Iterator[Job]:
+def job(
+    command: Sequence[str], size: int, environment: Mapping[str, str] | None = None, *, start: Start = start
+) -> Iterator[Job]:
     """Starts a command `size` times, each with a TF_CONFIG of its own rank; ends all of them when the block is left.
 
     Args:
       command: program and arguments; `{rank}` in them stands for the rank.
       size: how many processes.
       environment: variables beside this process's own; `{rank}` in their values stands for the rank.
+      start: starts each of them, with standard error in its output.
     """
     workers = free_addresses(size)
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as files:
         outputs = [os.path.join(directory, f"{rank}.txt") for rank in range(size)]
-        processes = []
+        processes: list[Process] = []
+        running = Job(processes, outputs)
+        files.callback(running.kill)
         for rank in range(size):
             config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
             own = {name: value.replace("{rank}", str(rank)) for name, value in (environment or {}).items()}
-            processes.append(
-                subprocess.Popen(
-                    [argument.replace("{rank}", str(rank)) for argument in command],
-                    env={**os.environ, **own, "TF_CONFIG": json.dumps(config)},
-                    stdin=subprocess.DEVNULL,
-                    stdout=files.enter_context(open(outputs[rank], "wb")),
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            )
-        running = Job(processes, outputs)
-        try:
-            yield running
-        finally:
-            running.kill()
+            with open(outputs[rank], "wb") as output:
+                arguments = [argument.replace("{rank}", str(rank)) for argument in command]
+                processes.append(start(arguments, {**os.environ, **own, "TF_CONFIG": json.dumps(config)}, output))
+        yield running
 
 
 def free_addresses(count: int) -> list[str]:

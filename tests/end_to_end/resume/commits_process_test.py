@@ -10,11 +10,11 @@ import time
 
 import pytest
 
+from tests import processes
 from tests.end_to_end.resume.command_test import shown, weights
 from tfdist import ledger
 from tfdist.checkpoint.storage import step_of
 from tfdist.reporting import RunDirectory
-from tfdist.testing import processes
 
 pytestmark = pytest.mark.alone
 

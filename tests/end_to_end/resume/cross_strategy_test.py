@@ -9,8 +9,9 @@ from contextlib import ExitStack
 import pytest
 
 import tfdist
+from tests import processes
 from tests.end_to_end.resume import product
-from tfdist.testing import parity, processes
+from tfdist.testing import parity
 
 pytestmark = pytest.mark.alone
 

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from tests import processes
 from tests.coordination.members import members
 from tfdist.checkpoint import peers, transfer
 from tfdist.checkpoint.storage import Checkpoint, Part, Spread, commit, keeper, newest, shard_bytes
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
-from tfdist.testing import processes
 
 pytestmark = pytest.mark.alone
 

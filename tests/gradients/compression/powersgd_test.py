@@ -10,13 +10,13 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import processes
 from tfdist.collectives import OneReplica, Recording
 from tfdist.errors import InputError
 from tfdist.gradients import ErrorFeedback
 from tfdist.gradients.compression import compressed
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.powersgd import PowerSGD
-from tfdist.testing import processes
 
 RANKS = 3
 STEPS = 10
