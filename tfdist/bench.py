@@ -1,4 +1,4 @@
-"""Measure the network: time and bandwidth of each operation between replicas, by size.
+"""Benchmark collectives: time and bandwidth of each operation between replicas, by message size.
 
 Works in one process (`--strategy=mirrored --devices=2`), under `python -m tfdist.launch` and under horovodrun.
 """

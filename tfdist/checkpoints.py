@@ -1,4 +1,4 @@
-"""List a run's checkpoints, and look at every byte of them: which ones a run can go on from. Changes nothing."""
+"""List the checkpoints of a run and verify every byte: which of them a run can resume from. Changes nothing."""
 
 import sys
 import time

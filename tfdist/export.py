@@ -1,4 +1,4 @@
-"""Write the model of a run of tfdist.train, from its newest good checkpoint or a named one: .keras, SavedModel, safetensors."""
+"""Export the model of a run from its newest valid checkpoint, or a given one, as .keras, SavedModel or safetensors."""
 
 import contextlib
 import dataclasses
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist.cli import command, flags, startup
 from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import check_fields, flag_field
-from tfdist.config.run_config import CHECKS, WRITTEN, TrainConfig
+from tfdist.config.run_config import CHECKS, OUTPUT, TrainConfig
 from tfdist.errors import CheckpointError, InputError
 from tfdist.grammar.spec import parse
 
@@ -27,17 +27,17 @@ _OF_TRAINING = ("compression", "compression_check_every", "compression_max_error
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """What is written, and where; and whether code is run for it that the checkpoint names."""
+    """What to write and where, and whether to run code that the checkpoint names."""
 
-    format: str = flag_field("keras", WRITTEN, "keras, saved_model or safetensors.", choices=tuple(_ENDINGS))
-    output: str = flag_field("", WRITTEN, "A path that is not there yet; empty: in the run's folder, with the step.")
-    data_dir: str | None = flag_field(
-        None, WRITTEN, "Where the run's data set is, if it is not where the run found it."
+    format: str = flag_field("keras", OUTPUT, "Format: keras, saved_model or safetensors.", choices=tuple(_ENDINGS))
+    output: str = flag_field(
+        "", OUTPUT, "Path to write, which must not exist. Defaults to a name with the step in the directory of the run."
     )
+    data_dir: str | None = flag_field(None, OUTPUT, "Directory of the data set, if it has moved since the run.")
     safe_mode: bool = flag_field(
         True,
         CHECKS,
-        "Refuse a run whose model, data set, loss or optimizer is a package.module:function; false: import and call it.",
+        "Refuse a run whose model, data set, loss or optimizer is a package.module:function, instead of importing it.",
     )
 
     def __post_init__(self) -> None:
@@ -75,8 +75,8 @@ def _trained(found: list[Path], run: str, config: ExportConfig) -> TrainConfig:
     if not {"model", "dataset"} <= saved.flags.keys():
         raise InputError(
             "A run is exported by the flags that python -m tfdist.train keeps in its checkpoints. Received: "
-            f"{saved.path}, which has none: a program made it. There, with its trainer built: trainer.resume({run!r}), then "
-            "trainer.save('model.keras') or trainer.model.export('served')."
+            f"{saved.path}, which has none: a program made it. There, with its trainer built: "
+            f"trainer.resume({run!r}), then trainer.save('model.keras') or trainer.model.export('served')."
         )
     known = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     given = {name: value for name, value in saved.flags.items() if name in known}
@@ -90,8 +90,8 @@ def _trained(found: list[Path], run: str, config: ExportConfig) -> TrainConfig:
 def _check_any(found: list[Path], run: str) -> None:
     if not found:
         raise InputError(
-            f"A run has checkpoints if it was started with --checkpoint_every. Received: {run}, which has none. "
-            "Give another run, or use its model.keras."
+            f"A run has checkpoints if it was started with --checkpoint_every. Received: {run}, which has none. Give "
+            "another run, or use its model.keras."
         )
 
 
@@ -119,8 +119,8 @@ def _check_runs_nothing(trained: TrainConfig, checkpoint: Path) -> None:
     if named:
         code = " ".join(flag_text(name, getattr(trained, name)) for name in named)
         raise InputError(
-            "What a checkpoint's flags name as package.module:function is imported and called only if you say so. Received: "
-            f"{checkpoint}, which names {code}. If you trust that, add --safe_mode=false, before the run."
+            "What a checkpoint's flags name as package.module:function is imported and called only if you say so. "
+            f"Received: {checkpoint}, which names {code}. If you trust that, add --safe_mode=false, before the run."
         )
 
 
@@ -174,8 +174,8 @@ def _must_write(path: Path) -> Iterator[None]:
 
 def _unwritable(path: Path, why: str) -> InputError:
     return InputError(
-        f"--output must be a path that can be written. Received: {path} ({why}). Give another --output, or free space or mend "
-        "the permissions there."
+        f"--output must be a path that can be written. Received: {path} ({why}). Give another --output, or free space "
+        "or mend the permissions there."
     )
 
 

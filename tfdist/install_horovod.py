@@ -1,4 +1,4 @@
-"""Builds Horovod for the installed TensorFlow, and installs it.
+"""Build Horovod for the installed TensorFlow, and install it.
 
 The wheel is cached, so that the next environment with the same versions has it in seconds. The user's own packages stay
 as they are: what only the build needs lies in a folder of its own, which is gone afterwards.

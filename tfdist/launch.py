@@ -1,7 +1,7 @@
-"""Starts the processes of a job on this host: python -m tfdist.launch --processes=2 -- python -m tfdist.train ...
+"""Start the processes of a job on this host: python -m tfdist.launch --processes=2 -- python -m tfdist.train ...
 
-On several hosts, run the same command on each, with --nodes, --coordinator, and a --node_rank of its own. An elastic job,
---processes=MIN:MAX, goes on with fewer processes when one dies, and with more when there is room again.
+On several hosts, run the same command on each, with --nodes, --coordinator, and its own --node_rank. An elastic job,
+--processes=MIN:MAX, continues with fewer processes when one fails, and with more when slots become available again.
 """
 
 import contextlib
@@ -20,26 +20,28 @@ from tfdist.launcher.job import Job
 from tfdist.launcher.restarts import VAIN, VAIN_LATER
 
 _HELP = {
-    "processes": "How many processes to start on this host; or MIN:MAX, of all hosts together: as many as --hosts has slots"
-    " for. When one dies the others go on.",
-    "hosts": "With --processes=MIN:MAX: a file of lines NAME:SLOTS, or a program that prints them; read again each second.",
-    "launcher": f"How the processes find each other: {' or '.join(ENGINES)}.",
-    "nodes": "How many hosts the job has; this command runs on each.",
-    "node_rank": "This host's number, from 0 to --nodes - 1.",
-    "coordinator": "host:port at which the launcher of node 0, or of the host that decides for an elastic job, can listen; the"
-    " same on every host.",
-    "start_timeout_seconds": "How long to wait for the other hosts' launchers, and for ranks that do not come.",
-    "log_dir": "Where each rank's output is written as rank-N.log; by default a new directory under runs/.",
-    "grace_seconds": "How long the processes may take to save and end when this command gets SIGTERM or Ctrl-C.",
-    "max_restarts": "How many times all processes are started again when one fails; by default 0, or, for MIN:MAX, without"
-    " limit. Final are codes 2 and 3, replicas that have drifted, a second failure in a row after the same step, and, without"
-    f" limit, {VAIN} in a row before training began, or {VAIN_LATER} before it goes on. Not with --nodes.",
-    "max_preemptions": "The same when all end with code 75, or one by a SIGTERM that this command has not sent.",
-    "restart_backoff_seconds": "The pause before a restart; it doubles with each failure, up to 60, and with each preemption"
-    " before training began.",
-    "rejoin_seconds": "With MIN:MAX: after which another process may take the place of one that died; it doubles each time,"
-    " up to an hour. 0: at once, as always where fewer than MIN would be left; inf: never.",
-    "elastic_timeout_seconds": "With MIN:MAX: how long to wait while fewer than MIN can run; 0: for ever.",
+    "processes": "Number of processes to start on this host; or MIN:MAX for an elastic job: the total over all "
+    "hosts, as many as --hosts has slots for. If a process fails, the others continue.",
+    "hosts": "For an elastic job: a file of lines NAME:SLOTS, or a program that prints them. Read again every second.",
+    "launcher": f"Environment to set up for the processes: {' or '.join(ENGINES)}.",
+    "nodes": "Number of hosts of the job; this command runs on each of them.",
+    "node_rank": "Rank of this host, from 0 to --nodes - 1.",
+    "coordinator": "HOST:PORT on which the launcher of node 0, or of one host of an elastic job, listens. The same "
+    "on every host.",
+    "start_timeout_seconds": "Seconds to wait for the launchers of the other hosts, and for ranks that do not start.",
+    "log_dir": "Directory for the output of each rank, rank-N.log. Defaults to a new directory under runs/.",
+    "grace_seconds": "Seconds that processes may take to save and exit when this command receives SIGTERM or Ctrl-C.",
+    "max_restarts": "Maximum number of restarts of all processes after a failure. Defaults to 0, or to no limit for "
+    "MIN:MAX. Not restarted are exit codes 2 and 3, diverged replicas, two failures in a row after the same step, "
+    f"and, without a limit, {VAIN} failures in a row before training begins, or {VAIN_LATER} before it makes "
+    "progress. Not supported with --nodes.",
+    "max_preemptions": "Maximum number of restarts after preemption: all exit with code 75, or one dies of a SIGTERM "
+    "sent by others.",
+    "restart_backoff_seconds": "Seconds to wait before a restart. Doubles with each failure, up to 60, and with each "
+    "preemption before training begins.",
+    "rejoin_seconds": "For an elastic job: seconds before a failed process is replaced. Doubles each time, up to an "
+    "hour. 0 replaces it at once, as always if fewer than MIN would remain; inf never does.",
+    "elastic_timeout_seconds": "For an elastic job: seconds to wait while fewer than MIN processes can run. 0 waits forever.",
 }
 _DEFINE = {
     int: flags.DEFINE_integer,

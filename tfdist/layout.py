@@ -1,4 +1,4 @@
-"""Print what --mesh_shape, --layout and --shard mean for each device: bytes, and what a step sends. Trains nothing."""
+"""Print the memory per device and the communication per step of a --mesh_shape, --layout and --shard, without training."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence

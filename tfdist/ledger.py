@@ -1,4 +1,4 @@
-"""Prove from a run's records that each example of each epoch was used exactly once, across restarts and resizes."""
+"""Prove from the records of a run that it used each example of each epoch exactly once, across restarts and resizes."""
 
 import sys
 from collections.abc import Iterator

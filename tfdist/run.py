@@ -1,4 +1,4 @@
-"""Run a Keras script of your own, as it is, on all devices or processes: its fit, evaluate and predict are distributed."""
+"""Run a Keras script unchanged on all devices or processes: its fit, evaluate and predict are distributed."""
 
 import os
 import pathlib

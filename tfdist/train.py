@@ -1,4 +1,4 @@
-"""Train a Keras model with the strategy that the flags or the environment name."""
+"""Train a Keras model with the strategy chosen by flags or the environment."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Check that a strategy gives the result of one device, on your own model and data."""
+"""Verify that a strategy gives the same result as one device, on your own model and data."""
 
 import sys
 

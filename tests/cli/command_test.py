@@ -161,12 +161,12 @@ def test_help(capsys, argument):
     assert lines[0] == "Usage: python -m tfdist.train [--flag=value ...] -- COMMAND"
     assert lines[2] == "Trains a model."
     assert [line for line in lines if line.endswith(":") and not line.startswith(" ")] == [
-        "What to train:",
-        "How long:",
-        "Where it runs:",
-        "How it learns:",
-        "What becomes of gradients:",
-        "What is written:",
+        "Model and data:",
+        "Duration:",
+        "Strategy and devices:",
+        "Training:",
+        "Gradients:",
+        "Output and checkpoints:",
         "Checks:",
         "Every command:",
     ]
@@ -199,7 +199,7 @@ def test_flags_without_a_topic_have_a_group(capsys):
 def _process(*argv, code="", **more):
     program = f"""
 import sys
-from tfdist import command, flags
+from tfdist.cli import command, flags
 def call(values):
     {code or "pass"}
 code = command.run("train", flags.define, call)

@@ -59,12 +59,12 @@ def test_every_flag_says_what_it_means_under_a_topic():
     flags.define(values, VerifyConfig)
     topics = values.flags_by_module_dict()
     assert list(topics) == [
-        "What to train",
-        "How long",
-        "Where it runs",
-        "How it learns",
-        "What becomes of gradients",
-        "What is written",
+        "Model and data",
+        "Duration",
+        "Strategy and devices",
+        "Training",
+        "Gradients",
+        "Output and checkpoints",
         "Checks",
     ]
     assert all(flag.help.endswith(".") for group in topics.values() for flag in group)

@@ -58,7 +58,7 @@ def test_it_comes_back_from_a_checkpoint():
 
 
 @pytest.mark.parametrize(
-    ("course", "batch_size", "elastic_batch", "said"),
+    ("batch_schedule", "batch_size", "elastic_batch", "said"),
     [
         (BEGUN, 8, "replica", "--batch_size=8 in a run that began with 12 on 3 replicas"),
         (BEGUN, 12, "each", "--elastic_batch must be global or replica. Received: 'each'"),

@@ -1,12 +1,10 @@
-"""What the documents show exists: commands, flags, files, named tests; and CONTRIBUTING's picture is the tree's."""
+"""What the documents show exists: commands, flags, files, named tests."""
 
-import importlib.util
 import itertools
 import pathlib
 import re
 import shlex
 from collections.abc import Callable
-from types import ModuleType
 
 import pytest
 from absl import flags as absl_flags
@@ -79,14 +77,6 @@ def known_flags(command: str) -> absl_flags.FlagValues:
     return values
 
 
-def architecture() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("architecture", ROOT / "tests" / "architecture_test.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_every_command_is_checked_and_documented():
     assert DEFINE.keys() == commands().keys()
     shown = {command for text in TEXTS.values() for command, _ in uses(text)}
@@ -135,25 +125,12 @@ def test_the_program_of_the_readme_compiles():
     compile(program, "README.md", "exec")
 
 
-def test_the_picture_has_the_layers_of_the_tree_in_their_order():
-    rules = architecture()
-    (picture,) = re.findall(r"## The picture.*?```text\n(.*?)```", TEXTS["CONTRIBUTING.md"], re.DOTALL)
-    layer, seen = "", []
-    for line in picture.splitlines():
-        title = line[:21].strip(" |")
-        if title:
-            layer = title
-            seen.append(title)
-        for part in re.findall(r"(?<![*/\w])(\w+)(?:\.py|/)(?![\w*])", line[21:]):
-            assert rules.layer(f"tfdist.{part}") == layer, f"{part} stands in {layer}"
-    assert seen == rules.ORDER
-
-
 def test_the_help_of_restarts_names_each_end_that_is_final():
     values = absl_flags.FlagValues()
     launch.define_flags(values)
     said = values["max_restarts"].help
     assert said and all(f"{int(code)}" in said for code in FINAL - {ExitCode.DONE})
     assert all(
-        words in said for words in ("have drifted", "after the same step", f"{VAIN} in a row before training began")
+        words in said
+        for words in ("diverged replicas", "after the same step", f"{VAIN} failures in a row before training begins")
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from tfdist.benchmark.measured import TRAFFIC
 from tfdist.config.fields import check_fields, flag_field
-from tfdist.config.run_config import WRITTEN, TrainConfig
+from tfdist.config.run_config import OUTPUT, TrainConfig
 from tfdist.errors import InputError
 from tfdist.grammar.spec import nearest
 
@@ -77,21 +77,24 @@ def _same(name: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """One benchmark. A field has the name and the meaning of its flag; `python -m tfdist.bench --help` shows both.
+    """The configuration of a benchmark; `python -m tfdist.bench --help` lists its fields.
 
     Raises:
-      InputError: a field is out of its range, or two exclude each other.
+      InputError: a field is out of range, or two fields exclude each other.
     """
 
     operations: str = flag_field(
-        "", MEASURED, f"Of {', '.join(TRAFFIC)}, with commas between; empty: all.", check=_checked_operations
+        "",
+        MEASURED,
+        f"Comma-separated operations to measure: {', '.join(TRAFFIC)}. Defaults to all.",
+        check=_checked_operations,
     )
-    sizes: str = flag_field("4B:64MB", MEASURED, f"{_SIZES}, times {GROWTH} each. KB is 1024.", check=_checked_sizes)
-    dtype: str = flag_field("float32", MEASURED, f"Of the elements: {', '.join(DTYPES)}.", choices=DTYPES)
-    repeats: int = flag_field(5, MEASURED, "How often each size is measured.", least=1, most=10**9)
-    repeat_seconds: float = flag_field(
-        0.05, MEASURED, "Calls follow each other for about so long in each repeat.", most=10**9
+    sizes: str = flag_field(
+        "4B:64MB", MEASURED, f"{_SIZES}, each {GROWTH} times the one before. KB is 1024.", check=_checked_sizes
     )
+    dtype: str = flag_field("float32", MEASURED, f"Data type of the elements: {', '.join(DTYPES)}.", choices=DTYPES)
+    repeats: int = flag_field(5, MEASURED, "Number of measurements of each size.", least=1, most=10**9)
+    repeat_seconds: float = flag_field(0.05, MEASURED, "Approximate seconds of each measurement.", most=10**9)
     strategy: str = _same("strategy")
     devices: int = _same("devices")
     tpu: str = _same("tpu")
@@ -99,7 +102,9 @@ class BenchConfig:
     coordinator: str = _same("coordinator")
     start_timeout_seconds: float = _same("start_timeout_seconds")
     intra_op_threads: int = _same("intra_op_threads")
-    output_dir: str = flag_field("", WRITTEN, "New or empty folder; empty: runs/bench-collectives-STRATEGY-TIME.")
+    output_dir: str = flag_field(
+        "", OUTPUT, "New or empty directory. Defaults to runs/bench-collectives-STRATEGY-TIME."
+    )
 
     def __post_init__(self) -> None:
         """Checks each field, then the rules between fields, which are those of `TrainConfig`."""

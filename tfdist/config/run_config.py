@@ -1,4 +1,4 @@
-"""What a run is, as a frozen and validated value: the commands make it of flags, and a program may make it without."""
+"""The configuration of a run as a frozen, validated value. Commands build it from flags; a program may build it directly."""
 
 import dataclasses
 
@@ -22,14 +22,14 @@ from tfdist.errors import InputError
 from tfdist.sharding.layouts import STAGES, parse_layout, parse_shard
 from tfdist.sharding.mesh import mesh_of
 
-WHAT = "What to train"
-LONG = "How long"
-WHERE = "Where it runs"
-LEARNS = "How it learns"
-GRADIENTS = "What becomes of gradients"
-WRITTEN = "What is written"
+MODEL = "Model and data"
+DURATION = "Duration"
+DEVICES = "Strategy and devices"
+TRAINING = "Training"
+GRADIENTS = "Gradients"
+OUTPUT = "Output and checkpoints"
 CHECKS = "Checks"
-TOPICS = (WHAT, LONG, WHERE, LEARNS, GRADIENTS, WRITTEN, CHECKS)  # in the help's order
+TOPICS = (MODEL, DURATION, DEVICES, TRAINING, GRADIENTS, OUTPUT, CHECKS)  # in the order of --help
 
 _DEFAULT_EPOCHS = 10
 _LARGEST_SEED = 2**31 - 1
@@ -38,76 +38,98 @@ _OWN = "or your own package.module:name(...)"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobConfig:
-    """Where a job runs and what becomes of its gradients, whatever it trains. A field has the name and meaning of its flag.
+    """Strategy, devices, precision and gradients, whatever is trained. Each field has the name and meaning of its flag.
 
     Raises:
-      InputError: a field is out of its range, or two exclude each other.
+      InputError: a field is out of range, or two fields exclude each other.
     """
 
     strategy: str = flag_field(
-        "auto", WHERE, "auto, single, mirrored, multiworker, horovod, tpu, mesh, or package.module:Class."
+        "auto",
+        DEVICES,
+        "Distribution strategy: auto, single, mirrored, multiworker, horovod, tpu, mesh, or package.module:Class.",
     )
     devices: int = flag_field(
-        0, WHERE, "Devices of this process, for mirrored and mesh; 0: all GPUs, or one CPU device; a mesh's."
+        0,
+        DEVICES,
+        "Number of devices per process, for mirrored and mesh. 0 uses all GPUs, or one CPU device; with a mesh, as "
+        "many as it needs.",
     )
     communication: str = flag_field(
-        "auto", WHERE, "What carries multiworker's tensors: auto, ring or nccl.", choices=("auto", "ring", "nccl")
+        "auto",
+        DEVICES,
+        "Collective implementation for multiworker: auto, ring or nccl.",
+        choices=("auto", "ring", "nccl"),
     )
     coordinator: str = flag_field(
-        "", WHERE, "HOST:PORT at which rank 0 is met, where the environment does not say it.", check=address_text
+        "", DEVICES, "HOST:PORT of rank 0, if the environment does not provide it.", check=address_text
     )
-    start_timeout_seconds: float = flag_field(120.0, WHERE, "How long to wait for the other processes.", least=1)
+    start_timeout_seconds: float = flag_field(
+        120.0, DEVICES, "Seconds to wait for the other processes at start-up.", least=1
+    )
     intra_op_threads: int = flag_field(
-        0, WHERE, "Threads of one operation; 0: a fair share of the host's cores, to which the process keeps."
+        0, DEVICES, "Number of threads within an operation. 0 pins the process to its share of the host's cores."
     )
-    steps_per_call: int = flag_field(10, WHERE, "Steps in one call of the compiled loop; changes speed alone.", least=1)
-    jit_compile: bool = flag_field(False, WHERE, "Compile forward and backward with XLA.")
+    steps_per_call: int = flag_field(
+        10, DEVICES, "Number of steps per call of the compiled loop. Affects speed only.", least=1
+    )
+    jit_compile: bool = flag_field(False, DEVICES, "Compile the forward and backward pass with XLA.")
     precision: str = flag_field(
         "float32",
-        LEARNS,
-        "float32, mixed_bfloat16 or mixed_float16: layers compute in 16 bits, weights stay in 32.",
+        TRAINING,
+        "float32, mixed_bfloat16 or mixed_float16. Mixed precision computes in 16 bits and keeps weights in 32.",
         choices=("float32", "mixed_bfloat16", "mixed_float16"),
     )
     loss_scale: str = flag_field(
         "",
-        LEARNS,
-        "dynamic(initial_power=15, growth_interval=2000, hysteresis=1, floor=..., cap=...) or a number, for "
-        "mixed_float16; empty: dynamic there.",
+        TRAINING,
+        "Loss scale for mixed_float16: a number, or dynamic(initial_power=15, growth_interval=2000, hysteresis=1, "
+        "floor=..., cap=...). Defaults to dynamic with mixed_float16.",
         check=number_or_spec_text,
     )
     max_skipped_steps: int = flag_field(
-        50, LEARNS, "So many steps in a row skipped because of overflow end the run.", least=1
+        50, TRAINING, "Maximum number of consecutive steps skipped because of overflow before the run ends.", least=1
     )
     accumulate_steps: int = flag_field(
-        1, GRADIENTS, "Parts in which a replica computes its rows of a step; changes memory and time alone.", least=1
+        1,
+        GRADIENTS,
+        "Number of micro-steps per step (gradient accumulation). Affects memory and time, not the result.",
+        least=1,
     )
-    clip_norm: float = flag_field(0.0, GRADIENTS, "Largest global norm of the whole gradient; 0: no limit.")
-    clip_value: float = flag_field(0.0, GRADIENTS, "Largest absolute value in the whole gradient; 0: no limit.")
+    clip_norm: float = flag_field(0.0, GRADIENTS, "Maximum global norm of the gradient. 0 disables clipping.")
+    clip_value: float = flag_field(
+        0.0, GRADIENTS, "Maximum absolute value of any element of the gradient. 0 disables clipping."
+    )
     recompute: str = flag_field(
         "none",
         GRADIENTS,
-        "Layers computed again in the backward pass, which saves memory for time: none, full, or a regular expression for "
-        "the whole path of a layer.",
+        "Activation checkpointing: none, full, or a regular expression that matches the whole paths of the layers to "
+        "recompute in the backward pass.",
     )
     compression: str = flag_field(
         "none",
         GRADIENTS,
-        "How gradients travel: a method such as powersgd(rank=4), topk(ratio=0.01)|fp16, "
-        f"{_OWN}, or rules such as 'size>=10000: int8; *: none'.",
+        f"Gradient compression: a method such as powersgd(rank=4) or topk(ratio=0.01)|fp16, {_OWN}, or rules for each "
+        "variable such as 'size>=10000: int8; *: none'.",
         check=methods_text,
     )
-    compression_min_bytes: int = flag_field(65536, GRADIENTS, "Gradients smaller than this are not compressed.")
+    compression_min_bytes: int = flag_field(65536, GRADIENTS, "Minimum size in bytes of gradients to compress.")
     bucket_mb: float = flag_field(
-        4.0, GRADIENTS, "Small gradients travel together in messages of at most so many MiB.", least=0.001, most=1024
+        4.0,
+        GRADIENTS,
+        "Size in MiB of the buckets in which small gradients are reduced together.",
+        least=0.001,
+        most=1024,
     )
     batch_norm: str = flag_field(
         "local",
-        LEARNS,
-        "BatchNormalization's moments: local (a replica's rows; on a mesh all) or synchronized (the global batch).",
+        TRAINING,
+        "Statistics of BatchNormalization: local (the rows of each replica; on a mesh, all) or synchronized (the "
+        "global batch).",
         choices=("local", "synchronized"),
     )
     seed: int = flag_field(
-        0, LEARNS, "Of initial weights, the order of examples and random layers.", most=_LARGEST_SEED
+        0, TRAINING, "Seed for initial weights, the order of examples, and random layers.", most=_LARGEST_SEED
     )
 
     def __post_init__(self) -> None:
@@ -122,21 +144,25 @@ class JobConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig(JobConfig):
-    """How a program of the user's own runs, which calls Keras's `fit`, `evaluate` and `predict`."""
+    """The configuration of a user's program that calls Keras's `fit`, `evaluate` and `predict`."""
 
-    strategy: str = flag_field("auto", WHERE, "auto, single, mirrored, multiworker, horovod, or package.module:Class.")
-    devices: int = flag_field(0, WHERE, "Devices of this process, for mirrored; 0: all GPUs, or one CPU device.")
+    strategy: str = flag_field(
+        "auto", DEVICES, "Distribution strategy: auto, single, mirrored, multiworker, horovod, or package.module:Class."
+    )
+    devices: int = flag_field(
+        0, DEVICES, "Number of devices per process, for mirrored. 0 uses all GPUs, or one CPU device."
+    )
     stall_shutdown_seconds: float = flag_field(
         600.0,
         CHECKS,
-        "How long a process waits for the others: at a call of Keras's fit, evaluate or predict, and at the program's end.",
+        "Seconds a process waits for the others at a call of fit, evaluate or predict, and at the end of the program.",
         least=1,
     )
     check_first_batch: bool = flag_field(
         True,
         CHECKS,
-        "Compare what a program's own losses, metrics and steps compute from the first batch on replicas with what one device "
-        "computes. Where no mean or sum over replicas is equal, every replica computes whole batches.",
+        "Compare custom losses, metrics and train steps on replicas with one device, on the first batch. If neither "
+        "the mean nor the sum over replicas is equal, every replica computes whole batches.",
     )
 
     def _complete(self) -> None:
@@ -150,141 +176,163 @@ class RunConfig(JobConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(JobConfig):
-    """One training run; `python -m tfdist.train --help` shows its fields."""
+    """The configuration of a training run; `python -m tfdist.train --help` lists its fields."""
 
     model: str = flag_field(
-        "cnn", WHAT, f"mlp, cnn, resnet50 or transformer, with arguments if wanted, {_OWN}.", check=spec_text
+        "cnn", MODEL, f"Model: mlp, cnn, resnet50 or transformer, optionally with arguments, {_OWN}.", check=spec_text
     )
     dataset: str = flag_field(
-        "digits", WHAT, f"digits, mnist5k, fashion_mnist, text, synthetic:SHAPE, tfds:NAME, {_OWN}.", check=spec_text
+        "digits",
+        MODEL,
+        f"Data set: digits, mnist5k, fashion_mnist, text, synthetic:SHAPE, tfds:NAME, {_OWN}.",
+        check=spec_text,
     )
     data_dir: str | None = flag_field(
-        None, WHAT, "Folder of the data set's files; empty: where the data set looks by itself."
+        None, MODEL, "Directory with the files of the data set. Defaults to the data set's own location."
     )
-    steps: int = flag_field(0, LONG, "How many updates; 0: --epochs says how long.")
-    epochs: int = flag_field(
-        0, LONG, f"How many times every example is used; 0: {_DEFAULT_EPOCHS}, unless --steps is given."
-    )
-    tpu: str = flag_field("", WHERE, "Name or address of the TPU, for --strategy=tpu; `local` on a TPU VM.")
+    steps: int = flag_field(0, DURATION, "Number of steps (optimizer updates). 0 trains for --epochs.")
+    epochs: int = flag_field(0, DURATION, f"Number of epochs. 0 means {_DEFAULT_EPOCHS}, unless --steps is given.")
+    tpu: str = flag_field("", DEVICES, "Name or address of the TPU, for --strategy=tpu; local on a TPU VM.")
     mesh_shape: str = flag_field(
-        "", WHERE, "The mesh's axes, such as data:2;model:4, for --strategy=mesh; empty: data:DEVICES.", check=mesh_text
+        "",
+        DEVICES,
+        "Axes of the device mesh for --strategy=mesh, such as data:2;model:4. Defaults to data:DEVICES.",
+        check=mesh_text,
     )
     layout: str = flag_field(
         "",
-        WHERE,
-        "Which named dims of tensors are split over which axes, such as batch:data;heads:model, for --strategy=mesh; "
-        "the batch lies on the first axis unless this says otherwise.",
+        DEVICES,
+        "Mapping of named tensor dims to mesh axes for --strategy=mesh, such as batch:data;heads:model. By default, "
+        "the batch is sharded over the first axis.",
         check=layout_text,
     )
     shard: str = flag_field(
         "none",
-        WHERE,
-        "What lies in parts over the batch's axis of a mesh: none, optimizer (its slots), gradients (they, too) or "
-        "parameters (all of them).",
+        DEVICES,
+        "State to shard over the batch axis of a mesh, as in ZeRO: none, optimizer (optimizer state), gradients (and "
+        "gradients) or parameters (and parameters).",
         choices=STAGES,
     )
-    shard_axis: str = flag_field("", WHERE, "The mesh's axis for --shard; empty: the batch's.")
-    shard_min_elements: int = flag_field(1024, WHERE, "Variables with fewer elements stay whole under --shard.")
-    batch_size: int = flag_field(64, LEARNS, "Examples in a step, over all replicas.", least=1)
+    shard_axis: str = flag_field("", DEVICES, "Mesh axis for --shard. Defaults to the axis of the batch.")
+    shard_min_elements: int = flag_field(
+        1024, DEVICES, "Minimum number of elements of variables to shard with --shard."
+    )
+    batch_size: int = flag_field(
+        64, TRAINING, "Global batch size: number of examples per step, over all replicas.", least=1
+    )
     elastic_batch: str = flag_field(
         "global",
-        LEARNS,
-        "What stays when a run goes on with another number of replicas: global (the batch, and so the result) or replica (the "
-        "batch of one replica: the global one and the learning rate follow the number of replicas).",
+        TRAINING,
+        "What to keep when a run resumes with another number of replicas: global (the global batch size, and so the "
+        "result) or replica (the batch size per replica; the global batch size and the learning rate scale with the "
+        "number of replicas).",
         choices=("global", "replica"),
     )
     optimizer: str = flag_field(
-        "adamw", LEARNS, f"A Keras optimizer in lower case, as in sgd(momentum=0.9), {_OWN}.", check=spec_text
+        "adamw",
+        TRAINING,
+        f"Optimizer: a Keras optimizer in lower case, such as sgd(momentum=0.9), {_OWN}.",
+        check=spec_text,
     )
-    learning_rate: float = flag_field(0.001, LEARNS, "Given to the optimizer.")
+    learning_rate: float = flag_field(0.001, TRAINING, "Learning rate.")
     lr_scaling: str = flag_field(
         "none",
-        LEARNS,
-        "What a batch k times --base_batch_size makes of the rate: linear (k), sqrt or none.",
+        TRAINING,
+        "Scaling of the learning rate with --batch_size / --base_batch_size: none, linear or sqrt.",
         choices=("none", "linear", "sqrt"),
     )
-    base_batch_size: int = flag_field(0, LEARNS, "The batch size that --learning_rate suits, for --lr_scaling.")
-    warmup_steps: int = flag_field(0, LEARNS, "Steps in which the rate rises to its peak.")
-    warmup_start: float = flag_field(0.0, LEARNS, "The first step's rate as a part of the peak.", most=1)
+    base_batch_size: int = flag_field(0, TRAINING, "Batch size for which --learning_rate was tuned, for --lr_scaling.")
+    warmup_steps: int = flag_field(0, TRAINING, "Number of steps of linear learning-rate warmup.")
+    warmup_start: float = flag_field(0.0, TRAINING, "Learning rate at step 0 as a fraction of the peak.", most=1)
     decay: str = flag_field(
         "none",
-        LEARNS,
-        "How the rate falls: cosine(to=0.0), linear(to=0.0), step(every=..., factor=0.1) or none.",
+        TRAINING,
+        "Learning-rate decay: none, cosine(to=0.0), linear(to=0.0) or step(every=..., factor=0.1).",
         check=decay_text,
     )
     momentum_correction: bool = flag_field(
-        False, LEARNS, "Keep momentum apart from the rate, so that it follows a change at once; for sgd and lars."
+        False, TRAINING, "Momentum correction, for sgd and lars: changes of the learning rate do not distort momentum."
     )
     loss: str = flag_field(
         "sparse_categorical_crossentropy(from_logits=True)",
-        LEARNS,
-        f"A Keras loss in snake case, {_OWN}.",
+        TRAINING,
+        f"Loss: a Keras loss in snake case, {_OWN}.",
         check=spec_text,
     )
     metrics: str = flag_field(
-        "accuracy", LEARNS, "Keras metrics, with commas between; empty: the loss alone.", check=names_text
+        "accuracy", TRAINING, "Comma-separated Keras metrics. Empty records the loss only.", check=names_text
     )
     compression_check_every: int = flag_field(
-        0, GRADIENTS, "Steps between two comparisons of compressed gradients with exact ones; 0: never."
+        0, GRADIENTS, "Number of steps between comparisons of compressed gradients with exact ones. 0 disables them."
     )
     compression_max_error: float = flag_field(
-        0.0, GRADIENTS, "Compression that errs by more than this part of a gradient's norm is given up; 0: no limit."
+        0.0,
+        GRADIENTS,
+        "Maximum compression error as a fraction of the gradient norm; beyond it, compression is disabled. 0 means no limit.",
     )
     output_dir: str = flag_field(
         "",
-        WRITTEN,
-        "Folder of the run: new, empty, or of a run to go on with; empty: runs/DATASET-MODEL-STRATEGY-TIME.",
+        OUTPUT,
+        "Directory of the run: new, empty, or of a run to resume. Defaults to runs/DATASET-MODEL-STRATEGY-TIME.",
     )
     checkpoint_every: str = flag_field(
         "0",
-        WRITTEN,
-        "Steps, or seconds as in 600s, between two checkpoints; 0: only when preempted.",
+        OUTPUT,
+        "Interval between checkpoints, in steps, or in seconds such as 600s. 0 saves only on preemption.",
         check=period_text,
     )
-    keep: int = flag_field(3, WRITTEN, "So many checkpoints stay, the newest ones.", least=1)
-    checkpoint_async: bool = flag_field(True, WRITTEN, "Write checkpoints in the background, while training goes on.")
+    keep: int = flag_field(3, OUTPUT, "Maximum number of checkpoints to keep.", least=1)
+    checkpoint_async: bool = flag_field(True, OUTPUT, "Write checkpoints in the background while training continues.")
     checkpoint_strict: bool = flag_field(
-        True, WRITTEN, "End the run when a checkpoint cannot be written; else warn, and try again at the next."
+        True, OUTPUT, "End the run if a checkpoint cannot be written. Otherwise, log a warning and continue."
     )
     commit_every: int = flag_field(
-        0, WRITTEN, "Steps between two commits, checkpoints in memory for when a process dies; 0: never."
+        0,
+        OUTPUT,
+        "Number of steps between in-memory checkpoints (commits), from which a run resumes after a process fails. 0 "
+        "disables them.",
     )
     commit_dir: str = flag_field(
-        "", WRITTEN, "Directory for commits, such as /dev/shm/mine; empty: the one that the launcher has made."
+        "",
+        OUTPUT,
+        "Directory for in-memory checkpoints, such as /dev/shm/mine. Defaults to one that the launcher creates.",
     )
     resume: str = flag_field(
         "auto",
-        WRITTEN,
-        "auto: go on from the newest good checkpoint in --output_dir, if there is one; never; or the folder of a checkpoint or "
-        "run to begin with.",
+        OUTPUT,
+        "auto resumes from the newest valid checkpoint in --output_dir, if any; never starts anew; a directory of a "
+        "checkpoint or of a run starts from it.",
     )
-    log_every: int = flag_field(10, WRITTEN, "Steps between two records of metrics.", least=1)
-    eval_every: int = flag_field(0, WRITTEN, "Steps between two evaluations; 0: at each epoch's end.")
+    log_every: int = flag_field(10, OUTPUT, "Number of steps between metric records.", least=1)
+    eval_every: int = flag_field(
+        0, OUTPUT, "Number of steps between evaluations. 0 evaluates at the end of each epoch."
+    )
     measure_every: int = flag_field(
-        1000, WRITTEN, "Steps between two measurements of what communication costs a step; 0: never."
+        1000, OUTPUT, "Number of steps between measurements of the communication time of a step. 0 disables them."
     )
-    profile_steps: str = flag_field("", WRITTEN, "A:B writes a profile of the steps from A to B.", check=window_text)
+    profile_steps: str = flag_field("", OUTPUT, "A:B profiles steps A to B for TensorBoard.", check=window_text)
     stall_warning_seconds: float = flag_field(
         60.0,
         CHECKS,
-        "A call of the compiled loop that lasts so much longer than twice its usual time is reported, with where each process"
-        " is; 0: never. The first, which compiles, only if a process is not in it.",
+        "Report a stall, with the stack of each process, if a call of the compiled loop takes this much longer than "
+        "twice its usual time. 0 disables the report. The first call, which compiles, is reported only if a process "
+        "is missing from it.",
     )
     stall_shutdown_seconds: float = flag_field(
         600.0,
         CHECKS,
-        "One that lasts so much longer ends all processes with code 4; 0: never. The first, which compiles, may last.",
+        "End all processes with exit code 4 if a call takes this much longer. 0 disables it. The first call is exempt.",
     )
     check_sync_every: int = flag_field(
-        0, CHECKS, "Steps between two looks at whether all replicas are alike; 0: never."
+        0, CHECKS, "Number of steps between checks that all replicas are identical. 0 disables them."
     )
     check_sync: str = flag_field(
         "variables",
         CHECKS,
-        "What is looked at: variables (a difference ends the run) or gradients (the norms of all, by replica, to the log).",
+        "What to check: variables (a difference ends the run) or gradients (logs the norm of each replica).",
         choices=("variables", "gradients"),
     )
-    dry_run: bool = flag_field(False, CHECKS, "Print what would run, and end.")
+    dry_run: bool = flag_field(False, CHECKS, "Print the configuration of the run and exit.")
 
     def _complete(self) -> None:
         """See base class."""
@@ -298,39 +346,43 @@ class TrainConfig(JobConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayoutConfig(TrainConfig):
-    """A plan of a mesh: train's fields; the strategy is mesh if nothing is said."""
+    """The configuration of `tfdist.layout`: the fields of training, with --strategy=mesh by default."""
 
-    strategy: str = flag_field("mesh", WHERE, "mesh.", choices=("mesh",))
+    strategy: str = flag_field("mesh", DEVICES, "Distribution strategy: mesh.", choices=("mesh",))
     layout: str = flag_field(
         "",
-        WHERE,
-        "As for training; or auto: the layout that sends least of those that fit --memory_gb, printed as a flag.",
+        DEVICES,
+        "As for training; auto searches for the layout that communicates least and fits into --memory_gb.",
         check=lambda text: text if text == AUTO else layout_text(text),
     )
-    memory_gb: float = flag_field(0.0, WHERE, "GiB of a device for state and activations, for --layout=auto.")
+    memory_gb: float = flag_field(
+        0.0, DEVICES, "Memory per device in GiB for state and activations, for --layout=auto."
+    )
 
     def __post_init__(self) -> None:
         """Checks that a search has a limit; then as for training."""
         super().__post_init__()
         if (self.layout == AUTO) != bool(self.memory_gb):
             raise InputError(
-                "A search for a layout needs room to fit into: give both --layout=auto and --memory_gb or neither. Received: "
-                f"{flag_text('layout', self.layout)} {flag_text('memory_gb', self.memory_gb)}."
+                "A search for a layout needs room to fit into: give both --layout=auto and --memory_gb or neither. "
+                f"Received: {flag_text('layout', self.layout)} {flag_text('memory_gb', self.memory_gb)}."
             )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifyConfig(TrainConfig):
-    """One comparison of a strategy with a single device: train's fields, and how exact it has to be."""
+    """The configuration of `tfdist.verify`: the fields of training, and the tolerance of the comparison."""
 
-    steps: int = flag_field(10, LONG, "How many updates; 0: --epochs says how long.")
-    float64: bool = flag_field(False, CHECKS, "Compute in float64, where rounding and mistakes are far apart.")
+    steps: int = flag_field(10, DURATION, "Number of steps (optimizer updates). 0 trains for --epochs.")
+    float64: bool = flag_field(
+        False, CHECKS, "Compute in float64, in which rounding errors are far smaller than real differences."
+    )
     tolerance: float = flag_field(
         0.0,
         CHECKS,
-        "Largest relative difference that passes; 0: by optimizer and --float64, and 4 times its own rounding in bfloat16. "
-        "Needed with float16 or --compression; dgc and signsgd are other algorithms than a sum, near one device's result at no "
-        "tolerance.",
+        "Maximum relative difference that passes. 0 chooses it by optimizer and --float64, and 4 times the rounding "
+        "error in bfloat16. Required with float16 or --compression; dgc and signsgd are different algorithms, close "
+        "to one device at no tolerance.",
     )
 
     def __post_init__(self) -> None:
@@ -338,7 +390,7 @@ class VerifyConfig(TrainConfig):
         super().__post_init__()
         if not self.tolerance and (self.precision == "mixed_float16" or self.compression != "none"):
             raise InputError(
-                "Neither float16 nor compression give the result of one device to rounding: say with --tolerance how near it "
-                "has to be, or leave them out. Received: "
-                f"{flag_text('precision', self.precision)} {flag_text('compression', self.compression)}."
+                "Neither float16 nor compression give the result of one device to rounding: say with --tolerance how "
+                f"near it has to be, or leave them out. Received: {flag_text('precision', self.precision)} "
+                f"{flag_text('compression', self.compression)}."
             )

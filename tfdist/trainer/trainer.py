@@ -220,16 +220,13 @@ class Trainer:
 
         def inspections(site: Site) -> list[Inspection]:
             choice, several = self.steps.compression.choice, self.strategy.replicas > 1
-            return [
-                *([Auto(site, choice)] if choice and several else []),
-                *(
-                    [CompressionError(site, compression_check_every, compression_max_error)]
-                    if compression_check_every
-                    else []
-                ),
-                *([Exposure(site, measure_every)] if measure_every and several else []),
-                *([self._sync(site, check_sync_every, check_sync)] if check_sync_every else []),
+            chosen = [
+                choice and several and Auto(site, choice),
+                compression_check_every and CompressionError(site, compression_check_every, compression_max_error),
+                measure_every and several and Exposure(site, measure_every),
+                check_sync_every and self._sync(site, check_sync_every, check_sync),
             ]
+            return [inspection for inspection in chosen if isinstance(inspection, Inspection)]
 
         def saved() -> Saved:
             state, known = self._run_state(), self.callback_memory.now() if self.strategy.is_chief else NOTHING
@@ -306,11 +303,10 @@ class Trainer:
         begun = self._batch_schedule or BatchSchedule.begun(
             self._position or StreamPosition(batch_size), begun_at, size, batch_size, parts
         )
-        batch_schedule = begun.on(parts, self.step, batch_size, elastic_batch)
-        check_batch_size(
-            batch_schedule.position.batch_size, parts, self._settings.micro_steps, equal=self.strategy.compiles_replicas
-        )
-        return batch_schedule
+        found = begun.on(parts, self.step, batch_size, elastic_batch)
+        micro_steps, equal = self._settings.micro_steps, self.strategy.compiles_replicas
+        check_batch_size(found.position.batch_size, parts, micro_steps, equal=equal)
+        return found
 
     def _run_state(self) -> TrainState:
         if not self._built:
@@ -318,11 +314,9 @@ class Trainer:
         return TrainState(self.model, self.strategy, self._kept, self.callback_memory)
 
     def _sync(self, site: Site, every: int, what: str) -> Inspection:
-        return (
-            GradientNorms(site, every)
-            if what == "gradients"
-            else ReplicaDivergence(site, every, lambda: self._run_state().alike())
-        )
+        if what == "gradients":
+            return GradientNorms(site, every)
+        return ReplicaDivergence(site, every, lambda: self._run_state().alike())
 
     def _values(self, batch_schedule: BatchSchedule, order: list[str]) -> dict[str, Any]:
         return {

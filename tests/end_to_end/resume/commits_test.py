@@ -41,7 +41,7 @@ def die(path: pathlib.Path, at: int = DIED_AT, **flags) -> None:
             raise Died
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Died):
-        patch.setattr("tfdist.trainer.fit_loop.StepNote.note", note)
+        patch.setattr("tfdist.trainer.fit_loop.ProgressFile.note", note)
         run(path, **({"steps": END, "checkpoint_every": "20", "commit_every": 5, "log_every": 1} | flags))
 
 
