@@ -1,26 +1,29 @@
 # make train        sets up .venv and trains a CNN on handwritten digits, on two logical devices
-# make test         the same set-up, Horovod built for the installed TensorFlow, then lint, types and every test: first on
-#                   all cores, then, one after the other, what starts processes or waits for the clock
+# make test         the same set-up, Horovod built for the installed TensorFlow, then lint, types and every test: first in
+#                   parallel on all cores, then, one after the other, tests that start processes or wait for the clock
 # make lint         ruff and mypy
-# make conformance  what make test leaves out: the whole product of strategies, models, optimizers and batches; every program
-#                   through fit; every strategy's checkpoint under every other; elastic runs of every engine
+# make conformance  what make test leaves out: the full product of strategies, models, optimizers and batches; every program
+#                   through fit; every strategy's checkpoint under every other; elastic runs of every engine. SLICE=3/30 runs the
+#                   third of thirty parts, which takes some minutes
 # make chaos        SEEDS=100 runs of each strategy that are killed and preempted at random, and must end as if they were not
-# make peers        makes .venv-peers with PyTorch, which benchmarks/ compares with
-# make clean        removes .venv and what the tools leave behind; runs/ stays
+# make peers        creates .venv-peers with PyTorch, which benchmarks/ compares with
+# make clean        removes .venv and the files of tools; keeps runs/
 #
-# `make train PYTHON=python3.12` chooses the interpreter that .venv is made with (Python 3.11 to 3.13); a .venv that is
-# there already is used as it is.
+# `make train PYTHON=python3.12` chooses the interpreter of .venv (Python 3.11 to 3.13); an existing .venv is used as it is.
 
 PYTHON ?=
 VENV ?= .venv
 TRAIN_FLAGS ?= --strategy=mirrored --devices=2 --model=cnn --dataset=digits --batch_size=64 --epochs=20
 SEEDS ?= 100
+SLICE ?= 1/1
 OUTPUT_DIR ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 IS_SUPPORTED := 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'
 PYTHONS := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
+
+PARALLEL := --numprocesses=logical --maxprocesses=4 --dist=worksteal
 
 # Each stage of the set-up leaves a stamp in .venv: what is newer than its stamp is done again, all else is reused.
 CREATED := $(VENV)/.created
@@ -36,8 +39,8 @@ train: $(EXAMPLES)
 	$(PY) -m tfdist.train $(TRAIN_FLAGS) --output_dir=$(OUTPUT_DIR)
 
 test: $(HOROVOD) lint
-	$(PY) -m pytest -m 'not full and not alone' --numprocesses=logical --maxprocesses=4 --dist=worksteal
-	$(PY) -m pytest -m 'alone and not full'
+	$(PY) -m pytest -m 'not full and not alone' $(PARALLEL) --junit-xml=.pytest_cache/parallel.xml
+	$(PY) -m pytest -m 'alone and not full' --junit-xml=.pytest_cache/alone.xml
 
 lint: $(TESTS)
 	$(PY) -m ruff check .
@@ -45,7 +48,8 @@ lint: $(TESTS)
 	$(PY) -m mypy
 
 conformance: $(HOROVOD)
-	$(PY) -m pytest -m full
+	$(PY) -m pytest -m 'full and not alone' --slice=$(SLICE) $(PARALLEL)
+	$(PY) -m pytest -m 'full and alone' --slice=$(SLICE)
 
 chaos: $(HOROVOD)
 	$(PY) -m tests.end_to_end.chaos --seeds=$(SEEDS)

@@ -27,6 +27,21 @@ tf.config.set_logical_device_configuration(
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Defines --slice."""
+    parser.addoption("--slice", default="1/1", help="N/M: the N-th of M parts of the tests, which together are all.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the tests of --slice. Neighbors, which take about as long, are in different parts."""
+    number, parts = map(int, config.getoption("--slice").split("/"))
+    if not 1 <= number <= parts:
+        raise pytest.UsageError(f"--slice=N/M must have N from 1 to M. Received: {number}/{parts}.")
+    others = [item for place, item in enumerate(items) if place % parts != number - 1]
+    config.hook.pytest_deselected(items=others)
+    items[:] = items[number - 1 :: parts]
+
+
 @pytest.fixture(scope="session")
 def single() -> Strategy:
     """One replica."""
