@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.cli import command, flags, session
-from tfdist.config.run_config import TrainConfig
+from tfdist.config.train_config import TrainConfig
 
 STEPS = 3
 MIB = 2**20

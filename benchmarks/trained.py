@@ -19,7 +19,7 @@ from workload import LEARNING_RATE, WORKLOADS
 
 from tfdist.checkpoint import manager
 from tfdist.cli import command, flags, session
-from tfdist.config.run_config import TrainConfig
+from tfdist.config.train_config import TrainConfig
 from tfdist.reporting import NullReporter, RunPlan
 
 EPOCH = 100  # steps: longer than a run, so that no epoch's end cuts a call short

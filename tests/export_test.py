@@ -16,7 +16,8 @@ from safetensors.numpy import load_file
 import tfdist
 from tfdist import export, train
 from tfdist.checkpoint.storage import Checkpoint
-from tfdist.config.run_config import TrainConfig
+from tfdist.config.fields import names
+from tfdist.config.train_config import TrainConfig
 from tfdist.errors import CheckpointError, InputError
 from tfdist.export import ExportConfig
 
@@ -316,7 +317,7 @@ def test_names_of_tfdist_s_own_are_no_code(dataset):
 def test_every_flag_that_may_name_code_is_looked_at():
     """By the words with which the help says so; what an export leaves out it does not run."""
     fields = [f.name for f in dataclasses.fields(TrainConfig) if "package.module:" in f.metadata["flag"].help]
-    assert {*fields} - {*export._OF_TRAINING} == {"strategy", "model", "dataset", "loss", "optimizer"}
+    assert {*fields} - {*names(TrainConfig, "training_only")} == {"strategy", "model", "dataset", "loss", "optimizer"}
 
 
 def test_an_unknown_format():

@@ -8,7 +8,7 @@ import pytest
 
 from tfdist import layout
 from tfdist.cli import command, flags
-from tfdist.config.run_config import LayoutConfig
+from tfdist.config.train_config import LayoutConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
 MESHES = sorted(

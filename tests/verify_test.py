@@ -2,7 +2,7 @@ import keras
 import pytest
 
 from tfdist import keras_internals, verify
-from tfdist.config.run_config import VerifyConfig
+from tfdist.config.train_config import VerifyConfig
 
 GIVEN = {"strategy": "mirrored", "devices": 2, "model": "mlp(hidden=(8,))", "batch_size": 13, "steps": 3}
 

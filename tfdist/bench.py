@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tfdist.distribution.strategy import HasCollectives, Strategy
 
 BENCHMARKS = ("collectives",)
-OWN_FLAGS = ("intra_op_threads", "output_dir")
 
 
 def main(config: BenchConfig) -> int:
@@ -29,7 +28,7 @@ def main(config: BenchConfig) -> int:
     from tfdist.cli import open_strategy
     from tfdist.reporting import RunDirectory
 
-    with open_strategy.opened_strategy(config, OWN_FLAGS) as (config, detection, strategy):
+    with open_strategy.opened_strategy(config) as (config, detection, strategy):
         measurements = _measurements(config, _measurable(strategy, config))
         hosts = open_strategy.hosts(strategy)
         if not strategy.is_chief:

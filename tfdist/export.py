@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.cli import command, flags, startup
 from tfdist.config.conflicts import flag_text
-from tfdist.config.fields import check_fields, flag_field
-from tfdist.config.run_config import CHECKS, OUTPUT, TrainConfig
+from tfdist.config.fields import check_fields, flag_field, names
+from tfdist.config.job_config import CHECKS, OUTPUT
+from tfdist.config.train_config import TrainConfig
 from tfdist.errors import CheckpointError, InputError
 from tfdist.grammar.spec import parse
 
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from tfdist.trainer.trainer import Trainer
 
 _ENDINGS = {"keras": ".keras", "saved_model": "", "safetensors": ".safetensors"}  # a SavedModel is a folder of any name
-# What is another matter on one device than where the run was.
-_OF_ONE_DEVICE = ("devices", "communication", "coordinator", "mesh_shape", "layout", "shard", "shard_axis", "tpu")
-_OF_TRAINING = ("compression", "compression_check_every", "compression_max_error", "jit_compile", "profile_steps")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +78,8 @@ def _trained(found: list[Path], run: str, config: ExportConfig) -> TrainConfig:
         )
     known = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     given = {name: value for name, value in saved.flags.items() if name in known}
-    given |= {name: known[name] for name in (*_OF_ONE_DEVICE, *_OF_TRAINING)} | {"strategy": "single"}
+    not_exported = (*names(TrainConfig, "is_option"), *names(TrainConfig, "training_only"))
+    given |= {name: known[name] for name in not_exported} | {"strategy": "single"}
     trained = TrainConfig(**given | ({"data_dir": config.data_dir} if config.data_dir else {}))
     if config.safe_mode:
         _check_runs_nothing(trained, saved.path)

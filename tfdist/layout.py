@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.cli import command, flags, startup
 from tfdist.config.fields import AUTO
-from tfdist.config.run_config import LayoutConfig
+from tfdist.config.train_config import LayoutConfig
 from tfdist.sharding.layouts import Shard, idle, parse_layout, parse_shard, rules_text, why_whole
 
 if TYPE_CHECKING:

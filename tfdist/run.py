@@ -34,11 +34,7 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
 
     if config.precision != "float32":
         keras.config.set_dtype_policy(config.precision)
-    with open_strategy.opened_strategy(config, keras_fit.OWN_FLAGS, config.stall_shutdown_seconds) as (
-        config,
-        _,
-        strategy,
-    ):
+    with open_strategy.opened_strategy(config, config.stall_shutdown_seconds) as (config, _, strategy):
         keras.utils.set_random_seed(config.seed)
         with (
             strategy.in_use(),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tfdist.checkpoint import in_memory
 from tfdist.cli import command, flags, startup
-from tfdist.config.run_config import TrainConfig
+from tfdist.config.train_config import TrainConfig
 from tfdist.errors import WriteError, exit_codes
 
 if TYPE_CHECKING:

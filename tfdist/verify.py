@@ -3,7 +3,7 @@
 import sys
 
 from tfdist.cli import command, flags, startup
-from tfdist.config.run_config import VerifyConfig
+from tfdist.config.train_config import VerifyConfig
 from tfdist.errors import ExitCode
 
 

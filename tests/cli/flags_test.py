@@ -11,7 +11,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tfdist.cli import flags
-from tfdist.config.run_config import JobConfig, RunConfig, TrainConfig, VerifyConfig
+from tfdist.config.job_config import JobConfig
+from tfdist.config.run_config import RunConfig
+from tfdist.config.train_config import TrainConfig, VerifyConfig
 from tfdist.errors import InputError
 from tfdist.export import ExportConfig
 

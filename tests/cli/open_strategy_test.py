@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tfdist.cli import open_strategy
-from tfdist.config.run_config import TrainConfig
+from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError, NotFiniteError, Preempted
 
 
@@ -21,7 +21,7 @@ def agreed(monkeypatch):
 
 def test_yields_the_strategy_that_auto_means(agreed):
     given = TrainConfig(strategy="auto", output_dir="mine", intra_op_threads=3)
-    with open_strategy.opened_strategy(given, ("output_dir", "intra_op_threads")) as (config, detection, strategy):
+    with open_strategy.opened_strategy(given) as (config, detection, strategy):
         assert (config.strategy, detection.strategy, strategy.name) == ("single", "single", "single")
         assert open_strategy.hosts(strategy)
     assert agreed["flags"]["--strategy"] == "single"
@@ -31,7 +31,7 @@ def test_yields_the_strategy_that_auto_means(agreed):
 
 
 def test_the_strategy_gets_the_options_that_it_takes():
-    with open_strategy.opened_strategy(TrainConfig(devices=2), ()) as (_, _, strategy):
+    with open_strategy.opened_strategy(TrainConfig(devices=2)) as (_, _, strategy):
         assert (strategy.name, strategy.replicas) == ("mirrored", 2)
 
 
@@ -41,7 +41,7 @@ def test_rules_between_flags_hold_for_the_chosen_strategy(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     with pytest.raises(InputError, match="--devices=2 --strategy=multiworker"):
-        with open_strategy.opened_strategy(TrainConfig(devices=2), ()):
+        with open_strategy.opened_strategy(TrainConfig(devices=2)):
             pass
 
 
@@ -58,7 +58,7 @@ def test_who_was_preempted_waits_for_the_others_as_who_is_done(monkeypatch, erro
 
     names = []
     monkeypatch.setattr(LocalGroup, "barrier", lambda self, name, deadline=60.0: names.append(name))
-    with pytest.raises(error), open_strategy.opened_strategy(TrainConfig(), ()):
+    with pytest.raises(error), open_strategy.opened_strategy(TrainConfig()):
         raise error("at step 3")
     assert ("end" in names) == waited
 
@@ -70,6 +70,6 @@ def test_who_is_done_early_waits_as_long_as_the_others_live(monkeypatch, given, 
 
     waits = {}
     monkeypatch.setattr(LocalGroup, "barrier", lambda self, name, deadline=60.0: waits.update({name: deadline}))
-    with open_strategy.opened_strategy(TrainConfig(start_timeout_seconds=1.0), (), **given):
+    with open_strategy.opened_strategy(TrainConfig(start_timeout_seconds=1.0), **given):
         pass
     assert waits["end"] == deadline

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tfdist.config.run_config import LayoutConfig, TrainConfig, VerifyConfig
+from tfdist.config.train_config import LayoutConfig, TrainConfig, VerifyConfig
 from tfdist.errors import InputError
 
 

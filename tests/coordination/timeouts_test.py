@@ -11,7 +11,7 @@ import pytest
 import tfdist
 from tests.coordination.members import members
 from tfdist import train
-from tfdist.config.run_config import TrainConfig
+from tfdist.config.train_config import TrainConfig
 from tfdist.coordination import LocalGroup
 from tfdist.coordination.timeouts import long_timeout
 

@@ -12,7 +12,7 @@ from tensorflow.experimental import dtensor
 from tests.coordination.members import members
 from tests.end_to_end.resume.exact_test import IMAGES, LABELS, make_trainer
 from tfdist import keras_internals
-from tfdist.config.run_config import TrainConfig
+from tfdist.config.train_config import TrainConfig
 from tfdist.diagnostics.replica_divergence import compare
 from tfdist.errors import DesyncError, InputError
 from tfdist.process import progress_file

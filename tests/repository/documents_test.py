@@ -13,7 +13,7 @@ from tfdist import install_horovod, launch
 from tfdist.__main__ import commands
 from tfdist.benchmark.config import BenchConfig
 from tfdist.cli import flags
-from tfdist.config import run_config
+from tfdist.config import run_config, train_config
 from tfdist.errors import ExitCode
 from tfdist.export import ExportConfig
 from tfdist.launcher.restarts import FINAL, VAIN
@@ -37,13 +37,13 @@ TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
 DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
     "bench": lambda values: flags.define(values, BenchConfig),
     "train": flags.define,
-    "verify": lambda values: flags.define(values, run_config.VerifyConfig),
+    "verify": lambda values: flags.define(values, train_config.VerifyConfig),
     "launch": launch.define_flags,
     "run": lambda values: flags.define(values, run_config.RunConfig),
     "export": lambda values: flags.define(values, ExportConfig),
     "ledger": lambda values: None,
     "checkpoints": lambda values: None,
-    "layout": lambda values: flags.define(values, run_config.LayoutConfig),
+    "layout": lambda values: flags.define(values, train_config.LayoutConfig),
     "install_horovod": install_horovod.define_flags,
 }
 EVERY_COMMANDS = ("help", "flagfile")

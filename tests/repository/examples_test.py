@@ -16,7 +16,7 @@ from absl import flags as absl_flags
 
 from tfdist.cli import flags
 from tfdist.cluster import detection, environment
-from tfdist.config import run_config
+from tfdist.config import train_config
 from tfdist.errors import ExitCode
 from tfdist.launcher.restarts import PREEMPTIONS
 
@@ -64,7 +64,7 @@ def run(arguments: list[str], directory: pathlib.Path) -> str:
     return done.stdout
 
 
-def parsed(arguments: list[str]) -> run_config.TrainConfig:
+def parsed(arguments: list[str]) -> train_config.TrainConfig:
     """What `python -m tfdist.train` would make of its flags."""
     values = absl_flags.FlagValues()
     flags.define(values)

@@ -6,7 +6,8 @@ from typing import Any
 
 from tfdist.benchmark.measured import TRAFFIC
 from tfdist.config.fields import check_fields, flag_field
-from tfdist.config.run_config import OUTPUT, TrainConfig
+from tfdist.config.job_config import OUTPUT
+from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.grammar.spec import nearest
 
@@ -103,7 +104,7 @@ class BenchConfig:
     start_timeout_seconds: float = _same("start_timeout_seconds")
     intra_op_threads: int = _same("intra_op_threads")
     output_dir: str = flag_field(
-        "", OUTPUT, "New or empty directory. Defaults to runs/bench-collectives-STRATEGY-TIME."
+        "", OUTPUT, "New or empty directory. Defaults to runs/bench-collectives-STRATEGY-TIME.", per_process=True
     )
 
     def __post_init__(self) -> None:

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 from absl import flags as absl_flags
 
 from tfdist.config.conflicts import flag_text
-from tfdist.config.run_config import TOPICS, TrainConfig
+from tfdist.config.job_config import TOPICS
+from tfdist.config.train_config import TrainConfig
 
-Config = TypeVar("Config")  # a dataclass whose fields have a `tfdist.config.run_config.Flag` each
+Config = TypeVar("Config")  # a dataclass whose fields have a `tfdist.config.fields.Flag` each
 
 _DEFINE: dict[type, Callable[..., Any]] = {
     bool: absl_flags.DEFINE_boolean,
@@ -25,7 +26,7 @@ def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainCon
 
     Args:
       flag_values: where; a command uses a fresh one, so that it has these flags alone.
-      config_type: `TrainConfig`, or another dataclass whose fields have a `tfdist.config.run_config.Flag` each.
+      config_type: `TrainConfig`, or another dataclass whose fields have a `tfdist.config.fields.Flag` each.
     """
     for field in sorted(dataclasses.fields(config_type), key=_topic):
         flag = field.metadata["flag"]

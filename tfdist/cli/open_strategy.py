@@ -5,7 +5,7 @@ import inspect
 import math
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -13,24 +13,12 @@ import tensorflow as tf
 
 from tfdist.cluster.detection import Detection, detect
 from tfdist.cluster.environment import Cluster
+from tfdist.config.fields import names
 from tfdist.coordination import Group, watch
 from tfdist.distribution.registry import start
 from tfdist.distribution.strategy import Strategy, strategy_class
 from tfdist.errors import Preempted
 from tfdist.reporting.environment import versions
-
-# Flags that are options of a strategy: each gets those that its constructor takes.
-OPTIONS = (
-    "devices",
-    "communication",
-    "intra_op_threads",
-    "layout",
-    "mesh_shape",
-    "shard",
-    "shard_axis",
-    "shard_min_elements",
-    "tpu",
-)
 
 
 class Opened(NamedTuple):
@@ -56,14 +44,13 @@ def load(config: Any) -> Strategy:
 
 
 @contextmanager
-def opened_strategy(config: Any, own_flags: Sequence[str], end_timeout_seconds: float = math.inf) -> Iterator[Opened]:
+def opened_strategy(config: Any, end_timeout_seconds: float = math.inf) -> Iterator[Opened]:
     """Starts the strategy and checks that all processes have the same flags and versions.
 
     Whatever ends the block is told to the other processes; if one of them is lost, this one ends with code 5.
 
     Args:
       config: a configuration with the fields of the flags that say where a run is.
-      own_flags: names of the flags that may differ between the processes of a job.
       end_timeout_seconds: how long who is done early waits for the others; by default as long as they live.
     """
     detection = choose(config)
@@ -77,7 +64,8 @@ def opened_strategy(config: Any, own_flags: Sequence[str], end_timeout_seconds: 
             watching.enter_context(watch(group, cluster))
 
         strategy = start(detection, config.start_timeout_seconds, os.environ, options, watch_over)
-        shared = {f"--{k}": v for k, v in dataclasses.asdict(config).items() if k not in own_flags}
+        per_process = names(config, "per_process")
+        shared = {f"--{k}": v for k, v in dataclasses.asdict(config).items() if k not in per_process}
         strategy.group.agree("flags", shared)
         strategy.group.agree("versions", versions(), "version of ")
         with _ending_together(strategy.group, end_timeout_seconds):
@@ -98,7 +86,7 @@ def _ending_together(group: Group, seconds: float) -> Iterator[None]:
 
 def _options(config: Any, strategy: str) -> dict[str, Any]:
     taken = inspect.signature(strategy_class(strategy)).parameters
-    return {name: getattr(config, name) for name in OPTIONS if name in taken and hasattr(config, name)}
+    return {name: getattr(config, name) for name in names(config, "is_option") if name in taken}
 
 
 def hosts(strategy: Strategy) -> list[str]:

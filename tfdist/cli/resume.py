@@ -8,12 +8,13 @@ from tfdist.checkpoint import in_memory
 from tfdist.checkpoint.restore import first_readable, newest_first
 from tfdist.checkpoint.storage import Damaged, checkpoints_at, newest, set_aside_in
 from tfdist.config.conflicts import flag_text
+from tfdist.config.fields import names
+from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
 
 AUTO, NEVER = "auto", "never"
-# What the steps so far are made of: with another of these the rest would not belong to them.
-FIXED = ("model", "dataset", "seed", "batch_size", "optimizer", "loss", "metrics", "precision", "batch_norm")
+FIXED = names(TrainConfig, "fixed")  # with another value, the steps before and after would not belong together
 
 
 class Origin(NamedTuple):

@@ -18,7 +18,7 @@ from tfdist.checkpoint.transfer import check_carries
 from tfdist.cli import flags, open_strategy
 from tfdist.cli.resume import Origin, commit_folder, is_own
 from tfdist.cli.resume import origin as decided
-from tfdist.config.run_config import TrainConfig
+from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError

@@ -10,7 +10,7 @@ import keras
 from tfdist import data, models
 from tfdist.cli.open_strategy import opened_strategy
 from tfdist.cluster.detection import Detection
-from tfdist.config.run_config import TrainConfig
+from tfdist.config.train_config import TrainConfig
 from tfdist.data import check_batch_size, steps_in_epochs
 from tfdist.data.batch_schedule import GLOBAL
 from tfdist.distribution.strategy import Strategy
@@ -20,9 +20,6 @@ from tfdist.layers.recompute import recompute
 from tfdist.optimizers import make_learning_rate
 from tfdist.optimizers.catalog import create_loss, create_metrics, create_optimizer
 from tfdist.trainer.trainer import Trainer
-
-# Flags that may differ between the processes of a job: where each finds its data, and how many threads it has.
-OWN_FLAGS = ("data_dir", "intra_op_threads", "output_dir")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +39,7 @@ def opened(config: TrainConfig) -> Iterator[Session]:
     Whatever ends the session is told to the other processes; if one of them is lost, this one ends with code 5.
     """
     _gradient_options(config)  # what is wrong with them is said before anything starts
-    with opened_strategy(config, OWN_FLAGS) as (config, detection, strategy):
+    with opened_strategy(config) as (config, detection, strategy):
         if config.elastic_batch == GLOBAL:  # else what the run began with says how large the batch is
             check_batch_size(
                 config.batch_size, strategy.batch_parts, config.accumulate_steps, equal=strategy.compiles_replicas

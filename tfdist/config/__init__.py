@@ -1,4 +1,4 @@
-"""The configuration of a run as frozen, validated values, one field for each flag, and which flags exclude each other.
+"""The configuration of a run as frozen, validated dataclasses with one field per flag, and the conflicts between flags.
 
-No TensorFlow, no absl: `tfdist.cli.flags` turns flags into these values.
+Imports neither TensorFlow nor absl: `tfdist.cli.flags` converts flags to these dataclasses.
 """

@@ -1,4 +1,4 @@
-"""The combinations of flags that exclude each other: whose flags, when, and the rule with its remedy."""
+"""Combinations of flags that exclude each other: the flags, the condition, and the rule with its remedy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -147,9 +147,9 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
 
 
 def check_combinations(config: Any) -> None:
-    """Raises `InputError` for the first rule that a configuration breaks, with the flags that it is about.
+    """Raises `InputError` for the first rule that a configuration violates, naming the flags involved.
 
-    Rules about flags that this kind of configuration does not have are left out.
+    Rules about flags that the configuration does not have are skipped.
     """
     for names, broken, rule in _RULES:
         if all(hasattr(config, name) for name in names) and broken(config):
@@ -159,6 +159,6 @@ def check_combinations(config: Any) -> None:
 
 
 def flag_text(name: str, value: Any) -> str:
-    """Returns `--name=value` as the command line and a `--flagfile` read it."""
+    """Returns `--name=value` in the form that the command line and `--flagfile` accept."""
     text = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
     return f"--{name}={text}"

@@ -1,4 +1,4 @@
-"""One flag: what the command line says of it, what it may hold, and how its text is checked."""
+"""Defines flags as dataclass fields: help text, range, and validation."""
 
 import dataclasses
 import math
@@ -17,15 +17,19 @@ from tfdist.sharding.mesh import parse_mesh
 
 
 class Flag(NamedTuple):
-    """What the command line says of a field, and what the field may hold beyond its type.
+    """Help and validation of a field.
 
     Attributes:
-      topic: the group of the help in which it stands.
-      help: its meaning, with unit and range.
-      least: the smallest number.
-      most: the largest number.
-      choices: the only texts.
-      check: raises `InputError`, or returns the text as it is kept.
+      topic: group of the flag in the help.
+      help: description, with unit and range.
+      least: minimum of a number.
+      most: maximum of a number.
+      choices: the only allowed texts, if any.
+      check: validates a text and returns its normalized form; raises `InputError`.
+      is_option: whether it is passed to the strategy, if its constructor takes it.
+      per_process: whether it may differ between the processes of a job.
+      fixed: whether a resumed run must have the same value.
+      training_only: whether it affects training only, so that exporting a model ignores it.
     """
 
     topic: str
@@ -34,15 +38,19 @@ class Flag(NamedTuple):
     most: float = math.inf
     choices: tuple[str, ...] = ()
     check: Callable[[str], str] = str
+    is_option: bool = False
+    per_process: bool = False
+    fixed: bool = False
+    training_only: bool = False
 
 
 def spec_text(text: str) -> str:
-    """A name with arguments, as `parse` writes it."""
+    """Normalizes `name(key=value, ...)`."""
     return str(parse(text))
 
 
 def number_or_spec_text(text: str) -> str:
-    """A number, or a name with arguments."""
+    """Accepts a number, or normalizes `name(key=value, ...)`."""
     try:
         float(text or 1)
     except ValueError:
@@ -51,19 +59,19 @@ def number_or_spec_text(text: str) -> str:
 
 
 def methods_text(text: str) -> str:
-    """Rules that say how gradients travel."""
+    """Validates rules for gradient compression."""
     parse_rules(text)
     return text
 
 
 def decay_text(text: str) -> str:
-    """A way in which the rate falls."""
+    """Validates and normalizes a learning-rate decay."""
     parse_decay(text)
     return spec_text(text)
 
 
 def names_text(text: str) -> str:
-    """Names with commas between."""
+    """Normalizes comma-separated names."""
     names = [name.strip() for name in text.split(",")] if text else []
     if not all(re.fullmatch(r"\w+", name) for name in names):
         raise InputError(f"{text} must be names with commas between. Write accuracy, or accuracy,mean_absolute_error")
@@ -71,35 +79,35 @@ def names_text(text: str) -> str:
 
 
 def mesh_text(text: str) -> str:
-    """A mesh's axes, or nothing."""
+    """Normalizes the axes of a mesh; may be empty."""
     return str(parse_mesh(text)) if text else ""
 
 
-AUTO = "auto"  # a layout that is searched for
+AUTO = "auto"  # searches for a layout
 
 
 def layout_text(text: str) -> str:
-    """Rules of a layout."""
+    """Normalizes the rules of a layout."""
     if text == AUTO:
         raise InputError("auto is searched for by `python -m tfdist.layout`, which prints it as a flag")
     return rules_text(split_rules(text))
 
 
 def address_text(text: str) -> str:
-    """HOST:PORT, or nothing."""
+    """Validates HOST:PORT; may be empty."""
     if text and not tf_config.is_address(text):
         raise InputError(f"{text} must be HOST:PORT with a port in [1, 65535]")
     return text
 
 
 def period_text(text: str) -> str:
-    """Steps, or seconds; see `parse_period`."""
+    """Validates a number of steps or seconds; see `parse_period`."""
     parse_period(text)
     return text
 
 
 def window_text(text: str) -> str:
-    """A:B, two numbers of steps, or nothing."""
+    """Validates A:B, two step numbers; may be empty."""
     found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
     if text and not (found and int(found[1]) < int(found[2])):
         raise InputError(f"{text} must be A:B with 0 <= A < B, two numbers of steps. Write 10:20")
@@ -107,15 +115,20 @@ def window_text(text: str) -> str:
 
 
 def flag_field(default: Any, *args: Any, **more: Any) -> Any:
-    """A configuration's field with its flag; takes the default, and then what `Flag` takes."""
+    """Returns a dataclass field with a flag; takes the default, followed by the arguments of `Flag`."""
     return dataclasses.field(default=default, metadata={"flag": Flag(*args, **more)})
 
 
+def names(config: Any, trait: str) -> tuple[str, ...]:
+    """Returns the names of a configuration's fields whose `Flag` has a trait, such as "per_process"."""
+    return tuple(field.name for field in dataclasses.fields(config) if getattr(field.metadata["flag"], trait))
+
+
 def check_fields(config: Any) -> None:
-    """Checks each field of a configuration, which is frozen, and puts in its place the value as it is kept.
+    """Validates all fields of a frozen configuration, and replaces their values by the normalized ones.
 
     Raises:
-      InputError: a field's type or its `Flag` forbids the value.
+      InputError: a value does not match the field's type or its `Flag`.
     """
     for field in dataclasses.fields(config):
         object.__setattr__(config, field.name, _checked(field, getattr(config, field.name)))
@@ -141,7 +154,7 @@ def _checked_text(name: str, flag: Flag, value: str) -> str:
         text = flag.check(text)
     except InputError as error:
         raise InputError(f"--{name}: {error}".rstrip(".") + ".") from error
-    if not text.isprintable():  # it has to stand in one line of a flagfile, and in the environment
+    if not text.isprintable():  # because it must fit in one line of a flagfile, and in the environment
         raise InputError(f"--{name} must be printable text in one line. Received: {text!r}.")
     if flag.choices and text not in flag.choices:
         raise InputError(f"--{name}={text} is not known.{nearest(text, flag.choices)}")

@@ -3,7 +3,7 @@
 `patches.py` is the one table of Keras's names that are replaced.
 """
 
-from tfdist.keras_fit.distributed import OWN_FLAGS, Distributed
+from tfdist.keras_fit.distributed import Distributed
 from tfdist.keras_fit.patches import REPLACED, attach, attach_all, attached
 
-__all__ = ["OWN_FLAGS", "REPLACED", "Distributed", "attach", "attach_all", "attached"]
+__all__ = ["REPLACED", "Distributed", "attach", "attach_all", "attached"]

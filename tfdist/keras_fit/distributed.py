@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
+from tfdist.config.fields import names
 from tfdist.config.run_config import RunConfig
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.data.batches import Dealt, checksum, part
@@ -38,7 +39,6 @@ from tfdist.step.validation import check_not_wrapped
 from tfdist.trainer.consistency import check_alike
 
 Original = Callable[..., Any]  # Keras's own method of the model
-OWN_FLAGS = ("intra_op_threads",)  # that may differ between processes
 _numbers = itertools.count(1)
 _log = logging.getLogger(__name__)
 _LOGGED_EVERY = 10  # steps between two looks at the metrics, where no callback looks at batches
@@ -50,7 +50,8 @@ class Distributed:
     def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig):
         """Args: model: made under the strategy's scope; options: what becomes of its gradients."""
         self.strategy = _suitable(strategy)
-        shared = {f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in OWN_FLAGS}
+        per_process = names(options, "per_process")
+        shared = {f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in per_process}
         with long_timeout("its data or its model") as deadline:
             strategy.group.agree("flags", shared, deadline=deadline)
         keras_internals.leave_strategy(model)

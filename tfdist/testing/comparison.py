@@ -23,7 +23,7 @@ import tensorflow as tf
 from tfdist import keras_internals, models
 from tfdist.cli.session import Session, make_trainer
 from tfdist.cluster.environment import Cluster
-from tfdist.config.run_config import VerifyConfig
+from tfdist.config.train_config import VerifyConfig
 from tfdist.coordination import LocalGroup
 from tfdist.data import Pipeline
 from tfdist.distribution.strategy import Strategy, create

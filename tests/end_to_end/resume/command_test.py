@@ -11,7 +11,7 @@ import pytest
 
 from tfdist import ledger, train
 from tfdist.checkpoint.storage import Checkpoint, lock, newest
-from tfdist.config.run_config import TrainConfig
+from tfdist.config.train_config import TrainConfig
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory

@@ -1,0 +1,149 @@
+"""What all configurations have: strategy, devices, precision and gradients. Each is a frozen, validated value."""
+
+import dataclasses
+
+from tfdist.config.conflicts import check_combinations
+from tfdist.config.fields import (
+    address_text,
+    check_fields,
+    flag_field,
+    methods_text,
+    number_or_spec_text,
+)
+
+MODEL = "Model and data"
+DURATION = "Duration"
+DEVICES = "Strategy and devices"
+TRAINING = "Training"
+GRADIENTS = "Gradients"
+OUTPUT = "Output and checkpoints"
+CHECKS = "Checks"
+TOPICS = (MODEL, DURATION, DEVICES, TRAINING, GRADIENTS, OUTPUT, CHECKS)  # in the order of --help
+
+_LARGEST_SEED = 2**31 - 1
+OWN = "or your own package.module:name(...)"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobConfig:
+    """Strategy, devices, precision and gradients, for any kind of job. Each field has the name and meaning of its flag.
+
+    Raises:
+      InputError: a field is out of range, or two fields exclude each other.
+    """
+
+    strategy: str = flag_field(
+        "auto",
+        DEVICES,
+        "Distribution strategy: auto, single, mirrored, multiworker, horovod, tpu, mesh, or package.module:Class.",
+    )
+    devices: int = flag_field(
+        0,
+        DEVICES,
+        "Number of devices per process, for mirrored and mesh. 0 uses all GPUs, or one CPU device; with a mesh, as "
+        "many as it needs.",
+        is_option=True,
+    )
+    communication: str = flag_field(
+        "auto",
+        DEVICES,
+        "Collective implementation for multiworker: auto, ring or nccl.",
+        choices=("auto", "ring", "nccl"),
+        is_option=True,
+    )
+    coordinator: str = flag_field(
+        "",
+        DEVICES,
+        "HOST:PORT of rank 0, if the environment does not provide it.",
+        check=address_text,
+        training_only=True,
+    )
+    start_timeout_seconds: float = flag_field(
+        120.0, DEVICES, "Seconds to wait for the other processes at start-up.", least=1
+    )
+    intra_op_threads: int = flag_field(
+        0,
+        DEVICES,
+        "Number of threads within an operation. 0 pins the process to its share of the host's cores.",
+        is_option=True,
+        per_process=True,
+    )
+    steps_per_call: int = flag_field(
+        10, DEVICES, "Number of steps per call of the compiled loop. Affects speed only.", least=1
+    )
+    jit_compile: bool = flag_field(
+        False, DEVICES, "Compile the forward and backward pass with XLA.", training_only=True
+    )
+    precision: str = flag_field(
+        "float32",
+        TRAINING,
+        "float32, mixed_bfloat16 or mixed_float16. Mixed precision computes in 16 bits and keeps weights in 32.",
+        choices=("float32", "mixed_bfloat16", "mixed_float16"),
+        fixed=True,
+    )
+    loss_scale: str = flag_field(
+        "",
+        TRAINING,
+        "Loss scale for mixed_float16: a number, or dynamic(initial_power=15, growth_interval=2000, hysteresis=1, "
+        "floor=..., cap=...). Defaults to dynamic with mixed_float16.",
+        check=number_or_spec_text,
+    )
+    max_skipped_steps: int = flag_field(
+        50, TRAINING, "Maximum number of consecutive steps skipped because of overflow before the run ends.", least=1
+    )
+    accumulate_steps: int = flag_field(
+        1,
+        GRADIENTS,
+        "Number of micro-steps per step (gradient accumulation). Affects memory and time, not the result.",
+        least=1,
+    )
+    clip_norm: float = flag_field(0.0, GRADIENTS, "Maximum global norm of the gradient. 0 disables clipping.")
+    clip_value: float = flag_field(
+        0.0, GRADIENTS, "Maximum absolute value of any element of the gradient. 0 disables clipping."
+    )
+    recompute: str = flag_field(
+        "none",
+        GRADIENTS,
+        "Activation checkpointing: none, full, or a regular expression that matches the whole paths of the layers to "
+        "recompute in the backward pass.",
+    )
+    compression: str = flag_field(
+        "none",
+        GRADIENTS,
+        f"Gradient compression: a method such as powersgd(rank=4) or topk(ratio=0.01)|fp16, {OWN}, or rules for each "
+        "variable such as 'size>=10000: int8; *: none'.",
+        check=methods_text,
+        training_only=True,
+    )
+    compression_min_bytes: int = flag_field(65536, GRADIENTS, "Minimum size in bytes of gradients to compress.")
+    bucket_mb: float = flag_field(
+        4.0,
+        GRADIENTS,
+        "Size in MiB of the buckets in which small gradients are reduced together.",
+        least=0.001,
+        most=1024,
+    )
+    batch_norm: str = flag_field(
+        "local",
+        TRAINING,
+        "Statistics of BatchNormalization: local (the rows of each replica; on a mesh, all) or synchronized (the "
+        "global batch).",
+        choices=("local", "synchronized"),
+        fixed=True,
+    )
+    seed: int = flag_field(
+        0,
+        TRAINING,
+        "Seed for initial weights, the order of examples, and random layers.",
+        most=_LARGEST_SEED,
+        fixed=True,
+    )
+
+    def __post_init__(self) -> None:
+        """Validates all fields, then all rules between fields."""
+        check_fields(self)
+        self._complete()
+        check_combinations(self)
+
+    def _complete(self) -> None:
+        """Sets defaults that depend on several fields, and makes checks that need more than the fields' values."""

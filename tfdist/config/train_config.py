@@ -1,0 +1,273 @@
+"""The configurations of training, and of the commands that take its flags."""
+
+import dataclasses
+
+from tfdist.config.conflicts import flag_text
+from tfdist.config.fields import (
+    AUTO,
+    decay_text,
+    flag_field,
+    layout_text,
+    mesh_text,
+    names_text,
+    period_text,
+    spec_text,
+    window_text,
+)
+from tfdist.config.job_config import CHECKS, DEVICES, DURATION, GRADIENTS, MODEL, OUTPUT, OWN, TRAINING, JobConfig
+from tfdist.errors import InputError
+from tfdist.sharding.layouts import STAGES, parse_layout, parse_shard
+from tfdist.sharding.mesh import mesh_of
+
+_DEFAULT_EPOCHS = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig(JobConfig):
+    """Configuration of a training run; `python -m tfdist.train --help` lists its fields."""
+
+    model: str = flag_field(
+        "cnn",
+        MODEL,
+        f"Model: mlp, cnn, resnet50 or transformer, optionally with arguments, {OWN}.",
+        check=spec_text,
+        fixed=True,
+    )
+    dataset: str = flag_field(
+        "digits",
+        MODEL,
+        f"Data set: digits, mnist5k, fashion_mnist, text, synthetic:SHAPE, tfds:NAME, {OWN}.",
+        check=spec_text,
+        fixed=True,
+    )
+    data_dir: str | None = flag_field(
+        None,
+        MODEL,
+        "Directory with the files of the data set. Defaults to the data set's own location.",
+        per_process=True,
+    )
+    steps: int = flag_field(0, DURATION, "Number of steps (optimizer updates). 0 trains for --epochs.")
+    epochs: int = flag_field(0, DURATION, f"Number of epochs. 0 means {_DEFAULT_EPOCHS}, unless --steps is given.")
+    tpu: str = flag_field(
+        "", DEVICES, "Name or address of the TPU, for --strategy=tpu; local on a TPU VM.", is_option=True
+    )
+    mesh_shape: str = flag_field(
+        "",
+        DEVICES,
+        "Axes of the device mesh for --strategy=mesh, such as data:2;model:4. Defaults to data:DEVICES.",
+        check=mesh_text,
+        is_option=True,
+    )
+    layout: str = flag_field(
+        "",
+        DEVICES,
+        "Mapping of named tensor dims to mesh axes for --strategy=mesh, such as batch:data;heads:model. By default, "
+        "the batch is sharded over the first axis.",
+        check=layout_text,
+        is_option=True,
+    )
+    shard: str = flag_field(
+        "none",
+        DEVICES,
+        "State to shard over the batch axis of a mesh, as in ZeRO: none, optimizer (optimizer state), gradients (and "
+        "gradients) or parameters (and parameters).",
+        choices=STAGES,
+        is_option=True,
+    )
+    shard_axis: str = flag_field(
+        "", DEVICES, "Mesh axis for --shard. Defaults to the axis of the batch.", is_option=True
+    )
+    shard_min_elements: int = flag_field(
+        1024, DEVICES, "Minimum number of elements of variables to shard with --shard.", is_option=True
+    )
+    batch_size: int = flag_field(
+        64, TRAINING, "Global batch size: number of examples per step, over all replicas.", least=1, fixed=True
+    )
+    elastic_batch: str = flag_field(
+        "global",
+        TRAINING,
+        "What to keep when a run resumes with another number of replicas: global (the global batch size, and so the "
+        "result) or replica (the batch size per replica; the global batch size and the learning rate scale with the "
+        "number of replicas).",
+        choices=("global", "replica"),
+    )
+    optimizer: str = flag_field(
+        "adamw",
+        TRAINING,
+        f"Optimizer: a Keras optimizer in lower case, such as sgd(momentum=0.9), {OWN}.",
+        check=spec_text,
+        fixed=True,
+    )
+    learning_rate: float = flag_field(0.001, TRAINING, "Learning rate.")
+    lr_scaling: str = flag_field(
+        "none",
+        TRAINING,
+        "Scaling of the learning rate with --batch_size / --base_batch_size: none, linear or sqrt.",
+        choices=("none", "linear", "sqrt"),
+    )
+    base_batch_size: int = flag_field(0, TRAINING, "Batch size for which --learning_rate was tuned, for --lr_scaling.")
+    warmup_steps: int = flag_field(0, TRAINING, "Number of steps of linear learning-rate warmup.")
+    warmup_start: float = flag_field(0.0, TRAINING, "Learning rate at step 0 as a fraction of the peak.", most=1)
+    decay: str = flag_field(
+        "none",
+        TRAINING,
+        "Learning-rate decay: none, cosine(to=0.0), linear(to=0.0) or step(every=..., factor=0.1).",
+        check=decay_text,
+    )
+    momentum_correction: bool = flag_field(
+        False, TRAINING, "Momentum correction, for sgd and lars: changes of the learning rate do not distort momentum."
+    )
+    loss: str = flag_field(
+        "sparse_categorical_crossentropy(from_logits=True)",
+        TRAINING,
+        f"Loss: a Keras loss in snake case, {OWN}.",
+        check=spec_text,
+        fixed=True,
+    )
+    metrics: str = flag_field(
+        "accuracy",
+        TRAINING,
+        "Comma-separated Keras metrics. Empty records the loss only.",
+        check=names_text,
+        fixed=True,
+    )
+    compression_check_every: int = flag_field(
+        0,
+        GRADIENTS,
+        "Number of steps between comparisons of compressed gradients with exact ones. 0 disables them.",
+        training_only=True,
+    )
+    compression_max_error: float = flag_field(
+        0.0,
+        GRADIENTS,
+        "Maximum compression error as a fraction of the gradient norm; beyond it, compression is disabled. 0 means no limit.",
+        training_only=True,
+    )
+    output_dir: str = flag_field(
+        "",
+        OUTPUT,
+        "Directory of the run: new, empty, or of a run to resume. Defaults to runs/DATASET-MODEL-STRATEGY-TIME.",
+        per_process=True,
+    )
+    checkpoint_every: str = flag_field(
+        "0",
+        OUTPUT,
+        "Interval between checkpoints, in steps, or in seconds such as 600s. 0 saves only on preemption.",
+        check=period_text,
+    )
+    keep: int = flag_field(3, OUTPUT, "Maximum number of checkpoints to keep.", least=1)
+    checkpoint_async: bool = flag_field(True, OUTPUT, "Write checkpoints in the background while training continues.")
+    checkpoint_strict: bool = flag_field(
+        True, OUTPUT, "End the run if a checkpoint cannot be written. Otherwise, log a warning and continue."
+    )
+    commit_every: int = flag_field(
+        0,
+        OUTPUT,
+        "Number of steps between in-memory checkpoints (commits), from which a run resumes after a process fails. 0 "
+        "disables them.",
+    )
+    commit_dir: str = flag_field(
+        "",
+        OUTPUT,
+        "Directory for in-memory checkpoints, such as /dev/shm/mine. Defaults to one that the launcher creates.",
+    )
+    resume: str = flag_field(
+        "auto",
+        OUTPUT,
+        "auto resumes from the newest valid checkpoint in --output_dir, if any; never starts anew; a directory of a "
+        "checkpoint or of a run starts from it.",
+    )
+    log_every: int = flag_field(10, OUTPUT, "Number of steps between metric records.", least=1)
+    eval_every: int = flag_field(
+        0, OUTPUT, "Number of steps between evaluations. 0 evaluates at the end of each epoch."
+    )
+    measure_every: int = flag_field(
+        1000, OUTPUT, "Number of steps between measurements of the communication time of a step. 0 disables them."
+    )
+    profile_steps: str = flag_field(
+        "", OUTPUT, "A:B profiles steps A to B for TensorBoard.", check=window_text, training_only=True
+    )
+    stall_warning_seconds: float = flag_field(
+        60.0,
+        CHECKS,
+        "Report a stall, with the stack of each process, if a call of the compiled loop takes this much longer than "
+        "twice its usual time. 0 disables the report. The first call, which compiles, is reported only if a process "
+        "is missing from it.",
+    )
+    stall_shutdown_seconds: float = flag_field(
+        600.0,
+        CHECKS,
+        "End all processes with exit code 4 if a call takes this much longer. 0 disables it. The first call is exempt.",
+    )
+    check_sync_every: int = flag_field(
+        0, CHECKS, "Number of steps between checks that all replicas are identical. 0 disables them."
+    )
+    check_sync: str = flag_field(
+        "variables",
+        CHECKS,
+        "What to check: variables (a difference ends the run) or gradients (logs the norm of each replica).",
+        choices=("variables", "gradients"),
+    )
+    dry_run: bool = flag_field(False, CHECKS, "Print the configuration of the run and exit.")
+
+    def _complete(self) -> None:
+        """See base class."""
+        if not self.steps and not self.epochs:
+            object.__setattr__(self, "epochs", _DEFAULT_EPOCHS)
+        if self.strategy == "mesh":
+            mesh = mesh_of(self.mesh_shape, 0 if self.mesh_shape else self.devices)
+            rules = parse_layout("" if self.layout == AUTO else self.layout, mesh)
+            parse_shard(self.shard, self.shard_axis or rules["batch"], self.shard_min_elements, mesh)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayoutConfig(TrainConfig):
+    """Configuration of `tfdist.layout`: the fields of training, with --strategy=mesh by default."""
+
+    strategy: str = flag_field("mesh", DEVICES, "Distribution strategy: mesh.", choices=("mesh",))
+    layout: str = flag_field(
+        "",
+        DEVICES,
+        "As for training; auto searches for the layout that communicates least and fits into --memory_gb.",
+        check=lambda text: text if text == AUTO else layout_text(text),
+        is_option=True,
+    )
+    memory_gb: float = flag_field(
+        0.0, DEVICES, "Memory per device in GiB for state and activations, for --layout=auto."
+    )
+
+    def __post_init__(self) -> None:
+        """Validates as for training, and requires a memory limit for a search."""
+        super().__post_init__()
+        if (self.layout == AUTO) != bool(self.memory_gb):
+            raise InputError(
+                "A search for a layout needs room to fit into: give both --layout=auto and --memory_gb or neither. "
+                f"Received: {flag_text('layout', self.layout)} {flag_text('memory_gb', self.memory_gb)}."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VerifyConfig(TrainConfig):
+    """Configuration of `tfdist.verify`: the fields of training, and the tolerance of the comparison."""
+
+    steps: int = flag_field(10, DURATION, "Number of steps (optimizer updates). 0 trains for --epochs.")
+    float64: bool = flag_field(
+        False, CHECKS, "Compute in float64, in which rounding errors are far smaller than real differences."
+    )
+    tolerance: float = flag_field(
+        0.0,
+        CHECKS,
+        "Maximum relative difference that passes. 0 chooses it by optimizer and --float64, and 4 times the rounding "
+        "error in bfloat16. Required with float16 or --compression; dgc and signsgd are different algorithms, close "
+        "to one device at no tolerance.",
+    )
+
+    def __post_init__(self) -> None:
+        """Requires a tolerance for features that differ from one device by design: loss scale and compression."""
+        super().__post_init__()
+        if not self.tolerance and (self.precision == "mixed_float16" or self.compression != "none"):
+            raise InputError(
+                "Neither float16 nor compression give the result of one device to rounding: say with --tolerance how "
+                f"near it has to be, or leave them out. Received: {flag_text('precision', self.precision)} "
+                f"{flag_text('compression', self.compression)}."
+            )
