@@ -12,7 +12,6 @@ are imported must be the same in both: there is one server for each such environ
 import array
 import atexit
 import contextlib
-import ctypes
 import importlib
 import io
 import json
@@ -48,7 +47,6 @@ _IMPORTED = (
     "tfdist.testing",
 )
 _SECONDS = 120.0  # for the imports, on a loaded machine
-_PR_SET_PDEATHSIG = 1
 
 
 class Forked:
@@ -106,19 +104,24 @@ class Servers:
         """Starts none yet."""
         self._directory = tempfile.TemporaryDirectory(prefix="tfdist-fork-server-")
         self._servers: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}
+        self._lock = threading.Lock()
         atexit.register(self.close)
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], output: BinaryIO) -> Forked:
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], output: BinaryIO, directory: str = ""
+    ) -> Forked:
         """Starts `python PROGRAM ...`, `python -m MODULE ...` or `python -c CODE ...` in a session of its own.
 
         Args:
           command: as for `subprocess.Popen`; see `can_fork`.
           environment: all variables of the new process.
           output: the file for standard output and standard error.
+          directory: where it runs; empty for this process's.
         """
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(self._address(environment))
-        request = {"arguments": [*command[1:]], "environment": dict(environment), "directory": os.getcwd()}
+        with self._lock:
+            connection.connect(self._address(environment))
+        request = {"arguments": [*command[1:]], "environment": dict(environment), "directory": directory or os.getcwd()}
         text = json.dumps(request).encode()
         files = array.array("i", [output.fileno()])
         connection.sendmsg([len(text).to_bytes(4, "little")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
@@ -129,7 +132,7 @@ class Servers:
         """Ends all servers."""
         for _, server in self._servers.values():
             server.kill()
-            server.wait()
+            server.communicate()
         self._servers.clear()
         self._directory.cleanup()
 
@@ -141,7 +144,7 @@ class Servers:
             variables = {**environment, "TF_CPP_MIN_LOG_LEVEL": "3"}
             variables.pop("TF_CONFIG", None)
             command = [sys.executable, "-m", "tests.fork_server", path]
-            server = subprocess.Popen(command, cwd=root, env=variables, stdin=subprocess.DEVNULL)
+            server = subprocess.Popen(command, cwd=root, env=variables, stdin=subprocess.PIPE)
             self._servers[key] = path, server
             _wait_for(path, server)
         return self._servers[key][0]
@@ -161,8 +164,7 @@ def _wait_for(path: str, server: subprocess.Popen[bytes]) -> None:
 
 
 def serve(path: str) -> None:
-    """Forks for each connection to a socket, until the process that has started this one ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Forks for each connection to a socket, until standard input ends, as it does with the process that has the other end."""
     children: dict[int, socket.socket] = {}
     with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX) as listener:
         ended, wakeup = socket.socketpair()
@@ -171,11 +173,14 @@ def serve(path: str) -> None:
         signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
         selector.register(ended, selectors.EVENT_READ)
         selector.register(listener, selectors.EVENT_READ)
+        selector.register(sys.stdin, selectors.EVENT_READ)
         listener.bind(f"{path}.new")
         listener.listen(64)
         os.rename(f"{path}.new", path)
         while True:
             for key, _ in selector.select():
+                if key.fileobj is sys.stdin:
+                    return
                 if key.fileobj is ended:
                     ended.recv(4096)
                 else:

@@ -1,5 +1,7 @@
 """Programs as their users start them, each in a directory of its own, and how what came of one compares with another."""
 
+import functools
+import json
 import os
 import pathlib
 import pickle
@@ -13,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tests import processes
 from tests.programs.catalog import HERE, Program
 
 OBSERVED = str(HERE / "observed.py")
@@ -69,10 +72,8 @@ def start(
     """
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
-        for name in ("keras", "found", "work"):
+        for name in ("found", "work"):
             (root / name).mkdir()
-        config = {"floatx": precision, "epsilon": 1e-07, "backend": "tensorflow", "image_data_format": "channels_last"}
-        (root / "keras" / "keras.json").write_text(repr(config).replace("'", '"'))
         options = [*quiet, f"--seed={seed}"]
         flags = [f"--seed={seed}", *(["--batch_norm=synchronized"] if quiet else [])]
         flags = flags if "tfdist.run" in STRATEGIES[strategy] else []
@@ -85,24 +86,25 @@ def start(
             str(HERE / script),
             *arguments,
         ]
-        code, output = _ended(command, root, seconds)
+        code, output = _ended(command, root, precision, seconds)
         ranks = [pickle.loads(path.read_bytes()) for path in sorted((root / "found").iterdir())]
         return Outcome(code, ranks, output)
 
 
-def _ended(command: list[str], root: pathlib.Path, seconds: float) -> tuple[int | None, str]:
+@functools.cache
+def _keras_home(precision: str) -> tempfile.TemporaryDirectory[str]:
+    """A directory with Keras's configuration, for all programs that compute with this precision."""
+    directory = tempfile.TemporaryDirectory(prefix="tfdist-keras-")
+    config = {"floatx": precision, "epsilon": 1e-07, "backend": "tensorflow", "image_data_format": "channels_last"}
+    pathlib.Path(directory.name, "keras.json").write_text(json.dumps(config))
+    return directory
+
+
+def _ended(command: list[str], root: pathlib.Path, precision: str, seconds: float) -> tuple[int | None, str]:
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    environment = {**os.environ, **threads, "KERAS_HOME": str(root / "keras"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {**os.environ, **threads, "KERAS_HOME": _keras_home(precision).name, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with (root / "output").open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=root / "work",
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        process = processes.start(command, environment, output, str(root / "work"))
         try:
             code: int | None = process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -36,8 +36,8 @@ class Process(Protocol):
     def poll(self) -> int | None:
         """Returns `returncode`."""
 
-    def wait(self) -> int:
-        """Waits for the end."""
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end; raises `subprocess.TimeoutExpired`."""
 
 
 Start = Callable[[Sequence[str], Mapping[str, str], BinaryIO], Process]  # a command, all its variables, its output
@@ -90,10 +90,13 @@ class Job:
             time.sleep(0.05)
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], output: BinaryIO) -> Process:
-    """Starts a command as a new process."""
+def start(
+    command: Sequence[str], environment: Mapping[str, str], output: BinaryIO, directory: str | None = None
+) -> Process:
+    """Starts a command as a new process, in a directory or in this process's."""
     return subprocess.Popen(
         command,
+        cwd=directory,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=output,
