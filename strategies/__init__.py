@@ -1,7 +1,7 @@
-"""The strategies that come with tfdist, one file each; installed and imported as `tfdist.strategies`.
+"""The strategies of tfdist, one file each; installed and imported as `tfdist.strategies`.
 
-They stand beside the engine, because they are plug-ins: each imports the engine's public names and nothing of the
-others, and the engine loads it by name.
+They are outside of the engine because they are plug-ins: each imports only the engine's public names and no other
+strategy, and the engine loads it by name.
 """
 
 if __name__ != "tfdist.strategies":

@@ -1,4 +1,4 @@
-"""Several processes that speak Horovod's ring all-reduce. Horovod's operations only: its Keras wrappers reduce nothing."""
+"""Several processes, using Horovod's all-reduce: its operations only, since its Keras wrappers reduce nothing."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,16 +25,23 @@ from tfdist.distribution.horovod_rendezvous import start_horovod
 
 
 class Horovod(HasCollectives):
-    """One replica a process; variables are ordinary ones, made equal by a broadcast from rank 0."""
+    """One replica per process; variables are ordinary ones, made equal by a broadcast from rank 0."""
 
     name = "horovod"
 
     def __init__(self, *, cluster: Cluster, join: Callable[[Cluster], Group], intra_op_threads: int = 0):
-        """Args: intra_op_threads: threads for one operation; 0 for a share of the cores, and to keep to it."""
+        """Starts Horovod.
+
+        Args:
+          cluster: this process in the job.
+          join: joins the job's group.
+          intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
+        """
         share_cores(cluster, intra_op_threads)
         use_one_gpu(cluster.local_rank)
-        # Whoever trains watches calls by --stall_shutdown_seconds; Horovod's own end, an hour unless the environment says
-        # otherwise (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS), is for what nobody watches, though it counts for every collective.
+        # Training watches its calls by --stall_shutdown_seconds. Horovod's own limit applies to every collective and is
+        # meant for calls that are not watched: an hour, unless the environment sets
+        # HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
         self.group = start_horovod(cluster, join, stall_seconds=3600)
         self.cluster = cluster
         self.replicas = hvd.size()

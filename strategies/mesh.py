@@ -1,4 +1,4 @@
-"""A mesh of devices with named axes, over which the dims of a model's tensors are laid out: DTensor.
+"""A device mesh with named axes, over which the dims of a model's tensors are laid out by DTensor.
 
 Shazeer et al., Mesh-TensorFlow: Deep Learning for Supercomputers, 2018 (arXiv:1811.02084).
 """
@@ -35,7 +35,7 @@ _SAME_SEED = (
 
 
 class MeshOfDevices(HasCollectives):
-    """One replica whose tensors are spread over a mesh: the engine splits its computation, and adds what has to be sent."""
+    """One replica whose tensors are spread over a mesh: the engine shards its computation and adds communication."""
 
     name = "mesh"
     replicas = 1
@@ -60,16 +60,16 @@ class MeshOfDevices(HasCollectives):
         """Starts the engine.
 
         Args:
-          cluster: this process among the job's, which have equal parts of the mesh.
+          cluster: this process in the job; all processes have equal parts of the mesh.
           join: joins the job's group.
-          devices: how many this process has; 0 for as many as the mesh needs.
+          devices: number of devices of this process; 0 for as many as the mesh needs.
           mesh_shape: as the flag; see `tfdist.sharding.mesh`.
           layout: as the flag; see `tfdist.sharding.layouts`.
-          shard: what lies in parts over `shard_axis`: "none", "optimizer", "gradients" or "parameters"; see `Shard`.
+          shard: what is sharded over `shard_axis`: "none", "optimizer", "gradients" or "parameters"; see `Shard`.
           shard_axis: an axis of the mesh; empty for the batch's.
-          shard_min_elements: smaller variables stay whole.
-          intra_op_threads: of one operation; 0 for a share of the cores, and to keep to it.
-          start_timeout_seconds: how long to wait for the other processes' servers, once all processes have come.
+          shard_min_elements: smaller variables are replicated.
+          intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
+          start_timeout_seconds: how long to wait for the servers of the other processes, once all have joined.
         """
         self.cluster = cluster
         mesh = mesh_of(mesh_shape, devices, cluster.size)
@@ -92,7 +92,7 @@ class MeshOfDevices(HasCollectives):
 
     @contextlib.contextmanager
     def _placement(self) -> Iterator[None]:
-        """See base class: variables with initializers are laid out at the end, when the names of their dims are known."""
+        """See base class; variables with initializers are laid out on exit, when the names of their dims are known."""
         try:
             self._bear_all()
             with (
@@ -102,7 +102,7 @@ class MeshOfDevices(HasCollectives):
                 yield
             self._bear_all()
         except BaseException:
-            self._abstract_model.clear()  # what was made before the failure is nobody's
+            self._abstract_model.clear()  # variables created before the failure are abandoned
             self._drawn.clear()
             raise
 
@@ -129,12 +129,12 @@ class MeshOfDevices(HasCollectives):
             rematerialize(uninitialized.owners[-1])
 
     def _note_drawn(self, name: str, value: tf.Tensor) -> None:
-        """Each process draws for its own devices, so all must draw the same: compared at the scope's end."""
+        """Notes a checksum, compared when the scope ends: all processes must draw the same values for their devices."""
         if self.cluster.size > 1:
             self._drawn[name] = zlib.crc32(value.numpy().tobytes(), self._drawn.get(name, 0))
 
     def _whole_variable(self, next_creator: Callable[..., tf.Variable], **given: Any) -> tf.Variable:
-        """A variable that has a value from the start, such as a learning rate: whole on every device."""
+        """Creates a variable that has a value from the start, such as a learning rate: replicated on every device."""
         with tf.init_scope():
             value = given["initial_value"]
             value = tf.convert_to_tensor(value() if callable(value) else value, given.get("dtype"))
@@ -147,16 +147,16 @@ class MeshOfDevices(HasCollectives):
         return self.in_replica(function)(*args)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """See base class; a trace is checked for what crashes the engine before that gets it."""
+        """See base class; checks a trace for operations that would crash the engine."""
         copies: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
 
         def copied(tensor: tf.Tensor) -> tf.Tensor:
-            """What a model takes from outside of its layers' calls, such as a table of positions."""
+            """Replicates a tensor captured from outside of layers' calls, such as a table of positions."""
             if id(tensor) not in copies:
                 laid = self.devices.copied(tensor)
                 if laid is not tensor:
                     self._note_drawn("a tensor made outside of its layer's call", tensor)
-                copies[id(tensor)] = tensor, laid  # the tensor is kept, so that its id is not given to another
+                copies[id(tensor)] = tensor, laid  # keeps the tensor, so that its id is not reused
             return copies[id(tensor)][1]
 
         def checked(*args: Any) -> Any:
@@ -183,14 +183,14 @@ class MeshOfDevices(HasCollectives):
         return called
 
     def _warn_of_what_is_idle(self) -> None:
-        """Once, when the names of all dims of a model have been seen."""
+        """Warns once about unused rules and axes, after all dims of a model have been seen."""
         if not self._warned and self.is_chief:
             for line in idle(self.rules, self._dims, self.shard, self.devices.mesh):
                 _log.warning("%s", line)
         self._warned = True
 
     def _asking(self, name: str, query: tf.Tensor) -> tf.Tensor:
-        """So that projections know how their input lies, and its gradient is added up before it is sent."""
+        """Lays out an attention layer's input, so projections know it and its gradient is summed before it is sent."""
         if not {"heads", "context"} & self.rules.keys() or query.shape.rank != 3:
             return query
         return self.constrain(query, ("batch", "context", None), f"the input of {name}")
@@ -198,7 +198,7 @@ class MeshOfDevices(HasCollectives):
     def _attending(
         self, name: str, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, causal: bool
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
-        """Context parallelism: each device has its part of the queries, and all keys and values."""
+        """Implements context parallelism: each device has its part of the queries, and all keys and values."""
         if "context" not in self.rules or query.shape.rank != 4:
             return query, key, value, None
         mask = self._causal_mask(query.shape[1], key.shape[1], f"the mask of {name}") if causal else None
@@ -207,14 +207,15 @@ class MeshOfDevices(HasCollectives):
         return query, key, value, mask
 
     def _causal_mask(self, queries: int, keys: int, name: str) -> tf.Tensor:
-        """A part of it on each device, where Keras's own would be whole, and everything that it is compared with."""
+        """Returns a sharded causal mask; Keras's would be replicated, and so would everything combined with it."""
         own = self.constrain(tf.expand_dims(tf.range(queries), 1), ("context", None), name)
         return tf.expand_dims(own >= tf.expand_dims(tf.range(keys), 0), 0)
 
     def _attended(self, name: str, output: tf.Tensor) -> tf.Tensor:
-        """So that its gradient comes with the whole sequence, if the rest of the model has that on the axis of the heads.
+        """Lays out an attention layer's output, so that its gradient has the full sequence.
 
-        The projection's gradient would move the axis between inner dims, which DTensor does wrongly without a word
+        That is needed if the rest of the model shards the sequence over the axis of the heads: the projection's
+        gradient would move the axis between inner dims, which DTensor silently does wrong
         (tests/traps/dtensor_test.py).
         """
         if "heads" not in self.rules or output.shape.rank != 3:
@@ -222,7 +223,7 @@ class MeshOfDevices(HasCollectives):
         return self.constrain(output, ("batch", "context", None), f"the output of {name}")
 
     def local(self, value: Any) -> list[Any]:
-        """See base class; outside of a compiled function the value is a whole, ordinary tensor."""
+        """See base class; outside of a compiled function, the value is an ordinary tensor with the full value."""
         return [value if tf.inside_function() else self.devices.whole(value)]
 
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
@@ -230,10 +231,10 @@ class MeshOfDevices(HasCollectives):
         return Batches(make_dataset(self.local_replicas, self.replicas), self.devices, self.rules["batch"])
 
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
-        """See base class; outside of compiled functions, as in a functional model, it is checked alone."""
+        """See base class; outside of compiled functions, as in a functional model, the layout is only validated."""
         mesh, names = self.devices.mesh, given_way(dims, self.rules)
         self._dims |= {name for name in names if name}
-        shape = [mesh.size if size is None else size for size in x.shape]  # what is not known yet is divided
+        shape = [mesh.size if size is None else size for size in x.shape]  # unknown dims count as divisible
         layout = laid_out(name, names, shape, self.rules, mesh, lenient=("batch",))
         if not tf.is_tensor(x) or not tf.inside_function():
             return x
@@ -244,10 +245,11 @@ class MeshOfDevices(HasCollectives):
         return keras_internals.with_companions_of(place(x), x, place)
 
     def by_rows(self, tensors: Any) -> Any:
-        """See base class: split over rows alone.
+        """See base class; sharded by rows only.
 
-        Losses over split classes either do not compile or are silently wrong in float64 (tests/traps/dtensor_test.py), and
-        rows that are cut out of a batch would be laid out as a layer with split inputs wants.
+        Losses over sharded classes either do not compile or are silently wrong in float64
+        (tests/traps/dtensor_test.py), and rows cut out of a batch would be laid out as required by a layer with sharded
+        inputs.
         """
         axis = self.rules["batch"]
 
@@ -271,18 +273,18 @@ class MeshOfDevices(HasCollectives):
             variable.assign(value)
 
     def computed_from(self, variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """See base class: all parts together, and a gradient in parts, when the layer's turn has come."""
+        """See base class; gathers a sharded parameter when its layer runs; its gradient is sharded again."""
         placement = _placement_of(variable)
         if not placement.is_gathered:
             return held
 
         @tf.custom_gradient
         def gathered(part: tf.Tensor) -> Any:
-            if inputs:  # else the engine would gather at once what the last layer needs
+            if inputs:  # otherwise the engine would gather all layers up front
                 [part] = waiting([part], inputs[0])
             return self.devices.relaid(part, placement.computed), lambda gradient: self._parted(gradient, placement)
 
-        # Said once more, as TensorFlow puts an identity behind, which the engine may lay out as a later layer wants.
+        # Repeated, because TensorFlow appends an identity, which the engine might lay out as a later layer requires.
         return self.devices.relaid(gathered(held), placement.computed)
 
     def gradients(
@@ -301,23 +303,23 @@ class MeshOfDevices(HasCollectives):
         )
 
     def _summed(self, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
-        """A gradient behind the backward pass, as it is kept."""
-        if placement.is_gathered:  # in parts since its layer was done
+        """Lays out a gradient from the backward pass as it is stored."""
+        if placement.is_gathered:  # sharded since its layer's backward pass
             return self.devices.relaid(gradient, placement.gradient)
         return self._parted(gradient, placement)
 
     def _parted(self, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
-        """A gradient as it is kept. First as it is computed: else the backward pass would be laid out for the parts."""
+        """Lays out a gradient as stored, via its computed layout, so that the backward pass keeps the latter."""
         whole = self.devices.relaid(gradient, placement.computed)
         return whole if placement.gradient == placement.computed else self.devices.relaid(whole, placement.gradient)
 
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """See base class. The update is computed as a whole, where the slots lie, before anything is assigned.
+        """See base class. Computes the whole update, in the layout of the optimizer state, before it assigns anything.
 
-        An optimizer assigns to a slot and then reads it. DTensor may compile that to a read before the assignment, without
-        a word, where layouts differ (tests/traps/dtensor_test.py).
+        An optimizer assigns its state and then reads it. If layouts differ, DTensor may silently compile that to a read
+        before the assignment (tests/traps/dtensor_test.py).
         """
         changed = [*variables, *optimizer.variables]
         before = [(v, self.devices.relaid(keras_internals.value_of(v), _placement_of(v).slots)) for v in changed]
@@ -329,7 +331,7 @@ class MeshOfDevices(HasCollectives):
             keras_internals.value_of(variable).assign(self.devices.relaid(value, _placement_of(variable).stored))
 
     def allocate(self, states: Sequence[State]) -> list[tf.Variable]:
-        """See base class: whole on every device."""
+        """See base class; replicated on every device."""
         found = []
         for state in states:
             initial = tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape)
@@ -337,12 +339,12 @@ class MeshOfDevices(HasCollectives):
         return found
 
     def written(self, variable: tf.Variable, per_replica: bool) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """See base class: each block by the process of the first device that has it."""
+        """See base class; each block is saved by the process of the first device that has it."""
         blocks = self.devices.own_blocks(variable)
         return [((0, *offset), values[np.newaxis]) for offset, values in blocks] if per_replica else blocks
 
     def copies(self, variable: tf.Variable) -> list[tuple[str, tuple[int, ...], np.ndarray]]:
-        """See base class: one for each device."""
+        """See base class; one copy per device."""
         return self.devices.copies(variable)
 
     def assign(self, variable: tf.Variable, per_replica: bool, read: Read) -> None:
@@ -374,7 +376,7 @@ class MeshOfDevices(HasCollectives):
 
 
 def _placement_of(variable: keras.Variable) -> Placement:
-    """Where a variable lies; whole, if it had a value from the start."""
+    """Returns the placement of a variable; replicated, if it had a value from the start."""
     found = keras_internals.layout_of(variable)
     return found or Placement.same(Layout.whole(len(variable.shape)))
 

@@ -1,4 +1,4 @@
-"""One process, several devices, the variables mirrored on each: tf.distribute's MirroredStrategy."""
+"""One process, several devices, variables mirrored on each: tf.distribute's MirroredStrategy."""
 
 from collections.abc import Callable
 
@@ -11,13 +11,19 @@ from tfdist.distribution.tf_distribute import TensorFlowStrategy
 
 
 class Mirrored(TensorFlowStrategy):
-    """Replicas on this machine's GPUs, or on logical CPU devices where there is none."""
+    """Replicas on this machine's GPUs, or on logical CPU devices if there is none."""
 
     def __init__(self, *, cluster: Cluster, join: Callable[[Cluster], Group], devices: int = 0):
-        """Args: devices: how many; 0 for all GPUs, or one CPU device."""
+        """Creates the engine.
+
+        Args:
+          cluster: this process in the job.
+          join: joins the job's group.
+          devices: number of devices; 0 for all GPUs, or one CPU device.
+        """
         names = local_device_names(devices)
-        # On logical CPUs the engine's default has group keys that are global to the process: a second strategy of
-        # another size breaks every later collective. Reducing to one device has no such fault.
+        # On logical CPUs, the engine's default uses group keys that are global to the process: a second strategy of
+        # another size breaks all later collectives. Reduction to one device does not.
         reduction = tf.distribute.ReductionToOneDevice() if names[0].startswith("CPU") else None
         engine = tf.distribute.MirroredStrategy(names, cross_device_ops=reduction)
         super().__init__("mirrored", engine, cluster=cluster, group=join(cluster))

@@ -1,4 +1,4 @@
-"""Several processes that speak TensorFlow's own collectives: tf.distribute's MultiWorkerMirroredStrategy."""
+"""Several processes, using TensorFlow's own collectives: tf.distribute's MultiWorkerMirroredStrategy."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from tfdist.distribution.variable_creation import VariableCreation
 
 
 class MultiWorker(TensorFlowStrategy):
-    """Replicas on the devices of every process of the cluster; one CPU replica a process where there are no GPUs."""
+    """Replicas on the devices of every process of the cluster; one CPU replica per process if there are no GPUs."""
 
     def __init__(
         self,
@@ -25,14 +25,14 @@ class MultiWorker(TensorFlowStrategy):
         intra_op_threads: int = 0,
         start_timeout_seconds: float = 120.0,
     ):
-        """Starts TensorFlow's server of this process, and waits for those of the others.
+        """Starts this process's TensorFlow server and waits for those of the other processes.
 
         Args:
-          cluster: this process among the job's.
+          cluster: this process in the job.
           join: joins the job's group.
           communication: the engine's implementation, "auto", "ring" or "nccl".
-          intra_op_threads: of one operation; 0 for a share of the cores, and to keep to it.
-          start_timeout_seconds: how long to wait for the other servers, once all processes have come.
+          intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
+          start_timeout_seconds: how long to wait for the servers of the other processes, once all have joined.
         """
         share_cores(cluster, intra_op_threads)
         group = join(cluster)

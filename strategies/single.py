@@ -1,4 +1,4 @@
-"""One process, one replica, no tf.distribute: the reference that every other strategy is held against."""
+"""One process, one replica, no tf.distribute: the reference for all other strategies."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,7 +19,12 @@ class Single(HasCollectives):
     local_replicas = range(1)
 
     def __init__(self, *, cluster: Cluster, join: Callable[[Cluster], Group]):
-        """Args: cluster: of one process; join: makes its group."""
+        """Joins the group.
+
+        Args:
+          cluster: a cluster of one process.
+          join: creates its group.
+        """
         self.cluster = cluster
         self.group = join(cluster)
         self.collectives = OneReplica()

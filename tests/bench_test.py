@@ -44,7 +44,10 @@ def test_help_lists_the_flags(capsys):
 
 
 def test_it_is_among_the_commands():
-    assert commands()["bench"] == "Measure the network: time and bandwidth of each operation between replicas, by size."
+    assert (
+        commands()["bench"]
+        == "Benchmark collectives: time and bandwidth of each operation between replicas, by message size."
+    )
 
 
 def test_one_replica_has_nothing_to_measure(tmp_path, monkeypatch, capsys):

@@ -92,8 +92,8 @@ class Forked:
             with contextlib.suppress(BlockingIOError, TimeoutError):
                 self._connection.recv(1, socket.MSG_PEEK)
                 self._connection.settimeout(None)
-                self.returncode = int(self._lines.readline())
-                self._connection.close()
+                with self._connection, self._lines:
+                    self.returncode = int(self._lines.readline())
         return self.returncode
 
 

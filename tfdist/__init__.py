@@ -1,6 +1,6 @@
 """tfdist trains ordinary Keras 3 models on TensorFlow across devices and machines: N replicas give the result of one.
 
-Importing it imports no TensorFlow, defines no flag and touches no device; the names below are loaded when first used.
+Importing it does not import TensorFlow, define flags or initialize devices; the names below are imported on first use.
 """
 
 import importlib

@@ -10,9 +10,9 @@ USAGE = "python -m tfdist.<command> --help"
 
 
 def commands() -> dict[str, str]:
-    """Finds the commands: the modules beside this one that run when started, and their docstrings' first lines.
+    """Returns the first docstring line of each command, by name: the modules in this directory with a main guard.
 
-    They are read, not imported, so that the list appears at once.
+    They are parsed, not imported, so that the list is shown without delay.
     """
     found = {}
     for path in sorted(pathlib.Path(__file__).parent.glob("*.py")):
@@ -25,10 +25,10 @@ def commands() -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints one line a command.
+    """Prints one line per command.
 
     Args:
-      arguments: what stands after `python -m tfdist`.
+      arguments: command-line arguments after `python -m tfdist`.
 
     Returns:
       The exit code.

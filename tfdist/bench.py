@@ -23,7 +23,7 @@ BENCHMARKS = ("collectives",)
 
 def main(config: BenchConfig) -> int:
     """Measures the collectives; returns the exit code."""
-    startup.load_tensorflow()  # only now: flags are read, and help is printed, before
+    startup.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.benchmark import plot, table
     from tfdist.cli import open_strategy
     from tfdist.reporting import RunDirectory
@@ -50,7 +50,7 @@ def main(config: BenchConfig) -> int:
 
 
 def _measurable(strategy: "Strategy", config: BenchConfig) -> "HasCollectives":
-    """Makes sure that there is something to measure."""
+    """Raises `InputError` if the strategy has no collectives to measure, or does not support the dtype."""
     import tensorflow as tf
 
     from tfdist.benchmark.operations import check_dtype
@@ -67,7 +67,7 @@ def _measurable(strategy: "Strategy", config: BenchConfig) -> "HasCollectives":
 
 
 def _measurements(config: BenchConfig, strategy: "HasCollectives") -> "Iterator[Measured]":
-    """Measures one operation after the other, from size to size; a barrier once, as it has none."""
+    """Yields measurements by operation and size; a barrier has no size and is measured once."""
     import tensorflow as tf
 
     from tfdist.benchmark.timing import measure
@@ -88,7 +88,7 @@ def start(argv: Sequence[str]) -> int:
     """Runs the command: the benchmark's name comes first, then its flags.
 
     Args:
-      argv: the command line with the program's name.
+      argv: command line, including the program name.
     """
     named = len(argv) > 1 and not argv[1].startswith("-")
     name, rest = (argv[1], argv[2:]) if named else ("", argv[1:])

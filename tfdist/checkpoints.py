@@ -23,7 +23,7 @@ def main(run: str) -> int:
 
 
 def _looked_at(path: Path) -> str:
-    """Prints what is known of a checkpoint; returns what is wrong with it."""
+    """Prints a description of a checkpoint; returns what is wrong with it, or ""."""
     problem, described = "", ""
     try:
         checkpoint = Checkpoint.open(path)
@@ -33,7 +33,7 @@ def _looked_at(path: Path) -> str:
         problem = f"{Path(damaged.path).name}: {damaged.problem}"
     except (CheckpointError, InputError, OSError) as error:
         problem = str(error)
-    if problem and not path.exists():  # the run goes on, and has removed it meanwhile
+    if problem and not path.exists():  # a running job has removed it meanwhile
         return ""
     print(f"{path.name}  {'bad ' if problem else 'good'}  {described}".rstrip())
     if problem:

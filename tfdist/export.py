@@ -20,12 +20,13 @@ from tfdist.grammar.spec import parse
 if TYPE_CHECKING:
     from tfdist.trainer.trainer import Trainer
 
-_ENDINGS = {"keras": ".keras", "saved_model": "", "safetensors": ".safetensors"}  # a SavedModel is a folder of any name
+# A SavedModel is a directory of any name.
+_ENDINGS = {"keras": ".keras", "saved_model": "", "safetensors": ".safetensors"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """What to write and where, and whether to run code that the checkpoint names."""
+    """Format and destination of an export, and whether code that the checkpoint names may be run."""
 
     format: str = flag_field("keras", OUTPUT, "Format: keras, saved_model or safetensors.", choices=tuple(_ENDINGS))
     output: str = flag_field(
@@ -39,13 +40,13 @@ class ExportConfig:
     )
 
     def __post_init__(self) -> None:
-        """Checks each field."""
+        """Validates all fields."""
         check_fields(self)
 
 
 def main(run: str, config: ExportConfig) -> int:
-    """Prints where the model was written."""
-    startup.load_tensorflow()  # only now: flags are read, and help is printed, before
+    """Exports the model and prints its path; returns the exit code."""
+    startup.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.checkpoint.storage import checkpoints_at
     from tfdist.cli import session
 
@@ -65,7 +66,7 @@ def main(run: str, config: ExportConfig) -> int:
 
 
 def _trained(found: list[Path], run: str, config: ExportConfig) -> TrainConfig:
-    """The flags of the run, for one device."""
+    """Returns the flags of the run, adapted to one device."""
     from tfdist.checkpoint.restore import first_readable
 
     _check_any(found, run)
@@ -95,7 +96,7 @@ def _check_any(found: list[Path], run: str) -> None:
 
 
 def _restore(trainer: "Trainer", run: str) -> None:
-    """From what is there now: a run that trains has removed what was there before, and may while that is read."""
+    """Restores the newest checkpoint; retries once, as a running job may remove checkpoints while they are read."""
     from tfdist.checkpoint.storage import checkpoints_at
 
     for is_last in (False, True):
@@ -110,7 +111,7 @@ def _restore(trainer: "Trainer", run: str) -> None:
 
 
 def _check_runs_nothing(trained: TrainConfig, checkpoint: Path) -> None:
-    """Refuses code that a checkpoint names, of whatever package: `keras.models:load_model` would run anything."""
+    """Refuses code named by a checkpoint, from any package: `keras.models:load_model` could execute anything."""
     from tfdist.data.catalog import is_own
 
     named = [name for name in ("model", "optimizer", "loss") if ":" in parse(getattr(trained, name)).name]
@@ -124,13 +125,13 @@ def _check_runs_nothing(trained: TrainConfig, checkpoint: Path) -> None:
 
 
 def _folder(found: list[Path]) -> Path:
-    """The run's, whether that, its checkpoints' or one checkpoint's path was given."""
+    """Returns the directory of the run, given that of the run, of its checkpoints or of one checkpoint."""
     folder = found[0].parent
     return folder.parent if folder.name == "checkpoints" else folder
 
 
 def _check_output(path: Path, kind: str) -> None:
-    """Makes sure that a model could be written, without making anything."""
+    """Checks that a model could be written, without creating anything."""
     ending, others = _ENDINGS[kind], tuple(filter(None, _ENDINGS.values()))
     is_one = path.suffix == ending if ending else path.suffix not in others
     with _must_write(path):
@@ -147,7 +148,7 @@ def _check_output(path: Path, kind: str) -> None:
 
 
 def _write(trainer: "Trainer", kind: str, path: Path) -> None:
-    """Writes beside the path, then renames: nobody finds the half of a model there."""
+    """Writes to a temporary directory, then renames, so that the path never has an incomplete model."""
     write = {"keras": _keras, "saved_model": _saved_model, "safetensors": _safetensors}[kind]
     with _must_write(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,7 +168,7 @@ def _must_write(path: Path) -> Iterator[None]:
         yield
     except (OSError, errors.OpError) as error:
         if not isinstance(error, OSError) and str(path.absolute().parent) not in str(error):
-            raise  # it is not about a file
+            raise  # not about a file
         raise _unwritable(path, cause(error)) from error
 
 
@@ -187,7 +188,7 @@ def _saved_model(trainer: "Trainer", path: Path) -> None:
 
 
 def _safetensors(trainer: "Trainer", path: Path) -> None:
-    """Weights and moving statistics by their names in checkpoints, which are Keras's paths."""
+    """Writes weights and moving statistics by their names in checkpoints, which are Keras's paths."""
     import keras
     import numpy as np
 

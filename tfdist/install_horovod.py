@@ -1,7 +1,7 @@
 """Build Horovod for the installed TensorFlow, and install it.
 
-The wheel is cached, so that the next environment with the same versions has it in seconds. The user's own packages stay
-as they are: what only the build needs lies in a folder of its own, which is gone afterwards.
+The wheel is cached, so that the next environment with the same versions gets it within seconds. Other packages are not
+changed: those that only the build needs are in a temporary directory.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from tfdist.cli import command, horovod_build
 from tfdist.cli.horovod_build import PATCHED, SDIST, SHA256, VERSION, Build
 from tfdist.errors import InputError, TfdistError
 
-# Horovod's CMake asks the running Python for TensorFlow, so an isolated environment would not do.
+# Horovod's CMake looks for TensorFlow in the running Python, so build isolation would not work.
 _FROM_SOURCE = ("--no-deps", "--use-pep517", "--no-build-isolation")
 
 _PROBE = """
@@ -36,13 +36,13 @@ print(json.dumps([horovod.__version__, metadata["tensorflow"], [name for name, b
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the flags say.
+    """Values of the flags.
 
     Attributes:
-      cache: the folder of the wheels.
+      cache: directory of the wheels.
       gpu: whether to build for NCCL.
       mpi: whether to build for MPI.
-      force: whether to build again what is there.
+      force: whether to rebuild an existing installation.
     """
 
     cache: pathlib.Path
@@ -52,14 +52,14 @@ class Options:
 
 
 class Log:
-    """A file that keeps what the commands print."""
+    """A file with the output of the commands."""
 
     def __init__(self, path: pathlib.Path):
         self.path = path
         path.write_text("", encoding="utf-8")
 
     def pip(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
-        """Runs this environment's pip; raises `TfdistError` with its last error line if it fails."""
+        """Runs this environment's pip; raises `TfdistError` with the last error line if it fails."""
         pip = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
         with self.path.open("a", encoding="utf-8") as file:
             file.write(f"$ {shlex.join(pip)}\n")
@@ -71,7 +71,7 @@ class Log:
 
 
 def install(options: Options) -> None:
-    """Makes `import horovod.tensorflow` work in this environment, and says what it does, one line a stage.
+    """Makes `import horovod.tensorflow` work in this environment, printing one line per stage.
 
     Raises:
       InputError: TensorFlow, pip or a tool of the build is missing, or the cache cannot be written.
@@ -96,17 +96,18 @@ def install(options: Options) -> None:
         wheel = make_wheel(build, options.cache, log)
     _say(f"Installing {wheel}")
     log.pip("install", "--force-reinstall", "--no-deps", str(wheel))
-    log.pip("install", str(wheel))  # what it depends on and is not there
+    log.pip("install", str(wheel))  # installs missing dependencies
     _say(f"import horovod.tensorflow works ({_transports(build)}).")
 
 
 def make_wheel(build: Build, cache: pathlib.Path, log: Log) -> pathlib.Path:
-    """Builds the wheel and returns its place in the cache, where it appears only when it is whole.
+    """Builds the wheel and returns its path in the cache, to which it is moved when it is complete.
 
     Args:
       build: what to build.
-      cache: has the source distribution, or gets it, and a folder named `build.key`.
-      log: gets the output.
+      cache: directory of the source distribution, which is downloaded if missing; must have a directory named
+        `build.key`.
+      log: receives the output.
     """
     horovod_build.check_tools(build)
     with tempfile.TemporaryDirectory(prefix="build-", dir=cache) as scratch:
@@ -139,7 +140,7 @@ def _pip_cmake(folder: pathlib.Path, log: Log) -> str:
 
 
 def _download(folder: pathlib.Path, log: Log, environment: Mapping[str, str]) -> pathlib.Path:
-    # pip runs the source's setup.py for its metadata, so pip itself has to check the hash before that.
+    # pip runs setup.py for its metadata, so the hash must be checked by pip itself before that.
     requirement = folder / "requirement.txt"
     pinned = f"horovod=={VERSION} --hash=sha256:{SHA256}"
     requirement.write_text(f"--no-binary horovod\n--require-hashes\n{pinned}\n", encoding="utf-8")
@@ -150,7 +151,7 @@ def _download(folder: pathlib.Path, log: Log, environment: Mapping[str, str]) ->
 
 
 def _transports(build: Build) -> str:
-    """Imports Horovod in a process of its own; raises `TfdistError` if it is not this build or does not work."""
+    """Imports Horovod in a new process and returns its communication libraries; raises `TfdistError` on failure."""
     probe = [sys.executable, "-P", "-c", _PROBE]
     done = subprocess.run(probe, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
@@ -181,7 +182,7 @@ def _say(line: str) -> None:
 
 
 def define_flags(values: flags.FlagValues) -> None:
-    """Defines this command's flags."""
+    """Defines the flags of this command."""
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tfdist" / "horovod"
     flags.DEFINE_bool("gpu", False, "Build for NCCL (needs nvcc and NCCL's headers).", flag_values=values)
     flags.DEFINE_bool("mpi", False, "Build for MPI as well (needs mpicxx).", flag_values=values)
@@ -190,7 +191,7 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues) -> None:
-    """Installs Horovod as the flags say."""
+    """Installs Horovod as configured by the flags."""
     install(Options(pathlib.Path(values.cache_dir).expanduser().resolve(), values.gpu, values.mpi, values.force))
 
 

@@ -49,7 +49,7 @@ _DEFINE = {
     str: flags.DEFINE_string,
     type(None): flags.DEFINE_integer,
 }
-_FIELDS = [field for field in dataclasses.fields(Job) if field.name != "min_processes"]  # which --processes has, too
+_FIELDS = [field for field in dataclasses.fields(Job) if field.name != "min_processes"]  # included in --processes
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -60,14 +60,14 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(values: flags.FlagValues, arguments: list[str]) -> int:
-    """Runs the job that the flags describe.
+    """Runs the job described by the flags.
 
     Args:
-      values: parsed.
-      arguments: the command, which every rank runs.
+      values: parsed flags.
+      arguments: command that every rank runs.
 
     Returns:
-      The exit code of the process that was the cause of a failure, or 0.
+      The exit code of the process that caused a failure, or 0.
     """
     if not arguments:
         raise InputError("The command to start must follow: tfdist.launch --processes=2 -- python -m tfdist.train ...")
@@ -76,12 +76,12 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
     outcome = running.run(job, lambda rank: arguments, os.environ, interrupts=signals.received(), say=_say)
     if outcome.code:
         _say(f"{outcome.reason}." + (f" Its log: {outcome.log}" if outcome.log else ""))
-    command.flush(may_lose=True)  # the code is the job's, also where its output has found no room
+    command.flush(may_lose=True)  # returns the job's exit code even if its output could not be written
     return outcome.code
 
 
 def parse_processes(text: str) -> dict[str, int]:
-    """Reads --processes: N, or MIN:MAX; returns the fields of a `Job`.
+    """Parses --processes: N, or MIN:MAX; returns the fields of a `Job`.
 
     Raises:
       InputError: it is neither.
@@ -95,7 +95,7 @@ def parse_processes(text: str) -> dict[str, int]:
 
 
 def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be closed, and there is a job to be seen to its end
+    with contextlib.suppress(OSError):  # the terminal may be closed, while the job continues
         print(f"tfdist.launch: {line}", file=sys.stderr, flush=True)
 
 

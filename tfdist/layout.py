@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from tfdist.planner.layout_plan import Plan, Planned
 
 _UNITS = ("B", "KiB", "MiB", "GiB")
-_SHOWN = 3  # paths of variables that are alike
+_SHOWN = 3  # paths per group of variables
 
 
 def main(config: LayoutConfig) -> int:
     """Prints the plan."""
-    startup.load_tensorflow()  # only now: flags are read, and help is printed, before
+    startup.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
 
     from tfdist import data, models
@@ -96,7 +96,7 @@ def _lines(
 
 
 def _whole(found: "Plan", shard: Shard) -> Iterator[str]:
-    """Of which variables nothing lies in parts, and why."""
+    """Yields lines about variables that are not sharded, by reason."""
     reasons: dict[str, list[Planned]] = {}
     for v in found.variables:
         if v.is_whole(found.mesh):

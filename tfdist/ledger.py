@@ -17,17 +17,17 @@ _NAMED_AT_MOST = 10
 
 
 class Start(NamedTuple):
-    """One time that the run began or went on, and the steps of it that are part of the result.
+    """One start of the run, and those of its steps that count for the result.
 
     Attributes:
-      number: of the start, from 0.
+      number: number of the start, from 0.
       first: its first step.
-      end: behind its last step that counts; later ones were made again. None if it is not known: the last start.
-      before: examples that were used before its first step. Of the first start that counts it says where the proof begins;
-        from there on the examples themselves do.
-      batch_size: examples of a step.
-      examples: of an epoch; the same at each start.
-      files: of the processes, in the order of ranks.
+      end: step after its last one that counts, as later ones were repeated; None if unknown, for the last start.
+      before: number of examples used before its first step. For the first start that counts, this is where the proof
+        begins; after that, the examples themselves are counted.
+      batch_size: number of examples per step.
+      examples: number of examples per epoch; the same for each start.
+      files: ledgers of the processes, by rank.
     """
 
     number: int
@@ -40,14 +40,14 @@ class Start(NamedTuple):
 
 
 def main(run: str) -> int:
-    """Prints what was found; returns the exit code."""
+    """Prints the result; returns the exit code."""
     directory = RunDirectory(Path(run).expanduser())
     starts = _starts(directory)
     size = starts[0].examples
     epoch, before = divmod(starts[0].before, size)  # a run that began with another one's checkpoint
     steps, epochs = 0, 0
     wrong = _other_sizes(starts)
-    used: list[np.ndarray] = []  # of the epoch that has not ended, put together when it has
+    used: list[np.ndarray] = []  # of the current epoch, concatenated at its end
     count = 0
     for found, numbers in _stream(starts, _steps_done(directory)):
         wrong += found
@@ -86,7 +86,7 @@ def _starts(directory: RunDirectory) -> list[Start]:
         )
     ends = [start["step"] for start in said[1:]] + [None]
     until = [_earliest(ends[number:]) for number in range(len(said))]
-    counting = [  # others were made again as a whole
+    counting = [  # all steps of other starts were repeated
         number for number, end in enumerate(until) if end is None or end > said[number]["step"]
     ]
     _check_kept(said, counting, directory)
@@ -115,7 +115,7 @@ def _check_kept(said: list[dict[str, Any]], counting: list[int], directory: RunD
 
 
 def _other_sizes(starts: list[Start]) -> list[str]:
-    """What is wrong where the data set did not stay: then no number of examples is an epoch."""
+    """Returns errors if the size of the data set has changed, so that epochs are undefined."""
     return [
         f"start {start.number}: an epoch has {start.examples} examples, where the run began with {starts[0].examples}"
         for start in starts
@@ -124,7 +124,7 @@ def _other_sizes(starts: list[Start]) -> list[str]:
 
 
 def _steps_done(directory: RunDirectory) -> int:
-    """How many steps the run has made as far as its other files know."""
+    """Returns how many steps the run has made according to its other files."""
     saved = [step_of(path) for path in newest(directory.checkpoints)]
     return max([0, *saved, *(record["step"] for record in directory.records())])
 
@@ -135,7 +135,7 @@ def _earliest(later: list[int | None]) -> int | None:
 
 
 def _stream(starts: list[Start], done: int) -> Iterator[tuple[list[str], np.ndarray]]:
-    """For each step that counts what is wrong with it, and the examples in the order of use."""
+    """Yields, for each step that counts, its errors and the examples in the order of use."""
     expected = starts[0].first
     for start in starts:
         if start.first > expected:
@@ -164,7 +164,7 @@ def _wrong_step(step: int, missing: list[int], count: int, start: Start) -> list
 
 
 def _problems(epoch: str, numbers: np.ndarray, size: int, whole: bool) -> list[str]:
-    """What is not exactly once, or at most once in an epoch that has not ended."""
+    """Returns errors: examples not used exactly once or, in an incomplete epoch, more than once."""
     outside = numbers[(numbers < 0) | (numbers >= size)]
     if len(outside):
         return [f"{epoch}: example {outside[0]} is not among {size}"]

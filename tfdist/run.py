@@ -14,19 +14,19 @@ from tfdist.errors import ExitCode, InputError
 
 
 def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
-    """Runs a script whose models are distributed when it calls their methods.
+    """Runs a script and distributes its models when it calls their methods.
 
     Args:
-      config: where it runs and what becomes of gradients.
-      script: the file.
-      arguments: the script's own.
+      config: strategy, devices and gradients.
+      script: path of the script.
+      arguments: arguments of the script.
 
     Returns:
       The exit code.
     """
     if not pathlib.Path(script).is_file():
         raise InputError(f"The script must be a file. Received: {script}.")
-    startup.load_tensorflow()  # only now: flags are read, and help is printed, before
+    startup.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
 
     from tfdist import keras_fit
@@ -45,7 +45,7 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:
-    """Runs a file as `python script arguments` does; one that ends itself well has ended, and any other end is raised."""
+    """Runs a file like `python script arguments`; `SystemExit` is raised again unless its code means success."""
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     try:

@@ -24,8 +24,8 @@ _log = logging.getLogger("tfdist.train")
 
 def main(config: TrainConfig) -> int:
     """Runs one training; returns the exit code."""
-    in_memory.home(config.commit_every, config.commit_dir)  # what is wrong with it is said before anything starts
-    startup.load_tensorflow()  # only now: flags are read, and help is printed, before
+    in_memory.home(config.commit_every, config.commit_dir)  # reports an invalid directory before anything starts
+    startup.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli import session
 
     with session.opened(config) as opened:
@@ -43,7 +43,7 @@ def _train(opened: "Session") -> int:
     from tfdist.reporting.writing import must_write
 
     config, strategy = opened.config, opened.strategy
-    # What a launcher starts again goes on in the same directory, though another size may have another strategy.
+    # A job restarted by a launcher continues in the same directory, although another size may imply another strategy.
     own = os.environ.get(LAUNCHED_VARIABLE) or f"{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     name = f"runs/{_words(config.dataset)}-{_words(config.model)}-{own}"
     with long_timeout("its data") as deadline:
@@ -51,7 +51,7 @@ def _train(opened: "Session") -> int:
     config = dataclasses.replace(config, strategy=opened.detection.strategy, output_dir=path)
     directory = reporting.RunDirectory(pathlib.Path(path))
     origin = run_start.origin(config, directory, strategy)
-    # What is wrong with a model shows here, before anything is written.
+    # Reports errors in the model before anything is written.
     trainer = session.make_trainer(opened, strategy)
     trainer.build(opened.data.train)
     with contextlib.ExitStack() as stack:
@@ -104,7 +104,7 @@ def _train(opened: "Session") -> int:
 
 @contextlib.contextmanager
 def _closing(reporter: "Reporter") -> Iterator[None]:
-    """Tells the reporter how the run ended, so that the directory is complete up to there; why, the command says."""
+    """Reports how the run ended, so that its directory is complete; the command prints the error."""
     try:
         yield
     except BaseException as error:
@@ -114,7 +114,7 @@ def _closing(reporter: "Reporter") -> Iterator[None]:
 
 
 def _close(reporter: "Reporter", outcome: str, is_told: bool = False) -> None:
-    """How the run ended is known by now: a last picture that cannot be written is a warning, or told already."""
+    """Closes the reporter; a failed last write is only a warning, as the outcome is known, and is reported once."""
     try:
         reporter.close(outcome)
     except WriteError as error:
@@ -123,7 +123,7 @@ def _close(reporter: "Reporter", outcome: str, is_told: bool = False) -> None:
 
 
 def _describe(opened: "Session") -> int:
-    """Prints what a run would be, and ends."""
+    """Prints a description of the run."""
     from tfdist.cli import open_strategy, session
     from tfdist.data import rows, steps_in_epochs
 
@@ -159,12 +159,12 @@ def _describe(opened: "Session") -> int:
 
 
 def _span(numbers: Iterable[int]) -> str:
-    """Numbers that are equal or nearly so, as a person says them."""
+    """Returns equal or nearly equal numbers as text."""
     return " or ".join(str(number) for number in sorted(set(numbers)))
 
 
 def _words(spec: str) -> str:
-    """A specification's name as it may stand in a directory's."""
+    """Returns the name of a specification in a form suitable for a directory name."""
     return "".join(c if c.isalnum() or c in "._" else "_" for c in spec.partition("(")[0])
 
 

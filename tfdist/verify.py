@@ -8,8 +8,8 @@ from tfdist.errors import ExitCode
 
 
 def main(config: VerifyConfig) -> int:
-    """Trains twice and compares; returns 0 if the results are equal to the tolerance, else 1."""
-    startup.load_tensorflow()  # only now: flags are read, and help is printed, before
+    """Trains twice and compares; returns 0 if the results are equal within the tolerance, else 1."""
+    startup.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
 
     from tfdist.cli import session
@@ -25,7 +25,7 @@ def main(config: VerifyConfig) -> int:
 
 
 def _nothing(_: str) -> None:
-    """What the other ranks print."""
+    """Prints nothing, on the other ranks."""
 
 
 if __name__ == "__main__":

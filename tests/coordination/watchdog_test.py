@@ -73,7 +73,7 @@ def test_who_has_not_come_is_named(groups):
     assert "in a call: 0, 2; not in a call: 1." in heard.lines[0]
     assert re.search(r"the call from step 10 to 20 has lasted 0\.\d+ s on rank", heard.lines[0])
     assert "rank 1: step 10, between two calls" in heard.lines[0]
-    assert "stalls_test.py" in heard.lines[0]
+    assert "watchdog_test.py" in heard.lines[0]
     assert not heard.codes
 
 

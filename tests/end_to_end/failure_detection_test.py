@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests import processes
+from tfdist.testing import processes as started
 
 pytestmark = pytest.mark.alone
 
@@ -106,7 +107,7 @@ def test_a_rank_that_is_stopped() -> None:
 
 def test_a_signal_asks_at_any_time_and_the_run_goes_on() -> None:
     flags = ("--dataset=digits", "--model=mlp", "--epochs=80", "--output_dir=run", "--strategy=multiworker")
-    with processes.job(train(*flags), 2) as job:
+    with started.job(train(*flags), 2) as job:
         time.sleep(3.0)  # it imports TensorFlow, or starts the engines
         job.processes[1].send_signal(signal.SIGUSR1)
         job.wait_for(1, "Where this process is (SIGUSR1):\n", START_SECONDS)

@@ -14,7 +14,7 @@ def test_a_note_outlives_the_process(tmp_path):
     progress_file.blank(path)
     assert progress_file.read(path) is None
     code = (
-        "import os\nfrom tfdist.process.progress_file import StepNote\nnotes = StepNote()\n"
+        "import os\nfrom tfdist.process.progress_file import ProgressFile\nnotes = ProgressFile()\n"
         "for step in (5, 10**12, 7): notes.note(step)\nos.kill(os.getpid(), 9)"
     )
     environment = os.environ | {progress_file.VARIABLE: str(path)}

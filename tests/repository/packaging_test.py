@@ -121,7 +121,7 @@ def test_the_installation_finds_the_strategies_from_any_folder(tmp_path: pathlib
 def test_the_list_of_commands_has_each_with_its_docstrings_first_line(capsys: pytest.CaptureFixture[str]):
     assert listing.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "  install_horovod  Builds Horovod for the installed TensorFlow, and installs it." in lines
+    assert "  install_horovod  Build Horovod for the installed TensorFlow, and install it." in lines
     assert all(summary for summary in listing.commands().values())
 
 

@@ -1,1 +1,1 @@
-"""What `python -m tfdist.bench` measures: time and bandwidth of collectives. Importing it imports no TensorFlow."""
+"""Benchmarks of `python -m tfdist.bench`: time and bandwidth of collectives. Imports TensorFlow only when needed."""

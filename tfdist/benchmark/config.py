@@ -1,4 +1,4 @@
-"""What a benchmark is, as a frozen and validated value. No TensorFlow."""
+"""Configuration of a benchmark as a frozen, validated dataclass. Does not use TensorFlow."""
 
 import dataclasses
 import re
@@ -13,7 +13,7 @@ from tfdist.grammar.spec import nearest
 
 MEASURED = "What is measured"
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
-GROWTH = 4  # from one size of a range to the next
+GROWTH = 4  # factor between two sizes of a range
 _UNITS = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 _SIZE = re.compile(r"\s*(\d{1,12})\s*([KMG]?B?)\s*", re.IGNORECASE)
 _SIZES = "Write bytes, as in 4,64KB,1MB, or a range 4B:64MB"
@@ -30,7 +30,10 @@ _WHERE = (
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Reads `4B:64MB`, which is 4 bytes and four times as many again and again up to 64 MB, or `4,64KB,1MB`.
+    """Parses `4B:64MB` (4 bytes to 64 MB, by factors of 4) or a list such as `4,64KB,1MB`.
+
+    Returns:
+      The sizes in bytes.
 
     Raises:
       InputError: `text` is none of these.
@@ -49,10 +52,10 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def parse_operations(text: str) -> tuple[str, ...]:
-    """Reads names with commas between; an empty text is all of them.
+    """Parses comma-separated names of operations; an empty text means all.
 
     Raises:
-      InputError: a name is not known.
+      InputError: a name is unknown.
     """
     names = tuple(name.strip() for name in text.split(",") if name.strip()) or tuple(TRAFFIC)
     for name in names:
@@ -71,14 +74,14 @@ def _checked_operations(text: str) -> str:
 
 
 def _same(name: str) -> Any:
-    """The field of this name as it is in `TrainConfig`: same flag, same meaning."""
+    """Returns a field with the flag and default of the field of this name in `TrainConfig`."""
     field = next(field for field in dataclasses.fields(TrainConfig) if field.name == name)
     return dataclasses.field(default=field.default, metadata=field.metadata)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """The configuration of a benchmark; `python -m tfdist.bench --help` lists its fields.
+    """Configuration of a benchmark; `python -m tfdist.bench --help` lists its fields.
 
     Raises:
       InputError: a field is out of range, or two fields exclude each other.
@@ -108,7 +111,7 @@ class BenchConfig:
     )
 
     def __post_init__(self) -> None:
-        """Checks each field, then the rules between fields, which are those of `TrainConfig`."""
+        """Validates all fields, then the rules between fields, which are those of `TrainConfig`."""
         check_fields(self)
         TrainConfig(**{name: getattr(self, name) for name in _WHERE})
 

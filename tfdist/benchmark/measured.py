@@ -1,4 +1,4 @@
-"""One measured operation at one size, and its bandwidths as the NCCL tests define them. No TensorFlow."""
+"""The measurement of one operation at one size, with bandwidths as defined by the NCCL tests. Without TensorFlow."""
 
 import dataclasses
 import statistics
@@ -7,8 +7,8 @@ from typing import Any
 
 SCHEMA = 1
 
-# By operation: how many bytes the busiest link carries for each byte that the operation is about, of N replicas. With it
-# the bandwidths of all operations are about the links, and can be compared with each other and with the hardware's.
+# By operation: bytes on the busiest link per byte of the operation, with N replicas. Makes bandwidths comparable
+# between operations, and with that of the hardware.
 TRAFFIC: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -21,18 +21,17 @@ TRAFFIC: Mapping[str, Callable[[int], float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """How long one operation takes.
+    """The measured time of one operation.
 
     Attributes:
       operation: a key of `TRAFFIC`.
-      bytes: what it is about, as in the NCCL tests: of each replica's tensor for all_reduce and broadcast, of the whole
-        that every replica has at the end for all_gather, of what every replica hands over for reduce_scatter and
-        all_to_all, 0 for barrier.
-      dtype: of the elements.
-      strategy: as in `--strategy`.
-      replicas: how many took part.
-      calls: one after the other in each repeat.
-      seconds: a call's, by repeat: the mean of its calls, on the slowest process.
+      bytes: size as in the NCCL tests: of each replica's tensor for all_reduce and broadcast, of the result on every
+        replica for all_gather, of the input of every replica for reduce_scatter and all_to_all, 0 for barrier.
+      dtype: dtype of the elements.
+      strategy: strategy, as in `--strategy`.
+      replicas: number of replicas.
+      calls: number of consecutive calls per repeat.
+      seconds: seconds per call, by repeat: the mean over its calls, on the slowest process.
     """
 
     operation: str
@@ -45,26 +44,26 @@ class Measured:
 
     @property
     def median(self) -> float:
-        """Seconds a call, the middle repeat's."""
+        """Seconds per call, median over the repeats."""
         return statistics.median(self.seconds)
 
     @property
     def least(self) -> float:
-        """Seconds a call, the fastest repeat's."""
+        """Seconds per call, minimum over the repeats."""
         return min(self.seconds)
 
     @property
     def algorithm_bandwidth(self) -> float:
-        """Bytes a second, by the median."""
+        """Bytes per second, by the median."""
         return self.bytes / self.median
 
     @property
     def bus_bandwidth(self) -> float:
-        """Bytes a second on the busiest link, by the median, if the operation were done in the best way."""
+        """Bytes per second on the busiest link, by the median, assuming an optimal algorithm."""
         return self.algorithm_bandwidth * TRAFFIC[self.operation](self.replicas)
 
     def record(self) -> dict[str, Any]:
-        """One line of collectives.jsonl."""
+        """Returns one line of collectives.jsonl."""
         return {
             "schema": SCHEMA,
             **dataclasses.asdict(self),

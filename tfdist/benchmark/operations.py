@@ -1,4 +1,4 @@
-"""The measured operations: what a replica hands over for a size, and the call."""
+"""The measured operations: the input of a replica for a size, and the call."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -15,10 +15,10 @@ class Operation(NamedTuple):
     """One method of `Collectives`.
 
     Attributes:
-      call: makes it, with a tensor of one dim and a name; returns what came of it.
-      parts: whether its bytes are N parts, one of each replica.
-      hands_over_all: whether a replica hands over all of the bytes, or its part.
-      reduces: whether it sums, which fewer dtypes can.
+      call: calls the method with a one-dimensional tensor and a name; returns the result.
+      parts: whether its bytes consist of N parts, one per replica.
+      hands_over_all: whether the input of a replica has all of the bytes, or only its part.
+      reduces: whether it sums, which fewer dtypes support.
     """
 
     call: Call
@@ -27,12 +27,12 @@ class Operation(NamedTuple):
     reduces: bool = False
 
     def elements(self, size: int, itemsize: int, replicas: int) -> tuple[int, int]:
-        """How many elements a replica hands over, at least one a part, and the bytes that this makes.
+        """Returns the number of elements in a replica's input, at least one per part, and the resulting bytes.
 
         Args:
-          size: wanted bytes.
-          itemsize: bytes of an element.
-          replicas: how many.
+          size: requested bytes.
+          itemsize: bytes per element.
+          replicas: number of replicas.
         """
         parts = replicas if self.parts else 1
         part = max(1, size // itemsize // parts)
@@ -41,7 +41,8 @@ class Operation(NamedTuple):
 
 def _barrier(collectives: Collectives, tensor: tf.Tensor, name: str) -> tf.Tensor:
     done = collectives.barrier(name=name)
-    if tf.is_tensor(done):  # its value must be used: TensorFlow drops a Horovod operation that only others wait for
+    # Its value must be used, because TensorFlow prunes a Horovod operation whose result is unused.
+    if tf.is_tensor(done):
         return done
     with tf.control_dependencies([done]):
         return tf.identity(tensor)
@@ -58,10 +59,10 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 def check_dtype(collectives: Collectives, names: Sequence[str], dtype: tf.DType) -> None:
-    """Makes sure that the engine carries a dtype.
+    """Checks that the engine supports a dtype.
 
     Raises:
-      InputError: it does not, for one of the operations.
+      InputError: one of the operations does not support it.
     """
     for name in names:
         wire = collectives.wire.reduces if OPERATIONS[name].reduces else collectives.wire.gathers

@@ -1,4 +1,4 @@
-"""collectives.png: time and bus bandwidth by size, a line for each operation."""
+"""Plots collectives.png: time and bus bandwidth by size, one line per operation."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# One hue an operation (ColorBrewer's "Dark2"), so that it is the same in every picture.
+# One color per operation (ColorBrewer's "Dark2"), the same in every plot.
 _COLOURS = dict(zip(TRAFFIC, ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#666666"), strict=True))
 _TICKS = {
     4**i: text for i, text in zip(range(1, 16, 2), ("4", "64", "1K", "16K", "256K", "4M", "64M", "1G"), strict=True)
@@ -17,10 +17,10 @@ _TICKS = {
 
 
 def draw(measured: Sequence[Measured]) -> "Figure":
-    """Returns the figure, which belongs to no window and to no global state of matplotlib.
+    """Returns the figure, which has no window and does not use matplotlib's global state.
 
     Args:
-      measured: of one strategy and dtype; at least one.
+      measured: measurements with the same strategy and dtype; at least one.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Measurements as lines of a table, for a person."""
+"""Formats measurements as lines of a table."""
 
 from tfdist.benchmark.measured import Measured
 from tfdist.reporting.plain import rounded
@@ -14,12 +14,12 @@ _COLUMNS = (
 
 
 def header() -> str:
-    """The line above the first."""
+    """Returns the header line."""
     return _aligned(*(title for title, _ in _COLUMNS))
 
 
 def row(measured: Measured) -> str:
-    """One measurement; a barrier moves no bytes, and has no bandwidth."""
+    """Returns the line of one measurement; a barrier has no bytes and no bandwidth."""
     bandwidths = [measured.algorithm_bandwidth, measured.bus_bandwidth]
     return _aligned(
         measured.operation,

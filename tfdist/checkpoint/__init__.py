@@ -1,4 +1,4 @@
-"""When a run is saved and how it is restored: checkpoints on disk and in memory, and the state of a run that they hold.
+"""Saves and restores runs: checkpoints on disk and in memory, and the state of a run that they contain.
 
-How a checkpoint is stored as files is `tfdist.checkpoint.storage`, which knows of no run.
+`tfdist.checkpoint.storage` stores checkpoints as files, and does not depend on runs.
 """

@@ -1,4 +1,4 @@
-"""What Keras callbacks know, as a checkpoint keeps it: how long `EarlyStopping` has waited, the best loss, the best weights."""
+"""State of Keras callbacks in checkpoints: how long `EarlyStopping` has waited, the best loss, the best weights."""
 
 import collections
 import copy
@@ -18,18 +18,19 @@ from tfdist.grammar.unique_names import unique_names
 from tfdist.step.callbacks import WRITE_FILES
 
 _PREFIX = "callbacks/"
-_OF_KERAS = frozenset(vars(keras.callbacks.Callback()))  # the model, and what `set_params` gives
-_COUNTERS = ("_global_train_batch", "_global_test_batch")  # of TensorBoard; what else is private there is the process's
+_OF_KERAS = frozenset(vars(keras.callbacks.Callback()))  # the model, and the arguments of `set_params`
+# Of TensorBoard; its other private attributes belong to the process.
+_COUNTERS = ("_global_train_batch", "_global_test_batch")
 _HASHED_BYTES = 2**26
 _MANY_BYTES = 2**26
 
 _log = logging.getLogger(__name__)
 
-_Mark = str | weakref.ref  # by which an array is known again: its hash, or, if it is large, itself
+_Mark = str | weakref.ref  # identifies an array: its hash or, for a large array, a reference to it
 
 
 class Known(NamedTuple):
-    """What callbacks know at one moment: as JSON, and the arrays that it names."""
+    """State of callbacks at one moment: JSON values, and the arrays to which they refer."""
 
     values: Json
     parts: list[Part]
@@ -39,39 +40,40 @@ NOTHING = Known({}, [])
 
 
 class _Start(NamedTuple):
-    """A value as it was before the run."""
+    """The value of an attribute before the run."""
 
     value: Json
     marks: dict[str, _Mark]
 
 
 class CallbackState:
-    """Attributes of a run's callbacks that have changed since before it began.
+    """The attributes of a run's callbacks that have changed since before it began.
 
-    They are numbers, words, arrays, and lists, tuples and dicts of them. An attribute that holds anything else begins anew:
-    so does a text that could name a file, as a stranger's checkpoint must not say where files are written, a dict with a key
-    that could name one outside of the working directory, and a list or dict of more than 10,000 items that are not all floats.
-    What the program gave a callback and nothing has changed is not kept, so that it may be given otherwise when the run goes
-    on. An array of more than 64 MiB that was there before counts as changed if it is another one.
+    Saved are numbers, words, arrays, and lists, tuples and dicts of them. An attribute with anything else is not saved,
+    and starts anew. For security, because a checkpoint from an untrusted source must not determine where files are
+    written, this includes a text that could be a file name, and a dict with a key that could name a file outside of the
+    working directory. It also includes a list or dict of more than 10,000 items that are not all floats. Unchanged
+    values that the program passed to a callback are not saved either, so that the program may pass other ones when the
+    run resumes. An array of more than 64 MiB that existed before counts as changed if it is another object.
 
-    Lists, dicts and arrays that the program gave stay the objects that they are, and get what was in them: other callbacks,
-    and the program, may have them, too.
+    Lists, dicts and arrays that the program passed are restored in place, because other callbacks, and the program, may
+    also refer to them.
     """
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
+        """Initializes without callbacks or state."""
         self._callbacks: dict[str, keras.callbacks.Callback] = {}
         self._start: dict[str, dict[str, _Start]] = {}
-        self._restored: dict[str, dict[str, Any]] | None = None  # what the next run begins with
-        self._known: dict[str, dict[str, Any]] | None = None  # what this one began with
-        self._own: set[tuple[str, str]] = set()  # attributes that are this process's own
-        self._given: dict[tuple[str, str], Any] = {}  # what the program gave; until the first epoch has begun
-        self._filled: dict[int, str] = {}  # with what, by the object
+        self._restored: dict[str, dict[str, Any]] | None = None  # the state with which the next run begins
+        self._known: dict[str, dict[str, Any]] | None = None  # the state with which this run began
+        self._own: set[tuple[str, str]] = set()  # attributes that are specific to this process
+        self._given: dict[tuple[str, str], Any] = {}  # values passed by the program; until the first epoch has begun
+        self._filled: dict[int, str] = {}  # by id of an object, the fingerprint of the value restored into it
         self._rate: float | None = None
         self._said: set[str] = set()
 
     def attend(self, callbacks: Sequence[keras.callbacks.Callback], optimizer: keras.Optimizer) -> None:
-        """Takes the callbacks of this process's run, before they hear that it begins."""
+        """Registers the callbacks of this process's run, before their `on_train_begin`."""
         self._callbacks = unique_names((_kind(callback), callback) for callback in callbacks)
         self._start = {
             name: {
@@ -89,9 +91,10 @@ class CallbackState:
         self._optimizer, self._rate = optimizer, keras_internals.constant_learning_rate(optimizer)
 
     def begun(self, group: Group) -> None:
-        """They have heard that the run begins, which makes them forget; every process calls it.
+        """Restores the callbacks after `on_train_begin`, which resets them; every process must call it.
 
-        What they have noted then of their own process, such as its rank, is not that of another one.
+        Attributes that they have then set to other values than on the chief, such as the rank, are specific to this
+        process, and are not restored.
         """
         if self._known is not None:
             noted = {
@@ -100,25 +103,25 @@ class CallbackState:
                 for key, held in _attributes(name, c)
             }
             said = [[*place, text] for place, text in noted.items()]
-            chiefs = group.broadcast("callbacks/begun", said, deadline=float("inf"))  # a callback may last
+            chiefs = group.broadcast("callbacks/begun", said, deadline=float("inf"))  # a callback may take long
             differ = {(name, key) for name, key, text in chiefs if noted.get((name, key), text) != text}
             self._own = differ if group.rank else set()
         self._go_on()
 
     def epoch_begun(self, again: bool) -> None:
-        """They have heard that an epoch begins; `again` if they had heard it in the run before, too."""
+        """Restores the callbacks after `on_epoch_begin`, if the epoch had begun in the run before (`again`)."""
         if again:
             self._go_on()
         self._known, self._given = None, {}
 
     @property
     def goes_on(self) -> bool:
-        """Whether there was a run before; of use until the first epoch begins."""
+        """Whether there was a run before; valid until the first epoch begins."""
         return self._known is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether `EarlyStopping` had stopped the run that goes on, and would again."""
+        """Whether `EarlyStopping` had stopped the run that resumes, and would do so again."""
         return any(
             isinstance(callback, keras.callbacks.EarlyStopping)
             and callback.stopped_epoch > 0
@@ -127,7 +130,7 @@ class CallbackState:
         )
 
     def now(self) -> Known:
-        """What they know; arrays are copied."""
+        """Returns the current state, with copies of arrays."""
         values: dict[str, Any] = {}
         arrays: dict[str, np.ndarray] = {}
         for name, callback in self._callbacks.items():
@@ -139,16 +142,16 @@ class CallbackState:
         return Known(values, [Part.whole(name, np.array(array, order="C")) for name, array in arrays.items()])
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Reads what the callbacks of another run knew, for the next one to go on with.
+        """Reads the callbacks' state from a checkpoint, for the next run to resume with.
 
         Raises:
           Damaged: it is not what `now` returns.
         """
-        saved = checkpoint.values.get("callbacks", {})  # a checkpoint of a version without it has none
+        saved = checkpoint.values.get("callbacks", {})  # missing in checkpoints of older versions
         names = {name for name in checkpoint.tensors if name.startswith(_PREFIX)}
 
         def read(name: str) -> np.ndarray:
-            names.remove(name)  # each is there for one place
+            names.remove(name)  # each array is used once
             return np.array(checkpoint.read(name))
 
         try:
@@ -160,9 +163,10 @@ class CallbackState:
             raise Damaged(checkpoint.path, f"what it has of callbacks is not understood ({error})") from error
 
     def _go_on(self) -> None:
-        """Gives the callbacks what those of the run before knew, and the optimizer its rate, if there was a run before.
+        """Restores the callbacks' state and the optimizer's learning rate, if there was a run before.
 
-        Both are as if the callbacks had not heard of this beginning: they had, in the run before.
+        The result is as if the callbacks had not been notified of this beginning, of which they had been notified in
+        the run before.
         """
         if self._known is None:
             return
@@ -176,7 +180,8 @@ class CallbackState:
     def _put_back(self, name: str, known: Mapping[str, Any]) -> None:
         callback, start = self._callbacks[name], self._start[name]
         for attribute, _ in _attributes(name, callback):
-            # What was not kept was as it had been given; but callbacks note what files they find.
+            # An attribute that was not saved had its initial value; but callbacks that write files record which ones
+            # they find.
             was_given = attribute in start and attribute not in known and not isinstance(callback, WRITE_FILES)
             if was_given and not start[attribute].marks:
                 self._set(name, attribute, decoded(start[attribute].value))
@@ -185,13 +190,14 @@ class CallbackState:
                 self._set(name, attribute, copy.deepcopy(value))
 
     def _set(self, name: str, attribute: str, value: Any) -> None:
-        """Gives a callback's attribute this value, in the object that the program gave, if it is still there."""
+        """Sets an attribute of a callback, in place if it still has the object that the program passed."""
         if (name, attribute) in self._own:
             return
         present = vars(self._callbacks[name]).get(attribute)
         if isinstance(present, list | dict | np.ndarray) and present is self._given.get((name, attribute)):
             wanted = fingerprint(encoded(value, ""))
-            is_free = self._filled.setdefault(id(present), wanted) == wanted  # two that shared it may have parted
+            # Attributes that shared an object may have diverged.
+            is_free = self._filled.setdefault(id(present), wanted) == wanted
             if is_free and (is_like(present, wanted) or fill(present, value)):
                 return
         setattr(self._callbacks[name], attribute, value)
@@ -207,7 +213,7 @@ class CallbackState:
     def _warn(
         self, name: str, callback: keras.callbacks.Callback, all_held: Mapping[str, Held], held: Mapping[str, Held]
     ) -> None:
-        """Says once of each attribute of a program's own callback that it looks like state and cannot be kept, or is large."""
+        """Warns once per attribute of a user's callback that looks like state but cannot be saved, or is large."""
         if type(callback).__module__.startswith("keras."):
             return
         for attribute, value in dict(vars(callback)).items():
@@ -232,27 +238,27 @@ class CallbackState:
 
 
 def _kind(callback: keras.callbacks.Callback) -> str:
-    """What it is, and what it watches."""
+    """Returns the class of a callback and the metric that it monitors."""
     monitor = getattr(callback, "monitor", None)
     return type(callback).__name__ + (f":{monitor}" if isinstance(monitor, str) else "")
 
 
 def _attributes(name: str, callback: keras.callbacks.Callback) -> Iterator[tuple[str, Held]]:
-    """What one callback has that can be kept, by attribute."""
+    """Yields the attributes of a callback that can be saved."""
     for attribute, value in dict(vars(callback)).items():
         if _is_kept(callback, attribute, value):
             try:
                 yield attribute, encoded(value, f"{_PREFIX}{name}/{attribute}")
-            except (TypeError, RecursionError):  # it is more than data
+            except (TypeError, RecursionError):  # not plain data
                 continue
 
 
 def _is_kept(callback: keras.callbacks.Callback, attribute: str, value: Any) -> bool:
-    """Whether an attribute can be state, by its name and by what its callback does."""
+    """Returns whether an attribute can be state, by its name and the type of its callback."""
     in_class = getattr(type(callback), attribute, None)
     is_of_the_process = isinstance(callback, keras.callbacks.TensorBoard) and attribute.startswith("_")
     names_a_file = isinstance(callback, WRITE_FILES) and isinstance(value, str)
-    # Its sign goes with a function that Keras makes anew.
+    # Its sign depends on `monitor_op`, which Keras creates anew.
     is_half = attribute == "min_delta" and hasattr(callback, "monitor_op")
     return not (
         attribute in _OF_KERAS

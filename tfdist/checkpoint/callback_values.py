@@ -1,4 +1,4 @@
-"""Values of callbacks' attributes as JSON and arrays, and back: data alone, of which a stranger's names no file."""
+"""Encodes values of callbacks' attributes as JSON and arrays: plain data only, which cannot name files."""
 
 import hashlib
 import json
@@ -12,23 +12,28 @@ from tfdist.checkpoint.storage.dtypes import DTYPES, is_known
 from tfdist.coordination import Json
 
 _WORDS = re.compile(r"[\w -]*")
-_ELSEWHERE = re.compile(r"[/~]|.*(\\|\.\.|:/)", re.DOTALL)  # the name of a file that may not be in this directory
+_ELSEWHERE = re.compile(r"[/~]|.*(\\|\.\.|:/)", re.DOTALL)  # file names that may be outside of this directory
 _MOST_ITEMS = 10_000
 _FEW_FLOATS = 100
 
 
 class Held(NamedTuple):
-    """A value as JSON, and the arrays in it by the names that stand for them there."""
+    """A value as JSON, and the arrays to which it refers, by name."""
 
     value: Json
     arrays: dict[str, np.ndarray]
 
 
 def encoded(value: Any, name: str) -> Held:
-    """Raises TypeError for what is not data; `name` is that of its array, or begins the names of those in it."""
+    """Encodes a value; raises `TypeError` if it is not plain data.
+
+    Args:
+      value: the value.
+      name: name of its array, or prefix of the names of the arrays in it.
+    """
     if value is None or type(value) in (bool, int) or (type(value) is str and _WORDS.fullmatch(value)):
         return Held(value, {})
-    if type(value) is float:  # JSON has no inf and no NaN
+    if type(value) is float:  # JSON has neither inf nor NaN
         return Held({"float": value.hex()}, {})
     if isinstance(value, np.generic) and is_known(value.dtype):
         return Held({"scalar": value.dtype.name, "value": encoded(value.item(), name).value}, {})
@@ -40,7 +45,7 @@ def encoded(value: Any, name: str) -> Held:
         held = _sequence([*value], name)
         return held._replace(value={"tuple": held.value})
     if type(value) is dict:
-        value = value.copy()  # at one moment, as threads may change it
+        value = value.copy()  # a snapshot, as other threads may change it
         keys = [_encoded_key(key) for key in value]
         held = _sequence([*value.values()], name)
         return held._replace(value={"dict": held.value, "keys": keys})
@@ -49,7 +54,7 @@ def encoded(value: Any, name: str) -> Held:
 
 def _encoded_key(key: Any) -> Json:
     held = Held({"key": key}, {}) if type(key) is str and not _ELSEWHERE.match(key) else encoded(key, "")
-    if held.arrays:  # which no checkpoint has for a key
+    if held.arrays:  # checkpoints have no arrays in keys
         raise TypeError
     return held.value
 
@@ -68,7 +73,7 @@ def _no_array(name: str) -> np.ndarray:
 
 
 def decoded(value: Any, read: Callable[[str], np.ndarray] = _no_array) -> Any:
-    """What `encoded` was given; `read` returns the array of a name."""
+    """Decodes the result of `encoded`; `read` returns an array by name."""
     if isinstance(value, list):
         return [decoded(item, read) for item in value]
     if isinstance(value, str) and not _WORDS.fullmatch(value):
@@ -90,7 +95,7 @@ def decoded(value: Any, read: Callable[[str], np.ndarray] = _no_array) -> Any:
 
 
 def _key(value: Any) -> Any:
-    """A dict's key: a text that names no file elsewhere, or what `decoded` knows without arrays."""
+    """Decodes a dict's key: a text that cannot name a file elsewhere, or a value without arrays."""
     if not (isinstance(value, dict) and "key" in value):
         return decoded(value)
     if _ELSEWHERE.match(value["key"]):
@@ -99,7 +104,7 @@ def _key(value: Any) -> Any:
 
 
 def fill(present: Any, value: Any) -> bool:
-    """Puts what is in a list, dict or array into another one; returns whether that can be."""
+    """Replaces the contents of a list, dict or array by those of another one; returns whether that is possible."""
     if type(present) is not type(value):
         return False
     if isinstance(present, list):
@@ -117,7 +122,7 @@ def fill(present: Any, value: Any) -> bool:
 
 
 def is_like(value: Any, wanted: str) -> bool:
-    """Whether a value has this fingerprint."""
+    """Returns whether a value has this fingerprint."""
     try:
         return fingerprint(encoded(value, "")) == wanted
     except (TypeError, RecursionError):
@@ -125,11 +130,11 @@ def is_like(value: Any, wanted: str) -> bool:
 
 
 def fingerprint(held: Held) -> str:
-    """By which a value is known again."""
+    """Returns a text that identifies a value."""
     arrays = [(name, array_fingerprint(array)) for name, array in held.arrays.items()]
     return hashlib.sha256(json.dumps([held.value, arrays]).encode()).hexdigest()
 
 
 def array_fingerprint(array: np.ndarray) -> str:
-    """By which an array is known again."""
+    """Returns a text that identifies an array."""
     return f"{array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"

@@ -1,4 +1,4 @@
-"""Commits: a run's checkpoints on each host, in memory if there is room. Where they lie, and which of them are a run's own."""
+"""Directories of in-memory checkpoints (commits) on each host, and their assignment to runs."""
 
 import hashlib
 import os
@@ -10,20 +10,20 @@ from pathlib import Path
 from tfdist.errors import InputError
 
 VARIABLE = (
-    "TFDIST_COMMITS"  # a directory that a launcher has made for its job on this host; it outlives the job's processes
+    "TFDIST_COMMITS"  # a directory on this host, created by a launcher for its job; it outlives the job's processes
 )
 
 
 def home(every: int, given: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The directory in which runs have their folders of commits; empty for a run without commits.
+    """Returns the directory in which runs have their directories of in-memory checkpoints; "" for a run without them.
 
     Args:
-      every: steps from one commit to the next; 0 for none.
+      every: number of steps between in-memory checkpoints; 0 for none.
       given: the directory; empty for the launcher's.
-      environment: has the launcher's.
+      environment: contains the launcher's directory.
 
     Raises:
-      InputError: there are to be commits, and no directory is known.
+      InputError: in-memory checkpoints are enabled, but no directory is known.
     """
     found = place(given, environment)
     if every and not found:
@@ -35,16 +35,16 @@ def home(every: int, given: str, environment: Mapping[str, str] = os.environ) ->
 
 
 def place(given: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The directory in which runs have their folders of commits on this host, if they make any; empty if none is known."""
+    """Returns the parent directory of in-memory checkpoints on this host, enabled or not; "" if none is known."""
     return os.path.expanduser(given or environment.get(VARIABLE, ""))
 
 
 def here(recorded: Path, given: str) -> Path:
-    """Where a folder of commits lies on this host that was recorded on this one or on another.
+    """Returns the path on this host of a directory of in-memory checkpoints that was recorded on this or another host.
 
     Args:
       recorded: its path there.
-      given: as for `place`.
+      given: as in `place`.
     """
     home = place(given)
     own = Path(home).absolute() / recorded.name if home else recorded
@@ -52,20 +52,21 @@ def here(recorded: Path, given: str) -> Path:
 
 
 def new_name(run: Path) -> str:
-    """A name for the folder of a start's commits that no folder has had before.
+    """Returns a unique name for the directory of a start's in-memory checkpoints.
 
-    Each start has a folder of its own: what it did not know of, on a host that was away, is never taken for its commits.
+    Each start has its own directory, so that those on a host that was temporarily missing are never attributed to a
+    start that did not know of them.
 
     Args:
-      run: the run's directory.
+      run: directory of the run.
     """
     return f"{_mark(run)}-{secrets.token_hex(8)}"
 
 
 def take_along(checkpoint: Path, folder: Path) -> None:
-    """Gives the commit that a start goes on from a second name, in its own folder: there may be need of it again.
+    """Hard-links the in-memory checkpoint from which a start resumes into its own directory, to be used again.
 
-    A checkpoint is not taken along; nor what lies on another device.
+    Does nothing for a durable checkpoint, or one on another device.
     """
     target = folder / checkpoint.name
     arriving = folder / f".{target.name}.partial"
@@ -81,7 +82,7 @@ def take_along(checkpoint: Path, folder: Path) -> None:
 
 
 def remove_former(checkpoint: Path, folder: Path) -> None:
-    """Removes what other starts of the same run have left beside this one's folder; not what it could not take along."""
+    """Removes the directories of other starts of the same run, unless this start could not link the one it needs."""
     if _run_of(checkpoint.parent) == _run_of(folder) and not (folder / checkpoint.name).exists():
         return
     for other in folder.parent.glob(f"{_run_of(folder)}-*"):
@@ -94,7 +95,7 @@ def _run_of(folder: Path) -> str:
 
 
 def is_of(folder: Path, run: Path) -> bool:
-    """Whether a folder of commits was made for the run in this directory; of a copy of the run it was not."""
+    """Returns whether a directory of in-memory checkpoints was made for the run in `run`, not for a copy of it."""
     return folder.name.startswith(f"{_mark(run)}-")
 
 

@@ -1,4 +1,4 @@
-"""When a run is saved, and how: on all processes at the same step, in the background, and when it is preempted."""
+"""Decides when and how a run is saved: on all processes at the same step, in the background, and on preemption."""
 
 import contextlib
 import dataclasses
@@ -17,37 +17,39 @@ from tfdist.grammar.interval import parse_period
 from tfdist.process.gce_notice import machine_notices
 from tfdist.process.preemption import notices
 
-_PREEMPTED, _DUE, _FAILED = "preempted", "checkpoint", "checkpoint failed"  # what processes meet for
+_PREEMPTED, _DUE, _FAILED = "preempted", "checkpoint", "checkpoint failed"  # topics of sync points
 
-_SECONDS = 3600.0  # in which the slowest rank comes to its first step
+_SECONDS = 3600.0  # for the slowest rank to arrive at its first step
 
 _log = logging.getLogger(__name__)
 
-COMMITS_KEPT = 2  # the second is for when the newest is damaged
+COMMITS_KEPT = 2  # the second one is used if the newest is corrupted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoints:
     """Where and how often a run is saved.
 
-    A run that is saved stops at SIGTERM and SIGINT on any of its processes: all save at the same step, and `fit` raises
+    A run that is saved stops at SIGTERM and SIGINT to any of its processes: all save at the same step, and `fit` raises
     `tfdist.errors.Preempted`.
 
-    Commits are checkpoints, too, for when a process dies, or one host of several: in memory, as /dev/shm is, they cost no
-    disk's time, so that there may be many. Two stay. One that cannot be written is a warning.
+    In-memory checkpoints (commits) are for the failure of a process, or of one of several hosts. In memory, such as
+    /dev/shm, they need no disk, so that they may be frequent. Two are kept. If one cannot be written, a warning is
+    logged.
 
     Attributes:
-      directory: gets a folder for each checkpoint, `step-...`; on several hosts one that all see. One run at a time saves
-        there: a second one is refused, and told the host, process and time of the first.
-      every: steps, as in "500", or seconds, as in "600s", from one to the next; "0" for only when the run is preempted.
-      keep: so many stay, the newest ones.
-      in_background: whether training goes on while a checkpoint is written, once it is copied to host memory.
-      strict: whether a checkpoint that cannot be written ends the run; else it is a warning, and the next one is tried.
-      flags: kept in each checkpoint, for who asks what a run was.
-      commit_every: steps from one commit to the next; 0 for none.
-      commit_directory: gets the commits, of this run alone. Where each host has a directory of its own by this name, what
-        a process alone holds is sent to the next host, too. They are gone when the run has come to its end and a checkpoint of
-        that step is there.
+      directory: gets a directory for each checkpoint, `step-...`; must be shared between hosts. Only one run may save
+        there at a time: a second one is refused, with the host, process and time of the first.
+      every: interval in steps, such as "500", or in seconds, such as "600s"; "0" saves only on preemption.
+      keep: number of checkpoints to keep, the newest ones.
+      in_background: whether training continues while a checkpoint is written, once it has been copied to host memory.
+      strict: whether the run ends if a checkpoint cannot be written; otherwise a warning is logged, and the next one is
+        tried.
+      flags: flags of the run, stored in each checkpoint for information.
+      commit_every: number of steps between in-memory checkpoints; 0 for none.
+      commit_directory: directory for in-memory checkpoints of this run only. If it is a different directory on each
+        host, data that only one process has is also sent to the next host. They are removed when the run has finished
+        and a checkpoint of its last step exists.
     """
 
     directory: str
@@ -60,7 +62,7 @@ class Checkpoints:
     commit_directory: str = ""
 
     def __post_init__(self) -> None:
-        """Checks what can be; raises `InputError`."""
+        """Validates the values; raises `InputError`."""
         parse_period(self.every)
         if self.keep < 1:
             raise InputError(f"At least one checkpoint must stay. Received: keep={self.keep}. Leave it out for 3.")
@@ -81,30 +83,30 @@ def _same(one: str, other: str) -> bool:
 
 
 class Saving:
-    """What a run asks between its calls; by itself it saves nothing."""
+    """What a run calls between its calls of the compiled loop; this base class saves nothing."""
 
     def next(self, step: int) -> int | None:
-        """A step behind this one at which a call has to end; None if it does not matter."""
+        """Returns the next step after this one at which a call must end; None if there is no constraint."""
         return None
 
     def begin(self, end: int) -> None:
-        """A call of the compiled loop begins that ends at a step."""
+        """Records that a call of the compiled loop begins, which ends at step `end`."""
 
     def at(self, step: int, is_last: bool = False) -> None:
-        """Saves the run, if it is time to; everything that belongs to the step is done.
+        """Saves the run if it is due, after everything else of the step has been done.
 
         Args:
-          step: updates done.
+          step: number of updates done.
           is_last: whether the run ends here.
 
         Raises:
-          Preempted: the run has to stop, and is saved.
+          Preempted: the run has to stop, and has been saved.
           CheckpointError: it could not be saved.
         """
 
 
 class _Saver(Saving):
-    """Saves a run as `Checkpoints` say."""
+    """Saves a run as configured by `Checkpoints`."""
 
     def __init__(
         self,
@@ -135,7 +137,7 @@ class _Saver(Saving):
             if options.commit_every
             else None
         )
-        self._step = -1  # the last that was asked about
+        self._step = -1  # the last step for which `at` was called
         self._wished_at = time.monotonic()
 
     def next(self, step: int) -> int | None:
@@ -156,7 +158,8 @@ class _Saver(Saving):
         is_on = bool(self._period.steps or self._period.seconds)
         durable = periodic or _DUE in due or _PREEMPTED in due or (is_last and is_on)
         commit = self._commit_every and step % self._commit_every == 0
-        wanted = [self._commits if commit else None, self._durable if durable else None]  # the commit is there sooner
+        # In-memory first, because it is faster.
+        wanted = [self._commits if commit else None, self._durable if durable else None]
         self._save([store for store in wanted if store and store.written != step])
         if _PREEMPTED in due:
             self._durable.wait(strict=True)
@@ -167,7 +170,7 @@ class _Saver(Saving):
         self._ask_for_another()
 
     def finish(self) -> None:
-        """Returns when what was begun is on the disk; the run has come to its end."""
+        """Waits until everything is written, at the end of the run."""
         self._durable.wait()
         if self._commits:
             self._commits.wait()
@@ -175,7 +178,7 @@ class _Saver(Saving):
                 self._commits.clear()
 
     def drop(self) -> None:
-        """Lets a write that is under way come to its end, whatever it is: an error is being raised already."""
+        """Waits for a running write and ignores its errors, because another error is being raised."""
         self._durable.drop()
         if self._commits:
             self._commits.drop()
@@ -188,7 +191,7 @@ class _Saver(Saving):
                 self._sync_points.wish(_DUE)
 
     def _save(self, stores: Sequence[Tier]) -> None:
-        """Copies the run once, and begins to write it; no process begins before all are done with the one before."""
+        """Copies the state once, and starts to write it after all processes have completed the previous write."""
         if not stores:
             return
         for store in stores:
@@ -211,18 +214,18 @@ def saver(
     saved: Callable[[], Saved],
     synchronize: Callable[[], object],
 ) -> Iterator[Saving]:
-    """What a run asks whether to save; behind the block everything is on the disk.
+    """Yields the object that saves the run; everything has been written when the context exits.
 
     Args:
       options: None for a run that is not saved.
-      strategy: of the run's processes.
-      step: updates done so far.
-      saved: returns the run as it is, copied to the host; called on every process.
-      synchronize: returns when what belongs to a checkpoint and is not in it is on the disk. A commit on one host does without:
-        a process that dies takes nothing that was written with it.
+      strategy: strategy of the run.
+      step: number of updates done so far.
+      saved: returns the current state, copied to the host; called on every process.
+      synchronize: flushes data that belongs to a checkpoint but is stored elsewhere to disk. Not called for an
+        in-memory checkpoint on a single host, because what a process has written survives its death.
 
     Raises:
-      InputError: on all ranks: another run saves to the directory, or has left later checkpoints there.
+      InputError: on all ranks, if another run saves to the directory, or has left later checkpoints there.
     """
     if options is None:
         yield Saving()
@@ -244,10 +247,10 @@ def saver(
 
 @contextlib.contextmanager
 def _claimed(options: Checkpoints, strategy: Strategy, step: int) -> Iterator[None]:
-    """Inside, no other run saves to the directory of checkpoints; what the chief finds there, all ranks hear.
+    """Reserves the directory of checkpoints for this run; the chief's result is sent to all ranks.
 
     Raises:
-      InputError: on all ranks: another run does, or has left later checkpoints.
+      InputError: on all ranks, if another run saves there, or has left later checkpoints.
     """
     with contextlib.ExitStack() as stack:
         refusal = ""
@@ -264,7 +267,7 @@ def _claimed(options: Checkpoints, strategy: Strategy, step: int) -> Iterator[No
 
 
 def _lock(directory: Path, stack: contextlib.ExitStack) -> None:
-    """Where there can be no lock, the run is warned; if it cannot write there either, its first checkpoint says so."""
+    """Locks the directory, or logs a warning. If it is not writable, the first checkpoint will fail."""
     with contextlib.suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
     try:
@@ -274,7 +277,7 @@ def _lock(directory: Path, stack: contextlib.ExitStack) -> None:
 
 
 def _check_nothing_is_ahead(directory: Path, step: int) -> None:
-    """Raises `InputError` where a later checkpoint would be taken for this run's newest, and push its own ones out."""
+    """Raises `InputError` for a later checkpoint, which would count as this run's newest and displace its own ones."""
     found = newest(directory)
     if found and step_of(found[0]) > step:
         raise InputError(

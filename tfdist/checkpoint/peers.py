@@ -1,4 +1,4 @@
-"""Commits on several hosts: which ranks see one directory, and how each host gets the files that only others have."""
+"""In-memory checkpoints on several hosts: which ranks share a directory, and copying of missing files between hosts."""
 
 import contextlib
 import errno
@@ -19,18 +19,18 @@ from tfdist.errors import InputError, TfdistError
 
 _log = logging.getLogger(__name__)
 
-_MARK = ".host"  # a file in a directory, which tells it from those of the same name on other hosts
+_MARK = ".host"  # a file that distinguishes directories of the same name on different hosts
 _TRIES, _PAUSE = 500, 0.01  # seconds
-_SECONDS = 3600.0  # in which the slowest host reads what it has, or writes what it gets
+_SECONDS = 3600.0  # for the slowest host to read or write its files
 
 
 def hosts(group: Group, directory: Path) -> list[list[int]]:
-    """The ranks that see one directory, for each directory of this name that there is; every rank calls it.
+    """Returns the ranks that share a directory, for each directory of this name; every rank must call it.
 
-    It is made if need be, and gets a small file.
+    Creates the directory if necessary, with a small file in it.
 
     Raises:
-      InputError: on all ranks: it cannot be written.
+      InputError: on all ranks, if it cannot be written.
     """
     mark = failure = ""
     try:
@@ -53,7 +53,7 @@ def _mark(directory: Path) -> str:
     path = directory / _MARK
     with contextlib.suppress(FileExistsError), open(path, "x") as file:
         file.write(secrets.token_hex(8))
-    for _ in range(_TRIES):  # who has made it may not have written it yet
+    for _ in range(_TRIES):  # the process that created it may not have written it yet
         if text := path.read_text():
             return text
         time.sleep(_PAUSE)
@@ -61,17 +61,17 @@ def _mark(directory: Path) -> str:
 
 
 def share(strategy: Strategy, folder: Path) -> list[str] | None:
-    """Behind it, each host has the newest commit of which the hosts together have all files. None is removed.
+    """Copies the newest in-memory checkpoint whose files exist on the hosts together to each host. Removes none.
 
-    Every process calls it, before it reads a commit.
+    Every process must call it before reading an in-memory checkpoint.
 
     Args:
-      strategy: of the processes.
-      folder: with this host's commits.
+      strategy: strategy of the processes.
+      folder: directory of this host's in-memory checkpoints.
 
     Returns:
-      The names of the commits that are whole on every host; None where all processes see one directory, which nobody has
-      looked at then.
+      Names of the in-memory checkpoints that are complete on every host; None if all processes share a directory, or
+        cannot send files, in which case none has been examined.
     """
     group = strategy.group
     those = _hosts_that_are(group, folder) if group.size > 1 else [[0]]
@@ -97,7 +97,7 @@ def share(strategy: Strategy, folder: Path) -> list[str] | None:
 
 
 def _hosts_that_are(group: Group, folder: Path) -> list[list[int]]:
-    """As `hosts`; where a host cannot have the folder, each process counts as one that has nothing."""
+    """Same as `hosts`; if a host cannot create the directory, each process counts as a host without files."""
     try:
         return hosts(group, folder)
     except InputError:
@@ -115,7 +115,7 @@ def _all_held(folder: Path) -> dict[str, Held]:
 
 
 def _is_whole(name: str, held: Mapping[int, Mapping[str, Held]]) -> bool:
-    """Whether hosts together have all files of one commit."""
+    """Returns whether the hosts together have all files of an in-memory checkpoint."""
     there = [own[name] for own in held.values() if name in own]
     return len({one.manifest for one in there}) == 1 and all(
         any(file in one.intact for one in there) for file in there[0].sizes
@@ -123,7 +123,7 @@ def _is_whole(name: str, held: Mapping[int, Mapping[str, Held]]) -> bool:
 
 
 def _send(strategy: Strategy, path: Path, held: Mapping[int, Held | None]) -> bool:
-    """Sends each file that a host lacks to all of them, from one that has it; returns whether all have them then."""
+    """Sends each missing file from a host that has it to those that do not; returns whether all have them now."""
     carrier = ByteTransfer(strategy)
     sizes = next(one for one in held.values() if one).sizes
     me, failure, is_new = strategy.group.rank, "", not path.exists()
@@ -149,7 +149,7 @@ def _send(strategy: Strategy, path: Path, held: Mapping[int, Held | None]) -> bo
 
 
 def _written(path: Path, piece: np.ndarray, begin: int, size: int) -> str:
-    """Writes a piece of a file, which gets its name with the last one; returns what went wrong."""
+    """Writes a piece of a file, which is renamed after the last piece; returns the error, or ""."""
     arriving = path.with_name(f".{path.name}.arriving")
     try:
         path.parent.mkdir(exist_ok=True)

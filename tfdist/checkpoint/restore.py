@@ -1,4 +1,4 @@
-"""From checkpoints on a disk to the state of a run: the newest good one, on all processes the same."""
+"""Restores the state of a run from the newest valid checkpoint, the same on all processes."""
 
 import contextlib
 import logging
@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 
 
 def first_readable(paths: Sequence[Path]) -> Checkpoint:
-    """The first of these checkpoints, of which there is one at least, whose manifest can be read; the others are damaged.
+    """Returns the first checkpoint whose manifest can be read; `paths` must not be empty.
 
     Raises:
-      Damaged: all are; it names the last.
+      Damaged: none can be read; the error is that of the last one.
     """
     for path in paths[:-1]:
         with contextlib.suppress(Damaged):
@@ -44,14 +44,14 @@ def first_readable(paths: Sequence[Path]) -> Checkpoint:
 
 
 def newest_first(durable: Iterable[Path], commits: Iterable[Path]) -> list[Path]:
-    """Checkpoints and commits together; of one step the checkpoint comes first."""
-    return sorted([*durable, *commits], key=step_of, reverse=True)  # equals stay in their order
+    """Returns durable and in-memory checkpoints by decreasing step; for equal steps, the durable one comes first."""
+    return sorted([*durable, *commits], key=step_of, reverse=True)  # the sort is stable
 
 
 def to_go_on_from(strategy: Strategy, path: str | os.PathLike[str], commits: str | os.PathLike[str] = "") -> list[str]:
-    """The checkpoints that a path names, and the commits in a directory of each host, the newest first.
+    """Returns the checkpoints at a path, and the in-memory ones in a directory of each host, the newest first.
 
-    Every process calls it; rank 0's checkpoints count.
+    Every process must call it; rank 0's checkpoints are used.
     """
     group, folder = strategy.group, Path(commits).expanduser()
     mine = [str(found) for found in checkpoints_at(path)]
@@ -70,7 +70,7 @@ def to_go_on_from(strategy: Strategy, path: str | os.PathLike[str], commits: str
 
 
 def _check_none_was_damaged(group: Group, folders: Sequence[Path]) -> None:
-    """Raises `CheckpointError` where a run would silently begin anew, as all that it had was set aside."""
+    """Raises `CheckpointError` if the run would silently start anew because all of its checkpoints were set aside."""
     damaged = [
         str(found) for found in set_aside_in(*(place for path in folders for place in (path, path / "checkpoints")))
     ]
@@ -83,17 +83,18 @@ def _check_none_was_damaged(group: Group, folders: Sequence[Path]) -> None:
 
 
 def restore(state: TrainState, paths: Sequence[str], group: Group, sets_aside: bool = True) -> Checkpoint | None:
-    """Gives a run the state of the first of these checkpoints that is good; every process calls it with the same paths.
+    """Restores a run from the first valid one of these checkpoints; every process must call it with the same paths.
 
-    One that is damaged is named and left out; with `sets_aside` the chief renames it, so that nobody takes it again. The chief
-    looks at every byte: what others alone cannot read is not damaged, but elsewhere.
+    A warning is logged for each corrupted checkpoint; with `sets_aside` the chief also renames it, so that it is not
+    used again. The chief verifies every byte: a checkpoint that only other processes cannot read is not considered
+    corrupted.
 
     Returns:
       The checkpoint; None if there are no paths.
 
     Raises:
       InputError: a checkpoint is of another model or optimizer, or of a newer version.
-      CheckpointError: none of them is good, or a process other than the chief cannot read one that is.
+      CheckpointError: none of them is valid, or a process other than the chief cannot read a valid one.
     """
     chief, damages = group.rank == 0, []
     for number, path in enumerate(paths):
@@ -119,7 +120,7 @@ def restore(state: TrainState, paths: Sequence[str], group: Group, sets_aside: b
 
 
 def _check_values(checkpoint: Checkpoint) -> None:
-    """Raises `Damaged` for what is no tensor and not what a run saves, before anything of the checkpoint is taken."""
+    """Raises `Damaged` if values that are not tensors are invalid, before anything of the checkpoint is restored."""
     try:
         BatchSchedule.of(checkpoint.values)
         Progress(checkpoint.values["progress"])
@@ -149,7 +150,7 @@ def _set_aside(path: Path) -> str:
 
 
 def _restored(state: TrainState, path: Path, whole: bool) -> tuple[Checkpoint | None, str]:
-    """The checkpoint whose values the state has now, and what is wrong with it; `whole` looks at what nobody needs, too."""
+    """Restores a checkpoint; returns it, and an error if it is corrupted. `whole` verifies unneeded data, too."""
     try:
         checkpoint = Checkpoint.open(path)
         _check_values(checkpoint)

@@ -1,4 +1,4 @@
-"""Where a run is saved: durable checkpoints, and commits, each in a directory of its own, written beside the training."""
+"""Destinations of checkpoints: durable and in memory, each with its own directory and background thread."""
 
 import contextlib
 import logging
@@ -27,15 +27,15 @@ _log = logging.getLogger(__name__)
 
 
 class Saved(NamedTuple):
-    """A run at one step.
+    """The state of a run at one step.
 
     Attributes:
-      step: updates done.
-      seed: of the run.
-      parts: what this process writes of it, copied.
+      step: number of updates done.
+      seed: seed of the run.
+      parts: copies of what this process writes.
       values: what is not a tensor, as JSON.
-      state: from which the parts are.
-      over: the hosts in whose directories it is to lie; None if all processes share one.
+      state: state from which the parts are.
+      over: hosts to which the files are distributed; None if all processes share a directory.
     """
 
     step: int
@@ -47,17 +47,24 @@ class Saved(NamedTuple):
 
 
 class Tier:
-    """One directory with a run's checkpoints, and the thread that writes them there, one at a time.
+    """A directory with a run's checkpoints, and the thread that writes them, one at a time.
 
     Attributes:
-      written: the step of the last one that was given to be written, unless that has failed.
+      written: step of the last checkpoint whose write was started, unless it has failed.
     """
 
     noun = "checkpoint"
-    level = logging.INFO  # at which it is told that one is there
+    level = logging.INFO  # of the message that one has been written
 
     def __init__(self, group: Group, directory: str, keep: int, flags: Mapping[str, Any]):
-        """Args: group: of the run's processes; the others as in `Checkpoints`."""
+        """Initializes without writing; for the other arguments see `Checkpoints`.
+
+        Args:
+          group: group of the run's processes.
+          directory: directory of the checkpoints.
+          keep: number of checkpoints to keep.
+          flags: flags of the run.
+        """
         self._group = group
         self.directory = Path(directory).expanduser()
         self._keep = keep
@@ -66,16 +73,16 @@ class Tier:
         self._writer = BackgroundWriter()
 
     def start(self, saved: Saved) -> None:
-        """Begins to write; the one before is written."""
+        """Starts to write; the previous write must be complete."""
         self.written = saved.step
         self._writer.start(lambda: self._write(saved))
 
     def wait(self) -> None:
-        """Returns when nothing is being written; raises what the last write raised."""
+        """Waits until nothing is being written; raises the exception of the last write."""
         self._writer.wait()
 
     def drop(self) -> None:
-        """As `wait`, while an error is being raised already."""
+        """Like `wait`, but ignores errors, because another error is being raised."""
         with contextlib.suppress(Exception):
             self._writer.wait()
 
@@ -97,10 +104,16 @@ class Tier:
 
 
 class DurableTier(Tier):
-    """Checkpoints that outlive the machine: that one has failed, all processes hear."""
+    """Durable checkpoints; a failure is reported to all processes."""
 
     def __init__(self, *args: Any, strict: bool, on_failure: Callable[[], object]):
-        """Args: args: as for the base class; strict: as in `Checkpoints`; on_failure: called on rank 0, by the writer."""
+        """Initializes without writing.
+
+        Args:
+          *args: see base class.
+          strict: see `Checkpoints`.
+          on_failure: called on rank 0, from the writing thread.
+        """
         super().__init__(*args)
         self._strict = strict
         self._on_failure = on_failure
@@ -114,7 +127,7 @@ class DurableTier(Tier):
             raise
 
     def wait(self, strict: bool = False) -> None:
-        """See base class; one that has failed is an error, or a warning, on all processes alike."""
+        """See base class. A failed write is an error, or a warning, on all processes."""
         try:
             super().wait()
         except CheckpointError as error:
@@ -126,17 +139,22 @@ class DurableTier(Tier):
 
 
 class InMemoryTier(Tier):
-    """Commits: that they fail is said once, until one is written again.
+    """In-memory checkpoints; only the first of consecutive failures is logged.
 
-    Where hosts share no directory, each has what all replicas hold alike; what a process alone holds is on its own host, and,
-    sent while the run waits, on the next one.
+    If hosts share no directory, each has the replicated state. State of a single process is on its own host and, sent
+    while the run waits, on the next one.
     """
 
     noun = "commit"
     level = logging.DEBUG
 
     def __init__(self, strategy: Strategy, *args: Any):
-        """Args: strategy: of the processes; args: as for the base class, without its group."""
+        """Initializes without writing.
+
+        Args:
+          strategy: strategy of the processes.
+          *args: see base class, without the group.
+        """
         super().__init__(strategy.group, *args)
         self._fails = False
         self._hosts = hosts(self._group, self.directory)
@@ -145,7 +163,7 @@ class InMemoryTier(Tier):
 
     @property
     def outlives_a_host(self) -> bool:
-        """Whether what one host has of a commit, others have, too."""
+        """Whether the checkpoint survives the loss of a host."""
         return self._carrier is not None
 
     def start(self, saved: Saved) -> None:
@@ -160,7 +178,7 @@ class InMemoryTier(Tier):
         return saved._replace(parts=own, over=over)
 
     def clear(self) -> None:
-        """Gives the memory back: nobody needs them any more."""
+        """Removes all checkpoints to free the memory."""
         if not self._is_first:
             return
         try:

@@ -1,16 +1,17 @@
-"""All that a run is beside its flags and its data: variables by name, as blocks that this process holds, and back again.
+"""The state of a run, except flags and data: variables by name, as blocks that this process has.
 
-The first word of a name says what becomes of a value when the number of replicas changes:
+The prefix of a name determines what happens to a value if the number of replicas changes:
 
-    model/             alike on all replicas: weights, and whole numbers that layers keep
-    optimizer/         alike on all replicas: slots, the step, the learning rate
-    state/             alike on all replicas: the loss scale, numbers that compression keeps
-    statistics/        [replicas, ...]: moving statistics of each replica's rows; others get their mean
-    replica_state/     [replicas, ...]: what error feedback has not sent yet; sums over replicas stay: replica r of M gets
-                       those of r, r + M, r + 2 M ...
-    callbacks/         arrays that rank 0's Keras callbacks keep, for those of all processes
+    model/             replicated: weights, and integers that layers keep
+    optimizer/         replicated: the optimizer's state, the step, the learning rate
+    state/             replicated: the loss scale, numbers that compression keeps
+    statistics/        [replicas, ...]: moving statistics of each replica's rows; new replicas get their mean
+    replica_state/     [replicas, ...]: what error feedback has not sent yet; the sum over replicas is preserved:
+      replica r
+                       of M gets those of r, r + M, r + 2 M ...
+    callbacks/         arrays of rank 0's Keras callbacks, restored on all processes
 
-With as many replicas as before, each gets its own back, bit for bit.
+With an unchanged number of replicas, each gets its own values back, bit for bit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,21 +37,28 @@ _MODEL, _OPTIMIZER, _STATE, _STATISTICS, _REPLICA_STATE = (
     "statistics/",
     "replica_state/",
 )
-_NAMED_AT_MOST = 10  # differences between two models
+_NAMED_AT_MOST = 10  # maximum number of reported differences between two models
 
 
 class _Held(NamedTuple):
-    """TensorFlow's variable, and whether each replica has a value of its own."""
+    """A TensorFlow variable, and whether each replica has its own value."""
 
     variable: tf.Variable
     per_replica: bool
 
 
 class TrainState:
-    """The state of one model in training, under one strategy."""
+    """The training state of one model under one strategy."""
 
     def __init__(self, model: keras.Model, strategy: Strategy, kept: StateStore, memory: CallbackState):
-        """Args: model: compiled and built, its optimizer, too; kept: what else steps keep; memory: what callbacks know."""
+        """Collects the variables of a model.
+
+        Args:
+          model: compiled and built, with a built optimizer.
+          strategy: the model's strategy.
+          kept: other state of the steps.
+          memory: state of the callbacks.
+        """
         self._strategy = strategy
         self._kept = kept
         self._memory = memory
@@ -64,7 +72,7 @@ class TrainState:
         }
 
     def parts(self) -> list[Part]:
-        """Copies on the host of what this process is to write; nothing is sent."""
+        """Returns copies on the host of the blocks that this process writes, without communication."""
         states = {
             f"{_REPLICA_STATE if state.per_replica else _STATE}{state.name}": _Held(variable, state.per_replica)
             for state, variable in self._kept.items()
@@ -76,7 +84,7 @@ class TrainState:
         ]
 
     def alike(self) -> dict[str, tf.Variable]:
-        """What all replicas must hold alike, by name; the states of random layers are each replica's own."""
+        """Returns the replicated variables by name, except states of random layers, which differ between replicas."""
         kept = {f"{_STATE}{state.name}": variable for state, variable in self._kept.items() if not state.per_replica}
         own = {name: held.variable for name, held in self._variables.items() if not held.per_replica}
         return {
@@ -86,7 +94,7 @@ class TrainState:
         }
 
     def parts_alike(self, parts: Sequence[Part]) -> list[Part]:
-        """What all replicas hold alike, whole: from among `parts`, where it is there, else copies of this process's own."""
+        """Returns the replicated variables as complete tensors: from `parts`, else copies of this process's values."""
         there = {part.name: part for part in parts}
         return [there.get(name) or self._whole(name, variable) for name, variable in self.alike().items()]
 
@@ -95,11 +103,11 @@ class TrainState:
         return Part.whole(name, values)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Gives every variable its value of a checkpoint; each process reads what it needs.
+        """Restores every variable from a checkpoint; each process reads what it needs.
 
         Raises:
           InputError: the checkpoint is of another model or optimizer; nothing was changed.
-          Damaged: what was read is not what was written; some variables may have been changed.
+          Damaged: the checkpoint is corrupted; some variables may have been changed.
         """
         names = self._names_in(checkpoint)
         self._memory.restore(checkpoint)
@@ -128,9 +136,9 @@ class TrainState:
         return (self._strategy.replicas, *shape) if held.per_replica else shape
 
     def _names_in(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """The names of a checkpoint's tensors by those of the variables here.
+        """Returns the names of a checkpoint's tensors by the names of the variables here.
 
-        Keras counts layers and optimizers of one kind in a process, so names may differ in their numbers.
+        They may differ in numbers, because Keras counts layers and optimizers of the same kind in a process.
         """
         here = {name: _form(held) for name, held in self._variables.items()}
         there = {
@@ -138,13 +146,13 @@ class TrainState:
             for name, entry in checkpoint.tensors.items()
             if name.startswith((_MODEL, _STATISTICS, _OPTIMIZER))
         }
-        for one, other in ((here, there), (there, here)):  # a rate that a schedule computes is no variable
+        for one, other in ((here, there), (there, here)):  # a learning rate computed by a schedule is not a variable
             if not any(map(_is_rate, other)):
                 for name in filter(_is_rate, list(one)):
                     del one[name]
         if here == there:
             return {name: name for name in here}
-        saved = [name for name in checkpoint.values["order"] if name in there]  # which a mapping has lost
+        saved = [name for name in checkpoint.values["order"] if name in there]  # in the order that the mapping has lost
         alike = [without_numbers(name) for name in here] == [without_numbers(name) for name in saved]
         if alike and [*here.values()] == [there.get(name) for name in saved]:
             return dict(zip(here, saved, strict=True))
@@ -155,7 +163,7 @@ class TrainState:
 
     @property
     def order(self) -> list[str]:
-        """The names of the model's and the optimizer's variables, as a checkpoint keeps them beside the tensors."""
+        """Names of the model's and optimizer's variables, in the order stored in a checkpoint."""
         return list(self._variables)
 
 
@@ -173,7 +181,7 @@ def _is_rate(name: str) -> bool:
 
 
 def _differences(here: Mapping[str, tuple], there: Mapping[str, tuple]) -> str:
-    """In words: what only one of them has, and what has another shape or dtype."""
+    """Describes names that only one of them has, and differences in shape or dtype."""
     said = [
         *(f"{name} {_written(*there[name])} is not in the model" for name in there if name not in here),
         *(f"{name} {_written(*here[name])} is not in the checkpoint" for name in here if name not in there),
@@ -192,7 +200,7 @@ def _written(dtype: str, shape: tuple[int, ...]) -> str:
 
 
 def _resized(checkpoint: Checkpoint, replicas: int) -> str:
-    """What becomes of what replicas have for themselves when others go on with it; empty where as many do."""
+    """Describes how values per replica are redistributed if the number of replicas changes; "" if it does not."""
     entries = (entry for name, entry in checkpoint.tensors.items() if name.startswith(_REPLICA_STATE))
     before = next((entry.shape[0] for entry in entries), replicas)
     if before == replicas:
@@ -204,7 +212,7 @@ def _resized(checkpoint: Checkpoint, replicas: int) -> str:
 
 
 def _reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int) -> Read:
-    """What `Strategy.assign` reads from; with another number of replicas as the first word of the name says."""
+    """Returns a reader for `Strategy.assign` that redistributes values if the number of replicas has changed."""
     shape = checkpoint.tensors[name].shape
     if not per_replica or shape[0] == replicas:
         return lambda offset, block: checkpoint.read_block(name, offset, block)
@@ -213,7 +221,7 @@ def _reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int)
         step = 1 if name.startswith(_STATISTICS) else replicas
         first = 0 if name.startswith(_STATISTICS) else offset[0]
         rows = [checkpoint.read_block(name, (row, *offset[1:]), block) for row in range(first, shape[0], step)]
-        if not rows:  # a replica that is new has nothing that was not sent
+        if not rows:  # a new replica has nothing left to send
             return np.zeros(block, checkpoint.read_block(name, (0, *offset[1:]), block).dtype)
         if len(rows) == 1:
             return rows[0]

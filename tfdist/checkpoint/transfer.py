@@ -1,4 +1,4 @@
-"""Bytes from process to process, over a strategy's collectives: what is too large for the group."""
+"""Transfers bytes between processes over a strategy's collectives, for data that is too large for the group."""
 
 import functools
 from collections.abc import Callable
@@ -10,24 +10,24 @@ import tensorflow as tf
 from tfdist.distribution.strategy import HasCollectives, Strategy
 from tfdist.errors import InputError
 
-_AT_ONCE = 64 << 20  # bytes that all processes together hand over at once; an engine may bring all of them to each
-_SECONDS = 3600.0  # in which the slowest process comes
+_AT_ONCE = 64 << 20  # total bytes that all processes send at once; an engine may deliver all of them to each process
+_SECONDS = 3600.0  # for the slowest process to arrive
 
 
 class ByteTransfer:
-    """Sends bytes while nothing else is sent; all processes make the same calls, from their main thread.
+    """Sends bytes between processes while nothing else is sent.
 
-    A process speaks through its first replica.
+    All processes must make the same calls, from their main thread. Each process sends from its first replica.
 
     Attributes:
-      piece: bytes that a process hands over at once.
+      piece: maximum bytes that a process sends at once.
     """
 
     def __init__(self, strategy: Strategy):
-        """Compiles nothing yet.
+        """Initializes the transfer without compiling anything.
 
         Args:
-          strategy: of the processes.
+          strategy: strategy of the processes.
 
         Raises:
           InputError: it has no collectives between its processes.
@@ -42,14 +42,14 @@ class ByteTransfer:
         self._to_all = self._traced(self._gather)
 
     def to_one(self, data: np.ndarray, process: int) -> dict[int, np.ndarray]:
-        """Sends bytes to one other process each.
+        """Sends bytes from each process to one other process.
 
         Args:
           data: uint8, of any length.
-          process: the one that gets them.
+          process: the receiver.
 
         Returns:
-          What others have sent to this process, uint8, by their number.
+          What other processes have sent to this one, uint8, by rank.
         """
         plans = self._strategy.group.gather("carrying/to one", [data.size, process], _SECONDS)
         me = self._strategy.cluster.rank
@@ -61,13 +61,13 @@ class ByteTransfer:
         return mine
 
     def to_all(self, data: np.ndarray) -> dict[int, np.ndarray]:
-        """Sends bytes of each process to all.
+        """Sends the bytes of each process to all processes.
 
         Args:
-          data: uint8, of at most `piece` bytes; not every process has none.
+          data: uint8, at most `piece` bytes; must not be empty on all processes.
 
         Returns:
-          What each has sent, uint8, by its number; nothing for those that had nothing.
+          What each process has sent, uint8, by rank; empty arrays for those that sent nothing.
         """
         sizes = self._strategy.group.gather("carrying/to all", data.size, _SECONDS)
         received = self._sent(self._to_all, data)
@@ -87,16 +87,16 @@ class ByteTransfer:
         return np.asarray(self._strategy.local(sent)[0]).view(np.uint8)
 
     def _take(self, received: np.ndarray, into: np.ndarray) -> np.ndarray:
-        """Copies the first bytes; returns those behind them."""
+        """Copies the first bytes into an array; returns the following ones."""
         into[:] = received[: into.size]
         return received[self._padded(into.size) :]
 
     def _padded(self, size: int) -> int:
-        """Bytes that so many take on the wire."""
+        """Returns the number of bytes including padding."""
         return -(-size // self._packed.size) * self._packed.size
 
     def _traced(self, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Any:
-        """One trace of a replica function, the same on all processes, whatever has to be sent."""
+        """Returns a lazily traced replica function, the same on all processes, whatever is sent."""
         compiled: Any = self._strategy.compiled(lambda *given: self._strategy.run(function, *given))
         splits = tf.TensorSpec([self._strategy.replicas], tf.int32)
         return functools.cache(lambda: compiled.get_concrete_function(tf.TensorSpec([None], self._packed), splits))
@@ -110,12 +110,12 @@ class ByteTransfer:
         return self._strategy.collectives.all_gather([data[: tf.size(data) * self._own()]], name="carrying/to_all")[0]
 
     def _own(self) -> tf.Tensor:
-        """1 on a process's first replica, else 0."""
+        """Returns 1 on a process's first replica, else 0."""
         return tf.cast(tf.equal(self._strategy.collectives.rank % self._local, 0), tf.int32)
 
 
 def can_carry(strategy: Strategy) -> bool:
-    """Whether a strategy's processes can send each other bytes."""
+    """Returns whether a strategy's processes can send each other bytes."""
     return isinstance(strategy, HasCollectives) and not strategy.global_view and not strategy.compiles_replicas
 
 

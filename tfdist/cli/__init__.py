@@ -1,4 +1,4 @@
-"""The shell of the commands: flags in, an exit code out; opening a strategy, a run directory and a model from flags.
+"""Infrastructure of the commands: flags, exit codes, and creating strategy, run directory and model from flags.
 
-The commands themselves are the modules of `tfdist/`, one file each.
+The commands themselves are the modules directly in `tfdist/`.
 """

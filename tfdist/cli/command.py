@@ -1,6 +1,6 @@
-"""The shell in which every command runs: flags in, an exit code out, and each error told once.
+"""Runs a command: parses its flags, returns an exit code, and reports each error once.
 
-An error that a user can cause is one line on stderr; anything else keeps its traceback. Nothing here imports
+An error that a user can cause is printed as one line on stderr; others keep their traceback. Does not import
 TensorFlow.
 """
 
@@ -23,8 +23,8 @@ from tfdist.grammar.spec import did_you_mean
 from tfdist.process import signals
 from tfdist.process.stack_dumps import main_stack
 
-_GONE = (errno.EPIPE, errno.EIO)  # what the writing to a reader, or a terminal, says that is gone
-INTERRUPTED = 130  # a shell's code for the end by Ctrl-C
+_GONE = (errno.EPIPE, errno.EIO)  # errors of writing to a pipe or terminal that is closed
+INTERRUPTED = 130  # exit code of a shell after Ctrl-C
 _HELP = ("help", "helpshort", "helpfull")
 _EVERY_COMMAND = {
     "--flagfile": "Read flags from a file, one a line; later flags win.",
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class _HelpWanted(Exception):
-    """`--help` was among the flags; those behind it, and unknown ones, do not matter."""
+    """Raised when `--help` is parsed; later and unknown flags are ignored."""
 
 
 class _HelpFlag(absl_flags.BooleanFlag):
@@ -54,26 +54,26 @@ def run(
     arguments: str = "",
     explain: Callable[[BaseException], TfdistError | None] | None = None,
 ) -> int:
-    """Parses a command line, calls the command and says what went wrong.
+    """Parses a command line, calls the command and reports errors.
 
     Args:
-      name: the command's, as in `python -m tfdist.<name>`.
-      define: defines the command's flags on the values that it is given.
-      call: the command: takes the parsed values, and the arguments behind the flags if `arguments` is given; returns
-        an exit code, or None for 0.
-      argv: the command line with the program's name; None for this process's.
-      about: the help's first sentence.
-      arguments: what the command takes behind its flags, for the help; empty if it takes flags only.
-      explain: says what an exception means, if it knows. It is asked about every `Exception` that is neither a
-        `TfdistError` nor a lack of memory: a broken connection may be a peer that was lost, which only who started
-        the peers can tell.
+      name: name of the command, as in `python -m tfdist.<name>`.
+      define: defines the command's flags on the given values.
+      call: the command: takes the parsed values and, if `arguments` is given, the arguments after the flags; returns an
+        exit code, or None for 0.
+      argv: command line, including the program name; None for that of this process.
+      about: first sentence of the help.
+      arguments: what the command takes after its flags, for the help; empty if it takes flags only.
+      explain: returns the meaning of an exception if it knows it. Called for every `Exception` except `TfdistError` and
+        out-of-memory errors: for example, only the code that started the peers can tell that a broken connection is a
+        lost peer.
 
     Returns:
-      The exit code, with everything flushed; whoever calls leaves the process with it.
+      The exit code, after flushing all output; the caller exits the process with it.
     """
     program = f"tfdist.{name}"
     values = absl_flags.FlagValues()
-    values.set_gnu_getopt(False)  # what follows the first argument is the argument's: another command's flags
+    values.set_gnu_getopt(False)  # the first argument may be another command, whose flags follow it
     try:
         define(values)
         _define_help(values)
@@ -104,11 +104,12 @@ def run(
 
 @contextlib.contextmanager
 def _says_where_it_is() -> Iterator[None]:
-    """Inside, SIGUSR1 prints where the main thread is, in place of ending the process; a training has more to say."""
+    """Prints the main thread's location on SIGUSR1 instead of exiting; training installs a more detailed handler."""
     if not signals.can_be_heard():
         yield
         return
-    with os.fdopen(os.dup(2), "w") as stream:  # not what a command puts in its place while it imports TensorFlow
+    # A duplicate, because the command may redirect stderr while importing TensorFlow.
+    with os.fdopen(os.dup(2), "w") as stream:
 
         def say(_: int) -> None:
             print("Where this process is (SIGUSR1):", *main_stack(), sep="\n  ", file=stream, flush=True)
@@ -124,16 +125,16 @@ def _define_help(values: absl_flags.FlagValues) -> None:
 
 
 def parse(values: absl_flags.FlagValues, argv: list[str], program: str, arguments: str) -> list[str]:
-    """Sets the values and returns what stands behind the flags.
+    """Parses the values and returns the arguments after the flags.
 
     Args:
-      values: with the flags defined.
-      argv: the program's name, and the command line behind it.
-      program: the command's name in messages.
-      arguments: what it takes behind its flags; empty if it takes flags only.
+      values: flag values with all flags defined.
+      argv: command line, including the program name.
+      program: name of the command in messages.
+      arguments: what it takes after its flags; empty if it takes flags only.
 
     Raises:
-      InputError: in one line of our own.
+      InputError: the command line is invalid; the message is one line.
     """
     remedy = f"`python -m {program} --help` lists the flags."
     try:
@@ -153,15 +154,15 @@ def parse(values: absl_flags.FlagValues, argv: list[str], program: str, argument
 
 
 def only(arguments: list[str], rule: str, remedy: str) -> str:
-    """The argument of a command that takes one behind its flags.
+    """Returns the only argument of a command that takes one after its flags.
 
     Args:
-      arguments: what stands there.
-      rule: begins the message if it is none, or more than one.
-      remedy: ends it.
+      arguments: arguments after the flags.
+      rule: start of the error message.
+      remedy: end of the error message.
 
     Raises:
-      InputError: so it is.
+      InputError: there is not exactly one argument.
     """
     if len(arguments) != 1:
         raise InputError(f"{rule} Received: {len(arguments)} arguments. {remedy}")
@@ -169,7 +170,7 @@ def only(arguments: list[str], rule: str, remedy: str) -> str:
 
 
 def _topics(values: absl_flags.FlagValues) -> dict[str, list[tuple[str, str]]]:
-    """The flags by topic: a flag's module name, if it begins with a capital as modules do not."""
+    """Returns the flags by topic: the module name of a flag, if it is capitalized, which names of modules are not."""
     topics: dict[str, list[tuple[str, str]]] = {}
     for module, flags in values.flags_by_module_dict().items():
         shown = [_described(flag) for flag in flags if flag.name not in _HELP]
@@ -185,16 +186,16 @@ def _described(flag: absl_flags.Flag) -> tuple[str, str]:
 
 
 def _say(program: str, message: str, code: int) -> int:
-    with contextlib.suppress(OSError):  # the code says it, too
+    with contextlib.suppress(OSError):  # the exit code also reports the error
         print(f"{program}: {one_line(message)}", file=sys.stderr)
     return int(code)
 
 
 def flush(may_lose: bool = False) -> None:
-    """Writes out what was printed; what nobody reads any more is dropped.
+    """Flushes stdout and stderr; output that nobody reads any more is dropped.
 
     Args:
-      may_lose: whether what cannot be written is dropped, too, as on a full disk.
+      may_lose: whether output that cannot be written for another reason, such as a full disk, is dropped as well.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -202,5 +203,5 @@ def flush(may_lose: bool = False) -> None:
         except OSError as error:
             if error.errno not in _GONE and not may_lose:
                 raise
-            # Python's own flush at the end must not complain either.
+            # Prevents an error from Python's own flush at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,4 +1,4 @@
-"""One line in a program that calls Keras's `fit`: `model = tfdist.distribute(model)`."""
+"""Implements `model = tfdist.distribute(model)`, for programs that call Keras's `fit`."""
 
 from typing import Any, TypeVar
 
@@ -16,30 +16,31 @@ Model = TypeVar("Model", bound=keras.Model)
 
 
 def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -> Model:
-    """Makes Keras's own `fit`, `evaluate`, `predict` and `..._on_batch` of a model run on all replicas.
+    """Makes a model's `fit`, `evaluate`, `predict` and `..._on_batch` methods run on all replicas.
 
-    N replicas give the numbers of one device: weights, losses, metrics and predictions, to rounding. The batch size is that of
-    the global batch. Every process gives the same data, whatever Keras takes: each reads all of it and keeps its replicas'
-    rows of each batch, so reading costs on N processes N times what it would if each read a part. Every process makes the same
-    calls; the chief alone shows progress and writes what callbacks write.
+    N replicas give the same result as one device: weights, losses, metrics and predictions are equal up to rounding.
+    The batch size is the global one. Every process passes the same data, of any kind that Keras accepts, reads all of
+    it, and keeps the rows of its own replicas from each batch; with N processes, reading thus costs N times as much as
+    if each process read only its part. Every process must make the same calls; only the chief displays progress and
+    writes the files of callbacks.
 
-    The model is the one that was given. It must have been made where it will train:
+    The model is modified in place. It must have been created where it will be trained:
 
-    * under `strategy.scope()`, of `MirroredStrategy`, `MultiWorkerMirroredStrategy` or one of tfdist's;
-    * or under none: then the environment says whether this is one process of a job that speaks Horovod (`horovodrun`,
-      `tfdist.launch --launcher=horovod`), or alone.
+    * under `strategy.scope()` of `MirroredStrategy`, `MultiWorkerMirroredStrategy` or a strategy of tfdist;
+    * or under no scope: then the environment decides whether this is one process of a Horovod job (`horovodrun`,
+    `tfdist.launch --launcher=horovod`), or a single process.
 
     Args:
-      model: built or not, compiled or not yet.
-      strategy: in whose scope it was made; by default it is found.
-      **options: flags of `python -m tfdist.run`, such as `compression="fp16"`, which override those in the environment variable
-        TFDIST_FLAGS.
+      model: the model, which need not be built or compiled yet.
+      strategy: strategy in whose scope it was created; by default it is detected.
+      **options: flags of `python -m tfdist.run`, such as `compression="fp16"`, which override those in the environment
+        variable TFDIST_FLAGS.
 
     Returns:
       The model.
 
     Raises:
-      InputError: an option is wrong, or the model was not made under the strategy's scope.
+      InputError: an option is invalid, or the model was not created under the strategy's scope.
     """
     config = environment_flags.options(options)
     if keras_fit.attached(model) is not None:
@@ -54,7 +55,7 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
 
 
 def _found(model: keras.Model, config: RunConfig) -> Strategy:
-    """The strategy in whose scope a model was made; for one that was made in none, that of this process."""
+    """Returns the strategy in whose scope a model was created, or that of this process if there was none."""
     here = strategy_in_use()
     if here is not None:
         return here

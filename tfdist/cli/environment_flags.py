@@ -1,4 +1,4 @@
-"""Flags for a program that takes none of its own: the environment variable TFDIST_FLAGS."""
+"""Reads flags from the environment variable TFDIST_FLAGS, for programs without tfdist flags of their own."""
 
 import dataclasses
 import os
@@ -17,10 +17,10 @@ VARIABLE = "TFDIST_FLAGS"
 
 
 def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> RunConfig:
-    """The configuration that TFDIST_FLAGS and keyword arguments say; the latter win.
+    """Returns the configuration from TFDIST_FLAGS and keyword arguments, of which the latter take precedence.
 
     Raises:
-      InputError: either is wrong.
+      InputError: either is invalid.
     """
     values = absl_flags.FlagValues()
     flags.define(values, RunConfig)
@@ -34,10 +34,10 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
 
 
 def flags_of(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The flags in TFDIST_FLAGS, split as a shell does.
+    """Returns the flags in TFDIST_FLAGS, split as by a shell.
 
     Raises:
-      InputError: a quotation does not end.
+      InputError: a quotation is not closed.
     """
     text = environment.get(VARIABLE, "")
     try:

@@ -1,4 +1,4 @@
-"""The text of `--help`: names and meanings in two columns, under topics."""
+"""Formats the text of `--help` in two columns, by topic."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,9 @@ def render(
 
     Args:
       program: how it is started.
-      topics: by its title, each topic's flags: as they are written, and what they mean.
+      topics: by title, the flags of each topic, as pairs of syntax and description.
       about: what the command does.
-      arguments: what stands behind the flags, as in "-- COMMAND".
+      arguments: what follows the flags, such as "-- COMMAND".
       width: of the text, in characters.
     """
     column = 4 + max(len(name) for lines in topics.values() for name, _ in lines)

@@ -1,11 +1,11 @@
-"""What Horovod's build needs and what it changes: versions, patches, tools, environment variables.
+"""The build of Horovod: version, patches, tools, environment variables.
 
-pip alone cannot build it: Horovod's last release adds an optional XLA bridge to its TensorFlow library, whose includes
-newer TensorFlows no longer have. Without that one line the release builds and works. Four more are defects of its own: under
-Gloo its stall inspector sees no rank, so that a call which one rank leaves out would wait for ever; the ranks of a process set
-do not meet on the interface that they are told, but at the address of the host's own name, which is often the loopback; when a
-rank dies, the messages of the others may no longer fit, which aborts them; and a second `init` in one process crashes where a
-setting of the environment fixed a parameter, as ours do.
+pip alone cannot build it: Horovod's last release adds an optional XLA bridge to its TensorFlow library, which includes
+headers that newer versions of TensorFlow no longer have. Without that line the release builds and works. Four further
+patches fix defects of the release itself. With Gloo, its stall inspector sees no ranks, so that a call omitted by one
+rank waits forever. The ranks of a process set do not use the configured interface, but the address of the host's own
+name, which is often the loopback. When a rank dies, the messages of the others may not fit any more, which aborts them.
+A second `init` in one process crashes if the environment fixes a parameter, as tfdist does.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ from tfdist.errors import InputError, TfdistError
 
 VERSION = "0.28.1"
 SDIST = f"horovod-{VERSION}.tar.gz"
-PATCHED = f"{VERSION}+tfdist.4"  # what the patched release calls itself; another number for other patches
+PATCHED = f"{VERSION}+tfdist.4"  # version of the patched release; to be changed with the patches
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
-# (file, line as it stands there exactly once, what stands there instead)
+# (file, line that occurs in it exactly once, replacement)
 PATCHES = (
     (
         "horovod/tensorflow/CMakeLists.txt",
@@ -41,19 +41,20 @@ PATCHES = (
         "from distutils.spawn import find_executable\n",
         "from shutil import which as find_executable\n",
     ),
-    # The ranks that the stall inspector counts: reserved, but none was ever there.
+    # The stall inspector's list of ranks: reserved, but never filled.
     (
         "horovod/common/gloo/gloo_controller.cc",
         "  global_ranks_.reserve(size_);\n",
         "  global_ranks_.resize(size_);\n",
     ),
-    # The interface of a process set, that of all ranks among them: it was the one of nobody.
+    # The interface of a process set, including that of all ranks, which was not set.
     (
         "horovod/common/gloo/gloo_context.cc",
         "  assert(global_context.IsEnabled());\n",
         "  assert(global_context.IsEnabled());\n  gloo_iface_ = global_context.gloo_iface_;\n",
     ),
-    # When a rank has died, others get a message of another call than theirs: an error of the call, which Python sees.
+    # When a rank has died, others may get the message of another call: report an error of the call, which Python can
+    # catch.
     (
         "third_party/gloo/gloo/transport/tcp/pair.cc",
         "    GLOO_ENFORCE_LE(op.preamble.length, op.nbytes);\n",
@@ -66,7 +67,7 @@ PATCHES = (
     }
 """,
     ),
-    # A second `init` in one process sets defaults, at places that a setting of the environment had removed: a crash.
+    # A second `init` sets defaults at positions that were removed by a setting in the environment, which crashes.
     (
         "horovod/common/parameter_manager.cc",
         "    v[index_[variable]] = value;\n",
@@ -75,17 +76,17 @@ PATCHES = (
     ("horovod/__init__.py", f"__version__ = '{VERSION}'\n", f"__version__ = '{PATCHED}'\n"),
 )
 
-# Horovod's setup.py needs an older setuptools, and its own imports. They lie on the build's path only.
+# Horovod's setup.py needs an older setuptools, and its own dependencies. They are on the build's path only.
 PACKAGES = ("setuptools==75.8.0", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml")
 
-# Where things are is the user's to say; every other variable of Horovod's build is set here.
+# The user may set the locations of libraries; all other variables of Horovod's build are set here.
 _KEPT = re.compile("HOROVOD_(CUDA_HOME|NCCL_(HOME|INCLUDE|LIB|LINK)|BUILD_.*)")
 _NOT_THE_CAUSE = re.compile(r"^[\"']|subprocess|CalledProcessError|ERROR: Failed|metadata-generation-failed|\*\*\*")
 
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """What a wheel of Horovod is built for: a wheel serves no other."""
+    """What a wheel of Horovod is built for; it cannot be used for anything else."""
 
     tensorflow: str
     gpu: bool = False
@@ -93,7 +94,7 @@ class Build:
 
     @property
     def key(self) -> str:
-        """The name of this build's folder in the cache."""
+        """Name of this build's directory in the cache."""
         python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
         machine = f"{platform.system().lower()}-{platform.machine()}"
         variant = ("-gpu" if self.gpu else "") + ("-mpi" if self.mpi else "")
@@ -101,12 +102,12 @@ class Build:
 
     @property
     def transports(self) -> frozenset[str]:
-        """What it must be able to talk over."""
+        """Communication libraries that it must support."""
         return frozenset(["Gloo"] + ["NCCL"] * self.gpu + ["MPI"] * self.mpi)
 
 
 def check_tools(build: Build) -> None:
-    """Raises `InputError` with the first tool of the build that is missing, and the Debian package that has it."""
+    """Raises `InputError` for the first missing tool of the build, with the Debian package that provides it."""
     compiler = (shlex.split(os.environ.get("CXX", "")) or ["g++"])[0]
     cuda = os.environ.get("HOROVOD_CUDA_HOME", "/usr/local/cuda")
     nccl = os.environ.get("HOROVOD_NCCL_INCLUDE") or f"{os.environ.get('HOROVOD_NCCL_HOME', '/usr')}/include"
@@ -125,7 +126,7 @@ def check_tools(build: Build) -> None:
 
 
 def find_cmake() -> str | None:
-    """Finds a CMake that is new enough and works, in this environment or on the PATH."""
+    """Returns a working CMake of a sufficient version, in this environment or on the PATH, or None."""
     path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', '')}"
     cmake = shutil.which("cmake", path=path)
     if cmake is None:
@@ -136,12 +137,12 @@ def find_cmake() -> str | None:
 
 
 def environment(build: Build, packages: pathlib.Path, cmake: str) -> dict[str, str]:
-    """Makes the environment variables of the build.
+    """Returns the environment variables of the build.
 
     Args:
-      build: what is built.
-      packages: the folder that has `PACKAGES`.
-      cmake: the path of CMake.
+      build: what to build.
+      packages: directory with `PACKAGES`.
+      cmake: path of CMake.
     """
     variables = {k: v for k, v in os.environ.items() if _KEPT.fullmatch(k) or not k.startswith("HOROVOD_")}
     variables |= {f"HOROVOD_WITH_{name}": "1" for name in ("TENSORFLOW", "GLOO", *["MPI"] * build.mpi)}
@@ -150,23 +151,23 @@ def environment(build: Build, packages: pathlib.Path, cmake: str) -> dict[str, s
         variables["HOROVOD_GPU_OPERATIONS"] = "NCCL"
     variables["HOROVOD_CMAKE"] = cmake
     variables["MAKEFLAGS"] = f"-j{len(os.sched_getaffinity(0))}"
-    variables["CMAKE_POLICY_VERSION_MINIMUM"] = "3.5"  # CMake 4 refuses Gloo's CMakeLists.txt without it
+    variables["CMAKE_POLICY_VERSION_MINIMUM"] = "3.5"  # otherwise CMake 4 rejects Gloo's CMakeLists.txt
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(packages), os.environ.get("PYTHONPATH")]))
     return variables
 
 
 def check_hash(sdist: pathlib.Path) -> None:
-    """Raises `TfdistError` if the file is not the release that this module knows."""
+    """Raises `TfdistError` if the file is not the expected release."""
     received = hashlib.sha256(sdist.read_bytes()).hexdigest()
     if received != SHA256:
         raise TfdistError(f"{SDIST} must have the SHA-256 {SHA256}. Received: {received} in {sdist}. Delete that file.")
 
 
 def unpack(sdist: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """Checks and unpacks the source distribution and patches it; returns its top folder."""
+    """Checks, unpacks and patches the source distribution; returns its top directory."""
     check_hash(sdist)
     with tarfile.open(sdist) as archive:
-        # Python 3.11's first releases have no filters, and know this attribute as little.
+        # Python 3.11's first releases have no filters, and ignore this attribute.
         archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
         archive.extractall(folder)
     source = folder / f"horovod-{VERSION}"
@@ -175,7 +176,7 @@ def unpack(sdist: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
 
 
 def patch(source: pathlib.Path) -> None:
-    """Applies `PATCHES`; raises `TfdistError` if a line is not in its file exactly once."""
+    """Applies `PATCHES`; raises `TfdistError` if a line does not occur in its file exactly once."""
     for name, line, replacement in PATCHES:
         lines = (source / name).read_text(encoding="utf-8").splitlines(keepends=True)
         if lines.count(line) != 1:
@@ -187,11 +188,11 @@ def patch(source: pathlib.Path) -> None:
 
 
 def last_error(text: str) -> str:
-    """Finds the last line that tells the cause, in what compilers, CMake or pip printed; else the last line."""
+    """Returns the last line with a cause in the output of compilers, CMake or pip; else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["It printed nothing."]
     errors = [i for i, line in enumerate(lines) if re.search(r"(?i)error:|CMake Error", line)]
     causes = [i for i in errors if not _NOT_THE_CAUSE.search(lines[i])] or errors or [len(lines) - 1]
     cause = lines[causes[-1]]
-    if cause.startswith("CMake Error") and cause.endswith(":"):  # CMake says what in the next line
+    if cause.startswith("CMake Error") and cause.endswith(":"):  # CMake prints the reason on the next line
         cause = " ".join(lines[causes[-1] : causes[-1] + 2])
     return cause

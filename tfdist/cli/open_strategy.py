@@ -1,4 +1,4 @@
-"""A strategy as the commands open it: started from flags, watched, and with the same flags on every process."""
+"""Opens a strategy for a command: starts it from flags, with failure detection and the same flags on every process."""
 
 import dataclasses
 import inspect
@@ -22,7 +22,13 @@ from tfdist.reporting.environment import versions
 
 
 class Opened(NamedTuple):
-    """A strategy that is up; the configuration names it, also where the flags said "auto"."""
+    """A strategy that is running.
+
+    Attributes:
+      config: the configuration, with the name of the strategy instead of "auto".
+      detection: how the strategy was chosen.
+      strategy: the strategy.
+    """
 
     config: Any
     detection: Detection
@@ -30,7 +36,7 @@ class Opened(NamedTuple):
 
 
 def choose(config: Any, environment: Mapping[str, str] = os.environ) -> Detection:
-    """Decides the strategy and this process's place among the job's."""
+    """Chooses the strategy, and determines this process's place in the job."""
     gpus = len(tf.config.list_physical_devices("GPU"))
     if config.coordinator:
         environment = {**environment, "TFDIST_COORDINATOR": config.coordinator}
@@ -38,7 +44,7 @@ def choose(config: Any, environment: Mapping[str, str] = os.environ) -> Detectio
 
 
 def load(config: Any) -> Strategy:
-    """Starts the strategy that a configuration says, for a program that does not leave it."""
+    """Starts the strategy of a configuration, for a program that uses it until its end."""
     detection = choose(config)
     return start(detection, config.start_timeout_seconds, os.environ, _options(config, detection.strategy))
 
@@ -47,17 +53,19 @@ def load(config: Any) -> Strategy:
 def opened_strategy(config: Any, end_timeout_seconds: float = math.inf) -> Iterator[Opened]:
     """Starts the strategy and checks that all processes have the same flags and versions.
 
-    Whatever ends the block is told to the other processes; if one of them is lost, this one ends with code 5.
+    The way in which the body ends is reported to the other processes; if one of them is lost, this one exits with code
+    5.
 
     Args:
-      config: a configuration with the fields of the flags that say where a run is.
-      end_timeout_seconds: how long who is done early waits for the others; by default as long as they live.
+      config: a configuration with the flags of strategy and devices.
+      end_timeout_seconds: how long a process that has finished waits for the others; by default, as long as they live.
     """
     detection = choose(config)
-    # Rules between flags that the strategy decides are checked before anything starts.
+    # Checks the rules between flags that depend on the strategy before anything starts.
     config = dataclasses.replace(config, strategy=detection.strategy)
     options = _options(config, detection.strategy)
-    # Watched from when the group is up: an engine that starts may wait for ever for a peer that is lost meanwhile.
+    # Failure detection begins with the group, because an engine may wait forever at startup for a peer that is lost
+    # meanwhile.
     with ExitStack() as watching:
 
         def watch_over(group: Group, cluster: Cluster) -> None:
@@ -75,7 +83,7 @@ def opened_strategy(config: Any, end_timeout_seconds: float = math.inf) -> Itera
 
 @contextmanager
 def _ending_together(group: Group, seconds: float) -> Iterator[None]:
-    """Who is done early, or has saved early, waits, so that nobody's last collective finds it gone."""
+    """Makes processes that finish or save early wait, so that the last collectives of the others do not fail."""
     try:
         yield
     except Preempted:
@@ -90,5 +98,5 @@ def _options(config: Any, strategy: str) -> dict[str, Any]:
 
 
 def hosts(strategy: Strategy) -> list[str]:
-    """The host name of each process, by rank."""
+    """Returns the host name of each process, by rank."""
     return strategy.group.gather("hosts", socket.gethostname())

@@ -1,4 +1,4 @@
-"""Where a run begins: anew, or with a checkpoint, in its own directory or in another run's."""
+"""Decides how a run begins: at step 0, or from a checkpoint of its own directory or of another run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,15 +14,15 @@ from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
 
 AUTO, NEVER = "auto", "never"
-FIXED = names(TrainConfig, "fixed")  # with another value, the steps before and after would not belong together
+FIXED = names(TrainConfig, "fixed")  # with other values, the steps before and after would not belong together
 
 
 class Origin(NamedTuple):
     """What a run begins with.
 
     Attributes:
-      checkpoints: those to try, commits among them, the newest first; empty for step 0.
-      goes_on: whether its directory has this run already.
+      checkpoints: checkpoints to try, including in-memory ones, the newest first; empty for step 0.
+      goes_on: whether its directory already contains this run.
     """
 
     checkpoints: list[str]
@@ -36,19 +36,19 @@ def origin(
     launched: str = "",
     whole: Sequence[str] | None = None,
 ) -> Origin:
-    """Decides what a run begins with; for the chief. Changes nothing on the disk.
+    """Decides what a run begins with; for the chief. Does not change any files.
 
     Args:
-      resume: as the flag.
-      directory: the run's.
-      flags: the run's, by name.
-      launched: when a launcher has first started the job that it starts again; else empty. A run that the same job has begun,
-        if only in part, is its own.
-      whole: the names of the last start's commits that count; None for all.
+      resume: value of the flag.
+      directory: directory of the run.
+      flags: flags of the run, by name.
+      launched: start time of the job if a launcher has restarted it; else empty. A run that was begun by the same job,
+        even partially, is its own.
+      whole: names of the last start's in-memory checkpoints that are complete; None for all.
 
     Raises:
-      InputError: there is nothing to go on with where it was asked for, or it is of another run; or the directory has
-        something else in it.
+      InputError: there is nothing to resume from where it was requested, or it belongs to another run; or the directory
+        contains something else.
     """
     again = launched != "" and _starts(directory)[-1].get("launched", launched) == launched
     own = directory.is_run and (again or resume == AUTO or (resume != NEVER and _began_with(resume, directory)))
@@ -65,19 +65,20 @@ def origin(
             "See what is in its folder `checkpoints`."
         )
     elif directory.is_done or _flags_of(directory) != _written(flags):
-        directory.check(directory.path)  # somebody else's, or done: it is not written over
+        directory.check(directory.path)  # fails if it is done, or of another run, and must not be overwritten
     return Origin([str(path) for path in found], own)
 
 
 def commit_folder(directory: RunDirectory, given: str) -> Path | None:
-    """Where the commits of a run's last start lie on this host; None if it made none.
+    """Returns the directory with the in-memory checkpoints of a run's last start on this host; None if it made none.
 
-    What is in it lies on the way that the run has taken: each start has a folder of its own, into which it takes the one that
-    it goes on from. Of other folders that cannot be said, as a start that knows nothing of them may have gone back behind them.
+    They all belong to the run's history: each start has its own directory, to which it adds the one that it resumes
+    from. This is not known of those in other directories, because a start that did not know of them may have resumed
+    from an earlier step.
 
     Args:
-      directory: the run's.
-      given: as for `commits.place`.
+      directory: directory of the run.
+      given: as in `in_memory.place`.
     """
     last = Path(_starts(directory)[-1].get("commits", ""))
     if not in_memory.is_of(last, directory.path):
@@ -86,12 +87,12 @@ def commit_folder(directory: RunDirectory, given: str) -> Path | None:
 
 
 def is_own(path: Path, directory: RunDirectory) -> bool:
-    """Whether a checkpoint lies where this run, and no other, has its checkpoints or its commits."""
+    """Returns whether a checkpoint is in a directory for checkpoints, or in-memory ones, of this run."""
     return path.parent == directory.checkpoints or in_memory.is_of(path.parent, directory.path)
 
 
 def _commits(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> list[Path]:
-    """The commits that a run may go on from: those of its last start, and the one that this start went on from."""
+    """Returns the in-memory checkpoints to resume from: those of the last start, and the one from which it resumed."""
     folder = commit_folder(directory, given)
     found = [path for path in newest(folder) if whole is None or path.name in whole] if folder else []
     before = Path(_starts(directory)[-1].get("checkpoint", ""))
@@ -100,7 +101,7 @@ def _commits(directory: RunDirectory, given: str, whole: Sequence[str] | None) -
 
 
 def _own(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> list[Path]:
-    """The checkpoints and commits of a run that goes on; before its first one, the one that it began with."""
+    """Returns all checkpoints of a resumed run; before its first one, the one that it began with."""
     found = newest_first(newest(directory.checkpoints), _commits(directory, given, whole))
     if found:
         return found
@@ -115,17 +116,17 @@ def _own(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> li
 
 
 def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
-    """What is known of each start of a run; one of which nothing is known, where it has not begun."""
+    """Returns the record of each start of a run; one empty record if there is none."""
     return (directory.beginnings() if directory.starts.exists() else []) or [{}]
 
 
 def _began_with(resume: str, directory: RunDirectory) -> bool:
-    """Whether a run was begun with this flag, so that the same command goes on with it."""
+    """Returns whether a run was begun with this flag, so that the same command resumes it."""
     return flag_text("resume", resume) in _starts(directory)[-1]["flags"]
 
 
 def _check_flags(found: list[Path], flags: Mapping[str, Any]) -> None:
-    """Holds the flags against those of the newest checkpoint that can be read; if none can, who restores one says so."""
+    """Compares the flags with those of the newest readable checkpoint; if there is none, restoring reports it."""
     try:
         saved = first_readable(found)
     except Damaged:

@@ -1,4 +1,4 @@
-"""How a run begins in its directory: anew, or where it stopped; and who may write there."""
+"""Prepares the state and directory of a run: new or resumed, with a lock against other writers."""
 
 import contextlib
 import dataclasses
@@ -27,20 +27,20 @@ from tfdist.launcher.attempt import LAUNCHED_VARIABLE, RESTART_VARIABLE
 from tfdist.reporting import LedgerFile, NullLedger, NullReporter, Reporter, RunDirectory, chief_reporter
 from tfdist.trainer.trainer import Trainer
 
-_DISK = "a slow disk"  # what may keep rank 0, on which the others wait
+_DISK = "a slow disk"  # what may delay rank 0 while the others wait
 _log = logging.getLogger(__name__)
 
 _RATE = ("learning_rate", "lr_scaling", "base_batch_size")
 
 
 class Begun(NamedTuple):
-    """A run whose state and whose directory are ready.
+    """A run whose state and directory are ready.
 
     Attributes:
-      checkpoint: where the state comes from; empty for step 0.
+      checkpoint: checkpoint from which the state was restored; empty for step 0.
       checkpoints: how the run is saved.
-      ledger: gets the examples that this process uses.
-      earlier: what was recorded before.
+      ledger: records the examples that this process uses.
+      earlier: earlier records of metrics.
     """
 
     checkpoint: str
@@ -49,7 +49,7 @@ class Begun(NamedTuple):
     earlier: list[dict[str, Any]]
 
     def warn(self, config: TrainConfig, directory: RunDirectory) -> None:
-        """Says on the chief what of the run is lost, or will be; once the log is there, for who reads it later."""
+        """Warns on the chief about lost, or unsaved, progress; called once the log exists."""
         if self.checkpoints.commit_every and not config.commit_dir and not any(parse_period(config.checkpoint_every)):
             _log.warning(
                 "Commits without --commit_dir are in the launcher's memory, and go with it, whatever ends it. Received: "
@@ -66,12 +66,12 @@ class Begun(NamedTuple):
             )
 
     def reporter(self, directory: RunDirectory, strategy: Strategy) -> Reporter:
-        """What the run reports to, on the chief."""
+        """Returns the run's reporter; a null reporter except on the chief."""
         return chief_reporter(directory, sys.stderr, self.earlier) if strategy.is_chief else NullReporter()
 
 
 def origin(config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> Origin:
-    """What the run begins with, on every process the same; nothing is written.
+    """Returns what the run begins with, the same on every process, without writing anything.
 
     Raises:
       InputError: see `tfdist.cli.resume.origin`; on the chief.
@@ -84,7 +84,7 @@ def origin(config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> 
 def _last_commits(
     config: TrainConfig, directory: RunDirectory, strategy: Strategy
 ) -> tuple[Path | None, list[str] | None]:
-    """The folder with this host's commits of the run's last start, if it made any; and what `share` says of them."""
+    """Returns this host's directory of the last start's in-memory checkpoints, if any, and the result of `share`."""
     recorded = commit_folder(directory, config.commit_dir) if strategy.is_chief else None
     if recorded:
         clean_partial(recorded)
@@ -111,19 +111,19 @@ def begin(
     directory: RunDirectory,
     stack: contextlib.ExitStack,
 ) -> Begun:
-    """Gives the trainer its state and makes the directory ready; every process calls it.
+    """Restores the trainer's state and prepares the directory; every process must call it.
 
     Args:
       origin: what to begin with.
-      trainer: built.
-      examples: of an epoch.
-      config: of the run.
-      directory: of the run.
-      stack: keeps the directory this run's own, and its files open, until it is closed.
+      trainer: a built trainer.
+      examples: number of examples per epoch.
+      config: configuration of the run.
+      directory: directory of the run.
+      stack: keeps the directory locked, and its files open, until it is closed.
 
     Raises:
-      InputError: a checkpoint is of another model, its batch cannot be dealt to the replicas of now, another process writes
-        in the directory, or it cannot be written.
+      InputError: a checkpoint is of another model, its batch cannot be divided between the current replicas, another
+        process writes to the directory, or it cannot be written.
     """
     strategy = trainer.strategy
     names = open_strategy.hosts(strategy)
@@ -131,8 +131,8 @@ def begin(
         directory.make()
         holder = _locked(directory, stack)
         clean_partial(directory.checkpoints)
-        holder.tell()  # what has been removed may have filled the disk
-    # Once more, now that nobody else writes here: the model was built meanwhile, and another process may have ended.
+        holder.tell()  # the disk may have been full before the cleanup
+    # Decided again under the lock: another process may have ended while the model was built.
     last, whole = _last_commits(config, directory, strategy)
     found = _under_lock(origin, config, directory, whole) if strategy.is_chief else None
     with long_timeout(_DISK) as deadline:
@@ -150,7 +150,7 @@ def begin(
             names,
             step=step,
             checkpoint=checkpoint,
-            # At a run's last step in the middle of an epoch the state is that of before the evaluation.
+            # If a run ends in the middle of an epoch, its state is that before the evaluation.
             evaluated=bool(config.eval_every) or not trainer.progress.epoch,
             facts={
                 "strategy": strategy.name,
@@ -184,7 +184,7 @@ def begin(
 
 
 def _locked(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
-    """The lock; where files cannot be locked, its words alone, by which all processes know the directory."""
+    """Locks the directory, or only writes the lock file, which identifies the directory, if files cannot be locked."""
     try:
         return stack.enter_context(lock(directory.path))
     except NoLock as error:
@@ -199,7 +199,7 @@ def _locked(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
 
 
 def _under_lock(origin: Origin, config: TrainConfig, directory: RunDirectory, whole: list[str] | None) -> Origin:
-    """Raises `InputError` if a run began here while this one was being built."""
+    """Decides again what to begin with; raises `InputError` if another run has begun here meanwhile."""
     found = _decided(config, directory, whole)
     if found.goes_on and not origin.goes_on:
         directory.check(directory.path)
@@ -207,14 +207,14 @@ def _under_lock(origin: Origin, config: TrainConfig, directory: RunDirectory, wh
 
 
 def _here(origin: Origin, folder: Path | None) -> Origin:
-    """Commits by their paths on this host, which rank 0 knows by its own."""
+    """Replaces rank 0's paths of in-memory checkpoints by their paths on this host."""
     paths = [Path(path) for path in origin.checkpoints]
     here = [folder / path.name if folder and path.parent.name == folder.name else path for path in paths]
     return origin._replace(checkpoints=[str(path) for path in here])
 
 
 def _resumed(trainer: Trainer, origin: Origin, config: TrainConfig, directory: RunDirectory) -> int:
-    """Gives the trainer its state; a rate that was changed on the command line is the new one. Returns the step."""
+    """Restores the trainer's state, except a learning rate changed on the command line; returns the step."""
     rate = keras_internals.constant_learning_rate(trainer.model.optimizer)
     own = any(is_own(Path(path), directory) for path in origin.checkpoints)
     step = trainer.resume_from(origin.checkpoints, sets_aside=own)
@@ -230,19 +230,19 @@ def _is_saved(config: TrainConfig) -> bool:
 
 
 def _ledgers(config: TrainConfig, strategy: Strategy) -> int:
-    """How many processes keep a ledger: all, but for a mesh, where each has all examples."""
+    """Returns how many processes record a ledger: all, except on a mesh, where each has all examples."""
     if not _is_saved(config):
         return 0
     return 1 if strategy.global_view else strategy.cluster.size
 
 
 def _check_shared(origin: Origin, config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> None:
-    """All processes read and write checkpoints, and all must see them: rank 0's lock says whose directory it is.
+    """Checks that all processes see the same directory, identified by rank 0's lock, to read and write checkpoints.
 
-    A run without checkpoints needs them only if it is preempted: it is warned.
+    A run without checkpoints needs this only if it is preempted, so it just gets a warning.
     """
     text, *others = strategy.group.gather("output_dir/seen", _lock_of(directory))
-    # Where rank 0 cannot write, a file that an earlier run has left elsewhere is as empty as its own.
+    # If rank 0 cannot write, its file is as empty as one that an earlier run has left elsewhere.
     ranks = ", ".join(str(rank) for rank, other in enumerate(others, 1) if other != text or not text)
     why = (
         f"which is another one for rank {ranks}"
@@ -263,7 +263,7 @@ def _check_shared(origin: Origin, config: TrainConfig, directory: RunDirectory, 
 
 
 def _seen_by_all(origin: Origin, directory: RunDirectory, strategy: Strategy) -> Origin:
-    """Leaves out commits in the memory of a host that not all processes are on, if something else is there."""
+    """Drops in-memory checkpoints that not all processes see, unless nothing else is left."""
     everyone = strategy.group.gather("origin/seen", [Path(path).is_dir() for path in origin.checkpoints])
     seen = dict(zip(origin.checkpoints, map(all, zip(*everyone, strict=True)), strict=True))
     kept = [path for path in seen if seen[path] or Path(path).parent == directory.checkpoints]
@@ -275,7 +275,7 @@ def _seen_by_all(origin: Origin, directory: RunDirectory, strategy: Strategy) ->
 def _commit_folder(
     config: TrainConfig, directory: RunDirectory, checkpoint: str, goes_on: bool, strategy: Strategy
 ) -> str:
-    """A new folder for this start's commits on this host, with the one that it goes on from; empty if it makes none."""
+    """Creates this start's directory of in-memory checkpoints, with the one it resumes from; "" if it makes none."""
     home = in_memory.home(config.commit_every, config.commit_dir)
     if not home:
         return ""
@@ -288,7 +288,7 @@ def _commit_folder(
     except InputError as error:
         if not goes_on:
             raise
-        if strategy.is_chief:  # an elastic job has grown: that is no reason to end it
+        if strategy.is_chief:  # the new size of an elastic job is no reason to end it
             _log.warning("This start makes no commits. %s", error)
         return ""
     if checkpoint and strategy.cluster.rank in (host[0] for host in those):

@@ -1,4 +1,4 @@
-"""A run as the commands make it: from a configuration to a strategy, data, a model and a trainer."""
+"""Creates strategy, data, model and trainer from a configuration, for the commands."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from tfdist.trainer.trainer import Trainer
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """What a command works with: everything is up, nothing is trained yet."""
+    """What a command works with after startup, before training."""
 
     config: Any
     detection: Detection
@@ -36,11 +36,12 @@ class Session:
 def opened(config: TrainConfig) -> Iterator[Session]:
     """Starts the strategy, checks that all processes have the same flags and versions, and loads the data.
 
-    Whatever ends the session is told to the other processes; if one of them is lost, this one ends with code 5.
+    The way in which the session ends is reported to the other processes; if one of them is lost, this one exits with
+    code 5.
     """
-    _gradient_options(config)  # what is wrong with them is said before anything starts
+    _gradient_options(config)  # reports invalid ones before anything starts
     with opened_strategy(config) as (config, detection, strategy):
-        if config.elastic_batch == GLOBAL:  # else what the run began with says how large the batch is
+        if config.elastic_batch == GLOBAL:  # otherwise, the batch size depends on the size with which the run began
             check_batch_size(
                 config.batch_size, strategy.batch_parts, config.accumulate_steps, equal=strategy.compiles_replicas
             )
@@ -48,7 +49,7 @@ def opened(config: TrainConfig) -> Iterator[Session]:
 
 
 def make_trainer(session: Session, strategy: Strategy) -> Trainer:
-    """Builds the model and the optimizer that the flags name, in a strategy's scope, from the flags' seed."""
+    """Creates the model and the optimizer in a strategy's scope, with the configured seed."""
     config = session.config
     keras.utils.clear_session(free_memory=False)
     if config.precision != "float32":
@@ -71,7 +72,7 @@ def make_trainer(session: Session, strategy: Strategy) -> Trainer:
 
 
 def _learning_rate(session: Session) -> Any:
-    """The rate of the run: scaled to its batch, with warm-up and decay where the flags ask for them."""
+    """Returns the learning rate, scaled to the batch size, with warmup and decay if configured."""
     config = session.config
     steps = config.steps or steps_in_epochs(config.epochs, session.data.train.size, config.batch_size)
     return make_learning_rate(
@@ -87,7 +88,7 @@ def _learning_rate(session: Session) -> Any:
 
 
 def _gradient_options(config: TrainConfig) -> dict[str, Any]:
-    """Arguments of the trainer that say what becomes of gradients."""
+    """Returns the trainer's arguments about gradients."""
     check(config.compression)
     return {
         "accumulate_steps": config.accumulate_steps,
@@ -101,5 +102,5 @@ def _gradient_options(config: TrainConfig) -> dict[str, Any]:
 
 
 def sizes(whole: data.DataSet) -> tuple[Any, Any]:
-    """What a model is built for; a data set that does not know is one for a user's own model, which does not ask."""
+    """Returns input shape and classes for the model; a data set for a user's own model may not know them."""
     return whole.input_shape, whole.classes

@@ -1,4 +1,4 @@
-"""Importing TensorFlow for a command: without the lines that its C++ writes to the terminal before it can be told not to."""
+"""Imports TensorFlow for a command, without the messages that its C++ code prints during the import."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 def load_tensorflow() -> None:
-    """Imports TensorFlow and Keras, which takes seconds, and looks for devices."""
+    """Imports TensorFlow and Keras, which takes seconds, and detects devices."""
     with _quiet():
         import keras  # noqa: F401 - so that it is there
         import tensorflow as tf
@@ -18,9 +18,9 @@ def load_tensorflow() -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Holds back what is written to the standard error's file descriptor inside; shows it if there is an exception.
+    """Suppresses output to the file descriptor of stderr, but prints it if there is an exception.
 
-    Later messages of level INFO and WARNING stay off too, unless TF_CPP_MIN_LOG_LEVEL is set.
+    Also disables later INFO and WARNING messages, unless TF_CPP_MIN_LOG_LEVEL is set.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     sys.stderr.flush()

@@ -1,4 +1,5 @@
-"""Who this process is among how many, and what it may use: TF_CONFIG, Slurm, MPI, Horovod and Kubernetes, devices, cores.
+"""Detects rank and size of this process, from TF_CONFIG, Slurm, MPI, Horovod or Kubernetes, and its devices and cores.
 
-Pure functions of a mapping of environment variables, except for the devices. Connecting to the others is `tfdist.coordination`.
+Pure functions of a mapping of environment variables, except for devices and cores. Connecting to the other processes is
+`tfdist.coordination`.
 """

@@ -1,5 +1,6 @@
-"""Which cores of a host a process keeps to. Processes that share them all push each other around: a collective is as slow
-as the rank that was interrupted last.
+"""CPU affinity: binds each process of a host to its own cores.
+
+Processes that share cores interrupt each other, and a collective is as slow as the rank that was interrupted last.
 """
 
 import contextlib
@@ -7,22 +8,23 @@ import os
 import pathlib
 
 TOPOLOGY = pathlib.Path("/sys/devices/system/cpu")
-_OWN: dict[frozenset[int], int] = {}  # the cores that this process bound itself to, and what it returned then
+_OWN: dict[frozenset[int], int] = {}  # cores that this process has bound itself to, and the value returned then
 
 
 def keep_to_share(local_rank: int, local_size: int, *, dealt: bool = False) -> int:
-    """Keeps this process, and the threads that it starts from now on, to its share of the host's cores.
+    """Binds this process, and the threads that it starts later, to its share of the host's cores.
 
-    Binds nothing where somebody has chosen cores before (mpirun, Slurm, taskset, a container), where there are fewer cores
-    than processes, or where the system forbids it. A second call changes nothing.
+    Binds nothing if cores have been chosen before (by mpirun, Slurm, taskset, a container), if there are fewer cores
+    than processes, or if the system forbids it. A second call changes nothing.
 
     Args:
-      local_rank: of this process among those of the host.
-      local_size: how many of the job's processes are on the host.
-      dealt: whether a choice made before was made for this process alone, not for all of the job on this host.
+      local_rank: rank of this process on its host.
+      local_size: number of processes of the job on this host.
+      dealt: whether an earlier choice was made for this process only, instead of for the whole job on this host.
 
     Returns:
-      How many cores each process of the host has, at least 1: the same for all, as threads can round differently.
+      Number of cores per process of the host, at least 1; the same for all, because the number of threads can affect
+        rounding.
     """
     available = frozenset(os.sched_getaffinity(0))
     if available in _OWN:
@@ -40,13 +42,13 @@ def keep_to_share(local_rank: int, local_size: int, *, dealt: bool = False) -> i
 
 
 def share(cores: list[int], local_rank: int, local_size: int) -> list[int]:
-    """A part of the cores, disjoint from the others' and next to each other in the order given."""
+    """Returns a contiguous part of the cores, disjoint from the parts of the other ranks."""
     first, end = (rank * len(cores) // local_size for rank in (local_rank, local_rank + 1))
     return cores[first:end]
 
 
 def _place(core: int) -> tuple[int, ...]:
-    """Sorts cores by socket, and the threads of one core together; by number where the system does not tell."""
+    """Returns a sort key that groups cores by socket and physical core; by number if the topology is unknown."""
     topology = TOPOLOGY / f"cpu{core}" / "topology"
     try:
         return (*(int((topology / name).read_text()) for name in ("physical_package_id", "core_id")), core)

@@ -1,4 +1,4 @@
-"""Which strategy, on which cluster: the rule of `--strategy=auto`, and what an explicit one asks of the environment."""
+"""Chooses strategy and cluster: the rules of `--strategy=auto`, and what explicit strategies require."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ from tfdist.cluster.environment import Cluster, Environment
 from tfdist.cluster.tf_config import EXAMPLE
 from tfdist.errors import InputError
 
-# In the order in which they are asked; the first two are launchers that people start for Horovod.
+# In order of precedence; the first two are launchers that are used for Horovod.
 _SOURCES = (
     sources.from_horovod,
     sources.from_mpi,
@@ -24,7 +24,13 @@ _ONE_PROCESS = ("single", "mirrored", "tpu")
 
 @dataclasses.dataclass(frozen=True)
 class Detection:
-    """What `detect` chose, and one sentence for the log that says why."""
+    """Result of `detect`.
+
+    Attributes:
+      cluster: this process's place among the job's processes.
+      strategy: name of the strategy.
+      reason: one sentence for the log.
+    """
 
     cluster: Cluster
     strategy: str
@@ -32,16 +38,16 @@ class Detection:
 
 
 def detect(env: Environment, strategy: str = "auto", local_devices: int = 1) -> Detection:
-    """Chooses the strategy and finds this process's place among the job's processes.
+    """Chooses the strategy and determines this process's place among the job's processes.
 
-    An explicit strategy wins; else Horovod's or MPI's variables mean `horovod`; else a TF_CONFIG with several workers,
-    a Slurm step, a Kubernetes indexed Job or torchrun's variables mean `multiworker`; else several local devices mean
-    `mirrored`; else `single`.
+    An explicit strategy wins. Otherwise, Horovod's or MPI's variables mean `horovod`; a TF_CONFIG with several workers,
+    a Slurm step, a Kubernetes indexed Job or torchrun's variables mean `multiworker`; several local devices mean
+    `mirrored`; and anything else means `single`.
 
     Args:
-      env: the process's environment.
-      strategy: "auto", or a strategy's name, which may be a third party's `package.module:Class`.
-      local_devices: how many devices this process would use by itself, at least 1.
+      env: environment of the process.
+      strategy: "auto", or name of a strategy, which may be a third party's `package.module:Class`.
+      local_devices: number of devices that this process would use by default, at least 1.
 
     Raises:
       InputError: sources disagree about this process's rank or the job's size, or do not suit the strategy.
@@ -77,9 +83,9 @@ def _automatic(env: Environment, cluster: Cluster, local_devices: int) -> Detect
 
 
 def _agreed(found: list[Cluster]) -> Cluster:
-    """The first source that has a say, completed by what the others know besides."""
-    # Where a scheduler's tasks each ran a launcher (srun torchrun; mpirun, whose daemons srun starts), the processes
-    # are the launcher's. A source of one process has no say: an interactive shell in a Slurm step is one.
+    """Returns the first source that applies, completed by the others."""
+    # If each task of a scheduler ran a launcher (srun torchrun; mpirun, whose daemons srun starts), the processes are
+    # the launcher's. A source with one process is ignored, such as an interactive shell in a Slurm step.
     inner = max((c.size for c in found if c.source not in (*_ALLOCATORS, "TF_CONFIG")), default=0)
     found = [c for c in found if c.source not in _ALLOCATORS or c.size >= inner]
     speaking = [c for c in found if c.size > 1 or c.source in _HOROVOD]
@@ -109,7 +115,7 @@ def _says(cluster: Cluster) -> str:
 
 
 def _hint(env: Environment) -> str:
-    """What looks like several processes and was not taken for it."""
+    """Returns a hint about an environment that looks like several processes but is not treated as such."""
     if env.get("SLURM_NTASKS", "1") != "1" and sources.from_slurm(env) is None:
         return f" (Slurm's allocation has {env['SLURM_NTASKS']} tasks, but srun did not start this process)"
     if "JOB_COMPLETION_INDEX" in env and "TFDIST_PROCESSES" not in env:

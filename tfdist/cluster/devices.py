@@ -1,4 +1,4 @@
-"""The devices of this process: how many there are, logical CPU devices, threads. Nothing here places an operation."""
+"""Devices of this process: their number, logical CPU devices, threads. Does not place operations."""
 
 import tensorflow as tf
 
@@ -6,18 +6,18 @@ from tfdist.cluster.affinity import keep_to_share
 from tfdist.cluster.environment import Cluster
 from tfdist.errors import InputError
 
-_DEALERS = ("MPI", "Slurm")  # they bind each process for itself, if they bind
+_DEALERS = ("MPI", "Slurm")  # if they bind at all, they bind each process separately
 
 
 def local_device_names(count: int) -> list[str]:
-    """Names the devices that replicas of this process run on: GPUs if there are any, else logical CPU devices.
+    """Returns the names of the devices for this process's replicas: GPUs if there are any, else logical CPU devices.
 
     Args:
-      count: how many; 0 for every GPU, or one CPU.
+      count: number of devices; 0 for all GPUs, or one CPU.
 
     Raises:
-      InputError: there are fewer GPUs, or TensorFlow has started with fewer logical CPU devices (their number is fixed at
-        its first use).
+      InputError: there are fewer GPUs, or TensorFlow was initialized with fewer logical CPU devices, whose number is
+        then fixed.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
@@ -28,12 +28,12 @@ def local_device_names(count: int) -> list[str]:
 
 
 def share_cores(cluster: Cluster, intra_op_threads: int = 0) -> None:
-    """Shares this host's cores between the job's processes on it, where there are several.
+    """Divides this host's cores between the job's processes on it, if there are several.
 
     Args:
-      cluster: says how many processes are on this host.
-      intra_op_threads: threads for one operation; 0 for one a core of this process's share, and then it keeps to these
-        cores, if it can; see `tfdist.cluster.affinity`.
+      cluster: number of processes on this host.
+      intra_op_threads: number of threads within an operation; 0 for the number of cores in this process's share, to
+        which it is then bound if possible; see `tfdist.cluster.affinity`.
     """
     threads = intra_op_threads
     if not threads and cluster.local_size > 1:
@@ -49,11 +49,11 @@ def share_cores(cluster: Cluster, intra_op_threads: int = 0) -> None:
 
 
 def use_one_gpu(local_rank: int) -> None:
-    """Gives this process the GPU of its local rank, if there are any, and lets its memory grow as needed."""
+    """Makes the GPU of the local rank the only visible one, if there are any, and enables memory growth."""
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         return
-    if len(gpus) == 1:  # a scheduler that shows each process its own GPU has dealt them already
+    if len(gpus) == 1:  # the scheduler has already assigned each process its own GPU
         local_rank = 0
     if local_rank >= len(gpus):
         raise InputError(

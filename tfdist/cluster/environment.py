@@ -1,7 +1,7 @@
-"""Who am I among how many: one `Cluster` from each environment that starts processes. Pure functions of a mapping.
+"""Creates a `Cluster` from each environment that starts processes. Pure functions of a mapping.
 
-Each `from_*` returns None where its environment did not start this process, and raises `InputError` where its variables
-are incomplete or contradict each other. `TFDIST_COORDINATOR=host:port` overrides where rank 0 serves the `Group`.
+Each `from_*` returns None if its environment did not start this process, and raises `InputError` if its variables are
+incomplete or contradictory. `TFDIST_COORDINATOR=host:port` overrides the address at which rank 0 serves the `Group`.
 """
 
 import dataclasses
@@ -13,8 +13,8 @@ from tfdist.errors import InputError
 
 Environment = Mapping[str, str]
 
-CONTROL_PORT = 12000  # where a pod, which has all ports to itself, serves the group
-_SPECIAL_STEPS = 0xFFFFFFF0  # from here on Slurm's step numbers name its own: batch script, interactive shell, ...
+CONTROL_PORT = 12000  # for pods, which have all ports to themselves
+_SPECIAL_STEPS = 0xFFFFFFF0  # Slurm's own steps (batch script, interactive shell, ...) have numbers from here on
 _SOURCE_VARIABLES = re.compile(
     "TF_CONFIG|HOROVOD_(CROSS_|LOCAL_)?(RANK|SIZE)|OMPI_COMM_WORLD_(LOCAL_)?(RANK|SIZE)|PMI_(RANK|SIZE)|SLURM_PROCID"
     "|MPI_LOCAL(RANKID|NRANKS)|JOB_COMPLETION_INDEX|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_(ADDR|PORT)"
@@ -23,18 +23,18 @@ _SOURCE_VARIABLES = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The processes of a job, as one of them sees it.
+    """The processes of a job, seen from one of them.
 
     Attributes:
-      rank: this process's number, in [0, size).
-      size: how many processes the job has.
-      local_rank: this process's number on its host, in [0, local_size).
-      local_size: how many processes of the job run on this host.
-      addresses: `host:port` of each process's TensorFlow server, by rank; empty where the environment does not say
-        (the processes then choose ports and tell each other over the `Group`).
-      coordinator: `host:port` of the process that serves the `Group`; empty if the job has one process or the engine
-        has to carry the address.
-      source: the environment that said so, for logs: "TF_CONFIG", "Horovod", "MPI", "Slurm", ...
+      rank: rank of this process, in [0, size).
+      size: number of processes of the job.
+      local_rank: rank of this process on its host, in [0, local_size).
+      local_size: number of the job's processes on this host.
+      addresses: `host:port` of each process's TensorFlow server, by rank; empty if unknown (the processes then choose
+        ports and exchange them over the `Group`).
+      coordinator: `host:port` of the process that serves the `Group`; empty for a single process, or if unknown, so
+        that the engine has to exchange it.
+      source: the environment that provided this, for logs: "TF_CONFIG", "Horovod", "MPI", "Slurm", ...
     """
 
     rank: int = 0
@@ -47,9 +47,9 @@ class Cluster:
 
 
 def from_tf_config(env: Environment) -> Cluster | None:
-    """Reads TF_CONFIG; equal host names are one host. Where the group is: see `tf_config.control_address`."""
+    """Reads TF_CONFIG; equal host names are one host. The group is at `tf_config.control_address`."""
     text = env.get("TF_CONFIG", "").strip()
-    if text in ("", "{}"):  # TensorFlow reads both as: no cluster
+    if text in ("", "{}"):  # TensorFlow treats both as no cluster
         return None
     addresses, rank = tf_config.parse(text)
     here = [
@@ -62,16 +62,17 @@ def from_tf_config(env: Environment) -> Cluster | None:
 
 
 def from_horovod(env: Environment) -> Cluster | None:
-    """Reads what horovodrun sets: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_LOCAL_RANK and HOROVOD_LOCAL_SIZE."""
+    """Reads horovodrun's variables: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_LOCAL_RANK and HOROVOD_LOCAL_SIZE."""
     if not {"HOROVOD_RANK", "HOROVOD_SIZE"} & env.keys():
         return None
     return _numbered(env, "Horovod", *(f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
 
 
 def from_mpi(env: Environment) -> Cluster | None:
-    """Reads what mpirun sets: OMPI_COMM_WORLD_* (Open MPI), or PMI_* and MPI_LOCAL* (MPICH, Intel MPI).
+    """Reads mpirun's variables: OMPI_COMM_WORLD_* (Open MPI), or PMI_* and MPI_LOCAL* (MPICH, Intel MPI).
 
-    PMI_* without MPI_LOCALRANKID inside a Slurm step is not mpirun: srun's own PMI plugin sets it for every program.
+    PMI_* without MPI_LOCALRANKID inside a Slurm step does not come from mpirun: srun's own PMI plugin sets it for every
+    program.
     """
     if "OMPI_COMM_WORLD_RANK" in env:
         return _numbered(env, "MPI", *(f"OMPI_COMM_WORLD_{n}" for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
@@ -83,9 +84,9 @@ def from_mpi(env: Environment) -> Cluster | None:
 def from_slurm(env: Environment) -> Cluster | None:
     """Reads a Slurm step's variables; the group is on the step's first host, at port 12000 + job id modulo 20000.
 
-    Only what srun launched is a member of several. A batch script, or a shell inside an allocation, sees SLURM_NTASKS
-    and SLURM_PROCID=0 too, though it is one process: it has no SLURM_STEP_ID, or one of Slurm's special numbers.
-    Two steps of one job at the same time on the same first host need a TFDIST_COORDINATOR each.
+    Only processes started by srun are members of a job with several processes. A batch script, or a shell inside an
+    allocation, sees SLURM_NTASKS and SLURM_PROCID=0 too, but has no SLURM_STEP_ID, or one of Slurm's special numbers.
+    Two simultaneous steps of one job with the same first host each need a TFDIST_COORDINATOR.
     """
     if "SLURM_PROCID" not in env or not env.get("SLURM_STEP_ID", "").isdigit():
         return None
@@ -104,11 +105,11 @@ def from_slurm(env: Environment) -> Cluster | None:
 
 
 def from_kubernetes(env: Environment) -> Cluster | None:
-    """Reads a Kubernetes indexed Job: JOB_COMPLETION_INDEX, and what its manifest must set besides.
+    """Reads a Kubernetes indexed Job: JOB_COMPLETION_INDEX, and what its manifest must set in addition.
 
-    TFDIST_PROCESSES is the number of pods that train together (the Job's `completions`); without it the pods are taken
-    for independent runs. The group is at TFDIST_COORDINATOR, or in pod 0 as JOB_NAME-0.SERVICE, where SERVICE is the
-    Job's headless service.
+    TFDIST_PROCESSES is the number of pods that train together (the Job's `completions`); without it the pods are
+    treated as independent runs. The group is at TFDIST_COORDINATOR, or in pod 0 at JOB_NAME-0.SERVICE, where SERVICE is
+    the Job's headless service.
     """
     if "JOB_COMPLETION_INDEX" not in env or "TFDIST_PROCESSES" not in env:
         return None
@@ -130,7 +131,7 @@ def from_kubernetes(env: Environment) -> Cluster | None:
 def from_torchrun(env: Environment) -> Cluster | None:
     """Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT (29500), LOCAL_RANK (0), LOCAL_WORLD_SIZE (1).
 
-    The group is at MASTER_ADDR:MASTER_PORT; under torchrun itself its agent holds that port, and the next one is taken.
+    The group is at MASTER_ADDR:MASTER_PORT. Under torchrun itself, whose agent holds that port, it is at the next port.
     """
     if not {"RANK", "WORLD_SIZE"} <= env.keys() or "MASTER_ADDR" not in env and env["WORLD_SIZE"].strip() in ("", "1"):
         return None
@@ -146,7 +147,7 @@ def from_torchrun(env: Environment) -> Cluster | None:
 
 
 def without_sources(env: Environment) -> dict[str, str]:
-    """The environment without the variables that say who a process is: what a launcher hands down, adding its own."""
+    """Returns the environment without the variables that identify a process, for a launcher that adds its own."""
     return {name: value for name, value in env.items() if not _SOURCE_VARIABLES.fullmatch(name)}
 
 
@@ -191,4 +192,4 @@ def _slurm_local_size(env: Environment) -> int:
         raise _missing("Slurm", "SLURM_STEP_TASKS_PER_NODE")
     counts = slurm.counts(text)
     node = _number({"SLURM_NODEID": "0", **env}, "Slurm", "SLURM_NODEID")
-    return counts[min(node, len(counts) - 1)]  # SLURM_NTASKS_PER_NODE is one number for all nodes
+    return counts[min(node, len(counts) - 1)]  # SLURM_NTASKS_PER_NODE is a single number for all nodes

@@ -1,27 +1,27 @@
-"""Slurm's short forms of lists: host lists such as `gpu[01-03,07],login1`, and task counts such as `4(x2),3`."""
+"""Parses Slurm's compressed lists: host lists such as `gpu[01-03,07],login1`, and task counts such as `4(x2),3`."""
 
 import itertools
 import re
 
 from tfdist.errors import InputError
 
-_MAX_HOSTS = 65536  # a typing error such as [1-1000000000] must not eat the memory
+_MAX_HOSTS = 65536  # limits the memory used for typing errors such as [1-1000000000]
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def expand(text: str) -> list[str]:
-    """Expands a host list, in its order and with its zeros: `gpu[09-10],login1` is gpu09, gpu10, login1.
+    """Expands a host list, preserving order and leading zeros: `gpu[09-10],login1` is gpu09, gpu10, login1.
 
     Args:
       text: comma-separated names, each with any number of bracketed lists of numbers and ranges.
 
     Returns:
-      The host names; the last bracket of a name counts fastest.
+      The host names; the last bracket of a name varies fastest.
 
     Raises:
-      InputError: the text is not such a list.
+      InputError: the text is no host list.
     """
     hosts: list[str] = []
     for name in _split(text):
@@ -38,7 +38,7 @@ def counts(text: str) -> list[int]:
     """Expands a list of counts: `4(x2),3` is 4, 4, 3.
 
     Raises:
-      InputError: the text is not such a list.
+      InputError: the text is no list of counts.
     """
     found = [_COUNT.fullmatch(part) for part in text.split(",")]
     if not all(found):
@@ -48,7 +48,7 @@ def counts(text: str) -> list[int]:
 
 
 def _split(text: str) -> list[str]:
-    """Splits at the commas that are outside brackets."""
+    """Splits at commas outside brackets."""
     return re.split(r",(?![^\[]*\])", text.strip())
 
 

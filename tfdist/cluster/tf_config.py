@@ -1,4 +1,4 @@
-"""TF_CONFIG, TensorFlow's own description of a cluster: its text to addresses by rank."""
+"""Parses TF_CONFIG, TensorFlow's description of a cluster, into addresses by rank."""
 
 import collections
 import json
@@ -12,27 +12,32 @@ EXAMPLE = (
     """TF_CONFIG='{"cluster": {"worker": ["host1:12345", "host2:12345"]}, "task": {"type": "worker", "index": 0}}'"""
 )
 
-_TRAINING = ("chief", "worker")  # the order of ranks
+_TRAINING = ("chief", "worker")  # in the order of ranks
 _JOBS = (*_TRAINING, "evaluator", "ps")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Members(NamedTuple):
-    """The training processes by rank, and which of them this one is."""
+    """The training processes of a TF_CONFIG.
+
+    Attributes:
+      addresses: `host:port` of each process, by rank.
+      rank: rank of this process.
+    """
 
     addresses: tuple[str, ...]
     rank: int
 
 
 def parse(text: str) -> Members:
-    """Reads TF_CONFIG: the chief, if there is one, is rank 0; the workers follow in their order.
+    """Parses TF_CONFIG: the chief, if any, is rank 0; the workers follow in order.
 
     Args:
       text: JSON, `{"cluster": {"chief": [...], "worker": [...], "evaluator": [...]}, "task": {"type", "index"}}`.
 
     Raises:
-      InputError: anything that cannot be a member of a synchronous training job, in one line.
+      InputError: the text does not describe a member of a synchronous training job.
     """
     try:
         config = json.loads(text)
@@ -51,28 +56,28 @@ def parse(text: str) -> Members:
 
 
 def host(address: str) -> str:
-    """The host of `host:port`, in one spelling; every name of the loopback is `localhost`."""
+    """Returns the host of `host:port`, normalized; all names of the loopback become `localhost`."""
     name = address.rpartition(":")[0].lower()
     return "localhost" if name in _LOOPBACK else name
 
 
 def port(address: str) -> int:
-    """The port of `host:port`."""
+    """Returns the port of `host:port`."""
     return int(address.rpartition(":")[2])
 
 
 def is_address(value: Any) -> bool:
-    """Whether the value reads `host:port`, with a port in [1, 65535]; an IPv6 host stands in brackets."""
+    """Returns whether the value is `host:port`, with a port in [1, 65535] and brackets around an IPv6 host."""
     return isinstance(value, str) and bool(_ADDRESS.fullmatch(value)) and 1 <= port(value) <= 65535
 
 
 def control_address(addresses: Sequence[str]) -> str:
-    """Where rank 0 serves the `Group` of a cluster that is known by its TensorFlow addresses alone.
+    """Returns the address at which rank 0 serves the `Group`, derived from the TensorFlow addresses of a cluster.
 
-    The group comes together before anything is connected, so every process must know its port from what all were
-    given: rank 0's own address, port + 1000 (port - 1000 where that would pass 65535). Launchers number the workers of
-    a host upwards from one port, so the port next to rank 0's is likely a neighbour's and one 1000 away is not; if it
-    is, the next one that is nobody's is taken.
+    The group is formed before anything is connected, so every process must derive its port from what all processes
+    know: the port of rank 0 + 1000, or - 1000 if that would exceed 65535. Launchers number the workers of a host
+    upwards from one port, so the port after rank 0's is probably a neighbor's, while one 1000 away is not; if it is,
+    the next free one is used.
 
     Args:
       addresses: `host:port` of each process, by rank.

@@ -1,6 +1,7 @@
-"""What a replica may say to the others from inside a step: the contract `Collectives`, its engines, and the trace check.
+"""Communication between replicas inside a step: the `Collectives` contract, its implementations, and the trace check.
 
-Lists of tensors in, lists out. Messages between processes outside of a step are `tfdist.coordination`.
+All operations take and return lists of tensors. Messages between processes outside of a step are in
+`tfdist.coordination`.
 """
 
 from tfdist.collectives.context import current, using

@@ -1,4 +1,4 @@
-"""Tensors of dtypes that an engine does not carry, in one that it does and that holds all of their values."""
+"""Casts for dtypes that an engine does not support, to a supported dtype that represents all of their values."""
 
 from collections.abc import Sequence
 
@@ -18,13 +18,13 @@ _CARRIERS = {
 
 
 def carried(tensor: tf.Tensor, collectives: Collectives) -> tf.Tensor:
-    """A tensor as an engine gathers and broadcasts it; cast back, it is the same one."""
+    """Casts a tensor to a dtype that the engine can gather and broadcast; casting back restores it exactly."""
     if tensor.dtype in collectives.wire.gathers:
         return tensor
     return tf.cast(tensor, _CARRIERS.get(tensor.dtype, tensor.dtype))
 
 
 def from_first(tensors: Sequence[tf.Tensor], collectives: Collectives) -> list[tf.Tensor]:
-    """The first replica's tensors, on every replica."""
+    """Returns the first replica's tensors, on every replica."""
     arrived = collectives.broadcast([carried(tensor, collectives) for tensor in tensors], name="from_first")
     return [tf.cast(value, tensor.dtype) for value, tensor in zip(arrived, tensors, strict=True)]

@@ -1,4 +1,4 @@
-"""Which collectives a layer inside a step speaks through: those of the strategy that runs the step."""
+"""The current collectives, which layers inside a step use: those of the strategy that runs the step."""
 
 import contextlib
 import contextvars
@@ -12,13 +12,13 @@ _current: contextvars.ContextVar[Collectives] = contextvars.ContextVar("collecti
 
 
 def current() -> Collectives:
-    """Returns the collectives of the step that is being run or traced; those of one replica outside any step."""
+    """Returns the collectives of the step that is being run or traced; outside of a step, those of one replica."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def using(collectives: Collectives) -> Iterator[None]:
-    """Makes `collectives` the current ones. A strategy enters it inside each replica's function, in its thread."""
+    """Makes `collectives` the current ones; entered by a strategy inside each replica function, in its thread."""
     token = _current.set(collectives)
     try:
         yield

@@ -1,6 +1,6 @@
-"""The contract `Collectives`, with the operations that can be composed of others written once.
+"""The contract `Collectives`; operations that can be composed of others are implemented here.
 
-In the costs below n is the number of bytes in the tensors that a replica hands over and N the number of replicas.
+In the costs below n is the number of bytes in the tensors that a replica passes in and N the number of replicas.
 """
 
 import abc
@@ -17,13 +17,14 @@ Op = Literal["sum", "mean", "max"]
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-    """The dtypes that an engine carries; whoever packs bytes bitcasts them to one of these.
+    """The dtypes that an engine supports; packed bytes are bitcast to one of them.
 
     Attributes:
-      reduces: dtypes that can be summed on the way.
+      reduces: dtypes that can be summed.
       gathers: dtypes that can be gathered, exchanged and broadcast; int32 is one of them on every engine.
-      packed: the dtype to which packed bytes are bitcast before they are gathered.
-      exchanges: whether the engine has an all-to-all of its own, which costs less than the gather that stands in for it.
+      packed: dtype to which packed bytes are bitcast before they are gathered.
+      exchanges: whether the engine has a native all-to-all, which costs less than the all-gather that replaces it
+        otherwise.
     """
 
     reduces: frozenset[tf.DType]
@@ -33,16 +34,16 @@ class Wire:
 
 
 class Collectives(abc.ABC):
-    """The operations between the replicas of one group, usable eagerly and inside `tf.function`.
+    """Collective operations between the replicas of one group, usable eagerly and inside `tf.function`.
 
     Every operation takes a list of tensors and returns a list, so that an engine can send them as one message. All
-    replicas of the group make the same calls with the same names, dtypes and, where an operation combines
-    elementwise, shapes. A name is used for one call of a step only: engines that match messages by name rely on it.
-    Results are reproducible from run to run for the same inputs and number of replicas.
+    replicas of the group make the same calls with the same names, dtypes and, where an operation combines elementwise,
+    shapes. A name is used for only one call of a step, because some engines match messages by name. Results are
+    reproducible from run to run for the same inputs and number of replicas.
 
     Attributes:
       size: the number of replicas in the group, a Python int.
-      wire: the dtypes that the engine carries.
+      wire: the dtypes that the engine supports.
     """
 
     size: int
@@ -51,7 +52,7 @@ class Collectives(abc.ABC):
     @property
     @abc.abstractmethod
     def rank(self) -> tf.Tensor | int:
-        """This replica's number in the group; a scalar int32 tensor where one trace serves several replicas."""
+        """This replica's index in the group; a scalar int32 tensor where one trace is shared by several replicas."""
 
     @abc.abstractmethod
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
@@ -73,40 +74,40 @@ class Collectives(abc.ABC):
         First dims may differ between replicas and may be 0. Cost: n (N - 1) sent.
 
         Args:
-          tensors: tensors of rank 1 or more, of dtypes in `wire.gathers`, equal on every replica in the other dims.
+          tensors: tensors of rank 1 or more, of dtypes in `wire.gathers`; their other dims are equal on every replica.
           name: names the call, the same on every replica.
         """
 
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
         """Combines each tensor over the replicas and returns this replica's share of its first dim.
 
-        The first dim is divisible by `size`; replica r gets rows [r d / N, (r + 1) d / N). Cost here, composed of an
-        all-reduce: 2 n (N - 1) / N sent, twice that of an engine's own.
+        The first dim must be divisible by `size`; replica r gets rows [r d / N, (r + 1) d / N). Cost here, composed of
+        an all-reduce: 2 n (N - 1) / N sent, twice that of a native implementation.
         """
         return [self._share(tensor) for tensor in self.all_reduce(tensors, op, name=name)]
 
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        """Sends replica r the r-th part of each tensor's first dim; returns what all have sent to this one.
+        """Sends the r-th part of each tensor's first dim to replica r; returns what all replicas have sent to this one.
 
-        Cost here, composed of an all-gather: n (N - 1) sent, and with splits 4 N (N - 1) bytes more. An engine's own
-        sends each part only to the replica that gets it: n at most.
+        Cost here, composed of an all-gather: n (N - 1) sent, and with splits 4 N (N - 1) bytes more. A native
+        implementation sends each part only to its receiver: n at most.
 
         Args:
-          tensors: tensors of rank 1 or more, of dtypes in `wire.gathers`, equal on every replica in the other dims.
+          tensors: tensors of rank 1 or more, of dtypes in `wire.gathers`; their other dims are equal on every replica.
           name: names the call, the same on every replica.
-          splits: how many rows of each tensor go to replica 0, 1, ...: int32, [N], 0 or more each, of a sum that is the
-            first dim of every tensor. They may differ between replicas. None: N equal parts, of the same size on every
-            replica; all replicas give None, or none does.
+          splits: number of rows of each tensor for replica 0, 1, ...: int32, [N], each at least 0, with a sum equal to
+            the first dim of every tensor. They may differ between replicas. None: N equal parts, of the same size on
+            every replica. Either all replicas pass None or none does.
 
         Returns:
-          Tensors of the same dtypes and other dims, the parts in the order of the ranks they came from. With splits the
-          first dim is as large as what came, which may be nothing, and not known when tracing.
+          Tensors of the same dtypes and other dims; the parts are in the order of the ranks that sent them. With
+          splits, the first dim is the number of rows received, which may be 0 and is unknown during tracing.
 
         Raises:
-          InputError: splits of another dtype or shape.
-          tf.errors.InvalidArgumentError: on this replica, when it runs: splits below 0, or of another sum.
+          InputError: splits have another dtype or shape.
+          tf.errors.InvalidArgumentError: on this replica, at run time: splits are negative or have another sum.
         """
         if splits is None:
             return [self._parts_for_me(whole) for whole in self.all_gather(tensors, name=name)]
@@ -116,7 +117,7 @@ class Collectives(abc.ABC):
         return [tf.concat([whole[i:j] for i, j in zip(*mine, strict=True)], 0) for whole in gathered]
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
-        """Returns the root's tensors, of any shapes, equal on every replica, to every replica.
+        """Returns the root's tensors on every replica; shapes may be any, but are equal on every replica.
 
         Cost here, composed of an all-gather: n (N - 1) sent.
         """
@@ -124,7 +125,7 @@ class Collectives(abc.ABC):
         return [whole[root] for whole in gathered]
 
     def barrier(self, *, name: str) -> tf.Operation | tf.Tensor:
-        """Returns something that is complete only when every replica has made the call."""
+        """Returns an operation or tensor that completes only when every replica has made the call."""
         return self.all_reduce([tf.zeros([1], tf.float32)], name=name)[0]
 
     def _share(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -136,7 +137,7 @@ class Collectives(abc.ABC):
         return tf.reshape(by_sender[:, self.rank], tf.concat([[-1], tf.shape(whole)[1:]], 0))
 
     def _fitting(self, splits: tf.Tensor, tensors: Sequence[tf.Tensor], name: str) -> tf.Tensor:
-        """The splits of an all-to-all, [N] int32, or an error: with others each receiver would get others' rows."""
+        """Returns validated splits of an all-to-all, int32 [N]; invalid ones would mix up the rows of receivers."""
         splits = tf.convert_to_tensor(splits)
         if splits.dtype != tf.int32 or not splits.shape.is_compatible_with([self.size]):
             raise InputError(

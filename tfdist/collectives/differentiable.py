@@ -1,12 +1,13 @@
-"""Collectives through which gradients flow, for layers that communicate in their forward pass.
+"""Differentiable collectives, for layers that communicate in their forward pass.
 
-The loss of a step is the sum of the replicas' losses, so the gradient of a sum over replicas is the sum of the gradients
-over replicas: an all-reduce is its own gradient, and all-gather and reduce-scatter are each other's. Where replicas' losses
-are weighted only after they were differentiated (`losses_weighted`), gradients are weighted here while they cross replicas.
+The loss of a step is the sum of the replicas' losses, so the gradient of a sum over replicas is the sum of the
+gradients over replicas: an all-reduce is its own gradient, and all-gather and reduce-scatter are each other's. Where
+replicas' losses are weighted only after differentiation (`losses_weighted`), gradients are weighted here when they
+cross replicas.
 
-What is handed to the engine is cut off from the graph behind it, to which the gradients given here lead. TensorFlow looks
-for variables between a custom gradient's result and its arguments; the result comes from all replicas, so that in one
-process it would search the others' whole models, in every layer.
+The tensors passed to the engine are detached with `stop_gradient`, and the custom gradients below lead back to the
+graph. TensorFlow searches the graph between a custom gradient's result and its arguments for variables; within one
+process, where the result depends on all replicas, it would search the models of all other replicas, in every layer.
 """
 
 import contextlib
@@ -22,10 +23,10 @@ _weight: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar("weig
 
 @contextlib.contextmanager
 def losses_weighted(weight: tf.Tensor | None) -> Iterator[None]:
-    """Inside, the code of a replica computes and differentiates a loss that the caller weights afterwards.
+    """Context in which a replica's code computes and differentiates a loss that the caller weights afterwards.
 
     Args:
-      weight: scalar; of this replica's loss in the sum over replicas. None if the loss is computed with its weight.
+      weight: scalar; weight of this replica's loss in the sum over replicas. None if the loss already includes it.
     """
     token = _weight.set(weight)
     try:
@@ -71,7 +72,10 @@ def _reduce_scatter(collectives: Collectives, tensor: tf.Tensor, *, name: str) -
 
 
 def weighted(gradient: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A gradient that crosses replicas, so that the caller's weighting makes it that of the weighted sum of the losses."""
+    """Weights a gradient before it crosses replicas, and divides it by this replica's weight afterwards.
+
+    The caller's weighting then yields the gradient of the weighted sum of the losses.
+    """
     weight = _weight.get()
     if weight is None:
         return gradient

@@ -1,4 +1,4 @@
-"""Collectives of Horovod: its operations, never its Keras wrappers (which reduce nothing under Keras 3)."""
+"""Collectives on Horovod's operations, not on its Keras wrappers, which reduce nothing under Keras 3."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,11 +13,11 @@ _OPS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
 
 
 class HorovodCollectives(Collectives):
-    """The collectives of an initialised Horovod.
+    """The collectives of an initialized Horovod.
 
-    Horovod may fuse separately named messages by their time of arrival, which changes the order of summation from run
-    to run; the strategy therefore sets HOROVOD_FUSION_THRESHOLD=0, and what should travel together is packed by the
-    caller (`tfdist.gradients.bucket`).
+    Horovod may fuse separately named messages in order of arrival, which changes the order of summation between runs.
+    The strategy therefore sets HOROVOD_FUSION_THRESHOLD=0, and the caller packs tensors that should be sent together
+    (`tfdist.gradients.bucket`).
     """
 
     _floats = frozenset([tf.float16, tf.float32, tf.float64])
@@ -30,7 +30,11 @@ class HorovodCollectives(Collectives):
     )
 
     def __init__(self, process_set: hvd.ProcessSet = hvd.global_process_set) -> None:
-        """Reads rank and size of the initialised Horovod. Args: process_set: the group; this process is in it."""
+        """Reads rank and size from the initialized Horovod.
+
+        Args:
+          process_set: the group of ranks; includes this process.
+        """
         self._process_set = process_set
         self.size = process_set.size()
         self._rank = process_set.rank()
@@ -60,7 +64,7 @@ class HorovodCollectives(Collectives):
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        """See base class; n (N - 1) / N sent, with splits n without this replica's own part."""
+        """See base class; n (N - 1) / N sent; with splits, n without this replica's own part."""
         if splits is None:
             return self._each(hvd.alltoall, tensors, name)
         hidden = not_constant(self._fitting(splits, tensors, name))
@@ -73,11 +77,11 @@ class HorovodCollectives(Collectives):
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:
         """See base class; n sent along a tree."""
-        first = self._process_set.ranks[root]  # Horovod's root is a rank of the job
+        first = self._process_set.ranks[root]  # Horovod's root is a rank in the job
         return self._each(lambda tensor, **call: hvd.broadcast(tensor, first, **call), tensors, name)
 
     def barrier(self, *, name: str) -> tf.Tensor:
-        """See base class; an assertion uses the sum, for TensorFlow drops an operation of Horovod that is only waited for."""
+        """See base class; the assertion uses the sum, since TensorFlow prunes a Horovod op that is only waited for."""
         done = super().barrier(name=name)
         with tf.control_dependencies([tf.debugging.Assert(tf.equal(done, 0), [done])]):
             return tf.identity(done)
@@ -88,7 +92,7 @@ class HorovodCollectives(Collectives):
     def _each(
         self, call: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor], name: str, rows_change: bool = False
     ) -> list[tf.Tensor]:
-        """Makes one call for each tensor; `rows_change` says that the result may have another first dim."""
+        """Makes one call per tensor; `rows_change` tells that the first dim of the result may differ."""
         results = []
         for i, tensor in enumerate(tensors):
             tensor = tf.convert_to_tensor(tensor)

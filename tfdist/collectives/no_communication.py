@@ -1,4 +1,4 @@
-"""Collectives that send nothing, for measuring what a step costs without its communication."""
+"""Collectives without communication, to measure the cost of a step without it."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,18 @@ from tfdist.collectives.contract import Collectives, Op
 
 
 class Unsent(Collectives):
-    """Gives results of the right shapes and dtypes, made of this replica's tensors alone, without a message.
+    """Returns results of the right shapes and dtypes, computed from this replica's tensors only.
 
-    The values are those of a group in which every replica has the same tensors, but sums are not multiplied. They are for
-    the clock, never for training.
+    The values are those of a group in which every replica has the same tensors, except that sums are not multiplied by
+    the number of replicas. For timing only, never for training.
     """
 
     def __init__(self, like: Collectives):
-        """Args: like: whose size, rank and wire it has."""
+        """Copies the properties of other collectives.
+
+        Args:
+          like: collectives whose size, rank and wire are used.
+        """
         self._like = like
         self.size = like.size
         self.wire = like.wire
@@ -36,7 +40,7 @@ class Unsent(Collectives):
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        """See base class; with splits as many rows as this replica sends, for only a message says how many would come."""
+        """See base class; with splits, as many rows as this replica sends: the real number would take a message."""
         return [tf.identity(tensor) for tensor in tensors]
 
     def broadcast(self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str) -> list[tf.Tensor]:

@@ -1,16 +1,17 @@
-"""What TensorFlow's optimizer of graphs must not know: operations that communicate are without effects to it."""
+"""Prevents constant folding of operations that communicate, which TensorFlow considers free of side effects."""
 
 import tensorflow as tf
 
 
 def not_constant(tensor: tf.Tensor) -> tf.Tensor:
-    """The same elements, of which a graph's optimizer cannot know that they are constant; a scalar becomes a vector of one.
+    """Returns the same elements as a tensor that graph optimization cannot fold; a scalar becomes a vector of one.
 
-    To TensorFlow, Horovod's operations have no effect beside their result: it would communicate a constant once, while it
-    optimizes the graph, and never again. The other ranks would wait for this one at their next step. So this is a slice of
-    everything, which copies nothing, from a random place below 1. (What has no effects, like a place that might be fed, is
-    taken out of a loop. A clock stays in, but clocks run in the order of their making, which random numbers do not: a
-    message would wait for whatever was timed before.)
+    TensorFlow assumes that Horovod's operations have no side effects: it would all-reduce a constant once, during graph
+    optimization, and never again, and the other ranks would wait for this one at their next step. The result is
+    therefore a slice of the full tensor, which copies nothing, that begins at a random index below 1. (Alternatives do
+    not work: an operation without side effects, such as a placeholder with a default, is hoisted out of a loop. A clock
+    is not, but clocks, unlike random numbers, run in the order of their creation: a message would wait for everything
+    that was timed before.)
     """
     if tf.executing_eagerly() or tensor.shape.rank is None:
         return tensor
@@ -22,6 +23,6 @@ def not_constant(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def zero_when_run() -> tf.Tensor:
-    """A scalar int32 zero, of which a graph's optimizer does not know that it is one: what depends on it is computed."""
-    with tf.device("CPU:0"):  # where a slice wants its place
+    """Returns a scalar int32 zero that graph optimization cannot fold; what depends on it is computed at run time."""
+    with tf.device("CPU:0"):  # a slice expects its begin index on the host
         return tf.raw_ops.RandomUniformInt(shape=tf.constant([], tf.int32), minval=0, maxval=1, seed=1, seed2=1)

@@ -1,4 +1,4 @@
-"""A wrapper of any collectives that counts calls and the payload which a replica hands over."""
+"""A wrapper around collectives that records calls and the payload that a replica sends."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from tfdist.collectives.contract import Collectives, Op
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call, as seen when it was traced (in `tf.function`) or made (eagerly).
+    """A recorded call; recorded during tracing in `tf.function`, else when it is executed.
 
     Attributes:
-      operation: the method's name.
-      name: the caller's name for it.
-      dtypes: one for each tensor.
-      shapes: static shapes, None where a dim is not known when tracing.
+      operation: name of the method.
+      name: name of the call, as given by the caller.
+      dtypes: dtype of each tensor.
+      shapes: static shape of each tensor; None for a dim that is unknown during tracing.
     """
 
     operation: str
@@ -26,16 +26,24 @@ class Call:
 
     @property
     def payload_bytes(self) -> int:
-        """What one replica hands over, in bytes; dims that are not known count as 0."""
+        """The bytes that one replica passes in; unknown dims count as 0."""
         sizes = (tf.TensorShape([dim or 0 for dim in shape]).num_elements() for shape in self.shapes)
         return sum(size * dtype.size for size, dtype in zip(sizes, self.dtypes, strict=True))
 
 
 class Recording(Collectives):
-    """Collectives that keep a list of the calls made through them, in `calls`."""
+    """Collectives that record the calls made through them.
+
+    Attributes:
+      calls: the calls so far.
+    """
 
     def __init__(self, inner: Collectives):
-        """Args: inner: the collectives that do the work."""
+        """Wraps other collectives.
+
+        Args:
+          inner: collectives that do the work.
+        """
         self._inner = inner
         self.size = inner.size
         self.wire = inner.wire
@@ -48,12 +56,12 @@ class Recording(Collectives):
 
     @property
     def payload_bytes(self) -> int:
-        """The payload of all calls recorded so far, in bytes for each replica."""
+        """The payload of all calls recorded so far, in bytes per replica."""
         return sum(call.payload_bytes for call in self.calls)
 
     @property
     def has_unknown_shapes(self) -> bool:
-        """Whether a shape was not known when a call was traced: what is sent may have another in each step."""
+        """Whether a shape was unknown when a call was traced, so that it may change from step to step."""
         return any(None in shape for call in self.calls for shape in call.shapes)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: Op = "sum", *, name: str) -> list[tf.Tensor]:
@@ -74,7 +82,7 @@ class Recording(Collectives):
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        """See base class; splits are no payload."""
+        """See base class; splits do not count as payload."""
         self._record("all_to_all", tensors, name)
         return self._inner.all_to_all(tensors, name=name, splits=splits)
 

@@ -1,4 +1,4 @@
-"""Collectives of tf.distribute: what `tf.distribute.get_replica_context()` offers, put into the contract's form."""
+"""Collectives of tf.distribute, through `tf.distribute.get_replica_context()`."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ from tfdist.collectives.contract import Collectives, Op, Wire
 class ReplicaContextCollectives(Collectives):
     """The collectives of any tf.distribute strategy; usable inside `strategy.run` only.
 
-    The engine sums and averages but has no maximum, and has neither reduce-scatter nor all-to-all: a maximum is
-    gathered, n (N - 1) bytes sent, and taken locally; the others are composed as the contract says. Between processes rows
-    that differ in number are gathered as if each replica had as many as the one with the most.
+    The engine supports sum and mean, but neither max nor reduce-scatter nor all-to-all: a maximum is gathered, n (N -
+    1) bytes sent, and computed locally; the others are composed as in the contract. Between processes, an all-gather of
+    different numbers of rows costs as much as if every replica had the largest number.
     """
 
     wire = Wire(
@@ -22,7 +22,12 @@ class ReplicaContextCollectives(Collectives):
     )
 
     def __init__(self, size: int, options: tf.distribute.experimental.CommunicationOptions | None = None):
-        """Args: size: number of replicas; options: the engine's own, passed through."""
+        """Initializes the collectives.
+
+        Args:
+          size: number of replicas.
+          options: communication options, passed to the engine.
+        """
         self.size = size
         self._options = options
 
@@ -36,12 +41,13 @@ class ReplicaContextCollectives(Collectives):
         if op == "max":
             gathered = self.all_gather([tf.expand_dims(tensor, 0) for tensor in tensors], name=name)
             return [tf.reduce_max(whole, axis=0) for whole in gathered]
-        by_dtype: dict[tf.DType, list[int]] = {}  # between processes the engine packs all of a call into one vector
+        by_dtype: dict[tf.DType, list[int]] = {}  # one vector per call between processes
         for number, tensor in enumerate(tensors):
             by_dtype.setdefault(tensor.dtype, []).append(number)
         reduced: dict[int, tf.Tensor] = {}
         for numbers in by_dtype.values():
-            # The engine refuses a function's own argument ("destinations can not be empty"): identity gives it an op.
+            # The engine rejects an argument of the function ("destinations can not be empty"); identity makes it the
+            # output of an op.
             sent = [tf.identity(tensors[number]) for number in numbers]
             reduced |= zip(numbers, _context().all_reduce(op.upper(), sent, self._options), strict=True)
         return [reduced[number] for number in range(len(tensors))]
@@ -53,7 +59,7 @@ class ReplicaContextCollectives(Collectives):
     def all_to_all(
         self, tensors: Sequence[tf.Tensor], *, name: str, splits: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        """See base class. With splits replica 0 sends itself a row more: of a gather of nothing at all TensorFlow crashes."""
+        """See base class. With splits, replica 0 sends itself one more row: TensorFlow crashes on empty gathers."""
         if splits is None:
             return super().all_to_all(tensors, name=name)
         more = tf.cast(tf.equal(self.rank, 0), tf.int32)

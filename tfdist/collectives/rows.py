@@ -1,4 +1,4 @@
-"""Rows of a batch, of which each replica has some."""
+"""Gathering of the rows of a global batch, of which each replica has a part."""
 
 from collections.abc import Callable
 
@@ -13,19 +13,19 @@ from tfdist.collectives.differentiable import all_reduce, weighted
 def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:
     """Returns the rows of all replicas, for a loss that compares the rows of a batch with each other; differentiable.
 
-    In-batch negatives, contrastive losses, correlations over a batch and the like need all rows of a global batch, while each
-    replica has computed some. In a `train_step`, a layer or a loss, gather what is compared, and compute the loss of the whole
-    batch, or of this replica's rows beside all others:
+    In-batch negatives, contrastive losses, correlations over a batch and the like need all rows of a global batch,
+    while each replica has computed only a part. In a `train_step`, a layer or a loss, gather what is compared, and
+    compute either the loss of the whole batch, or that of this replica's rows against all others:
 
         embeddings = tfdist.gather_rows(self.encoder(images))
 
-    On one device, and outside of a step on replicas, the rows are returned as they are. Cost: one all-gather forward, one
+    On one device, and outside of a step on replicas, the rows are returned unchanged. Cost: one all-gather forward, one
     all-reduce of all rows backward.
 
     Args:
-      rows: tensor [rows of this replica, ...], of numbers or bools; how many rows there are may differ between replicas.
-        Those that are not floating have no gradient.
-      name: names the call; the same on every replica, and another for each call in a step.
+      rows: tensor [rows of this replica, ...], of a numeric or bool dtype; the number of rows may differ between
+        replicas. Only floating-point rows have a gradient.
+      name: names the call; the same on every replica, and unique within a step.
 
     Returns:
       Tensor [rows of the global batch, ...], in the order of the batch.
@@ -56,5 +56,5 @@ def _gathered(rows: tf.Tensor, collectives: Collectives, name: str) -> tf.Tensor
 
 
 def any_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """The same tensor; how many rows it has is not known while a function is traced, so that it is traced alike everywhere."""
+    """Hides a tensor's static number of rows, so that all replicas trace the same function."""
     return tf.compat.v1.placeholder_with_default(tensor, [None, *tensor.shape[1:]])

@@ -1,4 +1,4 @@
-"""The collectives of one replica: no communication. Also the shortest complete implementation of the contract."""
+"""Collectives of one replica: no communication. Also the shortest complete implementation of the contract."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ ANYTHING = frozenset(
 
 
 class OneReplica(Collectives):
-    """A group of one: what it says to the others is what it hears."""
+    """A group of one replica: every operation returns its input."""
 
     size = 1
     rank = 0

@@ -1,4 +1,4 @@
-"""The plan of a step: what each process's replicas are about to say, compared before they say it."""
+"""Compares the collective calls of all processes after tracing a step and before running it."""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,15 +8,19 @@ from tfdist.coordination import Group
 from tfdist.coordination.group import name_ranks
 from tfdist.errors import InputError
 
-TRACING_SECONDS = 600.0  # by which one process may trace longer than another
-_MOST_LINES = 2000  # that are told when plans differ
+TRACING_SECONDS = 600.0  # by which tracing may take longer on one process than on another
+_MOST_LINES = 2000  # sent when plans differ
 
 
 def agree_on_plan(group: Group, calls: Sequence[Call]) -> None:
-    """Returns if every process's calls are the same, in the same order; called when they were traced.
+    """Checks that every process makes the same calls in the same order; called after the step has been traced.
+
+    Args:
+      group: group of the job's processes.
+      calls: calls that this process's replicas will make.
 
     Raises:
-      InputError: on every process; names the first call that is not the same.
+      InputError: on every process; names the first call that differs.
     """
     lines = [_line(call) for call in calls]
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What all configurations have: strategy, devices, precision and gradients. Each is a frozen, validated value."""
+"""The part that all configurations share: strategy, devices, precision and gradients."""
 
 import dataclasses
 

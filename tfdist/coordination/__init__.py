@@ -1,7 +1,8 @@
-"""The control plane: how the processes of a job talk to each other outside every graph.
+"""The control plane: communication between the processes of a job, outside every graph.
 
-It works when collectives hang, carries small JSON values only, and never a tensor. Built on it here: sync points, at which all
-ranks act at the same step, and the watchdog, which reports calls that do not end. Nothing here imports TensorFlow.
+It keeps working when collectives hang. It transports small JSON values only, never tensors. Built on it are sync
+points, at which all ranks act at the same step, and the watchdog, which reports calls that do not return. Nothing here
+imports TensorFlow.
 """
 
 from tfdist.coordination.client import RemoteGroup

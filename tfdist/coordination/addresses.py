@@ -1,4 +1,4 @@
-"""Where a group is found: `host:port`, as text, as a listening socket, and as the way there."""
+"""Addresses of a group: parsing `host:port`, listening sockets, and routes to other hosts."""
 
 import errno
 import ipaddress
@@ -13,24 +13,29 @@ LOOPBACK = "127.0.0.1"
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Returns the host, without an IPv6 address's brackets, and the port of `host:port`."""
+    """Splits `host:port` into the host, without the brackets of an IPv6 address, and the port."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def join_address(host: str, port: int) -> str:
-    """Returns `host:port`, an IPv6 address in brackets."""
+    """Returns `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def listen(address: str, remedy: str) -> socket.socket:
-    """Binds where the group is to be found, to that interface alone if this host knows it; port 0 takes a free one.
+    """Opens the listening socket of a group.
 
-    A name that stands for the loopback here (as Debian writes into /etc/hosts) or for an address that is not on this
-    host (behind a translating router) is meant for others: then every interface listens.
+    Binds only the interface that `address` names, if this host has it. All interfaces are bound if the name resolves to
+    the loopback (Debian writes such entries into /etc/hosts) or to an address that this host does not have (behind a
+    NAT router), because the other hosts use that name.
+
+    Args:
+      address: `host:port`; port 0 chooses a free port.
+      remedy: last sentence of the error message.
 
     Raises:
-      InputError: the port is in use, or the name is not known; it ends with `remedy`.
+      InputError: the port is in use, or the name cannot be resolved.
     """
     host, port = split_address(address)
     try:
@@ -46,22 +51,27 @@ def listen(address: str, remedy: str) -> socket.socket:
 
 
 class Way(NamedTuple):
-    """From this host to another one: the addresses at both ends, the first of which this host has."""
+    """The local and remote address of a route from this host to another one.
+
+    Attributes:
+      own: the address of this host.
+      other: the address of the other host.
+    """
 
     own: str
     other: str
 
 
 def way_to(host: str, port: int = 1, family: int = socket.AF_UNSPEC) -> Way:
-    """Finds the way to a host by its name or its address; sends nothing.
+    """Finds the route to a host, without sending anything.
 
     Args:
-      host: the name or the address.
-      port: any.
-      family: `socket.AF_INET` for an engine that knows no other.
+      host: host name or IP address.
+      port: any port.
+      family: `socket.AF_INET` for an engine that supports IPv4 only.
 
     Raises:
-      OSError: the name is not known, or there is no way.
+      OSError: the name cannot be resolved, or there is no route.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, family, socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
@@ -70,12 +80,12 @@ def way_to(host: str, port: int = 1, family: int = socket.AF_UNSPEC) -> Way:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether no other host reaches an address."""
+    """Returns whether an address is a loopback address, which no other host can reach."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def network_interface(address: str) -> str:
-    """The name of this host's network interface that has an address; empty if none has."""
+    """Returns the name of this host's network interface with the given address, or "" if there is none."""
     for name, held in psutil.net_if_addrs().items():
         if address.partition("%")[0] in {one.address.partition("%")[0] for one in held}:
             return name

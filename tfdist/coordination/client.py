@@ -1,4 +1,4 @@
-"""A member's end of a group that another process, or another thread, serves."""
+"""A member of a group that is served by another process or thread."""
 
 import contextlib
 import dataclasses
@@ -17,14 +17,14 @@ from tfdist.coordination.publishing import Publications
 from tfdist.errors import InputError, PeerLostError
 from tfdist.process.stack_dumps import own_place
 
-PATIENCE_SECONDS = 2.0  # for the server's answer to arrive after a deadline, or after a goodbye
+PATIENCE_SECONDS = 2.0  # how much longer to wait for the server, after a deadline or a goodbye
 _CHUNK = 1 << 16
 _log = logging.getLogger("tfdist.coordination")
 
 
 @dataclasses.dataclass(eq=False)
 class _Question:
-    """A gather of this member that waits for its outcome."""
+    """A gather of this member that has not completed."""
 
     name: str
     answered: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -34,7 +34,10 @@ class _Question:
 
 
 class RemoteGroup(Group):
-    """A group whose members speak through a `Server`. One thread listens and sends the signs of life."""
+    """A group whose members communicate through a `Server`.
+
+    One thread receives messages and sends heartbeats.
+    """
 
     def __init__(
         self,
@@ -48,17 +51,18 @@ class RemoteGroup(Group):
         server_rank: int = 0,
         on_left: Callable[[str], None] = lambda how: None,
     ):
-        """Connects, trying again until the server is there.
+        """Connects to the server, retrying until it answers.
 
         Args:
-          address: the server's `host:port`.
-          rank: this member's number.
-          size: how many members the group has.
-          token: what the server asks for.
-          timeout: in seconds, for connecting.
+          address: `host:port` of the server.
+          rank: this member's rank.
+          size: number of members.
+          token: the group's token, which the server checks.
+          timeout: seconds to wait for the connection.
           noun: what a member is called in messages.
-          server_rank: which member, or `LAUNCHER`, is lost when the server dies.
-          on_left: called with how this member has left, after it has: the one who serves closes the server.
+          server_rank: the member, or `LAUNCHER`, that is reported as lost if the server dies.
+          on_left: called with a description after this member has left; the process that serves the group closes the
+            server in it.
 
         Raises:
           PeerLostError: the server did not answer in time.
@@ -66,7 +70,7 @@ class RemoteGroup(Group):
         """
         self.rank, self.size = rank, size
         self._noun, self._server_rank, self._on_left = noun, server_rank, on_left
-        self._state = threading.Lock()  # around what follows
+        self._state = threading.Lock()  # guards the attributes below
         self._questions: dict[int, _Question] = {}
         self._tickets = 0
         self._loss: Loss | None = None
@@ -120,7 +124,10 @@ class RemoteGroup(Group):
                 self._tell_of(self._loss, callback)
 
     def lost(self, wait: float = 0.0) -> Loss | None:
-        """See base class. Who waits has a reason to doubt: a member that is stopped is then known sooner."""
+        """See base class.
+
+        Waiting implies a suspicion: the server is asked to detect a stopped member sooner.
+        """
         if wait and not self._news.is_set():
             self._lost_after = min(self._lost_after, DOUBTED_BEATS * self._heartbeat)
             self._send(encode({"type": "doubt"}))
@@ -128,17 +135,20 @@ class RemoteGroup(Group):
         return self._loss
 
     def leave(self, code: int = 0, reason: str = "") -> None:
-        """See base class. No thread of the group is left afterwards; a second goodbye says nothing."""
+        """See base class.
+
+        All threads of the group have ended when this returns. A second goodbye is ignored.
+        """
         with self._state:
             if self._left:
                 return
             self._left, self.left_with = True, code
-        self._finish("this process has left the group")  # first: the server's answer to a goodbye is to close, too
+        self._finish("this process has left the group")  # first, as the server answers a goodbye by closing
         self._send(encode({"type": "goodbye", "code": code, "reason": reason[:1000]}))
         with contextlib.suppress(OSError):  # the server may be gone
             self._sock.shutdown(socket.SHUT_WR)
         _join(self._thread)
-        if self._thread.is_alive():  # a server that is stopped does not close its side
+        if self._thread.is_alive():  # a stopped server does not close its side
             self._hang_up()
             _join(self._thread)
         for messenger in self._messengers:
@@ -175,7 +185,7 @@ class RemoteGroup(Group):
                 if ready and not self._read():
                     return
                 now = time.monotonic()
-                if now - last > self._heartbeat + 1.0:  # it is this process that was stopped or starved, not the server
+                if now - last > self._heartbeat + 1.0:  # this process was suspended or starved, not the server
                     heard += now - last
                 heard = now if ready else heard
                 last = now
@@ -187,7 +197,7 @@ class RemoteGroup(Group):
                     self._send(encode({"type": "beat"}))
 
     def _read(self) -> bool:
-        """Handles what has arrived; returns whether there will be more."""
+        """Handles the data that has arrived; returns whether the connection is still open."""
         try:
             data = self._sock.recv(_CHUNK)
             for message in self._lines.feed(data):
@@ -207,7 +217,7 @@ class RemoteGroup(Group):
             self._finish(message["reason"])
         elif kind == "told":
             self._told.put(message["topic"], message["value"])
-        elif kind == "waiting" and self._noun == "rank":  # a launcher may wait for others as long as it likes
+        elif kind == "waiting" and self._noun == "rank":  # a launcher may wait for others for as long as it needs
             name, missing, place = message["name"], message["missing"], message["place"]
             _log.warning("Rank %d waits for %s in '%s', called at %s.", self.rank, missing, name, place)
         elif kind in ("values", "failed"):
@@ -219,7 +229,10 @@ class RemoteGroup(Group):
                 question.answered.set()
 
     def _lose(self, reason: str, rank: int | None = None, code: int | None = None) -> None:
-        """Tells of the first loss; by default it is the server's, which is none after a goodbye of either side."""
+        """Reports the first loss, which by default is that of the server.
+
+        A server whose connection closes after a goodbye of either side is not lost.
+        """
         with self._state:
             if self._loss or (rank is None and self._over):
                 return
@@ -230,7 +243,7 @@ class RemoteGroup(Group):
         self._finish(str(loss))
 
     def _finish(self, over: str) -> None:
-        """Fails what is under way and what is to come."""
+        """Fails all pending and future gathers."""
         with self._state:
             self._over = self._over or over
             questions = [question for question in self._questions.values() if not question.answered.is_set()]
@@ -247,7 +260,7 @@ class RemoteGroup(Group):
         try:
             with self._sending:
                 self._sock.sendall(line)
-        except OSError:  # the listening thread sees the end of the connection, and says so
+        except OSError:  # the receiving thread detects the end of the connection and reports it
             self._hang_up()
 
     def _hang_up(self) -> None:

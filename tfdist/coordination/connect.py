@@ -1,4 +1,4 @@
-"""Reaching the process that serves a group, which may not be there yet."""
+"""Connects to the process that serves a group, which may not have started yet."""
 
 import socket
 import time
@@ -13,27 +13,27 @@ _CHUNK = 1 << 16
 
 
 class Call(NamedTuple):
-    """A connection whose hello was answered by a welcome."""
+    """An open connection that the server has welcomed."""
 
     sock: socket.socket
     lines: Lines
     welcome: Message
-    following: list[Message]  # what came right behind the welcome
+    following: list[Message]  # messages received together with the welcome
 
 
 def connect(address: str, hello: Message, limit: int, timeout: float, server: str) -> Call:
-    """Connects and says hello, again and again until somebody answers.
+    """Connects and says hello, retrying until the server answers.
 
     Args:
-      address: `host:port`.
+      address: `host:port` of the server.
       hello: the first message.
-      limit: bytes a message of the server may have.
-      timeout: in seconds, for all of it.
-      server: what the other side is called.
+      limit: maximum size of a message from the server, in bytes.
+      timeout: total seconds to wait.
+      server: name of the server in error messages.
 
     Raises:
       PeerLostError: nobody answered in time.
-      InputError: the group refused this process, or it is no group that answers.
+      InputError: the group refused this process, or another program answered.
     """
     end = time.monotonic() + timeout
     problem = "no answer"
@@ -49,7 +49,7 @@ def connect(address: str, hello: Message, limit: int, timeout: float, server: st
 def _try(address: str, hello: Message, limit: int, left: float) -> Call:
     sock = socket.create_connection(split_address(address), timeout=left)
     try:
-        if sock.getsockname() == sock.getpeername():  # a port without a listener can be connected to itself
+        if sock.getsockname() == sock.getpeername():  # TCP can connect a port without a listener to itself
             raise ConnectionRefusedError("Connection refused")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.sendall(encode(hello))

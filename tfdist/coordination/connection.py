@@ -1,4 +1,4 @@
-"""The server's end of one connection: what has arrived, what is still to be sent."""
+"""The server's end of one connection, with its receive and send buffers."""
 
 import selectors
 import socket
@@ -10,19 +10,19 @@ _CHUNK = 1 << 16
 
 
 class Connection:
-    """A connection in a selector, which never blocks.
+    """A non-blocking connection that is registered with a selector.
 
     Attributes:
-      rank: the member's number, once it has been welcomed.
-      heard: when something last arrived that was listened to, as `time.monotonic()` says it.
-      lines: cuts what arrives into messages.
-      peer: the other end's address, for logs.
-      ending: whether the last message has been queued: what still arrives is thrown away.
+      rank: the member's rank, after it has been welcomed.
+      heard: `time.monotonic()` when data was last received, not counting data received after `end`.
+      lines: splits the received data into messages.
+      peer: address of the other end, for logs.
+      ending: whether the last message has been queued; data received afterwards is discarded.
       closed: whether the socket is closed.
     """
 
     def __init__(self, sock: socket.socket, peer: str, selector: selectors.BaseSelector):
-        """Takes the socket over and registers it, with itself as the key's data."""
+        """Takes ownership of the socket and registers it, with this object as the key's data."""
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.rank: int | None = None
@@ -36,34 +36,34 @@ class Connection:
         selector.register(sock, selectors.EVENT_READ, self)
 
     def receive(self) -> bytes | None:
-        """Returns what has arrived, or None at the end of the connection."""
+        """Returns the data received, or None at the end of the connection."""
         try:
             data = self._sock.recv(_CHUNK)
         except BlockingIOError:
             return b""
-        except OSError:  # reset: an end like another
+        except OSError:  # reset by the peer: treated as a normal end
             return None
         if not self.ending:
             self.heard = time.monotonic()
         return data or None
 
     def send(self, message: Message) -> None:
-        """Queues a message and sends what the other end takes at once."""
+        """Queues a message and sends as much as possible without blocking."""
         if not self.ending:
             self._out += encode(message)
             self.flush()
 
     def end(self) -> None:
-        """Lets what is queued be sent, and closes when the other end has closed too.
+        """Sends the queued data, and closes once the other end has closed too.
 
-        Closing at once would reset the connection under a message that arrives meanwhile, and the last one we sent
-        could be lost with it.
+        Closing at once would reset the connection if a message is still arriving, and the last message sent could be
+        lost.
         """
         self.ending = True
         self.flush()
 
     def flush(self) -> None:
-        """Sends what the other end takes without waiting."""
+        """Sends as much of the queued data as possible without blocking."""
         if self.closed:
             return
         try:
@@ -74,12 +74,12 @@ class Connection:
         except BlockingIOError:
             pass
         except OSError:
-            self._out.clear()  # reading tells of the end
+            self._out.clear()  # the next receive detects the end
         waiting = selectors.EVENT_WRITE if self._out else 0
         self._selector.modify(self._sock, selectors.EVENT_READ | waiting, self)
 
     def close(self) -> None:
-        """Closes at once."""
+        """Closes the connection immediately."""
         if not self.closed:
             self.closed = True
             self._selector.unregister(self._sock)

@@ -1,4 +1,4 @@
-"""What a training process does when another one is lost: say so once, and end with the right code."""
+"""How a training process reacts to the loss of another one: it reports it once and ends with the right exit code."""
 
 import contextlib
 import os
@@ -13,21 +13,19 @@ from tfdist.cluster.environment import Cluster
 from tfdist.coordination.group import Group, Loss
 from tfdist.errors import ExitCode, PeerLostError, TfdistError, exit_codes
 
-NEWS_SECONDS = 2.0  # by which an engine's error may outrun the group's news of the loss that caused it
-OWN_WORD_SECONDS = (
-    3.0  # to end of what ended the other (a loss that is not finite is everybody's), with its curves drawn
-)
+NEWS_SECONDS = 2.0  # how much earlier than the notice of a loss the engine's error may be raised
+OWN_WORD_SECONDS = 3.0  # for this process to fail for the same reason, such as a loss that is not finite
 
 
 class FailureDetector:
-    """Watches over the other members while the main thread trains.
+    """Detects the loss of other members while the main thread trains.
 
-    When one is lost it prints one line that names it, and ends the process with code 5 after `grace` seconds if that
-    has not ended by itself: the main thread is likely stuck in a collective that nobody else will join.
+    On the first loss, prints one line that names the lost member. If the process has not ended by itself after `grace`
+    seconds, ends it with code 5: the main thread is probably stuck in a collective that can never complete.
 
-    As a context manager it also leaves the group, with the code that the exception says, and turns an engine's error
-    that another's loss has caused into exit code 5. That ends the process without Python's farewell: an engine
-    whose peers are gone may wait or abort in its destructors.
+    As a context manager, also leaves the group with the exit code of the exception, and turns an engine's error that
+    was caused by the loss of another process into exit code 5. In that case the process ends without running Python's
+    exit handlers, because an engine without its peers may hang or abort in its destructors.
     """
 
     def __init__(
@@ -38,7 +36,7 @@ class FailureDetector:
         grace: float,
         end: Callable[[int], object],
     ):
-        """See `watch`."""
+        """Starts failure detection; for the arguments see `watch`."""
         self._group, self._stream, self._grace, self._end = group, stream, grace, end
         self._name = f"rank {cluster.rank} of {cluster.size}"
         self._saying = threading.Lock()
@@ -47,9 +45,9 @@ class FailureDetector:
         group.on_loss(self._lost)
 
     def lost(self, wait: float = NEWS_SECONDS) -> Loss | None:
-        """Returns the first loss, after its line was printed, waiting up to `wait` seconds for the news.
+        """Returns the first loss, after printing its line, waiting up to `wait` seconds for it.
 
-        For whoever has caught an error of an engine: with a loss, the process should end with code 5.
+        To be called after an engine has raised an error: if there was a loss, the process should end with code 5.
         """
         loss = self._group.lost(wait)
         if loss:
@@ -57,7 +55,7 @@ class FailureDetector:
         return loss
 
     def close(self) -> None:
-        """Stops watching: the process will end by itself."""
+        """Stops detecting failures, because the process is about to end by itself."""
         self._closed.set()
 
     def __enter__(self) -> "FailureDetector":
@@ -83,14 +81,15 @@ class FailureDetector:
         with self._saying:
             if not self._said and not self._group.left_with:
                 self._said = True
-                said = str(loss).rstrip(".")  # its reason may be a sentence
+                said = str(loss).rstrip(".")  # the reason may be a complete sentence
                 print(f"{self._name}: {said}. Ending with code {ExitCode.PEER_LOST:d}.", file=self._stream, flush=True)
 
     def _finish(self) -> None:
         for stream in (sys.stdout, sys.stderr, self._stream):
             with contextlib.suppress(Exception):  # a closed or broken stream must not keep the process from ending
                 stream.flush()
-        self._end(self._group.left_with or ExitCode.PEER_LOST)  # what this process ends of itself is no loss
+        # Not a loss if this process has left the group with a code of its own.
+        self._end(self._group.left_with or ExitCode.PEER_LOST)
 
 
 def watch(
@@ -100,20 +99,20 @@ def watch(
     grace: float = 5.0,
     end: Callable[[int], object] = os._exit,
 ) -> FailureDetector:
-    """Watches over a group for a training process; see `FailureDetector`.
+    """Starts failure detection for a training process; see `FailureDetector`.
 
     Args:
-      group: what is watched.
-      cluster: this process, for the line.
-      stream: where the line goes.
-      grace: in seconds, for the process to end by itself.
-      end: ends the process at once with a code.
+      group: the group whose members are watched.
+      cluster: this process's rank and size, for the printed line.
+      stream: where the line is printed.
+      grace: seconds that the process has to end by itself.
+      end: ends the process immediately with an exit code.
     """
     return FailureDetector(group, cluster, stream, grace, end)
 
 
 def _may_be_caused_by_a_loss(error: Exception) -> bool:
-    """An error with a cause of its own, such as a loss that is not finite, keeps it."""
+    """Returns False for errors with a cause of their own, such as a loss that is not finite."""
     return isinstance(error, PeerLostError) or not isinstance(error, TfdistError)
 
 

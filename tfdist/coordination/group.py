@@ -1,4 +1,4 @@
-"""The contract `Group`: what the processes of a job may say to each other outside every graph."""
+"""The contract `Group`: communication between the processes of a job, outside every graph."""
 
 import abc
 import dataclasses
@@ -9,20 +9,20 @@ from typing import Any
 from tfdist.errors import InputError
 
 NO_GOODBYE = "its connection closed without a goodbye (killed, crashed, or it ended silently)"
-LAUNCHER = -1  # the number by which a launcher that serves a group is known
+LAUNCHER = -1  # rank of a launcher that serves a group
 
 Json = Any  # None, bool, int, float, str, and lists and string-keyed dicts of them
-Listener = Callable[[Json], object]  # whoever returns True has heard enough
+Listener = Callable[[Json], object]  # returns True when it needs no more values
 
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A member that is gone, and what is known of how it went.
+    """The loss of a member.
 
     Attributes:
-      rank: the member's number; `LAUNCHER` for a launcher, which serves the group and is no member.
+      rank: the member's rank; `LAUNCHER` for a launcher, which serves the group and is no member.
       reason: what is known, as the end of a sentence: "its connection closed without a goodbye".
-      code: the exit code that it said goodbye with; None if it went without a word.
+      code: the exit code of its goodbye; None if it sent none.
       noun: what a member is called.
     """
 
@@ -38,15 +38,16 @@ class Loss:
 class Group(abc.ABC):
     """All processes of a job, seen from one of them.
 
-    Every operation but `tell` is collective: all ranks call it with the same name, in any order between different names,
-    from any thread. A name is used once at a time, and may be used again afterwards. An operation has one outcome for all:
-    if it is not complete when the shortest `deadline` (seconds) of those who wait is over, it raises `PeerLostError`
-    on every rank, naming those that did not come; so it does when a member is lost, or left, before it is complete.
+    Every operation except `tell` is collective: all ranks must call it with the same name. Operations with different
+    names may be called in any order and from any thread. A name may be reused once its previous operation has
+    completed. The outcome is the same on all ranks: if the operation is not complete when the shortest `deadline` (in
+    seconds) of the waiting ranks has passed, it raises `PeerLostError` on every rank and names the missing ones. It
+    also does so if a member is lost or leaves before the operation is complete.
 
     Attributes:
-      rank: this process's number, in [0, size).
-      size: how many members the group has.
-      left_with: the code with which this member has said goodbye; None before.
+      rank: this process's rank, in [0, size).
+      size: number of members.
+      left_with: exit code with which this member has left; None before.
     """
 
     rank: int
@@ -55,34 +56,34 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def gather(self, name: str, value: Json, deadline: float = 60.0) -> list[Json]:
-        """Returns every rank's value, in the order of ranks, to every rank.
+        """Returns every rank's value, ordered by rank, on every rank.
 
         Args:
-          name: the same on every rank.
+          name: name of the operation, the same on every rank.
           value: at most 1 MiB as JSON; tuples arrive as lists.
-          deadline: in seconds, from when this rank's value arrives.
+          deadline: seconds to wait, from the arrival of this rank's value.
 
         Raises:
-          PeerLostError: a rank did not come, or is lost.
+          PeerLostError: a rank did not call in time, or is lost.
           InputError: the value is too large.
         """
 
     def barrier(self, name: str, deadline: float = 60.0) -> None:
-        """Returns when every rank has called it."""
+        """Blocks until every rank has called it."""
         self.gather(name, None, deadline)
 
     def broadcast(self, name: str, value: Json, deadline: float = 60.0, root: int = 0) -> Json:
-        """Returns the root's value to every rank; the others' values are ignored."""
+        """Returns the root's value on every rank; the values of the others are ignored."""
         return self.gather(name, value if self.rank == root else None, deadline)[root]
 
     def agree(self, name: str, value: Mapping[str, Json], what: str = "", deadline: float = 60.0) -> None:
-        """Returns if every rank's mapping is the same.
+        """Checks that every rank passes the same mapping.
 
         Args:
-          name: the operation's name, the same on every rank.
-          value: what must be the same, by key: flags, versions.
-          what: stands before a key in the message: "flag --" makes of the key `seed` "flag --seed differs: ...".
-          deadline: in seconds.
+          name: name of the operation, the same on every rank.
+          value: what must be equal, by key: flags, versions.
+          what: prefix of a key in the message: "flag --" turns the key `seed` into "flag --seed differs: ...".
+          deadline: seconds to wait.
 
         Raises:
           InputError: on every rank, naming the first key that differs and which ranks have which value.
@@ -98,13 +99,13 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def tell(self, topic: str, value: Json) -> None:
-        """Tells every member, this one included, without waiting; from any rank and any thread.
+        """Publishes a value to every member, including this one, without waiting.
 
-        All members hear all that is told, whoever told it, in one order, the same for everyone. Once the group has
-        ended nobody hears it.
+        May be called on any rank and from any thread. All members receive all values in the same order, whoever sent
+        them. Values sent after the group has ended are lost.
 
         Args:
-          topic: whom it is for, see `on_told`.
+          topic: topic of the value, see `on_told`.
           value: at most 1 MiB as JSON; tuples arrive as lists.
 
         Raises:
@@ -113,30 +114,41 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def on_told(self, topic: str, callback: Listener) -> None:
-        """Calls back with each value that is told of a topic, from the first one on, also of the time before this call.
+        """Subscribes to a topic.
 
-        Values come one after another, in the order of telling, from a thread of the group that all topics share: a
-        callback must return soon, and wait for no other rank. If it returns True it is done: what is told of the topic
-        from there on is for the next one that registers, or has registered.
+        The callback receives every value of the topic from the first one on, including values published before this
+        call, one at a time and in the order of publication. It is called from one thread that all topics share, so it
+        must return quickly and must not wait for another rank. If it returns True, it is unsubscribed, and later values
+        go to the next callback that has been or will be registered for the topic.
+
+        Args:
+          topic: topic to subscribe to.
+          callback: called with each value.
         """
 
     @abc.abstractmethod
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
-        """Calls back, from another thread and at most once, when the first member is lost (at once if one is)."""
+        """Calls back from another thread, at most once, when the first member is lost; at once if one already is."""
 
     def lost(self, wait: float = 0.0) -> Loss | None:
-        """Returns the first loss.
+        """Returns the first loss, or None.
 
         Args:
-          wait: in seconds, for the news, which an engine's error may outrun; to be given after such an error only.
+          wait: seconds to wait for the notice of a loss, which an engine's error may precede; only to be given after
+            such an error.
         """
         return None
 
     @abc.abstractmethod
     def leave(self, code: int = 0, reason: str = "") -> None:
-        """Says goodbye: a member that leaves with code 0 is not lost; nor with 75, which all agree on.
+        """Leaves the group.
 
-        Any other code is told to the others.
+        A member that leaves with code 0 does not count as lost, nor with code 75, on which all members agree. Any other
+        code is reported to the other members as a loss.
+
+        Args:
+          code: exit code of this process.
+          reason: description for the other members.
         """
 
 
@@ -155,5 +167,5 @@ def _has(ranks: list[int]) -> str:
 
 
 def silence(seconds: float) -> str:
-    """Returns the reason of a loss that only silence tells of."""
+    """Returns the reason of a loss that was detected by missing heartbeats only."""
     return f"no sign of life for {seconds:g} s (it is stopped, or its host is unreachable)"

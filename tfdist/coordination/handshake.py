@@ -1,4 +1,4 @@
-"""Who may become a member of a group."""
+"""Decides which processes may join a group."""
 
 import hmac
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from tfdist.coordination.messages import VERSION, BadMessage, Message, take
 
 
 class Handshake(NamedTuple):
-    """What a group asks of those who say hello.
+    """The requirements that a hello must meet.
 
     Attributes:
-      size: how many members the group has.
-      token: what they must show.
+      size: number of members.
+      token: the group's token.
       noun: what a member is called.
     """
 
@@ -21,14 +21,14 @@ class Handshake(NamedTuple):
     noun: str
 
     def refusal(self, hello: Message, came: Mapping[int, str]) -> str:
-        """Says why this one cannot be a member; empty if it can.
+        """Returns why a process is refused, or "" if it may join.
 
         Args:
-          hello: the first message of a connection.
-          came: by rank, from where those members came who are or were here.
+          hello: first message of a connection.
+          came: by rank, description of each member that has joined, including those that are gone.
 
         Raises:
-          BadMessage: it is no hello.
+          BadMessage: the message is no hello.
         """
         if hello["type"] != "hello":
             raise BadMessage(f"{hello['type']!r} before a hello")

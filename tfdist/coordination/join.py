@@ -1,4 +1,4 @@
-"""How a process of a job becomes a member of the job's group."""
+"""How a process of a job joins the job's group."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ from tfdist.coordination.local import LocalGroup
 from tfdist.coordination.server import Server
 from tfdist.errors import InputError, TfdistError
 
-ADDRESS_VARIABLE = "TFDIST_GROUP"  # host:port where a launcher serves the group
+ADDRESS_VARIABLE = "TFDIST_GROUP"  # host:port at which a launcher serves the group
 TOKEN_VARIABLE = "TFDIST_TOKEN"
 
 
@@ -23,20 +23,21 @@ def join(
     start_timeout: float = 60.0,
     environment: Mapping[str, str] = os.environ,
 ) -> Group:
-    """Returns the group of the job's processes, once all of them have come.
+    """Returns the group of the job's processes, after all of them have joined.
 
-    Where TFDIST_GROUP is set, a launcher serves the group there; otherwise rank 0 does, at the cluster's coordinator.
+    If TFDIST_GROUP is set, a launcher serves the group there; otherwise rank 0 serves it at the cluster's coordinator
+    address.
 
     Args:
-      cluster: this process among the job's.
-      token: what all members must show; by default TFDIST_TOKEN, or else a hash of the cluster's addresses. That hash
-        keeps the processes of two jobs apart and is no secret: set TFDIST_TOKEN where others share the network.
-      start_timeout: in seconds, from now until all ranks have come.
+      cluster: rank, size and addresses of this job's processes.
+      token: token that all members must show; by default TFDIST_TOKEN, or else a hash of the cluster's addresses. The
+        hash separates the processes of two jobs but is no secret: set TFDIST_TOKEN on a shared network.
+      start_timeout: seconds from this call until all ranks must have joined.
       environment: where TFDIST_GROUP and TFDIST_TOKEN are looked up.
 
     Raises:
-      PeerLostError: ranks did not come in time, which the message names.
-      InputError: rank 0 cannot listen at the coordinator, or the group refused this process.
+      PeerLostError: ranks did not join in time; the message names them.
+      InputError: rank 0 cannot listen at the coordinator address, or the group refused this process.
     """
     if cluster.size == 1:
         return LocalGroup()
@@ -73,14 +74,14 @@ def meet(
     """Returns a group that its first member serves, in a thread, until it leaves.
 
     Args:
-      address: `host:port` where the first member serves and the others find it.
-      rank: this member's number.
-      size: how many members there are.
-      token: what all must show.
-      timeout: in seconds, to reach the server.
-      remedy: ends the message when the first member cannot listen there.
+      address: `host:port` at which the first member serves the group and the others connect.
+      rank: this member's rank.
+      size: number of members.
+      token: token that all members must show.
+      timeout: seconds to wait for the server.
+      remedy: last sentence of the error message if the first member cannot listen there.
       noun: what a member is called in messages.
-      places: where each member is expected, for messages.
+      places: expected location of each member, for messages.
     """
     if rank != 0:
         return RemoteGroup(address, rank=rank, size=size, token=token, timeout=timeout, noun=noun)
@@ -95,7 +96,7 @@ def meet(
 
 
 def started(group: Group, timeout: float) -> Group:
-    """Returns the group when all members have come; leaves it if they do not."""
+    """Returns the group when all members have joined; leaves it if they do not."""
     try:
         group.barrier("start", timeout)
     except TfdistError as error:
@@ -113,13 +114,13 @@ def _coordinator(cluster: Cluster) -> str:
             f"The {cluster.size} processes of a job must know where rank 0 is. Received: {cluster.source}'s variables, "
             "which do not say. Set TFDIST_COORDINATOR=host:port, the same for every process."
         )
-    if cluster.local_size == cluster.size:  # what nobody else needs to reach, nobody else can
+    if cluster.local_size == cluster.size:  # all processes are on this host, so no other host needs access
         return join_address(LOOPBACK, split_address(cluster.coordinator)[1])
     return cluster.coordinator
 
 
 def _reachable(address: str) -> str:
-    """The address by which a server's own process reaches it, also where it listens on every interface."""
+    """Returns the address at which the server's own process reaches it, also if it listens on every interface."""
     host, port = split_address(address)
     return join_address({"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host), port)
 

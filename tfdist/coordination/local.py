@@ -1,4 +1,4 @@
-"""The group of one process: nobody to wait for, nobody to lose. Also the contract by example."""
+"""The group of a single process, which is also the reference implementation of the contract."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from tfdist.coordination.publishing import Publications
 
 
 class LocalGroup(Group):
-    """The group of one process."""
+    """The group of a single process."""
 
     rank = 0
     size = 1
@@ -29,7 +29,7 @@ class LocalGroup(Group):
         self._told.listen(topic, callback)
 
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
-        """See base class: there is nobody to lose."""
+        """See base class. There is no other member to lose."""
 
     def leave(self, code: int = 0, reason: str = "") -> None:
         """See base class."""
@@ -37,4 +37,4 @@ class LocalGroup(Group):
 
 
 def _travelled(value: Json) -> Json:
-    return json.loads(json.dumps(value))  # what does not travel between processes, does not here
+    return json.loads(json.dumps(value))  # fails for values that could not be sent between processes

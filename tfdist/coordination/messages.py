@@ -1,8 +1,8 @@
-"""The group's messages on the wire: JSON objects, one a line, of limited size.
+"""The group's wire format: one JSON object per line, of limited size.
 
 A connection begins with a `hello` (rank, size, token, version, pid, host), which is answered by `welcome` or `refused`.
-Then members send `gather`, `tell`, `doubt`, `beat` and, last, `goodbye`; the server sends `values` or `failed` to a gather, and
-before that `waiting` if it lasts, `told` to all, `beat`, `lost` and, last, `closed`.
+Members then send `gather`, `tell`, `doubt`, `beat` and, last, `goodbye`. The server answers a gather with `values` or
+`failed`, preceded by `waiting` if it takes long. It sends `told` to all members, `beat`, `lost` and, last, `closed`.
 """
 
 import json
@@ -11,28 +11,32 @@ from typing import Any
 
 from tfdist.errors import InputError
 
-VERSION = 5  # of the protocol; another one is refused by name
-LIMIT = 1 << 20  # bytes a message
-DOUBTED_BEATS = 3  # so many missing signs of life are a loss, once an engine has failed somebody
-LIMIT_BEFORE_HELLO = 1 << 12  # what somebody may send who has not shown the token
+VERSION = 5  # of the protocol; other versions are refused with a message
+LIMIT = 1 << 20  # maximum bytes per message
+DOUBTED_BEATS = 3  # missing heartbeats that count as a loss once an engine has reported a failure
+LIMIT_BEFORE_HELLO = 1 << 12  # for senders that have not shown the token yet
 
 Message = dict[str, Any]
 
 
 class BadMessage(ValueError):
-    """What arrived is not a message, or too large."""
+    """The received data is not a valid message, or too large."""
 
 
 def encode(message: Message) -> bytes:
-    """Returns the line that carries a message."""
+    """Returns the line that encodes a message."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def limited(message: Message, name: str) -> bytes:
-    """Returns the line that carries a message of a user's.
+    """Returns the line that encodes a message with a user's value.
+
+    Args:
+      message: the message.
+      name: name of the operation or topic, for the error message.
 
     Raises:
-      InputError: it is too long; `name` says what it is.
+      InputError: the line is too long.
     """
     line = encode(message)
     if len(line) > LIMIT:
@@ -44,10 +48,10 @@ def limited(message: Message, name: str) -> bytes:
 
 
 def take(message: Message, **kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
-    """Returns a message's fields, in the order of the arguments, each of the kind that is named.
+    """Returns the named fields of a message in the order of the arguments, after checking their types.
 
     Raises:
-      BadMessage: a field is missing or of another kind.
+      BadMessage: a field is missing or has another type.
     """
     for name, kind in kinds.items():
         if name not in message or not isinstance(message[name], kind):
@@ -56,10 +60,10 @@ def take(message: Message, **kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
 
 
 class Lines:
-    """Cuts what arrives into messages."""
+    """Splits a byte stream into messages."""
 
     def __init__(self, limit: int):
-        """Args: limit: bytes a message."""
+        """Initializes with `limit`, the maximum number of bytes per message."""
         self.limit = limit
         self._pending = bytearray()
 

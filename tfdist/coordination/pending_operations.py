@@ -1,4 +1,4 @@
-"""The gathers that are under way: pure bookkeeping, without sockets, threads or clocks."""
+"""State of the pending gathers, without sockets, threads or clocks."""
 
 import dataclasses
 import math
@@ -8,8 +8,8 @@ from typing import NamedTuple
 from tfdist.coordination.group import Json, name_ranks
 from tfdist.coordination.messages import Message
 
-STANDSTILL_SECONDS = 10.0  # for which all wait for each other before it is said to be so
-REPORTED_SECONDS = 20.0  # after which who waits is told for whom
+STANDSTILL_SECONDS = 10.0  # how long all members must wait for each other before this is an error
+REPORTED_SECONDS = 20.0  # after which a waiting member is told whom it waits for
 
 
 class Answer(NamedTuple):
@@ -21,19 +21,19 @@ class Answer(NamedTuple):
 
 @dataclasses.dataclass
 class PendingOperation:
-    """One use of a name: who has come, and what the outcome is if it failed.
+    """One use of a name: who has arrived, and the failure if there was one.
 
     Attributes:
-      name: the operation's name.
-      tickets: by rank, the number by which the member knows its question.
+      name: name of the operation.
+      tickets: by rank, the id under which the member knows its request.
       values: by rank.
-      deadline: the shortest in seconds of those that wait, and
-      expires: when it is over.
-      failure: why it failed, for those who come late; empty while it is open.
-      places: by rank, where in its program it waits, of those whose main thread does.
-      began: when the first one came.
-      is_reported: whether those that wait know whom they wait for.
-      is_misuse: whether it failed because of what the ranks' programs do.
+      deadline: the shortest deadline of the waiting members, in seconds.
+      expires: the time at which that deadline is over.
+      failure: why it failed, for members that arrive later; empty while it is open.
+      places: by rank, where in its program the member waits; only for members whose main thread does.
+      began: when the first member arrived.
+      is_reported: whether the waiting members have been told whom they wait for.
+      is_misuse: whether it failed because the programs of the ranks make different calls.
     """
 
     name: str
@@ -48,7 +48,7 @@ class PendingOperation:
     is_misuse: bool = False
 
     def fail(self, failure: str, is_misuse: bool = False) -> Iterator[Answer]:
-        """Answers all who wait; whoever comes later gets the same outcome."""
+        """Fails the operation for all waiting members; those that arrive later get the same outcome."""
         self.failure, self.expires, self.is_misuse = failure, math.inf, is_misuse
         for rank, ticket in self.tickets.items():
             yield Answer(rank, _failed(ticket, failure, is_misuse))
@@ -56,31 +56,40 @@ class PendingOperation:
 
 
 class PendingOperations:
-    """All rounds of a group. A member's value belongs to the name's oldest round that it has not come to."""
+    """All pending operations of a group.
+
+    A member's value goes to the oldest pending operation of that name at which the member has not arrived yet.
+    """
 
     def __init__(self, size: int, noun: str = "rank", absence: Callable[[list[int]], str] = lambda missing: ""):
-        """Args: size: of the group; noun: for members; absence: says more of those who did not come."""
+        """Initializes without pending operations.
+
+        Args:
+          size: number of members of the group.
+          noun: what a member is called in messages.
+          absence: returns additional text about missing members.
+        """
         self._size = size
         self._noun = noun
         self._absence = absence
         self._rounds: dict[str, list[PendingOperation]] = {}
         self._gone: dict[int, str] = {}
         self._broken = ""
-        self._still_since = math.inf  # when the last one came, if all wait and nobody can come
+        self._still_since = math.inf  # when the last member arrived, if all wait and nobody else can arrive
 
     def arrive(
         self, rank: int, ticket: int, name: str, value: Json, deadline: float, now: float, place: str = ""
     ) -> list[Answer]:
-        """Takes a member's value; returns what is to be answered to whom.
+        """Records a member's value and returns the messages to send.
 
         Args:
-          rank: the member's.
-          ticket: by which the member knows its question.
-          name: of the operation.
-          value: the member's.
-          deadline: seconds that it waits.
-          now: the time.
-          place: where in its program its main thread waits; empty if another thread does.
+          rank: rank of the member.
+          ticket: id under which the member knows its request.
+          name: name of the operation.
+          value: the member's value.
+          deadline: seconds that the member waits.
+          now: current time.
+          place: where in its program the member's main thread waits; empty if another thread does.
         """
         if self._broken:
             return [Answer(rank, _failed(ticket, f"'{name}' cannot complete: {self._broken}."))]
@@ -108,7 +117,7 @@ class PendingOperations:
         return answers
 
     def expire(self, now: float) -> list[Answer]:
-        """Fails the rounds whose time is over."""
+        """Fails the operations whose deadline is over, and deadlocks."""
         answers: list[Answer] = []
         for entry in self._open():
             if entry.expires <= now:
@@ -121,7 +130,7 @@ class PendingOperations:
         return answers
 
     def late(self, now: float) -> list[Answer]:
-        """Tells those who have waited long, once, for whom."""
+        """Returns, once per operation, messages that tell long-waiting members whom they wait for."""
         found = [one for one in self._open() if not one.is_reported and one.began + REPORTED_SECONDS <= now]
         answers = []
         for entry in found:
@@ -134,15 +143,15 @@ class PendingOperations:
         return answers
 
     def next_expiry(self) -> float:
-        """When `expire` will have something to do."""
+        """Returns when the next deadline is over."""
         return min((entry.expires for entry in self._open()), default=math.inf)
 
     def _waiting(self) -> dict[int, PendingOperation]:
-        """Where each member's main thread waits."""
+        """Returns, by rank, the operation in which the member's main thread waits."""
         return {rank: entry for entry in self._open() for rank in entry.places}
 
     def _stand_still(self) -> bool:
-        """Whether every member's main thread waits, and for another one."""
+        """Returns whether the main threads of all remaining members are waiting for another member."""
         waiting = self._waiting()
         return self._size > 1 and all(rank in waiting for rank in range(self._size) if rank not in self._gone)
 
@@ -160,12 +169,12 @@ class PendingOperations:
         return [answer for entry in entries for answer in entry.fail(failure, is_misuse=True)]
 
     def member_left(self, rank: int, how: str) -> list[Answer]:
-        """A member will not come to anything any more, though nothing is wrong with it."""
+        """Records that a member left without an error, and fails the operations that need it."""
         self._gone[rank] = how
         return [answer for entry in self._open() for answer in self._outcome(entry)]
 
     def break_off(self, reason: str) -> list[Answer]:
-        """Fails everything that is under way, and everything to come."""
+        """Fails all pending and future operations."""
         self._broken = reason
         answers = [a for entry in self._open() for a in entry.fail(f"'{entry.name}' cannot complete: {reason}.")]
         self._rounds.clear()

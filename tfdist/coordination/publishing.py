@@ -1,4 +1,4 @@
-"""What members are told without being asked: values by topic, on their way to callbacks."""
+"""Delivers published values to the callbacks of their topic."""
 
 import logging
 import threading
@@ -12,19 +12,22 @@ _log = logging.getLogger("tfdist.coordination")
 
 
 class Publications:
-    """Values in the order in which they were told, and who listens; a thread lives while there is one to deliver."""
+    """Published values in the order of publication, and their subscribers.
+
+    A thread exists while there is a value to deliver.
+    """
 
     def __init__(self, name: str):
-        """Args: name: of the thread."""
+        """Initializes with the `name` of the delivering thread."""
         self._name = name
-        self._state = threading.Lock()  # around what follows
+        self._state = threading.Lock()  # guards the attributes below
         self._values: list[tuple[str, Json]] = []
-        self._listeners: dict[str, list[Listener]] = {}  # by topic; the first hears, the others wait for their turn
+        self._listeners: dict[str, list[Listener]] = {}  # by topic; only the first one receives values
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def put(self, topic: str, value: Json) -> None:
-        """Takes what was told."""
+        """Adds a published value."""
         with self._state:
             self._values.append((topic, value))
             self._start()
@@ -36,7 +39,7 @@ class Publications:
             self._start()
 
     def close(self) -> None:
-        """Delivers nothing more, and lets a callback that runs end."""
+        """Stops delivering values, and waits for a running callback to return."""
         with self._state:
             self._closed = True
             thread = self._thread
@@ -49,7 +52,7 @@ class Publications:
             self._thread.start()
 
     def _next(self) -> int | None:
-        """Which value is the first that somebody listens to."""
+        """Returns the index of the first value that has a subscriber."""
         heard = (i for i, (topic, _) in enumerate(self._values) if self._listeners.get(topic))
         return None if self._closed else next(heard, None)
 

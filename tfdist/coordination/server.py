@@ -1,4 +1,4 @@
-"""The process that the members of a group speak to: one thread, one selector."""
+"""The server of a group: one thread, one selector."""
 
 import contextlib
 import logging
@@ -16,9 +16,9 @@ from tfdist.coordination.messages import DOUBTED_BEATS, LIMIT, BadMessage, Messa
 from tfdist.coordination.pending_operations import Answer, PendingOperations
 from tfdist.errors import ExitCode, exit_codes
 
-HELLO_SECONDS = 10.0  # for a stranger to say who it is, and for one that was told the last word to go
+HELLO_SECONDS = 10.0  # for a new connection to say hello, and for an ending one to close
 LOST_AFTER_SECONDS = 20.0
-FAREWELL_SECONDS = 2.0  # for the last messages to be taken when the server closes
+FAREWELL_SECONDS = 2.0  # for the last messages to be delivered when the server closes
 
 _log = logging.getLogger("tfdist.coordination")
 
@@ -28,7 +28,7 @@ class Server:
 
     Attributes:
       address: `host:port` that it listens on.
-      size: how many members the group has.
+      size: number of members.
       loss: the first member that was lost, or None.
     """
 
@@ -46,15 +46,16 @@ class Server:
         """Starts serving.
 
         Args:
-          listener: bound and listening; the server closes it.
-          size: how many members the group has.
-          token: what a member must show.
+          listener: a listening socket; the server closes it.
+          size: number of members.
+          token: token that a member must show.
           noun: what a member is called in messages.
-          places: where each member is expected, by rank, to say of one that never came; empty if not known.
-          heartbeat: seconds between the signs of life that each side sends.
-          lost_after: seconds without one after which a member is lost: more than an engine keeps all threads of a
-            process from running, as some do while they start. Once a member doubts (an engine has failed it), the
-            time is three heartbeats.
+          places: expected location of each member, by rank, for messages about members that never connected; empty if
+            unknown.
+          heartbeat: seconds between two heartbeats, in both directions.
+          lost_after: seconds without a heartbeat after which a member is lost. Must be longer than an engine can keep
+            all threads of a process from running, as some do while they start. Once a member reports a suspicion (its
+            engine has failed), three heartbeats are enough.
         """
         self.address = join_address(*listener.getsockname()[:2])
         self.loss: Loss | None = None
@@ -64,9 +65,9 @@ class Server:
         self._heartbeat, self._lost_after = heartbeat, lost_after
         self._rounds = PendingOperations(size, noun, self._absence)
         self._members: dict[int, Connection] = {}
-        self._came: dict[int, str] = {}  # by rank, where from: also of those that are gone
+        self._came: dict[int, str] = {}  # by rank, pid and host, including members that are gone
         self._listener = listener
-        self._bell, self._door = socket.socketpair()  # ringing the bell ends the thread's wait
+        self._bell, self._door = socket.socketpair()  # writing to the bell wakes the thread
         self._farewell = ""
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -76,14 +77,14 @@ class Server:
         self._thread.start()
 
     def absent(self) -> list[int]:
-        """Returns the members that never came."""
+        """Returns the members that never connected."""
         return [rank for rank in range(self.size) if rank not in self._came]
 
     def close(self, reason: str = "the group is closed") -> None:
-        """Tells the members that nothing more will come, and ends the thread. May be called again."""
+        """Tells the members that the group is closed, and joins the thread. May be called repeatedly."""
         if not self._farewell:
             self._farewell = reason
-            with contextlib.suppress(OSError):  # the thread has ended by an error of its own
+            with contextlib.suppress(OSError):  # the thread may have ended by an error
                 self._bell.send(b"x")
         self._thread.join()
 
@@ -105,7 +106,7 @@ class Server:
             for key, mask in self._selector.select(max(0.0, until - last)):
                 self._attend(key, mask)
             now = time.monotonic()
-            if now - last > self._heartbeat + 1.0:  # it is this process that was stopped or starved, not the members
+            if now - last > self._heartbeat + 1.0:  # this process was suspended or starved, not the members
                 for connection in self._connections():
                     connection.heard += now - last
             last = now
@@ -127,7 +128,7 @@ class Server:
     def _accept(self) -> None:
         try:
             sock, peer = self._listener.accept()
-        except OSError as error:  # the stranger is gone again, or this process has no file descriptor left
+        except OSError as error:  # the client is gone again, or this process has run out of file descriptors
             _log.warning("A connection to the group could not be accepted: %s", error)
             return
         Connection(sock, peer[0], self._selector)
@@ -195,7 +196,7 @@ class Server:
             self._send(self._rounds.member_left(rank, f"has left with {how}"))
 
     def _drop(self, connection: Connection, reason: str, code: int | None = None) -> None:
-        """A member is lost, and all are told of the first one; a stranger is just let go."""
+        """Closes a connection; if it is a member's, that member is lost, and all members are told of the first loss."""
         rank = connection.rank
         if rank is not None and rank in self._members:
             if self.loss is None:
@@ -217,8 +218,8 @@ class Server:
                 connection.send({"type": "beat"})
 
     def _send(self, answers: list[Answer]) -> None:
-        # Rank 0 last: it may be this very process, and go from here into an engine's call that waits for the others and
-        # lets no thread run meanwhile (tf.distribute connects so), this one included.
+        # Rank 0 last: its client may run in this very process and then enter an engine call that waits for the other
+        # ranks while no other thread can run, including this one (tf.distribute connects this way).
         for rank, message in sorted(answers, key=lambda answer: -answer.rank):
             if rank in self._members:
                 self._members[rank].send(message)

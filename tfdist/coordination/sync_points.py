@@ -1,4 +1,4 @@
-"""Acting at the same step on every rank, on anybody's wish, without a message while nobody has one."""
+"""Lets all ranks act at the same step on the request of any rank, without messages while there is no request."""
 
 import secrets
 import threading
@@ -11,52 +11,53 @@ TOPIC = "meetings"
 
 
 class SyncPoints:
-    """What all ranks of one run do together between two calls of the compiled loop.
+    """Coordinates what all ranks of a run do together between two calls of the compiled loop.
 
-    The main thread of every rank says where it is, without a message: `begin` before each call of the loop and `reached`
-    behind it; all ranks cut their steps into the same calls. Anybody may `wish`. The group tells all ranks of it in one
-    order, and a thread of each answers with the first step at which its rank can still act: the end of the call that it is
-    in, or, between two calls, the step after the last one. The greatest of these is agreed on, and the first call that
-    ends there or behind it is where `reached` returns the wish, the same on every rank.
+    The main thread of every rank reports its progress locally: `begin` before each call of the loop and `reached` after
+    it. All ranks split their steps into the same calls. Any thread may request a topic (`wish`). The group delivers
+    requests to all ranks in the same order, and a thread on each rank answers with the first step at which the rank can
+    still act: the end of the current call or, between two calls, the step after the last one. The ranks agree on the
+    maximum of the answers. The first call that ends at or after that step is the one where `reached` returns the topic,
+    on every rank.
 
-    No rank has passed the agreed step, because who has answered does not leave `reached` at that step or behind it before
-    it knows what was agreed on. No rank waits for one that waits in a collective for it: answers never wait for a main
-    thread, and nothing else is waited for.
+    No rank can have passed the agreed step, because a rank that has answered does not return from `reached` at or after
+    the step of its answer until the agreement is known. There is no deadlock with a rank that waits in a collective:
+    answers never wait for a main thread.
 
-    A context manager, around one run. The group's next `SyncPoints` begins where this one has ended on all ranks; a wish of
-    the time between them is for the next one, and one that has found no further call has no effect.
+    To be used as a context manager around one run. The group's next `SyncPoints` begins when this one has ended on all
+    ranks; requests made in between go to the next one. A request after which no further call ends has no effect.
     """
 
     def __init__(self, group: Group):
-        """Args: group: of all ranks that run."""
+        """Initializes with the `group` of all ranks of the run."""
         self._group = group
-        self._over = 0  # how many ranks have ended
-        self._news = threading.Condition()  # around what follows
-        self._wishes: list[tuple[str, str]] = []  # topics that are still to be agreed on, and the agreements' names
-        self._thread: threading.Thread | None = None  # lives while there is one
+        self._over = 0  # number of ranks that have ended
+        self._news = threading.Condition()  # guards the attributes below
+        self._wishes: list[tuple[str, str]] = []  # requested topics and the names of their gathers
+        self._thread: threading.Thread | None = None  # exists while there is a request
         self._earliest = 0  # the first step at which this rank can still act
-        self._answered: int | None = None  # the step that the agreement which is under way has of this rank
+        self._answered: int | None = None  # this rank's answer to the pending agreement
         self._agreed: list[tuple[str, int]] = []
         self._failure: PeerLostError | None = None
         group.on_told(TOPIC, self._told)
 
     def wish(self, topic: str) -> None:
-        """Lets all ranks act on a topic at a step that comes soon; from any thread, without waiting.
+        """Requests that all ranks act on a topic soon, at the same step. Does not wait; may be called from any thread.
 
-        The same topic wished by several ranks at about the same time may fall due once or several times.
+        If several ranks request the same topic at about the same time, it may be returned once or several times.
         """
         self._group.tell(TOPIC, {"wish": topic, "name": f"{TOPIC}/{secrets.token_hex(8)}"})
 
     def begin(self, end_step: int) -> None:
-        """Says that the main thread enters a call of the compiled loop that ends at a step."""
+        """Records that the main thread enters a call of the compiled loop that ends at `end_step`."""
         with self._news:
             self._earliest = end_step
 
     def reached(self, step: int) -> frozenset[str]:
-        """Says that the call has ended at a step; returns the topics that all ranks act on now.
+        """Records that a call has ended at a step, and returns the topics on which all ranks act now.
 
         Raises:
-          PeerLostError: a rank was lost, so that nothing can be agreed on.
+          PeerLostError: a rank was lost, so that no agreement is possible.
         """
         with self._news:
             self._news.wait_for(lambda: self._failure or self._answered is None or self._answered > step)
@@ -71,11 +72,11 @@ class SyncPoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Ends this rank's part. Its thread answers the others until the last of them has ended, too."""
+        """Ends this rank's part. Its thread keeps answering until all ranks have ended."""
         self._group.tell(TOPIC, {"over": True})
 
     def _told(self, said: Json) -> bool:
-        """Hears wishes and ends, on every rank in the same order: so all answer the same wishes."""
+        """Receives requests and ends, in the same order on every rank, so that all ranks answer the same requests."""
         if "wish" not in said:
             self._over += 1
             return self._over == self._group.size
@@ -105,7 +106,7 @@ class SyncPoints:
                 self._news.notify_all()
 
     def _fail(self, error: PeerLostError) -> None:
-        """Who has left of its own accord has no call to come; so there is nothing to agree on, and nothing wrong."""
+        """Makes `reached` fail, unless a rank has left without an error: then no further calls are to come."""
         with self._news:
             self._failure = error if self._group.lost() else None
             self._answered = None

@@ -1,4 +1,4 @@
-"""Meetings that ranks come to with work behind them whose length nobody knows: data to load, a disk that is slow."""
+"""Timeouts for gathers that may follow work of unknown duration, such as loading data or writing to a slow disk."""
 
 import logging
 import threading
@@ -13,12 +13,12 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def long_timeout(with_what: str) -> Iterator[float]:
-    """Gives the deadline of a meeting of a `Group` inside, in seconds, and says so if it lasts.
+    """Yields the deadline in seconds for a `Group` operation in the body, and logs a warning if it takes long.
 
-    Who is lost is known at once, whatever the deadline: it ends the waiting for those that live and do not come.
+    A lost member is detected at once, whatever the deadline, which only limits the waiting for members that are alive.
 
     Args:
-      with_what: may keep the others, as it ends the warning: "its data".
+      with_what: what may keep the other ranks busy, for the warning: "its data".
     """
     timer = threading.Timer(
         WORD_AFTER_SECONDS,

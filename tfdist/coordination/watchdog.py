@@ -1,4 +1,4 @@
-"""Hangs of a run: which ranks are in the call that does not end, where each one is, and an end with code 4."""
+"""Detects hangs of a run: reports which ranks are in a call that does not return and where, and exits with code 4."""
 
 import dataclasses
 import itertools
@@ -20,20 +20,20 @@ from tfdist.process.stack_dumps import main_stack
 
 TOPIC = "stalls"
 _FAREWELL_SECONDS = 0.5
-_PIECE_SECONDS = 1.0  # in which time is counted
-ANSWER_SECONDS = 2.0  # who has not answered by then is stopped, or holds Python's lock
+_PIECE_SECONDS = 1.0  # granularity of the time measurement
+ANSWER_SECONDS = 2.0  # a rank that has not answered by then is suspended, or holds the GIL
 
 
 @dataclasses.dataclass(eq=False)
 class _Call:
-    """A call that runs, in words.
+    """A running call.
 
     Attributes:
-      what: it is.
-      begun: when.
-      usual: seconds that it may take by what calls before it took.
-      first: whether it is the one in which everything is compiled.
-      lasted: seconds so far, as its watch has counted them.
+      what: description.
+      begun: when it began, in seconds of `time.monotonic()`.
+      usual: seconds that it may take, estimated from previous calls.
+      first: whether it is the call in which everything is compiled.
+      lasted: seconds so far, as measured by the watching thread.
     """
 
     what: str
@@ -44,19 +44,21 @@ class _Call:
 
 
 class Watchdog:
-    """Watches the calls of one run's compiled loop, on every rank; a context manager around the run.
+    """Monitors the calls of a run's compiled loop, on every rank.
 
-    The main thread says when it enters a call (`begin`) and when it has left it (`reached`). A thread beside it notices a
-    call that lasts too long, and asks all ranks over the group, which works while collectives hang: each answers from
-    a thread, and the first of those that answer says what they all did. Nothing is sent as long as calls end in time.
-    SIGUSR1 to any rank asks the same, at any time of the run, if the run is in the main thread.
+    To be used as a context manager around the run. The main thread reports when it enters a call (`begin`) and when it
+    has left it (`reached`). A second thread detects a call that takes too long, and queries all ranks over the group,
+    which works while collectives hang. Each rank answers from a thread, and the lowest rank that answers prints all
+    answers. Nothing is sent while calls return in time. SIGUSR1 to any rank triggers the same report at any time, if
+    the run is in the main thread.
 
-    The limits are beyond twice what the slowest call so far would have taken for as many steps, so that slow steps are no
-    stall. The first call, in which everything is compiled, may last as long as it wants, and is never ended: the ranks are
-    asked again and again, and what they answer is said only if some rank is not in a call or silent, and said once until
-    that changes; and once past the limit that ends other calls, wherever all are. What stands between two calls may last,
-    too: a callback, an evaluation. A rank that hangs there is noticed by those that wait for it in the next call. If all
-    hang there, in an evaluation, SIGUSR1 shows it, and nothing ends them.
+    The limits are added to twice the time that the slowest call so far would have taken for the same number of steps,
+    so that slow steps are not reported as hangs. The first call, which compiles everything, may take any time and is
+    never ended. During it the ranks are queried periodically, and a report is printed only if some rank is not in a
+    call or does not answer, and only when that changes; in addition, one report is printed unconditionally when the
+    limit that ends other calls has passed. The time between two calls (callbacks, an evaluation) is not limited either:
+    a rank that hangs there is reported by the ranks that wait for it in the next call. If all ranks hang there, in an
+    evaluation, nothing ends them, but SIGUSR1 shows where they are.
     """
 
     def __init__(
@@ -68,35 +70,39 @@ class Watchdog:
         say: Callable[[str], object] = lambda text: print(text, file=sys.stderr, flush=True),
         end: Callable[[int], object] = os._exit,
     ):
-        """Watches nothing yet.
+        """Initializes the watchdog, which starts in `__enter__`.
 
         Args:
-          group: of all ranks that run.
-          warning_seconds: a call that lasts longer is reported, once; 0 for never. Also how often ranks are asked in the
+          group: the group of all ranks of the run.
+          warning_seconds: a longer call is reported, once; 0 for never. Also the interval of the queries during the
             first call.
-          shutdown_seconds: a call that lasts longer, but for the first, is reported and ends the job; 0 for never.
-          say: gets the report, on the first rank that can say it, and on every rank why it ends.
-          end: ends the process with a code.
+          shutdown_seconds: a longer call, except the first, is reported and ends the job; 0 for never.
+          say: prints a report, on the lowest rank that answers, and the reason for ending, on every rank.
+          end: ends the process with an exit code.
         """
         self._group, self._say, self._end = group, say, end
         self._warning, self._shutdown = warning_seconds, shutdown_seconds
-        self._news = threading.Condition()  # around what follows
-        self._call: _Call | None = None  # that runs
-        self._pace = 0.0  # the seconds of a step, in the slowest call that has ended
-        self._paced = 0  # how many calls have
+        self._news = threading.Condition()  # guards the attributes below
+        self._call: _Call | None = None  # the running call
+        self._pace = 0.0  # seconds per step of the slowest call that has ended
+        self._paced = 0  # number of calls that have ended
         self._step = 0
         self._calls = 0
         self._closed = False
         self._asked = ""
         self._answers: dict[str, dict[int, Json]] = {}
-        self._found = ""  # by the last answers of a first call: which ranks were where
+        self._found = ""  # which ranks were where, by the last answers during a first call
         self._over = 0
         self._stack = ExitStack()
 
     def begin(self, step: int, end_step: int) -> None:
-        """Says that the main thread enters a call of the compiled loop that goes from one step to another.
+        """Records that the main thread enters a call of the compiled loop.
 
-        Or waits, if both are one step, for the other ranks' callbacks behind it.
+        If `end_step` equals `step`, it waits for the callbacks of the other ranks after that step instead.
+
+        Args:
+          step: the step at which the call begins.
+          end_step: the step at which it ends.
         """
         with self._news:
             what = (
@@ -110,17 +116,17 @@ class Watchdog:
             self._news.notify_all()
 
     def reached(self, step: int) -> None:
-        """Says that the call has ended at a step."""
+        """Records that the call has ended at a step."""
         with self._news:
             if self._call and step > self._step:
                 pace = (time.monotonic() - self._call.begun) / (step - self._step)
                 self._paced += 1
-                self._pace = pace if self._paced < 3 else max(pace, self._pace)  # the first call has compiled
+                self._pace = pace if self._paced < 3 else max(pace, self._pace)  # excludes compilation
             self._call, self._step = None, step
             self._news.notify_all()
 
     def report(self, why: str) -> None:
-        """Lets it be said where every rank is; from any thread, without waiting."""
+        """Requests a report of where every rank is. Does not wait; may be called from any thread."""
         self._ask(secrets.token_hex(8), why)
 
     def __enter__(self) -> "Watchdog":
@@ -139,7 +145,7 @@ class Watchdog:
         self._group.tell(TOPIC, {"over": True})
 
     def _watch(self) -> None:
-        """Waits for a call, then for its limits, the smaller one first."""
+        """Waits for a call, then for its limits in increasing order."""
         while True:
             with self._news:
                 self._news.wait_for(lambda: self._closed or self._call is not None)
@@ -151,7 +157,7 @@ class Watchdog:
             for limit in self._limits(call):
                 if not self._outlasts(call, limit):
                     break
-                # Named after the call, so that ranks which wait in the same one ask once.
+                # The name depends on the call, so that ranks that wait in the same call cause one query.
                 why = f"{call.what} has lasted {limit + call.usual:.3g} s on rank {self._group.rank}"
                 self._ask(f"{call.what} {limit}", why, first=call.first and not before < self._shutdown <= limit)
                 before = limit
@@ -162,15 +168,15 @@ class Watchdog:
             self._outlasts(call, float("inf"))
 
     def _limits(self, call: _Call) -> Iterable[float]:
-        """After how many seconds beyond what is usual the ranks are asked."""
+        """Returns the times, in seconds beyond the usual duration, at which the ranks are queried."""
         if call.first and self._warning:
             return itertools.count(self._warning, self._warning)
         return sorted({self._warning, self._shutdown} - {0.0})
 
     def _outlasts(self, call: "_Call", limit: float) -> bool:
-        """Returns whether a call is still the one that runs, when it has lasted so many seconds beyond what is usual.
+        """Waits until a call has lasted `limit` seconds beyond its usual duration; returns whether it is still running.
 
-        Time in which this process was stopped, as by Ctrl-Z, does not count.
+        Time during which this process was suspended, as by Ctrl-Z, does not count.
         """
         with self._news:
             while call.lasted < limit + call.usual:
@@ -184,7 +190,7 @@ class Watchdog:
         self._group.tell(TOPIC, {"ask": name, "why": why, "first": first})
 
     def _told(self, said: Any) -> bool:
-        """On every rank, in one order."""
+        """Handles a message of the topic, on every rank in the same order."""
         if "ask" in said:
             if said["ask"] != self._asked:
                 self._asked = said["ask"]
@@ -194,7 +200,8 @@ class Watchdog:
         elif "end" in said:
             rank = f"rank {self._group.rank} of {self._group.size}"
             self._say(f"{rank}: {said['end']}. Ending with code {ExitCode.STALLED:d}.")
-            # Beside this thread, for which `leave` would wait: longer than a watch waits for this process's own word.
+            # In its own thread, because `leave` would wait for this one, and longer than the failure detectors of other
+            # ranks wait for a rank to end by itself.
             farewell = threading.Thread(target=self._group.leave, args=(ExitCode.STALLED, said["end"]), daemon=True)
             farewell.start()
             farewell.join(_FAREWELL_SECONDS)
@@ -215,7 +222,7 @@ class Watchdog:
         return {"step": self._step, "call": doing, "stack": main_stack()}
 
     def _say_all(self, asked: Any) -> None:
-        """What one rank says: the ranks that have arrived in the call, those that have not, and those that are silent."""
+        """Prints, on one rank, which ranks are in the call, which are elsewhere, and which did not answer."""
         answers = self._answers.pop(asked["ask"], {})
         arrived = [rank for rank, where in sorted(answers.items()) if where["call"]]
         elsewhere = [rank for rank, where in sorted(answers.items()) if not where["call"]]
@@ -224,7 +231,8 @@ class Watchdog:
         summary = "; ".join(f"{kind}: {', '.join(map(str, ranks))}" for kind, ranks in kinds.items() if ranks)
         speakers = list(answers)
         if asked["first"]:
-            # One that is in it: who has just come to the run hears what was asked before, with answers of then.
+            # Only ranks in the call may print: a rank that has just joined the run receives earlier queries, with
+            # outdated answers.
             is_news = len(arrived) < self._group.size and summary != self._found
             speakers, self._found = arrived if is_news else [], summary
         if min(speakers, default=None) != self._group.rank:

@@ -1,4 +1,4 @@
-"""Data sets, the pipelines that deal their rows to replicas, and the schedule of global batches.
+"""Data sets, the pipelines that distribute their rows to replicas, and the batch schedule.
 
 The global batch is a pure function of the seed and the step, and does not depend on the number of replicas.
 """

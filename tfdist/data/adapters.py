@@ -1,4 +1,4 @@
-"""A user's own data: whatever arrays or data sets a function returned, as a `DataSet`."""
+"""Wraps a user's own arrays or data sets in a `DataSet`."""
 
 from typing import Any
 
@@ -13,15 +13,15 @@ from tfdist.errors import InputError
 
 
 def as_data_set(value: Any, name: str) -> DataSet:
-    """Wraps what a user's function returned.
+    """Wraps data returned by a user's function.
 
     Args:
-      value: arrays (x, y) or (x, y, sample_weight), where a structure of arrays is a dict; a `tf.data.Dataset` of
-        single examples; a `Source` or `StreamSource`; a pair of these, for training and test; or a `DataSet`.
-      name: of the data set.
+      value: arrays (x, y) or (x, y, sample_weight), where structures of arrays are dicts; a `tf.data.Dataset` of single
+        examples; a `Source` or `StreamSource`; a pair of these, for training and test; or a `DataSet`.
+      name: name of the data set.
 
     Raises:
-      InputError: it is none of these.
+      InputError: the value is something else.
     """
     if isinstance(value, DataSet):
         return value
@@ -47,13 +47,13 @@ def as_examples(value: Any) -> Examples:
 
 
 def _is_whole(part: Any) -> bool:
-    """Whether a part of a pair is a data set by itself, instead of the x or the y of one."""
+    """Returns whether a part of a pair is a data set, rather than the x or the y of one."""
     return isinstance(part, Examples | tf.data.Dataset) or (
         isinstance(part, tuple | list) and len(part) in (2, 3) and all(not np.isscalar(item) for item in part)
     )
 
 
 def _classes(value: Any, spec: Any) -> int | None:
-    """One more than the largest label, where the labels are at hand."""
+    """Returns one more than the largest label if the labels are in memory, else None."""
     is_label = isinstance(spec, tf.TensorSpec) and spec.dtype.is_integer and spec.shape.rank == 0
     return int(np.max(value[1])) + 1 if is_label and isinstance(value, tuple | list) else None

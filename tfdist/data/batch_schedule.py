@@ -1,4 +1,4 @@
-"""A run's course through its data: the batch that it began with, what becomes of it on other replicas, and where it is."""
+"""The batch schedule of a run: its initial and current batch size, for any number of replicas, and its position."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,19 +8,19 @@ from tfdist.data import StreamPosition
 from tfdist.errors import InputError
 
 GLOBAL, REPLICA = "global", "replica"
-ELASTIC_BATCHES = (GLOBAL, REPLICA)  # what stays when a run goes on with another number of replicas
+ELASTIC_BATCHES = (GLOBAL, REPLICA)  # what stays constant when a run resumes with another number of replicas
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchSchedule:
-    """What a checkpoint keeps of a run's batches, so that 3, then 2, then 3 replicas are exactly where they began.
+    """The state of a run's batches in a checkpoint; 3, then 2, then 3 replicas have the original batches again.
 
     Attributes:
-      begun_at: the step at which the run began.
-      epochs_from: the place in the stream from which its epochs are counted.
-      batch_size: the global batch that it began with.
-      replicas: in how many parts that was computed.
-      position: now, with the global batch in use.
+      begun_at: step at which the run began.
+      epochs_from: position in the stream from which the run's epochs are counted.
+      batch_size: initial global batch size.
+      replicas: number of parts into which the initial batch was split.
+      position: current position, with the current global batch size.
     """
 
     begun_at: int
@@ -31,7 +31,15 @@ class BatchSchedule:
 
     @classmethod
     def begun(cls, position: StreamPosition, step: int, size: int, batch_size: int, replicas: int) -> "BatchSchedule":
-        """That of a run which begins at a step, on data of `size` examples, with a batch on so many replicas."""
+        """Returns the schedule of a run that begins at a step.
+
+        Args:
+          position: position in the stream.
+          step: updates done so far.
+          size: number of examples in the data set.
+          batch_size: global batch size.
+          replicas: number of parts into which a batch is split.
+        """
         return cls(
             begun_at=step,
             epochs_from=position.epochs_from(step, size),
@@ -42,40 +50,41 @@ class BatchSchedule:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "BatchSchedule | None":
-        """That of a checkpoint with these values; None if it is older, of a run whose batch never changed."""
+        """Returns the schedule in a checkpoint's values; None for an old checkpoint, whose batch size never changed."""
         saved = values.get("course")
         return cls(**{**saved, "position": StreamPosition(**saved["position"])}) if saved else None
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, as a checkpoint keeps it."""
+        """Returns all attributes as JSON, for a checkpoint."""
         return dataclasses.asdict(self)
 
     @property
     def rate(self) -> float:
-        """What the learning rate is multiplied by: as many times as the batch is that which the run began with.
+        """Factor of the learning rate: the current batch size divided by the initial one.
 
         The linear scaling rule (Goyal et al. 2017, arXiv:1706.02677).
         """
         return self.position.batch_size / self.batch_size
 
     def __str__(self) -> str:
-        """What is in use now, for a person."""
+        """Describes the current batch size, for logs."""
         return (
             f"A batch has {self.position.batch_size} examples: the run began with {self.batch_size} on {self.replicas} "
             f"replicas, and keeps the batch of one. The learning rate is multiplied by {self.rate:g}."
         )
 
     def on(self, replicas: int, step: int, batch_size: int, elastic_batch: str) -> "BatchSchedule":
-        """The course from a step on.
+        """Returns the schedule from a step on.
 
         Args:
-          replicas: in how many parts a batch is computed from there on.
-          step: updates done.
-          batch_size: as the flag: with "replica" the batch that the run began with, else that from there on.
-          elastic_batch: "global": the global batch stays; "replica": the batch of one replica stays.
+          replicas: number of parts into which a batch is split from that step on.
+          step: updates done so far.
+          batch_size: value of the flag: with "replica" the initial batch size of the run, else that from this step on.
+          elastic_batch: "global" keeps the global batch size, "replica" the batch size per replica.
 
         Raises:
-          InputError: it is neither; or the batch of one replica is to stay, and is no whole number or that of another run.
+          InputError: `elastic_batch` is unknown; or it is "replica", and the batch size per replica is not an integer
+            or `batch_size` is not that of the run.
         """
         if elastic_batch not in ELASTIC_BATCHES:
             raise InputError(f"--elastic_batch must be global or replica. Received: {elastic_batch!r}.")
@@ -87,7 +96,7 @@ class BatchSchedule:
         return dataclasses.replace(self, batch_size=batch_size, replicas=replicas, position=position)
 
     def _each(self, batch_size: int) -> int:
-        """The batch of one replica."""
+        """Returns the batch size per replica."""
         if batch_size != self.batch_size:
             raise InputError(
                 "--elastic_batch=replica keeps the batch of one replica, as the run began. Received: "
@@ -105,8 +114,8 @@ class BatchSchedule:
         return batch_size // self.replicas
 
     def end(self, steps: int, epochs: int, size: int) -> int:
-        """The step at which the run ends that has so many steps, or so many epochs of data of `size` examples.
+        """Returns the step at which a run of so many steps, or so many epochs of `size` examples, ends.
 
-        One of the two is 0. What an epoch lacks here is made up in steps of the batch in use.
+        One of `steps` and `epochs` is 0. An incomplete epoch is completed in steps of the current batch size.
         """
         return self.begun_at + steps if steps else self.position.steps_for(self.epochs_from + epochs * size)

@@ -1,6 +1,7 @@
-"""Data sets that are batched already: each element is a global batch, whose rows are dealt to replicas.
+"""Batched data sets: each element is a global batch, whose rows are distributed to replicas.
 
-Every process reads all of it, and keeps its own rows: what a step trains on does not depend on the number of replicas.
+Every process reads all of it and keeps its own rows, so that the examples of a step do not depend on the number of
+replicas.
 """
 
 import zlib
@@ -15,14 +16,14 @@ from tfdist.data.pipeline import prepared
 from tfdist.data.row_partition import rows, share
 from tfdist.errors import InputError
 
-NOTE_EVERY = 100  # batches between two that are compared over processes
+NOTE_EVERY = 100  # batches between two whose checksums are compared over processes
 
 
 class Dealt(NamedTuple):
     """One replica's rows of a global batch.
 
     Attributes:
-      batch: structure of tensors, the replica's rows first; it may have none.
+      batch: structure of tensors, whose first dim is the replica's rows; there may be none.
       batch_size: scalar int32; rows of the global batch.
     """
 
@@ -31,7 +32,7 @@ class Dealt(NamedTuple):
 
 
 def with_any_rows(dealt: Dealt) -> Dealt:
-    """The same rows in `tf.function`; that there is none is not known while it is traced, which layers do not expect."""
+    """Makes a static number of 0 rows unknown while a `tf.function` is traced, since layers do not expect it."""
 
     def leaf_with_any_rows(leaf: Any) -> Any:
         if not isinstance(leaf, tf.Tensor) or leaf.shape[0] != 0:
@@ -42,12 +43,12 @@ def with_any_rows(dealt: Dealt) -> Dealt:
 
 
 def part(batch: Any, replica: int | tf.Tensor, size: int) -> Dealt:
-    """One replica's consecutive rows of a batch that is dealt as evenly as possible.
+    """Returns one replica's consecutive rows of a batch that is distributed as evenly as possible.
 
     Args:
-      batch: structure of tensors; each is dealt by its own rows.
+      batch: structure of tensors; each is split by its own rows.
       replica: in [0, size).
-      size: how many replicas share the batch.
+      size: number of replicas that share the batch.
     """
     batch = tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batch)
     number = tf.cast(replica, tf.int32)
@@ -55,7 +56,7 @@ def part(batch: Any, replica: int | tf.Tensor, size: int) -> Dealt:
 
 
 def count_rows(batch: Any) -> tf.Tensor:
-    """The rows of a batch, a scalar int32."""
+    """Returns the number of rows of a batch, a scalar int32."""
     first = next(leaf for leaf in tf.nest.flatten(batch) if leaf is not None)
     return tf.cast(first.nrows(), tf.int32) if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
 
@@ -79,13 +80,13 @@ def _cut(leaf: Any, replica: tf.Tensor, size: int) -> Any:
 def dealt(
     batches: tf.data.Dataset, replicas: Sequence[int], size: int, note: Callable[[int, int], None] | None = None
 ) -> tf.data.Dataset:
-    """The rows of this process's replicas, in turn: a `Dealt` for each.
+    """Returns a data set of the rows of this process's replicas in turn, each a `Dealt`.
 
     Args:
       batches: global batches, the same on every process.
-      replicas: the numbers of this process's replicas.
-      size: the number of all replicas.
-      note: told the number and a checksum of the first batch and of each that is `NOTE_EVERY` further, when they are read.
+      replicas: indices of this process's replicas.
+      size: number of all replicas.
+      note: called with the number and a checksum of every `NOTE_EVERY`-th batch, from the first on, when it is read.
     """
     mine = tf.constant(list(replicas), tf.int32)
 
@@ -97,7 +98,7 @@ def dealt(
 
 
 def _noted(number: tf.Tensor, batch: Any, note: Callable[[int, int], None]) -> Any:
-    """The same batch; when it is read, its checksum is noted if it is its turn."""
+    """Returns the same batch; when it is read, its checksum is noted if it is due."""
     leaves = tf.nest.flatten(batch, expand_composites=True)
 
     def told(number: np.ndarray, *values: np.ndarray) -> np.int64:
@@ -117,7 +118,7 @@ def _noted(number: tf.Tensor, batch: Any, note: Callable[[int, int], None]) -> A
 
 
 def checksum(values: Sequence[np.ndarray]) -> int:
-    """A checksum of the bytes of arrays, in [0, 2**32)."""
+    """Returns a checksum of the bytes of arrays, in [0, 2**32)."""
     found = 0
     for value in values:
         data = repr(value.tolist()).encode() if value.dtype == object else np.ascontiguousarray(value).tobytes()

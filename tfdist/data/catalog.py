@@ -1,4 +1,4 @@
-"""The data sets that have a name."""
+"""Data sets by name."""
 
 from collections.abc import Callable
 
@@ -17,20 +17,20 @@ CATALOG: dict[str, Callable[..., DataSet]] = {
     "text": text.text,
     "tfds": tfds.prepared,
 }
-_AFTER_COLON = {"synthetic": "shape", "tfds": "name"}  # the argument that may stand behind the name and a colon
+_AFTER_COLON = {"synthetic": "shape", "tfds": "name"}  # the argument that may follow the name and a colon
 
 
 def load(name: str, data_dir: str | None = None) -> DataSet:
     """Loads a data set by name.
 
     Args:
-      name: `digits`, `mnist5k`, `fashion_mnist`, `text(length=128)`, `synthetic:224x224x3`, `tfds:NAME`, or a user's
-        own `package.module:function`, each with arguments in parentheses if need be. A user's function gets `data_dir`
-        if its signature has it, and returns what `as_data_set` takes.
-      data_dir: where data sets that are files are looked for.
+      name: `digits`, `mnist5k`, `fashion_mnist`, `text(length=128)`, `synthetic:224x224x3`, `tfds:NAME`, or a
+        user-defined `package.module:function`, each optionally with arguments in parentheses. A user's function gets
+        `data_dir` if it has this parameter, and returns what `as_data_set` accepts.
+      data_dir: directory of data sets that are files.
 
     Raises:
-      InputError: the name is not known, its arguments are wrong, or its data or a package that it needs is not here.
+      InputError: the name is unknown, its arguments are invalid, or its data or a required package is missing.
     """
     parsed = spec.parse(name)
     prefix, colon, rest = parsed.name.partition(":")
@@ -44,6 +44,6 @@ def load(name: str, data_dir: str | None = None) -> DataSet:
 
 
 def is_own(name: str) -> bool:
-    """Whether `load` would import what the name says, and call it: a user's own function."""
+    """Returns whether `load` would import and call a user's function for this name."""
     prefix, colon, _ = spec.parse(name).name.partition(":")
     return colon != "" and prefix not in _AFTER_COLON

@@ -10,11 +10,11 @@ from tfdist.errors import InputError
 
 
 def with_class_weight(source: Examples, class_weight: Mapping[int, float]) -> Examples:
-    """The same examples, each one's sample weight multiplied by the weight of its class.
+    """Returns the same examples, with sample weights multiplied by the weight of their class.
 
     Args:
-      source: its y must be one integer tensor: a label for each example, [n] or [n, 1], or for each token, [n, length].
-      class_weight: weights, at least 0, by class, at least 0; a class that is not in it weighs 1.
+      source: examples whose y is one integer tensor: a label per example, [n] or [n, 1], or per token, [n, length].
+      class_weight: finite weights, at least 0, by class, at least 0; other classes have weight 1.
 
     Raises:
       InputError: labels are not integers, or a class or a weight is negative.
@@ -27,7 +27,7 @@ def with_class_weight(source: Examples, class_weight: Mapping[int, float]) -> Ex
     labels = source.element_spec[1]
     if not (isinstance(labels, tf.TensorSpec) and labels.dtype.is_integer):
         raise InputError(f"Class weights need one integer label for each example. Received: y of {labels}.")
-    table = np.ones(max(class_weight) + 2, np.float32)  # the last entry is for all classes that are not named
+    table = np.ones(max(class_weight) + 2, np.float32)  # the last entry is for all other classes
     table[list(class_weight)] = list(class_weight.values())
 
     def weigh(*element: tf.Tensor) -> Element:
@@ -41,9 +41,9 @@ def with_class_weight(source: Examples, class_weight: Mapping[int, float]) -> Ex
 
 
 def _reweighted(element: Element, factor: tf.Tensor) -> Element:
-    """Multiplies a batch's sample weights, which are 1 where it has none, by `factor`, of the labels' shape.
+    """Multiplies a batch's sample weights (1 if it has none) by `factor`, which has the shape of the labels.
 
-    Each product has the larger of the two shapes, and the weight's dtype if that is floating.
+    A product has the larger of the two shapes, and the weight's dtype if that is floating.
     """
     x, y, *rest = element
     return x, y, tf.nest.map_structure(lambda weight: _product(weight, factor), rest[0]) if rest else factor

@@ -1,4 +1,4 @@
-"""What a name of the catalog stands for: the examples to train on and to test on, and what a model must know."""
+"""A data set: examples for training and test, and what a model must know about them."""
 
 import dataclasses
 
@@ -10,11 +10,11 @@ class DataSet:
     """A data set.
 
     Attributes:
-      name: for people, as in the catalog.
-      train: the examples to train on.
-      test: the examples to evaluate on; None if there are none.
+      name: name in the catalog, for display.
+      train: training examples.
+      test: test examples; None if there are none.
       input_shape: shape of one example's x, without a batch dim; () if x is a structure.
-      classes: how many classes the labels have; None if y is not an integer label or it is not known.
+      classes: number of classes; None if y is not an integer label or the number is unknown.
     """
 
     name: str

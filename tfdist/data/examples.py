@@ -1,4 +1,4 @@
-"""`Examples`: what a pipeline can ask of any data set, whether it has random access or is a stream."""
+"""`Examples`: the interface of data sets for pipelines, with random access or as a stream."""
 
 import abc
 from collections.abc import Callable
@@ -9,15 +9,16 @@ import tensorflow as tf
 from tfdist.data.row_partition import Deal
 from tfdist.errors import InputError
 
-Element = tuple[Any, ...]  # (x, y) or (x, y, sample_weight); a structure of tensors in each place
-Transform = Callable[..., Element]  # takes the batched x, y and sample_weight (if there is one); returns such a tuple
+Element = tuple[Any, ...]  # (x, y) or (x, y, sample_weight); each a structure of tensors
+# (batched x, y and, if there is one, sample_weight) -> the same.
+Transform = Callable[..., Element]
 
 
 class Examples(abc.ABC):
     """A finite number of examples in a natural order. Each is (x, y) or (x, y, sample_weight), of structures.
 
     Attributes:
-      size: how many examples there are, at least 1.
+      size: number of examples, at least 1.
     """
 
     size: int
@@ -29,36 +30,36 @@ class Examples(abc.ABC):
 
     @abc.abstractmethod
     def deal(self, deal: Deal, seed: int | None) -> tf.data.Dataset:
-        """The elements that a process takes: for each a `Numbered` batch of the examples at the positions that the deal says.
+        """Returns the data set of one process: `IndexedBatch`es of the examples at the positions assigned by `deal`.
 
         Args:
-          deal: who takes which positions.
-          seed: of the order of examples in the endless stream of epochs; None for one pass in the natural order.
+          deal: assignment of positions to the process's replicas.
+          seed: seed of the order of examples in the endless stream of epochs; None for one pass in the natural order.
 
         Returns:
-          `deal.elements` elements, in order.
+          A data set of `deal.elements` elements, in order.
         """
 
     @abc.abstractmethod
     def map(self, transform: Transform) -> "Examples":
-        """The same examples in the same order, each batch seen through `transform`, which must work row by row."""
+        """Returns the same examples with `transform` applied to each batch; it must work row by row."""
 
 
 def as_is(*element: Any) -> Element:
-    """The identity of transforms."""
+    """Returns its arguments: the identity transform."""
     return element
 
 
 def chain(first: Transform, second: Transform) -> Transform:
-    """The transform that applies the first, then the second."""
+    """Returns the transform that applies `first`, then `second`."""
     return lambda *element: second(*first(*element))
 
 
 def check_element(element: Any) -> None:
-    """Checks that something is (x, y) or (x, y, sample_weight).
+    """Checks that an element is (x, y) or (x, y, sample_weight).
 
     Raises:
-      InputError: it is not.
+      InputError: the element is something else.
     """
     if not (isinstance(element, tuple) and len(element) in (2, 3)):
         kind = type(element).__name__

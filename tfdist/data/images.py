@@ -1,4 +1,4 @@
-"""Small real images: digits, a part of MNIST, Fashion-MNIST."""
+"""Small real image data sets: digits, a subset of MNIST, Fashion-MNIST."""
 
 import gzip
 import importlib.util
@@ -40,13 +40,13 @@ def mnist5k() -> DataSet:
 
 
 def fashion_mnist(data_dir: str | None = None) -> DataSet:
-    """All of Fashion-MNIST, 60000 + 10000 images of 28 x 28, from files on this machine; x in [0, 1].
+    """Fashion-MNIST, 60000 + 10000 images of 28 x 28, from files on this machine; x in [0, 1].
 
     Args:
-      data_dir: where to look first for the four idx .gz files.
+      data_dir: first directory in which to look for the four idx .gz files.
 
     Raises:
-      InputError: they are nowhere; names the package that has them.
+      InputError: the files were not found; names the package that contains them.
     """
     keras_home = os.environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
     places = [data_dir] if data_dir else []
@@ -65,7 +65,7 @@ def fashion_mnist(data_dir: str | None = None) -> DataSet:
 
 
 def scaled(white: int) -> Transform:
-    """The transform that turns images of integers from 0 to `white` into float32 in [0, 1]."""
+    """Returns a transform that scales integer images in [0, white] to float32 in [0, 1]."""
     return lambda x, *rest: (tf.cast(x, tf.float32) / white, *rest)
 
 

@@ -1,4 +1,4 @@
-"""A batch that says which examples are in it."""
+"""A batch with the indices of its examples."""
 
 from typing import Any, NamedTuple
 
@@ -6,11 +6,11 @@ import tensorflow as tf
 
 
 class IndexedBatch(NamedTuple):
-    """What a pipeline hands to replicas of a run that keeps a ledger.
+    """A batch as passed to the replicas of a run that keeps a ledger.
 
     Attributes:
       batch: the batched examples, (x, y) or (x, y, sample_weight).
-      numbers: int64 [rows], the place of each example in the natural order of its data set, from 0.
+      numbers: int64 [rows], index of each example in the natural order of its data set, from 0.
     """
 
     batch: Any

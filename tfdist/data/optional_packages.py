@@ -1,4 +1,4 @@
-"""Packages that some data sets need and the engine does not: the `examples` extra."""
+"""Optional packages, needed by some data sets only: the `examples` extra."""
 
 import importlib
 from types import ModuleType
@@ -10,11 +10,11 @@ def extra(module: str, purpose: str) -> ModuleType:
     """Imports a module of the `examples` extra.
 
     Args:
-      module: its name.
+      module: name of the module.
       purpose: what needs it, for the error.
 
     Raises:
-      InputError: it cannot be imported; names the command that installs it.
+      InputError: the module cannot be imported; names the command that installs it.
     """
     try:
         return importlib.import_module(module)

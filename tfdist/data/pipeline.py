@@ -1,4 +1,4 @@
-"""Pipelines: from a data set to the rows of each replica, step by step."""
+"""Input pipelines: distribute the rows of each step to replicas."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ _STEPS_AHEAD = 2
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """Training: global batches that are a pure function of (seed, first), always full, without end.
+    """Endless training batches: full global batches that are a pure function of (seed, first).
 
     Attributes:
-      source: where the examples come from.
-      batch_size: examples of a global batch, over all replicas, at least 1; may be more than the source has.
-      seed: of the order of examples.
-      first: the place in the stream of the first example; the batches are the same as if those before it were skipped.
+      source: the examples.
+      batch_size: global batch size, over all replicas, at least 1; may exceed the size of the source.
+      seed: seed of the order of examples.
+      first: position of the first example in the stream; batches are the same as if those before it were skipped.
     """
 
     source: Examples
@@ -31,25 +31,25 @@ class Pipeline:
     first: int = 0
 
     def __post_init__(self) -> None:
-        """Checks the numbers."""
+        """Validates the values."""
         _check_batch_size(self.batch_size)
         if self.first < 0:
             raise InputError(f"The first example's place must be at least 0. Received: {self.first}.")
 
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
-        """The rows of this process's replicas, in turn; see `numbered`, of whose elements these are the batches."""
+        """Returns the rows of this process's replicas, in turn: the `batch` of each element of `numbered`."""
         return self._dealt(replicas, size, numbered=False)
 
     def numbered(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
-        """The rows of this process's replicas, in turn, and which examples they are.
+        """Returns the rows of this process's replicas, in turn, with the indices of the examples.
 
         Args:
-          replicas: the numbers of this process's replicas.
-          size: the number of all replicas, at most `batch_size`.
+          replicas: indices of this process's replicas.
+          size: number of all replicas, at most `batch_size`.
 
         Returns:
-          An endless data set of `IndexedBatch`. Element i belongs to batch `i // len(replicas)` from here and to
-          `replicas[i % len(replicas)]`. Its leading dim is static if all these replicas have equally many rows.
+          An endless data set of `IndexedBatch`. Element i belongs to batch `i // len(replicas)`, counted from here, and
+          to `replicas[i % len(replicas)]`. Its first dim is static if all these replicas have the same number of rows.
 
         Raises:
           InputError: there are more replicas than rows.
@@ -65,30 +65,30 @@ class Pipeline:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationPipeline:
-    """Evaluation: one pass in the natural order.
+    """Evaluation batches: one pass in the natural order.
 
-    The last batch is short where the batch size does not divide the number of examples, and is dealt as evenly as any
+    The last batch is short if the batch size does not divide the number of examples. It is distributed as evenly as any
     other: a replica may get no row of it.
 
     Attributes:
-      source: where the examples come from.
-      batch_size: examples at a time, over all replicas, at least 1.
+      source: the examples.
+      batch_size: examples per batch, over all replicas, at least 1.
     """
 
     source: Examples
     batch_size: int
 
     def __post_init__(self) -> None:
-        """Checks the numbers."""
+        """Validates the values."""
         _check_batch_size(self.batch_size)
 
     @property
     def steps(self) -> int:
-        """How many batches one pass has."""
+        """Number of batches per pass."""
         return -(-self.source.size // self.batch_size)
 
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
-        """The rows of this process's replicas, in turn: `steps * len(replicas)` elements; see `Pipeline.dataset`."""
+        """Returns the rows of this process's replicas in turn, `steps * len(replicas)` elements; see `Pipeline`."""
         deal = Deal(self.batch_size, tuple(replicas), size, total=self.source.size)
         return prepared(self.source.deal(deal, seed=None).map(_batch), len(deal.replicas))
 
@@ -103,12 +103,18 @@ def _check_batch_size(batch_size: int) -> None:
 
 
 def check_batch_size(batch_size: int, replicas: int, micro_steps: int = 1, equal: bool = False) -> None:
-    """Checks that every replica has a row in each micro-step, and, for strategies that need static shapes, equally many.
+    """Checks that every replica has a row in each micro-step and, where shapes must be static, the same number.
 
     On a mesh a replica is a device along the batch's axis.
 
+    Args:
+      batch_size: global batch size.
+      replicas: number of replicas.
+      micro_steps: micro-steps per step.
+      equal: whether all replicas must have the same number of rows.
+
     Raises:
-      InputError: it is not so.
+      InputError: the batch size does not allow it.
     """
     if equal:
         check_equal_shares(batch_size, replicas, micro_steps)
@@ -120,12 +126,12 @@ def check_batch_size(batch_size: int, replicas: int, micro_steps: int = 1, equal
 
 
 def prepared(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
-    """Reads ahead for a process's replicas, in threads that do not take those of the training step."""
+    """Prefetches for a process's replicas, in threads other than those of the training step."""
     options: Any = tf.data.Options()
     options.deterministic = True
-    options.threading.private_threadpool_size = 0  # as many as there are cores, for sources that decode
+    options.threading.private_threadpool_size = 0  # one per core, for sources that decode
     options.threading.max_intra_op_parallelism = 1
-    # An iterator's end waits until the thread that tunes wakes, which may take a minute. Without it AUTOTUNE is as many as
-    # there are cores, at most 16.
+    # The destructor of an iterator waits for the autotuning thread to wake up, which may take a minute. Without
+    # autotuning, AUTOTUNE means the number of cores, at most 16.
     options.autotune.enabled = False
     return dataset.prefetch(_STEPS_AHEAD * replicas).with_options(options)

@@ -1,4 +1,4 @@
-"""Who gets which rows: the rows of a global batch are dealt to replicas as evenly as possible, in order."""
+"""Partition of the rows of a global batch among replicas, as evenly as possible and in order."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from tfdist.errors import InputError
 
 
 def rows(batch_size: int, replica: int, replicas: int) -> tuple[int, int]:
-    """One replica's consecutive rows of a batch.
+    """Returns one replica's consecutive rows of a batch.
 
     Args:
       batch_size: rows of the batch, at least 0.
       replica: in [0, replicas).
-      replicas: how many replicas share the batch.
+      replicas: number of replicas that share the batch.
 
     Returns:
       The first row and the number of rows, batch_size // replicas or one more.
@@ -25,16 +25,21 @@ def rows(batch_size: int, replica: int, replicas: int) -> tuple[int, int]:
 
 
 def share(present: tf.Tensor, replica: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """What `rows` returns, as tensors, for a number of rows and a replica that are not known before."""
+    """Same as `rows`, with tensors."""
     quotient, extra = present // size, present % size
     return replica * quotient + tf.minimum(replica, extra), quotient + tf.cast(replica < extra, present.dtype)
 
 
 def check_equal_shares(batch_size: int, replicas: int, micro_steps: int = 1) -> None:
-    """Checks that every replica gets the same number of rows in each micro-step, for strategies that need static shapes.
+    """Checks that every replica gets the same number of rows in each micro-step, for strategies with static shapes.
+
+    Args:
+      batch_size: global batch size.
+      replicas: number of replicas.
+      micro_steps: micro-steps per step.
 
     Raises:
-      InputError: it is not so.
+      InputError: the batch size does not allow it.
     """
     shares = replicas * micro_steps
     if batch_size % shares:
@@ -47,27 +52,27 @@ def check_equal_shares(batch_size: int, replicas: int, micro_steps: int = 1) -> 
 
 
 def what_shares(micro_steps: int) -> str:
-    """What it is that shares a batch, for messages."""
+    """Names what shares a batch, for messages."""
     return "replicas times that of micro-steps" if micro_steps > 1 else "replicas"
 
 
 def in_words(replicas: int, micro_steps: int) -> str:
-    """How many share a batch, for messages."""
+    """Describes how many share a batch, for messages."""
     return f"{replicas} replicas" + (f" of {micro_steps} micro-steps each" if micro_steps > 1 else "")
 
 
 @dataclasses.dataclass(frozen=True)
 class Deal:
-    """The positions of the stream that each element of one process's data set covers.
+    """The positions in the stream that each element of one process's data set covers.
 
     Element i belongs to batch `i // len(replicas)`, counted from 0 here, and to replica `replicas[i % len(replicas)]`.
 
     Attributes:
       batch_size: rows of a global batch.
-      replicas: this process's replicas, in order.
-      size: the number of all replicas.
-      first: the position that the first batch begins with.
-      total: where the stream ends, behind its last position; None for an endless one. The last batch may be short.
+      replicas: indices of this process's replicas, in order.
+      size: number of all replicas.
+      first: position at which the first batch begins.
+      total: end of the stream (exclusive), so that the last batch may be short; None for an endless stream.
     """
 
     batch_size: int
@@ -78,37 +83,37 @@ class Deal:
 
     @property
     def elements(self) -> int:
-        """How many elements there are; tf.data's number for infinity if the stream is endless."""
+        """Number of elements; tf.data's constant for infinity if the stream is endless."""
         if self.total is None:
             return tf.data.INFINITE_CARDINALITY
         return -((self.first - self.total) // self.batch_size) * len(self.replicas)
 
     @property
     def static_count(self) -> int | None:
-        """Rows of every element, if that is one number."""
+        """Number of rows of every element, or None if it varies."""
         counts = {rows(self.batch_size, replica, self.size)[1] for replica in self.replicas}
         short = self.total is not None and (self.total - self.first) % self.batch_size
         return None if short or len(counts) > 1 else counts.pop()
 
     def share(self, batch: tf.Tensor, local: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """What `rows` returns, as int64 scalars, for the number of a batch and that of a local replica."""
+        """Returns the first row and number of rows, int64 scalars, given the indices of a batch and a local replica."""
         present = tf.constant(self.batch_size, tf.int64)
         if self.total is not None:
             present = tf.minimum(present, self.total - self._start(batch))
         return share(present, tf.constant(self.replicas, tf.int64)[local], self.size)
 
     def positions(self, element: tf.Tensor) -> tf.Tensor:
-        """The positions that an element covers, int64 [rows]."""
+        """Returns the positions that an element covers, int64 [rows]."""
         batch = element // len(self.replicas)
         row, count = self.share(batch, element % len(self.replicas))
         start = self._start(batch) + row
         return tf.ensure_shape(tf.range(start, start + count), [self.static_count])
 
     def map(self, function: Callable[[tf.Tensor], Any]) -> tf.data.Dataset:
-        """The data set of what a function makes of each element's positions, endless or not."""
+        """Returns the data set of a function's results for each element's positions."""
         numbers = tf.data.Dataset.counter() if self.total is None else tf.data.Dataset.range(self.elements)
         return numbers.map(lambda element: function(self.positions(element)), num_parallel_calls=tf.data.AUTOTUNE)
 
     def _start(self, batch: tf.Tensor) -> tf.Tensor:
-        """The position that a batch begins with, int64."""
+        """Returns the position at which a batch begins, int64."""
         return self.first + batch * self.batch_size

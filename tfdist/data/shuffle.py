@@ -1,7 +1,7 @@
-"""The order of examples: the epochs' permutations, end to end, as a pure function of a position. No state to save.
+"""The order of examples: concatenated permutations of epochs, as a pure function of a position, without state.
 
-Position p of the stream is place p % size of epoch p // size. Step k of a run with a global batch of B examples uses
-the positions from k * B to (k + 1) * B - 1; `tfdist.data.stream_position` has those of a run whose batch changes.
+Position p of the stream is index p % size of epoch p // size. Step k of a run with a global batch of B examples uses
+positions k * B to (k + 1) * B - 1; see `tfdist.data.stream_position` for a run whose batch size changes.
 """
 
 import fractions
@@ -9,24 +9,24 @@ import math
 
 import tensorflow as tf
 
-# The public `tf.random.experimental.index_shuffle` has 4 rounds of the same cipher. With those, the permutations of
-# 60000 under neighbouring seeds are correlated by 0.9; with 8, those of 2**24 are still unlike random ones.
+# The public `tf.random.experimental.index_shuffle` has 4 rounds of the same cipher. With 4, the permutations of 60000
+# under adjacent seeds have a correlation of 0.9; with 8, those of 2**24 are still distinguishable from random ones.
 _ROUNDS = 12
 _PHILOX = 1
 _WORDS_PER_BLOCK = 4
 
 
 def indices(positions: tf.Tensor, size: int, seed: int, span: int | None = None) -> tf.Tensor:
-    """The examples at consecutive positions of the stream.
+    """Returns the indices of the examples at consecutive positions of the stream.
 
-    Each epoch has a permutation of its own, drawn for (seed, epoch), which is never written down: an index costs about
-    max(1, 2**16 / size) tries of a cipher, some 20 ns each.
+    Each epoch has its own permutation, drawn from (seed, epoch), which is never stored: an index costs about max(1,
+    2**16 / size) evaluations of a cipher, some 20 ns each.
 
     Args:
-      positions: int64 [n], n > 0, ascending, each one more than the last.
-      size: examples of an epoch, at least 1.
+      positions: int64 [n], n > 0, consecutive and ascending.
+      size: examples per epoch, at least 1.
       seed: any integer; seeds that are equal modulo 2**64 give equal orders.
-      span: an upper bound of n, if n is not static.
+      span: upper bound of n if n is not static.
 
     Returns:
       int64 [n], in [0, size).
@@ -43,26 +43,26 @@ def indices(positions: tf.Tensor, size: int, seed: int, span: int | None = None)
 
 
 def steps_in_epochs(epochs: float, size: int, batch_size: int) -> int:
-    """The number of steps that use every example of so many epochs; the last one may reach into the next epoch.
+    """Returns the number of steps that use every example of these epochs; the last may reach into the next epoch.
 
     Args:
-      epochs: passes over the data, at least 0; may have a fraction.
-      size: examples of an epoch.
-      batch_size: examples of a global batch.
+      epochs: passes over the data, at least 0; may be fractional.
+      size: examples per epoch.
+      batch_size: global batch size.
     """
     return math.ceil(fractions.Fraction(str(epochs)) * size / batch_size)
 
 
 def _epochs_spanned(positions: int, size: int) -> int:
-    """How many epochs so many consecutive positions may touch."""
+    """Returns the maximum number of epochs that so many consecutive positions touch."""
     return (positions + size - 2) // size + 1
 
 
 def _epoch_keys(first: tf.Tensor, count: int, seed: int) -> tf.Tensor:
-    """Three random words for each of the epochs from `first` on: Philox's block number `epoch` under the key `seed`.
+    """Returns three random words for each epoch from `first` on: Philox's block `epoch` under the key `seed`.
 
-    The cipher uses the low bits of its key alone where the permutation is small, so numbers that merely count would
-    repeat after 256 epochs.
+    The cipher uses only the low bits of its key if the permutation is small, so keys that merely count would repeat
+    after 256 epochs.
     """
     blocks = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[count, _WORDS_PER_BLOCK],

@@ -1,4 +1,4 @@
-"""Data sets with random access: the pipeline says which examples, the source fetches them."""
+"""Data sets with random access: the pipeline requests examples by index."""
 
 import abc
 import functools
@@ -15,17 +15,17 @@ from tfdist.errors import InputError
 
 
 class Source(Examples):
-    """Examples that can be fetched by number. A subclass sets `size` and says how to `fetch`."""
+    """Examples that can be fetched by index. Subclasses set `size` and implement `fetch`."""
 
     @abc.abstractmethod
     def fetch(self, indices: tf.Tensor) -> Element:
-        """Returns a batch of examples; it is traced into tf.data's graph.
+        """Returns a batch of examples; traced into tf.data's graph.
 
         Args:
           indices: int64 [n], in [0, size), n >= 0; may repeat.
 
         Returns:
-          (x, y) or (x, y, sample_weight), each tensor with a leading dim of n.
+          (x, y) or (x, y, sample_weight), each tensor with a first dim of n.
         """
 
     def map(self, transform: Transform) -> "Source":
@@ -50,7 +50,7 @@ class Source(Examples):
 
 
 class Mapped(Source):
-    """A source seen through a transform of its batches."""
+    """A source with a transform applied to its batches."""
 
     def __init__(self, source: Source, transform: Transform):
         self.size = source.size
@@ -67,17 +67,17 @@ class Mapped(Source):
 
 
 class ArraySource(Source):
-    """Arrays in host memory, kept once and in their own dtype: images stay uint8 until a batch is transformed."""
+    """Arrays in host memory, stored once and in their own dtype: images stay uint8 until a batch is transformed."""
 
     def __init__(self, arrays: Any, transform: Transform = as_is):
         """Copies the arrays.
 
         Args:
-          arrays: (x, y) or (x, y, sample_weight), each an array [size, ...] or a structure of such.
-          transform: what to do with a batch; see `Examples.map`.
+          arrays: (x, y) or (x, y, sample_weight), each an array [size, ...] or a structure of arrays.
+          transform: applied to batches; see `Examples.map`.
 
         Raises:
-          InputError: `arrays` is no such tuple, or the arrays have no example, or not the same number of them.
+          InputError: `arrays` is something else, or the arrays are empty or of different sizes.
         """
         check_element(arrays)
         leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(arrays)]

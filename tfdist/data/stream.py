@@ -1,4 +1,4 @@
-"""Data sets without random access: a stream is read in a seeded order by every process, and skipped on resume."""
+"""Data sets without random access: every process reads the stream in a seeded order, and skips forward on resume."""
 
 import functools
 from typing import Any
@@ -16,25 +16,26 @@ _NO_SIZE = {tf.data.INFINITE_CARDINALITY: "infinite", tf.data.UNKNOWN_CARDINALIT
 
 
 class StreamSource(Examples):
-    """A `tf.data.Dataset` of single examples, whose number is known.
+    """A `tf.data.Dataset` of single examples of known cardinality.
 
-    The order of an epoch is a shuffle through a buffer, drawn for (seed, epoch). So that a step's examples do not
-    depend on the number of replicas, every process reads the whole stream and keeps its own rows: on N processes
-    reading costs N times what it would if each read a part. Resuming at a step reads the examples of its epoch that
-    come before it, and throws them away. Where that is too slow, write a `Source`.
+    The order of an epoch is a shuffle with a buffer, drawn from (seed, epoch). Since the examples of a step must not
+    depend on the number of replicas, every process reads the whole stream and keeps its own rows: on N processes,
+    reading costs N times what it would if each read a part. Resuming at a step reads and discards the preceding
+    examples of its epoch. If that is too slow, write a `Source`.
     """
 
     def __init__(self, dataset: tf.data.Dataset, buffer_size: int | None = None, transform: Transform = as_is):
-        """Reads nothing yet.
+        """Wraps the data set without reading it.
 
         Args:
-          dataset: single examples, (x, y) or (x, y, sample_weight), of equal shapes; must give the same examples in the
-            same order each time that it is read.
-          buffer_size: examples in the shuffle's buffer, at least 1; by default what fits into 256 MiB, at least 1000.
-          transform: what to do with a batch; see `Examples.map`.
+          dataset: single examples, (x, y) or (x, y, sample_weight), of equal shapes; must yield the same examples in
+            the same order each time it is read.
+          buffer_size: size of the shuffle buffer in examples, at least 1; by default as many as fit into 256 MiB, at
+            least 1000.
+          transform: applied to batches; see `Examples.map`.
 
         Raises:
-          InputError: the number of examples is not known, or is infinite or 0; an example is not such a tuple.
+          InputError: the number of examples is unknown, infinite or 0; or an example is something else.
         """
         size = int(dataset.cardinality())
         if size < 1:
@@ -60,7 +61,7 @@ class StreamSource(Examples):
 
     def deal(self, deal: Deal, seed: int | None) -> tf.data.Dataset:
         """See base class."""
-        numbered = self._dataset.enumerate()  # before it is shuffled
+        numbered = self._dataset.enumerate()  # before shuffling
         examples = numbered.skip(deal.first) if seed is None else self._endless(numbered, seed, deal.first)
         batches = examples.batch(deal.batch_size, drop_remainder=deal.total is None)
 
@@ -81,12 +82,12 @@ class StreamSource(Examples):
         )
 
     def _endless(self, numbered: tf.data.Dataset, seed: int, first: int) -> tf.data.Dataset:
-        """The stream of epochs from position `first` on."""
+        """Returns the stream of epochs from position `first` on."""
 
         def epoch(number: tf.Tensor) -> tf.data.Dataset:
-            # This is the seed of the graph of this function alone. Without it the order would depend on the program's
-            # own tf.random.set_seed.
-            tf.random.set_seed(1 + seed % (2**31 - 2))  # the range that TensorFlow keeps apart, without 0
+            # This seed is local to the graph of this function. Without it, the order would depend on the program's own
+            # tf.random.set_seed.
+            tf.random.set_seed(1 + seed % (2**31 - 2))  # the range that TensorFlow distinguishes, without 0
             return numbered.shuffle(self._buffer_size, seed=number, reshuffle_each_iteration=False)
 
         return tf.data.Dataset.counter(first // self.size).flat_map(epoch).skip(first % self.size)
@@ -97,7 +98,7 @@ def _rows(tensor: tf.Tensor, first: tf.Tensor, count: tf.Tensor, static_count: i
 
 
 def _default_buffer(dataset: tf.data.Dataset, size: int) -> int:
-    """As many examples as fit into the memory that a shuffle may take, as far as their size is known."""
+    """Returns the number of examples that fit into the buffer's memory, if their size is known."""
     specs = tf.nest.flatten(dataset.element_spec)
     if not all(spec.shape.is_fully_defined() and spec.dtype != tf.string for spec in specs):
         return min(_SMALLEST_BUFFER, size)

@@ -1,18 +1,18 @@
-"""A run's place in the stream of examples, also of one whose global batch changed on the way."""
+"""A run's position in the stream of examples, also if its global batch size has changed."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class StreamPosition:
-    """Behind `step` steps and `examples` examples, in a run whose steps have `batch_size` examples each from there on.
+    """The position after `step` steps and `examples` examples; further steps have `batch_size` examples each.
 
-    Where the batch never changes this is `StreamPosition(batch_size)`: step k begins at position k * batch_size of the stream.
+    If the batch size never changes, this is `StreamPosition(batch_size)`: step k begins at position k * batch_size.
 
     Attributes:
-      batch_size: examples of a global batch, at least 1.
-      step: the first step with this batch, at least 0.
-      examples: used in all steps before it, at least 0.
+      batch_size: global batch size, at least 1.
+      step: first step with this batch size, at least 0.
+      examples: examples used in all steps before it, at least 0.
     """
 
     batch_size: int
@@ -20,30 +20,30 @@ class StreamPosition:
     examples: int = 0
 
     def before(self, step: int) -> int:
-        """How many examples come before a step: the place in the stream of its first one."""
+        """Returns the number of examples before a step, i.e. the position of its first example."""
         return self.examples + (step - self.step) * self.batch_size
 
     def steps_for(self, examples: int) -> int:
-        """After how many steps of the run at least so many examples are used."""
+        """Returns the number of the run's steps after which at least so many examples are used."""
         return self.step - (self.examples - examples) // self.batch_size
 
     def epoch(self, step: int, size: int) -> int:
-        """The epoch of `size` examples, from 0, that a step belongs to: that of its first example."""
+        """Returns the epoch, from 0, of a step's first example, for epochs of `size` examples."""
         return self.before(step) // size
 
     def end_of_epoch(self, epoch: int, size: int) -> int:
-        """After how many steps of the run an epoch's last example is used; several short epochs may end with one step."""
+        """Returns the number of steps after which an epoch is complete; several short epochs may end with one step."""
         return self.steps_for((epoch + 1) * size)
 
     def epochs_from(self, step: int, size: int) -> int:
-        """From which place on whole epochs behind a step are counted.
+        """Returns the position from which whole epochs after a step are counted.
 
-        Where the step before has ended an epoch, that is the epoch's end, though the step may have used some examples more;
-        else the step's first example.
+        If the previous step ended an epoch, it is the end of that epoch, even if the step used some examples beyond it;
+        otherwise it is the step's first example.
         """
         into = self.before(step) % size
         return self.before(step) - (into if into < self.batch_size else 0)
 
     def then(self, step: int, batch_size: int) -> "StreamPosition":
-        """The same until a step, and another batch from there on; itself if the batch stays."""
+        """Returns the position with another batch size from a step on; itself if the batch size is the same."""
         return self if batch_size == self.batch_size else StreamPosition(batch_size, step, self.before(step))

@@ -1,4 +1,4 @@
-"""Drawn data of any shape: real arrays, from a seed, that a model can learn."""
+"""Synthetic data of any shape: arrays drawn from a seed that a model can learn."""
 
 import math
 from collections.abc import Sequence
@@ -10,23 +10,23 @@ from tfdist.data.images import scaled
 from tfdist.data.source import ArraySource
 from tfdist.errors import InputError
 
-_NOISE = 40  # standard deviation, of 255
+_NOISE = 40  # standard deviation, relative to 255
 
 
 def synthetic(
     shape: Sequence[int] | str = (28, 28, 1), classes: int = 10, size: int = 1024, test_size: int = 256, seed: int = 0
 ) -> DataSet:
-    """Examples of classes that differ by their mean, plus noise; stored as bytes, x is float32 in [0, 1].
+    """Examples of classes with different means, plus noise; stored as bytes, x is float32 in [0, 1].
 
     Args:
-      shape: of one example's x; as text, "224x224x3".
-      classes: at least 1.
-      size: training examples, at least 1.
-      test_size: test examples, at least 0.
-      seed: of everything that is drawn.
+      shape: shape of one example's x; as text, "224x224x3".
+      classes: number of classes, at least 1.
+      size: number of training examples, at least 1.
+      test_size: number of test examples, at least 0.
+      seed: seed of all draws.
 
     Raises:
-      InputError: a number is out of its range.
+      InputError: an argument is out of range.
     """
     dims = _dims(shape)
     if min(classes, size, test_size + 1) < 1:
@@ -44,7 +44,7 @@ def synthetic(
 def _draw(generator: np.random.Generator, means: np.ndarray, size: int) -> ArraySource:
     labels = generator.integers(0, len(means), size, np.int32)
     images = np.empty((size, *means.shape[1:]), np.uint8)
-    for image, label in zip(images, labels, strict=True):  # one by one: the noise of all at once is 4 times as large
+    for image, label in zip(images, labels, strict=True):  # noise for all at once would take 4 times the memory
         noise = generator.standard_normal(image.shape, np.float32) * _NOISE
         image[...] = np.clip(means[label] + noise, 0, 255)
     return ArraySource((images, labels), scaled(255))

@@ -1,4 +1,4 @@
-"""Text as bytes, for language models; and some on every machine: the source code of Python's standard library."""
+"""Text as bytes, for language models; includes a text available everywhere, the source of Python's standard library."""
 
 import os
 import pathlib
@@ -14,21 +14,21 @@ from tfdist.data.source import Source
 from tfdist.errors import InputError
 
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
-_TEST_SHARE = 20  # one part of so many
+_TEST_SHARE = 20  # fraction is 1 / this
 
 
 class TextSource(Source):
-    """Windows of a text, one after the other: x is `length` bytes, y the same shifted by one; int32 [length] each."""
+    """Consecutive windows of a text: x is `length` bytes, y the same shifted by one; int32 [length] each."""
 
     def __init__(self, text: np.ndarray, length: int):
         """Copies the text.
 
         Args:
-          text: uint8 [n], more than `length`. What does not fill a window at its end is not used.
-          length: of a window, at least 1.
+          text: uint8 [n], longer than `length`. An incomplete window at the end is not used.
+          length: length of a window, at least 1.
 
         Raises:
-          InputError: there is no whole window in it.
+          InputError: the text does not contain a whole window.
         """
         self.size = (len(text) - 1) // length if length > 0 else 0
         if self.size < 1:
@@ -47,11 +47,11 @@ class TextSource(Source):
 def text(length: int = 128, max_bytes: int = 8_000_000) -> DataSet:
     """The .py files of Python's standard library, in sorted order; the last twentieth is the test part.
 
-    Processes that share a run need the same version of Python, for the same text.
+    Processes that share a run need the same version of Python, to have the same text.
 
     Args:
-      length: bytes of an example.
-      max_bytes: how much to read at most.
+      length: bytes per example.
+      max_bytes: maximum number of bytes to read.
     """
     content = np.frombuffer(_standard_library(max_bytes), np.uint8)
     border = len(content) - len(content) // _TEST_SHARE

@@ -1,4 +1,4 @@
-"""Data sets of tensorflow-datasets that are prepared on this machine. Nothing is downloaded."""
+"""Data sets of tensorflow-datasets that have been prepared on this machine. Nothing is downloaded."""
 
 import os
 import pathlib
@@ -21,18 +21,18 @@ _TEST_SPLITS = ("test", "validation")
 def prepared(name: str, data_dir: str | None = None) -> DataSet:
     """A data set with (input, label) pairs; images are scaled to float32 in [0, 1].
 
-    It is read as a stream: see `StreamSource` for what that costs.
+    It is read as a stream: see `StreamSource` for the cost.
 
     Args:
       name: `NAME`, `NAME/CONFIG`, `NAME:VERSION` or `NAME/CONFIG:VERSION`.
-      data_dir: where it was prepared; by default $TFDS_DATA_DIR or ~/tensorflow_datasets.
+      data_dir: directory in which it was prepared; by default $TFDS_DATA_DIR or ~/tensorflow_datasets.
 
     Raises:
-      InputError: it is not prepared there (the command to run is named), or has no pairs, no training part, or inputs
-        of unequal shapes.
+      InputError: it is not prepared there (the command to run is named), or has no pairs, no training split, or inputs
+        of different shapes.
     """
     folder = data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
-    # The folder is looked at first because tfds.load, when there is nothing and no network either, waits for ever.
+    # Checked first because, if there is neither data nor a network, tfds.load waits forever.
     found = _find(name, pathlib.Path(folder).expanduser())
     builder = extra("tensorflow_datasets", f"The data set tfds:{name}").builder_from_directory(str(found))
     keys, splits = builder.info.supervised_keys, builder.info.splits
@@ -60,7 +60,7 @@ def _source(builder: Any, name: str, split: str) -> StreamSource:
 
 
 def _find(name: str, folder: pathlib.Path) -> pathlib.Path:
-    """The folder of the newest version that fits the name."""
+    """Returns the directory of the newest version that matches the name."""
     if not _NAME.fullmatch(name):
         raise InputError(f"tfds: must be followed by NAME or NAME/CONFIG, and perhaps :VERSION. Received: {name!r}.")
     path, _, version = name.partition(":")

@@ -1,6 +1,6 @@
-"""Measurements between the steps of a training, which they leave as it was: replica divergence, compression error, exposure.
+"""Measurements between training steps: replica divergence, compression error and exposed communication.
 
-They run as inspections of `tfdist.trainer`; a diagnostic never changes a weight.
+They run as inspections in `tfdist.trainer`; none of them changes a weight.
 """
 
 from tfdist.diagnostics.auto import Auto

@@ -1,7 +1,8 @@
-"""`--compression=auto`: each gradient travels by the method that takes the least time on this machine and this link.
+"""`--compression=auto`: chooses for each gradient the method that takes the least time on this machine and link.
 
-After the first steps every candidate is timed on every shape without communication, the link is measured, and the sum of
-encoding, latency and bytes is compared. Rank 0 decides for all; the choice takes effect on the same step everywhere.
+After the first steps, every candidate is timed on every shape without communication, the link is measured, and the sums
+of encoding time, latency and transfer time are compared. Rank 0 decides for all processes; the choice takes effect at
+the same step everywhere.
 """
 
 import logging
@@ -18,23 +19,33 @@ from tfdist.diagnostics.timing import median_seconds
 from tfdist.gradients.compression import EXACT, Choice, create
 from tfdist.grammar.rules import parse_rules
 
-CLEARLY = 0.9  # of the time of an exact sum
+CLEARLY = 0.9  # relative to the time of an exact sum
 
 _log = logging.getLogger(__name__)
 
 
 class Cost(NamedTuple):
-    """What one method costs for one gradient: seconds of encoding and decoding, and the messages."""
+    """Cost of one method for one gradient.
+
+    Attributes:
+      codec_seconds: time to encode and decode.
+      calls: collective calls.
+    """
 
     codec_seconds: float
     calls: list[Call]
 
 
 class Auto(Inspection):
-    """Measures once, chooses a method for each gradient, and is done."""
+    """Measures once and chooses a method for each gradient."""
 
     def __init__(self, site: Site, choice: Choice):
-        """Args: choice: when, and among which methods."""
+        """Initializes the inspection.
+
+        Args:
+          site: the run to inspect.
+          choice: when to choose, and the candidates.
+        """
         self._site = site
         self._after = choice.after
         self._candidates = choice.candidates
@@ -59,7 +70,7 @@ class Auto(Inspection):
         return {method: self._cost(method, spec) for method in self._candidates}
 
     def _cost(self, method: str, spec: tf.TensorSpec) -> Cost:
-        """Times a method on random numbers, on this process's replicas at once, as it is in a step."""
+        """Times a method on random numbers, on all local replicas at the same time as in a step."""
         strategy = self._site.steps.strategy
         reducer = create(parse_rules(method)[0].methods)
         states = reducer.state([spec])
@@ -80,13 +91,13 @@ def _seconds(link: Link, cost: Cost, bandwidth: float | None = None) -> float:
 
 
 def fastest(link: Link, costs: Mapping[str, Cost]) -> str:
-    """The method that takes the least time; the exact sum unless another one is faster by more than noise."""
+    """Returns the fastest method; the exact sum unless another one is faster by more than noise."""
     best = min(costs, key=lambda method: _seconds(link, costs[method]))
     return best if _seconds(link, costs[best]) < CLEARLY * _seconds(link, costs[EXACT]) else EXACT
 
 
 def break_even(link: Link, cost: Cost, plain: Cost) -> float | None:
-    """The bandwidth, bytes a second, above which `plain` takes less time than a method; None if it never does."""
+    """Returns the bandwidth, in bytes/s, above which `plain` is faster than a method; None if there is none."""
     saved = link.sent_bytes(plain.calls) - link.sent_bytes(cost.calls)
     extra = cost.codec_seconds - plain.codec_seconds + (len(cost.calls) - len(plain.calls)) * link.latency
     return saved / extra if saved > 0 and extra > 0 else None

@@ -1,4 +1,4 @@
-"""A guard over lossy compression: what a step sends is compared with the exact sum, and given up where it is too far off."""
+"""Measures the error of lossy compression against the exact sum, and disables compression where it is too large."""
 
 import logging
 from collections.abc import Sequence
@@ -15,15 +15,21 @@ _log = logging.getLogger(__name__)
 
 
 class CompressionError(Periodic):
-    """Every so many steps, reduces the compressed gradients both ways; gives up compression where it errs too much.
+    """Periodically reduces the compressed gradients also exactly; disables compression where the error is too large.
 
-    The relative error of a gradient is ||sent - exact|| / ||exact|| of the sums over replicas, of what the step wanted to
-    send: with error feedback that includes what was kept. Where it passes the limit, that gradient is summed exactly
-    from this step on, on all processes; what error feedback had kept goes with the first exact sum.
+    The relative error of a gradient is ||sent - exact|| / ||exact||, of the sums over replicas of what the step was to
+    send: with error feedback this includes the accumulated error. If it exceeds the limit, all processes sum that
+    gradient exactly from this step on; the accumulated error is added to the first exact sum.
     """
 
     def __init__(self, site: Site, every: int, max_error: float):
-        """Args: every: steps between two looks; max_error: the largest relative error, 0 for no limit."""
+        """Initializes the inspection.
+
+        Args:
+          site: the run to inspect.
+          every: steps between measurements.
+          max_error: largest relative error allowed; 0 for no limit.
+        """
         super().__init__(every)
         self._steps = site.steps
         self._max_error = max_error
@@ -33,7 +39,7 @@ class CompressionError(Periodic):
         return BothWays(self._steps.reducer(), self._steps.specs, self._steps.compressed_names())
 
     def look(self, step: int) -> dict[str, float]:
-        """See base class: `compression_error`, `compression_cosine`: the worst of all gradients."""
+        """See base class; `compression_error` and `compression_cosine`, the worst over all gradients."""
         watched, strategy = self._steps.compressed_names(), self._steps.strategy
         if not watched:
             return {}
@@ -44,7 +50,7 @@ class CompressionError(Periodic):
         return {"compression_error": max(found[0]), "compression_cosine": min(found[1])}
 
     def _judge(self, step: int, errors: dict[str, float]) -> None:
-        """All processes have the same errors, so they decide alike."""
+        """Disables compression of gradients beyond the limit; all processes have the same errors, so they agree."""
         far = {name: error for name, error in errors.items() if not error <= self._max_error} if self._max_error else {}
         for name, error in far.items():
             _log.warning(
@@ -55,14 +61,20 @@ class CompressionError(Periodic):
 
 
 class BothWays(Observing):
-    """Reduces with another reducer, and observes how far its sums are from exact ones.
+    """Reduces with another reducer, and measures the error of its sums against exact ones.
 
     Attributes:
-      observed: of the last call: for each watched tensor the relative error and the cosine, scalars.
+      observed: for each watched tensor, the relative error and the cosine of the last call, scalars.
     """
 
     def __init__(self, inner: Reducer, specs: Sequence[tf.TensorSpec], watched: Sequence[str]):
-        """Args: specs: of all tensors; watched: the names of those that are compared."""
+        """Wraps a reducer.
+
+        Args:
+          inner: reducer whose error is measured.
+          specs: specs of all tensors.
+          watched: names of the tensors to compare.
+        """
         super().__init__(inner)
         self._specs = list(specs)
         self._watched = [i for i, spec in enumerate(specs) if spec.name in watched]

@@ -1,4 +1,4 @@
-"""The contract `Inspection`, and what one is given to look at."""
+"""The `Inspection` contract, and the view of a run that inspections get."""
 
 import abc
 from collections.abc import Callable
@@ -8,12 +8,12 @@ from tfdist.step.compiled_steps import Steps
 
 
 class Site(NamedTuple):
-    """One run, as an inspection sees it.
+    """A run, as seen by an inspection.
 
     Attributes:
-      steps: makes trials of a step.
+      steps: compiles trial steps.
       batch_size: rows of a global batch.
-      batch: the rows of the step of this number, for `Strategy.run`; the training's own reading is not disturbed.
+      batch: returns a batch for `Strategy.run` like that of a step number, without advancing the training iterator.
     """
 
     steps: Steps
@@ -22,22 +22,27 @@ class Site(NamedTuple):
 
 
 class Inspection(abc.ABC):
-    """Looks at a run before certain steps. Every process has the same ones, and they look at the same steps."""
+    """Inspects a run before certain steps; every process has the same inspections, at the same steps."""
 
     @abc.abstractmethod
     def next(self, step: int) -> int | None:
-        """The first step, this one or a later one, before which it wants to look; None if it is done."""
+        """Returns the first step, at or after `step`, before which to inspect; None if there is none."""
 
     @abc.abstractmethod
     def look(self, step: int) -> dict[str, float]:
-        """Looks before a step that `next` has named; returns fields for the training records from now on."""
+        """Inspects the run before a step returned by `next`; returns fields for all later training records."""
 
 
 class Periodic(Inspection):
-    """Looks every so many steps."""
+    """Inspects a run every `every` steps."""
 
     def __init__(self, every: int, first: int | None = None):
-        """Args: every: steps between two looks; first: the step of the first one, at most `every`, which it is by default."""
+        """Sets the period.
+
+        Args:
+          every: steps between inspections.
+          first: step of the first inspection, at most `every`, which is also the default.
+        """
         self._every = every
         self._first = every if first is None else first
 

@@ -1,8 +1,8 @@
-"""How long a step waits for its communication, and how long compression takes.
+"""Measures how long a step waits for communication, and how long compression takes.
 
-The same compiled step is timed as it is, and with collectives that send nothing: the difference is the communication that
-no computation hides. Timed once more without compression, the difference is the time in encoders and decoders. The trials
-change no weight, slot or state.
+The same compiled step is timed as it is and with collectives that send nothing: the difference is the communication
+that is not hidden by computation. The difference to a third timing, also without compression, is the time spent in
+encoders and decoders. The trials leave weights, optimizer state and all other state unchanged.
 """
 
 import logging
@@ -18,25 +18,30 @@ from tfdist.diagnostics.contract import Periodic, Site
 from tfdist.diagnostics.timing import REPEATS
 from tfdist.gradients import Bucketed, Sum
 
-MUCH = 0.2  # of a step
-EARLY = 100  # the step of the first look, if others are rarer
-TRIAL_SECONDS = 3600.0  # the others may still compile what this process has compiled
+MUCH = 0.2  # fraction of a step
+EARLY = 100  # step of the first measurement, if the period is longer
+TRIAL_SECONDS = 3600.0  # other processes may still be compiling
 
 _log = logging.getLogger(__name__)
 
 
 class Exposure(Periodic):
-    """Measures exposed communication every so many steps, the first time early in the run."""
+    """Measures exposed communication periodically, the first time early in the run."""
 
     def __init__(self, site: Site, every: int):
-        """Args: every: steps between two looks; the first is before step min(every, 100)."""
+        """Initializes the inspection.
+
+        Args:
+          site: the run to inspect.
+          every: steps between measurements; the first is before step min(every, 100).
+        """
         super().__init__(every, first=min(every, EARLY))
         self._site = site
         self._plan: dict[str, str] | None = None
         self._trials: dict[str, Callable[[Any, tf.Tensor], Any]] = {}
 
     def look(self, step: int) -> dict[str, float]:
-        """See base class: `exposed_communication_seconds`, `codec_seconds`."""
+        """See base class; `exposed_communication_seconds` and `codec_seconds`."""
         times = self._time(self._site.batch(step), tf.constant(step, tf.int64))
         found = {"exposed_communication_seconds": max(0.0, times["real"] - times["unsent"])}
         if "plain" in times:
@@ -44,7 +49,7 @@ class Exposure(Periodic):
         return found
 
     def _time(self, batch: Any, number: tf.Tensor) -> dict[str, float]:
-        """Median seconds of each trial, in alternation; all processes take the same one at the same time."""
+        """Returns the median seconds of each trial; trials alternate, synchronized over all processes."""
         group = self._site.steps.strategy.group
         trials = self._made()
         for trial in trials.values():
@@ -70,7 +75,7 @@ class Exposure(Periodic):
 
 
 def advice(record: Mapping[str, float], compresses: bool) -> str | None:
-    """What to try where communication is exposed for much of a step, in one line; None where it is not."""
+    """Returns a one-line suggestion if communication is exposed for a large part of a step, else None."""
     exposed, step = record.get("exposed_communication_seconds", 0.0), record.get("step_seconds", 0.0)
     if not step or exposed <= MUCH * step:
         return None

@@ -1,4 +1,4 @@
-"""The link between replicas, as the engine's all-reduce sees it: latency and bandwidth, fitted to two sizes."""
+"""Latency and bandwidth of the link between replicas, fitted to all-reduces of two sizes."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ SMALL, LARGE = 4 * 1024, 4 * 1024 * 1024
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """A model of the time that a message takes: latency + bytes sent by each replica / bandwidth.
+    """A model of the time of a message: latency + bytes sent by each replica / bandwidth.
 
     Attributes:
-      latency: seconds.
-      bandwidth: bytes a second that one replica sends.
-      replicas: how many there are.
+      latency: in seconds.
+      bandwidth: bytes per second that one replica sends.
+      replicas: number of replicas.
     """
 
     latency: float
@@ -27,25 +27,25 @@ class Link:
     replicas: int
 
     def seconds(self, calls: Sequence[Call], bandwidth: float | None = None) -> float:
-        """Predicted time of some calls, one after the other, on this link or on one of another bandwidth."""
+        """Returns the predicted time of consecutive calls, on this link or on one of another bandwidth."""
         return len(calls) * self.latency + self.sent_bytes(calls) / (bandwidth or self.bandwidth)
 
     def sent_bytes(self, calls: Sequence[Call]) -> float:
-        """Bytes that one replica sends for some calls, by the costs that the contract of collectives states."""
+        """Returns the bytes that one replica sends for these calls, by the costs stated in `Collectives`."""
         around, to_all = (self.replicas - 1) / self.replicas, self.replicas - 1
         shares = {"all_reduce": 2 * around, "all_gather": to_all, "all_to_all": around, "reduce_scatter": around}
         return sum(call.payload_bytes * shares.get(call.operation, to_all) for call in calls)
 
 
 def measure(strategy: HasCollectives) -> Link:
-    """Times all-reduces of 4 KiB and of 4 MiB; every process calls it."""
+    """Measures the link by all-reduces of 4 KiB and of 4 MiB; every process must call it."""
     times = {size: _seconds(strategy, size) for size in (SMALL, LARGE)}
     sent = 2 * (strategy.replicas - 1) / strategy.replicas * LARGE
     return Link(times[SMALL], sent / max(times[LARGE] - times[SMALL], 1e-6), strategy.replicas)
 
 
 def _seconds(strategy: HasCollectives, size: int) -> float:
-    """Median seconds of one all-reduce."""
+    """Returns the median seconds of one all-reduce."""
 
     def replica_function() -> tf.Tensor:
         data = tf.random.stateless_uniform([size // 4], [0, size])

@@ -1,4 +1,4 @@
-"""What reduction does to a step's gradients, seen from inside, in trials that leave the training as it was."""
+"""Observes the reduction of a step's gradients in trials, which leave the training state unchanged."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,15 +11,19 @@ from tfdist.gradients import Reducer
 
 
 class Observing(Reducer):
-    """Reduces with another reducer, and observes what it does; a subclass has `reduce`.
+    """Base class of reducers that wrap another one and observe it; subclasses implement `reduce`.
 
     Attributes:
-      inner: the other reducer.
-      observed: of the last call: tensors, or tuples of them.
+      inner: the wrapped reducer.
+      observed: tensors, or tuples of tensors, observed in the last call.
     """
 
     def __init__(self, inner: Reducer):
-        """Args: inner: the other reducer."""
+        """Wraps a reducer.
+
+        Args:
+          inner: the reducer.
+        """
         self.inner = inner
         self.keeps_shapes = True
         self.observed: list[Any] = []
@@ -30,16 +34,21 @@ class Observing(Reducer):
 
 
 class ObservingTrial:
-    """A trial of a step with a reducer that observes, made anew when gradients travel by another plan."""
+    """A trial step with an observing reducer; compiled again when the choice of compression methods changes."""
 
     def __init__(self, site: Site, make: Callable[[], Observing]):
-        """Args: make: the reducer for the plan of now."""
+        """Initializes the trial.
+
+        Args:
+          site: the run to inspect.
+          make: creates the reducer for the current compression methods.
+        """
         self._site = site
         self._make = make
         self._plan: dict[str, str] | None = None
 
     def __call__(self, step: int) -> list[Any]:
-        """Returns what is observed in a step: for each entry of `observed` a per-replica value."""
+        """Runs the trial of a step; returns a per-replica value for each entry of `observed`."""
         steps = self._site.steps
         if self._plan != steps.overrides:
             self._plan = dict(steps.overrides)

@@ -1,6 +1,6 @@
-"""Whether all replicas still hold the same values: a flipped bit, a wrong kernel or a mistake makes them drift without a word.
+"""Detects replicas that have diverged: a flipped bit, a faulty kernel or a bug makes them drift silently.
 
-Every copy of every variable that must be alike is hashed on the host; only hashes travel.
+Every copy of every replicated variable is hashed on the host; only hashes are sent.
 """
 
 import hashlib
@@ -23,22 +23,26 @@ from tfdist.process import progress_file
 
 _log = logging.getLogger(__name__)
 
-Copies = dict[
-    str, dict[str, str]
-]  # by variable and block, the hash of each of a process's copies by its device or replica
+Copies = dict[str, dict[str, str]]  # {variable and block: {device or replica: hash}} of this process's copies
 
 
 class ReplicaDivergence(Periodic):
-    """Compares all variables that replicas have alike, every so many steps, and ends the run where they differ."""
+    """Periodically compares all variables that must be equal on all replicas; ends the run if they differ."""
 
     def __init__(self, site: Site, every: int, variables: Callable[[], Mapping[str, tf.Variable]]):
-        """Args: every: steps between two looks; variables: those of now, by name, in the order in which they are compared."""
+        """Initializes the inspection.
+
+        Args:
+          site: the run to inspect.
+          every: steps between checks.
+          variables: returns the current variables by name, in the order in which to compare them.
+        """
         super().__init__(every)
         self._strategy = site.steps.strategy
         self._variables = variables
 
     def look(self, step: int) -> dict[str, float]:
-        """See base class; no fields.
+        """See base class; returns no fields.
 
         Raises:
           DesyncError: on every process, naming the first variable that differs, and where.
@@ -47,7 +51,7 @@ class ReplicaDivergence(Periodic):
         mine = self._hashes(variables)
         whole = hashlib.sha256(repr([sorted(set(copies.values())) for copies in mine.values()]).encode()).hexdigest()
         alike = all(len(set(copies.values())) == 1 for copies in mine.values())
-        # One word of each process is enough, as long as all is well. On a mesh processes may hold different blocks.
+        # One message from each process suffices if nothing differs. On a mesh, processes may hold different blocks.
         said = self._strategy.group.gather("in_sync/whole", [alike, whole], TRIAL_SECONDS)
         if self._strategy.global_view or not all(a and w == whole for a, w in said):
             compare(step, mine, list(variables), self._strategy.group)
@@ -63,13 +67,19 @@ class ReplicaDivergence(Periodic):
 
 
 def compare(step: int, mine: Copies, names: list[str], group: Group) -> None:
-    """Holds all processes' hashes against each other, one variable after the other, so that messages stay small.
+    """Compares the hashes of all processes, one variable at a time to keep messages small.
+
+    Args:
+      step: step before which they are compared, for the message.
+      mine: hashes of this process's copies.
+      names: names of the variables, in the order in which to compare them.
+      group: group of the job's processes.
 
     Raises:
       DesyncError: two copies of a block differ.
     """
     for number, name in enumerate(names):
-        # By the variable's number: Keras counts what a process has made, so that its name may be another one elsewhere.
+        # Variables are matched by number: names contain Keras's counters, which may differ between processes.
         own = {
             at + place: copies
             for (whose, at, place), copies in ((block.partition(" at "), copies) for block, copies in mine.items())
@@ -82,7 +92,8 @@ def compare(step: int, mine: Copies, names: list[str], group: Group) -> None:
                     blocks[block][digest].append(f"{owner} of {name_member(rank)}")
         for block, holders in blocks.items():
             if len(holders) > 1:
-                # A launcher would go on from a checkpoint, which may hold the drift: then all copies are alike, and wrong.
+                # A launcher would restart from a checkpoint, which may already contain the drift: all copies equal, and
+                # wrong.
                 progress_file.forbid_restart()
                 raise DesyncError(_message(step, name + block, sorted(holders.values(), key=len, reverse=True)))
 
@@ -98,16 +109,21 @@ def _message(step: int, block: str, holders: list[list[str]]) -> str:
 
 
 class GradientNorms(Periodic):
-    """Logs the norm of each reduced gradient by rank, every so many steps; all ranks have the same, or reduction is wrong."""
+    """Periodically logs the norm of each reduced gradient by rank; different norms mean that the reduction is wrong."""
 
     def __init__(self, site: Site, every: int):
-        """Args: every: steps between two looks."""
+        """Initializes the inspection.
+
+        Args:
+          site: the run to inspect.
+          every: steps between checks.
+        """
         super().__init__(every)
         self._steps = site.steps
         self._observe = ObservingTrial(site, lambda: Norms(self._steps.reducer()))
 
     def look(self, step: int) -> dict[str, float]:
-        """See base class; no fields."""
+        """See base class; returns no fields."""
         strategy = self._steps.strategy
         mine = [[float(value) for value in strategy.local(norm)] for norm in self._observe(step)]
         everyone = strategy.group.gather("in_sync/norms", mine, TRIAL_SECONDS)
@@ -123,7 +139,7 @@ class Norms(Observing):
     """Reduces with another reducer, and observes the norms of its sums.
 
     Attributes:
-      observed: of the last call: scalars, one for each tensor.
+      observed: a scalar norm for each gradient of the last call.
     """
 
     def reduce(self, tensors: Any, state: Any, collectives: Collectives, *, name: str) -> Reduced:

@@ -1,4 +1,4 @@
-"""How long a replica function takes, by the host's clock."""
+"""Wall-clock timing of replica functions on the host."""
 
 import statistics
 import time
@@ -12,7 +12,7 @@ REPEATS = 5
 
 
 def median_seconds(strategy: HasCollectives, function: Callable[[], tf.Tensor]) -> float:
-    """Compiles a replica function, and returns the median seconds until all local replicas have its result."""
+    """Compiles a replica function and returns the median seconds until all local replicas have its result."""
     once = tf.function(lambda: strategy.run(function), autograph=False)
     seconds = []
     for _ in range(REPEATS + 1):
@@ -20,4 +20,4 @@ def median_seconds(strategy: HasCollectives, function: Callable[[], tf.Tensor]) 
         for value in strategy.local(once()):
             value.numpy()
         seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds[1:])  # the first one compiles
+    return statistics.median(seconds[1:])  # the first call compiles

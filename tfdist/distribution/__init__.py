@@ -1,5 +1,5 @@
-"""The contract `Strategy`, how a strategy is found by name, and the engines that strategies share.
+"""The `Strategy` contract, lookup of strategies by name, and the engines that strategies share.
 
-tf.distribute, DTensor, TensorFlow's servers and Horovod's rendezvous are started here. The strategies themselves are plug-ins,
-in `strategies/` at the top level of the repository, and are imported as `tfdist.strategies`.
+This package starts tf.distribute, DTensor, TensorFlow's servers and Horovod's rendezvous. The strategies themselves are
+plug-ins in the top-level directory `strategies/`, imported as `tfdist.strategies`.
 """

@@ -1,4 +1,4 @@
-"""Values on a mesh of devices: DTensor lays them out, and makes one program for all devices of what is computed with them."""
+"""Tensors and variables on a device mesh: DTensor places them and compiles one SPMD program for all devices."""
 
 import math
 import os
@@ -21,13 +21,13 @@ from tfdist.sharding.mesh import Mesh
 
 
 def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> dtensor.Mesh:
-    """Starts DTensor, on several processes with a server each, and makes its mesh.
+    """Initializes DTensor, with one server per process if there are several, and creates its mesh.
 
     Args:
-      mesh: its axes; the processes have equal parts of it, in the order of their ranks.
-      cluster: this process among the job's.
-      group: of the job's processes.
-      seconds: how long to wait for the other processes' servers.
+      mesh: mesh axes; each process holds an equal part, in the order of ranks.
+      cluster: this process in the job.
+      group: group of the job's processes.
+      seconds: how long to wait for the servers of the other processes.
     """
     local = mesh.size // cluster.size
     axes = list(mesh.axes.items())
@@ -47,43 +47,52 @@ def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> d
 
 
 def sum_together(together: bool) -> None:
-    """Whether the engine makes one message of all sums that do not need each other, for which all have to be there."""
+    """Sets whether DTensor merges independent all-reduces into one message, which then waits for all its inputs."""
     os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "1" if together else "0"
 
 
 class Devices:
-    """The devices of a mesh, and what this process does with those of its own."""
+    """The devices of a mesh, and operations on those that belong to this process."""
 
     def __init__(self, mesh: Mesh, engine: dtensor.Mesh):
-        """Args: mesh: its axes; engine: DTensor's mesh, of these axes."""
+        """Initializes the devices of a mesh.
+
+        Args:
+          mesh: mesh axes.
+          engine: DTensor mesh with the same axes.
+        """
         self.mesh = mesh
         self._engine = engine
 
     def layout(self, layout: Layout) -> dtensor.Layout:
-        """DTensor's form of a layout, without axes of one device, which it refuses beside others in some products."""
+        """Converts a layout to DTensor's.
+
+        Axes of size 1 are dropped, because DTensor rejects them next to other axes in some matrix products.
+        """
         return dtensor.Layout(
             [axis if self.mesh.splits(axis) else dtensor.UNSHARDED for axis in layout.axes], self._engine
         )
 
     def lay(self, value: Any, layout: Layout) -> tf.Tensor:
-        """Puts a value, which every process has whole, on the devices: to each its part."""
+        """Places a value on the devices according to a layout; every process must have the full value."""
         whole = np.asarray(value)
-        # A tensor's slice would keep all of the value in memory.
+        # A view would keep the full value in memory.
         parts = [
             whole[self._part(layout, whole.shape, place)].copy() for place in self._engine.local_device_locations()
         ]
         return dtensor.pack(parts, self.layout(layout))
 
     def copied(self, tensor: tf.Tensor) -> tf.Tensor:
-        """A tensor that a function under trace takes from outside of it, whole on every device."""
+        """Replicates on every device a tensor that a function being traced captures from outside."""
         with tf.init_scope():
             return tensor if dtensor.is_dtensor(tensor) else self.lay(tensor, Layout.whole(tensor.shape.rank))
 
     def relaid(self, value: Any, layout: Layout) -> tf.Tensor:
-        """A tensor or variable of this mesh in another layout, in a compiled function; differentiable.
+        """Returns a tensor or variable of this mesh in another layout, in a compiled function; differentiable.
 
-        DTensor moves an axis between two inner dims of a tensor of four dims wrongly, without a word
-        (tests/traps/dtensor_test.py). Such a tensor goes with its last dims as one, or through one that is split by rows alone.
+        DTensor silently produces wrong values when an axis moves between two inner dims of a tensor of rank 4
+        (tests/traps/dtensor_test.py). Such a tensor is reshaped so that its last dims become one, or goes through a
+        layout that is sharded by rows only.
         """
         value = tf.convert_to_tensor(value)
         rank = len(layout.axes)
@@ -92,28 +101,29 @@ class Devices:
         if any(layout.axes[3:]) or None in value.shape[1:]:
             rows = dtensor.relayout(value, self.layout(Layout((layout.axes[0], *[None] * (rank - 1)))))
             return dtensor.relayout(rows, self.layout(layout))
-        shape = [-1 if size is None else size for size in value.shape]  # rows may be unknown
+        shape = [-1 if size is None else size for size in value.shape]  # the number of rows may be unknown
         merged = tf.reshape(value, [*shape[:2], math.prod(shape[2:])])
         return tf.reshape(dtensor.relayout(merged, self.layout(Layout(layout.axes[:3]))), shape)
 
     def variable(self, value: Any, layout: Layout, name: str, trainable: bool = True) -> tf.Variable:
-        """A variable that begins with a value. Read as an array it is whole; what is assigned to it may be an array, too."""
+        """Creates a variable; reading it as an array returns the full value, and a full array may be assigned to it."""
         made = _Variable(self.lay(value, layout), name=name, trainable=trainable)
         made.devices, made.placed = self, layout
         return made
 
     def whole(self, value: Any) -> tf.Tensor:
-        """An ordinary tensor with all of a value; what is no value of this mesh is returned as it is."""
+        """Returns the full value as an ordinary tensor; values that are not of this mesh are returned unchanged."""
         value = tf.convert_to_tensor(value)
         if not dtensor.is_dtensor(value):
             return value
         if not dtensor.fetch_layout(value).is_fully_replicated():
             value = dtensor.relayout(value, dtensor.Layout.replicated(self._engine, rank=value.shape.rank))
-        keras_internals.wait_for_devices()  # the group's threads must run during a long step, or the process counts as lost
+        # The group's threads must be able to run during a long step, or the process counts as lost.
+        keras_internals.wait_for_devices()
         return dtensor.unpack(value)[0]
 
     def own_blocks(self, variable: "_Variable") -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """Offset and values of the blocks whose first device is one of this process's; nothing is sent."""
+        """Returns the offset and values of each block whose first device belongs to this process; no communication."""
         alike = [axis for axis in self.mesh.axes if axis not in variable.placed.axes]
         return [
             (offset, np.array(part))
@@ -122,7 +132,9 @@ class Devices:
         ]
 
     def copies(self, variable: "_Variable") -> list[tuple[str, tuple[int, ...], np.ndarray]]:
-        """For each device of this process its place, and offset and values of its block; nothing is sent."""
+        """Returns for each device of this process its mesh coordinates and its block's offset and values; no
+        communication.
+        """
         return [
             (",".join(f"{axis}:{number}" for axis, number in place.items()), offset, np.asarray(part))
             for place, offset, part in self._blocks(variable)
@@ -136,7 +148,7 @@ class Devices:
             yield place, tuple(dim.start for dim in dims), part
 
     def assign(self, variable: "_Variable", read: Callable[[tuple[int, ...], tuple[int, ...]], Any]) -> None:
-        """Gives a variable the blocks that `read` returns for their offsets and shapes, each asked for once."""
+        """Assigns to a variable the blocks that `read` returns for their offset and shape; each block is read once."""
         layout, shape, blocks = variable.placed, tuple(variable.shape), {}
         parts = []
         for place in self._engine.local_device_locations():
@@ -148,7 +160,7 @@ class Devices:
         variable.assign(dtensor.pack(parts, self.layout(layout)))
 
     def _part(self, layout: Layout, shape: Sequence[int], place: dict[str, int]) -> tuple[slice, ...]:
-        """Which part of a value lies on the device at a place of the mesh."""
+        """Returns which part of a value is stored on the device at these mesh coordinates."""
         found = []
         for axis, size in zip(layout.axes, shape, strict=True):
             each = size // self.mesh.axes[axis] if axis else size
@@ -158,30 +170,32 @@ class Devices:
 
 
 class _Variable(dtensor.DVariable):
-    """A variable that callbacks can read and set: with several processes, all of them at the same time."""
+    """A variable that callbacks can read and assign; with several processes, all must do so at the same time."""
 
     devices: Devices
     placed: Layout
 
     def numpy(self) -> Any:
-        """All of it."""
+        """Returns the full value."""
         return self.devices.whole(self.read_value()).numpy()
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Takes values of the mesh, and whole ones."""
+        """Assigns a tensor of the mesh, or a full value."""
         if tf.executing_eagerly() and not dtensor.is_dtensor(value):
             value = self.devices.lay(tf.cast(value, self.dtype), self.placed)
         return super().assign(value, *args, **kwargs)
 
 
 def over_rows(shape: tf.TensorShape, axis: str, size: int) -> Layout:
-    """The layout of a tensor whose rows, its first dim, lie over an axis if its size divides them; else it is whole."""
+    """Returns the layout that shards the first dim over an axis if its size divides it, and replicates the tensor
+    otherwise.
+    """
     divides = bool(shape.rank) and shape[0] is not None and shape[0] % size == 0
     return Layout((axis if divides else None, *[None] * (shape.rank - 1)) if shape.rank else ())
 
 
 def refuse_crashes(graph: tf.Graph) -> None:
-    """Raises `InputError` for what ends the process inside DTensor's compiler, or fails there now and then."""
+    """Raises `InputError` for operations that crash DTensor's compiler or make it fail intermittently."""
     for operation in keras_internals.operations_of(graph):
         if operation.type in ("While", "StatelessWhile"):
             raise InputError(
@@ -209,21 +223,29 @@ def _adds_an_axis_to_unnamed_dims(operation: tf.Operation) -> bool:
     new, ellipsis = operation.get_attr("new_axis_mask"), operation.get_attr("ellipsis_mask")
     rank, entries = operation.inputs[0].shape.rank, operation.inputs[1].shape[0]
     named = (entries or 0) - new.bit_count() - ellipsis.bit_count()
-    behind_the_ellipsis = ellipsis and new & -new > ellipsis  # x[..., None] is harmless
+    behind_the_ellipsis = ellipsis and new & -new > ellipsis  # x[..., None] does not crash
     return bool(new) and (rank is None or named < rank) and not behind_the_ellipsis
 
 
 class Batches(Iterator[Any]):
-    """Batches from a data set, laid on the devices: their rows over one axis, where it divides them, else whole."""
+    """Iterates over batches placed on the devices: sharded by rows over one axis if its size divides them, else
+    replicated.
+    """
 
     def __init__(self, dataset: tf.data.Dataset, devices: Devices, axis: str):
-        """Args: dataset: of whole batches, the same on every process; axis: of the mesh."""
+        """Creates the iterator.
+
+        Args:
+          dataset: data set of global batches, the same on every process.
+          devices: devices on which batches are placed.
+          axis: mesh axis over which rows are sharded.
+        """
         self._batches = iter(dataset)
         self._devices = devices
         self._axis = axis
 
     def __next__(self) -> Any:
-        """The next batch, a structure of tensors; numbers of examples stay on the host."""
+        """Returns the next batch, a structure of tensors; the indices of its examples stay on the host."""
         found = next(self._batches)
         if isinstance(found, IndexedBatch):
             return found._replace(batch=tf.nest.map_structure(self._laid, found.batch))

@@ -1,4 +1,4 @@
-"""Starting Horovod, also without horovodrun: rank 0 then serves Horovod's own rendezvous, the group tells where."""
+"""Initializes Horovod. Without horovodrun, rank 0 serves Horovod's rendezvous and the group distributes its address."""
 
 import dataclasses
 import os
@@ -28,9 +28,9 @@ from tfdist.errors import InputError
 CHECK, SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 STALL_SECONDS = 600
 SETTINGS = {
-    # Fusion by time of arrival changes the order of summation from run to run; our buckets are fixed.
+    # Horovod fuses tensors by arrival, which changes the order of summation between runs; our buckets are fixed.
     "HOROVOD_FUSION_THRESHOLD": "0",
-    # Milliseconds between looks at the queue: the default of 1 adds its half to every message, 0.1 busies a third of a core.
+    # Polling interval in ms: half of the default of 1 is added to every message; 0.1 keeps a third of a core busy.
     "HOROVOD_CYCLE_TIME": "0.5",
 }
 
@@ -38,12 +38,12 @@ SETTINGS = {
 def start_horovod(
     cluster: Cluster, join: Callable[[Cluster], Group], *, stall_seconds: int = STALL_SECONDS, **options: Any
 ) -> Group:
-    """Initialises Horovod in this process, with our settings where the environment has none of its own.
+    """Initializes Horovod in this process, with tfdist's settings unless the environment overrides them.
 
     Args:
-      cluster: this process among the job's.
-      join: joins the job's group; called once, when its address is known.
-      stall_seconds: after which Horovod itself ends a call that a rank leaves out.
+      cluster: this process in the job.
+      join: joins the job's group; called once, when the group's address is known.
+      stall_seconds: seconds after which Horovod aborts an operation that a rank does not submit.
       **options: arguments of Horovod's `init`.
 
     Returns:
@@ -54,7 +54,8 @@ def start_horovod(
     if is_placed and not (cluster.coordinator or ADDRESS_VARIABLE in os.environ):
         _init(options)
         return join(_with_coordinator(cluster))
-    group = join(cluster)  # first: it waits for slow ranks as long as it is told, and Gloo for 30 s, and then aborts
+    # Joining comes first: it waits for slow ranks as long as configured, whereas Gloo aborts after 30 s.
+    group = join(cluster)
     if is_placed:
         _init(options)
     else:
@@ -63,10 +64,10 @@ def start_horovod(
 
 
 def start_elastic(**options: Any) -> None:
-    """Initialises Horovod in a process of an elastic job of horovodrun's, for the first time or after a reset.
+    """Initializes Horovod in a process of an elastic horovodrun job, for the first time or after a reset.
 
-    Nothing else is said between the ranks: a process that was there before and one that is new must make the same calls,
-    whatever the number of ranks was when each of them began.
+    There is no other communication between the ranks here: surviving and new processes must make the same calls,
+    whatever the number of ranks was when each of them started.
 
     Args:
       **options: arguments of Horovod's `init`.
@@ -76,16 +77,17 @@ def start_elastic(**options: Any) -> None:
 
 
 def start_through(group: Group, cluster: Cluster, **options: Any) -> None:
-    """Initialises Horovod, for the first time or again: the group tells where rank 0 serves a new rendezvous.
+    """Initializes Horovod, for the first time or again, through a new rendezvous on rank 0.
 
-    One that has served an initialisation has addresses of it, with which the next one would crash.
+    The group distributes its address. A rendezvous is used only once: it still has the addresses of its initialization,
+    with which the next one would crash.
     """
     os.environ.update(serve_and_describe(cluster, group))
     _init(options)
 
 
 def _init(options: dict[str, Any]) -> None:
-    """Initialises Horovod; where it refuses its arguments after it has started, it is ended, so that it can start again."""
+    """Initializes Horovod; if it rejects its arguments after it has started, shuts it down, to allow another start."""
     try:
         hvd.init(**options)
     except BaseException:
@@ -99,17 +101,18 @@ def _set_defaults(stall_seconds: int) -> None:
 
 
 def stall_settings(environment: Mapping[str, str], longest: int = STALL_SECONDS) -> dict[str, str]:
-    """After how many seconds a call that a rank leaves out is warned of, and ends Horovod; by default 60 and `longest`.
+    """Returns Horovod's settings for stalled operations: the seconds to a warning and to a shutdown.
 
-    Horovod asks for the second to be the larger one; where the user says one of them, the other keeps to that.
+    The defaults are 60 and `longest`. Horovod requires the second to be larger; if the user sets only one of them, the
+    other is adapted to it.
     """
-    latest = int(environment.get(SHUTDOWN) or 0) or longest  # 0 is Horovod's word for never
+    latest = int(environment.get(SHUTDOWN) or 0) or longest  # 0 means never in Horovod
     check = int(environment.get(CHECK) or max(1, min(60, latest // 2)))
     return {CHECK: str(check), SHUTDOWN: environment.get(SHUTDOWN) or str(max(longest, 2 * check))}
 
 
 def _with_coordinator(cluster: Cluster) -> Cluster:
-    """Rank 0 chooses a port for the group; Horovod, which is up, carries the address."""
+    """Lets rank 0 choose a port for the group and broadcasts the address through Horovod, which is already running."""
     if cluster.size == 1:
         return cluster
     host = LOOPBACK if cluster.local_size == cluster.size else socket.gethostname()
@@ -122,7 +125,7 @@ def _with_coordinator(cluster: Cluster) -> Cluster:
 def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:
     """Starts the rendezvous on rank 0 and returns the environment with which this process's `hvd.init` finds it.
 
-    Ranks are numbered by host, as Horovod does it; the ranks of a host must be consecutive.
+    As in Horovod, ranks are numbered by host: the ranks of a host must be consecutive.
     """
     hosts = [LOOPBACK] * cluster.size if cluster.local_size == cluster.size else _hosts(cluster, group)
     slots = _slots(hosts)
@@ -145,16 +148,17 @@ def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:
         "HOROVOD_CROSS_SIZE": str(mine.cross_size),
     }
     interface = os.environ.get("HOROVOD_GLOO_IFACE") or network_interface(hosts[cluster.rank])
-    return environment | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})  # else Gloo chooses
+    return environment | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})  # otherwise Gloo chooses
 
 
 def _hosts(cluster: Cluster, group: Group) -> list[str]:
-    """By rank, the address at which the others reach its host.
+    """Returns for each rank the address at which other ranks reach its host.
 
-    Names would not do: those of containers repeat, and a host's own name often stands for its loopback. Whoever reaches rank 0
-    over the loopback is on its host, whose address the others know.
+    Host names do not work: those of containers are not unique, and a host's own name often resolves to its loopback
+    address. A rank that reaches rank 0 over the loopback is on rank 0's host, whose address the other hosts know.
     """
-    served = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()  # where a launcher knows rank 0
+    # The launcher knows rank 0 by this address.
+    served = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
     at = group.broadcast("horovod/at", cluster.coordinator or join_address(served, 1))
     ways = group.gather("horovod/ways", list(_way_to(at)))
     first = next((other for own, other in ways if not is_loopback(own)), LOOPBACK)

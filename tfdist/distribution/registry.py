@@ -1,4 +1,4 @@
-"""From a strategy's name to a strategy that is up: the environment, the group, the engine, in this order."""
+"""Starts a strategy by name: detects the environment, joins the group and starts the engine, in this order."""
 
 import inspect
 import os
@@ -21,18 +21,18 @@ def load_strategy(
     environment: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Strategy:
-    """Starts a strategy; every process of the job calls it, before anything else uses TensorFlow.
+    """Starts a strategy. Call it on every process of the job, before anything else uses TensorFlow.
 
     Args:
-      name: "single", "mirrored", "multiworker", "tpu", "horovod", "mesh", "package.module:Class" or "auto", which asks the
-        environment.
+      name: "single", "mirrored", "multiworker", "tpu", "horovod", "mesh", "package.module:Class", or "auto" to detect
+        it from the environment.
       start_timeout_seconds: how long to wait for the other processes.
-      environment: the environment variables; by default the process's own.
-      **options: the strategy's own, for example `devices=2` for mirrored.
+      environment: environment variables; by default those of the process.
+      **options: options of the strategy, for example `devices=2` for mirrored.
 
     Raises:
-      InputError: the name, an option or the environment is wrong.
-      PeerLostError: a process did not come.
+      InputError: the name, an option or the environment is invalid.
+      PeerLostError: a process did not join in time.
     """
     variables = os.environ if environment is None else environment
     detection = detect(variables, name, options.get("devices", 0) or 1)
@@ -50,11 +50,12 @@ def start(
 
     Args:
       detection: the strategy and the cluster.
-      start_timeout_seconds: how long to wait for the other processes; given to a constructor that takes it, too.
-      environment: the environment variables.
-      options: the strategy's own.
-      joined: called when the group is up and the engine is not yet, which may wait for ever for a process that is lost
-        meanwhile.
+      start_timeout_seconds: how long to wait for the other processes; also passed to the strategy's constructor if it
+        has this parameter.
+      environment: environment variables.
+      options: options of the strategy.
+      joined: called after the group is joined and before the engine starts, since the engine may wait forever for a
+        process that has been lost by then.
     """
 
     def join_group(cluster: Cluster) -> Group:
@@ -70,5 +71,5 @@ def start(
 
 
 def started() -> list[Strategy]:
-    """The strategies that were started in this process and are still in use, in order."""
+    """Returns the strategies that were started in this process and are still in use, in order."""
     return [strategy for found in _started if (strategy := found()) is not None]

@@ -1,7 +1,7 @@
-"""The contract `Strategy`: where a step runs. And how one is found by name.
+"""The `Strategy` contract: where and how a step runs; and creation of strategies by name.
 
-The trainer composes these methods and knows nothing else of a strategy. What only some strategies can do is a small
-interface of its own, beside this one.
+The trainer composes these methods and knows nothing else about a strategy. What only some strategies can do is a
+separate small interface.
 """
 
 import abc
@@ -25,21 +25,21 @@ from tfdist.errors import InputError
 from tfdist.grammar.spec import load_object, nearest
 from tfdist.sharding.dim_names import Dims
 
-Read = Callable[[tuple[int, ...], tuple[int, ...]], np.ndarray]  # of an offset and a shape: that block of a saved value
+Read = Callable[[tuple[int, ...], tuple[int, ...]], np.ndarray]  # (offset, shape) -> that block of a saved value
 
 NAMES = ("single", "mirrored", "multiworker", "tpu", "horovod", "mesh")
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """State that a part of the step wants kept from step to step.
+    """A variable that a part of the step needs from step to step.
 
     Attributes:
-      name: unique in the run, stable over runs.
+      name: unique within a run, and the same in every run.
       shape: static shape.
       dtype: element type.
-      per_replica: whether each replica has a value of its own, or all the same one.
-      initial: what it starts with, a number or an array of its shape; the same on every replica.
+      per_replica: whether each replica has its own value; otherwise all replicas have the same.
+      initial: initial value, a number or an array of `shape`; the same on every replica.
     """
 
     name: str
@@ -50,18 +50,18 @@ class State:
 
 
 class Strategy(abc.ABC):
-    """Runs replica functions on the replicas of a job, of which this process holds `local_replicas`.
+    """Runs replica functions on the replicas of a job; this process hosts `local_replicas`.
 
     Attributes:
       name: as in `--strategy`.
-      cluster: this process among the job's processes.
-      group: the control plane of the job's processes.
-      replicas: how many replicas the job has.
-      local_replicas: the numbers of this process's replicas, in order.
-      compiles_replicas: whether XLA compiles what replicas run: shapes are static, so that every replica must get the same
-        number of rows, and there is no clock.
-      global_view: whether a replica function's tensors are whole ones, which the engine splits over devices and sends as it
-        sees fit: there is one replica, nothing to reduce, and the host calls each step.
+      cluster: this process in the job.
+      group: control plane of the job's processes.
+      replicas: number of replicas in the job.
+      local_replicas: indices of this process's replicas, in order.
+      compiles_replicas: whether replica functions are compiled by XLA: shapes are static, so every replica must get the
+        same number of rows, and there is no clock.
+      global_view: whether a replica function sees global tensors, which the engine shards over devices and communicates
+        as needed: there is one replica, nothing to reduce, and each step is called from the host.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Strategy(abc.ABC):
 
     @property
     def batch_parts(self) -> int:
-        """In how many parts a batch is computed: one for each replica, or as many as a mesh splits its rows into."""
+        """Number of parts into which a batch is split: one per replica, or the number of row shards on a mesh."""
         return self.replicas
 
     @property
@@ -84,16 +84,16 @@ class Strategy(abc.ABC):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator["Strategy"]:
-        """Variables born inside are placed for this strategy; it is `tfdist.current_strategy()` inside."""
+        """Context in which variables are placed for this strategy and it is `tfdist.current_strategy()`."""
         with self.in_use(), self._placement():
             yield self
 
     def in_use(self) -> contextlib.AbstractContextManager:
-        """It is `tfdist.current_strategy()` inside; variables are placed where TensorFlow places them."""
+        """Context in which this is `tfdist.current_strategy()`; variables are placed where TensorFlow places them."""
         return _in_use(self)
 
     def _placement(self) -> contextlib.AbstractContextManager:
-        """The engine's own scope; by default variables are placed where TensorFlow places them."""
+        """Returns the engine's own scope; by default variables are placed where TensorFlow places them."""
         return contextlib.nullcontext()
 
     @abc.abstractmethod
@@ -101,19 +101,19 @@ class Strategy(abc.ABC):
         """Runs a replica function on every local replica, in step with the other processes.
 
         Args:
-          function: takes one replica's arguments, returns a structure of tensors.
-          *args: structures, of which what `run` or `distribute` returned is given to each replica as its own part.
+          function: takes the arguments of one replica and returns a structure of tensors.
+          *args: structures; of values returned by `run` or `distribute`, each replica gets its own part.
 
         Returns:
-          The structure that the function returns, its tensors in the engine's form for per-replica values.
+          The structure returned by the function, with tensors in the engine's per-replica form.
         """
 
     @abc.abstractmethod
     def local(self, value: Any) -> list[Any]:
-        """This process's replicas' values of a per-replica tensor or variable, in the order of `local_replicas`."""
+        """Returns this process's values of a per-replica tensor or variable, in the order of `local_replicas`."""
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """What `run` takes apart: the structures of this process's replicas, in the order of `local_replicas`."""
+        """Inverse of `local`: combines the structures of this process's replicas into an argument for `run`."""
         [value] = values
         return value
 
@@ -122,8 +122,8 @@ class Strategy(abc.ABC):
         """Returns an iterator over per-replica elements for `run`, usable inside `tf.function` with `next`.
 
         Args:
-          make_dataset: given this process's replicas and the number of all replicas, returns the data set whose
-            successive elements belong to the successive local replicas, round and round.
+          make_dataset: called with the indices of this process's replicas and the number of all replicas; returns a
+            data set whose successive elements belong to the local replicas in turn.
         """
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,69 +133,70 @@ class Strategy(abc.ABC):
     def gradients(
         self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
     ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
-        """The first half of a step, inside a replica function: forward and backward.
+        """Runs the forward and backward pass: the first half of a step, inside a replica function.
 
         Args:
-          loss_fn: of one replica's batch; returns the scalar to differentiate and anything else.
-          variables: the variables to differentiate by.
-          *batch: loss_fn's arguments.
+          loss_fn: called with the replica's batch; returns the scalar to differentiate and anything else.
+          variables: variables with respect to which to differentiate.
+          *batch: arguments of `loss_fn`.
 
         Returns:
-          This replica's gradients, in the order of the variables (None where the loss does not depend on one), the
-          loss, and the rest of what loss_fn returned.
+          This replica's gradients, in the order of the variables (None where the loss does not depend on the variable),
+          the loss, and whatever else `loss_fn` returned.
         """
         with tf.GradientTape() as tape:
             loss, rest = loss_fn(*batch)
         return tape.gradient(loss, [variable.value for variable in variables]), loss, rest
 
     def computing(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
-        """Inside, in a replica function, the variables are as a forward pass without gradients needs them."""
+        """Context, in a replica function, in which variables are as a forward pass without gradients needs them."""
         return contextlib.nullcontext()
 
     def computed_from(self, variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """What a layer computes with, differentiable by what is held of a variable between layers; by default the same.
+        """Returns the value that a layer computes with, differentiable w.r.t. the stored one; by default the same.
 
         Args:
-          variable: of the layer.
-          held: its value as it is held.
-          inputs: of the layer; the result need not be there before them.
+          variable: variable of the layer.
+          held: its value as it is stored between layers.
+          inputs: inputs of the layer; the result is not needed before they are available.
         """
         return held
 
     def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
-        """A tensor of a model in the layout that its dims have; `name` is for messages. See `tfdist.constrain`."""
+        """Returns a tensor of a model in the layout of its dims; `name` is for messages. See `tfdist.constrain`."""
         return x
 
     def by_rows(self, tensors: Any) -> Any:
-        """A model's outputs as losses and metrics get them, or the rows of a micro-step; inside a replica function."""
+        """Lays out model outputs for losses and metrics, or the rows of a micro-step; inside a replica function."""
         return tensors
 
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """The second half of a step, inside a replica function: the optimizer's update with whole gradients."""
+        """Runs the optimizer's update with reduced gradients: the second half of a step, inside a replica function."""
         optimizer.apply(list(gradients), list(variables))
 
     def allocate(self, states: Sequence[State]) -> list[tf.Variable]:
-        """Creates variables for state that others describe; call it once for each name, under no scope."""
+        """Creates the variables for these states; call it once per name, outside of any scope."""
         with self.scope():
             return [_variable(state) for state in states]
 
     def synchronize(self, variables: Sequence[tf.Variable]) -> None:
-        """Makes the variables equal to the first replica's on every replica; engines that do so at birth need not."""
+        """Copies the first replica's values to every replica; a no-op where the engine does so on variable creation."""
 
     def send_from_first(self, variables: Sequence[keras.Variable]) -> None:
-        """Gives placed variables the values of the first replica, on every replica; every process calls it."""
+        """Copies the first replica's values of placed variables to every replica; every process must call it."""
         self.synchronize(variables)
 
     def written(self, variable: tf.Variable, per_replica: bool) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """What this process saves of a variable: copies on the host, each with its offset in what is saved.
+        """Returns what this process saves of a variable: copies on the host, each with its offset in the saved array.
 
-        Nothing is sent. The blocks of all processes are all of the variable, and no two of them overlap.
+        There is no communication. The blocks of all processes cover the variable without overlap.
 
         Args:
-          variable: TensorFlow's, of this strategy.
-          per_replica: whether each replica has a value of its own; what is saved then has a first dim of all replicas.
+          variable: TensorFlow variable of this strategy.
+          per_replica: whether each replica has its own value; the saved array then has an additional first dim over all
+            replicas.
         """
         values = [_copied(value) for value in self.local(variable)]
         if per_replica:
@@ -206,21 +207,21 @@ class Strategy(abc.ABC):
         return [((0,) * values[0].ndim, values[0])] if self.is_chief else []
 
     def copies(self, variable: tf.Variable) -> list[tuple[str, tuple[int, ...], np.ndarray]]:
-        """All copies of a variable, or of its blocks, on this process's devices: whose it is, the offset, the values.
+        """Returns all copies of a variable, or of its blocks, on this process's devices: (owner, offset, values).
 
-        Those of all processes with one offset must be equal, where replicas have the variable alike.
+        If replicas hold the same value, the copies of all processes with the same offset must be equal.
         """
         zeros = (0,) * len(variable.shape)
         own = zip(self.local_replicas, self.local(variable), strict=True)
         return [(f"replica {replica}", zeros, np.asarray(value)) for replica, value in own]
 
     def assign(self, variable: tf.Variable, per_replica: bool, read: Read) -> None:
-        """Gives a variable the value that was saved, on this process's devices.
+        """Assigns a saved value to a variable on this process's devices.
 
         Args:
-          variable: TensorFlow's, of this strategy.
+          variable: TensorFlow variable of this strategy.
           per_replica: as for `written`.
-          read: asked for the blocks that this process needs.
+          read: called for the blocks that this process needs.
         """
         shape = tuple(variable.shape)
         if not per_replica:
@@ -230,36 +231,43 @@ class Strategy(abc.ABC):
             own.assign(read((replica, *(0,) * len(shape)), (1, *shape))[0])
 
     def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
-        """Places variables that were created outside of the scope as if they had been created inside; they keep their values.
+        """Places variables created outside of the scope as if they had been created inside; their values are kept.
 
-        Every process calls it, with the same variables.
+        Every process must call it, with the same variables.
 
         Args:
-          variables: of models and optimizers.
-          optimizers: that have some of them, or update some.
+          variables: variables of models and optimizers.
+          optimizers: optimizers that own or update any of them.
         """
 
     def as_one_device(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
-        """Inside, outside of replica functions, variables are those of one device; each has all that was assigned when it ends.
+        """Context, outside of replica functions, in which variables behave as on one device.
 
-        For code that trains by itself beside `fit`: every replica has what this process's first one has got.
+        For code that trains beside `fit`: on exit, every replica of this process gets the values of its first one.
+
+        Args:
+          variables: the variables that the code uses.
         """
         return contextlib.nullcontext()
 
     def owns(self, variable: keras.Variable) -> bool:
-        """Whether a variable was born in this strategy's scope, as far as that makes a difference."""
+        """Returns whether a variable was created in this strategy's scope, if that makes a difference."""
         return True
 
     def whole(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
-        """Inside, the variables read as whole ones on the host, to be saved; every process calls it."""
+        """Context in which the full variables can be read on the host, to save them; every process must enter it."""
         return contextlib.nullcontext()
 
     def close(self) -> None:
-        """Gives back what the strategy holds outside this process's memory; the group is left by who joined it."""
+        """Releases resources outside of this process's memory; whoever joined the group leaves it."""
 
 
 class HasCollectives(Strategy):
-    """A strategy whose replicas speak to each other through `Collectives`, inside `run`."""
+    """A strategy whose replicas communicate through `Collectives`, inside `run`.
+
+    Attributes:
+      collectives: collectives of the replicas.
+    """
 
     collectives: Collectives
 
@@ -279,14 +287,15 @@ class HasCollectives(Strategy):
 
 
 def _copied(value: Any) -> np.ndarray:
-    """On the host, and nobody else's: TensorFlow copies a variable that it shows, and lends a tensor's own memory."""
+    """Copies a value to the host; TensorFlow copies a variable when it is read, but shares the memory of a tensor."""
     found = np.asarray(value)
     return found if found.flags.owndata else found.copy()
 
 
 def _variable(state: State) -> tf.Variable:
     kind: dict[str, Any] = {}
-    if state.per_replica:  # the default would be a mirrored variable that silently drifts
+    # By default the variable would be mirrored, and its copies would diverge silently.
+    if state.per_replica:
         kind = {
             "synchronization": tf.VariableSynchronization.ON_READ,
             "aggregation": tf.VariableAggregation.NONE,
@@ -299,7 +308,7 @@ _in_replica: contextvars.ContextVar[bool] = contextvars.ContextVar("in a replica
 
 
 def in_replica_function() -> bool:
-    """Whether a replica function of some strategy is under way in this thread."""
+    """Returns whether this thread is inside a replica function of any strategy."""
     return _in_replica.get()
 
 
@@ -316,12 +325,16 @@ def _in_use(strategy: Strategy) -> Iterator[None]:
 
 
 def strategy_in_use() -> Strategy | None:
-    """The strategy whose `scope()` is open, or one of whose replica functions this is; None for none."""
+    """Returns the strategy whose scope is open or whose replica function is running; None if there is none."""
     return _current.get()
 
 
 def current_strategy() -> Strategy:
-    """Returns the strategy whose `scope()` is open, or one of whose replica functions this is."""
+    """Returns the strategy whose scope is open or whose replica function is running.
+
+    Raises:
+      InputError: there is none.
+    """
     strategy = strategy_in_use()
     if strategy is None:
         raise InputError(
@@ -331,7 +344,14 @@ def current_strategy() -> Strategy:
 
 
 def strategy_class(name: str) -> type[Strategy]:
-    """Returns the class of a strategy: one of `NAMES`, or a third party's as `package.module:Class`."""
+    """Returns the class of a strategy.
+
+    Args:
+      name: one of `NAMES`, or `package.module:Class`.
+
+    Raises:
+      InputError: there is no such strategy.
+    """
     if ":" in name:
         found = load_object(name)
         if not (isinstance(found, type) and issubclass(found, Strategy)):
@@ -357,12 +377,12 @@ def create(
 
     Args:
       name: see `strategy_class`.
-      cluster: this process among the job's.
+      cluster: this process in the job.
       join: joins the job's group; called once, when the strategy knows the group's address.
       options: keyword arguments of the strategy's constructor.
 
     Raises:
-      InputError: the strategy has no such option, or cannot be had here.
+      InputError: the strategy has no such option, or is not available here.
     """
     chosen = strategy_class(name)
     known = [p for p in inspect.signature(chosen).parameters if p not in ("cluster", "join")]

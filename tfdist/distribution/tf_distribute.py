@@ -1,4 +1,4 @@
-"""A `Strategy` on any strategy of tf.distribute: mirrored, multiworker and TPU are this class with another engine."""
+"""A `Strategy` on top of tf.distribute; mirrored, multiworker and TPU are this class with different engines."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from tfdist.errors import InputError
 
 
 class TensorFlowStrategy(HasCollectives):
-    """Runs replica functions with an engine of tf.distribute, which mirrors the variables born in its scope."""
+    """Runs replica functions with a tf.distribute engine, which mirrors the variables created in its scope."""
 
     def __init__(
         self,
@@ -30,7 +30,15 @@ class TensorFlowStrategy(HasCollectives):
         group: Group,
         options: tf.distribute.experimental.CommunicationOptions | None = None,
     ):
-        """Args: name: as in `--strategy`; engine: of tf.distribute; options: passed to the engine's collectives."""
+        """Wraps an engine.
+
+        Args:
+          name: as in `--strategy`.
+          engine: tf.distribute strategy.
+          cluster: this process in the job.
+          group: group of the job's processes.
+          options: communication options for the engine's collectives.
+        """
         self.name = name
         self.engine = engine
         self.cluster = cluster
@@ -39,7 +47,7 @@ class TensorFlowStrategy(HasCollectives):
         local = self.replicas // cluster.size
         self.local_replicas = range(cluster.rank * local, (cluster.rank + 1) * local)
         self.collectives = ReplicaContextCollectives(self.replicas, options)
-        self._adopted: dict[str, str] = {}  # what optimizers know variables by, since they were adopted
+        self._adopted: dict[str, str] = {}  # old to new optimizer key of each adopted variable
 
     def _placement(self) -> contextlib.AbstractContextManager:
         """See base class."""
@@ -75,12 +83,12 @@ class TensorFlowStrategy(HasCollectives):
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
-        """See base class; the optimizer must not sum over replicas what is whole already."""
+        """See base class; disables the optimizer's own sum over replicas, because the gradients are already reduced."""
         keras_internals.switch_off_second_sum(optimizer)
         super().apply(optimizer, gradients, variables)
 
     def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
-        """See base class; TensorFlow's variables are created again, so that a function that was traced before has other ones.
+        """See base class; recreates the TensorFlow variables, so functions traced before still refer to the old ones.
 
         Raises:
           InputError: a variable belongs to another strategy.
@@ -132,7 +140,7 @@ class TensorFlowStrategy(HasCollectives):
             return iter(self.engine.distribute_datasets_from_function(lambda _: dataset))
 
 
-_of_engines: dict[tf.distribute.Strategy, TensorFlowStrategy] = {}  # the job's group is joined once
+_of_engines: dict[tf.distribute.Strategy, TensorFlowStrategy] = {}  # one each: the job's group is joined only once
 
 
 def adopted(
@@ -140,15 +148,15 @@ def adopted(
     start_timeout_seconds: float = 120.0,
     environment: Mapping[str, str] = os.environ,
 ) -> TensorFlowStrategy:
-    """A `Strategy` on an engine of tf.distribute that a program has made by itself; the same one for the same engine.
+    """Returns a `Strategy` on a tf.distribute engine that the program has created; the same one on every call.
 
     Args:
       engine: a `MirroredStrategy`, `OneDeviceStrategy` or `MultiWorkerMirroredStrategy`.
       start_timeout_seconds: how long to wait for the other processes.
-      environment: says, for several workers, who this process is, as it did to the engine.
+      environment: environment variables that identify this process among several workers, as they did for the engine.
 
     Raises:
-      InputError: the engine is none of these.
+      InputError: the engine is of another class.
     """
     if engine in _of_engines:
         return _of_engines[engine]

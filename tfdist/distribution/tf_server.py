@@ -1,4 +1,4 @@
-"""TensorFlow's servers, one a process of the job: their addresses, and that all come up in time."""
+"""TensorFlow servers, one per process of the job: their addresses and their start."""
 
 import contextlib
 import dataclasses
@@ -17,26 +17,31 @@ from tfdist.errors.exit_codes import sigterm_ends
 
 @contextlib.contextmanager
 def starting(group: Group, processes: int, seconds: float) -> Iterator[None]:
-    """Inside, this process's server is started, which waits for the others' in a call that nothing interrupts.
+    """Context in which this process's server is started, which waits uninterruptibly for the other servers.
+
+    Args:
+      group: group of the job's processes.
+      processes: number of processes.
+      seconds: how long to wait.
 
     Raises:
-      PeerLostError: not all came up in so many seconds.
+      PeerLostError: not all servers were up in time.
     """
     keras_internals.limit_start_of_workers(processes, seconds)
     try:
         with sigterm_ends():
             yield
     except tf.errors.DeadlineExceededError as error:
-        loss = group.lost(NEWS_SECONDS)  # no thread could hear of it meanwhile
+        loss = group.lost(NEWS_SECONDS)  # no other thread could run meanwhile
         late = f"Not every rank's TensorFlow server was up within {seconds:g} s"
         raise PeerLostError(f"{loss or late}.") from error
 
 
 def with_addresses(cluster: Cluster, group: Group) -> Cluster:
-    """Checks that this process's port is free, or chooses one and tells the others where the environment names none."""
+    """Checks that this process's port is free; if the environment has no addresses, chooses and exchanges them."""
     if cluster.addresses:
         _check_free(cluster.addresses[cluster.rank])
-        # The engine would wait to its deadline, and nothing could interrupt it, for a process that has found its port taken.
+        # Without it, the engine would wait, uninterruptibly and until its deadline, for a process whose port is taken.
         group.barrier("servers/ports")
         return cluster
     host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()

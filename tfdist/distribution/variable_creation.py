@@ -1,4 +1,4 @@
-"""Variables that several processes make together: each is the same one on all of them, or the first that is not is named."""
+"""Variables that several processes create together: checks that all create the same, and names the first difference."""
 
 import re
 from collections.abc import Callable
@@ -11,24 +11,32 @@ from tfdist.coordination.timeouts import long_timeout
 
 
 class VariableCreation:
-    """Makes all ranks agree on each variable before it is made, for an engine that then sends rank 0's value to the others.
+    """Makes all ranks agree on each variable before it is created, for an engine that then broadcasts rank 0's value.
 
-    Between different shapes that would fail without the variable's name, and a rank that makes one more would wait for ever.
-    One small message of the group a variable.
+    Otherwise a broadcast between different shapes would fail without naming the variable, and a rank that creates an
+    additional variable would wait forever. Costs one small message of the group per variable.
     """
 
     def __init__(self, group: Group):
-        """Args: group: of all ranks."""
+        """Starts to count variables.
+
+        Args:
+          group: group of all ranks.
+        """
         self._group = group
         self._count = 0
-        self._agreeing = False  # scopes may stand in one another
+        self._agreeing = False  # scopes may be nested
 
     def agree(self, next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
-        """For `tf.variable_creator_scope`.
+        """Creates a variable after all ranks have agreed on it; for `tf.variable_creator_scope`.
+
+        Args:
+          next_creator: creates the variable.
+          **arguments: arguments of `next_creator`.
 
         Raises:
-          InputError: another rank makes another variable.
-          PeerLostError: another rank makes none.
+          InputError: another rank creates a different variable.
+          PeerLostError: another rank creates none.
         """
         if self._agreeing:
             return next_creator(**arguments)
@@ -48,5 +56,5 @@ class VariableCreation:
 
 
 def without_numbers(name: str) -> str:
-    """A name without the numbers by which Keras counts what a process has made, which may be more here than there."""
+    """Removes from a name the counters that Keras appends, which may differ between processes."""
     return re.sub(r"_\d+(?=/|_|$)", "", name)

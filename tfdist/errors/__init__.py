@@ -1,6 +1,6 @@
-"""The errors that tfdist raises, the exit codes of its commands, and what the exceptions of engines mean for a run.
+"""The errors raised by tfdist, the exit codes of its commands, and the interpretation of engines' exceptions.
 
-Every error a user can cause is defined here. How an error is printed is decided in `tfdist.cli.command`.
+Every error that a user can cause is defined here. `tfdist.cli.command` decides how errors are printed.
 """
 
 from tfdist.errors.exceptions import (

@@ -1,4 +1,4 @@
-"""What TensorFlow's and Horovod's exceptions mean for a run, told from their class names: nothing imports an engine."""
+"""Interprets exceptions of TensorFlow and Horovod by their class names, without importing an engine."""
 
 import math
 import re
@@ -27,21 +27,21 @@ _LONGEST_CAUSE = 300
 
 
 def is_engine_error(error: BaseException) -> bool:
-    """Whether an engine raised it for something that happened outside the program: what a lost peer looks like."""
+    """Returns whether an engine raised the error for an external reason, which may be a lost peer."""
     return not _ENGINE.isdisjoint(_class_names(error))
 
 
 def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
-    """Returns one line about an allocation that failed, or None for any other error.
+    """Returns a one-line error about a failed allocation, or None for any other error.
 
     Args:
-      error: its notes (`BaseException.add_note`), such as the step, become part of the line.
+      error: the error; its notes (`BaseException.add_note`), such as the step, become part of the line.
     """
     found = _behind(error)
     if found is None:
         return None
     notes = ", ".join(getattr(error, "__notes__", ()))
-    text = re.sub(r"\{\{[^}]*\}\} ?", "", one_line(str(found)))  # TensorFlow's mark of the place in a graph
+    text = re.sub(r"\{\{[^}]*\}\} ?", "", one_line(str(found)))  # TensorFlow's graph location
     size = _asked_for(text)
     cause = f"{type(found).__name__}: {text}"
     lack = OutOfMemoryError(
@@ -53,7 +53,7 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
 
 
 def layout_refused(error: BaseException) -> InputError | None:
-    """Returns one line about a model that DTensor cannot compile in its layout, or None for any other error."""
+    """Returns a one-line error about a model that DTensor cannot compile in its layout, or None for any other error."""
     text = str(error)
     if "was expecting a DTensor" in text:
         return InputError(
@@ -71,12 +71,12 @@ def layout_refused(error: BaseException) -> InputError | None:
 
 
 def one_line(text: str) -> str:
-    """Returns the text with its lines joined, and without the terminal's colours."""
+    """Returns the text with its lines joined, and without terminal colors."""
     return re.sub(r"\s*[\r\n]\s*", " ", re.sub(r"\x1b\[[0-9;]*m", "", text).strip())
 
 
 def _behind(error: BaseException | None) -> BaseException | None:
-    """The lack of memory that an error is or was raised in the handling of: Keras wraps what building a model raised."""
+    """Returns the out-of-memory error in the chain of causes, or None; Keras wraps errors in building a model."""
     while (
         error is not None and not isinstance(error, MemoryError) and "ResourceExhaustedError" not in _class_names(error)
     ):
@@ -89,7 +89,7 @@ def _class_names(error: BaseException) -> set[str]:
 
 
 def _asked_for(text: str) -> str:
-    """How much memory an allocator's message says was wanted, as `3.7 GiB`; empty if it does not say."""
+    """Returns the requested size according to an allocator's message, such as `3.7 GiB`; empty if unknown."""
     if found := _READY.search(text):
         return found[1]
     if (found := _TENSOR.search(text)) and found[2] in _ITEM_BYTES:

@@ -1,7 +1,7 @@
-"""Exit codes and the errors that carry them.
+"""Exit codes, and the errors that have them.
 
-Every command ends with one of these codes; every error that a user can cause is one of these classes, so that a command
-prints its message as one line and leaves with the right code.
+Every command exits with one of these codes. Every error that a user can cause is one of these classes, so that a
+command prints its message as one line and exits with the right code.
 """
 
 import enum
@@ -9,7 +9,7 @@ import os
 
 
 class ExitCode(enum.IntEnum):
-    """What the end of a tfdist process means; the same for every command and every rank."""
+    """Exit code of a tfdist process, with the same meaning for every command and every rank."""
 
     DONE = 0
     FAILED = 1  # an unexpected error, or `verify` found a difference
@@ -18,17 +18,17 @@ class ExitCode(enum.IntEnum):
     STALLED = 4
     PEER_LOST = 5
     OUT_OF_MEMORY = 6
-    PREEMPTED = 75  # EX_TEMPFAIL: run me again
+    PREEMPTED = 75  # EX_TEMPFAIL: to be restarted
 
 
 class TfdistError(Exception):
-    """An error whose message says what happened, in one line, to the person who started the run."""
+    """An error with a one-line message for the user."""
 
     exit_code = ExitCode.FAILED
 
 
 class InputError(TfdistError, ValueError):
-    """A flag, an environment variable, a file or an argument is wrong: the rule, what was received, the remedy."""
+    """A flag, environment variable, file or argument is invalid; the message has the rule, value and remedy."""
 
     exit_code = ExitCode.BAD_INPUT
 
@@ -40,7 +40,7 @@ class NotFiniteError(TfdistError):
 
 
 class PeerLostError(TfdistError):
-    """Another rank of the job died, or did not come, or did not answer in time."""
+    """Another rank of the job failed, did not join, or did not answer in time."""
 
     exit_code = ExitCode.PEER_LOST
 
@@ -52,24 +52,24 @@ class OutOfMemoryError(TfdistError):
 
 
 class CheckpointError(TfdistError):
-    """A checkpoint could not be written or read; those that are there already are as they were."""
+    """A checkpoint could not be written or read; existing ones are unchanged."""
 
 
 class WriteError(TfdistError):
-    """A file that a run writes as it goes could not be written: its disk is full, or does not answer."""
+    """An output file of a run could not be written, because its disk is full or does not answer."""
 
 
 class Damaged(CheckpointError):
-    """A checkpoint is not as it was written.
+    """A checkpoint is corrupted.
 
     Attributes:
-      path: the checkpoint, or the file of it.
-      problem: what is wrong, in a few words.
+      path: the checkpoint, or the file in it.
+      problem: short description.
     """
 
     def __init__(self, path: str | os.PathLike[str], problem: str):
-        """Args: as the attributes."""
-        problem = " ".join(problem.split())[:300]  # what a damaged file says of itself may have any length
+        """Initializes with the attributes `path` and `problem`."""
+        problem = " ".join(problem.split())[:300]  # a message from a corrupted file may have any length
         super().__init__(
             f"A checkpoint must be as it was written. Received: {os.fspath(path)}: {problem}. "
             "Continue from another one, or bring this one back from a copy."
@@ -79,10 +79,10 @@ class Damaged(CheckpointError):
 
 
 class DesyncError(TfdistError):
-    """Replicas that must hold the same values do not."""
+    """Replicas that must have the same values do not."""
 
 
 class Preempted(TfdistError):
-    """All ranks have stopped at an agreed step and saved, because somebody asked this run to end: run it again."""
+    """All ranks were asked to end, and have stopped at an agreed step and saved; the run should be restarted."""
 
     exit_code = ExitCode.PREEMPTED

@@ -1,4 +1,4 @@
-"""What an exit code says, in words: for the lines that tell how a process ended."""
+"""Descriptions of exit codes."""
 
 import contextlib
 import signal
@@ -17,7 +17,7 @@ MEANINGS = {
     ExitCode.OUT_OF_MEMORY: "out of memory",
     ExitCode.PREEMPTED: "preempted",
 }
-SIGNALLED = 128  # a shell's way: 128 + the number of the signal that ended the process
+SIGNALLED = 128  # as in a shell: 128 + number of the signal that ended the process
 
 
 def describe(code: int) -> str:
@@ -33,7 +33,7 @@ def describe(code: int) -> str:
 
 
 def of_error(error: BaseException) -> str:
-    """Returns how an exception ends a run: `loss not finite`, `interrupted`, or `failed`; not what it says itself."""
+    """Returns the kind of an error, not its message: `loss not finite`, `interrupted`, or `failed`."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     return MEANINGS[error.exit_code if isinstance(error, TfdistError) else ExitCode.FAILED]
@@ -41,9 +41,9 @@ def of_error(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def sigterm_ends() -> Iterator[None]:
-    """Around the start of an engine that takes SIGTERM for a notice and trains on: behind it, SIGTERM does what it did.
+    """Restores the SIGTERM handler after the start of an engine that replaces it, so that SIGTERM keeps its effect.
 
-    Python can say so in the main thread alone; elsewhere this does nothing.
+    Does nothing outside the main thread, where Python cannot set handlers.
     """
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)

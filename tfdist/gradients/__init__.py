@@ -1,6 +1,7 @@
-"""From the backward pass to the optimizer: reducers, buckets, error feedback, accumulation, clipping and the loss scale.
+"""Processing of gradients between backward pass and optimizer: reduction, accumulation, clipping and loss scaling.
 
-A reducer sums tensors over replicas and does not know that they are gradients. Compression methods are in `compression/`.
+A reducer sums tensors over replicas and does not know that they are gradients. Compression methods are in
+`compression/`.
 """
 
 from tfdist.gradients.accumulation import accumulated

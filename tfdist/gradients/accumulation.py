@@ -1,11 +1,11 @@
-"""Accumulation: the rows of a replica in several micro-steps, whose gradients are added before anything is sent."""
+"""Gradient accumulation: a replica's rows are split into micro-steps, whose gradients are summed before reduction."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-# Of one micro-step's rows: the gradients, and scalars to be added likewise.
+# (rows of a micro-step) -> (gradients, loss)
 Differentiate = Callable[[Any], tuple[list[tf.Tensor], tf.Tensor]]
 
 
@@ -17,24 +17,29 @@ def accumulated(
     dtype: tf.DType,
     parts: int = 0,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Adds gradients and losses over micro-steps, one after the other, so that one's activations are held at a time.
+    """Adds gradients and losses over consecutive micro-steps, so that the activations of only one are in memory.
 
-    Rows are dealt to micro-steps as evenly as possible. The compiled graph has one micro-step in a loop, whatever their
-    number.
+    Rows are divided among micro-steps as evenly as possible. The compiled graph contains one micro-step in a loop,
+    whatever their number.
 
     Args:
-      differentiate: returns dense gradients and the loss of some rows; must not communicate.
-      batch: structure of tensors with the replica's rows first.
-      micro_steps: at least 2; where there are fewer rows, so many are made.
+      differentiate: returns the dense gradients and the loss of some rows; must not communicate.
+      batch: structure of tensors, whose first dim is this replica's rows.
+      micro_steps: number of micro-steps, at least 2; with fewer rows than that, one per row.
       shapes: shapes and dtypes of the gradients.
-      dtype: of the loss.
-      parts: if rows lie in so many parts on as many devices, each micro-step takes an equal share of each part. Then the
-        graph has each micro-step by itself: DTensor mixes the bodies of loops up, now and then, and refuses.
+      dtype: dtype of the loss.
+      parts: number of devices over which rows are sharded, or 0; each micro-step then takes an equal share of each
+        shard. The micro-steps are then unrolled, because DTensor intermittently mixes up the bodies of loops, and
+        rejects them.
+
+    Returns:
+      The sums of the gradients and of the losses.
     """
     if parts:
         return _unrolled(differentiate, _shares_of_parts(batch, micro_steps, parts), micro_steps)
     rows = tf.shape(tf.nest.flatten(batch)[0])[0]
-    used = tf.minimum(micro_steps, rows)  # the last batch of a pass may have fewer rows than there are micro-steps
+    # The last batch of a pass may have fewer rows than there are micro-steps.
+    used = tf.minimum(micro_steps, rows)
     part = _successive_rows(batch, micro_steps, rows, used)
 
     def body(number: tf.Tensor, gradients: list[tf.Tensor], loss: tf.Tensor) -> tuple[Any, ...]:

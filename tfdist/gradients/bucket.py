@@ -1,7 +1,7 @@
-"""Buckets: small tensors share a message, large ones go alone, in the order in which the backward pass makes them.
+"""Gradient buckets: small tensors share a message, large ones are sent alone, in the order of the backward pass.
 
-A message costs a fixed time, a copy costs time by the byte. So tensors below `SMALL_BYTES` are copied into one vector and
-sent as one message, and above it each is sent where it lies. The plan depends on shapes and dtypes alone, so the order
+A message costs a fixed time, and a copy costs time per byte. So tensors below `SMALL_BYTES` are copied into one vector
+and sent as one message; larger ones are sent without a copy. The plan depends only on shapes and dtypes, so the order
 of summation is the same in every run.
 """
 
@@ -13,22 +13,23 @@ from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import State
 from tfdist.gradients.reducer import Reduced, Reducer, specs_of, split_at
 
-SMALL_BYTES = 2 * 1024 * 1024  # what a message costs by itself, 1 to 2 ms between processes, carries about as much
+# Between processes, the fixed cost of a message, 1 to 2 ms, is about the time to transfer this many bytes.
+SMALL_BYTES = 2 * 1024 * 1024
 BUCKET_BYTES = 4 * 1024 * 1024
 
 
 def plan(
     specs: Sequence[tf.TensorSpec], small_bytes: int = SMALL_BYTES, bucket_bytes: int = BUCKET_BYTES
 ) -> list[list[int]]:
-    """Deals tensors into buckets.
+    """Assigns tensors to buckets.
 
     Args:
       specs: static shapes and dtypes, in the order of the forward pass.
-      small_bytes: a tensor of at least this size has a bucket of its own.
-      bucket_bytes: a bucket of small tensors is closed before it would pass this size.
+      small_bytes: a tensor of at least this size has its own bucket.
+      bucket_bytes: maximum size of a bucket of small tensors.
 
     Returns:
-      Lists of indices into `specs`: each index once, one dtype in each bucket, last layers first.
+      Lists of indices into `specs`: each index occurs once, each bucket has one dtype, and the last layers come first.
     """
     buckets: list[list[int]] = []
     open_buckets: dict[tf.DType, tuple[list[int], int]] = {}
@@ -47,13 +48,19 @@ def plan(
 
 
 class Bucketed(Reducer):
-    """Packs tensors into buckets and lets another reducer sum each: one call of it, and one state, a bucket.
+    """Packs tensors into buckets, each of which another reducer sums in one call, with its own state.
 
-    A reducer that needs shapes gets the tensors of a bucket as they are, as one list.
+    A reducer that needs shapes gets the tensors of a bucket unpacked, as one list.
     """
 
     def __init__(self, inner: Reducer, small_bytes: int = SMALL_BYTES, bucket_bytes: int = BUCKET_BYTES):
-        """Args: inner: sums a bucket; small_bytes, bucket_bytes: see `plan`."""
+        """Wraps a reducer.
+
+        Args:
+          inner: reducer that sums a bucket.
+          small_bytes: see `plan`.
+          bucket_bytes: see `plan`.
+        """
         self._inner = inner
         self._limits = (small_bytes, bucket_bytes)
         self.biased = inner.biased
@@ -83,7 +90,7 @@ class Bucketed(Reducer):
         return Reduced(totals, sent, new_state, witnesses)
 
     def _buckets(self, specs: Sequence[tf.TensorSpec]) -> list[tuple[list[int], list[tf.TensorSpec]]]:
-        """The places of each bucket's tensors, and the specs of what the inner reducer gets of it."""
+        """Returns for each bucket the indices of its tensors, and the specs that the inner reducer gets."""
         found = []
         for members in plan(specs, *self._limits):
             own = [specs[i] for i in members]
@@ -92,7 +99,7 @@ class Bucketed(Reducer):
 
 
 def _packed_spec(members: Sequence[tf.TensorSpec]) -> tf.TensorSpec:
-    """What `_pack` makes of tensors; its name is a bucket's own, as each tensor is in one bucket."""
+    """Returns the spec of a packed bucket; its name is unique, because each tensor is in one bucket."""
     if len(members) == 1:
         return members[0]
     size = sum(spec.shape.num_elements() for spec in members)

@@ -1,4 +1,4 @@
-"""Clipping of whole gradients: after the reduction, so that the result does not depend on the number of replicas."""
+"""Clipping of reduced gradients, so that the result does not depend on the number of replicas."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ class Clip:
     """How gradients are clipped.
 
     Attributes:
-      norm: the largest global norm: all gradients are scaled by min(1, norm / global norm) (Pascanu et al., 2013,
+      norm: maximum global norm: all gradients are scaled by min(1, norm / global norm) (Pascanu et al., 2013,
         arXiv:1211.5063); 0 for no limit.
-      value: the largest absolute value of an element; 0 for no limit.
+      value: maximum absolute value of an element; 0 for no limit.
     """
 
     norm: float = 0.0
     value: float = 0.0
 
     def __call__(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor) -> list[tf.Tensor]:
-        """Clips.
+        """Returns clipped gradients.
 
         Args:
-          gradients: whole ones.
+          gradients: reduced gradients.
           norm: scalar; their global norm.
         """
         clipped = list(gradients)

@@ -2,8 +2,8 @@
 
     x = g + e,   total = sum over replicas of sent(x),   e' = x - sent(x)
 
-What was sent and what is kept sum to all gradients so far, so nothing is lost, only late. The memory is each replica's
-own: one tensor of the size of each gradient.
+What was sent and the remaining error add up to the sum of all gradients so far, so nothing is lost, only delayed. Each
+replica stores its own error: one tensor of the size of each gradient.
 
 Seide et al., 1-Bit Stochastic Gradient Descent, 2014; Karimireddy et al., Error Feedback Fixes SignSGD, 2019
 (arXiv:1901.09847).
@@ -19,18 +19,22 @@ from tfdist.gradients.reducer import Reduced, Reducer, split_at
 
 
 class ErrorFeedback(Reducer):
-    """Keeps what another reducer did not send, and adds it to what is sent next.
+    """Stores what another reducer did not send, and adds it to the next sum.
 
-    Around an exact reducer it hands on what a lossy one had kept, and keeps nothing.
+    Around an exact reducer, it sends the error left by a lossy one and stores nothing more.
     """
 
     def __init__(self, inner: Reducer):
-        """Args: inner: a reducer, usually lossy."""
+        """Wraps a reducer.
+
+        Args:
+          inner: a reducer, usually lossy.
+        """
         self.inner = inner
         self.keeps_shapes = inner.keeps_shapes
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """See base class: one error a tensor, then the inner reducer's state."""
+        """See base class: one error per tensor, then the inner reducer's state."""
         errors = [State(f"{spec.name}/error", tuple(spec.shape), spec.dtype, per_replica=True) for spec in specs]
         return errors + self.inner.state(specs)
 

@@ -1,7 +1,8 @@
-"""Loss scaling: float16 gradients, multiplied by a power of two so that small ones do not become zero.
+"""Loss scaling: multiplies the loss by a power of two, so that small float16 gradients do not underflow.
 
-The loss is multiplied before the backward pass, the gradients are divided after it, in float32. Where a gradient
-overflows on any replica, all replicas skip the step and the scale is halved; after a run of good steps it is doubled.
+The loss is multiplied before the backward pass, and the gradients are divided after it, in float32. If a gradient
+overflows on any replica, all replicas skip the step and the scale is halved; after a number of good steps it is
+doubled.
 
 Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740).
 """
@@ -18,12 +19,12 @@ from tfdist.grammar.spec import call, parse
 
 
 class ScaleState(NamedTuple):
-    """Scalars, the same on all replicas.
+    """State of a loss scale: scalars, the same on all replicas.
 
     Attributes:
-      scale: float32; what the loss is multiplied by.
+      scale: float32; factor of the loss.
       good_steps: int32; steps since the scale changed or a step was skipped.
-      patience: int32; how many overflows are left before the scale is halved.
+      patience: int32; remaining overflows until the scale is halved.
       skipped_in_a_row: int32; steps skipped since the last good one.
     """
 
@@ -35,13 +36,13 @@ class ScaleState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossScale:
-    """How the scale begins and moves; a value, whose state is kept by others.
+    """Initial value and schedule of the loss scale; immutable, its state is stored by the caller.
 
     Attributes:
-      initial: the first scale.
-      growth_interval: good steps in a row after which the scale is doubled; 0 for a scale that never moves.
-      hysteresis: overflows before the scale is halved; counted anew when it is doubled.
-      floor: the scale is never halved below this; it may be below 1.
+      initial: initial scale.
+      growth_interval: consecutive good steps after which the scale is doubled; 0 for a constant scale.
+      hysteresis: overflows until the scale is halved; the count restarts when the scale is doubled.
+      floor: the scale is never halved below this; may be below 1.
       cap: the scale is never doubled above this.
     """
 
@@ -52,7 +53,7 @@ class LossScale:
     cap: float = 2.0**24
 
     def __post_init__(self) -> None:
-        """Checks the numbers."""
+        """Validates the values."""
         if not 0 < self.floor <= self.initial <= self.cap < float("inf"):
             raise InputError(
                 "A loss scale needs 0 < floor <= initial <= cap. Received: "
@@ -65,7 +66,7 @@ class LossScale:
             )
 
     def state(self) -> list[State]:
-        """The state to be kept, in the order of `ScaleState`."""
+        """Returns the state to store, in the order of `ScaleState`."""
         start = ScaleState(self.initial, 0, self.hysteresis, 0)
         dtypes = ScaleState(tf.float32, tf.int32, tf.int32, tf.int32)
         return [
@@ -74,11 +75,11 @@ class LossScale:
         ]
 
     def after(self, state: Sequence[tf.Tensor], finite: tf.Tensor | bool) -> ScaleState:
-        """The state after one step.
+        """Returns the state after a step.
 
         Args:
-          state: the one before it.
-          finite: scalar bool; whether every gradient of every replica was.
+          state: state before the step.
+          finite: scalar bool; whether every gradient of every replica is finite.
         """
         old, finite = ScaleState(*state), tf.convert_to_tensor(finite)
         if not self.growth_interval:
@@ -96,13 +97,13 @@ class LossScale:
 
 
 def parse_loss_scale(text: str) -> LossScale | None:
-    """Reads `--loss_scale`: `dynamic`, `dynamic(initial_power=15, growth_interval=2000, hysteresis=1, ...)` or a number.
+    """Parses `--loss_scale`: `dynamic`, `dynamic(initial_power=15, growth_interval=2000, ...)` or a number.
 
     Args:
-      text: empty for none.
+      text: value of the flag; empty for no loss scaling.
 
     Raises:
-      InputError: the text is neither, or a parameter is not known or out of range.
+      InputError: the text is invalid, or a parameter is unknown or out of range.
     """
     if not text:
         return None
@@ -132,7 +133,7 @@ def _dynamic(
 
 
 class LossScaler:
-    """A loss scale with its state, for a training loop of one's own.
+    """A loss scale with its state, for custom training loops.
 
     ```python
     scaler = tfdist.LossScaler(strategy)
@@ -150,27 +151,39 @@ class LossScaler:
     """
 
     def __init__(self, strategy: HasCollectives, loss_scale: LossScale | None = None):
-        """Args: strategy: whose replicas agree; loss_scale: by default a dynamic one."""
+        """Creates the state.
+
+        Args:
+          strategy: strategy whose replicas share the scale.
+          loss_scale: initial value and schedule; by default dynamic.
+        """
         self._rule = loss_scale or LossScale()
         self._strategy = strategy
         self.variables = strategy.allocate(self._rule.state())
 
     def scale(self, loss: tf.Tensor) -> tf.Tensor:
-        """The loss to differentiate; in a replica function."""
+        """Returns the scaled loss, to be differentiated; in a replica function."""
         return loss * tf.cast(self.variables[0], loss.dtype)
 
     def unscale(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The gradients of the loss; in a replica function."""
+        """Returns the gradients divided by the scale; in a replica function."""
         return [unscaled(gradient, tf.convert_to_tensor(self.variables[0])) for gradient in gradients]
 
     def all_finite(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Whether every gradient of every replica is finite, a scalar bool; in a replica function, one small message."""
+        """Returns whether every gradient of every replica is finite, a scalar bool.
+
+        Call it in a replica function. Cost: one small message.
+        """
         sums = [tf.reduce_sum(tf.cast(tf.convert_to_tensor(gradient), tf.float32)) for gradient in gradients]
         [total] = self._strategy.collectives.all_reduce([tf.reshape(tf.add_n(sums) * 0, [1])], name="loss_scale/finite")
         return tf.math.is_finite(total[0])
 
     def update(self, finite: tf.Tensor) -> None:
-        """Moves the scale after a step; outside of replica functions, with what all of them agreed on."""
+        """Updates the scale after a step; outside of replica functions.
+
+        Args:
+          finite: scalar bool from `all_finite`, on which all replicas agree.
+        """
         after = self._rule.after([tf.convert_to_tensor(v) for v in self.variables], finite)
 
         def assign(*values: tf.Tensor) -> None:
@@ -181,7 +194,7 @@ class LossScaler:
 
 
 def unscaled(gradient: tf.Tensor | tf.IndexedSlices, scale: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
-    """A gradient divided by the scale of its loss."""
+    """Divides a gradient by the scale of its loss."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(unscaled(gradient.values, scale), gradient.indices, gradient.dense_shape)
     return gradient / tf.cast(scale, gradient.dtype)

@@ -1,4 +1,4 @@
-"""Several reducers for the tensors of one list: each tensor goes its own way."""
+"""A reducer that partitions a list of tensors among several reducers."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,15 @@ from tfdist.gradients.reducer import Reduced, Reducer, specs_of, split_at
 
 
 class Routed(Reducer):
-    """Hands each tensor of a list to the reducer of its route."""
+    """Passes each tensor of a list to the reducer of its partition."""
 
     def __init__(self, routes: Sequence[tuple[Sequence[int], Reducer]]):
-        """Args: routes: places in the list, and the reducer for the tensors there; every place is in one route."""
+        """Initializes the partitions.
+
+        Args:
+          routes: for each partition, the indices of its tensors in the list and their reducer; every index is in
+            exactly one partition.
+        """
         self._routes = [(list(places), reducer) for places, reducer in routes if places]
         self.keeps_shapes = True
 

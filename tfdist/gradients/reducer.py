@@ -1,4 +1,4 @@
-"""The contract `Reducer`: from each replica's tensors to their sums on every replica."""
+"""The contract `Reducer`: sums each replica's tensors over all replicas."""
 
 import abc
 from collections.abc import Sequence
@@ -11,15 +11,16 @@ from tfdist.distribution.strategy import State
 
 
 class Reduced(NamedTuple):
-    """What a reducer made of the tensors of all replicas.
+    """The result of a reduction.
 
     Attributes:
-      totals: the sums over replicas, exactly or nearly, in the order, shapes and dtypes of the tensors; bitwise equal on
+      totals: exact or approximate sums over replicas, in the order, shapes and dtypes of the tensors; bitwise equal on
         every replica.
-      sent: this replica's summand of `totals`: its own tensors where the sum is exact, what is left of them where it is
-        lossy. Over the replicas it adds up to `totals`, to rounding.
-      state: the new state, in the order of `Reducer.state`, to be kept if the step counts.
-      witnesses: tensors, bitwise equal on every replica, all finite if and only if the tensors of every replica were.
+      sent: this replica's contribution to `totals`: its own tensors if the sum is exact, the part of them that was sent
+        if it is lossy. Adds up to `totals` over the replicas, up to rounding.
+      state: the new state, in the order of `Reducer.state`, to be stored if the step is applied.
+      witnesses: tensors, bitwise equal on every replica, that are all finite if and only if the tensors of every
+        replica are.
     """
 
     totals: list[tf.Tensor]
@@ -29,18 +30,18 @@ class Reduced(NamedTuple):
 
 
 class Reducer(abc.ABC):
-    """A value that sums lists of tensors over replicas, exactly or nearly, and may keep state between its calls.
+    """Sums lists of tensors over replicas, exactly or approximately; may have state.
 
-    It does not know what the tensors are. Its state is passed in and returned, so that whoever calls it decides whether a
-    step counts.
+    A reducer does not know what the tensors are. Its state is passed in and returned, so that the caller decides
+    whether a step is applied.
 
     Attributes:
-      biased: whether `sent` is not what the tensors are on average, so that what is left out must be sent later.
-      keeps_shapes: whether it needs each tensor in its own shape; else buckets may hand it vectors of several.
-      packs: whether it packs its messages by itself, so that it should get all tensors in one call: buckets would only add
-        messages.
-      remembers: whether it keeps what it does not send, so that error feedback would count that twice.
-      experimental: whether it has not been shown both to learn and to win time on some link.
+      biased: whether the expected value of `sent` differs from the tensors, so that the rest must be sent later.
+      keeps_shapes: whether it needs each tensor in its own shape; otherwise buckets may pass vectors of several
+        tensors.
+      packs: whether it packs its own messages and should get all tensors in one call: buckets would only add messages.
+      remembers: whether it stores what it does not send, so that error feedback would count it twice.
+      experimental: whether it has yet to be shown both to train well and to save time on some link.
     """
 
     biased: bool = False
@@ -50,39 +51,39 @@ class Reducer(abc.ABC):
     experimental: bool = False
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """The state that it keeps for tensors of these names, shapes and dtypes; by default none."""
+        """Returns the state needed for tensors of these names, shapes and dtypes; by default none."""
         return []
 
     @abc.abstractmethod
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> Reduced:
-        """Sums over replicas.
+        """Sums tensors over replicas.
 
         Args:
-          tensors: dense, of static shapes, in the same order on every replica.
+          tensors: dense tensors of static shapes, in the same order on every replica.
           state: current values, in the order of `state()`.
-          collectives: those of the replica.
-          name: names the messages; the same on every replica, another one for each call of a step.
+          collectives: collectives of the replica.
+          name: names the messages; the same on every replica, and unique within a step.
         """
 
 
 class Sum(Reducer):
-    """The engine's own all-reduce, one message for the whole list. Exact to rounding; cost 2 n (N - 1) / N bytes."""
+    """All-reduces the whole list as one message. Exact up to rounding; cost 2 n (N - 1) / N bytes."""
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> Reduced:
-        """See base class. A sum shows an inf or a NaN of any summand, so it is its own witness."""
+        """See base class. An inf or NaN of any replica is visible in the sum, which is therefore its own witness."""
         totals = collectives.all_reduce(tensors, name=name)
         return Reduced(totals, list(tensors), [], totals)
 
 
 def specs_of(tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
-    """Shapes and dtypes of tensors, under names that say their place alone."""
+    """Returns the shapes and dtypes of tensors; names contain only their index."""
     return [tf.TensorSpec(tensor.shape, tensor.dtype, f"tensor{i}") for i, tensor in enumerate(tensors)]
 
 
 def split_at(values: Sequence[tf.Tensor], count: int) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """The first `count` values of a state, and the others."""
+    """Returns the first `count` values of a state, and the rest."""
     return list(values[:count]), list(values[count:])

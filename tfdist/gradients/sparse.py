@@ -1,4 +1,4 @@
-"""Sums of gradients that are a few rows of a variable, as an embedding's are."""
+"""Reduction of sparse gradients, which consist of a few rows of a variable, such as those of embeddings."""
 
 import logging
 from collections.abc import Sequence
@@ -9,36 +9,42 @@ from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import State
 from tfdist.gradients.reducer import Reduced, Reducer, specs_of, split_at
 
-SPARSE_MIN_BYTES = 256 * 1024  # a smaller tensor is sooner summed whole, beside others in a bucket, than as rows
+SPARSE_MIN_BYTES = 256 * 1024  # smaller tensors are summed faster in a dense bucket
 
 _log = logging.getLogger(__name__)
 
 
 class SparseRows(Reducer):
-    """Sums `tf.IndexedSlices` as rows, where that sends less than an exact dense sum, and all others as another reducer does.
+    """Sums `tf.IndexedSlices` as rows where that sends less than an exact dense sum; other tensors by another reducer.
 
-    Rows of the same index are added up first; then indices and rows are gathered, each replica's own number of them,
-    and added up in the order of ranks, exactly. Cost: r rows of b bytes are r (b + 4) + 4 bytes, received from N - 1
-    replicas; a dense sum of V rows sends 2 V b (N - 1) / N. As shapes are static, r is taken for the number of indices,
-    or V if there are more than that.
+    Rows with the same index are summed first; then indices and rows are gathered, their number differing between
+    replicas, and summed in the order of ranks, exactly. Cost: r rows of b bytes are r (b + 4) + 4 bytes, received from
+    N - 1 replicas; a dense sum of V rows sends 2 V b (N - 1) / N. Shapes being static, r is assumed to be the number of
+    indices, or V if there are more.
 
-    Which tensors are sparse is known only when a step is traced, later than state is asked for. So the inner reducer
-    has a call, and state, for each tensor apart: whichever way one goes, no other's state changes, and its own waits
-    unused while it goes as rows. For this reason it belongs around the reducer of those variables alone that may be
-    sparse (`Routed` has them in a route of their own), and not inside error feedback, which adds dense tensors.
+    Which tensors are sparse is known only when a step is traced, after the state has been requested. So the inner
+    reducer has a separate call, and state, for each tensor: the choice for one tensor does not affect the state of
+    others, and its own state stays unused while it is sent as rows. It should therefore wrap only the reducer of
+    variables that may be sparse (`Routed` puts them in a partition of their own), and not be inside error feedback,
+    which adds dense tensors.
     """
 
     keeps_shapes = True
 
     def __init__(self, inner: Reducer, names: Sequence[str] = ()):
-        """Args: inner: sums lists of one dense tensor; names: what the tensors are called in the log, in their order."""
+        """Wraps a reducer.
+
+        Args:
+          inner: reducer that sums lists of one dense tensor.
+          names: names of the tensors in the log, in their order.
+        """
         self._inner = inner
         self._names = names
         self._said: set[int] = set()
         self.biased = inner.biased
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """See base class: the inner reducer's for each tensor apart."""
+        """See base class: the inner reducer's state for each tensor separately."""
         return [state for spec in specs for state in self._inner.state([spec])]
 
     def reduce(
@@ -65,7 +71,7 @@ class SparseRows(Reducer):
         return whole
 
     def _goes_as_rows(self, slices: tf.IndexedSlices, collectives: Collectives, place: int) -> bool:
-        """Whether rows send less; says so once for each tensor."""
+        """Returns whether to send rows; logs the choice once per tensor."""
         if not slices.shape.num_elements() or slices.values.shape[0] is None:
             return False
         fewer = rows_send_less(slices, collectives)
@@ -78,11 +84,12 @@ class SparseRows(Reducer):
 
 
 def rows_send_less(slices: tf.IndexedSlices, collectives: Collectives) -> bool:
-    """Whether rows, gathered, send less than an exact sum of the whole tensor; see `SparseRows` for the cost.
+    """Returns whether gathering rows sends less than an exact dense sum; see `SparseRows` for the cost.
 
     Args:
-      slices: of static dense shape; of a number of rows that is not known when tracing, the whole is taken to send less.
-      collectives: those of the replica.
+      slices: slices of static dense shape; if the number of rows is unknown during tracing, dense is assumed to be
+        less.
+      collectives: collectives of the replica.
     """
     if not slices.shape.num_elements() or slices.values.shape[0] is None:
         return False
@@ -91,18 +98,18 @@ def rows_send_less(slices: tf.IndexedSlices, collectives: Collectives) -> bool:
 
 
 def _bytes(slices: tf.IndexedSlices) -> tuple[int, int]:
-    """Bytes of the rows with their indices and count, and of the whole."""
+    """Returns the bytes of the rows with their indices and count, and of the dense tensor."""
     dense = slices.shape.num_elements() * slices.dtype.size
     rows = min(slices.values.shape[0], slices.shape[0])
     return rows * (dense // slices.shape[0] + 4) + 4, dense
 
 
 def sum_rows(slices: tf.IndexedSlices, collectives: Collectives, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-    """The dense sum over replicas of slices of static dense shape, and this replica's own part of it."""
+    """Returns the dense sum over replicas of slices of static dense shape, and this replica's contribution."""
     places, positions = tf.unique(tf.cast(slices.indices, tf.int32))
     count = tf.size(places)
     rows = tf.math.unsorted_segment_sum(slices.values, positions, count)
-    # Each replica's count stands before its indices, so that no other message is needed to take them apart.
+    # Each replica's count precedes its indices, so that no other message is needed to split the gathered rows.
     all_places, all_rows = collectives.all_gather([tf.concat([count[None], places], 0), rows], name=name)
     total, start = tf.zeros(slices.shape, slices.dtype), 0
     for rank in range(collectives.size):

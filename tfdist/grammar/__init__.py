@@ -1,4 +1,5 @@
-"""The text that users write in flags: compound values, rules for variables, intervals, learning-rate decays, their own code.
+"""Parsers for flag values: compound values, rules for variables, intervals, learning-rate decays, the user's own code.
 
-Pure Python. Which flag has which grammar is said in `tfdist.config`; what a name stands for, in the package that has the thing.
+Pure Python. `tfdist.config` defines which flag uses which grammar; the package that implements a feature defines its
+names.
 """

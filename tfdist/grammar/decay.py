@@ -1,4 +1,4 @@
-"""What `--decay` may say: how a learning rate falls over a run. Nothing here imports TensorFlow."""
+"""Parses `--decay`, the learning-rate decay. Does not import TensorFlow."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from tfdist.grammar.spec import call, nearest, parse
 
 
 class Decay:
-    """A way in which the rate falls; its subclasses are the ways, their fields the parameters in the flag.
+    """Base class of learning-rate decays; the fields of subclasses are the parameters in the flag.
 
     Attributes:
-      needs_total: whether it must know how many steps the run has.
+      needs_total: whether the number of steps of the run must be known.
     """
 
     needs_total = False
@@ -19,15 +19,15 @@ class Decay:
 
 @dataclasses.dataclass(frozen=True)
 class NoDecay(Decay):
-    """The rate stays."""
+    """A constant learning rate."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Falling(Decay):
-    """From the end of the warm-up to the end of the run.
+    """A decay from the end of the warmup to the end of the run.
 
     Attributes:
-      to: the end's rate as a part of the peak, in [0, 1].
+      to: final learning rate as a fraction of the peak, in [0, 1].
     """
 
     to: float = 0.0
@@ -38,19 +38,19 @@ class Falling(Decay):
 
 
 class Cosine(Falling):
-    """Along half a cosine (Loshchilov and Hutter, arXiv:1608.03983)."""
+    """Cosine decay (Loshchilov and Hutter, arXiv:1608.03983)."""
 
 
 class Linear(Falling):
-    """Along a line."""
+    """Linear decay."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Step(Decay):
-    """Multiplied by a factor again and again.
+    """Repeated multiplication by a factor.
 
     Attributes:
-      every: steps from one fall to the next, counted from the run's first step; at least 1.
+      every: number of steps between multiplications, counted from the first step of the run; at least 1.
       factor: in [0, 1].
     """
 
@@ -67,10 +67,10 @@ DECAYS: Mapping[str, type[Decay]] = {"none": NoDecay, "cosine": Cosine, "linear"
 
 
 def parse_decay(text: str) -> Decay:
-    """Reads `none`, `cosine(to=0.0)`, `linear(to=0.0)` or `step(every=1000, factor=0.1)`.
+    """Parses `none`, `cosine(to=0.0)`, `linear(to=0.0)` or `step(every=1000, factor=0.1)`.
 
     Raises:
-      InputError: the name or a parameter is not known, or out of its range.
+      InputError: the name or a parameter is unknown or out of range.
     """
     spec = parse(text)
     if spec.name not in DECAYS:

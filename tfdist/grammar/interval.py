@@ -1,4 +1,4 @@
-"""How often something happens: every so many steps, or every so many seconds."""
+"""Parses intervals in steps or seconds."""
 
 import re
 from typing import NamedTuple
@@ -7,11 +7,11 @@ from tfdist.errors import InputError
 
 
 class Interval(NamedTuple):
-    """One of the two is above 0, or neither for never.
+    """An interval; at most one of the fields is positive, and neither means never.
 
     Attributes:
-      steps: updates from one time to the next.
-      seconds: of wall time.
+      steps: number of steps.
+      seconds: wall time.
     """
 
     steps: int = 0
@@ -19,10 +19,10 @@ class Interval(NamedTuple):
 
 
 def parse_period(text: str) -> Interval:
-    """Reads `500` (steps), `600s` (seconds), or an empty text or 0 (never).
+    """Parses `500` (steps), `600s` (seconds), or an empty text or 0 (never).
 
     Raises:
-      InputError: it is neither.
+      InputError: the text is none of these.
     """
     found = re.fullmatch(r"(\d{1,18})|(\d{1,18}(?:\.\d{1,9})?)s", text.strip() or "0")
     if not found or (found[2] and not float(found[2])):

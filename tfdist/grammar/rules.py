@@ -1,7 +1,7 @@
-"""The grammar of rules for each variable: `path=.*embedding.*: none; size>=10000: topk(ratio=0.05)|fp16; *: int8`.
+"""Parses rules per variable: `path=.*embedding.*: none; size>=10000: topk(ratio=0.05)|fp16; *: int8`.
 
-Rules are read from left to right and the first whose condition holds is taken. A text without any condition is one
-rule for all variables.
+Rules are tried from left to right, and the first whose condition holds applies. A text without a condition is one rule
+for all variables.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ class Rule:
     """One rule.
 
     Attributes:
-      path: a regular expression that a variable's whole path matches; None for any.
-      size: the least number of elements.
-      methods: what to apply, one after the other.
+      path: regular expression that must match a variable's whole path; None for any.
+      size: minimum number of elements.
+      methods: methods to apply one after the other.
     """
 
     path: str | None
@@ -33,16 +33,16 @@ class Rule:
     methods: tuple[Spec, ...]
 
     def __str__(self) -> str:
-        """The methods, as they are written."""
+        """Returns the methods as text."""
         return "|".join(map(str, self.methods))
 
     def holds(self, path: str, size: int) -> bool:
-        """Whether it is the rule for a variable of this path and number of elements."""
+        """Returns whether the rule applies to a variable with this path and number of elements."""
         return size >= self.size and (self.path is None or re.fullmatch(self.path, path) is not None)
 
 
 def parse_rules(text: str) -> list[Rule]:
-    """Reads rules.
+    """Parses rules.
 
     Raises:
       InputError: `text` does not follow the grammar.
@@ -54,19 +54,19 @@ def parse_rules(text: str) -> list[Rule]:
 
 
 def own_code(text: str) -> set[str]:
-    """The `package.module:name` that rules name."""
+    """Returns the `package.module:name` values in rules."""
     return {spec.name for rule in parse_rules(text) for spec in rule.methods if ":" in spec.name}
 
 
 def first_that_holds(rules: Sequence[Rule], path: str, size: int) -> Rule | None:
-    """The rule of a variable, or None."""
+    """Returns the rule for a variable, or None."""
     return next((rule for rule in rules if rule.holds(path, size)), None)
 
 
 def _rule(text: str) -> Rule:
     condition, *rest = _split(text, ":")
     if not rest:
-        condition, *rest = text.split(":", 1)  # an expression whose bracket is never closed, to be refused as one
+        condition, *rest = text.split(":", 1)  # an expression with an unclosed bracket, whose error is reported below
     found = _CONDITION.fullmatch(condition) if rest else None
     path, size, methods = (found["path"], int(found["size"] or 0), ":".join(rest)) if found else (None, 0, text)
     if path is not None:
@@ -78,7 +78,7 @@ def _rule(text: str) -> Rule:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Splits at a separator that stands outside brackets and quotes, as one in a path's expression may."""
+    """Splits at a separator outside brackets and quotes, because it may occur in the expression of a path."""
     parts, start, depth, quote = [], 0, 0, ""
     for at, char in enumerate(text):
         if quote:

@@ -1,7 +1,7 @@
-"""The grammar of compound values, `name(key=value, ...)`, and what a name in it may mean.
+"""Parses compound values, `name(key=value, ...)`, and resolves names of user code.
 
-Flags such as `--optimizer="sgd(momentum=0.9)"` and `--model=package.module:function(width=64)` share it. Values are
-Python literals, read by `ast.literal_eval`: reading a spec never runs anybody's code.
+Used by flags such as `--optimizer="sgd(momentum=0.9)"` and `--model=package.module:function(width=64)`. Values are
+Python literals, parsed by `ast.literal_eval`, so parsing a spec never executes code.
 """
 
 import ast
@@ -25,7 +25,7 @@ _GRAMMAR = 'The grammar is name or name(key=value, ...); a value is a Python lit
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """A name and the keyword arguments that stand behind it.
+    """A name with keyword arguments.
 
     Attributes:
       name: letters, digits and `_ . : - /`.
@@ -36,29 +36,29 @@ class Spec:
     args: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Returns the text that `parse` reads back as an equal spec."""
+        """Returns a text that `parse` converts to an equal spec."""
         if not self.args:
             return self.name
         return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.args.items())})"
 
 
 def parse(text: str) -> Spec:
-    """Reads `name` or `name(key=value, ...)`.
+    """Parses `name` or `name(key=value, ...)`.
 
     Args:
-      text: the value of a flag. The values in it are Python literals.
+      text: value of a flag; the arguments are Python literals.
 
     Returns:
       The spec, such that `parse(str(spec)) == spec`.
 
     Raises:
-      InputError: `text` does not follow the grammar; the message marks the column, counted from 1.
+      InputError: `text` does not follow the grammar; the message has the column, counted from 1.
     """
     return _Reader(text.strip()).spec()
 
 
 class _Reader:
-    """Reads one text from left to right; `at` is the index of the next character."""
+    """Parses a text from left to right; `at` is the index of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -94,14 +94,15 @@ class _Reader:
         if not source:
             self._fail("expected a value", start)
         try:
-            value = ast.literal_eval(repr(ast.literal_eval(source)))  # only what `str` can write again: not 1e999
+            # Only values whose repr is a literal, which excludes 1e999.
+            value = ast.literal_eval(repr(ast.literal_eval(source)))
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             self._fail(f"expected a Python literal, not {source}", start)
         self.at = end
         return value
 
     def _end_of_value(self) -> int:
-        """Returns the index of the first `,` or `)` that is outside every bracket and string."""
+        """Returns the index of the first `,` or `)` outside brackets and strings."""
         closing: list[tuple[str, int]] = []
         at = self.at
         while at < len(self.text):
@@ -124,7 +125,7 @@ class _Reader:
         self._fail('expected ")"', at)
 
     def _end_of_string(self, start: int) -> int:
-        """Returns the index of the quote that closes the string that starts at `start`."""
+        """Returns the index of the quote that closes the string starting at `start`."""
         at = start + 1
         while at < len(self.text):
             if self.text[at] == self.text[start]:
@@ -133,7 +134,7 @@ class _Reader:
         self._fail("this quote is never closed", start)
 
     def _peek(self) -> str:
-        """Skips white space; returns the next character, or nothing at the end."""
+        """Skips whitespace; returns the next character, or "" at the end."""
         while self.at < len(self.text) and self.text[self.at].isspace():
             self.at += 1
         return self.text[self.at : self.at + 1]
@@ -154,22 +155,22 @@ class _Reader:
         column = (self.at if at is None else at) + 1
         text = self.text or '""'
         message = f"{text}  -- column {column}: {problem}. {_GRAMMAR}"
-        raise InputError(re.sub(r"\s", " ", message))  # one line, and the columns stay true
+        raise InputError(re.sub(r"\s", " ", message))  # one line, with unchanged columns
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Returns the end of a message about an unknown name, as in ` Did you mean "mirrored"? Known: mirrored, single.`.
+    """Returns the end of a message about an unknown name, such as ` Did you mean "mirrored"? Known: mirrored, single.`.
 
     Args:
-      word: the name that is not known.
-      known: those that are.
+      word: the unknown name.
+      known: the known names.
     """
     names = sorted(known)
     return f"{did_you_mean(word, names)} Known: {', '.join(names) or 'none'}."
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Returns the question alone, as in ` Did you mean "mirrored"?`, or nothing where no name is near."""
+    """Returns only the question, such as ` Did you mean "mirrored"?`, or "" if no name is similar."""
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_lower)
     quoted = " or ".join(f'"{by_lower[name]}"' for name in close)
@@ -177,13 +178,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def load_object(name: str) -> Any:
-    """Imports what `package.module:attribute` names; the current directory is searched first, as by `python -m`.
+    """Imports `package.module:attribute`; the current directory is searched first, as by `python -m`.
 
     Args:
-      name: a module, a colon, and a name in the module; dots lead into classes.
+      name: a module, a colon, and a name in the module, which may contain dots.
 
     Raises:
-      InputError: the name has no colon, the module does not import (its own error is shown), or it has no such name.
+      InputError: the name has no colon, the module cannot be imported (the message has its error), or it has no such
+        name.
     """
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), *attribute.split(".")]):
@@ -207,19 +209,19 @@ def load_object(name: str) -> Any:
 
 
 def call(function: Callable[..., Any], spec: Spec, **offered: Any) -> Any:
-    """Calls a function with the spec's arguments, and with those of the offered ones that its signature names.
+    """Calls a function with the spec's arguments, and with those offered arguments that its signature names.
 
     Args:
-      function: what the spec's name stands for. An error that it raises passes through.
-      spec: its arguments win over offered ones.
-      **offered: what the caller could also give. A `**kwargs` of the function does not ask for them.
+      function: the function that the spec names. Its errors are not caught.
+      spec: its arguments take precedence over offered ones.
+      **offered: further available arguments. They are not passed to a `**kwargs` parameter.
 
     Returns:
-      What the function returns.
+      The return value of the function.
 
     Raises:
-      InputError: the spec has an argument that the function does not take, or lacks one that it needs, or nobody can
-        say what the function takes: some builtins have no signature.
+      InputError: the spec has an argument that the function does not take, or lacks a required one, or the function has
+        no signature, like some builtins.
     """
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -240,7 +242,7 @@ def call(function: Callable[..., Any], spec: Spec, **offered: Any) -> Any:
     except (TypeError, ValueError) as error:
         if not unnamed or isinstance(error, InputError):
             raise
-        raise InputError(  # what `**kwargs` took may be what the function did not know
+        raise InputError(  # an argument passed to `**kwargs` may be one that the function does not know
             f'{spec.name} may not have a parameter "{unnamed[0]}". Received: {spec}, which failed with '
             f"{_one_line(error)}.{nearest(unnamed[0], named)}"
         ) from error

@@ -1,4 +1,4 @@
-"""Names of their own for things that may share one."""
+"""Makes names unique."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 def unique_names(entries: Iterable[tuple[str, T]], mark: str = "#") -> dict[str, T]:
-    """Values by name, in their order; the second of a name gets `mark` and its number, as in `dense/kernel#2`."""
+    """Returns values by name, in order; duplicates get `mark` and a number, as in `dense/kernel#2`."""
     found: dict[str, T] = {}
     for wanted, value in entries:
         name, count = wanted, 1

@@ -1,4 +1,4 @@
-"""Calling what users name in flags, so that its errors are told in one line with the place."""
+"""Calls functions that users name in flags, and reports their errors in one line with the location."""
 
 import inspect
 import traceback
@@ -11,16 +11,17 @@ from tfdist.grammar.spec import Spec, call
 
 
 def call_own(flag: str, function: Callable[..., Any], spec: Spec, **offered: Any) -> Any:
-    """Calls a user's own function, or a class of Keras, as `spec.call` does.
+    """Calls a user's function, or a Keras class, like `spec.call`.
 
     Args:
-      flag: that names it, as in `--model`.
-      function: what the spec's name stands for.
+      flag: flag that names it, such as `--model`.
+      function: the function that the spec names.
       spec: its arguments.
       **offered: see `spec.call`.
 
     Raises:
-      InputError: the function raised; says what and in which line. A lack of memory and an engine's errors pass through.
+      InputError: the function raised an error; the message has the error and the line. Out-of-memory and engine errors
+        pass through.
     """
     try:
         return call(function, spec, **offered)
@@ -34,11 +35,11 @@ def call_own(flag: str, function: Callable[..., Any], spec: Spec, **offered: Any
 
 
 def _place(function: Callable[..., Any], error: BaseException) -> str:
-    """The last line of the function's own file that led to the error, or else the last line of all."""
+    """Returns the last line of the function's own file in the traceback, or else the last line of the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     try:
         own = inspect.getsourcefile(inspect.unwrap(function))
-    except TypeError:  # a builtin, or an object that is called
+    except TypeError:  # a builtin, or a callable object
         own = None
     frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
     return f"{frame.filename}, line {frame.lineno}"

@@ -1,6 +1,6 @@
-"""Every private corner of Keras and TensorFlow that tfdist touches. No other package imports a private name.
+"""All uses of private names of Keras and TensorFlow. No other package imports a private name.
 
-`tests/keras_internals/` pins each of them, so that a new release of Keras or TensorFlow fails there first.
+`tests/keras_internals/` has a test for each, so that a new release of Keras or TensorFlow fails there first.
 """
 
 from tfdist.keras_internals.draws import keyed, neutral

@@ -1,8 +1,8 @@
-"""Random numbers that a model's own code draws while a replica function is traced, by `keras.random` or `tf.random`.
+"""Random numbers that user code draws in a replica function, by `keras.random` or `tf.random`.
 
-TensorFlow seeds an operation by its graph, so that processes with one seed draw the same numbers, and Keras's generators that
-no model holds are variables that replicas would share. Inside `keyed` each replica draws its own numbers; inside `neutral`
-there is no chance.
+TensorFlow seeds an operation by its graph, so processes with the same seed draw the same numbers, and Keras's
+generators outside of a model are variables that replicas would share. Inside `keyed`, each replica draws different
+numbers; inside `neutral`, nothing is random.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import random as keras_random
 
-# What draws by a seed of the graph, and what does the same by a key. Arguments that both have are handed on by name.
+# Functions that use the graph's seed, and their stateless equivalents. Arguments that both have are passed by name.
 _STATELESS = {
     "normal": "stateless_normal",
     "uniform": "stateless_uniform",
@@ -30,10 +30,10 @@ _NAMES = (*_STATELESS, *_STATELESS.values(), "shuffle", "stateless_binomial")
 
 class _Source(Protocol):
     def draw(self, name: str, original: Callable[..., Any], given: dict[str, Any]) -> Any:
-        """What a function of `tf.random`, or a dropout, returns."""
+        """Returns the result for a function of `tf.random`, or for dropout."""
 
     def seed(self, original: Callable[..., Any], seed: Any) -> tf.Tensor:
-        """The key that a function of `keras.random` draws by."""
+        """Returns the seed for a function of `keras.random`."""
 
 
 _source: contextvars.ContextVar[_Source | None] = contextvars.ContextVar("random numbers", default=None)
@@ -41,11 +41,11 @@ _source: contextvars.ContextVar[_Source | None] = contextvars.ContextVar("random
 
 @contextlib.contextmanager
 def keyed(key: tf.Tensor, held: frozenset[int]) -> Iterator[None]:
-    """Inside, what is drawn follows from a key alone, and from which draw it is.
+    """Context in which draws depend only on a key and on the number of preceding draws.
 
     Args:
       key: [2] int32.
-      held: ids of the states of generators that have their keys already.
+      held: ids of the states of generators that are already seeded.
     """
     with _drawing_from(_Keyed(key, held)):
         yield
@@ -53,10 +53,10 @@ def keyed(key: tf.Tensor, held: frozenset[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def neutral(first_row: int | tf.Tensor | None) -> Iterator[None]:
-    """Inside, there is no chance: dropout drops nothing, and a row of what is drawn follows from its number in the batch.
+    """Context without randomness: dropout drops nothing, and a drawn row depends only on its index in the batch.
 
     Args:
-      first_row: the number of the replica's first row in the batch; None for the same numbers in every row.
+      first_row: index in the batch of the replica's first row; None for the same numbers in every row.
     """
     with _drawing_from(_Neutral(first_row)):
         yield
@@ -125,7 +125,7 @@ class _Neutral:
         return tf.constant([0, 0], tf.int32)
 
     def _wave(self, shape: Any) -> tf.Tensor:
-        """A tensor of a shape, between -1 and 1."""
+        """Returns a tensor of a shape, with values between -1 and 1."""
         shape = tf.cast(tf.convert_to_tensor(shape), tf.int32)
         columns = tf.range(tf.cast(tf.reduce_prod(shape[1:]), tf.float64), dtype=tf.float64)
         if shape.shape[0] == 0:
@@ -137,9 +137,9 @@ class _Neutral:
 
 @functools.cache
 def _install() -> None:
-    """Wraps the functions, once in a process; outside of `keyed` and `neutral` they are what they were."""
+    """Wraps the functions, once per process; outside of `keyed` and `neutral` they behave as before."""
     for name in _NAMES:
-        if getattr(getattr(tf.random, name), "__module__", "").startswith("tensorflow"):  # not a program's own
+        if getattr(getattr(tf.random, name), "__module__", "").startswith("tensorflow"):  # not replaced by the program
             setattr(tf.random, name, _watched(name, getattr(tf.random, name)))
     tf.nn.dropout = _watched("dropout", tf.nn.dropout)
     keras_random.dropout = _without_dropout(keras_random.dropout)

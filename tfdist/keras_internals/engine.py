@@ -1,4 +1,4 @@
-"""TensorFlow: its servers, its iterators, its graphs."""
+"""Internals of TensorFlow: servers, iterators, graphs."""
 
 import contextlib
 import functools
@@ -15,15 +15,14 @@ from tensorflow.python.types import core
 
 
 def limit_start_of_workers(workers: int, seconds: float) -> None:
-    """Makes TensorFlow's servers of a job, of which this process will start one, give up waiting for each other.
+    """Sets a limit on how long TensorFlow servers of a job wait for each other; call it before starting this process's.
 
-    By itself `MultiWorkerMirroredStrategy` waits without end for a process that died before its own server was up, in
-    a call that holds Python's lock: no thread runs, and no signal is handled. Afterwards it raises a
-    `DeadlineExceededError`.
+    By default `MultiWorkerMirroredStrategy` waits forever for a process that died before its server was up, in a call
+    that holds the GIL: no thread runs, and no signal is handled. With a limit, it raises `DeadlineExceededError`.
 
     Args:
-      workers: how many servers there will be; task 0 of the job `worker` coordinates them.
-      seconds: until all must be up, from when this one is.
+      workers: number of servers; task 0 of the job `worker` coordinates them.
+      seconds: time until all must be up, from the start of this one.
     """
     context.context().configure_coordination_service(
         service_type="standalone",
@@ -36,10 +35,10 @@ def limit_start_of_workers(workers: int, seconds: float) -> None:
 
 @contextlib.contextmanager
 def untuned_device_iterators() -> Iterator[None]:
-    """Iterators over distributed data sets that are made inside end at once.
+    """Context in which iterators over distributed data sets are created that can be destroyed without delay.
 
-    tf.distribute puts a data set of its own on each device, which has a thread that tunes its buffer of one element and
-    sleeps for up to a minute; an iterator's end waits until it wakes. No public option reaches these data sets.
+    tf.distribute creates a data set on each device, with a thread that tunes its buffer of one element and sleeps for
+    up to a minute; the iterator's destructor waits until it wakes up. No public option reaches these data sets.
     """
     make = multi_device_iterator_ops._create_device_dataset
     options = tf.data.Options()
@@ -52,7 +51,7 @@ def untuned_device_iterators() -> Iterator[None]:
 
 
 def is_computed_from(value: Any, tensors: Collection[int]) -> bool:
-    """Whether a tensor of a graph is computed from one of others, which are given by their ids."""
+    """Returns whether a graph tensor is computed from one of other tensors, given by their ids."""
     if not isinstance(value, tf.Tensor) or not hasattr(value, "graph"):
         return False
     found, seen = [value], {id(value)}
@@ -67,7 +66,7 @@ def is_computed_from(value: Any, tensors: Collection[int]) -> bool:
 
 @contextlib.contextmanager
 def variables_restored(function: Any) -> Iterator[None]:
-    """Inside, a concrete function may be called; at the end every variable that it uses has its value of before."""
+    """Context in which a concrete function may be called; on exit, every variable that it uses is restored."""
     handles = [tensor for tensor in function.graph.external_captures if tensor.dtype == tf.resource]
     of_variables = [handle for handle in handles if getattr(handle, "_handle_data", None) is not None]
     kept = [
@@ -85,7 +84,7 @@ def variables_restored(function: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def captured_through(replaced: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
-    """Inside, tensors with values that the function under trace takes from outside of it are replaced by others."""
+    """Context in which tensors with values that the traced function captures are replaced by `replaced`."""
     graph = ops.get_default_graph()
     capture = graph.capture
 
@@ -102,10 +101,10 @@ def captured_through(replaced: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[Non
 
 @contextlib.contextmanager
 def outside_scopes() -> Iterator[None]:
-    """Inside, no scope of a tf.distribute strategy is open, and no variable creator of the caller's is in force.
+    """Context outside of all scopes of tf.distribute and of all variable creators of the caller.
 
-    What Keras and callbacks create there, such as the optimizer that Keras makes at its first save and throws away, belongs to
-    this process alone.
+    Variables that Keras and callbacks create here, such as those of the temporary optimizer in Keras's first save,
+    belong to this process only.
     """
     graph = ops.get_default_graph()
     creators, graph._variable_creator_stack = graph._variable_creator_stack, []
@@ -119,18 +118,18 @@ def outside_scopes() -> Iterator[None]:
 
 @functools.cache
 def let_variables_be_numbers() -> None:
-    """Makes variables of tf.distribute's strategies numbers where those of one device are: in `float(learning_rate)`."""
+    """Lets tf.distribute's variables be converted to numbers like ordinary ones, as in `float(learning_rate)`."""
     for name, kind in (("__int__", int), ("__float__", float)):
         if name not in values.DistributedVariable.__dict__:
             setattr(values.DistributedVariable, name, lambda variable, kind=kind: kind(variable.numpy()))
 
 
-_inlined = [0]  # how many replicas' threads are tracing so
+_inlined = [0]  # number of replica threads that are tracing this way
 
 
 @contextlib.contextmanager
 def functions_inlined() -> Iterator[None]:
-    """Inside, a `tf.function` that is called is traced as a part of its caller: no earlier trace of it is used again."""
+    """Context in which a called `tf.function` is traced as a part of its caller: earlier traces are not reused."""
     _inlined[0] += 1
     tf.config.run_functions_eagerly(True)
     try:
@@ -142,20 +141,20 @@ def functions_inlined() -> Iterator[None]:
 
 
 def no_gradients_recorded() -> contextlib.AbstractContextManager:
-    """Inside, no gradient tape sees what is computed."""
+    """Context in which gradient tapes do not record."""
     return record.stop_recording()
 
 
 def wait_for_devices() -> None:
-    """Returns when all devices have done what they were given; other threads of Python run meanwhile.
+    """Blocks until all devices have finished their work, while other Python threads run.
 
-    A value that is fetched from DTensor before it is there holds Python's lock until then.
+    To fetch a value from DTensor before it is computed would hold the GIL until then.
     """
     context.context().sync_executors()
 
 
 def operations_of(graph: tf.Graph) -> Iterator[tf.Operation]:
-    """Every operation of a graph, those inside its loops, branches and functions among them."""
+    """Yields every operation of a graph, including those inside its loops, branches and functions."""
     yield from graph.get_operations()
     for function in graph._functions.values():
         yield from operations_of(function.graph)

@@ -1,4 +1,4 @@
-"""Keras's layers: how they are called, and what travels with their tensors."""
+"""Internals of Keras's layers: their calls, and attributes attached to their tensors."""
 
 import contextlib
 import functools
@@ -16,19 +16,19 @@ from tensorflow.python.distribute import mirrored_run
 
 
 def path_of(layer: keras.Layer) -> str:
-    """A layer's path; one that has no weights may have a name alone."""
+    """Returns a layer's path, or its name if it has no path, as without weights."""
     return layer.path or layer.name
 
 
 def with_companions_of(tensor: tf.Tensor, other: tf.Tensor, place: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """A tensor with what travels with another one, put through `place`."""
+    """Attaches to a tensor the mask and logits of another one, mapped by `place`."""
     mask, logits = companions_of(other)
     set_companions(tensor, None if mask is None else place(mask), None if logits is None else place(logits))
     return tensor
 
 
 def companions_of(tensor: Any) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-    """What travels with a tensor: its mask, and the logits of probabilities, which Keras's losses are computed from."""
+    """Returns what is attached to a tensor: its mask and, for probabilities, the logits, which Keras's losses use."""
     logits = getattr(tensor, "_keras_logits", None)
     if logits is None and tf.is_symbolic_tensor(tensor) and tensor.op.type in ("Softmax", "Sigmoid"):
         [logits] = tensor.op.inputs
@@ -36,7 +36,7 @@ def companions_of(tensor: Any) -> tuple[tf.Tensor | None, tf.Tensor | None]:
 
 
 def set_companions(tensor: Any, mask: tf.Tensor | None, logits: tf.Tensor | None) -> None:
-    """Lets a mask and logits travel with a tensor."""
+    """Attaches a mask and logits to a tensor."""
     if mask is not None:
         set_keras_mask(tensor, mask)
     if logits is not None:
@@ -44,7 +44,7 @@ def set_companions(tensor: Any, mask: tf.Tensor | None, logits: tf.Tensor | None
 
 
 def same_call_again(layer: keras.Layer) -> Callable[[], contextlib.AbstractContextManager]:
-    """Makes what surrounds a layer's `call` now, so that it can be called so once more: its dtype, whether it trains."""
+    """Captures the context of a layer's `call` (dtype, training), so that it can be called in it again."""
     context, dtype = global_state.get_global_attribute("current_call_ctx"), layer.compute_dtype
 
     @contextlib.contextmanager
@@ -61,23 +61,23 @@ def same_call_again(layer: keras.Layer) -> Callable[[], contextlib.AbstractConte
 
 
 def wrap_call(layer: keras.Layer, wrap: Callable[[keras.Layer, Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Puts `wrap(layer, layer.call)` in the place of a layer's `call`, as Keras does for its own rematerialization."""
+    """Replaces a layer's `call` by `wrap(layer, layer.call)`, as Keras does for its own rematerialization."""
     layer._remat_mode = remat.RematMode("full", 0, [])
     layer.rematerialized_call = lambda call, *_, **__: wrap(layer, call)
 
 
 def adders_of(layer: keras.Layer, losses: Sequence[Any]) -> list[keras.Layer]:
-    """For each loss of a stateless scope the layer, in a layer, that added it."""
+    """Returns for each loss of a stateless scope the layer, nested in `layer`, that added it."""
     layers = list(layer._flatten_layers())
     return [next((one for one in layers if id(loss) in one._loss_ids), layer) for loss in losses]
 
 
 @functools.cache
 def keep_losses_by_replica() -> None:
-    """Keeps what layers add to the loss apart for the replicas of one process, once in a process.
+    """Separates the losses added by layers by replica of one process, once per process.
 
-    Each has a thread, and where one communicates in its forward pass another goes on: it would clear the first one's losses, or
-    add to them.
+    Each replica has a thread, and while one communicates in its forward pass another one runs: it would clear the first
+    one's losses, or add to them.
     """
     for name, make in (("_losses", list), ("_loss_ids", set)):
         setattr(keras.Layer, name, _by_replica(name, make))
@@ -102,7 +102,7 @@ def _by_replica(name: str, make: Callable[[], Any]) -> property:
 
 
 def replace_call(layer: keras.Layer, call: Callable[..., Any]) -> None:
-    """Gives one layer another `call`, which is not saved with it."""
+    """Replaces the `call` of one layer; the replacement is not saved with it."""
     layer.call = call
 
 
@@ -112,15 +112,15 @@ def attentions_placed(
     inside: Callable[[str, Any, Any, Any, bool], tuple[Any, Any, Any, Any]],
     behind: Callable[[str, Any], Any],
 ) -> Iterator[None]:
-    """Inside, Keras's attention layers get another query, attend with other tensors, and return another one, to lay them out.
+    """Context in which inputs, inner tensors and outputs of Keras's attention layers can be replaced, to lay them out.
 
     Args:
-      before: given a layer's path and its query, [batch, sequence, embed], returns what takes its place, also as key and
+      before: given a layer's path and its query, [batch, sequence, embed], returns the replacement, also for key and
         value if they are the same tensor.
-      inside: given a layer's path, query, key and value, [batch, sequence, heads, head_dim] behind the projections, and whether
-        a causal mask is all the mask there is, returns what takes the places of the tensors, and that mask, [1, queries,
-        keys] bool, or None for Keras's own. Not called in subclasses with a `_compute_attention` of their own.
-      behind: given a layer's path and its output, returns what takes its place.
+      inside: given a layer's path, query, key and value after the projections, [batch, sequence, heads, head_dim], and
+        whether the only mask is a causal one, returns their replacements and the mask, [1, queries, keys] bool, or None
+        for Keras's own. Not called in subclasses that override `_compute_attention`.
+      behind: given a layer's path and its output, returns the replacement.
     """
     kinds = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
     kept = [(kind, name, getattr(kind, name)) for kind in kinds for name in ("_compute_attention", "call")]
@@ -147,7 +147,7 @@ def attentions_placed(
                 args = tuple(placed if x is query else x for x in args)
                 kwargs = {name: placed if x is query else x for name, x in kwargs.items()}
             outputs = method(layer, *args, **kwargs)
-            if isinstance(outputs, tuple):  # the scores are second
+            if isinstance(outputs, tuple):  # the second element are the scores
                 return (behind(layer.path, outputs[0]), *outputs[1:])
             return with_companions_of(behind(layer.path, outputs), outputs, tf.identity)
 
@@ -164,10 +164,10 @@ def attentions_placed(
 
 @contextlib.contextmanager
 def products_keep_dims() -> Iterator[None]:
-    """Inside, Keras multiplies tensors as they are, where it would make one dim of some: DTensor gathers a split one.
+    """Context in which Keras does not merge dims for products: DTensor would gather a sharded one.
 
-    Keras's `einsum` becomes a product of matrices for each row of a batch. The gradient of a weight would be one for each row,
-    and be sent so before they are added up.
+    Otherwise Keras's `einsum` becomes one matrix product per row of a batch, and a weight's gradient would be sent for
+    each row, before the sum over rows.
     """
     matmul, einsum = keras_numpy.matmul, keras_numpy.einsum
 

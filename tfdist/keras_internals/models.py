@@ -1,4 +1,4 @@
-"""Keras's models: what they were compiled with, their losses and metrics."""
+"""Internals of Keras's models: compiled losses and metrics, and layers."""
 
 import contextlib
 import contextvars
@@ -20,7 +20,7 @@ _one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("losses as on
 
 @contextlib.contextmanager
 def one_device_losses() -> Iterator[None]:
-    """Inside, losses are those of one device: under tf.distribute Keras divides each mean by the number of replicas."""
+    """Context in which losses are not scaled: under tf.distribute, Keras divides means by the number of replicas."""
     _watch_scaling()
     keep_losses_by_replica()
     token = _one_device.set(True)
@@ -40,23 +40,23 @@ def _watch_scaling() -> None:
 
 
 def build(model: keras.Model, batch: Any) -> None:
-    """Creates every variable of a compiled model: weights, metrics, the loss's trackers and the optimizer's slots.
+    """Creates every variable of a compiled model: weights, metrics, loss trackers and the optimizer's variables.
 
     Args:
       model: a compiled model.
-      batch: a structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec` with the batch's dim first.
+      batch: structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec`, with a batch dim.
     """
     try:
         model._symbolic_build(data_batch=batch)
     except RuntimeError as error:
         if error.__context__ is None:
             raise
-        raise error.__context__ from None  # which Keras hides behind advice that is of no use here
+        raise error.__context__ from None  # Keras's own message hides the cause
 
 
 @contextlib.contextmanager
 def not_compiled(model: keras.Model) -> Iterator[keras.Model]:
-    """The model as if it had not been compiled: what is saved inside needs no optimizer to be loaded."""
+    """Context in which the model is not compiled: if saved inside, it can be loaded without its optimizer."""
     compiled, model.compiled = model.compiled, False
     try:
         yield model
@@ -65,7 +65,13 @@ def not_compiled(model: keras.Model) -> Iterator[keras.Model]:
 
 
 class FlatLoss(NamedTuple):
-    """One of the losses that a model was compiled with: where its output is, the function, its weight."""
+    """A compiled loss.
+
+    Attributes:
+      path: path of the loss's output in the structure of outputs.
+      loss: the loss function.
+      weight: loss weight, or None.
+    """
 
     path: tuple[Any, ...]
     loss: keras.Loss
@@ -73,14 +79,14 @@ class FlatLoss(NamedTuple):
 
 
 def flat_losses(model: keras.Model) -> list[FlatLoss]:
-    """The losses of a compiled and built model, one for each output that has one."""
+    """Returns the losses of a compiled and built model, one per output that has a loss."""
     if model._compile_loss is None:
         return []
     return [FlatLoss(flat.path, flat.loss, flat.loss_weights) for flat in model._compile_loss._flat_losses]
 
 
 def compiled_functions(model: keras.Model) -> list[Any]:
-    """What a model was compiled with that computes losses and metrics: functions and objects, Keras's own among them."""
+    """Returns the compiled losses and metrics, as functions and objects, including Keras's own."""
     losses = keras.tree.flatten(model._compile_loss._user_loss) if model._compile_loss is not None else []
     parts = [*losses, *model.metrics, *_compiled_metrics(model)]
     named = [part for part in parts if part is not None and not isinstance(part, str)]
@@ -88,19 +94,19 @@ def compiled_functions(model: keras.Model) -> list[Any]:
 
 
 def _function_of(part: Any) -> Any:
-    """What a loss or metric of Keras wraps; else itself, whatever it may call `fn`."""
+    """Returns the function that a Keras loss or metric wraps; else the object, whatever its attribute `fn` may be."""
     wrapped = (getattr(part, name, None) for name in ("fn", "_fn"))
     return next((function for function in wrapped if hasattr(function, "__name__")), part)
 
 
 def build_losses(model: keras.Model, y_true: Any, y_pred: Any) -> None:
-    """Finds the losses of a compiled model for its outputs, as Keras does when it computes them first."""
+    """Builds the compiled losses for the model's outputs, as Keras does on their first use."""
     if model._compile_loss is not None and not model._compile_loss.built:
         model._compile_loss.build(y_true, y_pred)
 
 
 def matched(model: keras.Model, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
-    """Labels and outputs in the structures to which the paths of `flat_losses` belong, as Keras brings them there."""
+    """Returns labels and outputs in the structures of the paths in `flat_losses`, as Keras does."""
     compiled = model._compile_loss
     outputs = keras.tree.flatten(y_pred)
     if (
@@ -112,14 +118,14 @@ def matched(model: keras.Model, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
     labels = keras.tree.flatten(y_true)
     wanted = keras.tree.flatten(compiled._user_loss)
     if len(labels) != len(outputs) and len(labels) == sum(loss is not None for loss in wanted):
-        remaining = iter(labels)  # labels are given where there is a loss
+        remaining = iter(labels)  # one label per output with a loss
         labels = [None if loss is None else next(remaining) for loss in wanted]
     y_pred = keras.tree.pack_sequence_as(compiled._y_pred_build_structure, outputs)
     return keras.tree.pack_sequence_as(compiled._y_true_build_structure, labels), y_pred
 
 
 def loss_values(loss: keras.Loss, y_true: Any, y_pred: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """A loss before its reduction, as `Loss.__call__` computes it, and the mask that goes with it."""
+    """Returns a loss before its reduction, as computed by `Loss.__call__`, and the mask to apply."""
     if type(loss).__call__ is not keras.Loss.__call__:
         raise InputError(
             f"A loss must define `call`, so that it can be reduced over replicas. Received: {type(loss).__name__}, which "
@@ -134,58 +140,58 @@ def loss_values(loss: keras.Loss, y_true: Any, y_pred: Any) -> tuple[tf.Tensor, 
 
 
 def weighted_sum(values: tf.Tensor, sample_weight: Any, mask: tf.Tensor | None, dtype: str) -> tf.Tensor:
-    """The sum of values times weights times mask, with Keras's broadcasting."""
-    # Of no rows Keras returns the values themselves.
+    """Returns the sum of values times weights times mask, with Keras's broadcasting."""
+    # Without rows, Keras returns the values themselves.
     return tf.reduce_sum(reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=dtype))
 
 
 def sum_of_weights(sample_weight: Any, mask: tf.Tensor | None, dtype: str) -> tf.Tensor:
-    """The sum of weights times mask, with Keras's broadcasting; one of the two is not None."""
+    """Returns the sum of weights times mask, with Keras's broadcasting; at least one of them is not None."""
     return keras.ops.sum(apply_mask(sample_weight, mask, dtype=dtype, reduction="sum"))
 
 
 def layers_of(model: keras.Model) -> list[keras.Layer]:
-    """Every layer of a model, at any depth, without the model itself."""
+    """Returns every layer of a model, at any depth, except the model itself."""
     return list(model._flatten_layers(include_self=False))
 
 
 def operations_beside_layers(layer: keras.Layer) -> list[keras.Operation]:
-    """What a functional model computes by `keras.ops` or operators between its layers."""
+    """Returns the operations of a functional model that are not layers: `keras.ops` and operators."""
     return [operation for operation in getattr(layer, "operations", ()) if not isinstance(operation, keras.Layer)]
 
 
 def has_shapes(layer: keras.Layer) -> bool:
-    """Whether a layer's `input` and `output` are known: it is a node of a functional or sequential model, and once."""
+    """Returns whether a layer's `input` and `output` are defined: it is called exactly once in a symbolic model."""
     return len(layer._inbound_nodes) == 1
 
 
 def embeddings(model: keras.Model) -> list[keras.Variable]:
-    """The variables of which a step uses some rows alone, so that their gradients may be `tf.IndexedSlices`."""
+    """Returns the variables of which a step may use only some rows, so that gradients may be `tf.IndexedSlices`."""
     return [layer._embeddings for layer in layers_of(model) if isinstance(layer, keras.layers.Embedding)]
 
 
 def kernel_of(layer: keras.Layer) -> keras.Variable:
-    """The variable behind the kernel of a dense layer, or behind the table of an embedding; LoRA adds to what it is read as."""
+    """Returns the variable of a dense kernel or embedding table, to which LoRA adds when the property is read."""
     return layer._embeddings if isinstance(layer, keras.layers.Embedding) else layer._kernel
 
 
 def weight_losses(model: keras.Model) -> list[tf.Tensor]:
-    """The regularisation of a model's weights: the same on every replica."""
+    """Returns the regularization losses of a model's weights, which are the same on every replica."""
     return model._get_regularization_losses()
 
 
 def data_losses(model: keras.Model) -> list[tf.Tensor]:
-    """What `add_loss` and activity regularisers left in the last forward pass: means over the replica's rows."""
+    """Returns losses of `add_loss` and activity regularizers in the last forward pass: means over local rows."""
     return [loss for layer in model._flatten_layers() for loss in layer._get_own_losses()]
 
 
 def metrics_of(model: keras.Model) -> list[keras.Metric]:
-    """The metrics of a compiled and built model, without its loss trackers: compiled ones, and those that layers update."""
+    """Returns the metrics of a compiled and built model, compiled or updated by layers; without the loss trackers."""
     return [*_compiled_metrics(model), *(metric for _, metric in _metrics_of_layers(model))]
 
 
 def names_of_compiled_metrics(model: keras.Model) -> list[str]:
-    """Names that the model was compiled with; with several outputs they are logged with the outputs' names first."""
+    """Returns the names of the compiled metrics; with several outputs, logs prefix them with the outputs' names."""
     return [metric.name for metric in _compiled_metrics(model)]
 
 
@@ -194,12 +200,12 @@ def _compiled_metrics(model: keras.Model) -> list[keras.Metric]:
 
 
 def metric_variables(model: keras.Model) -> list[keras.Variable]:
-    """The variables of these metrics, in their order."""
+    """Returns the variables of `metrics_of`, in the same order."""
     return [variable for metric in metrics_of(model) for variable in metric.variables]
 
 
 def names_of_layers_metrics(model: keras.Model) -> list[str]:
-    """The names of the metrics that layers update, with those of the layers first, as they are logged."""
+    """Returns the names of the metrics of layers, prefixed with the layers' names, as in logs."""
     return [f"{layer}_{metric.name}" for layer, metric in _metrics_of_layers(model)]
 
 
@@ -208,7 +214,7 @@ def _metrics_of_layers(model: keras.Model) -> list[tuple[str, keras.Metric]]:
 
 
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
-    """The floating variables that a forward pass may change, such as the moving mean of BatchNormalization."""
+    """Returns the floating variables that a forward pass may change, such as the moving mean of BatchNormalization."""
     return [v for v in model.non_trainable_variables if v.trainable is False and tf.as_dtype(v.dtype).is_floating]
 
 
@@ -219,7 +225,10 @@ def update_metrics(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: 
 
 
 def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, Any]:
-    """The metrics' results by their names in logs, for the given values of their variables; a layer's have its name first."""
+    """Returns the metrics' results by name in logs, given values of `metric_variables`.
+
+    The names of a layer's metrics are prefixed with its name.
+    """
     results: dict[str, Any] = {}
     with keras.StatelessScope(state_mapping=list(zip(metric_variables(model), values, strict=True))):
         if model._compile_metrics is not None:

@@ -1,4 +1,4 @@
-"""Keras's optimizers: their update, their slots, their rate."""
+"""Internals of Keras's optimizers: their update, their variables, their learning rate."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,15 +12,15 @@ from tfdist.keras_internals.variables import UninitializedVariable, births_defer
 
 
 def switch_off_second_sum(optimizer: keras.Optimizer) -> None:
-    """Keeps Keras's optimizer from summing gradients over replicas: they arrive whole.
+    """Disables the optimizer's own sum of gradients over replicas: they are already reduced.
 
-    Keras 3 sums them inside `apply` and has no public switch for it.
+    Keras 3 sums them inside `apply` and has no public option to disable it.
     """
     optimizer._all_reduce_sum_gradients = list
 
 
 def last_learning_rate(optimizer: keras.Optimizer) -> float:
-    """The rate of the last update; a schedule's rate is that of the next one."""
+    """Returns the learning rate of the last update."""
     rate = optimizer._learning_rate
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         rate = rate(tf.maximum(tf.convert_to_tensor(optimizer.iterations) - 1, 0))
@@ -28,7 +28,7 @@ def last_learning_rate(optimizer: keras.Optimizer) -> float:
 
 
 def constant_learning_rate(optimizer: keras.Optimizer) -> float | None:
-    """The rate, if it is one number that a variable holds; None for a schedule."""
+    """Returns the learning rate if it is stored in a variable; None for a schedule."""
     rate = optimizer._learning_rate
     scheduled = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     return None if scheduled else float(tf.convert_to_tensor(rate))
@@ -36,10 +36,10 @@ def constant_learning_rate(optimizer: keras.Optimizer) -> float | None:
 
 @contextlib.contextmanager
 def rate_times(optimizer: keras.Optimizer, factor: float) -> Iterator[None]:
-    """Inside, updates that are traced have the optimizer's rate, a variable's or a schedule's, times a number.
+    """Context in which updates are traced with the learning rate, a variable's or a schedule's, times a factor.
 
-    Outside, who reads and sets `optimizer.learning_rate`, such as a callback, has the rate without it. To be used around all
-    replicas: the threads of a mirrored strategy would undo it for one another.
+    Code outside that reads or sets `optimizer.learning_rate`, such as a callback, uses the rate without the factor.
+    Enter it around all replicas: the threads of a mirrored strategy would undo it for each other.
     """
     if factor == 1:
         yield
@@ -53,22 +53,22 @@ def rate_times(optimizer: keras.Optimizer, factor: float) -> Iterator[None]:
 
 
 def trained_by(optimizer: keras.Optimizer) -> list[keras.Variable]:
-    """The variables that an optimizer was built for, in its order."""
+    """Returns the variables for which an optimizer was built, in its order."""
     return list(optimizer._trainable_variables)
 
 
 def key_of(variable: keras.Variable) -> str:
-    """By what an optimizer knows a variable; another one when the variable was created again."""
-    return tf_optimizer.TFOptimizer._var_key(None, variable)  # a method that needs no instance
+    """Returns an optimizer's key for a variable; it changes when the variable is created again."""
+    return tf_optimizer.TFOptimizer._var_key(None, variable)  # this method does not use its instance
 
 
 def follow_variables(optimizer: keras.Optimizer, engine: tf.distribute.Strategy, keys: Mapping[str, str]) -> None:
-    """Makes an optimizer work where its variables are now.
+    """Updates an optimizer after variables have been created again.
 
     Args:
-      optimizer: with variables that were created again.
-      engine: in whose scope.
-      keys: of these and of the variables that it trains, by the former ones.
+      optimizer: optimizer that owns or updates such variables.
+      engine: strategy in whose scope they were created again.
+      keys: new keys, by old keys, of the variables.
     """
     optimizer._distribution_strategy = engine
     optimizer._trainable_variables_indices = {
@@ -81,7 +81,7 @@ def follow_variables(optimizer: keras.Optimizer, engine: tf.distribute.Strategy,
 
 @contextlib.contextmanager
 def updating_one_device(*optimizers: keras.Optimizer) -> Iterator[None]:
-    """Inside, optimizers create slots and update variables as on one device, wherever they were made."""
+    """Context in which optimizers create and update variables as on one device, wherever they were created."""
     kept = [optimizer._distribution_strategy for optimizer in optimizers]
     for optimizer in optimizers:
         optimizer._distribution_strategy = tf.distribute.get_strategy()
@@ -93,7 +93,7 @@ def updating_one_device(*optimizers: keras.Optimizer) -> Iterator[None]:
 
 
 def velocities_of(optimizer: keras.Optimizer) -> list[keras.Variable]:
-    """The slots that a built optimizer with momentum adds rates times gradients up in; none for other optimizers."""
+    """Returns a built optimizer's momentum variables that sum rates times gradients; empty for other optimizers."""
     if isinstance(optimizer, keras.optimizers.RMSprop):
         return [slot for slot in getattr(optimizer, "_momentums", []) if slot is not None]
     if not isinstance(optimizer, keras.optimizers.SGD):
@@ -102,19 +102,19 @@ def velocities_of(optimizer: keras.Optimizer) -> list[keras.Variable]:
 
 
 def slots_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
-    """What an optimizer would keep for variables that have no values; nothing is computed."""
+    """Returns the optimizer's variables for variables without values; nothing is computed."""
     abstract_model: list[UninitializedVariable] = []
     with tf.Graph().as_default(), births_deferred(abstract_model, abstract_model.append):
-        tf_optimizer.TFOptimizer._var_key = lambda self, variable: id(variable)  # which that restores at its end
+        tf_optimizer.TFOptimizer._var_key = lambda self, variable: id(variable)  # births_deferred restores it on exit
         optimizer.build(list(variables))
     return [uninitialized.variable for uninitialized in abstract_model]
 
 
 @contextlib.contextmanager
 def updates_without_effects() -> Iterator[None]:
-    """Inside, optimizers assign by Keras's variables alone, so that in `keras.StatelessScope` nothing is assigned.
+    """Context in which optimizers assign only to Keras's variables, so that a `keras.StatelessScope` captures it all.
 
-    On TensorFlow, Keras's optimizers assign to TensorFlow's variables, inside an update of tf.distribute's strategy.
+    On TensorFlow, Keras's optimizers assign to TensorFlow's variables, inside an update of the tf.distribute strategy.
     """
     kind, base = tf_optimizer.TFOptimizer, base_optimizer.BaseOptimizer
     names = ("assign", "assign_add", "assign_sub", "_apply_weight_decay", "_backend_update_step")

@@ -1,4 +1,4 @@
-"""Keras's variables: how they are born, what they stand for, what is kept with them."""
+"""Internals of Keras's variables: their creation, their values, and attributes attached to them."""
 
 import contextlib
 import math
@@ -14,7 +14,12 @@ from keras.src.backend.tensorflow import optimizer as tf_optimizer
 
 
 class UninitializedVariable(NamedTuple):
-    """A variable that has an initializer and no value yet, and the layers in whose methods it was made, innermost last."""
+    """A variable with an initializer and no value yet.
+
+    Attributes:
+      variable: the variable.
+      owners: the layers in whose methods it was created, innermost last.
+    """
 
     variable: keras.Variable
     owners: list[Any]
@@ -24,13 +29,14 @@ class UninitializedVariable(NamedTuple):
 def births_deferred(
     abstract_model: list[UninitializedVariable], bear: Callable[[UninitializedVariable], None]
 ) -> Iterator[None]:
-    """Inside, variables that have initializers get no value: who opened this gives them one with `give_value`.
+    """Context in which variables with initializers are created without a value, for an abstract model.
 
-    Read, such a variable is what its initializer says; assigned to, it begins with that.
+    Whoever enters it initializes them later with `give_value`. Until then, reading such a variable runs its
+    initializer, and assigning to it sets its initial value.
 
     Args:
-      abstract_model: gets each such variable.
-      bear: called for a variable that Keras made while it traced a model and wants to have now.
+      abstract_model: list to which the variables are appended.
+      bear: initializes a variable that Keras created while tracing a model and needs now.
     """
     kind, optimizers = keras.Variable, tf_optimizer.TFOptimizer
     initialize, assign, register, key = (
@@ -61,9 +67,7 @@ def births_deferred(
             variable._initializer = lambda *_, **__: given
 
     def key_of(optimizer: keras.Optimizer, variable: keras.Variable) -> Any:
-        for i, uninitialized in enumerate(
-            abstract_model
-        ):  # an optimizer that is built here wants the variable as it will be
+        for i, uninitialized in enumerate(abstract_model):  # an optimizer built here needs the initialized variable
             if uninitialized.variable is variable:
                 bear(abstract_model.pop(i))
                 break
@@ -79,26 +83,27 @@ def births_deferred(
 
 
 def initial_value(variable: keras.Variable) -> tf.Tensor:
-    """What a variable without a value begins with, computed now."""
+    """Computes the initial value of a variable without a value."""
     return tf.cast(variable._initializer(variable._shape, dtype=variable._dtype), variable._dtype)
 
 
 def give_value(variable: keras.Variable, value: tf.Variable) -> None:
-    """Makes TensorFlow's variable the one that Keras's stands for."""
+    """Sets the TensorFlow variable that stores the value of a Keras variable."""
     variable._value, variable._initializer = value, None
 
 
 def create_again(variable: keras.Variable, scope: contextlib.AbstractContextManager) -> None:
-    """Creates the variable that Keras's stands for once more, inside a scope, with the value that it has."""
+    """Recreates the TensorFlow variable of a Keras variable inside a scope, with its current value."""
     value = tf.identity(variable.value)
     with scope:
         variable._initialize(value)
 
 
 def let_tapes_watch(copies: Sequence[tf.Variable]) -> None:
-    """Makes gradient tapes see the copies of a variable.
+    """Makes gradient tapes watch the copies of a variable.
 
-    They do not see one that was frozen when it was created. Keras unfreezes what it holds, which is not the copies.
+    They do not watch copies of a variable that was frozen when it was created: unfreezing it in Keras does not reach
+    them.
     """
     for copy in copies:
         copy._trainable = True
@@ -106,11 +111,11 @@ def let_tapes_watch(copies: Sequence[tf.Variable]) -> None:
 
 @contextlib.contextmanager
 def standing_for(variables: Sequence[keras.Variable], copies: Sequence[Sequence[tf.Variable]]) -> Iterator[None]:
-    """Inside, variables stand for the first of their copies; at the end the others get its value.
+    """Context in which variables are the first of their copies; on exit, the other copies get its value.
 
     Args:
-      variables: Keras's.
-      copies: of each, TensorFlow's variables that are its values on devices.
+      variables: Keras variables.
+      copies: for each, the TensorFlow variables on its devices.
     """
     kept = [variable._value for variable in variables]
     for variable, (first, *_) in zip(variables, copies, strict=True):
@@ -126,16 +131,17 @@ def standing_for(variables: Sequence[keras.Variable], copies: Sequence[Sequence[
 
 
 def value_of(variable: keras.Variable) -> Any:
-    """TensorFlow's variable that Keras's stands for; None as long as it has none."""
+    """Returns the TensorFlow variable of a Keras variable; None if it has no value yet."""
     return variable._value
 
 
 class RecordedScope(keras.StatelessScope):
-    """A scope that knows what was assigned inside, and keeps the losses that layers add.
+    """A stateless scope that records assignments and collects the losses added by layers.
 
     Attributes:
-      assigned: variable and value, in the order of the last assignments; what the scope was given is not among them.
-      held: by the ids of variables, what their values are computed from.
+      assigned: (variable, value) of each variable assigned inside, in the order of first assignment, with the latest
+        value; the scope's initial state is not included.
+      held: tensors, by id of variable, from which the variables' values are computed.
     """
 
     def __init__(
@@ -144,12 +150,12 @@ class RecordedScope(keras.StatelessScope):
         held: Iterable[tuple[keras.Variable, Any]] = (),
         read: Callable[[keras.Variable], Any] = lambda variable: None,
     ):
-        """Opens no scope yet.
+        """Initializes the scope without entering it.
 
         Args:
           state_mapping: values of variables inside.
-          held: what they are computed from, where that is another tensor.
-          read: gives the value of another variable, or None for its own.
+          held: tensors from which these values are computed, if they are others.
+          read: returns the value of any other variable, or None for its own.
         """
         super().__init__(state_mapping=list(state_mapping), collect_losses=True)
         self._read = read
@@ -165,16 +171,16 @@ class RecordedScope(keras.StatelessScope):
         """See base class."""
         super().add_update(update)
         self._updates[id(update[0])] = update
-        self.held.pop(id(update[0]), None)  # from now on its value is what was assigned
+        self.held.pop(id(update[0]), None)  # its value is now the assigned one
 
     @property
     def assigned(self) -> list[tuple[keras.Variable, Any]]:
-        """See the class."""
+        """The recorded assignments; see the class."""
         return list(self._updates.values())
 
 
 def held_value(variable: keras.Variable) -> tf.Tensor:
-    """What a variable's value is computed from, in the innermost `RecordedScope` if one is open; by itself its value."""
+    """Returns the tensor from which a variable's value is computed in the innermost `RecordedScope`, else its value."""
     scope = get_stateless_scope()
     if isinstance(scope, RecordedScope) and id(variable) in scope.held:
         return scope.held[id(variable)]
@@ -182,23 +188,23 @@ def held_value(variable: keras.Variable) -> tf.Tensor:
 
 
 def uncast_value(variable: keras.Variable) -> tf.Tensor:
-    """A variable's value in its own dtype, also where a layer of mixed precision computes."""
+    """Returns a variable's value in its own dtype, even inside a mixed-precision layer."""
     with keras_variables.AutocastScope(None):
         return tf.convert_to_tensor(variable.value)
 
 
 def bytes_of(variable: keras.Variable) -> int:
-    """Bytes of a whole variable."""
+    """Returns the bytes of a full variable."""
     return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
 def layout_of(variable: keras.Variable) -> Any:
-    """What `set_layout` said; an optimizer's slot has its variable's."""
+    """Returns the layout from `set_layout`; an optimizer variable has that of its model variable."""
     return variable._layout
 
 
 def set_layout(variable: keras.Variable, layout: Any) -> None:
-    """Keeps a layout with a variable. Keras hands it on to the optimizer's slots."""
+    """Attaches a layout to a variable; Keras passes it on to the optimizer's variables."""
     variable._layout = layout
 
 

@@ -1,4 +1,4 @@
-"""Starting the processes of a job, supervising them, restarting and resizing it: what `launch` and `spawn` share.
+"""Starts, supervises, restarts and resizes the processes of a job, for `launch` and `spawn`.
 
-No process here imports TensorFlow.
+No launcher process imports TensorFlow.
 """

@@ -1,4 +1,4 @@
-"""One attempt at a job: its processes on this host, from the first to the last."""
+"""One attempt at a job: runs its processes on this host until all have ended."""
 
 import contextlib
 import dataclasses
@@ -32,25 +32,25 @@ from tfdist.launcher.supervision import Stop, Supervisor, Watched
 from tfdist.process import progress_file
 
 Ask = Callable[[], Stop | None]
-RESTART_VARIABLE = "TFDIST_RESTART"  # how many times the job was started before
-LAUNCHED_VARIABLE = "TFDIST_LAUNCHED"  # when the job was started first: the name of what it writes
+RESTART_VARIABLE = "TFDIST_RESTART"  # number of earlier attempts at this job
+LAUNCHED_VARIABLE = "TFDIST_LAUNCHED"  # start time of the job, used to name its output
 _OURS = (ADDRESS_VARIABLE, TOKEN_VARIABLE, RESTART_VARIABLE, progress_file.VARIABLE, "TFDIST_COORDINATOR")
 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """What the attempts of a job share on this host.
+    """State that all attempts of a job share on this host.
 
     Attributes:
-      job: how many processes, and how they find each other.
-      command: what a rank runs.
-      environment: what they inherit.
-      guard: ends what is left if this process is killed.
-      logs: where each rank's log is.
-      notes: where each rank notes its progress; None if nobody wants to know.
-      stops: each is asked again and again for a reason to end the processes.
-      arrived: the signals that ask for the end.
-      say: told which ranks are here.
+      job: number of processes, and how they find each other.
+      command: returns the command of a rank.
+      environment: environment that the processes inherit.
+      guard: kills the remaining processes if this process is killed.
+      logs: directory of the ranks' logs.
+      notes: the ranks' progress files; None if progress is not needed.
+      stops: polled for a reason to end the processes.
+      arrived: received signals that request the end.
+      say: called with a line that lists the local ranks.
     """
 
     job: Job
@@ -65,16 +65,19 @@ class Host:
 
 
 def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool) -> Report:
-    """Starts the processes at fresh ports, with a fresh group, and sees them to their end.
+    """Starts the processes with new ports and a new group, and waits until all have ended.
 
     Args:
-      host: what does not change.
+      host: state that all attempts share.
       order_source: may order to stop.
-      order: how many processes, and which attempt it is.
-      is_first: whether it is this launcher's first.
+      order: number of processes, and number of the attempt.
+      is_first: whether it is this launcher's first attempt.
+
+    Returns:
+      How the attempt ended.
 
     Raises:
-      InputError: the command or the coordinator's address cannot be used, or the memory is full.
+      InputError: the command or the coordinator's address cannot be used, or there is no free memory.
     """
     with order_source.meet(order) as launchers, contextlib.ExitStack() as stack:
         placement = arrange(order.processes, order_source.host, launchers)
@@ -100,7 +103,7 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
 
 @contextlib.contextmanager
 def _served(job: Job, placement: Placement, launchers: Group) -> Iterator[tuple[Server | None, list[dict[str, str]]]]:
-    """Serves on node 0 what the ranks need; returns the ranks' group, where it is here, and this node's variables."""
+    """Starts the servers of the ranks on node 0; yields the ranks' group, on node 0 only, and this node's variables."""
     engine = ENGINES[job.launcher]
     with contextlib.ExitStack() as stack:
         server, told = None, None
@@ -158,7 +161,7 @@ def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: conte
 
 
 def asked(host: Host) -> Stop | None:
-    """Whether somebody has asked this launcher to end."""
+    """Returns a `Stop` if this launcher has received a signal to end."""
     if not host.arrived:
         return None
     name = signal.Signals(host.arrived[0]).name
@@ -167,7 +170,7 @@ def asked(host: Host) -> Stop | None:
 
 
 def in_a_hurry(host: Host) -> bool:
-    """Whether whoever has asked it to end has asked again."""
+    """Returns whether the request to end was repeated."""
     return len(host.arrived) > 1
 
 
@@ -181,14 +184,16 @@ def _unread(host: Host, screens: Sequence[Screen]) -> Stop | None:
 
 def _inherited(environment: Mapping[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in without_sources(environment).items() if name not in _OURS}
-    return {"PYTHONUNBUFFERED": "1"} | kept  # lines appear when they are printed, also the last before a crash
+    return {"PYTHONUNBUFFERED": "1"} | kept  # prints lines immediately, including the last ones before a crash
 
 
 class _StartTimeout:
-    """Once a rank has come to the group, the others must come too; a job whose ranks do not use tfdist has no group.
+    """Requires all ranks to join the group within a time limit once one has joined.
+
+    A job whose ranks do not use tfdist never joins the group and has no limit.
 
     Attributes:
-      absent: the ranks that did not come in time.
+      absent: ranks that did not join in time.
     """
 
     def __init__(self, seconds: float, server: Server | None):
@@ -212,11 +217,11 @@ class _StartTimeout:
 
 
 def _ordered(host: Host, order_source: OrderSource) -> Ask:
-    """Whoever decides may want others to join these processes, or some of them to leave: all save first, and end."""
+    """Returns a check for orders to stop, given so that the processes save before others join or some leave."""
 
     def ask() -> Stop | None:
         order = order_source.order()
-        if order.kind not in (Kind.STOP, Kind.OVER):  # over for a launcher that was given up
+        if order.kind not in (Kind.STOP, Kind.OVER):  # OVER if this launcher was given up
             return None
         if order.outcome.code == ExitCode.PEER_LOST:  # nothing can be saved
             return Stop(order.outcome, final=False)
@@ -226,9 +231,10 @@ def _ordered(host: Host, order_source: OrderSource) -> Ask:
 
 
 def _elsewhere(host: Host, launchers: Group) -> Ask:
-    """If another host's launcher was asked to end, or nobody reads it any more, its ranks agree with ours on a step to end at.
+    """Returns a check for launchers of other hosts that have ended.
 
-    Ours need the time to save, and no signal, which could come when they have saved already, and would kill them.
+    If another launcher was asked to end, or its output is no longer read, its ranks agree with ours on a step at which
+    to end. Ours then need time to save but no signal, which would kill them if it arrived after they have saved.
     """
 
     def ask() -> Stop | None:

@@ -1,4 +1,4 @@
-"""An attempt as whoever decides sees it: who runs it, and what they have reported."""
+"""State of an attempt in the job controller: its launchers and their reports."""
 
 import dataclasses
 import math
@@ -8,24 +8,25 @@ from tfdist.errors import ExitCode
 from tfdist.launcher.orders import Report
 from tfdist.launcher.outcome import SUCCESS, Outcome
 
-SURELY_BEGUN_SECONDS = 3600.0  # behind which a program trains, also one that notes no steps
+SURELY_BEGUN_SECONDS = 3600.0  # after which training is assumed to have begun, even without recorded steps
 
-_SAYS_LITTLE = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST)  # less than any other code, the first the least
+# Exit codes that are least likely to be the cause, least likely first.
+_SAYS_LITTLE = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST)
 
 
 @dataclasses.dataclass
 class AttemptState:
-    """An attempt that runs.
+    """State of a running attempt.
 
     Attributes:
-      number: counts the attempts of a job.
-      processes: how many each launcher runs, in the order of ranks.
-      address: where the launchers meet.
-      token: what they show there.
-      since: when it was begun.
-      reports: of those that have ended.
-      stops: why it was told to stop.
-      ends: since when all of it has to end.
+      number: number of the attempt in its job.
+      processes: number of processes of each launcher, in the order of ranks.
+      address: where the launchers' group is served.
+      token: token of that group.
+      since: time at which it began.
+      reports: reports of launchers whose processes have ended.
+      stops: why it was ordered to stop; None if it was not.
+      ends: time since which all of its processes have to end; None if they have not.
     """
 
     number: int
@@ -39,18 +40,20 @@ class AttemptState:
 
     @property
     def size(self) -> int:
-        """How many processes it has."""
+        """Total number of processes."""
         return sum(self.processes.values())
 
     @property
     def awaited(self) -> list[str]:
-        """The launchers that have not reported."""
+        """Launchers that have not reported."""
         return [name for name in self.processes if name not in self.reports]
 
     def overdue(self, now: float) -> float:
-        """For how many seconds all of it has had to end: it was told to stop, or a launcher has failed, or was asked to end.
+        """Returns for how many seconds all processes have had to end; -inf if they have not.
 
-        Those whose processes end with code 0 or 75 tell the others nothing: theirs end when they want. To be asked often.
+        They have to end if the attempt was ordered to stop, or if a launcher failed or was asked to end. A launcher
+        whose processes end with code 0 or 75 does not notify the others, whose processes end when they like. To be
+        polled, because the first call that detects the condition starts the time.
         """
         if self.ends is None and (self.stops or any(map(_ends_all, self.reports.values()))):
             self.ends = now
@@ -58,20 +61,20 @@ class AttemptState:
 
     @property
     def step(self) -> int | None:
-        """The last that any rank has noted; None if none has."""
+        """Last step that any rank has recorded, or None."""
         return max((report.step for report in self.reports.values() if report.step is not None), default=None)
 
     def has_begun(self, now: float) -> bool:
-        """Whether training has."""
+        """Returns whether training has begun."""
         return self.step is not None or now - self.since >= SURELY_BEGUN_SECONDS
 
     @property
     def is_final(self) -> bool:
-        """Whether a rank has noted that nothing must be started again."""
+        """Whether a rank has recorded that the job must not be restarted."""
         return any(report.final for report in self.reports.values())
 
     def cause(self) -> Outcome:
-        """Of the launchers' outcomes the one that is no consequence of another's, and names a rank."""
+        """Returns the launchers' outcome that most likely caused the others, preferring one that names a rank."""
         outcomes = [report.outcome for report in self.reports.values()]
         if self.awaited:
             outcomes.append(loss_of(self.awaited))
@@ -79,7 +82,7 @@ class AttemptState:
 
 
 def loss_of(launchers: Sequence[str]) -> Outcome:
-    """How an attempt ends when launchers are lost."""
+    """Returns the outcome of an attempt whose launchers are lost."""
     return Outcome(ExitCode.PEER_LOST, f"{', '.join(launchers)} is lost")
 
 

@@ -1,4 +1,4 @@
-"""How a launcher comes to its desk: whether it decides, or does as it is told."""
+"""Creates a launcher's order source: decides whether it controls the job or follows another launcher."""
 
 import contextlib
 import errno
@@ -22,16 +22,16 @@ from tfdist.launcher.rendezvous_server import RendezvousServer
 def opened(
     job: Job, environment: Mapping[str, str], guard: OrphanGuard, say: Callable[[str], object]
 ) -> Iterator[OrderSource]:
-    """The desk of this launcher.
+    """Yields the order source of this launcher.
 
     Args:
-      job: what is to be launched.
-      environment: has the token of jobs on several hosts.
-      guard: ends what is left of a program of `--hosts` if this process is killed.
-      say: told what becomes of the job.
+      job: the job to launch.
+      environment: contains the token of jobs on several hosts.
+      guard: kills the program of `--hosts` if this process is killed.
+      say: called with messages about the job.
 
     Raises:
-      PeerLostError: another host's launcher did not come.
+      PeerLostError: another host's launcher did not connect.
       InputError: the coordinator's address, or `--hosts`, cannot be used.
     """
     with contextlib.ExitStack() as stack:
@@ -44,7 +44,7 @@ def opened(
             return
         hosts = stack.enter_context(Hosts(job.hosts, guard)) if job.hosts else None
         controller = JobController(job, say, listed=lambda: hosts.slots if hosts else None, launched=launched_now())
-        own = LocalController(job, controller)  # before any guest: it is the job's
+        own = LocalController(job, controller)  # before remote launchers join, because the first one owns the job
         if listener:
             host = split_address(job.coordinator)[0]
             rendezvous_server = stack.enter_context(
@@ -56,19 +56,19 @@ def opened(
 
 
 def _listener(coordinator: str) -> socket.socket | None:
-    """Where the lobby listens, if this is the first launcher on the coordinator's host; else None."""
+    """Returns the rendezvous server's socket if this is the first launcher on the coordinator's host, else None."""
     if not is_here(split_address(coordinator)[0]):
         return None
     try:
         return listen(coordinator, "Choose another --coordinator, the same on every host.")
     except InputError as error:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE:
-            return None  # by a launcher that came before, or a stranger, which will be said when it does not answer
+            return None  # by an earlier launcher, or by another program, which the connection will report
         raise
 
 
 def is_here(host: str) -> bool:
-    """Whether a name or an address is this host's; one that nobody knows yet is not."""
+    """Returns whether a host name or address is this host's; False if it cannot be resolved."""
     try:
         found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError:

@@ -1,6 +1,6 @@
-"""A function call that travels to new processes, and its results on their way back: files of one job's own.
+"""Passes a function call to new processes and its results back, through pickle files.
 
-They are pickles, which can run code when they are read: they lie in a directory that only this user can enter.
+Unpickling can execute code, so the files are in a directory that only this user can access.
 """
 
 import importlib.util
@@ -12,12 +12,18 @@ from typing import Any, NamedTuple
 
 from tfdist.errors import InputError
 
-# Without cloudpickle, functions of a notebook or of the script itself do not travel.
+# The standard pickle cannot send functions defined in a notebook or in the script itself.
 pickler: Any = importlib.import_module("cloudpickle") if importlib.util.find_spec("cloudpickle") else pickle
 
 
 class Result(NamedTuple):
-    """What became of a call: its value, or the exception and its traceback's text."""
+    """Result of a call.
+
+    Attributes:
+      value: the return value.
+      error: the exception that the call raised, or None.
+      trace: text of its traceback.
+    """
 
     value: Any = None
     error: BaseException | None = None
@@ -25,7 +31,7 @@ class Result(NamedTuple):
 
 
 def write_call(directory: pathlib.Path, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Writes the call that all ranks make.
+    """Writes the call for all ranks.
 
     Raises:
       InputError: the function or an argument cannot be pickled.
@@ -34,7 +40,7 @@ def write_call(directory: pathlib.Path, fn: Callable[..., Any], args: Sequence[A
         data = pickler.dumps((fn, tuple(args), dict(kwargs)))
         if pickler is pickle:
             _check_home(fn)
-    except Exception as error:  # __reduce__ methods raise what they like
+    except Exception as error:  # __reduce__ methods may raise anything
         raise InputError(
             f"spawn must be able to pickle the function and its arguments. Received: {error!r}. {_remedy()}"
         ) from error
@@ -42,7 +48,7 @@ def write_call(directory: pathlib.Path, fn: Callable[..., Any], args: Sequence[A
 
 
 def make_call(directory: pathlib.Path, rank: int) -> Result:
-    """Makes the call in a new process, and writes what became of it."""
+    """Makes the call in a new process, and writes its result."""
     try:
         fn, args, kwargs = pickle.loads((directory / "call.pickle").read_bytes())
         result = Result(fn(*args, **kwargs))
@@ -58,7 +64,7 @@ def make_call(directory: pathlib.Path, rank: int) -> Result:
 
 
 def read_result(directory: pathlib.Path, rank: int) -> Result | None:
-    """Returns what became of a rank's call, or None if its process ended before."""
+    """Returns the result of a rank's call, or None if its process ended without one."""
     path = _result_path(directory, rank)
     return pickle.loads(path.read_bytes()) if path.exists() else None
 
@@ -70,7 +76,7 @@ def _result_path(directory: pathlib.Path, rank: int) -> pathlib.Path:
 def _dump_error(result: Result) -> bytes:
     try:
         data = pickler.dumps(result)
-        pickle.loads(data)  # an exception whose constructor takes other arguments pickles, and does not come back
+        pickle.loads(data)  # an exception whose constructor takes other arguments can be pickled but not unpickled
         return data
     except Exception:
         return pickler.dumps(result._replace(error=RuntimeError(f"{type(result.error).__name__}: {result.error}")))

@@ -1,4 +1,4 @@
-"""One process of a job, in a session of its own."""
+"""A process of a job, in a session of its own."""
 
 import contextlib
 import logging
@@ -13,13 +13,13 @@ from typing import IO, NamedTuple
 from tfdist.errors import InputError
 from tfdist.errors.exit_codes import SIGNALLED
 
-REAP_SECONDS = 30.0  # from the first SIGKILL on; the system ends most within a few milliseconds
+REAP_SECONDS = 30.0  # after the first SIGKILL; most processes end within a few milliseconds
 
 _log = logging.getLogger("tfdist.launch")
 
 
 class Task(NamedTuple):
-    """What a rank runs: its command, its environment and its log."""
+    """What a rank runs: its command, environment and log."""
 
     rank: int
     command: Sequence[str]
@@ -28,16 +28,18 @@ class Task(NamedTuple):
 
 
 class Child:
-    """A rank's process, which leads a process group. It stays a zombie until `reap`, so that its number stays its own.
+    """The process of a rank, which leads a process group.
+
+    It remains a zombie until `reap`, so that its pid is not reused.
 
     Attributes:
-      rank: the process's rank.
-      log: where its output is written.
-      pid: of the process, and of its group.
-      out: what it writes to standard output.
-      err: what it writes to standard error.
-      code: its exit code, 128 + the signal's number if one ended it; None while it runs.
-      ended: when that was seen, as `time.monotonic()` says it.
+      rank: rank of the process.
+      log: file that its output is written to.
+      pid: id of the process and of its group.
+      out: pipe from its standard output.
+      err: pipe from its standard error.
+      code: its exit code, 128 + N if signal N ended it; None while it runs.
+      ended: `time.monotonic()` when the end was noticed.
       signalled: whether the launcher had sent it a signal before.
     """
 
@@ -48,7 +50,7 @@ class Child:
         """Starts the process.
 
         Raises:
-          InputError: there is no such program.
+          InputError: the program does not exist.
         """
         self.rank, self.log = task.rank, task.log
         try:
@@ -71,7 +73,7 @@ class Child:
         self.code: int | None = None
         self.ended = 0.0
         self.signalled = False
-        self._killed: float | None = None  # when
+        self._killed: float | None = None  # time of the first SIGKILL
 
     def poll(self) -> bool:
         """Returns whether the process has ended."""
@@ -84,18 +86,19 @@ class Child:
         return self.code is not None
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the process and all others of its group."""
+        """Sends a signal to the process group."""
         if not self.poll():
             self.signalled = True
         if number == signal.SIGKILL and self._killed is None:
             self._killed = time.monotonic()
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # what some systems say of a zombie
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # some systems raise these for a zombie
             os.killpg(self.pid, number)
 
     def reap(self) -> None:
-        """Ends whatever is left of the group, and gives the process's number back.
+        """Kills whatever is left of the process group, and reaps the process.
 
-        One that even SIGKILL does not end, as it waits in the system for a disk or a device, is left, and counts as killed.
+        A process that survives SIGKILL because it waits in the kernel for a disk or device is abandoned, and counts as
+        killed.
         """
         self.signal(signal.SIGKILL)
         assert self._killed is not None

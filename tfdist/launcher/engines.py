@@ -1,4 +1,4 @@
-"""What each engine's processes find in their environment, and what node 0 serves for them."""
+"""The environment variables of each engine's processes, and the servers that they need on node 0."""
 
 import contextlib
 import json
@@ -16,8 +16,8 @@ class Engine(NamedTuple):
     """How the processes of an engine find each other.
 
     Attributes:
-      serve: what the launcher of node 0 serves while they run: from the placement, the port.
-      variables: a rank's environment: from the placement, the port that node 0 serves, and the rank.
+      serve: runs the server that node 0 provides, given the placement; yields its port.
+      variables: returns a rank's environment variables, given the placement, that port, and the rank.
     """
 
     serve: Callable[[Placement], AbstractContextManager[int]]
@@ -36,7 +36,7 @@ def _tf_config(placement: Placement, port: int, rank: Rank) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _serve_rendezvous(placement: Placement) -> Iterator[int]:
-    """Serves Horovod's own rendezvous. It asks for no token: it belongs on a trusted network, as the engine does."""
+    """Runs Horovod's rendezvous server. It uses no token: like the engine itself, it requires a trusted network."""
     try:
         from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
         from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
@@ -74,11 +74,11 @@ def _horovod(placement: Placement, port: int, rank: Rank) -> dict[str, str]:
         "HOROVOD_CROSS_SIZE": str(rank.cross_size),
     }
     interface = os.environ.get("HOROVOD_GLOO_IFACE") or placement.interface
-    return variables | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})  # else Gloo chooses
+    return variables | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})  # otherwise Gloo chooses
 
 
 def _node_name(node: int) -> str:
-    """The name by which Horovod tells hosts apart; real names may repeat, in containers."""
+    """Returns the name by which Horovod distinguishes hosts; real host names may repeat in containers."""
     return f"node-{node}"
 
 

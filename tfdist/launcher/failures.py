@@ -1,4 +1,4 @@
-"""Whose processes have died, in an attempt of an elastic job: a death takes its slot along, see `Slots`."""
+"""Counts the failed processes of each launcher in an elastic job's attempt; each one disables a slot, see `Slots`."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -6,18 +6,19 @@ from tfdist.errors import ExitCode
 from tfdist.launcher.orders import Report
 from tfdist.launcher.outcome import End, Outcome
 
-# Ends that are no process's own death: done, preempted, a lost peer; and a stall, which ends all.
+# Exit codes that are not a process's own failure: done, preempted, lost a peer; and a stall, which ends all processes.
 _NO_DEATH = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.STALLED)
 
 
 def own(ends: Collection[End], cause: Outcome) -> int:
-    """How many of a launcher's processes have ended by a failure of their own.
+    """Returns how many of a launcher's processes ended by a failure of their own.
 
-    The cause may have said goodbye before, and be signalled then; or have fallen silent, so that only a signal ended it.
+    The process that is the cause may have been signalled after it announced its failure, or because it had become
+    silent.
 
     Args:
-      ends: of the launcher's processes; all have ended.
-      cause: as the launcher saw it.
+      ends: the ends of all of the launcher's processes.
+      cause: the cause of the end, as seen by the launcher.
     """
     died = {end.rank for end in ends if not end.signalled and end.code not in _NO_DEATH}
     silent = {end.rank for end in ends if end.signalled and cause.code == ExitCode.PEER_LOST}
@@ -26,13 +27,14 @@ def own(ends: Collection[End], cause: Outcome) -> int:
 
 
 def by_launcher(processes: Mapping[str, int], reports: Mapping[str, Report]) -> dict[str, int]:
-    """How many processes of each launcher that has reported have died.
+    """Returns how many processes of each launcher that has reported have failed.
 
-    Ranks that the first launcher blames, which serves the ranks' group, are dead for their own, too: that one may have ended
-    them before they had ended by themselves, as they say goodbye first, are silent, or have not come.
+    Also counts the ranks that the first launcher, which serves the ranks' group, reports as the cause. Their own
+    launcher may have ended them before they ended by themselves: a rank may announce its failure first, become silent,
+    or never join.
 
     Args:
-      processes: how many each launcher ran, in the order of ranks.
+      processes: number of processes of each launcher, in the order of ranks.
       reports: by launcher.
     """
     dead = {name: report.dead for name, report in reports.items()}
@@ -44,10 +46,11 @@ def by_launcher(processes: Mapping[str, int], reports: Mapping[str, Report]) -> 
 
 
 def _blamed(report: Report, owners: Sequence[str]) -> list[str]:
-    """For each rank that is the cause for the first launcher, whose it is.
+    """Returns the owner of each rank of another launcher that is the cause according to the first launcher.
 
-    That one knows its own; with code 5 another's rank is one that is lost, not one that lost others. Where ranks did not come
-    in time, it is all of them: one after the other, each would take the others that time again.
+    The first launcher counts its own ranks itself. With code 5, the rank that it names is one that was lost, not one
+    that lost others. If ranks did not join in time, all of them are returned: otherwise each of them would delay one
+    more attempt by the timeout.
     """
     cause = report.outcome
     if cause.code == ExitCode.PEER_LOST and cause.rank in report.absent:

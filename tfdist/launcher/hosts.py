@@ -1,4 +1,4 @@
-"""Which hosts may run processes of an elastic job, and how many each: a file, or a program that prints the same."""
+"""The hosts of an elastic job and their numbers of slots, read from a file or from the output of a program."""
 
 import contextlib
 import ipaddress
@@ -17,23 +17,23 @@ import psutil
 from tfdist.errors import InputError
 from tfdist.launcher.orphan_guard import OrphanGuard
 
-READ_SECONDS = 1.0  # from one reading to the next
-PROGRAM_SECONDS = 30.0  # that a program may take
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")  # by which a host calls itself
+READ_SECONDS = 1.0  # interval between two reads
+PROGRAM_SECONDS = 30.0  # time limit of the program
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")  # names by which a host refers to itself
 _LINE = re.compile(r"(?P<name>\[[0-9A-Fa-f:]+\]|[^\s:=\[\]]+)(?::(?P<slots>\d+)|\s+slots=(?P<slots_too>\d+))?")
 
 _log = logging.getLogger("tfdist.launch")
 
 
 def parse(text: str, source: str) -> dict[str, int]:
-    """Reads lines such as `node7:4`, `node7 slots=4` or `node7`, which has one slot; # begins a comment.
+    """Parses lines such as `node7:4`, `node7 slots=4` or `node7`, which has one slot; # begins a comment.
 
     Args:
       text: the lines.
       source: where they come from, for messages.
 
     Returns:
-      The slots of each name; those of a name that stands there twice are added.
+      The number of slots by name; duplicate names are added up.
 
     Raises:
       InputError: a line is none of these.
@@ -51,17 +51,17 @@ def parse(text: str, source: str) -> dict[str, int]:
 
 
 class Programs:
-    """Runs programs, one at a time; another thread may end the one that runs, and then no other begins."""
+    """Runs programs one at a time; `end` may be called from another thread, and prevents further runs."""
 
     def __init__(self, guard: OrphanGuard | None = None):
-        """Args: guard: ends a program that runs if this process is killed."""
+        """Initializes with an optional `guard`, which kills a running program if this process is killed."""
         self._guard = guard
         self._lock = threading.Lock()
         self._running: subprocess.Popen[bytes] | None = None
         self._ended = False
 
     def printed(self, path: str) -> str:
-        """What a program prints; it is ended, with all that it has started, when its time is over."""
+        """Returns a program's output; a program that exceeds its time limit is killed with its process group."""
         with self._begun(path) as program:
             out, err = program.communicate(timeout=PROGRAM_SECONDS)
         if program.returncode:
@@ -69,7 +69,7 @@ class Programs:
         return out.decode(errors="replace")
 
     def end(self) -> None:
-        """Ends the program that runs, if one does, with all that it has started."""
+        """Kills the running program, if any, with its process group."""
         with self._lock:
             self._ended = True
             if self._running and self._running.returncode is None:
@@ -113,14 +113,14 @@ def _kill(program: subprocess.Popen[bytes]) -> None:
 
 
 def read(path: str, programs: Programs) -> dict[str, int]:
-    """Reads a file, or what a file that is executable prints.
+    """Reads the slots from a file, or from its output if it is executable.
 
     Args:
-      path: the file.
-      programs: runs it.
+      path: path of the file.
+      programs: runs it if it is executable.
 
     Raises:
-      InputError: it cannot be read, fails, or says something else.
+      InputError: it cannot be read, fails, or has invalid contents.
     """
     try:
         if os.access(path, os.X_OK) and os.path.isfile(path):
@@ -130,7 +130,7 @@ def read(path: str, programs: Programs) -> dict[str, int]:
                 text, source = file.read(), path
         if slots := parse(text, source):
             return slots
-        problem = "it names none"  # as a file does that is just being written
+        problem = "it names none"  # as a file that is just being written
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").strip().splitlines()
         problem = f"code {error.returncode}" + (f" ({said[-1]})" if said else "")
@@ -142,17 +142,18 @@ def read(path: str, programs: Programs) -> dict[str, int]:
 
 
 class Hosts:
-    """What `--hosts` says now; read again in a thread, as a program may take its time. A context manager.
+    """The current contents of `--hosts`, read periodically in a thread because a program may be slow.
 
-    What cannot be read later is a warning, and what was said before stays. That there are fewer slots is believed when it is
-    read twice: a file may be half written.
+    To be used as a context manager. If a later read fails, a warning is logged and the previous contents stay valid. A
+    decrease of the total number of slots only takes effect when it has been read twice, because a file may be half
+    written.
     """
 
     def __init__(self, path: str, guard: OrphanGuard | None = None):
-        """Reads it for the first time.
+        """Reads the slots for the first time.
 
         Args:
-          path: of the file, or the program.
+          path: path of the file or program.
           guard: see `Programs`.
 
         Raises:
@@ -165,7 +166,7 @@ class Hosts:
 
     @property
     def slots(self) -> Mapping[str, int]:
-        """By name, in the order of the lines."""
+        """Number of slots by name, in the order of the lines."""
         return self._slots
 
     def __enter__(self) -> "Hosts":
@@ -192,7 +193,7 @@ class Hosts:
 
 
 def own_names() -> list[str]:
-    """What others may call this host in such a list: its name, and the addresses at which they can reach it."""
+    """Returns the names that a host list may use for this host: host name, and addresses that others can reach."""
     held = [one for some in psutil.net_if_addrs().values() for one in some]
     addresses = {one.address.partition("%")[0] for one in held if one.family in (socket.AF_INET, socket.AF_INET6)}
     return [socket.gethostname(), *sorted(address for address in addresses if _is_for_others(address))]
@@ -204,7 +205,14 @@ def _is_for_others(address: str) -> bool:
 
 
 def is_named(name: str, names: list[str]) -> bool:
-    """Whether a name of the list is one of a host's; with or without its domain, and by any address of the loopback."""
+    """Returns whether a name in a host list refers to a host.
+
+    Names match with or without their domain, and all IPv4 loopback addresses are equal.
+
+    Args:
+      name: name or address in the list.
+      names: names and addresses of the host.
+    """
     if name in names:
         return True
     if re.fullmatch(r"127(\.\d+){3}", name):

@@ -1,4 +1,4 @@
-"""What is to be launched, as the flags say it."""
+"""The description of a job to launch, as given by flags."""
 
 import dataclasses
 
@@ -10,26 +10,27 @@ from tfdist.launcher.engines import ENGINES
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The processes of a job, as the launcher on one of its hosts sees them.
+    """The processes of a job, as seen by the launcher on one of its hosts.
 
     Attributes:
-      processes: how many this launcher starts, at least 1; in an elastic job the most that all launchers start together.
-      min_processes: in an elastic job, the least that all launchers start together; 0 for a job that is not elastic.
-      hosts: a file, or a program, that says how many processes each host of an elastic job may run; see `hosts.parse`.
-      launcher: whose variables the processes get: "tensorflow" (TF_CONFIG) or "horovod".
-      nodes: how many launchers the job has, one a host; those of an elastic job come and go.
-      node_rank: this launcher's number, in [0, nodes).
-      coordinator: `host:port` where the launcher of node 0 is found, or that of an elastic job whose host this is; needed
-        by several hosts only.
-      start_timeout_seconds: for all launchers to come, and for all ranks, if they use tfdist.
-      log_dir: where each rank's log goes; empty for a fresh directory under runs/.
-      grace_seconds: for the processes to save and end when somebody asks for the end, before they are killed.
-      max_restarts: how many times all processes are started again after a failure; see `restarts.Restarts`. None for
-        never, or, in an elastic job, any number of times.
-      max_preemptions: the same after an end with code 75, or by SIGTERM, that nobody has asked this launcher for.
-      restart_backoff_seconds: before the first restart; it doubles with each failure, up to 60 s.
-      rejoin_seconds: in an elastic job, for a process that died to be started anew; see `slots.Slots`.
-      elastic_timeout_seconds: for which an elastic job waits for its least processes; 0 for ever.
+      processes: number of processes that this launcher starts, at least 1; in an elastic job the maximum over all
+        launchers together.
+      min_processes: in an elastic job, the minimum over all launchers together; 0 for a job that is not elastic.
+      hosts: a file, or a program, that lists how many processes each host of an elastic job may run; see `hosts.parse`.
+      launcher: which environment variables the processes get: "tensorflow" (TF_CONFIG) or "horovod".
+      nodes: number of launchers, one per host; launchers of an elastic job may join and leave instead.
+      node_rank: index of this launcher, in [0, nodes).
+      coordinator: `host:port` of the launcher of node 0, or of the controlling launcher of an elastic job; only needed
+        with several hosts.
+      start_timeout_seconds: for all launchers to connect, and for all ranks to join, if they use tfdist.
+      log_dir: directory of the ranks' logs; empty for a new one under runs/.
+      grace_seconds: for the processes to save and end when the job is asked to end, before they are killed.
+      max_restarts: how many times all processes are restarted after a failure; see `restarts.Restarts`. None for never
+        or, in an elastic job, without limit.
+      max_preemptions: the same after an end with code 75, or by SIGTERM, that was not requested from this launcher.
+      restart_backoff_seconds: before the first restart; doubles with each failure, up to 60 s.
+      rejoin_seconds: in an elastic job, before a failed process is started again; see `slots.Slots`.
+      elastic_timeout_seconds: how long an elastic job waits for its minimum of processes; 0 for no limit.
     """
 
     processes: int = 1
@@ -49,7 +50,7 @@ class Job:
     elastic_timeout_seconds: float = 600.0
 
     def __post_init__(self) -> None:
-        """Raises InputError: a value is out of its range."""
+        """Raises InputError if a value is out of range."""
         if self.launcher not in ENGINES:
             raise InputError(f'--launcher must be known. Received: "{self.launcher}".{nearest(self.launcher, ENGINES)}')
         for name, lowest in (("processes", 1), ("nodes", 1), ("max_restarts", 0), ("max_preemptions", 0)):
@@ -74,12 +75,12 @@ class Job:
 
     @property
     def restart_budget(self) -> float:
-        """How many failures are followed by a restart."""
+        """Number of failures after which the job is restarted."""
         return self._budget(self.max_restarts)
 
     @property
     def preemption_budget(self) -> float:
-        """How many preemptions are followed by a restart."""
+        """Number of preemptions after which the job is restarted."""
         return self._budget(self.max_preemptions)
 
     def _budget(self, said: int | None) -> float:

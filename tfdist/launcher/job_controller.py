@@ -1,4 +1,4 @@
-"""Who decides: which launchers of a job run how many processes, when they stop, and when the job is over."""
+"""Controls a job: which launchers run how many processes, when they stop, and when the job is over."""
 
 import dataclasses
 import math
@@ -17,20 +17,20 @@ from tfdist.launcher.outcome import Outcome
 from tfdist.launcher.restarts import FINAL, PREEMPTIONS, Restarts
 from tfdist.launcher.slots import Slots
 
-SETTLE_SECONDS = 2.0  # for more launchers to come, before a job on several hosts begins, or grows
-_WORD_SECONDS = 30.0  # for orders and reports on their way, and for what an attempt serves to be closed
+SETTLE_SECONDS = 2.0  # to wait for more launchers before a job on several hosts begins or grows
+_WORD_SECONDS = 30.0  # for orders and reports to arrive, and for an attempt's servers to close
 
 _RESIZED = Outcome(ExitCode.PREEMPTED, "the processes stop so that others can join them, or leave")
 
-Meet = Callable[[Sequence[str]], tuple[str, str]]  # launchers -> where they meet, and what they show there
+Meet = Callable[[Sequence[str]], tuple[str, str]]  # launchers -> address and token of their group
 
 
 @dataclasses.dataclass
 class _Member:
-    """A launcher that is there.
+    """A launcher that has joined the job.
 
     Attributes:
-      places: what its host may be called.
+      places: names of its host.
       slots: how many processes it may run.
     """
 
@@ -39,21 +39,24 @@ class _Member:
 
 
 class JobController:
-    """Decides for all launchers of a job; each asks it for orders, and reports.
+    """Controls all launchers of a job, which poll it for orders and send it reports.
+
+    The first launcher owns the job: when it is asked to end, the job is over. Any other launcher just leaves.
+
+    A job that is not elastic has one launcher and always runs all its processes. An elastic job runs as many processes
+    as there are slots, up to `processes`, and waits while there are fewer than `min_processes`. When a process fails,
+    its slot is disabled for a while (see `Slots`), and the remaining ones continue. When slots are added or removed,
+    all processes are stopped so that they save, and are started again. Only checkpoints carry state from one attempt to
+    the next.
+
+    A launcher that joined later and with which the processes end with a bad-input error, because its program differs,
+    is refused, and the others continue. If a larger number of processes ends that way where a smaller one has trained,
+    that number is not tried again. A launcher that stays connected but does not report long after its processes had to
+    end is lost: it hangs, as if its disk did not answer.
 
     Attributes:
-      meet: lets the launchers of an attempt meet, when there are several; to be set where there may be.
-      part: ends that, for those that still wait for the others.
-
-    The first launcher is the job's own: the job is over when that one is asked to end. Any other one leaves then.
-
-    A job that is not elastic has one launcher, and as many processes as it wants. An elastic one runs as many as there are
-    slots for, up to `processes`: with fewer than `min_processes` it waits. When a process dies, its slot is out for a
-    while (see `Slots`), and those that are there go on; when slots come or go, all are stopped so that they save, and
-    start again. What an attempt leaves of the job is the checkpoints' affair. A launcher that comes later, and with which the
-    processes end by bad input, as its program is another one, is refused, and the others go on; a number of processes that ends
-    so, where fewer have trained, is not tried again. A launcher that is there, and does not say how its processes ended, long
-    after they had to, hangs, as its disk does not answer: it is lost.
+      meet: serves the group of an attempt's launchers if there are several; to be set where that is possible.
+      part: closes that group for launchers that still wait for others.
     """
 
     def __init__(
@@ -64,13 +67,13 @@ class JobController:
         clock: Callable[[], float] = time.monotonic,
         launched: str = "",
     ):
-        """Nobody is there yet.
+        """Initializes without any launcher.
 
         Args:
-          job: how many processes, and how often they are started again.
-          say: told what becomes of the job.
-          listed: the slots by host, as `Hosts.slots`; None where every launcher may run all processes.
-          clock: in seconds.
+          job: number of processes, and restart budgets.
+          say: called with messages about the job.
+          listed: returns the slots by host, as `Hosts.slots`; None if every launcher may run all processes.
+          clock: returns the time in seconds.
           launched: see `Order`.
         """
         self._job, self._say, self._listed, self._clock, self._launched = job, say, listed, clock, launched
@@ -78,26 +81,27 @@ class JobController:
         self.part: Callable[[], object] = lambda: None
         self._least = job.min_processes or job.processes
         self._restarts = Restarts(job)
-        # Who has to end is still in the start, or saves, and is then killed.
+        # A process that has to end may still be starting or saving before it is killed.
         self._patience = job.start_timeout_seconds + job.grace_seconds + REAP_SECONDS + _WORD_SECONDS
         self._lock = threading.RLock()
-        self._members: dict[str, _Member] = {}  # in the order in which they came
+        self._members: dict[str, _Member] = {}  # in the order in which they joined
         self._first = ""
-        self._fit: set[str] = set()  # the launchers whose processes have trained
-        self._trained = 0  # the largest number of processes that have
+        self._fit: set[str] = set()  # launchers whose processes have trained
+        self._trained = 0  # the largest number of processes that have trained together
         self._most = job.processes
         self._refused: dict[str, Outcome] = {}
-        self._known: dict[tuple[str, ...], Slots] = {}  # of hosts that were lost or refused, for when they come again
-        self._lines: tuple[object, dict[str, int]] = (None, {})  # the last answer of `_offered`, which is asked often
+        self._known: dict[tuple[str, ...], Slots] = {}  # of lost or refused hosts, in case they join again
+        # Caches the last result of `_offered`, which is called often.
+        self._lines: tuple[object, dict[str, int]] = (None, {})
         self._attempt: AttemptState | None = None
         self._number = 0  # of the next attempt
         self._not_before = 0.0
         self._short_since: float | None = None
-        self._planned: tuple[dict[str, int], float] = ({}, 0.0)  # the last plan, and since when
+        self._planned: tuple[dict[str, int], float] = ({}, 0.0)  # the last plan, and since when it is unchanged
         self._over: Outcome | None = None
 
     def joined(self, name: str, places: Sequence[str]) -> None:
-        """A launcher has come; `places` are what its host may be called."""
+        """Adds a launcher; `places` are the names of its host."""
         with self._lock:
             if self._members:
                 self._say(f"{name} has come.")
@@ -106,15 +110,15 @@ class JobController:
             self._members[name] = _Member(places, slots or Slots(self._job.rejoin_seconds))
 
     def left(self, name: str, reason: str = "") -> None:
-        """A launcher is gone, with its processes; whoever waits for its report does so no more."""
+        """Removes a launcher, whose report is no longer awaited; logs the reason unless it is empty."""
         with self._lock:
             if self._members.pop(name, None) and reason:
                 self._say(f"{name} {reason}.")
 
     def lost(self, name: str, reason: str) -> None:
-        """A launcher is gone without a word; its host's slots are out for a while, as those of processes that died.
+        """Removes a launcher that was lost, and disables its host's slots for a while, as after failed processes.
 
-        If it comes again and again, it must not stop the others each time.
+        A host that repeatedly joins and gets lost must not stop the others each time.
         """
         with self._lock:
             if member := self._members.get(name):
@@ -123,19 +127,19 @@ class JobController:
             self.left(name, reason)
 
     def reported(self, name: str, report: Report) -> None:
-        """A launcher's processes have ended."""
+        """Records that a launcher's processes have ended."""
         with self._lock:
             if self._attempt and name in self._attempt.processes:
                 self._attempt.reports[name] = report
 
     def end(self, outcome: Outcome, at_once: bool = False) -> None:
-        """Somebody wants the job to end; what runs is stopped first, and, if it has to be at once, not waited for."""
+        """Requests the end of the job; running processes are stopped first, without waiting for them if `at_once`."""
         with self._lock:
             self._over = self._over or outcome
             self._patience = 0.0 if at_once else self._patience
 
     def order(self, name: str) -> Order:
-        """What a launcher is to do now."""
+        """Returns the current order for a launcher."""
         with self._lock:
             self._advance()
             attempt = self._attempt
@@ -172,7 +176,7 @@ class JobController:
             self._begin(self._plan(free) or self._plan(self._needed()), now)
 
     def _give_up(self, attempt: AttemptState) -> None:
-        """Whoever is awaited is lost; but not the first launcher, which is this very process and may have been stopped."""
+        """Gives up awaited launchers, except the first one, which runs in this process and may have been suspended."""
         reason = "has not said how its processes ended"
         for name in attempt.awaited:
             if name in self._members and name != self._first:
@@ -180,11 +184,11 @@ class JobController:
                 self.lost(name, reason)
 
     def _stop(self, attempt: AttemptState, free: Mapping[str, int], now: float) -> None:
-        """Tells an attempt to stop, once, if it has to."""
+        """Orders an attempt to stop, once, if necessary."""
         if attempt.stops:
             return
         lost = [name for name in attempt.awaited if name not in self._members]
-        if lost:  # whoever talks to its processes waits in vain
+        if lost:  # its peers wait for it in vain
             attempt.stops = loss_of(lost)
         elif self._over:
             attempt.stops = self._over
@@ -194,7 +198,7 @@ class JobController:
             self.part()
 
     def _free(self, now: float) -> dict[str, int]:
-        """How many processes each launcher may run."""
+        """Returns how many processes each launcher may run."""
         listed = self._listed()
         offered = dict.fromkeys(self._members, self._job.processes) if listed is None else self._offered(listed)
         for name, member in self._members.items():
@@ -202,12 +206,18 @@ class JobController:
         return {name: member.slots.free(now) for name, member in self._members.items()}
 
     def _needed(self) -> dict[str, int]:
-        """How many processes each could run with those slots that are out: where the others are too few, to wait is no use."""
+        """Returns how many processes each launcher could run including disabled slots.
+
+        Used if the remaining slots are too few, when waiting would not help. Empty if disabled slots never come back.
+        """
         comes_back = math.isfinite(self._job.rejoin_seconds)
         return {name: member.slots.offered for name, member in self._members.items()} if comes_back else {}
 
     def _offered(self, listed: Mapping[str, int]) -> dict[str, int]:
-        """The slots of each launcher; a line that names several, on one host, is for the one with the fewest lines."""
+        """Returns the slots of each launcher.
+
+        If a line matches several launchers on one host, it goes to the one with the fewest lines.
+        """
         asked = listed, list(self._members)
         if asked == self._lines[0]:
             return self._lines[1]
@@ -220,7 +230,7 @@ class JobController:
         return self._lines[1]
 
     def _plan(self, free: Mapping[str, int]) -> dict[str, int]:
-        """Who would run how many; empty if that is too few."""
+        """Returns how many processes each launcher would run; empty if they are too few."""
         plan, left = {}, self._most
         for name, count in free.items():
             if count and left:
@@ -229,7 +239,10 @@ class JobController:
         return plan if sum(plan.values()) >= self._least else {}
 
     def _is_other(self, running: Mapping[str, int], free: Mapping[str, int], now: float) -> bool:
-        """Whether what runs is to be stopped, as a slot of it is gone, or more could run; the latter for some time."""
+        """Returns whether the attempt must stop because it uses a removed slot, or because more processes could run.
+
+        The latter must have been possible for some time.
+        """
         if not self._job.is_elastic:
             return False
         if any(count > self._members[name].slots.offered for name, count in running.items() if name in self._members):
@@ -269,7 +282,7 @@ class JobController:
             self._over = Outcome(ExitCode.PEER_LOST, reason)
 
     def _conclude(self, now: float) -> None:
-        """All launchers of the attempt have said how it ended, or are gone."""
+        """Ends an attempt whose launchers have all reported or left."""
         attempt, self._attempt = self._attempt, None
         assert attempt
         cause = attempt.cause()
@@ -295,38 +308,41 @@ class JobController:
             self._after(attempt, cause, now)
 
     def _keep_to(self, size: int, attempt: AttemptState, cause: Outcome) -> None:
-        """The job has grown to a size that its flags do not allow: its batch cannot be dealt to so many, say."""
+        """Limits the job to a size that worked before.
+
+        The larger size is not allowed by its flags, for example because the batch cannot be split among so many.
+        """
         self._most = size
         self._restarts.resized()
         self._say(f"{cause.reason}.{_log_of(cause)} {attempt.size} processes are too many: at most {size} from now on.")
 
     def _misfits(self, attempt: AttemptState, cause: Outcome) -> list[str]:
-        """The launchers that came last, where others have trained before, and with them nothing begins."""
+        """Returns the new launchers that cause a bad-input error, if others have trained before."""
         strangers = self._strangers(attempt) if cause.code == ExitCode.BAD_INPUT else []
         return [name for name in strangers if name != self._first]
 
     def _strangers(self, attempt: AttemptState) -> list[str]:
-        """The launchers whose processes have never trained, where others have."""
+        """Returns the launchers whose processes have never trained, if those of others have."""
         if self._fit.isdisjoint(attempt.processes):
             return []
         return [name for name in attempt.processes if name not in self._fit]
 
     def _idle(self, attempt: AttemptState, cause: Outcome) -> list[str]:
-        """The strangers that are there, where nothing has begun, and nobody was preempted."""
+        """Returns the connected strangers if training has not begun and nothing was preempted."""
         if attempt.step is not None or cause.code in PREEMPTIONS:
             return []
         return [name for name in self._strangers(attempt) if name in self._members]
 
     def _refuse(self, misfits: Sequence[str], cause: Outcome, now: float) -> None:
-        for name in misfits:  # some may be gone already
+        for name in misfits:  # some may have left already
             self._refused[name] = cause
             self.lost(name, f"does not fit the others, and is refused: {cause.reason}")
         self._restarts.resized()
-        if not self._plan(self._free(now)):  # and nobody trains until somebody else comes
+        if not self._plan(self._free(now)):  # nobody can train until another launcher joins
             self._not_before = now + self._job.restart_backoff_seconds
 
     def _after(self, attempt: AttemptState, cause: Outcome, now: float) -> None:
-        """Tries again, or not, what has failed, or was preempted by somebody else."""
+        """Decides whether to retry after a failure, or after a preemption that was not requested here."""
         shrinks = self._shrinks(attempt, cause, now)
         plan = self._plan(self._free(now)) if shrinks else {}
         may_repeat = self._may_repeat(plan, attempt, cause)
@@ -343,12 +359,13 @@ class JobController:
         self._not_before = now + wait
 
     def _may_repeat(self, plan: Mapping[str, int], attempt: AttemptState, cause: Outcome) -> bool:
-        """Whether the same end once more would be a failure that repeats.
+        """Returns whether the same end once more would count as a repeated failure.
 
-        Signals that strike one after the other, before a step is made, are none while the job goes on with fewer processes, or
-        without a host that is lost. With as many as before they are: whatever kills them, it comes again. Before training has
-        begun, nothing is as long as slots go out and the others are enough: a broken host fails at each start, until it is
-        done without. Nor are peers that are lost then: that is the network, or a host that comes and goes.
+        Signals before the first step do not count while the job continues with fewer processes or without a lost host.
+        With the same number of processes they do, because whatever kills them will do so again. Before training has
+        begun, nothing counts as long as slots are being disabled and the remaining ones are enough: a broken host fails
+        at each start until it is excluded. Lost peers do not count then either, because their cause is the network, or
+        an unstable host.
         """
         if attempt.step is None:
             goes_without = bool(plan) and self._job.rejoin_seconds > 0
@@ -358,10 +375,11 @@ class JobController:
         return not (is_smaller and (cause.code > exit_codes.SIGNALLED or cause.code == ExitCode.PEER_LOST))
 
     def _shrinks(self, attempt: AttemptState, cause: Outcome, now: float) -> bool:
-        """Takes the slots of those that died; where all have died, it is nobody's own failure, and none is taken.
+        """Disables the slots of failed processes; returns whether any were disabled or a launcher is lost.
 
-        Those with which nothing has begun lose all of theirs: a host that hangs as it starts, or that the others do not
-        reach, must not stop them each time.
+        If all processes failed, no single one is to blame, and no slot is disabled. Launchers with which nothing has
+        begun lose all their slots: a host that hangs at startup, or that the others cannot reach, must not stop them
+        each time.
         """
         if not self._job.is_elastic:
             return False

@@ -1,31 +1,31 @@
-"""What a process writes, cut into lines for a screen that several processes share."""
+"""Splits the output of a process into lines for a screen that several processes share."""
 
 import time
 from collections.abc import Callable, Iterator
 
-LONGEST = 1 << 16  # bytes: what has no end by then is shown as it is
-PROGRESS_SECONDS = 1.0  # between two states of a progress bar that are shown
+LONGEST = 1 << 16  # bytes; a longer line is shown in pieces
+PROGRESS_SECONDS = 1.0  # minimum interval between two shown states of a progress bar
 
 
 class Lines:
-    """Cuts a stream of bytes into lines.
+    """Splits a stream of bytes into lines.
 
-    What ends in a carriage return will be written over by what follows, as a progress bar does: of such states at most
-    one a second is shown, and of a line that has several parts the last.
+    Text that ends in a carriage return will be overwritten, as by a progress bar: at most one such state per second is
+    yielded, and only the last one of a complete line.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
-        """Args: clock: in seconds."""
+        """Initializes with a `clock` that returns seconds."""
         self._clock = clock
         self._pending = b""
         self._shown = -PROGRESS_SECONDS
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yields the lines that `data` completes, without their ends."""
+        """Yields the lines that `data` completes, without line ends."""
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
             yield _last_state(line)
-        text = self._pending.rstrip(b"\r")  # a return at the end may be the first half of a \r\n
+        text = self._pending.rstrip(b"\r")  # a carriage return at the end may be the first half of \r\n
         *states, last = text.split(b"\r")
         self._pending = last + self._pending[len(text) :]
         yield from self._progress([state for state in states if state])
@@ -34,7 +34,7 @@ class Lines:
             self._pending = self._pending[LONGEST:]
 
     def end(self) -> Iterator[bytes]:
-        """Yields what is left at the end of the stream."""
+        """Yields the rest at the end of the stream."""
         if self._pending:
             yield _last_state(self._pending)
             self._pending = b""

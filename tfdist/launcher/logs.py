@@ -1,4 +1,4 @@
-"""Where the ranks' logs are written."""
+"""Log files of the ranks."""
 
 import contextlib
 import datetime
@@ -17,14 +17,15 @@ _log = logging.getLogger("tfdist.launch")
 
 
 def log_directory(path: str, launchers: Group) -> pathlib.Path:
-    """Creates the directory.
+    """Creates the log directory and checks that it is writable.
 
     Args:
-      path: as the flag says; empty for one under runs/ that is new on node 0, and has the same name on all nodes.
-      launchers: the launchers of all nodes.
+      path: value of the flag; empty for a new directory under runs/, created by node 0, with the same name on all
+        nodes.
+      launchers: group of the launchers of all nodes.
 
     Raises:
-      InputError: it cannot be written.
+      InputError: the directory cannot be written.
     """
     try:
         fresh = launchers.broadcast("launch/log_dir", None if path or launchers.rank else str(_new_directory()))
@@ -41,14 +42,17 @@ def log_directory(path: str, launchers: Group) -> pathlib.Path:
 
 
 class Log:
-    """A rank's log, unbuffered. One that cannot be written, as on a full disk, is given up: the job goes on without it."""
+    """A rank's log, unbuffered.
+
+    If it cannot be written, as on a full disk, it is closed, and the job continues without it.
+    """
 
     def __init__(self, path: pathlib.Path, number: int):
-        """Opens it behind what is in it: of an earlier attempt, or an earlier launch.
+        """Opens the log for appending to the output of earlier attempts or launches.
 
         Args:
-          path: the file.
-          number: of the attempt, 0 for the first.
+          path: path of the file.
+          number: number of the attempt, 0 for the first.
         """
         self._path = path
         self._file: IO[bytes] | None = None
@@ -56,15 +60,15 @@ class Log:
             self._file = open(path, "ab", buffering=0)
         except OSError as error:
             self._give_up(error)
-        if self._file and os.fstat(self._file.fileno()).st_size:  # a pipe cannot `tell`
+        if self._file and os.fstat(self._file.fileno()).st_size:  # `tell` fails for pipes
             what = f"restart {number}" if number else "another launch"
             self.write(f"--- {what}, {datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
 
     def write(self, data: bytes) -> None:
-        """Writes all of it, or warns, once, that it cannot."""
+        """Writes all data, or warns once that it cannot."""
         try:
             while data and self._file:
-                data = data[self._file.write(data) :]  # the system may take a part
+                data = data[self._file.write(data) :]  # a write may be partial
         except OSError as error:
             self._give_up(error)
 
@@ -83,7 +87,7 @@ class Log:
     def _close(self) -> None:
         file, self._file = self._file, None
         if file:
-            with contextlib.suppress(OSError):  # which some file systems say only now
+            with contextlib.suppress(OSError):  # some file systems report write errors here
                 file.close()
 
 
@@ -94,7 +98,7 @@ def _new_directory() -> pathlib.Path:
         path = PARENT / f"launch-{now}{f'-{number}' if number > 1 else ''}"
         try:
             path.mkdir(parents=True)
-        except FileExistsError:  # another launch of the same second
+        except FileExistsError:  # another launch in the same second
             number += 1
             continue
         return path

@@ -1,4 +1,4 @@
-"""The launchers of several hosts: how they find each other, and tell each other how it ends."""
+"""The group of launchers on a fixed number of hosts."""
 
 import contextlib
 import hashlib
@@ -19,13 +19,13 @@ _log = logging.getLogger("tfdist.launch")
 
 @contextlib.contextmanager
 def launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
-    """The group of all launchers of a job on several hosts, which node 0 serves at the coordinator's address.
+    """Yields the group of all launchers of a job, which node 0 serves at the coordinator's address.
 
-    Its token is TFDIST_TOKEN, to be set alike on all hosts. Without it, it is made of the coordinator's address: that
-    keeps jobs apart, and a warning says that it keeps nobody out.
+    Its token is TFDIST_TOKEN, to be set to the same value on all hosts. Without it, the token is a hash of the
+    coordinator's address, which separates jobs but protects nothing; a warning says so.
 
     Raises:
-      PeerLostError: a launcher did not come in time; the message names its node.
+      PeerLostError: a launcher did not connect in time; the message names its node.
       InputError: node 0 cannot listen there, or the token, --nodes or --node_rank differ.
     """
     group = meet(
@@ -47,7 +47,7 @@ def launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
 
 
 def conclude(group: Group, mine: Outcome) -> Outcome:
-    """Waits for the other launchers if all went well here; returns how the job ended."""
+    """Returns how the job ended, after waiting for the other launchers if this one succeeded."""
     if mine.code:
         group.leave(mine.code, mine.reason)
         return mine
@@ -59,13 +59,13 @@ def conclude(group: Group, mine: Outcome) -> Outcome:
 
 
 def elsewhere(group: Group) -> Outcome | None:
-    """How the job ended if another launcher says so."""
+    """Returns how the job ended if another launcher is lost, else None."""
     loss = group.lost()
     return Outcome(PeerLostError.exit_code if loss.code is None else loss.code, str(loss)) if loss else None
 
 
 def token(coordinator: str, environment: Mapping[str, str]) -> str:
-    """What the launchers of a job must show; see `launchers`."""
+    """Returns the token of the launchers' group; see `launchers`."""
     if environment.get(TOKEN_VARIABLE):
         return environment[TOKEN_VARIABLE]
     if split_address(coordinator)[0] not in (LOOPBACK, "localhost", "::1"):

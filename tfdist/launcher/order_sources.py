@@ -1,4 +1,4 @@
-"""Where a launcher gets its orders: from a director of its own, or as one of a fixed number of launchers."""
+"""Where a launcher gets its orders: a local job controller, or a fixed job description."""
 
 import abc
 import contextlib
@@ -18,15 +18,15 @@ from tfdist.launcher.orders import Kind, Order, Report, launched_now
 from tfdist.launcher.outcome import Outcome
 from tfdist.launcher.placement import own_host
 
-OWN = "this launcher"  # the first of a director's
+OWN = "this launcher"  # name of the first launcher
 
 
 class OrderSource(abc.ABC):
     """Where a launcher gets its orders.
 
     Attributes:
-      host: how the job's other launchers reach this host.
-      everyone: all launchers of the job, where their number is fixed; else this one alone.
+      host: address at which the job's other launchers reach this host.
+      everyone: the group of all launchers of the job if their number is fixed, else of this one only.
     """
 
     host: str = LOOPBACK
@@ -34,29 +34,39 @@ class OrderSource(abc.ABC):
 
     @abc.abstractmethod
     def order(self) -> Order:
-        """What this launcher is to do now; asked again and again."""
+        """Returns the current order for this launcher; polled."""
 
     @abc.abstractmethod
     def report(self, report: Report) -> None:
-        """Says how the attempt ended that was ordered."""
+        """Reports how the ordered attempt ended."""
 
     @abc.abstractmethod
     def meet(self, order: Order) -> AbstractContextManager[Group]:
-        """The launchers of an attempt."""
+        """Returns a context with the group of the attempt's launchers."""
 
     def end(self, outcome: Outcome, at_once: bool = False) -> None:
-        """Says that somebody wants this launcher to end, while nothing runs; or at once, whatever runs elsewhere."""
+        """Requests the end of this launcher while it runs nothing.
+
+        Args:
+          outcome: why it ends.
+          at_once: whether not to wait for processes on other hosts.
+        """
 
     def conclude(self, outcome: Outcome) -> Outcome:
-        """How the job ended, once all launchers have ended."""
+        """Returns how the job ended, after all launchers have ended."""
         return outcome
 
 
 class LocalController(OrderSource):
-    """The first launcher of a job, and often the only one: whose director decides."""
+    """The first launcher of a job, and often the only one, whose controller decides."""
 
     def __init__(self, job: Job, controller: JobController):
-        """Args: job: to be run; director: decides; nobody has joined it yet."""
+        """Joins a controller.
+
+        Args:
+          job: the job to run.
+          controller: a controller without launchers.
+        """
         self._job, self._controller = job, controller
         self.host, self.everyone = own_host(job.coordinator if job.is_elastic else "", serves=True), LocalGroup()
         controller.joined(OWN, [*LOOPBACK_NAMES, *own_names()])
@@ -82,10 +92,15 @@ class FixedNodes(OrderSource):
     """One of a fixed number of launchers, each of which runs its processes once."""
 
     def __init__(self, job: Job, group: Group):
-        """Args: job: of all; group: of all launchers."""
+        """Initializes with the group of all launchers.
+
+        Args:
+          job: the job of all launchers.
+          group: their group.
+        """
         self._job, self.everyone = job, group
         self._ended: Outcome | None = None
-        self._launched = launched_now()  # node 0's names what the job writes
+        self._launched = launched_now()  # node 0's value is used to name the job's output
         self.host = own_host(job.coordinator, serves=group.rank == 0)
 
     def order(self) -> Order:
@@ -109,14 +124,14 @@ class FixedNodes(OrderSource):
 
 @contextlib.contextmanager
 def meeting(order: Order, timeout: float) -> Iterator[Group]:
-    """The launchers of an attempt of an elastic job, at the place that the order names.
+    """Yields the group of the launchers of an elastic job's attempt, at the address of the order.
 
     Args:
-      order: to run.
-      timeout: in seconds, for all to come.
+      order: an order to run.
+      timeout: seconds for all launchers to connect.
 
     Raises:
-      PeerLostError: one did not come.
+      PeerLostError: a launcher did not connect.
     """
     if order.nodes == 1:
         yield LocalGroup()

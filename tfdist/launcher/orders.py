@@ -1,4 +1,4 @@
-"""What is said between a launcher and whoever decides: orders, and reports."""
+"""Messages between a launcher and the job controller: orders and reports."""
 
 import enum
 import time
@@ -9,7 +9,7 @@ from tfdist.launcher.outcome import Outcome
 
 
 class Kind(enum.StrEnum):
-    """What a launcher is to do."""
+    """What a launcher should do."""
 
     WAIT = "wait"
     RUN = "run"
@@ -18,18 +18,18 @@ class Kind(enum.StrEnum):
 
 
 class Order(NamedTuple):
-    """What a launcher is to do now; it holds until another one comes.
+    """What a launcher should do, until the next order.
 
     Attributes:
-      kind: wait; run an attempt, unless that has been done; stop it, so that it saves; or end, as the job is over.
-      attempt: its number, 0 for the first.
-      node: this launcher's number in it.
-      nodes: how many launchers run it.
-      processes: how many this launcher starts.
-      address: `host:port` where its launchers meet; empty where there is one.
-      token: what they show there.
-      outcome: why it is to stop, or how the job ended.
-      launched: when the job was started first, the same in all attempts.
+      kind: wait; run an attempt, unless that has been done; stop it, so that it saves; or end, because the job is over.
+      attempt: number of the attempt, 0 for the first.
+      node: index of this launcher in it.
+      nodes: number of launchers that run it.
+      processes: number of processes that this launcher starts.
+      address: `host:port` of the launchers' group; empty for a single launcher.
+      token: token of that group.
+      outcome: why to stop, or how the job ended.
+      launched: start time of the job, the same in all attempts.
     """
 
     kind: Kind
@@ -44,15 +44,15 @@ class Order(NamedTuple):
 
 
 class Report(NamedTuple):
-    """How an attempt ended, as one of its launchers saw it.
+    """How an attempt ended, as seen by one of its launchers.
 
     Attributes:
-      outcome: of it.
-      stopped: whether somebody wanted this launcher to end.
-      dead: how many of its processes ended by a failure of their own.
-      step: the last that any of its ranks has noted; None if none has.
-      final: whether one of them has noted that nothing must be started again.
-      absent: the ranks that did not come to the ranks' group in time, if this launcher serves it.
+      outcome: outcome of the attempt.
+      stopped: whether this launcher was asked to end.
+      dead: number of its processes that failed by themselves.
+      step: last step that any of its ranks has recorded; None if none has.
+      final: whether one of them has recorded that the job must not be restarted.
+      absent: ranks that did not join the ranks' group in time, if this launcher serves it.
     """
 
     outcome: Outcome
@@ -64,17 +64,17 @@ class Report(NamedTuple):
 
 
 def launched_now() -> str:
-    """What tells a job that begins now from others."""
+    """Returns the start time of a job that begins now, which identifies the job."""
     return time.strftime("%Y%m%d-%H%M%S")
 
 
 def order_message(order: Order) -> Message:
-    """An order on the wire."""
+    """Encodes an order."""
     return {"type": "order"} | order._asdict() | {"outcome": _outcome_message(order.outcome)}
 
 
 def order_of(message: Message) -> Order:
-    """The order of a message; raises `BadMessage`."""
+    """Decodes an order; raises `BadMessage` if it is invalid."""
     kinds = {"kind": str, "attempt": int, "node": int, "nodes": int, "processes": int, "address": str, "token": str}
     kind, *numbers = take(message, **kinds)
     if kind not in list(Kind):
@@ -84,12 +84,12 @@ def order_of(message: Message) -> Order:
 
 
 def report_message(report: Report) -> Message:
-    """A report on the wire."""
+    """Encodes a report."""
     return {"type": "report"} | report._asdict() | {"outcome": _outcome_message(report.outcome)}
 
 
 def report_of(message: Message) -> Report:
-    """The report of a message; raises `BadMessage`."""
+    """Decodes a report; raises `BadMessage` if it is invalid."""
     outcome, *rest = take(message, outcome=list, stopped=bool, dead=int, step=(int, type(None)), final=bool)
     [absent] = take(message, absent=list)
     if not all(isinstance(rank, int) for rank in absent):
@@ -98,7 +98,7 @@ def report_of(message: Message) -> Report:
 
 
 def _outcome_message(outcome: Outcome) -> list[object]:
-    """Logs stay where they are."""
+    """Encodes an outcome, without its log, which is a local file."""
     return [int(outcome.code), outcome.reason, outcome.rank]
 
 

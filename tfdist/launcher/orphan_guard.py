@@ -1,4 +1,4 @@
-"""Keeps a launcher from leaving orphans, even if it is killed by SIGKILL."""
+"""Ensures that a launcher leaves no orphans, even if it is killed by SIGKILL."""
 
 import contextlib
 import logging
@@ -15,16 +15,16 @@ _log = logging.getLogger("tfdist.launch")
 
 
 class OrphanGuard:
-    """A small process that outlives the launcher just long enough to end what it started.
+    """A small process that outlives the launcher just long enough to kill what it started.
 
-    It is a fresh interpreter and no fork, so that a notebook with threads can have one, and in a session of its own, so
-    that a terminal's signals pass it by. Processes that leave their group, as daemons do, are out of its reach. When
-    somebody has ended it, the job goes on unguarded.
+    It is a new interpreter instead of a fork, so that it works in a notebook with threads, and has a session of its
+    own, so that it does not receive a terminal's signals. It cannot reach processes that leave their process group, as
+    daemons do. If the guard itself is killed, the job continues without it.
     """
 
     def __enter__(self) -> "OrphanGuard":
-        # A blocked signal stays blocked in the new process, from its first instruction on: whoever ends everything of a
-        # user's gives the launcher the time to say `done`.
+        # A blocked signal stays blocked in the new process from its first instruction on. If a signal is sent to all
+        # processes of a user, the launcher thus has time to write `done`.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
             self._process = subprocess.Popen(
@@ -41,19 +41,19 @@ class OrphanGuard:
         return self
 
     def add(self, group: int) -> None:
-        """Guards a process group."""
+        """Adds a process group to be killed."""
         self._tell(f"{group}\n")
 
     def add_directory(self, path: str) -> None:
-        """Removes a directory if the launcher is killed; it may lie in memory."""
+        """Adds a directory to be removed if the launcher is killed, because it may use memory."""
         self._tell(f"{path}\n")
 
     def forget(self, group: int) -> None:
-        """Guards a process group no more: its number may become another's."""
+        """Removes a process group, whose id may be reused."""
         self._tell(f"-{group}\n")
 
     def look(self) -> None:
-        """Warns, once, if somebody has ended the guard; to be called again and again while there is somebody to be guarded."""
+        """Warns once if the guard was killed; to be polled while there are processes to guard."""
         if not self._is_missed and self._process.poll() is not None:
             self._is_missed = True
             _log.warning(
@@ -74,7 +74,7 @@ class OrphanGuard:
         return self._process.stdin
 
     def _tell(self, line: str) -> None:
-        if self._input.closed:  # a thread of the launcher's may still talk at its end
+        if self._input.closed:  # a thread of the launcher may call this during shutdown
             return
         with contextlib.suppress(BrokenPipeError):  # see `look`
             self._input.write(line.encode())

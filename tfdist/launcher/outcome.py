@@ -1,4 +1,4 @@
-"""How a job ended, and why: the root cause among the ends of its processes."""
+"""How a job ended, and the root cause among the ends of its processes."""
 
 import dataclasses
 import pathlib
@@ -11,7 +11,7 @@ from tfdist.errors import ExitCode, exit_codes
 
 
 class End(Protocol):
-    """How a process ended, as `Child` tells it."""
+    """How a process ended; implemented by `Child`."""
 
     rank: int
     code: int | None
@@ -24,10 +24,10 @@ class Outcome:
     """How a job ended.
 
     Attributes:
-      code: the exit code that says so.
-      reason: in words, as a sentence without its full stop; empty for success.
-      rank: whose fault it is; None if nobody's, or another node's.
-      log: of that rank, where it ran here.
+      code: exit code.
+      reason: description, as a sentence without its full stop; empty for success.
+      rank: rank that is the cause; None if there is none, or it is unknown on this node.
+      log: log of that rank, if it ran here.
     """
 
     code: int
@@ -40,19 +40,19 @@ SUCCESS = Outcome(ExitCode.DONE)
 
 
 def root_cause(ends: Sequence[End], loss: Loss | None = None) -> Outcome:
-    """Finds out which process's end caused the others'.
+    """Finds the process whose end caused the others'.
 
-    A process that the launcher has signalled, and one that ended because it lost a peer, are consequences; one that was
-    preempted did as it was asked to, and is the cause only where nothing else went wrong. Of the others the first is the
-    cause, unless the group knows better: an engine's error can end its process before the one that caused it has ended, and
-    one that is stopped or hangs does not end at all.
+    Processes that the launcher has signalled, or that ended because they lost a peer, are consequences. A preempted
+    process ended as requested, and is the cause only if nothing else went wrong. Of the remaining processes, the first
+    to end is the cause, unless the group's loss says otherwise: an engine's error can end its process before the one
+    that caused it, and a suspended or hanging process does not end at all.
 
     Args:
-      ends: of the processes; those that still run have no code.
-      loss: the first loss that the ranks' group knows of.
+      ends: ends of the processes; those still running have no code.
+      loss: the first loss in the ranks' group.
 
     Returns:
-      The cause; success if every process that has ended has done so with code 0, or after a signal of the launcher's.
+      The cause; success if every process that has ended did so with code 0 or after a signal from the launcher.
     """
     if loss and loss.code not in (None, ExitCode.DONE, ExitCode.PEER_LOST):
         assert loss.code is not None
@@ -70,10 +70,10 @@ def root_cause(ends: Sequence[End], loss: Loss | None = None) -> Outcome:
 
 
 def _is_gone(loss: Loss, ends: Sequence[End], failed: Sequence[End]) -> bool:
-    """Whether a member that went without a word is the cause, and no end of its own says more.
+    """Returns whether a member that disappeared without a goodbye is the cause.
 
-    Its process still runs, or is another node's, where all that fails here fails as it has lost a peer. One whose connection
-    closed may be about to end well, as long as nobody misses it.
+    Its process is still running, or belongs to another node and all failures here are lost peers. A member whose
+    connection closed may be about to end normally as long as no process has failed.
     """
     end = next((end for end in ends if end.rank == loss.rank), None)
     if end and end.code is not None:

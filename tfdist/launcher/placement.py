@@ -1,4 +1,4 @@
-"""Which rank runs where."""
+"""Assigns ranks to nodes."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from tfdist.launcher.ports import free_ports
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
-    """The numbers of one process: over all, on its node, and over the nodes that have a process of its local number."""
+    """The ranks and sizes of one process: global, within its node, and across the nodes that have its local rank."""
 
     rank: int
     size: int
@@ -21,10 +21,10 @@ class Rank:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Every rank of a job; those of a node are consecutive, in the order of nodes.
+    """The placement of all ranks of a job; those of a node are consecutive, in the order of nodes.
 
     Attributes:
-      node: this launcher's number.
+      node: index of this node.
       hosts: by node, the address at which the other nodes reach it.
       ports: by node, a free port for each of its ranks.
     """
@@ -35,12 +35,12 @@ class Placement:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return sum(map(len, self.ports))
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """`host:port` for each rank's own server, by rank."""
+        """`host:port` for each rank's server, by rank."""
         nodes = zip(self.hosts, self.ports, strict=True)
         return tuple(join_address(host, port) for host, ports in nodes for port in ports)
 
@@ -48,13 +48,13 @@ class Placement:
     def interface(self) -> str:
         """The network interface through which this node reaches the others.
 
-        By the way to another node: a host's own name often stands for its loopback.
+        Determined by the route to another node, because a host's own name often resolves to its loopback address.
         """
         another = self.hosts[0 if self.node else -1]
         return network_interface(LOOPBACK if len(self.hosts) == 1 else way_to(another).own)
 
     def ranks(self) -> list[Rank]:
-        """The ranks of this node."""
+        """Returns the ranks of this node."""
         counts = [len(ports) for ports in self.ports]
         mine = counts[self.node]
         return [
@@ -71,12 +71,12 @@ class Placement:
 
 
 def arrange(processes: int, host: str, launchers: Group) -> Placement:
-    """Finds free ports on each node, and tells every launcher of all of them.
+    """Finds free ports on each node, and exchanges them between all launchers.
 
     Args:
-      processes: how many ranks this node has.
-      host: how the other nodes reach this one.
-      launchers: the launchers of all nodes.
+      processes: number of ranks of this node.
+      host: address at which the other nodes reach this one.
+      launchers: group of the launchers of all nodes.
     """
     ports = free_ports(processes, host if launchers.size == 1 else "")
     everyone = launchers.gather("launch/places", [host, ports])
@@ -84,10 +84,12 @@ def arrange(processes: int, host: str, launchers: Group) -> Placement:
 
 
 def own_host(coordinator: str, serves: bool) -> str:
-    """How the others reach this host: the coordinator as all name it, the others by the address of their way to it.
+    """Returns the address at which other hosts reach this one.
+
+    That is the coordinator's name on the coordinator's host, and elsewhere the local address of the route to it.
 
     Args:
-      coordinator: `host:port`; empty where there is one host.
+      coordinator: `host:port`; empty for a single host.
       serves: whether this is the coordinator's host.
     """
     if not coordinator:

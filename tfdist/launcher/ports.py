@@ -1,4 +1,4 @@
-"""Free ports for servers that start later."""
+"""Finds free ports for servers that start later."""
 
 import contextlib
 import random
@@ -6,21 +6,21 @@ import socket
 
 from tfdist.errors import InputError
 
-# Below Linux's and other systems' range for outgoing connections, one of which could take the port meanwhile.
+# Below the range for outgoing connections on Linux and other systems, so that none of those takes the port meanwhile.
 CANDIDATES = range(20000, 32000)
 
 
 def free_ports(count: int, host: str) -> list[int]:
-    """Returns ports that nobody on this host listens on.
+    """Returns ports on which nothing listens on this host.
 
-    All are held at once while they are sought, so that no two are the same.
+    All are bound at the same time during the search, so that they are distinct.
 
     Args:
-      count: how many.
-      host: the address that the servers will listen on.
+      count: number of ports.
+      host: address that the servers will listen on.
 
     Raises:
-      InputError: there are not so many.
+      InputError: there are not enough free ports.
     """
     found: list[int] = []
     with contextlib.ExitStack() as held:

@@ -1,4 +1,4 @@
-"""What the ranks of this host note for their launcher: a small file each, in memory, which somebody may empty."""
+"""Progress files of the ranks of this host: small files in memory that the launcher reads."""
 
 import logging
 import pathlib
@@ -11,19 +11,26 @@ _log = logging.getLogger("tfdist.launch")
 
 
 class ProgressFiles:
-    """The ranks' notes. What cannot be read was not noted, and is made anew for the next attempt: a job does not end of it."""
+    """The progress files of the ranks.
+
+    A file that cannot be read counts as empty, and is created again for the next attempt; it does not end the job.
+    Other programs may delete files in memory.
+    """
 
     def __init__(self, memory: pathlib.Path):
-        """Args: memory: the launcher's directory; the notes have a folder in it."""
+        """Initializes with the launcher's directory in memory, in which the files get a folder."""
         self._memory, self._folder = memory, memory / "notes"
         self._made: set[int] = set()  # by rank
         self._has_room = self._is_warned = False
 
     def blank(self, rank: int) -> pathlib.Path | None:
-        """Makes the note of a rank that will start; None if there is no room any more: it notes nothing then.
+        """Creates the file of a rank that is about to start.
+
+        Returns:
+          Its path; None if there is no memory left, and the rank records nothing.
 
         Raises:
-          InputError: there is none for the first one.
+          InputError: there is no memory for the first file.
         """
         path = self._path(rank)
         try:
@@ -44,7 +51,7 @@ class ProgressFiles:
         return path
 
     def read(self, ranks: Iterable[int]) -> tuple[int | None, bool]:
-        """The last step that any of these ranks has noted, None if none has; and whether one forbids any restart."""
+        """Returns the last step that any of the ranks has recorded, or None, and whether one forbids a restart."""
         steps, final = [], False
         for path in map(self._path, self._made.intersection(ranks)):
             try:
@@ -58,7 +65,7 @@ class ProgressFiles:
         return self._folder / f"rank-{rank}"
 
     def _warn(self, path: pathlib.Path, error: OSError) -> None:
-        """Says it once: what follows on it is one trouble."""
+        """Warns once, because later failures have the same cause."""
         if not self._is_warned:
             _log.warning(
                 "tfdist.launch: %s is missed (%s); what else the launcher keeps in %s, commits among it, may be gone, too. The "

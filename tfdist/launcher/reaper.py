@@ -1,8 +1,8 @@
-"""Kills process groups when the launcher that started them is gone. A program of its own; it imports nothing of tfdist.
+"""Kills process groups after the launcher that started them has been killed.
 
-Their numbers arrive on standard input, one a line; a negative one takes a group back. A line that is a path names a
-directory that goes with them. The word `done` says that the launcher has ended all itself; an end of the input without it,
-that the launcher was killed.
+A program of its own, which imports nothing of tfdist. It reads process group ids from standard input, one per line; a
+negative one removes a group. A line that is a path names a directory to remove with them. The line `done` says that the
+launcher has ended everything itself; the end of the input without it means that the launcher was killed.
 """
 
 import os
@@ -12,7 +12,7 @@ import sys
 
 
 def main() -> None:
-    """Reads until the end; see the module."""
+    """Reads the input until its end; see the module docstring."""
     groups, directories = set(), []
     for line in sys.stdin:
         if line == "done\n":
@@ -28,7 +28,7 @@ def main() -> None:
     for group in groups:
         try:
             os.killpg(group, signal.SIGKILL)
-        except ProcessLookupError:  # nobody of it is left
+        except ProcessLookupError:  # no process of it is left
             pass
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)

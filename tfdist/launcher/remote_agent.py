@@ -1,4 +1,4 @@
-"""A launcher that has come to the lobby of an elastic job, and does as it is told there."""
+"""A launcher that has connected to an elastic job's rendezvous server and follows its orders."""
 
 import contextlib
 import socket
@@ -24,18 +24,18 @@ _CHUNK = 1 << 16
 
 
 class RemoteAgent(OrderSource):
-    """A launcher's end of its connection to the lobby; one thread listens. A context manager."""
+    """A launcher's connection to the rendezvous server, with one receiving thread; a context manager."""
 
     def __init__(self, job: Job, token: str):
-        """Connects, trying again until the lobby is there.
+        """Connects, retrying until the rendezvous server answers.
 
         Args:
-          job: says where the lobby is, and how long to wait for it.
-          token: what it asks for.
+          job: has the address of the rendezvous server, and the time to wait for it.
+          token: the job's token.
 
         Raises:
-          PeerLostError: nobody answered in time.
-          InputError: the lobby refused this launcher.
+          PeerLostError: the server did not answer in time.
+          InputError: the server refused this launcher.
         """
         self._job, self.everyone = job, LocalGroup()
         hello = {"type": "hello", "version": VERSION, "token": token, "places": own_names()}
@@ -53,7 +53,7 @@ class RemoteAgent(OrderSource):
         self._thread.start()
 
     def order(self) -> Order:
-        """See base class; an order for an attempt that has ended here already is none."""
+        """See base class. An order for an attempt that has already ended here is ignored."""
         order, lost = self._order, self._lost
         runs = order.kind in (Kind.RUN, Kind.STOP) and order.attempt != self._done
         if lost and order.kind != Kind.OVER:
@@ -61,7 +61,7 @@ class RemoteAgent(OrderSource):
         return order if runs or order.kind == Kind.OVER else Order(Kind.WAIT)
 
     def report(self, report: Report) -> None:
-        """See base class. A launcher that was asked to end leaves with it."""
+        """See base class. A launcher that was asked to end leaves afterwards."""
         self._done = self._order.attempt
         self._send(orders.report_message(report))
         if report.stopped:
@@ -95,11 +95,11 @@ class RemoteAgent(OrderSource):
             problem = str(error)
         if not self._left:
             self._lost = Outcome(ExitCode.PEER_LOST, f"the coordinator's launcher is lost: {problem}")
-        with contextlib.suppress(OSError):  # the lobby does not wait for a main thread that hangs
+        with contextlib.suppress(OSError):  # the rendezvous server does not wait for a main thread that hangs
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def _follow(self) -> None:
-        """Returns when the lobby has closed; raises `OSError` when it is silent."""
+        """Receives messages until the server closes the connection; raises `OSError` if it is silent."""
         self._sock.settimeout(BEAT_SECONDS)
         heard = time.monotonic()
         while True:
@@ -121,5 +121,5 @@ class RemoteAgent(OrderSource):
             self._order = orders.order_of(message)
 
     def _send(self, message: dict[str, object]) -> None:
-        with self._sending, contextlib.suppress(OSError):  # whoever listens sees the end of the connection
+        with self._sending, contextlib.suppress(OSError):  # the receiving thread detects the end of the connection
             self._sock.sendall(encode(message))

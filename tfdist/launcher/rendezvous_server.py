@@ -1,4 +1,4 @@
-"""Where the launchers of an elastic job come and go: served by the one whose host is the coordinator."""
+"""Accepts the launchers of an elastic job; runs in the launcher on the coordinator's host."""
 
 import contextlib
 import hmac
@@ -17,23 +17,26 @@ from tfdist.coordination.messages import LIMIT, LIMIT_BEFORE_HELLO, VERSION, Bad
 from tfdist.launcher import orders
 from tfdist.launcher.job_controller import JobController
 
-BEAT_SECONDS = 1.0  # between signs of life, which both sides send
-LOST_AFTER_SECONDS = 10.0  # without one; no engine keeps a launcher's threads from running
-_WAKE_SECONDS = 0.1  # from one look at the orders to the next
-_HELLO_SECONDS = 10.0  # for a stranger to say who it is
+BEAT_SECONDS = 1.0  # interval of the heartbeats, in both directions
+LOST_AFTER_SECONDS = 10.0  # without a heartbeat; no engine blocks a launcher's threads
+_WAKE_SECONDS = 0.1  # polling interval for orders
+_HELLO_SECONDS = 10.0  # for a new connection to say hello
 _CHUNK = 1 << 16
 
 
 class RendezvousServer:
-    """Lets other launchers talk to a `JobController`; a context manager. One thread accepts, one more for each launcher."""
+    """Connects other launchers to a `JobController`; a context manager.
+
+    One thread accepts connections, and one more serves each launcher.
+    """
 
     def __init__(self, listener: socket.socket, host: str, token: str):
-        """Serves nobody yet.
+        """Initializes without serving yet.
 
         Args:
-          listener: bound and listening; the lobby closes it.
-          host: how the others reach this host.
-          token: what a launcher must show.
+          listener: a listening socket; the server closes it.
+          host: address at which the others reach this host.
+          token: token that a launcher must show.
         """
         self._listener, self._host, self._token = listener, host, token
         self._controller: JobController | None = None
@@ -43,12 +46,12 @@ class RendezvousServer:
         self._threads: list[threading.Thread] = []
 
     def open(self, controller: JobController) -> None:
-        """Begins to serve. Args: director: gives the orders."""
+        """Starts to serve the orders of `controller`."""
         self._controller = controller
         self._start(self._accept)
 
     def meet(self, names: Sequence[str]) -> tuple[str, str]:
-        """Serves a group of so many launchers, in place of the last one; returns its address and its token."""
+        """Serves a group of the named launchers, in place of the last one; returns its address and its token."""
         self.part()
         token = secrets.token_hex(16)
         listener = listen(join_address(self._host, 0), "Choose another --coordinator, the same on every host.")
@@ -59,17 +62,17 @@ class RendezvousServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Lets everybody hear how the job ended."""
+        """Waits until the launchers have been told how the job ended."""
         self._ended.set()
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes whoever accepts
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         for thread in self._threads:
             thread.join(LOST_AFTER_SECONDS)
         self._listener.close()
         self.part()
 
     def part(self) -> None:
-        """Ends the last meeting: whoever still waits there for others waits no more; those who run are not disturbed."""
+        """Closes the last group, so that launchers stop waiting for others in it; does not affect running processes."""
         if self._meeting:
             self._meeting.close("the attempt is over")
 
@@ -82,7 +85,7 @@ class RendezvousServer:
         while not self._ended.is_set():
             try:
                 sock, peer = self._listener.accept()
-            except OSError:  # the end, or a stranger that is gone again, or no file descriptor left
+            except OSError:  # the end, or the client is gone again, or there is no file descriptor left
                 self._ended.wait(_WAKE_SECONDS)
                 continue
             self._start(self._serve, sock, str(peer[0]))
@@ -99,7 +102,7 @@ class RendezvousServer:
             [places] = take(hello, places=list)
             sock.sendall(encode({"type": "welcome"}))
             self._attend(sock, lines, f"launcher {next(self._numbers)} ({peer})", [*map(str, places), peer])
-            with contextlib.suppress(OSError):  # until the last order is taken
+            with contextlib.suppress(OSError):  # until the last order has been received
                 sock.shutdown(socket.SHUT_WR)
                 sock.settimeout(_HELLO_SECONDS)
                 while sock.recv(_CHUNK):
@@ -116,7 +119,7 @@ class RendezvousServer:
         return ""
 
     def _attend(self, sock: socket.socket, lines: Lines, name: str, places: Sequence[str]) -> None:
-        """Gives a launcher its orders until it leaves, or the job is over."""
+        """Exchanges orders and reports with a launcher until it leaves or the job is over."""
         assert self._controller
         self._controller.joined(name, places)
         try:
@@ -127,7 +130,7 @@ class RendezvousServer:
             self._controller.left(name)
 
     def _talk(self, sock: socket.socket, lines: Lines, name: str) -> None:
-        """Returns when all is said; raises `OSError` when the other side is gone, or silent."""
+        """Returns when the launcher has left or the job is over; raises `OSError` if it is gone or silent."""
         assert self._controller
         said, heard, beaten = None, time.monotonic(), 0.0
         while True:
@@ -147,7 +150,7 @@ class RendezvousServer:
             sock.settimeout(_WAKE_SECONDS)
             try:
                 data = sock.recv(_CHUNK)
-            except TimeoutError:  # only then: it may be this process that was starved
+            except TimeoutError:  # checked only here, because this process may have been starved
                 if now - heard > LOST_AFTER_SECONDS:
                     raise OSError(silence(LOST_AFTER_SECONDS)) from None
                 continue

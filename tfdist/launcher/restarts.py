@@ -1,4 +1,4 @@
-"""Whether a job whose processes have ended is started again, and when."""
+"""Decides whether and when a job is restarted."""
 
 import math
 import signal
@@ -9,21 +9,22 @@ from tfdist.launcher.job import Job
 from tfdist.launcher.outcome import Outcome
 
 LONGEST_BACKOFF_SECONDS = 60.0
-VAIN = 5  # failures in a row before training began; a few may be the network's, or those of a host that comes late
-VAIN_LATER = 15  # the same once it had begun: with their pauses they outlast ten minutes without, say, a file system
-# What was done is done; bad input stays bad; a loss that is not finite comes again, as a resumed run repeats its steps.
+VAIN = 5  # failures in a row before training began; some may be due to the network or a host that is late
+VAIN_LATER = 15  # the same after it had begun: with their pauses they outlast ten minutes without, say, a file system
+# A finished job is done; bad input stays bad; a loss that is not finite recurs, because a resumed run repeats its
+# steps.
 FINAL = frozenset({ExitCode.DONE, ExitCode.BAD_INPUT, ExitCode.NOT_FINITE})
 
-# Nobody but a scheduler sends SIGTERM: to a process that was not yet ready to save, or that had.
+# SIGTERM counts because only schedulers send it, perhaps to a process that cannot save yet or has already saved.
 PREEMPTIONS = frozenset({ExitCode.PREEMPTED, exit_codes.SIGNALLED + signal.SIGTERM})
 
 
 class Decision(NamedTuple):
-    """What follows on the end of an attempt.
+    """What follows the end of an attempt.
 
     Attributes:
-      wait: seconds until the next one; None if there is none.
-      reason: why, as the end of a sentence; empty where the end speaks for itself.
+      wait: seconds until the next attempt; None if there is none.
+      reason: why, as the end of a sentence; empty if the end speaks for itself.
     """
 
     wait: float | None
@@ -31,15 +32,16 @@ class Decision(NamedTuple):
 
 
 class Restarts:
-    """Counts a job's restarts: those after failures, and those after preemptions, each with a budget of its own.
+    """Counts a job's restarts after failures and after preemptions, each with its own budget.
 
-    A failure that repeats is not tried again: when two attempts in a row fail after the same step, the last one that a rank has
-    noted in its `tfdist.process.progress_file`. Where none has, training has not begun, or the program notes nothing: a budget
-    decides, and where that has no end, `VAIN` failures in a row are one that repeats, or `VAIN_LATER` once it had begun.
+    A repeated failure is not retried: two attempts in a row that fail after the same step, which is the last one that a
+    rank has recorded in its `tfdist.process.progress_file`. Without a recorded step, training has not begun, or the
+    program records nothing. Then the budget decides; if it is unlimited, `VAIN` failures in a row count as a repeated
+    failure, or `VAIN_LATER` if training had begun before.
     """
 
     def __init__(self, job: Job):
-        """Args: job: has the budgets and the first pause."""
+        """Initializes with a `job`, which has the budgets and the first pause."""
         self._job = job
         self._failures = self._preemptions = 0
         self._failed_after: int | None = None
@@ -47,13 +49,13 @@ class Restarts:
         self._most = VAIN
 
     def decide(self, outcome: Outcome, step: int | None, *, may_repeat: bool = True, final: bool = False) -> Decision:
-        """Says what follows, and counts it.
+        """Decides what follows the end of an attempt, and counts it.
 
         Args:
-          outcome: of the attempt that has ended.
-          step: the last that any rank has noted in it; None if none has.
-          may_repeat: whether the same end once more would be a failure that repeats.
-          final: whether a rank has noted that nothing must be started again.
+          outcome: outcome of the attempt.
+          step: last step that any rank has recorded in it; None if none has.
+          may_repeat: whether the same end once more would be a repeated failure.
+          final: whether a rank has recorded that the job must not be restarted.
         """
         if outcome.code in FINAL:
             return Decision(None)
@@ -61,7 +63,7 @@ class Restarts:
             return Decision(None, "what is saved may be wrong, too, so it is not tried again")
         if step is not None:
             self.begun()
-        # With code 75 the program itself has asked to be run again; behind a SIGTERM it has not.
+        # With code 75 the program itself requests a restart; after a SIGTERM it does not.
         counts = step is None and may_repeat and outcome.code != ExitCode.PREEMPTED
         self._in_vain += counts
         is_vain = counts and self._in_vain >= self._most
@@ -70,11 +72,11 @@ class Restarts:
         return self._after_failure(step, may_repeat, is_vain)
 
     def resized(self) -> None:
-        """The attempt was stopped so that another number of processes goes on: nothing has failed, nothing is counted."""
+        """Records that the attempt was stopped to change the number of processes, which is no failure."""
         self._failed_after = None
 
     def begun(self) -> None:
-        """Training has begun: what failed before it did repeats no more."""
+        """Records that training has begun, which resets the count of failures before training."""
         self._in_vain = self._left_early = 0
         self._most = VAIN_LATER
 

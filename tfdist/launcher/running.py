@@ -1,4 +1,4 @@
-"""One job from its first process to its last, over all attempts: what `launch` and `spawn` both do."""
+"""Runs a job over all of its attempts, for `launch` and `spawn`."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ from tfdist.launcher.outcome import SUCCESS, Outcome
 from tfdist.launcher.progress_files import ProgressFiles
 from tfdist.launcher.supervision import POLL_SECONDS
 
-MEMORY = "/dev/shm"  # of Linux
+MEMORY = "/dev/shm"  # on Linux
 
 
 def run(
@@ -32,22 +32,22 @@ def run(
     interrupts: contextlib.AbstractContextManager[list[int]] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
-    """Starts a job's processes on this host, sees them to their end, and starts them again where the job says so.
+    """Runs a job's processes on this host until they have ended, with restarts as configured.
 
     Args:
-      job: how many, and how they find each other.
-      command: what a rank runs.
-      environment: what they inherit; the variables that say who a process is are replaced.
-      stops: each is asked again and again for a reason to end the processes.
-      interrupts: collects the signals that ask for the end while processes run, as `signals.received()` does; outside
-        of it they do what they always do. None where they are others' affair.
-      say: told where the logs are, and of restarts.
+      job: number of processes, and how they find each other.
+      command: returns the command of a rank.
+      environment: environment that the processes inherit; variables that identify a process are replaced.
+      stops: polled for a reason to end the processes.
+      interrupts: collects the signals that request the end while processes run, as `signals.received()` does; outside
+        of it they have their usual effect. None if the caller handles them.
+      say: called with the location of the logs, and about restarts.
 
     Returns:
       How the last attempt ended.
 
     Raises:
-      PeerLostError: another host's launcher did not come.
+      PeerLostError: another host's launcher did not connect.
       InputError: the command, the log directory, the memory or the coordinator's address cannot be used.
     """
     with contextlib.ExitStack() as stack:
@@ -55,7 +55,8 @@ def run(
         order_source = stack.enter_context(opened(job, environment, guard, say))
         logs = log_directory(job.log_dir, order_source.everyone)
         memory = stack.enter_context(_memory(guard))
-        # Whether a failure repeats, whether training had begun when it was preempted, and whether a launcher fits.
+        # Needed to know whether a failure repeats, whether training had begun at a preemption, and whether a launcher
+        # fits.
         is_noted = job.restart_budget or job.preemption_budget or job.is_elastic
         notes = ProgressFiles(memory) if is_noted else None
         own = {in_memory.VARIABLE: str(memory / "commits")}
@@ -68,12 +69,12 @@ def run(
 
 
 def _until_over(host: Host, order_source: OrderSource) -> Outcome:
-    """Does what is ordered, from the first order to the last."""
+    """Follows orders until the job is over."""
     last = SUCCESS
     begun = False
     while (order := order_source.order()).kind != Kind.OVER:
         stop = asked(host)
-        if order.kind == Kind.STOP:  # before it was seen that it was to run
+        if order.kind == Kind.STOP:  # the order to run was replaced before it was seen
             order_source.report(Report(order.outcome))
         elif order.kind == Kind.RUN and stop:
             order_source.report(Report(stop.outcome, stopped=True))
@@ -82,7 +83,7 @@ def _until_over(host: Host, order_source: OrderSource) -> Outcome:
             begun, last = True, report.outcome
             order_source.report(report)
         else:
-            if stop:  # a preemption remains one: what has ended so has saved
+            if stop:  # a preempted run stays preempted, because it has saved
                 order_source.end(last if last.code == ExitCode.PREEMPTED else stop.outcome, at_once=in_a_hurry(host))
             time.sleep(POLL_SECONDS)
     return order.outcome
@@ -97,7 +98,7 @@ def _attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool
 
 @contextlib.contextmanager
 def _memory(guard: OrphanGuard) -> Iterator[pathlib.Path]:
-    """A directory, in memory where there is such a place, for what outlives the processes of an attempt, not the job."""
+    """Yields a directory, in memory if possible, for data that outlives an attempt's processes but not the job."""
     home = MEMORY if os.access(MEMORY, os.W_OK) else None
     with contextlib.ExitStack() as stack:
         try:

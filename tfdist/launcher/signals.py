@@ -1,4 +1,4 @@
-"""The signals that ask a launcher to end."""
+"""The signals that request the end of a launcher."""
 
 import math
 import signal
@@ -14,13 +14,16 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def received(numbers: tuple[signal.Signals, ...] = ENDING) -> Iterator[list[int]]:
-    """Collects the signals that arrive inside, in their order, in place of what they would do.
+    """Collects the signals that arrive in the body, in order, instead of their usual effect.
 
-    What comes within a second of the first belongs to it: a terminal that closes says so twice, and systemd sends SIGHUP
-    behind SIGTERM. SIGHUP that was ignored before, as under nohup, stays so.
+    Signals within a second of the first one are ignored as part of it: a closing terminal sends two, and systemd sends
+    SIGHUP after SIGTERM. If SIGHUP was ignored before, as under nohup, it stays so.
 
-    SIGUSR1, which asks a training process where it is, is ignored, and so it is in processes that are started inside, until
-    they are ready to hear it: it must not end one that has only just been started.
+    SIGUSR1, which asks a training process for a report, is ignored here and, until they install their handlers, in
+    processes started in the body: it must not kill one that is just starting.
+
+    Args:
+      numbers: the signals to collect.
     """
     arrived: list[int] = []
     first = math.inf

@@ -1,4 +1,4 @@
-"""Runs a function in several new processes that train together: from a notebook, or from a script."""
+"""Runs a function in several new processes that train together, from a notebook or a script."""
 
 import json
 import os
@@ -20,8 +20,8 @@ class SpawnError(TfdistError):
     """A process of a `spawn` ended without a result.
 
     Attributes:
-      rank: whose it was.
-      code: its exit code, 128 + the signal's number if one ended it.
+      rank: rank of the process.
+      code: its exit code, 128 + N if signal N ended it.
     """
 
     def __init__(self, message: str, rank: int | None, code: int):
@@ -39,31 +39,31 @@ def spawn(
     timeout: float | None = None,
     log_dir: str = "",
 ) -> list[Any]:
-    """Calls a function in new processes and returns what it returned in each, by rank.
+    """Calls a function in new processes, and returns its return values, ordered by rank.
 
-    The processes are new interpreters with the environment that `python -m tfdist.launch` gives: in them
-    `tfdist.load_strategy("auto")` finds its place. What they print appears here, behind the rank's number. When one
-    fails all are ended, and none is left behind, whatever becomes of this process.
+    The processes are new interpreters with the environment of `python -m tfdist.launch`, so that
+    `tfdist.load_strategy("auto")` works in them. Their output is printed here, with the rank as prefix. When one fails,
+    all are ended; none outlives this process.
 
-    A function of a notebook, or of the script itself, travels by value if cloudpickle is installed; one of a module
-    that can be imported always does, by name.
+    A function of a module that can be imported is pickled by name. A function of a notebook, or of the script itself,
+    requires cloudpickle, and is pickled by value.
 
     Args:
       fn: the function; it and its arguments are pickled.
-      processes: how many, at least 1.
-      args: its positional arguments, the same in every process.
-      kwargs: its keyword arguments.
+      processes: number of processes, at least 1.
+      args: positional arguments, the same in every process.
+      kwargs: keyword arguments, the same in every process.
       launcher: how the processes find each other: "tensorflow" (TF_CONFIG) or "horovod".
-      timeout: in seconds, for all of it; None for no limit.
-      log_dir: where each rank's output is written as rank-N.log; empty for nowhere.
+      timeout: seconds for the whole call; None for no limit.
+      log_dir: directory in which each rank's output is written as rank-N.log; empty for no logs.
 
     Returns:
-      The values, by rank.
+      The return values, ordered by rank.
 
     Raises:
       InputError: an argument is wrong, or cannot be pickled.
-      TimeoutError: the time was over.
-      SpawnError: a process ended without a word: killed, or by `sys.exit`.
+      TimeoutError: the call took longer than `timeout`.
+      SpawnError: a process ended without an exception: it was killed, or called `sys.exit`.
       Exception: what the function raised in the process that failed first, with a note of its rank and traceback.
     """
     job = Job(processes=processes, launcher=launcher, log_dir=log_dir)

@@ -1,4 +1,4 @@
-"""Watching over the processes of one launcher: passing on what they write, and ending all when one fails."""
+"""Supervises the processes of one launcher: passes on their output, and ends all when one fails."""
 
 import selectors
 import signal
@@ -13,20 +13,19 @@ from tfdist.launcher.console import Channel
 from tfdist.launcher.outcome import Outcome, root_cause
 
 POLL_SECONDS = 0.02
-SETTLE_SECONDS = 0.7  # for the cause to show, where a consequence was seen first
-FAILURE_SECONDS = 3.0  # between SIGTERM and SIGKILL when something has failed
+SETTLE_SECONDS = 0.7  # for the cause to appear after a consequence was seen
+FAILURE_SECONDS = 3.0  # between SIGTERM and SIGKILL after a failure
 DRAIN_SECONDS = 0.5  # for the last output to arrive
 
 
 class Stop(NamedTuple):
-    """Why processes that run must end.
+    """Why running processes must end.
 
     Attributes:
-      outcome: of the job, unless a process of this launcher turns out to be the cause.
+      outcome: outcome of the job, unless a process of this launcher turns out to be the cause.
       seconds: between SIGTERM and SIGKILL.
-      asked: whether somebody asked for it, so that what the processes make of it is their own affair: if all end with
-        one code, that is the job's.
-      final: whether the job is over with it, so that nobody should try again.
+      asked: whether the end was requested; then, if all processes end with the same code, it is the job's.
+      final: whether the job is over, so that it is not restarted.
       wait: seconds for the processes to end by themselves, before SIGTERM.
     """
 
@@ -38,16 +37,16 @@ class Stop(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """What a supervisor looks at besides its processes.
+    """What a supervisor watches besides its processes.
 
     Attributes:
-      stops: each is asked again and again for a reason to end the processes.
-      look: called again and again.
-      hurry: whether whoever waits for the end has lost patience.
-      loss: the first loss that the ranks' group knows of.
-      on_stop: told of a failure before the processes are ended.
-      grace: in seconds, for the other processes to end with code 75 when one has: they have agreed on it.
-      together: whether it matters who else fails of the same cause: then a failure is given time to show on others.
+      stops: polled for a reason to end the processes.
+      look: called periodically.
+      hurry: returns whether the user has asked again for the end.
+      loss: returns the first loss in the ranks' group.
+      on_stop: called with a failure before the processes are ended.
+      grace: seconds for the other processes to end with code 75 once one has, as they have agreed on it.
+      together: whether to wait a moment after a failure, to see which other processes fail for the same reason.
     """
 
     stops: Sequence[Callable[[], Stop | None]] = ()
@@ -60,10 +59,16 @@ class Watched(NamedTuple):
 
 
 class Supervisor:
-    """Sees a launcher's processes to their end."""
+    """Supervises a launcher's processes until they have ended."""
 
     def __init__(self, children: Sequence[Child], channels: Sequence[Channel], watched: Watched):
-        """Args: children: that have been started; channels: their outputs; watched: what else matters."""
+        """Initializes the supervisor.
+
+        Args:
+          children: started processes.
+          channels: their outputs.
+          watched: what else to watch.
+        """
         self._children = children
         self._watched = watched
         self._stopped: Stop | None = None
@@ -73,11 +78,11 @@ class Supervisor:
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody wanted the job to be over."""
+        """Whether the end of the job was requested."""
         return self._stopped is not None and self._stopped.final
 
     def run(self) -> Outcome:
-        """Returns how the processes ended, when all have; none is left, whatever happens."""
+        """Waits for all processes to end, and returns how; none is left running, even after an exception."""
         try:
             stop = self._wait_for_a_stop()
             if stop:
@@ -95,7 +100,7 @@ class Supervisor:
 
     def _wait_for_a_stop(self) -> Stop | None:
         self._until(lambda: self._stop() or self._cause().code or self._all_ended())
-        if self._cause().code == ExitCode.PEER_LOST:  # whom have they lost?
+        if self._cause().code == ExitCode.PEER_LOST:  # a consequence, so wait for the cause
             self._until(lambda: self._stop() or self._cause().code != ExitCode.PEER_LOST, SETTLE_SECONDS)
         elif self._watched.together and ExitCode.DONE < self._cause().code < min(
             ExitCode.PREEMPTED, exit_codes.SIGNALLED
@@ -121,7 +126,7 @@ class Supervisor:
         self._until(self._all_ended, FAILURE_SECONDS)
 
     def _conclude(self, stop: Stop | None) -> Outcome:
-        """The cause may have shown only while the processes were being ended."""
+        """Returns the outcome; the cause may have appeared only while the processes were being ended."""
         code, *others = {child.code for child in self._children}
         if stop and code is not None and not others and code <= exit_codes.SIGNALLED:
             if stop.asked or code == ExitCode.PREEMPTED:
@@ -153,7 +158,7 @@ class Supervisor:
             self._pump()
 
     def _drain(self) -> None:
-        """Passes on what is left; a process that has fled its group may hold a pipe open for ever."""
+        """Passes on the remaining output, for a limited time: a process outside its group may keep a pipe open."""
         end = time.monotonic() + DRAIN_SECONDS
         while self._selector.get_map() and time.monotonic() < end:
             self._pump()
@@ -162,7 +167,7 @@ class Supervisor:
         self._selector.close()
 
     def _pump(self) -> None:
-        if not self._selector.get_map():  # all have closed their outputs, and still run
+        if not self._selector.get_map():  # all have closed their outputs but are still running
             time.sleep(POLL_SECONDS)
             return
         for key, _ in self._selector.select(POLL_SECONDS):

@@ -1,4 +1,4 @@
-"""The new process of a `spawn`: makes its call."""
+"""Entry point of the processes of `spawn`."""
 
 import pathlib
 import sys
@@ -6,7 +6,7 @@ import sys
 from tfdist.errors import ExitCode, TfdistError
 from tfdist.launcher import calls
 
-# The search path of whoever spawned, before anything of tfdist is imported; a -m would need it in the environment.
+# Sets the parent's search path before anything of tfdist is imported; `-m` would need it in the environment.
 BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from tfdist.launcher import worker; sys.exit(worker.main(sys.argv[2], int(sys.argv[3])))"
@@ -14,11 +14,11 @@ BOOT = (
 
 
 def main(directory: str, rank: int) -> int:
-    """Makes the call that is written in a directory.
+    """Makes the call that is stored in a directory.
 
     Args:
-      directory: where it is, and where the result goes.
-      rank: this process's.
+      directory: contains the call, and receives the result.
+      rank: rank of this process.
 
     Returns:
       The exit code.

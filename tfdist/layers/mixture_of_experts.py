@@ -1,4 +1,4 @@
-"""A mixture of experts in the place of a perceptron."""
+"""A mixture-of-experts layer, in place of a perceptron."""
 
 from typing import Any
 
@@ -22,23 +22,24 @@ _DIMS = {
 
 @keras.saving.register_keras_serializable(package="tfdist")
 class MixtureOfExperts(keras.layers.Layer):
-    """Perceptrons of two layers of which each token uses a few: Switch with one choice, GShard with two.
+    """Two-layer perceptrons of which each token uses a few: Switch with one choice, GShard with two.
 
-    A token goes to the experts that the router finds most probable, each of which has places for
-    `capacity_factor * choices * tokens / experts` tokens of an example. What one expert gets of an example does not depend
-    on other examples, so that the result is the same on any number of replicas. On a mesh the rule `experts:AXIS` splits
-    experts over an axis, also the batch's; `expert_ffn` is the width inside. The router computes in float32 at least.
+    A token is sent to the experts that the router finds most probable. Each expert has a capacity of `capacity_factor *
+    choices * tokens / experts` tokens per example. What an expert gets from one example does not depend on other
+    examples, so the result is the same on any number of replicas. On a mesh, the rule `experts:AXIS` shards experts
+    over an axis, which may be the batch's; `expert_ffn` is the inner width. The router computes in float32 or better.
 
-    `balance_weight` times Switch's balancing loss and `z_weight` times ST-MoE's z-loss are added to the model's loss. The
-    metrics `expert_0`, `expert_1` ... are the parts of the tokens that each expert computed, `load_cv` their coefficient of
-    variation, and `dropped` the part of the choices that found no place; the layer's name stands before each.
+    `balance_weight` times Switch's load balancing loss and `z_weight` times ST-MoE's z-loss are added to the model's
+    loss. The metrics, prefixed with the layer's name, are `expert_0`, `expert_1` ..., the fraction of the tokens that
+    each expert processed, `load_cv`, their coefficient of variation, and `dropped`, the fraction of the choices for
+    which there was no capacity.
 
-    Cost for a batch of B examples of S tokens of width M, with E experts of C places: the experts' products, and two of
-    B S E C M for moving tokens; memory for B S E C weights twice. The papers' noise (Switch's jitter, GShard's random
-    second choice) is left out.
+    Cost for a batch of B examples of S tokens of width M, with E experts of capacity C: the experts' matrix products,
+    and two of B S E C M to move tokens; memory for two tensors of B S E C. The papers' noise (Switch's jitter, GShard's
+    random second choice) is omitted.
 
-    Fedus et al., Switch Transformers, 2021 (arXiv:2101.03961); Lepikhin et al., GShard, 2020 (arXiv:2006.16668); Zoph et
-    al., ST-MoE, 2022 (arXiv:2202.08906).
+    Fedus et al., Switch Transformers, 2021 (arXiv:2101.03961); Lepikhin et al., GShard, 2020 (arXiv:2006.16668); Zoph
+    et al., ST-MoE, 2022 (arXiv:2202.08906).
     """
 
     def __init__(
@@ -56,22 +57,25 @@ class MixtureOfExperts(keras.layers.Layer):
         kernel_initializer: Any = "glorot_uniform",
         **kwargs: Any,
     ):
-        """Args:
-          experts: how many there are.
-          width: inside each expert.
-          choices: experts of a token.
-          capacity_factor: places of an expert, as a multiple of an even load; experts / choices is room for every token.
-          evaluation_capacity_factor: the same outside of training.
-          overflow: "drop": a token whose expert is full passes it by, and gets zeros if all its experts are full. "spill": it
-            goes to the expert with the least load among the tokens of its example.
-          activation: between an expert's two layers.
-          balance_weight: of the balancing loss.
-          z_weight: of the router's z-loss.
-          kernel_initializer: of each expert's kernels, and of the router.
+        """Validates and stores the arguments.
+
+        Args:
+          experts: number of experts, at least 1.
+          width: inner width of each expert, at least 1.
+          choices: number of experts per token, at most `experts`.
+          capacity_factor: capacity of an expert as a multiple of an even load, above 0; experts / choices fits every
+            token.
+          evaluation_capacity_factor: the same, outside of training.
+          overflow: "drop": a token skips an expert that is full, and gets zeros if all its experts are full. "spill":
+            it is sent to the expert with the least load among the tokens of its example.
+          activation: activation between an expert's two layers.
+          balance_weight: weight of the load balancing loss, at least 0.
+          z_weight: weight of the router's z-loss, at least 0.
+          kernel_initializer: initializer of each expert's kernels and of the router.
           **kwargs: as for `keras.layers.Layer`.
 
         Raises:
-          InputError: an argument is out of its range.
+          InputError: an argument is out of range.
         """
         super().__init__(**kwargs)
         self.supports_masking = True
@@ -117,7 +121,7 @@ class MixtureOfExperts(keras.layers.Layer):
             getattr(self, name).tfdist_dims = parse_dims(dims)
 
     def call(self, inputs: tf.Tensor, mask: tf.Tensor | None = None, training: bool = False) -> tf.Tensor:
-        """Returns a tensor of the shape and dtype of `inputs`, [batch, tokens, embed]; tokens without a mask go nowhere."""
+        """Returns a tensor of the shape and dtype of `inputs`, [batch, tokens, embed]; masked tokens are not routed."""
         tokens = constrain(inputs, "batch * embed", f"the input of {self.path}")
         precision = tf.float64 if inputs.dtype == tf.float64 else tf.float32
         logits = tf.einsum("gsm,me->gse", tf.cast(tokens, precision), tf.cast(self.router, precision))
@@ -130,7 +134,8 @@ class MixtureOfExperts(keras.layers.Layer):
         if self.z_weight:
             self.add_loss(self.z_weight * z_loss(logits, real))
         self.load.update_state(found.load, found.dropped)
-        # Whole before they are split over experts: else the engine would split the routing, and gather its steps.
+        # Replicated before it is sharded over experts; otherwise the engine would shard the routing and gather within
+        # it.
         whole = constrain(found.dispatch, "batch * * *", f"the routes of {self.path}")
         dispatch = tf.cast(constrain(whole, "batch * experts? *", f"the routes of {self.path}"), inputs.dtype)
         weights = tf.cast(constrain(found.weights, "batch * *", f"the weights of {self.path}"), inputs.dtype)
@@ -141,20 +146,20 @@ class MixtureOfExperts(keras.layers.Layer):
         return constrain(outputs, "batch * embed", f"the output of {self.path}")
 
     def capacity(self, tokens: int, training: bool) -> int:
-        """Places of each expert for the tokens of an example."""
+        """Returns the capacity of each expert for the tokens of an example."""
         factor = self.capacity_factor if training else self.evaluation_capacity_factor
         return capacity_of(tokens, self.experts, self.choices, factor)
 
     def _at_rows(self, x: tf.Tensor) -> tf.Tensor:
-        """[experts, batch, places, embed]: with the rows that its tokens come from."""
+        """Lays out [experts, batch, capacity, embed] like the rows from which the tokens come."""
         return constrain(x, "experts? batch * *", f"the tokens of {self.path}")
 
     def _at_experts(self, x: tf.Tensor) -> tf.Tensor:
-        """The same on the devices of the experts: behind an all-to-all if experts and rows lie on one axis."""
+        """Lays out the same on the experts' devices: an all-to-all if experts and rows are sharded over one axis."""
         return constrain(x, "experts batch? * *", f"the experts' tokens of {self.path}")
 
     def _computed(self, x: tf.Tensor) -> tf.Tensor:
-        """What each expert makes of its tokens."""
+        """Applies each expert to its tokens."""
         inner = tf.einsum("egcm,emf->egcf", x, tf.cast(self.in_kernel, x.dtype))
         inner = self.activation(inner + _over_places(self.in_bias, x.dtype))
         return tf.einsum("egcf,efm->egcm", inner, tf.cast(self.out_kernel, x.dtype)) + _over_places(
@@ -183,7 +188,7 @@ class MixtureOfExperts(keras.layers.Layer):
 
 
 class _EachExpert:
-    """An initializer of [experts, ...] that draws each expert's values as if it were alone, and others for each."""
+    """An initializer of [experts, ...] that initializes each expert separately, with different values."""
 
     def __init__(self, initializer: keras.initializers.Initializer, first: int):
         self._initializer, self._first = initializer, first
@@ -199,5 +204,5 @@ class _EachExpert:
 
 
 def _over_places(bias: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """[experts, n] as [experts, 1, 1, n]."""
+    """Reshapes [experts, n] to [experts, 1, 1, n]."""
     return tf.expand_dims(tf.expand_dims(tf.cast(bias, dtype), 1), 1)

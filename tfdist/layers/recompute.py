@@ -1,4 +1,4 @@
-"""Recomputation, or activation checkpointing: which layers of a model are computed again for the backward pass."""
+"""Activation checkpointing: selects the layers of a model that are recomputed in the backward pass."""
 
 import logging
 import re
@@ -14,22 +14,22 @@ _log = logging.getLogger(__name__)
 
 
 def recompute(model: keras.Model, which: str = FULL) -> keras.Model:
-    """Lets layers of a model keep their inputs alone for the backward pass; under any strategy (arXiv:1604.06174).
+    """Makes layers of a model store only their inputs for the backward pass; under any strategy (arXiv:1604.06174).
 
-    Results are the same: a layer that draws random numbers or updates state is computed again from the state it had, and
-    moves that once. What reaches a layer other than as an argument gets no gradient through it. Cost: those layers' forward
-    pass once more; of a layer, what lies between its input and its output is not held between the passes.
+    Results are unchanged: a layer that draws random numbers or updates state is recomputed from its original state, and
+    updates it only once. There is no gradient for what reaches a layer other than as an argument. Cost: one more
+    forward pass of these layers; their intermediate activations are not stored between the passes.
 
     Args:
-      model: before its first step.
-      which: "full" for every layer that has weights; "none"; or a regular expression that the whole path of a layer matches,
+      model: model before its first step.
+      which: "full" for every layer with weights; "none"; or a regular expression that must match a layer's whole path,
         such as "block_.*_attention".
 
     Returns:
       The model.
 
     Raises:
-      InputError: it is no regular expression, or matches no layer.
+      InputError: it is not a regular expression, or matches no layer.
     """
     if which == NONE:
         return model

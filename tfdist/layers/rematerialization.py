@@ -1,7 +1,7 @@
-"""A layer's activations are dropped after the forward pass, and computed again for the backward pass.
+"""Rematerialization: a layer's activations are dropped after the forward pass and recomputed for the backward pass.
 
-Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016 (arXiv:1604.06174). A layer's variables that lie in parts are
-put together for each of the two passes, as FSDP does with its units.
+Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016 (arXiv:1604.06174). A layer's sharded variables are
+gathered for each of the two passes, like the units of FSDP.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,12 +15,12 @@ from tfdist.distribution.strategy import strategy_in_use
 
 
 def rematerialize(layer: keras.Layer) -> None:
-    """Lets a layer keep its inputs and what its variables are computed from, and nothing else, for the backward pass."""
+    """Makes a layer store only its inputs, and what its variables are computed from, for the backward pass."""
     keras_internals.wrap_call(layer, _rematerialized)
 
 
 class _First(NamedTuple):
-    """What the forward pass left besides the outputs."""
+    """Results of the forward pass besides tensors."""
 
     outputs: Any
     masks: Sequence[Any]
@@ -82,7 +82,7 @@ def _computed(variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Ten
 
 
 def _read(variable: keras.Variable, inputs: Sequence[tf.Tensor]) -> tf.Tensor | None:
-    """Another layer's weight, such as a tied one; its gradient goes to the variable itself."""
+    """Returns the value of another layer's weight, e.g. a tied one; its gradient goes to the variable itself."""
     value = keras_internals.value_of(variable)
     return (
         _computed(variable, tf.convert_to_tensor(value), inputs) if variable.trainable and value is not None else None
@@ -90,9 +90,10 @@ def _read(variable: keras.Variable, inputs: Sequence[tf.Tensor]) -> tf.Tensor | 
 
 
 def _again(forward: Callable[..., Any], tensors: Sequence[tf.Tensor], held: Sequence[tf.Tensor]) -> Any:
-    """Calls a function of two lists of tensors; its gradient calls it once more.
+    """Calls a function of two lists of tensors; the gradient calls it again.
 
-    As `tf.recompute_grad`, which reads one element of a gradient to wait for it: on a mesh that would gather all of it.
+    Like `tf.recompute_grad`, which however reads one element of a gradient in order to wait for it: on a mesh, that
+    would gather all of it.
     """
 
     @tf.custom_gradient
@@ -116,7 +117,7 @@ def _again(forward: Callable[..., Any], tensors: Sequence[tf.Tensor], held: Sequ
 
 
 def waiting(tensors: Sequence[tf.Tensor], other: tf.Tensor) -> list[tf.Tensor]:
-    """The same tensors, but not there before another one is. Cost: one pass over each of them."""
+    """Returns the same tensors, available only after another one is. Cost: one pass over each of them."""
     largest = tf.reduce_max(other)
-    nothing = tf.math.is_nan(largest) & tf.math.is_inf(largest)  # which no compiler knows to be false
+    nothing = tf.math.is_nan(largest) & tf.math.is_inf(largest)  # always False, but no compiler can tell
     return [x + tf.cast(nothing, x.dtype) for x in tensors]

@@ -1,7 +1,7 @@
-"""Which expert computes which token: choices, capacity, overflow, and the losses that keep the load even.
+"""Routing of tokens to experts: choices, capacity, overflow, and the losses that balance the load.
 
-Fedus et al., Switch Transformers, 2021 (arXiv:2101.03961); Lepikhin et al., GShard, 2020 (arXiv:2006.16668);
-Zoph et al., ST-MoE, 2022 (arXiv:2202.08906).
+Fedus et al., Switch Transformers, 2021 (arXiv:2101.03961); Lepikhin et al., GShard, 2020 (arXiv:2006.16668); Zoph et
+al., ST-MoE, 2022 (arXiv:2202.08906).
 """
 
 import math
@@ -13,13 +13,13 @@ OVERFLOWS = ("drop", "spill")
 
 
 class Routes(NamedTuple):
-    """Where the tokens of each group go.
+    """The routes of the tokens of each group.
 
     Attributes:
-      dispatch: [groups, tokens, experts, capacity]; 1 where a token has this place of this expert.
-      weights: [groups, tokens, experts]; of what comes back from each place that a token has with an expert, else 0.
-      load: [experts]; tokens that each expert computes, of all groups.
-      dropped: scalar; choices that found no place.
+      dispatch: [groups, tokens, experts, capacity]; 1 where a token has this slot of this expert.
+      weights: [groups, tokens, experts]; weight of the result from each slot that a token has with an expert, else 0.
+      load: [experts]; number of tokens that each expert processes, over all groups.
+      dropped: scalar; number of choices for which there was no capacity.
     """
 
     dispatch: tf.Tensor
@@ -29,28 +29,29 @@ class Routes(NamedTuple):
 
 
 def capacity_of(tokens: int, experts: int, choices: int, factor: float) -> int:
-    """Places of each expert for the tokens of a group: `factor` times what an even load takes, at most all tokens."""
+    """Returns the capacity of each expert for the tokens of a group: `factor` times an even load, up to all tokens."""
     return max(1, min(tokens, math.ceil(factor * choices * tokens / experts)))
 
 
 def routes(probabilities: tf.Tensor, real: tf.Tensor, choices: int, capacity: int, overflow: str) -> Routes:
     """Routes each token to its `choices` most probable experts, in the order of the tokens, first choices first.
 
-    Gradients reach the router by the weights: an expert's probability with one choice (Switch); with several, divided by the
-    sum of those of the chosen ones, whether they had room or not (GShard).
+    Gradients reach the router through the weights: an expert's probability with one choice (Switch); with several,
+    divided by the sum of those of the chosen experts, whether they had capacity or not (GShard).
 
     Args:
-      probabilities: [groups, tokens, experts]; the router's.
-      real: [groups, tokens]; 0 for padding, which goes nowhere, else 1.
-      choices: experts of a token.
-      capacity: places of an expert for each group.
-      overflow: "drop": a choice of a full expert is void. "spill": it goes to the expert of its group with the least load.
+      probabilities: [groups, tokens, experts]; output of the router.
+      real: [groups, tokens]; 0 for padding, which is not routed, else 1.
+      choices: number of experts per token.
+      capacity: capacity of an expert for each group.
+      overflow: "drop": the choice of a full expert is dropped. "spill": the token is sent to the least loaded expert in
+        its group.
     """
     left, taken, places = probabilities, tf.zeros_like(probabilities[:, 0, :]), []
     overflowed, total = [], tf.zeros_like(real)
     for _ in range(choices):
         chosen = _chosen(left)
-        left = left * (1 - chosen) - chosen  # below every probability, also one that is zero
+        left = left * (1 - chosen) - chosen  # below every probability, even 0
         total = total + tf.reduce_sum(probabilities * chosen, axis=-1)
         chosen = chosen * tf.expand_dims(real, -1)
         position = tf.cumsum(chosen, axis=1, exclusive=True) + tf.expand_dims(taken, 1)
@@ -65,7 +66,7 @@ def routes(probabilities: tf.Tensor, real: tf.Tensor, choices: int, capacity: in
             places.append(spilled)
             overflowed[i] = tokens - tf.reduce_sum(spilled, axis=[2, 3])
     dispatch = tf.stop_gradient(tf.add_n(places))
-    # A spilled token may have two places of one expert, which share its weight.
+    # A spilled token may have two slots of one expert, which share its weight.
     weights = tf.math.divide_no_nan(probabilities, tf.reduce_sum(dispatch, axis=-1))
     if choices > 1:
         weights = weights / tf.expand_dims(total, -1)
@@ -73,44 +74,47 @@ def routes(probabilities: tf.Tensor, real: tf.Tensor, choices: int, capacity: in
 
 
 def balance_loss(probabilities: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
-    """Switch's: experts * sum_e f_e P_e of each group, averaged; 1 for an even load.
+    """Returns Switch's load balancing loss: experts * sum_e f_e P_e of each group, averaged; 1 for an even load.
 
-    f_e is the part of the group's real tokens whose first choice is e, P_e the mean probability of e.
+    f_e is the fraction of the group's real tokens whose first choice is e, P_e the mean probability of e.
     """
     parts, means = _mean_of_tokens(_chosen(probabilities), real), _mean_of_tokens(probabilities, real)
     return probabilities.shape[-1] * tf.reduce_mean(tf.reduce_sum(tf.stop_gradient(parts) * means, axis=-1))
 
 
 def z_loss(logits: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
-    """ST-MoE's: the mean square of the log of the softmax's denominator of each group, averaged; keeps logits small."""
+    """Returns ST-MoE's z-loss: the mean square of the log of the softmax's denominator; keeps logits small.
+
+    The mean is over the real tokens of each group, then over groups.
+    """
     squares = tf.square(tf.reduce_logsumexp(logits, axis=-1, keepdims=True))
     return tf.reduce_mean(_mean_of_tokens(squares, real))
 
 
 def _chosen(scores: tf.Tensor) -> tf.Tensor:
-    """1 for the expert with the highest score of each token, else 0."""
+    """Returns 1 for the expert with the highest score of each token, else 0."""
     return tf.one_hot(tf.argmax(scores, axis=-1), scores.shape[-1], dtype=scores.dtype)
 
 
 def _mean_of_tokens(values: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
-    """[groups, tokens, n] to [groups, n]: the mean over real tokens; 0 for a group that has none."""
+    """Maps [groups, tokens, n] to [groups, n]: the mean over real tokens; 0 for a group without any."""
     total = tf.reduce_sum(values * tf.expand_dims(real, -1), axis=1)
     return tf.math.divide_no_nan(total, tf.reduce_sum(real, axis=1, keepdims=True))
 
 
 def _placed(kept: tf.Tensor, position: tf.Tensor, capacity: int) -> tf.Tensor:
-    """[groups, tokens, experts, capacity]: 1 at the place of each token that was kept."""
+    """Returns [groups, tokens, experts, capacity]: 1 at the slot of each token that was not dropped."""
     place = tf.cast(tf.reduce_sum(position * kept, axis=-1), tf.int32)
     return tf.einsum("gse,gsc->gsec", kept, tf.one_hot(place, capacity, dtype=kept.dtype))
 
 
 def _spilled(tokens: tf.Tensor, taken: tf.Tensor, capacity: int) -> tf.Tensor:
-    """Places for tokens without one: the i-th of a group gets its i-th free place, counted from the least loaded expert.
+    """Assigns slots to overflowed tokens: the i-th of a group gets its i-th free slot, from the least loaded expert on.
 
     Args:
-      tokens: [groups, tokens]; 1 for those.
-      taken: [groups, experts]; how many places are taken. They are the first ones of each expert.
-      capacity: of each expert.
+      tokens: [groups, tokens]; 1 for overflowed tokens.
+      taken: [groups, experts]; number of slots taken, which are the first ones of each expert.
+      capacity: capacity of each expert.
     """
     groups, experts = taken.shape
     number = tf.reshape(tf.range(capacity, dtype=taken.dtype), [1, capacity, 1])

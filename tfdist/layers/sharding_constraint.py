@@ -1,4 +1,4 @@
-"""Layouts of activations inside a model, by the names of their dims."""
+"""Sharding constraints: layouts of activations inside a model, by the names of their dims."""
 
 import keras
 import tensorflow as tf
@@ -10,26 +10,28 @@ from tfdist.sharding.dim_names import Dims, parse_dims
 
 
 def constrain(x: tf.Tensor | keras.KerasTensor, dims: str, name: str | None = None) -> tf.Tensor | keras.KerasTensor:
-    """Lays a tensor of a model out as the rules of `--layout` say of its dims; the identity under strategies without a mesh.
+    """Lays out a tensor of a model by the rules of `--layout` for its dims; the identity if there is no mesh.
 
-    Where a model says nothing the engine chooses, from the layouts of the weights. A constraint decides it: that the
-    tensor between two blocks is split over the sequence, or that the next layer gets it whole. Its gradient lies as the
-    tensor that came in. Cost: what has to be sent if the layouts differ, else nothing.
+    Without a constraint, the engine chooses layouts of activations from those of the weights. A constraint fixes one:
+    for example, that the tensor between two blocks is sharded over the sequence, or that the next layer gets it
+    replicated. The gradient has the layout of the input tensor. Cost: the communication between the two layouts, if
+    they differ.
 
-    In a functional model it is a `keras.layers.Identity`, and is saved as one: a model that is loaded from a file has no
-    constraints. Rows that their axis does not divide, as in the last batch of an evaluation, stay whole.
+    In a functional model, the constraint is a `keras.layers.Identity`, and is saved as such: a model loaded from a file
+    has no constraints. Rows that the axis does not divide, as in the last batch of an evaluation, are replicated.
 
     Args:
-      x: [...]; an activation, inside a layer's `call` or while a functional model is made.
-      dims: the name of each dim, with spaces between, such as "batch sequence embed"; a * is a dim that is whole,
-        and one with a ?, as "experts? batch", is whole where another lies on its axis.
-      name: of the layer in a functional model.
+      x: [...]; an activation, inside a layer's `call` or while a functional model is built.
+      dims: space-separated names of the dims, such as "batch sequence embed"; * is a replicated dim, and a name
+        followed by ?, as in "experts? batch", is replicated if another dim is sharded over its axis.
+      name: name of the layer in a functional model.
 
     Returns:
       The same tensor, laid out.
 
     Raises:
-      InputError: the tensor has another number of dims, two of them lie on one axis, or an axis does not divide its dim.
+      InputError: the tensor has another number of dims, two of them map to one axis, or an axis does not divide its
+        dim.
     """
     names = parse_dims(dims)
     if len(names) != len(x.shape):
@@ -39,10 +41,10 @@ def constrain(x: tf.Tensor | keras.KerasTensor, dims: str, name: str | None = No
         )
     if not isinstance(x, keras.KerasTensor):
         return _laid_out(x, names, name or "a tensor")
-    layer = keras.layers.Identity(name=name, dtype=x.dtype)  # it must not cast to the precision of the model
+    layer = keras.layers.Identity(name=name, dtype=x.dtype)  # must not cast to the model's precision
     layer.tfdist_dims = names
     keras_internals.replace_call(layer, lambda inputs: _laid_out(inputs, names, layer.name))
-    _laid_out(x, names, layer.name)  # checks it, now that the line is known
+    _laid_out(x, names, layer.name)  # validates here, where the traceback shows the user's line
     return layer(x)
 
 

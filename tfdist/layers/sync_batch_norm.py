@@ -1,4 +1,4 @@
-"""Batch normalisation with the statistics of the global batch."""
+"""Batch normalization with the statistics of the global batch."""
 
 import functools
 from typing import Any
@@ -11,23 +11,28 @@ from tfdist import collectives
 
 @keras.saving.register_keras_serializable(package="tfdist")
 class SyncBatchNormalization(keras.layers.BatchNormalization):
-    r"""`keras.layers.BatchNormalization` over all replicas' rows, under every strategy that has collectives.
+    r"""`keras.layers.BatchNormalization` over all replicas' rows, under every strategy with collectives.
 
-    Each replica computes count, mean and the sum of squared differences M2 of its own rows, and merges all replicas'
-    (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979):
+    Each replica computes count, mean and the sum of squared differences M2 of its own rows, and merges those of all
+    replicas (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
+    1979):
 
         mean = sum_r n_r mean_r / sum_r n_r
         M2 = sum_r (M2_r + n_r (mean_r - mean)^2)
 
-    E[x^2] - E[x]^2, which Keras's `synchronized=True` computes, loses its digits where the mean is large beside the
-    deviation. Gradients flow through the merge. Cost for C channels and N replicas: an all-gather of 2 C + 1 numbers
-    forward, a reduce-scatter of N (2 C + 1) numbers backward.
+    E[x^2] - E[x]^2, which Keras's `synchronized=True` computes, loses precision where the mean is large compared with
+    the standard deviation. Gradients flow through the merge. Cost for C channels and N replicas: an all-gather of 2 C +
+    1 numbers forward, a reduce-scatter of N (2 C + 1) numbers backward.
 
-    The arguments are those of `keras.layers.BatchNormalization` without `synchronized` and `renorm`.
+    The arguments are those of `keras.layers.BatchNormalization` except `synchronized` and `renorm`.
     """
 
     def __init__(self, **kwargs: Any):
-        """Args: **kwargs: as for `keras.layers.BatchNormalization`."""
+        """Creates the layer.
+
+        Args:
+          **kwargs: as for `keras.layers.BatchNormalization`.
+        """
         for name in ("synchronized", "renorm"):
             if kwargs.pop(name, False):
                 raise ValueError(f"SyncBatchNormalization has no `{name}`. Received: {name}=True.")
@@ -51,24 +56,24 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
 
 def synchronize(layer: keras.layers.BatchNormalization) -> None:
-    """Makes a layer normalize over all replicas' rows, as `SyncBatchNormalization` does; it is saved as what it is."""
-    layer.__dict__["_moments"] = functools.partial(SyncBatchNormalization._moments, layer)  # past Keras's tracking
+    """Makes a layer normalize over all replicas' rows, like `SyncBatchNormalization`, but keeps its class."""
+    layer.__dict__["_moments"] = functools.partial(SyncBatchNormalization._moments, layer)  # bypasses Keras's tracking
 
 
 def not_synchronized(layer: keras.layers.BatchNormalization) -> None:
-    """Takes back what `synchronize` did."""
+    """Reverts `synchronize`."""
     layer.__dict__.pop("_moments", None)
 
 
 def is_synchronized(layer: keras.Layer) -> bool:
-    """Whether a layer normalizes over all replicas' rows."""
+    """Returns whether a layer normalizes over all replicas' rows."""
     return isinstance(layer, SyncBatchNormalization) or "_moments" in layer.__dict__
 
 
 def _local_statistics(
     inputs: tf.Tensor, mask: tf.Tensor | None, axes: list[int]
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Count, mean and sum of squared differences of one replica's rows, for each channel; a replica may have none."""
+    """Returns count, mean and sum of squared differences of one replica's rows, per channel; there may be no rows."""
     if mask is None:
         weights = tf.ones([1] * inputs.shape.rank, inputs.dtype)
         count = tf.cast(tf.reduce_prod([tf.shape(inputs)[axis] for axis in axes]), inputs.dtype)

@@ -1,6 +1,6 @@
-"""Small reference models, each a function that returns a plain Keras model with logits, and the catalog of their names.
+"""Small reference models, each a function that returns a plain Keras model with logits, and their catalog.
 
-A user's own model needs none of this: `--model=package.module:function`.
+User-defined models do not need this package: `--model=package.module:function`.
 """
 
 from tfdist.models.batch_norm import with_batch_norm

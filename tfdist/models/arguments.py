@@ -1,4 +1,4 @@
-"""What the models' functions require of their arguments."""
+"""Validation of the arguments of models."""
 
 import numbers
 from collections.abc import Sequence
@@ -8,10 +8,15 @@ from tfdist.errors import InputError
 
 
 def positive(model: str, name: str, value: Any) -> int:
-    """Returns a whole number, at least 1.
+    """Returns a positive integer.
+
+    Args:
+      model: name of the model, for the message.
+      name: name of the argument, for the message.
+      value: value to check.
 
     Raises:
-      InputError: it is not one.
+      InputError: the value is something else.
     """
     if not _is_positive(value):
         raise InputError(f"{model}: {name} must be a whole number, at least 1. Received: {value!r}.")
@@ -19,10 +24,15 @@ def positive(model: str, name: str, value: Any) -> int:
 
 
 def sizes(model: str, name: str, value: Any) -> tuple[int, ...]:
-    """Returns a tuple of whole numbers, each at least 1; one number stands for a tuple of one.
+    """Returns a tuple of positive integers; a single integer stands for a tuple of one.
+
+    Args:
+      model: name of the model, for the message.
+      name: name of the argument, for the message.
+      value: value to check.
 
     Raises:
-      InputError: it is neither.
+      InputError: the value is something else.
     """
     values = (value,) if isinstance(value, numbers.Integral) else value
     if not isinstance(values, Sequence) or not all(map(_is_positive, values)):
@@ -33,8 +43,13 @@ def sizes(model: str, name: str, value: Any) -> tuple[int, ...]:
 def rate(model: str, name: str, value: Any) -> float:
     """Returns a number in [0, 1).
 
+    Args:
+      model: name of the model, for the message.
+      name: name of the argument, for the message.
+      value: value to check.
+
     Raises:
-      InputError: it is not one.
+      InputError: the value is something else.
     """
     if not isinstance(value, (int, float)) or not 0 <= value < 1:
         raise InputError(f"{model}: {name} must be a number in [0, 1). Received: {value!r}.")
@@ -45,12 +60,12 @@ def shape(model: str, value: Any, dims: Sequence[str] = ()) -> tuple[int, ...]:
     """Returns the static shape of one example.
 
     Args:
-      model: the model's name, for the message.
-      value: the shape, without the batch's dim.
-      dims: the names of the dims that the model's input has; empty for any.
+      model: name of the model, for the message.
+      value: the shape, without the batch dim.
+      dims: names of the dims of the model's input; empty for any.
 
     Raises:
-      InputError: a size is unknown, or there are more dims or fewer.
+      InputError: a size is unknown, or the number of dims is wrong.
     """
     found = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (None,)
     if not all(map(_is_positive, found)) or (dims and len(found) != len(dims)):

@@ -1,4 +1,4 @@
-"""Which batch normalisation a model has: of each replica's own rows, or synchronised over all replicas."""
+"""The kind of batch normalization in a model: over each replica's own rows, or synchronized over all replicas."""
 
 import keras
 
@@ -14,10 +14,10 @@ _LAYERS: dict[str, type[keras.layers.BatchNormalization]] = {
 
 
 def layer_class(batch_norm: str) -> type[keras.layers.BatchNormalization]:
-    """The layer that "local" or "synchronized" stands for.
+    """Returns the layer class for "local" or "synchronized".
 
     Raises:
-      InputError: it is neither.
+      InputError: the kind is unknown.
     """
     if batch_norm not in _LAYERS:
         raise InputError(
@@ -27,20 +27,20 @@ def layer_class(batch_norm: str) -> type[keras.layers.BatchNormalization]:
 
 
 def with_batch_norm(model: keras.Model, batch_norm: str) -> keras.Model:
-    """Gives a model another kind of batch normalisation, with the weights and names of the layers that it replaces.
+    """Replaces the batch normalization layers of a model by another kind, with the same weights and names.
 
-    All other layers are shared with the given model, which must not be trained beside the new one.
+    All other layers are shared with the given model, which must not be trained in addition to the new one.
 
     Args:
-      model: functional or sequential, models inside it too. It may be a user's own.
+      model: functional or sequential model, including nested and user-defined ones.
       batch_norm: "synchronized" replaces `keras.layers.BatchNormalization` by `tfdist.layers.SyncBatchNormalization`;
-        "local" does the reverse, for a file that Keras reads without tfdist. Subclasses of either are left alone.
+        "local" does the reverse, for a file that Keras can load without tfdist. Subclasses of either are left alone.
 
     Returns:
-      The new model, or the given one if it has nothing to replace.
+      The new model, or the given one if there is nothing to replace.
 
     Raises:
-      InputError: the kind is not known, or layers are where they cannot be replaced.
+      InputError: the kind is unknown, or layers are where they cannot be replaced.
     """
     new = layer_class(batch_norm)
     (old,) = set(_LAYERS.values()) - {new}

@@ -1,4 +1,4 @@
-"""A model by its name: one of tfdist's, or a user's own `package.module:function`."""
+"""Models by name: those of tfdist, or a user-defined `package.module:function`."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -37,15 +37,16 @@ def build(spec: str, input_shape: Sequence[int], classes: int) -> keras.Model:
 
     Args:
       spec: a name, and arguments of the model's function.
-      input_shape: one example's, without the batch's dim.
-      classes: how many classes, or tokens in the vocabulary, the data has.
+      input_shape: shape of one example, without the batch dim.
+      classes: number of classes, or of tokens in the vocabulary, in the data.
 
     Returns:
-      A Keras model. A user's function gets input_shape and classes if its signature names them; those of a spec win.
+      A Keras model. A user's function gets input_shape and classes if it has these parameters; arguments in the spec
+      take precedence.
 
     Raises:
-      InputError: the name or an argument is not known, a user's module does not import or the function raises (its own error
-        is shown), or the function does not return a Keras model.
+      InputError: the name or an argument is unknown, a user's module cannot be imported, the function raises (its own
+        error is shown), or it does not return a Keras model.
     """
     parsed = parse(spec)
     made_for = {"input_shape": tuple(input_shape), "classes": classes}
@@ -62,12 +63,12 @@ def build(spec: str, input_shape: Sequence[int], classes: int) -> keras.Model:
 
 
 def zero_gradient_patterns(model_name: str) -> tuple[str, ...]:
-    """Regular expressions (`re.search`) of the paths of variables whose true gradient is zero.
+    """Returns regular expressions (for `re.search`) for the paths of variables whose true gradient is zero.
 
-    What an optimizer makes of their rounding noise differs from run to run, without effect on the model's output.
+    An optimizer turns their rounding noise into updates that differ between runs, without effect on the model's output.
 
     Args:
-      model_name: a name, or a spec with arguments; empty is returned for models that are not tfdist's.
+      model_name: a name, or a spec with arguments; for models not of tfdist, the result is empty.
     """
     entry = _MODELS.get(parse(model_name).name)
     return entry.zero_gradient if entry else ()

@@ -13,15 +13,15 @@ def mlp(*, input_shape: Sequence[int], classes: int, hidden: int | Sequence[int]
     """Dense layers with ReLU between them, on the flattened example.
 
     Args:
-      input_shape: one example's, any number of dims.
-      classes: the number of logits, at least 1.
-      hidden: the width of each hidden layer; empty for a linear model.
+      input_shape: shape of one example, of any rank.
+      classes: number of logits, at least 1.
+      hidden: width of each hidden layer; empty for a linear model.
 
     Returns:
       A model of (batch, *input_shape) to (batch, classes).
 
     Raises:
-      InputError: an argument is out of its range.
+      InputError: an argument is out of range.
     """
     inputs = keras.Input(arguments.shape("mlp", input_shape), name="inputs")
     x = keras.layers.Flatten(name="flatten")(inputs)

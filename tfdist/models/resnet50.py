@@ -1,4 +1,4 @@
-"""ResNet-50, as Keras has it, with logits."""
+"""Keras's ResNet-50, with logits."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from tfdist.errors import InputError
 from tfdist.models import arguments
 from tfdist.models.batch_norm import with_batch_norm
 
-# Each of its convolutions has a bias, and a batch normalisation behind it that subtracts it again.
+# Each convolution has a bias, which the following batch normalization subtracts again.
 ZERO_GRADIENT: tuple[str, ...] = (r"^conv\d+(_block\d+_\d+)?_conv/bias$",)
 
 
@@ -17,14 +17,14 @@ def resnet50(*, input_shape: Sequence[int], classes: int, batch_norm: str = "loc
 
     Args:
       input_shape: (height, width, channels) of one example; height and width at least 32.
-      classes: the number of logits, at least 1.
+      classes: number of logits, at least 1.
       batch_norm: "local" or "synchronized".
 
     Returns:
       A model of (batch, height, width, channels) to (batch, classes).
 
     Raises:
-      InputError: an argument is out of its range.
+      InputError: an argument is out of range.
     """
     height, width, channels = arguments.shape("resnet50", input_shape, ("height", "width", "channels"))
     if min(height, width) < 32:

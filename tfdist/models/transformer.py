@@ -1,4 +1,4 @@
-"""A small decoder language model."""
+"""A small decoder-only language model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,10 +12,10 @@ from tfdist.layers.sharding_constraint import constrain
 from tfdist.models import arguments
 from tfdist.sharding.dim_names import name_dims
 
-# A bias on the keys adds the same number to all scores of a query, and softmax does not see it.
+# A bias of the keys adds the same number to all scores of a query, which does not change the softmax.
 ZERO_GRADIENT: tuple[str, ...] = (r"_attention/key/bias$",)
 
-# Beside what the types of layers say; see `tfdist.name_dims`.
+# In addition to the names from layer types; see `tfdist.name_dims`.
 DIMS = {
     "position_embedding/embeddings": "* embed",
     r"block_\d+_ffn_in/kernel": "embed ffn",
@@ -26,7 +26,7 @@ DIMS = {
     "logits/bias": "vocab",
 }
 
-# The sequence has two names, so that it can be split in other ways between blocks and inside them; see `tfdist.constrain`.
+# The sequence has two names, so that it can be sharded differently between and inside blocks; see `tfdist.constrain`.
 BETWEEN, INSIDE = "batch sequence embed", "batch context embed"
 
 
@@ -47,24 +47,24 @@ def transformer(
     """Pre-norm blocks of causal attention and a two-layer perceptron; learned positions (Radford et al., 2019).
 
     Args:
-      input_shape: (length,) of one example of token numbers.
-      classes: the size of the vocabulary, at least 1.
-      layers: the number of blocks.
-      width: of the residual stream; a multiple of heads.
-      heads: attention heads in each block.
-      ffn: the width inside the perceptrons; 4 * width if None.
-      dropout: rate, in [0, 1), on the embeddings and on what each block adds; there is no such layer if 0.
-      experts: of `tfdist.layers.MixtureOfExperts` in the place of the perceptron of every second block, as in GShard; 0 for
-        none.
-      choices: experts of a token.
-      capacity_factor: places of an expert, as a multiple of an even load.
-      overflow: what becomes of tokens for which an expert has no place: "drop", or "spill" to the least loaded one.
+      input_shape: (length,) of one example of token ids.
+      classes: size of the vocabulary, at least 1.
+      layers: number of blocks.
+      width: width of the residual stream; a multiple of heads.
+      heads: number of attention heads per block.
+      ffn: inner width of the perceptrons; 4 * width if None.
+      dropout: rate, in [0, 1), for the embeddings and the output of each block; with 0 there are no dropout layers.
+      experts: number of experts of `tfdist.layers.MixtureOfExperts`, which replaces the perceptron of every second
+        block, as in GShard; 0 for none.
+      choices: number of experts per token.
+      capacity_factor: capacity of an expert as a multiple of an even load.
+      overflow: for tokens beyond an expert's capacity: "drop", or "spill" to the least loaded expert.
 
     Returns:
-      A model of (batch, length) token numbers to (batch, length, classes): logits of each next token.
+      A model of (batch, length) token ids to (batch, length, classes): logits of each next token.
 
     Raises:
-      InputError: an argument is out of its range.
+      InputError: an argument is out of range.
     """
     (length,) = arguments.shape("transformer", input_shape, ("length",))
     vocabulary = arguments.positive("transformer", "classes", classes)
@@ -76,7 +76,7 @@ def transformer(
 
     inputs = keras.Input((length,), dtype="int32", name="tokens")
     tokens = constrain(inputs, "batch sequence", "tokens_between")
-    # Derived from the input: a layer called on a constant would leave the graph, and its variable would be a constant.
+    # Derived from the input: a layer called on a constant would not be part of the graph, and its variable a constant.
     positions = constrain(inputs * 0 + np.arange(length, dtype="int32"), "batch sequence", "positions_between")
     x = keras.layers.Add(name="embedding")(
         [

@@ -1,6 +1,6 @@
-"""Optimizers and learning rates for large batches, and the catalog that builds Keras's own and these by name.
+"""Optimizers and learning rates for large batches, and a catalog that creates these and Keras's own by name.
 
-How gradients are summed before they are applied is `tfdist.gradients`.
+Gradient reduction is in `tfdist.gradients`.
 """
 
 from tfdist.optimizers.lars import LARS, NORMS_AND_BIASES

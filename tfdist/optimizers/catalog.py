@@ -1,4 +1,4 @@
-"""Optimizers and losses by name, in the flags' grammar: `sgd(momentum=0.9)`, `mean_squared_error`."""
+"""Optimizers and losses by name, in the grammar of flags: `sgd(momentum=0.9)`, `mean_squared_error`."""
 
 import inspect
 import re
@@ -12,7 +12,7 @@ from tfdist.grammar.spec import load_object, nearest, parse
 from tfdist.grammar.user_code import call_own
 from tfdist.optimizers import LARS, MomentumCorrectedSGD
 
-_BY_LABELS = ("accuracy", "acc", "crossentropy", "ce")  # names that Keras resolves by the labels' form
+_BY_LABELS = ("accuracy", "acc", "crossentropy", "ce")  # names that Keras resolves by the shape of the labels
 _SHORT = {
     "bce": "binary_crossentropy",
     "kld": "kl_divergence",
@@ -27,12 +27,13 @@ def create_optimizer(text: str, learning_rate: Any, momentum_correction: bool = 
     """Creates an optimizer.
 
     Args:
-      text: `name(key=value, ...)` with the lower-case name of one of Keras's, `lars`, or a user's `package.module:name(...)`.
-      learning_rate: a float or a schedule, for the argument of this name, unless `text` gives one.
-      momentum_correction: whether sgd and lars keep their momentum apart from the rate.
+      text: `name(key=value, ...)` with the lower-case name of a Keras optimizer, `lars`, or a user-defined
+        `package.module:name(...)`.
+      learning_rate: a float or a schedule; used unless `text` contains a learning rate.
+      momentum_correction: whether sgd and lars keep the learning rate out of their momentum.
 
     Raises:
-      InputError: the name or an argument is not known, or refused by the optimizer.
+      InputError: the name or an argument is unknown, or rejected by the optimizer.
     """
     spec = parse(text)
     known = _classes(keras.optimizers, keras.Optimizer, without=("Optimizer", "LossScaleOptimizer", "MultiOptimizer"))
@@ -45,10 +46,13 @@ def create_optimizer(text: str, learning_rate: Any, momentum_correction: bool = 
 
 
 def create_loss(text: str) -> keras.Loss:
-    """Creates a loss: `name(key=value, ...)` with the snake_case or short name of one of Keras's, or a user's own.
+    """Creates a loss.
+
+    Args:
+      text: `name(key=value, ...)` with the snake_case or short name of a Keras loss, or a user-defined one.
 
     Raises:
-      InputError: the name or an argument is not known.
+      InputError: the name or an argument is unknown.
     """
     spec = parse(text)
     known = _classes(keras.losses, keras.Loss, without=("Loss",))
@@ -59,13 +63,13 @@ def create_loss(text: str) -> keras.Loss:
 
 
 def create_metrics(text: str) -> list[str]:
-    """Checks the names of Keras metrics, for `keras.Model.compile`: what `accuracy` is depends on the labels.
+    """Returns validated names of Keras metrics, for `keras.Model.compile`, which resolves `accuracy` by the labels.
 
     Args:
-      text: names with commas between.
+      text: comma-separated names.
 
     Raises:
-      InputError: a name is not known, or its metric cannot be made without arguments.
+      InputError: a name is unknown, or its metric requires arguments.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
@@ -99,5 +103,5 @@ def _classes(module: Any, base: type, without: tuple[str, ...]) -> dict[str, typ
 
 
 def _snake(name: str) -> str:
-    """KLDivergence -> kl_divergence, as Keras itself spells it."""
+    """Converts KLDivergence to kl_divergence, as Keras does."""
     return re.sub("([a-z])([A-Z])", r"\1_\2", re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)).lower()

@@ -1,4 +1,4 @@
-"""LARS: a rate for each variable, for batches so large that one rate does not suit all of them."""
+"""LARS: layer-wise learning rates, for batches so large that a single rate does not suit all variables."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from keras import ops
 
 from tfdist.errors import InputError
 
-# The paths of the variables that neither weight decay nor the rate's adaptation suits.
+# Paths of variables for which neither weight decay nor rate adaptation is suitable.
 NORMS_AND_BIASES = (r"(^|/)(bias|beta|gamma)$", r"(?i)norm[^/]*/[^/]+$")
 
 
@@ -24,26 +24,26 @@ class LARS(keras.optimizers.Optimizer):
         v = m v + r trust (g + b w)
         w = w - v                                          nesterov: w - (m v + r trust (g + b w))
 
-    With momentum correction the rate stands outside of v, as in `MomentumCorrectedSGD`; for a constant rate the two are
-    the same. Norms are computed in float32, or float64 for a float64 variable. Gradients arrive whole, so every replica
-    computes the same norms: no communication. Memory: one slot of each variable's size.
+    With momentum correction the rate is applied outside of v, as in `MomentumCorrectedSGD`; for a constant rate the two
+    are the same. Norms are computed in float32, or float64 for a float64 variable. Gradients are already reduced, so
+    every replica computes the same norms without communication. Memory: one momentum variable per variable.
 
     Args:
-      learning_rate: a float or a schedule. Trust makes steps small: with its usual coefficient, rates are 1 to 30. A variable
-        without adaptation takes the rate as it is: where it has no normalization to bear that, adapt all variables, or use a
-        lower rate with a larger coefficient.
+      learning_rate: a float or a schedule. Trust makes steps small: with its usual coefficient, rates are 1 to 30.
+        Variables without adaptation use the rate unchanged: if no normalization makes them tolerate that, adapt all
+        variables, or use a lower rate with a larger coefficient.
       momentum: in [0, 1).
-      nesterov: whether the step looks ahead.
-      weight_decay: of the gradient, inside the trust; at least 0. None is 0.
+      nesterov: whether to use Nesterov momentum.
+      weight_decay: added to the gradient, inside the trust; at least 0. None is 0.
       trust_coefficient: above 0.
       epsilon: added to the norms; at least 0.
       exclude_from_weight_decay: regular expressions; a variable is excluded if one is found in its path.
       exclude_from_layer_adaptation: the same for the trust, which is 1 for these variables.
-      momentum_correction: whether a velocity follows when the rate changes.
+      momentum_correction: whether past updates in the momentum are rescaled when the learning rate changes.
       **kwargs: as for `keras.optimizers.Optimizer`.
 
     Raises:
-      InputError: a number is out of its range, or an expression is wrong.
+      InputError: a number is out of range, or a regular expression is invalid.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LARS(keras.optimizers.Optimizer):
         momentum_correction: bool = False,
         **kwargs: Any,
     ):
-        # The base's own weight decay acts on the weights, outside of the trust: it stays off.
+        # The base class's weight decay acts on the weights, outside of the trust: it stays off.
         super().__init__(learning_rate=learning_rate, weight_decay=None, **kwargs)
         _check(0 <= momentum < 1, "momentum must be in [0, 1)", momentum)
         _check((weight_decay or 0) >= 0, "weight_decay must be at least 0", weight_decay)
@@ -90,7 +90,7 @@ class LARS(keras.optimizers.Optimizer):
         dtype = "float64" if variable.dtype == tf.float64 else "float32"
         rate = ops.cast(learning_rate, dtype)
         weights = ops.cast(variable, dtype)
-        direction = ops.cast(ops.convert_to_tensor(gradient), dtype)  # rows of an embedding become a whole gradient
+        direction = ops.cast(ops.convert_to_tensor(gradient), dtype)  # densifies the rows of an embedding's gradient
         decay = self.gradient_decay if self.decayed[index] else 0.0
         trust = self._trust(_norm(weights), _norm(direction), decay) if self.adapted[index] else 1.0
         step = trust * (direction + decay * weights)

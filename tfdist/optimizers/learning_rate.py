@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of batch size and step: scaling, warm-up and decay."""
+"""The learning rate as a pure function of batch size and step: scaling, warmup and decay."""
 
 import functools
 import math
@@ -27,21 +27,21 @@ def make_learning_rate(
     decay: str = "none",
     total_steps: int = 0,
 ) -> "float | WarmupAndDecay":
-    """The learning rate of a run: a float if it is constant, else a schedule.
+    """Returns the learning rate of a run: a float if it is constant, else a schedule.
 
     Args:
-      base: the rate that suits a batch of `base_batch_size`.
-      scaling: what a batch that is k times as large makes of it: "linear" k (Goyal et al., arXiv:1706.02677), "sqrt" the
-        root of k, which keeps the variance of an update (Krizhevsky, arXiv:1404.5997), "none" nothing.
-      base_batch_size: at least 1 where the rate is scaled.
-      batch_size: the run's global batch; at least 1 where the rate is scaled.
+      base: the rate for a batch of `base_batch_size`.
+      scaling: factor of the rate for a batch k times as large: "linear": k (Goyal et al., arXiv:1706.02677); "sqrt":
+        the square root of k, which preserves the variance of an update (Krizhevsky, arXiv:1404.5997); "none": 1.
+      base_batch_size: at least 1 if the rate is scaled.
+      batch_size: global batch size of the run; at least 1 if the rate is scaled.
       warmup_steps: see `WarmupAndDecay`.
       warmup_start: see `WarmupAndDecay`.
       decay: see `WarmupAndDecay`.
       total_steps: see `WarmupAndDecay`.
 
     Raises:
-      InputError: an argument is out of its range.
+      InputError: an argument is out of range.
     """
     if scaling not in SCALINGS:
         raise InputError(f"--lr_scaling={scaling} is not known.{nearest(scaling, SCALINGS)}")
@@ -59,23 +59,23 @@ def make_learning_rate(
 
 @keras.saving.register_keras_serializable(package="tfdist")
 class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """A rate that rises along a line to its peak, and falls from there.
+    """A learning rate that rises linearly to its peak and decays from there.
 
     Step k, counted from 0, has the rate peak * rise(k) * fall(k), where rise(k) = start + (1 - start) k / W below W =
-    `warmup_steps` and 1 from there on. It depends on nothing else, so a run that is continued has the same rates.
-    Computed in Keras's floatx.
+    `warmup_steps` and 1 from there on. It depends on nothing else, so a resumed run has the same rates. Computed in
+    Keras's floatx.
 
     Args:
-      peak: the rate at the end of the warm-up; at least 0.
-      warmup_steps: how many steps the rise takes; 0 for none.
-      warmup_start: the rate of step 0 as a part of the peak, in [0, 1]; 1 / k is where Goyal et al. begin for a batch k
-        times as large.
-      decay: what `tfdist.grammar.decay.parse_decay` reads. cosine and linear fall from the end of the warm-up to the run's
-        and stay there; step falls after every so many steps of the run, those of the warm-up among them.
-      total_steps: of the run, for cosine and linear.
+      peak: the rate at the end of the warmup; at least 0.
+      warmup_steps: number of steps of the warmup; 0 for none.
+      warmup_start: the rate of step 0 as a fraction of the peak, in [0, 1]; Goyal et al. use 1 / k for a batch k times
+        as large.
+      decay: text for `tfdist.grammar.decay.parse_decay`. cosine and linear decay from the end of the warmup to the end
+        of the run and stay constant from there; step decays at regular intervals of the run, including the warmup.
+      total_steps: number of steps of the run, for cosine and linear.
 
     Raises:
-      InputError: an argument is out of its range.
+      InputError: an argument is out of range.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         return isinstance(self._decay, NoDecay) and (not self.warmup_steps or self.warmup_start == 1)
 
     def __call__(self, step: Any) -> tf.Tensor:
-        """The rate of a step.
+        """Returns the rate of a step.
 
         Args:
-          step: how many updates were done before it; an int or a scalar tensor.
+          step: number of updates done before it; an int or a scalar tensor.
 
         Returns:
           A scalar of Keras's floatx.
@@ -122,7 +122,7 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         step = ops.cast(step, "int64")
         number = ops.cast(step, keras.config.floatx())
         rate = self.peak * ops.ones_like(number)
-        if self.warmup_steps:  # in this form it is exactly 1 at the end
+        if self.warmup_steps:  # this form is exactly 1 at the end
             rate *= 1 - (1 - self.warmup_start) * ops.maximum(1 - number / self.warmup_steps, 0)
         span = max(self.total_steps - self.warmup_steps, 1)
         progress = ops.clip((number - self.warmup_steps) / span, 0, 1)
@@ -136,12 +136,12 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 @functools.singledispatch
 def _remaining(decay: Decay, step: tf.Tensor, progress: tf.Tensor) -> tf.Tensor | float:
-    """The part of the peak that is left.
+    """Returns the remaining fraction of the peak.
 
     Args:
       decay: one of `tfdist.grammar.decay`.
-      step: scalar int64, of the run.
-      progress: scalar in [0, 1], from the end of the warm-up to that of the run.
+      step: scalar int64, step of the run.
+      progress: scalar in [0, 1], from the end of the warmup to the end of the run.
     """
     raise TypeError(f"No rule for {decay!r}.")
 

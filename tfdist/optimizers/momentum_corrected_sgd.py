@@ -1,4 +1,4 @@
-"""SGD whose momentum does not depend on the learning rates of the past."""
+"""SGD whose momentum does not depend on past learning rates."""
 
 import keras
 import tensorflow as tf
@@ -14,10 +14,11 @@ class MomentumCorrectedSGD(keras.optimizers.SGD):
         u = m u + g
         w = w - r_t u                    nesterov: w - r_t (m u + g)
 
-    Keras's own has the rate inside of its velocity, v = m v + r_t g: while the rate grows, the past counts too little, and
-    while it falls too much. The paper corrects v by r_t / r_(t-1), which makes it r_t u: here u itself is kept, which is
-    the same, asks for no rate of the past, and allows a rate of zero. With a constant rate, and without momentum, this is
-    Keras's SGD up to rounding. Memory: one slot of each variable's size. The arguments are those of `keras.optimizers.SGD`.
+    Keras's SGD has the rate inside its velocity, v = m v + r_t g: while the rate grows, past gradients count too
+    little, and while it falls, too much. The paper corrects v by r_t / r_(t-1), which makes it r_t u. Here u itself is
+    stored, which is equivalent, needs no past rate, and allows a rate of zero. With a constant rate, and without
+    momentum, this is Keras's SGD up to rounding. Memory: one momentum variable per variable. The arguments are those of
+    `keras.optimizers.SGD`.
     """
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What a mesh and a layout mean for each device before anything runs: bytes of state, and what a step sends.
+"""Plans a mesh and a layout before anything runs: bytes of state per device, and the communication of a step.
 
-It computes from shapes alone; `python -m tfdist.layout` prints it.
+Computed from shapes only; printed by `python -m tfdist.layout`.
 """

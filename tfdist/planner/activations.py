@@ -1,4 +1,4 @@
-"""What layers hand on to each other, and how it lies on a mesh: the names of dims, followed through a model."""
+"""Layouts of activations on a mesh, determined by propagating dim names through a model."""
 
 import dataclasses
 import math
@@ -16,11 +16,11 @@ from tfdist.sharding.mesh import Mesh
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """One tensor between layers.
+    """Layout of one tensor between layers.
 
     Attributes:
-      axes: for each dim the axis that it is split over, or None.
-      bytes: of a device's part.
+      axes: for each dim, the axis over which it is sharded, or None.
+      bytes: bytes per device.
     """
 
     axes: tuple[str | None, ...]
@@ -28,12 +28,12 @@ class Activation:
 
     @property
     def sequence_axes(self) -> list[str]:
-        """The axes over which its dims between rows and features are split."""
+        """Axes over which the dims between rows and features are sharded."""
         return [axis for axis in self.axes[1:-1] if axis]
 
 
 class Activations:
-    """How the inputs and outputs of layers lie, as far as names are known; rows of what else there is are split."""
+    """Layouts of the layers' inputs and outputs as far as dim names are known; otherwise only rows are sharded."""
 
     def __init__(
         self,
@@ -43,19 +43,19 @@ class Activations:
         rules: Mapping[str, str],
         rows: int,
     ):
-        """Follows names through layers.
+        """Propagates names through layers.
 
         Args:
-          layers: in the order of computation, with known inputs and outputs.
-          variables: the names of the dims of each variable, by its id.
-          mesh: its axes.
+          layers: layers in the order of computation, with known inputs and outputs.
+          variables: dim names of each variable, by its id.
+          mesh: mesh with its axes.
           rules: axis by dim.
-          rows: of a global batch.
+          rows: number of rows of a global batch.
         """
         self._mesh, self._rules, self._rows = mesh, rules, rows
         self._names: dict[int, Dims] = {}
         for layer in layers:
-            if not keras.tree.flatten(layer.input):  # an input's own layer
+            if not keras.tree.flatten(layer.input):  # an input layer
                 continue
             if constrained := getattr(layer, "tfdist_dims", None):
                 self._names[id(layer.output)] = self._checked(layer, constrained)
@@ -65,13 +65,13 @@ class Activations:
                 self._names[id(tensor)] = _names_behind(layer, names, tensor, variables)
 
     def _checked(self, layer: keras.Layer, dims: Dims) -> Dims:
-        """The names that a constraint gives; raises `InputError` if they cannot be laid out."""
+        """Returns the names given by a constraint; raises `InputError` if they cannot be laid out."""
         names = tuple(given_way(dims, self._rules))
         laid_out(layer.name, names, _shape(layer.output, self._rows), self._rules, self._mesh, lenient=("batch",))
         return names
 
     def is_kept(self, layer: keras.Layer) -> bool:
-        """Whether a layer's output is its input as it lies: a constraint without effect."""
+        """Returns whether a layer's output has the layout of its input, as for a constraint without effect."""
         return hasattr(layer, "tfdist_dims") and self.of(layer.input) == self.of(layer.output)
 
     @property
@@ -80,7 +80,7 @@ class Activations:
         return {name for names in self._names.values() for name in names if name}
 
     def of(self, tensors: object) -> Activation:
-        """The first tensor of a structure."""
+        """Returns the layout of the first tensor of a structure."""
         tensor = first(tensors)
         axes: list[str | None] = []
         for name, size in zip(self._names_of(tensor), _shape(tensor, self._rows), strict=True):
@@ -90,12 +90,12 @@ class Activations:
         return Activation(tuple(axes), self.bytes_with(tensor, axes))
 
     def bytes_with(self, tensor: keras.KerasTensor, axes: Sequence[str | None]) -> int:
-        """Bytes of a device's part of a tensor that lies so."""
+        """Returns the bytes per device of a tensor with these axes."""
         parts = math.prod(self._mesh.axes[axis] for axis in axes if axis)
         return math.prod(_shape(tensor, self._rows)) * tf.as_dtype(tensor.dtype).size // parts
 
     def bytes(self, tensors: object) -> int:
-        """Bytes of a device's parts of all tensors of a structure."""
+        """Returns the bytes per device of all tensors of a structure."""
         return sum(self.of(tensor).bytes for tensor in keras.tree.flatten(tensors))
 
     def _names_of(self, tensor: keras.KerasTensor) -> Dims:
@@ -103,7 +103,7 @@ class Activations:
 
 
 def _names_behind(layer: keras.Layer, names: Dims, output: keras.KerasTensor, variables: Mapping[int, Dims]) -> Dims:
-    """The names of a layer's output, given those of its first input."""
+    """Returns the names of a layer's output, given those of its first input."""
     found = names if tuple(first(layer.input).shape) == tuple(output.shape) else _rows_alone(output)
     if isinstance(layer, MixtureOfExperts):
         found = ("batch", None, names[-1])
@@ -117,15 +117,15 @@ def _names_behind(layer: keras.Layer, names: Dims, output: keras.KerasTensor, va
 
 
 def _rows_alone(tensor: keras.KerasTensor) -> Dims:
-    """The names of a tensor of which nothing else is known."""
+    """Returns the names of a tensor of which nothing else is known."""
     return ("batch", *[None] * (len(tensor.shape) - 1)) if tensor.shape else ()
 
 
 def first(tensors: object) -> keras.KerasTensor:
-    """The first tensor of a structure."""
+    """Returns the first tensor of a structure."""
     return keras.tree.flatten(tensors)[0]
 
 
 def _shape(tensor: keras.KerasTensor, rows: int) -> list[int]:
-    """With so many rows; other unknown sizes count as 1."""
+    """Returns the shape with this number of rows; other unknown sizes count as 1."""
     return [rows if i == 0 else size or 1 for i, size in enumerate(tensor.shape)]

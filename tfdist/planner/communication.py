@@ -1,4 +1,4 @@
-"""What a step on a mesh sends between devices, and why."""
+"""Estimates the communication of a step on a mesh."""
 
 import collections
 import dataclasses
@@ -16,13 +16,13 @@ from tfdist.sharding.mesh import Mesh
 
 @dataclasses.dataclass(frozen=True)
 class Sent:
-    """One collective of a step, or several of one kind that the engine sends together.
+    """One collective of a step, or several of one kind that the engine combines.
 
     Attributes:
-      what: why it is sent.
-      kind: the operation.
-      axis: the axis along which the devices speak; several with & between.
-      bytes: of a device's tensor.
+      what: purpose.
+      kind: operation.
+      axis: axis along which devices communicate; several are joined by &.
+      bytes: bytes of a device's tensor.
     """
 
     what: str
@@ -31,13 +31,13 @@ class Sent:
     bytes: int
 
 
-_KEYS = ("key", "value")  # the projections in Keras's attention layers
+_KEYS = ("key", "value")  # projections in Keras's attention layers
 
 
 def between_layers(
     model: keras.Model, layers: Sequence[keras.Layer], held: Activations, mesh: Mesh, rules: Mapping[str, str]
 ) -> Iterator[Sent]:
-    """What a forward and a backward pass send."""
+    """Yields the communication of the layers in a forward and a backward pass."""
     batch = rules["batch"]
     given = _without_gradients(model, layers)
     yield from _gradients_of_lookups(layers, held)
@@ -64,10 +64,11 @@ def between_layers(
 
 
 def unclear(layers: Sequence[keras.Layer], held: Activations, mesh: Mesh, rules: Mapping[str, str]) -> Iterator[str]:
-    """The paths of layers that the engine lays out by its own lights.
+    """Yields the paths of layers whose layout is chosen by the engine.
 
-    Dense ones that are split by inputs that come whole, attention whose context is split and whose input is not, constraints
-    that move an axis to another dim, LoRA, and others that have a split input and an output of which less is known.
+    These are dense layers whose kernel is sharded along its inputs while their input is replicated, attention with a
+    sharded context and a replicated input, constraints that move an axis to another dim, LoRA, and other layers with a
+    sharded input and an output about which less is known.
     """
     context = rules.get("context")
     for layer in layers:
@@ -99,15 +100,16 @@ def of_gradients(
     sizes: Mapping[int, int],
     shard: Shard,
 ) -> Iterator[Sent]:
-    """The sums of gradients over the axes along which their layers see different rows, or parts of a sequence.
+    """Yields the sums of gradients over axes along which their layers have different rows or parts of a sequence.
 
     Args:
-      layers: with known inputs.
-      held: of these layers.
-      mesh: its axes.
-      batch_axis: over which every variable's gradient is summed.
-      sizes: bytes of a device's part of each trainable variable as it is computed, by its id.
-      shard: of the state; where gradients lie in parts, they are not sent together, for which all would have to be there.
+      layers: layers with known inputs.
+      held: activations of these layers.
+      mesh: mesh with its axes.
+      batch_axis: axis over which the gradients of all variables are summed.
+      sizes: by id of each trainable variable, bytes per device in the layout of its computation.
+      shard: sharding of the state; sharded gradients are not combined, as that would require all of them at the same
+        time.
     """
     summed: dict[tuple[str, ...], int] = collections.Counter()
     axes_of: dict[int, list[str]] = {}
@@ -116,7 +118,8 @@ def of_gradients(
         for variable in layer.variables:
             axes_of.setdefault(id(variable), _axes_of_tokens(layer, held.of(layer.input)))
         behind = constrained.get(id(layer.output))
-        if behind and isinstance(layer, keras.layers.Dense) and layer.use_bias:  # added where the output will lie
+        # It is added in the layout of the output.
+        if behind and isinstance(layer, keras.layers.Dense) and layer.use_bias:
             axes_of[id(layer.bias)] = list(dict.fromkeys([*axes_of[id(layer.bias)], *behind.sequence_axes]))
     for variable, size in sizes.items():
         over = dict.fromkeys([batch_axis, *axes_of.get(variable, [])])
@@ -128,12 +131,12 @@ def of_gradients(
 
 
 def _axes_of_tokens(layer: keras.Layer, given: Activation) -> list[str]:
-    """The axes besides that of the rows over which devices see different tokens, of which none gathers what it needs."""
+    """Returns the axes besides that of rows over which devices have different tokens and gather nothing."""
     return [] if isinstance(layer, MixtureOfExperts | keras.layers.Embedding) else given.sequence_axes
 
 
 def _without_gradients(model: keras.Model, layers: Sequence[keras.Layer]) -> set[int]:
-    """The tensors, by id, that are known to depend on no weight that is trained."""
+    """Returns the ids of tensors that are known not to depend on trainable weights."""
     found = {id(tensor) for tensor in keras.tree.flatten(model.inputs)}
     for layer in layers:
         given = keras.tree.flatten(layer.input)
@@ -143,7 +146,7 @@ def _without_gradients(model: keras.Model, layers: Sequence[keras.Layer]) -> set
 
 
 def _dense(layer: keras.layers.Dense, held: Activations, mesh: Mesh, batch: str, is_learned: bool) -> Iterator[Sent]:
-    """Where the dim that a product sums over is split, its parts are added up (Megatron's f and g)."""
+    """Yields partial sums over a sharded contracted dim (Megatron's f and g)."""
     rows, columns = (
         axis if axis != batch and mesh.splits(axis) else None
         for axis in keras_internals.layout_of(keras_internals.kernel_of(layer)).computed.axes
@@ -173,14 +176,14 @@ def _attention(
     for axis in dict.fromkeys(split):
         tokens = held.bytes_with(keys, (lies.axes[0], *[None] * (len(lies.axes) - 1))) // keys.shape[-1]
         kernels = [keras_internals.kernel_of(x) for x in keras_internals.layers_of(layer) if x.name in _KEYS]
-        repeats = getattr(layer, "num_repeats", 1)  # grouped queries share keys, which Keras repeats before it attends
+        repeats = getattr(layer, "num_repeats", 1)  # grouped queries share keys, which Keras repeats before attention
         size = tokens * repeats * sum(_width(kernel, mesh) for kernel in kernels)
         yield Sent(f"keys and values of {layer.path}", "all-gather", axis, size)
         yield Sent(f"gradients of keys and values of {layer.path}", "all-reduce", axis, size)
 
 
 def _experts(layer: MixtureOfExperts, held: Activations, mesh: Mesh, batch: str) -> Iterator[Sent]:
-    """Tokens on their way to experts and back, and gradients; or parts of sums, where each device has all tokens."""
+    """Yields the exchange of tokens with experts, and gradients; or partial sums if each device has all tokens."""
     given, source = held.of(layer.input), first(layer.input)
     whole = held.bytes_with(source, (given.axes[0], None, None))
     if mesh.splits(batch):
@@ -195,7 +198,7 @@ def _experts(layer: MixtureOfExperts, held: Activations, mesh: Mesh, batch: str)
         yield Sent(f"sums of the experts' products of {layer.path}, and gradients", "all-reduce", width, 2 * own)
     if parts > 1 and experts == batch:
         gathers = any(keras_internals.layout_of(variable).is_gathered for variable in layer.trainable_variables)
-        times = 3 if gathers else 2  # such a layer is computed again for the backward pass
+        times = 3 if gathers else 2  # such a layer is recomputed in the backward pass
         for what in ("tokens to the experts", "tokens from the experts"):
             yield Sent(f"{what} of {layer.path}, and their gradients", "all-to-all", experts, times * size)
     elif parts > 1:
@@ -205,13 +208,13 @@ def _experts(layer: MixtureOfExperts, held: Activations, mesh: Mesh, batch: str)
 
 
 def _width(kernel: keras.Variable, mesh: Mesh) -> int:
-    """How many numbers a device has of each token, behind a projection [embed, heads, head_dim]."""
+    """Returns the numbers per token and device after a projection [embed, heads, head_dim]."""
     parts = Layout((None, *keras_internals.layout_of(kernel).computed.axes[1:])).parts(mesh)
     return kernel.shape[1] * kernel.shape[2] // parts
 
 
 def _constraint(layer: keras.Layer, held: Activations, is_learned: bool) -> Iterator[Sent]:
-    """What is split and then is not is gathered; and the other way round its gradient is."""
+    """Yields a gather for each axis that a constraint removes and, for the gradient, for each axis that it adds."""
     before, after = held.of(layer.input), held.of(layer.output)
     tensor = first(layer.input)
     for i, (old, new) in enumerate(zip(before.axes, after.axes, strict=True)):
@@ -224,7 +227,7 @@ def _constraint(layer: keras.Layer, held: Activations, is_learned: bool) -> Iter
 
 
 def _gradients_of_lookups(layers: Sequence[keras.Layer], held: Activations) -> Iterator[Sent]:
-    """DTensor adds up a table's gradient from those of all tokens; once for tables whose rows are added to each other."""
+    """Yields the gathers by which DTensor sums the gradient of a table; one for several tables whose rows are added."""
     sums = [layer for layer in layers if isinstance(layer, keras.layers.Add)]
     added = {id(term): layer for layer in sums for term in keras.tree.flatten(layer.input)}
     told = set()
@@ -239,7 +242,7 @@ def _gradients_of_lookups(layers: Sequence[keras.Layer], held: Activations) -> I
 
 
 def _lookup(layer: keras.layers.Embedding, held: Activations, mesh: Mesh) -> Iterator[Sent]:
-    """DTensor looks rows up in a whole table, for tokens that are split by rows alone."""
+    """Yields the gathers for lookups: DTensor needs a whole table, and tokens that are sharded along rows only."""
     tokens = held.of(layer.input)
     for axis in tokens.axes[1:]:
         if axis:

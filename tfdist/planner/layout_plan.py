@@ -1,4 +1,4 @@
-"""What a layout means for each device, before anything runs: bytes of state, and what a step sends between devices."""
+"""Plans a layout before anything runs: bytes of state per device, and the communication of a step."""
 
 import collections
 import contextlib
@@ -19,20 +19,20 @@ from tfdist.sharding.mesh import Mesh
 from tfdist.sharding.variable_layouts import dims_of_newborn, is_gathered_in_turn, placement
 
 _MOST_LAYOUTS = 20_000
-_UNCOUNTED = ("embed", "head_dim")  # split, they make operations between layers communicate
+_UNCOUNTED = ("embed", "head_dim")  # if sharded, operations between layers communicate, too
 
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """One variable.
+    """The plan of one variable.
 
     Attributes:
-      path: of the model's variable.
-      dims: their names, with a * for one without.
-      shape: static sizes.
-      bytes: of the whole variable.
-      placement: where it lies.
-      slots: how many variables of its shape the optimizer keeps for it.
+      path: path of the variable.
+      dims: names of its dims, with * for a dim without a name.
+      shape: static shape.
+      bytes: bytes of the unsharded variable.
+      placement: its layouts.
+      slots: number of variables of this shape in the optimizer's state.
       trainable: whether it has a gradient.
     """
 
@@ -45,7 +45,7 @@ class Planned:
     trainable: bool
 
     def on_a_device(self, mesh: Mesh) -> dict[str, int]:
-        """Bytes of the variable between steps, of its gradient, and of its slots."""
+        """Returns the bytes per device of the variable between steps, of its gradient, and of its optimizer state."""
 
         def part(layout: Layout) -> int:
             return self.bytes // layout.parts(mesh)
@@ -58,28 +58,29 @@ class Planned:
         }
 
     def is_whole(self, mesh: Mesh) -> bool:
-        """Whether nothing of it lies in parts."""
+        """Returns whether nothing of it is sharded."""
         held = (self.placement.stored, self.placement.gradient, *([self.placement.slots] if self.slots else []))
         return all(layout.parts(mesh) == 1 for layout in held)
 
     def bytes_of_gradient(self, mesh: Mesh, is_table: bool) -> int:
-        """Of a device when it is computed; that of a table that is looked up in has all rows."""
+        """Returns the bytes per device of the computed gradient; that of an embedding table has all rows."""
         computed = self.placement.computed
         return self.bytes // (Layout((None, *computed.axes[1:])) if is_table else computed).parts(mesh)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """All of it; see `AbstractModel.plan`.
+    """The plan of a step; see `AbstractModel.plan`.
 
     Attributes:
-      mesh: its axes.
-      variables: of the model.
-      sent: by a step.
-      activations: bytes of the layers' outputs for a device's rows.
-      dims: the names of dims of variables and activations, of which a rule may speak.
-      unknown: layers inside others, whose inputs and outputs have no known shape: what they send and hold is not counted.
-      unclear: layers that the engine lays out by its own lights: what they send is not all counted.
+      mesh: mesh with its axes.
+      variables: the model's variables.
+      sent: communication of a step.
+      activations: bytes of the layers' outputs for the rows of one device.
+      dims: names of the dims of variables and activations, to which rules may refer.
+      unknown: nested layers, whose inputs and outputs have no known shape: their communication and memory are not
+        counted.
+      unclear: layers whose layout is chosen by the engine: their communication is not completely counted.
     """
 
     mesh: Mesh
@@ -91,17 +92,17 @@ class Plan:
     unclear: list[str]
 
     def totals(self) -> dict[str, int]:
-        """Bytes on each device."""
+        """Returns the bytes per device."""
         each = [variable.on_a_device(self.mesh) for variable in self.variables]
         found = {kind: sum(one[kind] for one in each) for kind in ("parameters", "gradients", "slots")}
         return {**found, "activations": self.activations}
 
 
 class AbstractModel:
-    """A model whose variables have no values yet, to be planned under one layout or many."""
+    """A model with uninitialized variables, to be planned under one or more layouts."""
 
     def __init__(self, make: Callable[[], tuple[keras.Model, keras.Optimizer]]):
-        """Args: make: makes a functional or sequential model, and its optimizer, which is not built."""
+        """Calls `make`, which creates a functional or sequential model, and its optimizer, which is not built."""
         newborns: list[keras_internals.UninitializedVariable] = []
         with keras_internals.births_deferred(newborns, newborns.append):
             self.model, optimizer = make()
@@ -117,7 +118,7 @@ class AbstractModel:
 
     @property
     def dims(self) -> list[str]:
-        """The names of all dims that a rule may speak of, in the order of the variables."""
+        """Names of all dims to which a rule may refer, in the order of the variables."""
         return list(
             dict.fromkeys(dim for uninitialized in self._newborns for dim in dims_of_newborn(uninitialized) if dim)
         )
@@ -126,10 +127,10 @@ class AbstractModel:
         """Plans a step.
 
         Args:
-          mesh: its axes.
-          rules: axis by dim, that of `batch` among them.
-          shard: what of the state is in parts.
-          batch_size: rows of a global batch.
+          mesh: mesh with its axes.
+          rules: axis by dim, including `batch`.
+          shard: sharding of the state.
+          batch_size: number of rows of a global batch.
 
         Raises:
           InputError: a rule cannot be applied.
@@ -167,7 +168,7 @@ class AbstractModel:
         return Planned(variable.path, dims, tuple(variable.shape), size, place, slots, variable.trainable)
 
     def _of_parts(self, variables: list[Planned], mesh: Mesh, shard: Shard) -> Iterator[Sent]:
-        """What sharded state sends."""
+        """Yields the communication of sharded state."""
         twice = {uninitialized.variable.path for uninitialized in self._newborns if is_gathered_in_turn(uninitialized)}
         trainable = [variable for variable in variables if variable.trainable]
         parts = [v for v in trainable if v.placement.is_gathered]
@@ -184,21 +185,22 @@ class AbstractModel:
 def cheapest(
     abstract_model: AbstractModel, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int, memory: float
 ) -> tuple[dict[str, str], Plan]:
-    """The layout that sends least of those that fit, by trying each assignment of dims to axes beside the batch's.
+    """Returns the layout with the least communication that fits into memory.
 
-    Dims whose splitting makes more than layers with weights communicate are not tried; see `uncounted`.
+    Tries all assignments of dims to axes other than the batch's, except dims whose sharding makes more operations
+    communicate than layers with weights; see `uncounted`.
 
     Args:
       abstract_model: the model.
-      mesh: its axes.
-      rules: given ones, which stay; that of `batch` among them.
-      shard: what of the state is in parts.
-      batch_size: rows of a global batch.
-      memory: bytes of a device, for state and activations.
+      mesh: mesh with its axes.
+      rules: given rules, which are kept, including `batch`.
+      shard: sharding of the state.
+      batch_size: number of rows of a global batch.
+      memory: bytes per device, for state and activations.
 
     Returns:
-      The rules and their plan: of those of which most is known. Of equal ones that with the least memory, then that with the
-      fewest rules.
+      The rules and their plan. Plans with the fewest unclear layers are preferred, then those with the least
+        communication, then the least memory, then the fewest rules.
 
     Raises:
       InputError: there are too many assignments, or none fits.
@@ -229,24 +231,25 @@ def cheapest(
 
 
 def uncounted(rules: Mapping[str, str]) -> list[str]:
-    """The rules of which a plan does not know all that is sent: embed, head_dim, and most on the batch's axis."""
+    """Returns the rules whose communication is not completely known: embed, head_dim, and most on the batch's axis."""
     batch = rules["batch"]
     own = ("batch", "experts")
     return [f"{d}:{axis}" for d, axis in rules.items() if d not in own and (d in _UNCOUNTED or axis == batch)]
 
 
 def _slots(model: keras.Model, optimizer: keras.Optimizer) -> dict[int, int]:
-    """How many slots the optimizer keeps for each variable, by the variable's id."""
+    """Returns the number of optimizer variables for each variable, by the variable's id."""
     for variable in model.trainable_variables:
-        keras_internals.set_layout(variable, variable)  # which Keras hands on to its slots
+        keras_internals.set_layout(variable, variable)  # which Keras passes on to its optimizer variables
     kept = [keras_internals.layout_of(slot) for slot in keras_internals.slots_of(optimizer, model.trainable_variables)]
     return dict(collections.Counter(id(variable) for variable in kept if variable is not None))
 
 
 def _layers_of(model: keras.Model) -> tuple[list[keras.Layer], list[str]]:
-    """The layers whose inputs and outputs have known shapes, and the paths of those that are not counted.
+    """Returns the layers whose inputs and outputs have known shapes, and the paths of those that are not counted.
 
-    A projection of an attention is counted with that; what is in a model inside is not, as its tensors are not the outer one's.
+    The projections of an attention layer are counted with it. Layers of a nested model are not counted, because their
+    tensors are not those of the outer model.
     """
     layers = [layer for layer in keras_internals.layers_of(model) if layer.variables or layer in model.layers]
     own = [layer for layer in model.layers if not isinstance(layer, keras.Model)]

@@ -1,4 +1,4 @@
-"""This process and its host: signals, preemption notices, stack dumps, and the file in which it notes its progress.
+"""This process and its host: signals, preemption notices, stack dumps, and the progress file.
 
-Pure Python. What all processes do together about a signal is `tfdist.coordination` and `tfdist.checkpoint`.
+Pure Python. How all processes react to a signal together is defined in `tfdist.coordination` and `tfdist.checkpoint`.
 """

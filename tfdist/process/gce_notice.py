@@ -1,4 +1,4 @@
-"""Hearing from the platform that this machine will be taken away, before it sends a signal: Google Compute Engine's notices."""
+"""Preemption and maintenance notices of Google Compute Engine, which precede the signal."""
 
 import contextlib
 import http.client
@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-ASK_SECONDS = 5.0  # a machine that can be preempted has 30 s from its notice
+ASK_SECONDS = 5.0  # a preemptible machine has 30 s from its notice
 _NOTICES = {"instance/preempted": "TRUE", "instance/maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
 _PRODUCT = Path("/sys/class/dmi/id/product_name")
 
@@ -18,20 +18,20 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def machine_notices(on_notice: Callable[[str], object]) -> Iterator[None]:
-    """Around a training: where the platform gives notice, it is asked every few seconds; elsewhere this does nothing.
+    """Polls the platform for notices during training; does nothing on other platforms.
 
-    What TensorFlow's failure handling asks is asked, of the metadata server of Google Compute Engine, or of one at
-    GCE_METADATA_IP. A notice that stands when the training begins has stopped one before, and counts no more: a
-    maintenance may be announced an hour ahead.
+    Makes the same requests as TensorFlow's failure handling, to the metadata server of Google Compute Engine, or to one
+    at GCE_METADATA_IP. A notice that is active when training begins is ignored, because it has already stopped an
+    earlier run: a maintenance may be announced an hour ahead.
 
     Args:
-      on_notice: called once, from another thread, with the notice's name; to return soon.
+      on_notice: called once, from another thread, with the name of the notice; must return quickly.
     """
     if not _gives_notice():
         yield
         return
     ended = threading.Event()
-    # Not joined: it may wait for an answer.
+    # Not joined, because it may be waiting for an answer.
     threading.Thread(target=_watch, args=(on_notice, ended), name="tfdist-machine-notice", daemon=True).start()
     try:
         yield
@@ -54,7 +54,7 @@ def _watch(on_notice: Callable[[str], object], ended: threading.Event) -> None:
         now = _standing()
         if now is None:
             continue
-        news, stood = now - stood, stood & now  # what is taken back may be given again
+        news, stood = now - stood, stood & now  # a notice that is withdrawn may be given again
         if news and not ended.is_set():
             name = min(news)
             _log.warning("The platform takes this machine away (%s): stops at the next agreed step and saves.", name)
@@ -63,18 +63,18 @@ def _watch(on_notice: Callable[[str], object], ended: threading.Event) -> None:
 
 
 def _standing() -> set[str] | None:
-    """The notices that are given now; None if the server does not answer."""
+    """Returns the active notices; None if the server does not answer."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         return {path for path, word in _NOTICES.items() if _asked(path) == word}
     return None
 
 
 def _asked(path: str) -> str:
-    """What the server says of this machine. TensorFlow's request would wait for ever where a connection is lost."""
+    """Returns the server's value for this machine. Unlike TensorFlow's request, has a timeout for lost connections."""
     server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
     request = urllib.request.Request(
         f"http://{server}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
     )
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would tell of its own machine
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would answer for its own machine
     with direct.open(request, timeout=ASK_SECONDS) as answer:
         return answer.read().decode(errors="replace").strip()

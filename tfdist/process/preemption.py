@@ -1,4 +1,4 @@
-"""Hearing at once that this process must end soon: SIGTERM from a scheduler, SIGINT from a terminal."""
+"""Handles requests to end this process soon: SIGTERM from a scheduler, SIGINT from a terminal."""
 
 import contextlib
 import logging
@@ -13,7 +13,7 @@ from tfdist.errors.exit_codes import SIGNALLED
 from tfdist.process import signals
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# A scheduler may signal all processes of a job, and its launcher, which passes that on as SIGTERM.
+# A scheduler may signal all processes of a job and also its launcher, which forwards it as SIGTERM.
 TOGETHER_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
@@ -21,17 +21,17 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def notices(on_notice: Callable[[str], object]) -> Iterator[None]:
-    """Around a training: the first SIGTERM or SIGINT is a notice, and the second ends the process with code 128 + n.
+    """Handles SIGTERM and SIGINT during training: the first one is a notice, the second one exits with code 128 + n.
 
-    Both act at once, also while the main thread is inside a call of the engine. What comes within a second of
-    the first is the same notice.
+    Both take effect immediately, even while the main thread is inside a call of the engine. Signals within a second of
+    the first one belong to the same notice.
 
-    It belongs behind the start of the engine, whose own handler takes SIGTERM and does nothing that is seen. What was there
-    before is there again afterwards. A signal that was ignored before (SIGINT under nohup) stays so. Only the main thread
-    can do all this: elsewhere this says so, and does nothing.
+    Must be entered after the engine has started, whose own handler catches SIGTERM without a visible effect. The
+    previous handlers are restored on exit. A signal that was ignored before (SIGINT under nohup) stays ignored. Outside
+    the main thread, logs a warning and does nothing, because handlers cannot be set there.
 
     Args:
-      on_notice: called with the signal's name, from another thread; to return soon.
+      on_notice: called with the name of the signal, from another thread; must return quickly.
     """
     if not signals.can_be_heard():
         _log.warning(
@@ -47,7 +47,7 @@ def notices(on_notice: Callable[[str], object]) -> Iterator[None]:
 
 
 class _Notice:
-    """What becomes of a signal that asks for the end: the first is passed on, the second ends the process."""
+    """Handles signals that request the end: passes on the first, exits on the second."""
 
     def __init__(self, on_notice: Callable[[str], object]):
         self._on_notice = on_notice
@@ -66,5 +66,5 @@ class _Notice:
 
 
 def _say(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # a stream that is closed must not keep the notice from being heard
+    with contextlib.suppress(OSError, ValueError):  # a closed stream must not prevent the notice from being handled
         print(line, file=sys.stderr, flush=True)

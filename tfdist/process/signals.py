@@ -1,4 +1,7 @@
-"""Hearing signals at once, wherever the main thread is: Python's own handlers would wait for the end of the engine's call."""
+"""Handles signals immediately, wherever the main thread is.
+
+Python's own handlers would wait until a call of the engine returns.
+"""
 
 import contextlib
 import logging
@@ -8,37 +11,38 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-_NOBODY = -1  # in place of a file descriptor
+_NOBODY = -1  # instead of a file descriptor
 
 _log = logging.getLogger(__name__)
 
 
 def can_be_heard() -> bool:
-    """Whether this is the main thread, in which alone Python sets handlers."""
+    """Returns whether this is the main thread, the only one in which Python can set handlers."""
     return threading.current_thread() is threading.main_thread()
 
 
 def is_free(number: int) -> bool:
-    """Whether a program has no handler of its own for a signal: it keeps that."""
+    """Returns whether the program has no handler of its own for a signal, which would have to be kept."""
     return signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN, _stays_alive)
 
 
 @contextlib.contextmanager
 def heard(callbacks: Mapping[int, Callable[[int], object]]) -> Iterator[None]:
-    """Inside, each of these signals calls back, and nothing else becomes of it.
+    """Calls a callback for each of these signals, instead of their usual effect.
 
-    Python writes each signal's number to a socket, from whatever code it arrives in, and a thread reads there. What was
-    there before is there again afterwards. Blocks stand in one another: of a signal of both, the inner one hears.
+    Python writes the number of each signal to a socket, whatever code is running, and a thread reads from it. The
+    previous handlers are restored on exit. The context manager can be nested; a signal goes to the innermost one that
+    handles it.
 
     Args:
-      callbacks: by signal; each is called with the signal's number, from another thread, and is to return soon.
+      callbacks: by signal; called with the signal's number, from another thread, and must return quickly.
 
     Raises:
       ValueError: this is not the main thread.
     """
     reading, writing = socket.socketpair()
     with reading, writing:
-        writing.setblocking(False)  # as Python asks for
+        writing.setblocking(False)  # required by Python
         former = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
         thread = threading.Thread(target=_read, args=(reading, callbacks, former), name="signals", daemon=True)
         thread.start()
@@ -47,7 +51,7 @@ def heard(callbacks: Mapping[int, Callable[[int], object]]) -> Iterator[None]:
                 yield
         finally:
             signal.set_wakeup_fd(former)
-            writing.shutdown(socket.SHUT_WR)  # what was written before is still read
+            writing.shutdown(socket.SHUT_WR)  # data written before is still read
             thread.join()
 
 
@@ -64,7 +68,7 @@ def _handlers(numbers: Iterable[int]) -> Iterator[None]:
 def _read(reading: socket.socket, callbacks: Mapping[int, Callable[[int], object]], former: int) -> None:
     while arrived := reading.recv(1):
         number = arrived[0]
-        if number not in callbacks:  # a signal that others handle
+        if number not in callbacks:  # a signal with another handler
             _pass_on(arrived, former)
             continue
         try:
@@ -75,9 +79,9 @@ def _read(reading: socket.socket, callbacks: Mapping[int, Callable[[int], object
 
 def _pass_on(arrived: bytes, former: int) -> None:
     if former != _NOBODY:
-        with contextlib.suppress(OSError):  # full, or closed: as Python does itself
+        with contextlib.suppress(OSError):  # full or closed: ignored, as by Python itself
             os.write(former, arrived)
 
 
 def _stays_alive(number: int, frame: object) -> None:
-    """In place of what the signal would do: without a handler of Python's, nothing is written."""
+    """Replaces the default action; without a Python-level handler, nothing is written to the socket."""

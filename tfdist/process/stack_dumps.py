@@ -1,4 +1,4 @@
-"""Where this process is, as a person who looks for a hang wants to know it."""
+"""Stack dumps of this process for debugging hangs."""
 
 import pathlib
 import sys
@@ -18,9 +18,9 @@ _LIBRARIES = (
 
 
 def main_stack() -> list[str]:
-    """Returns the main thread's innermost calls of Python, each as `file:line function`, the innermost last.
+    """Returns the main thread's innermost Python calls, each as `file:line function`, the innermost last.
 
-    Of TensorFlow's own only the last one: the way through them is always the same, and long.
+    Of TensorFlow's calls only the last one is included, because the others are always the same.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     stack = traceback.extract_stack(frame) if frame else []
@@ -29,7 +29,7 @@ def main_stack() -> list[str]:
 
 
 def own_place() -> str:
-    """Where the calling thread is in the program's own code: `file, line N` of the innermost call that no library makes."""
+    """Returns the calling thread's location in the program's own code, outside all libraries, as `file, line N`."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back

@@ -1,6 +1,6 @@
-"""What a run writes about itself: terminal, metrics.jsonl, TensorBoard, curves, logs, the run directory.
+"""Reports of a run: terminal, metrics.jsonl, TensorBoard, curves, logs, and the run directory.
 
-Reporters are given records; they compute nothing and communicate with nobody.
+Reporters receive records; they neither compute nor communicate.
 """
 
 from tfdist.reporting.chief import chief_reporter

@@ -1,4 +1,4 @@
-"""What the chief of a run reports to."""
+"""Creates the chief's reporter."""
 
 from collections.abc import Mapping, Sequence
 from typing import TextIO
@@ -13,18 +13,18 @@ from tfdist.reporting.terminal import terminal_or_plain
 
 
 def chief_reporter(directory: RunDirectory, stream: TextIO, earlier: Sequence[Mapping[str, Json]] = ()) -> Reporter:
-    """Returns the reporter of the rank that writes: a person's view on a stream, and the run directory's files.
+    """Returns the chief's reporter: to a stream for the user, and to the files of the run directory.
 
     Args:
-      directory: where metrics.jsonl, the TensorBoard events and curves.png go.
-      stream: where a person looks, usually `sys.stderr`.
-      earlier: records of the run from before it stopped, for the picture.
+      directory: directory for metrics.jsonl, TensorBoard events and curves.png.
+      stream: stream for the user, usually `sys.stderr`.
+      earlier: records of the run from before it resumed, for curves.png.
     """
     curves = CurvesReporter(directory.curves)
     curves.recall(earlier)
     return MultiReporter(
         [
-            MetricsFile(directory.metrics),  # first: what the others may fail at is on record
+            MetricsFile(directory.metrics),  # first, so that a record is stored even if another reporter fails
             TensorBoardReporter(directory.tensorboard),
             curves,
             terminal_or_plain(stream),

@@ -1,4 +1,4 @@
-"""curves.png: loss and metrics over the steps of a run, as a picture."""
+"""Plots curves.png: loss and metrics over the steps of a run."""
 
 import math
 import os
@@ -19,20 +19,20 @@ Points = list[tuple[int, float]]
 
 _MOST_METRICS = 4
 _LOG_SCALE_RATIO = 100.0
-# A hue each for the loss and the metrics: light for training, dark for evaluation (ColorBrewer's "Paired").
+# One hue per curve: light for training, dark for evaluation (ColorBrewer's "Paired").
 _COLOURS = (("#7fb3d9", "#12598f"), ("#f7b267", "#c55a11"), ("#93cf86", "#2a7a2f"), ("#c3a9d6", "#5f3a8c"))
 
 
 class CurvesReporter(Reporter):
-    """Draws two panels, the loss and the first four metrics, with training and evaluation in each.
+    """Plots two panels, the loss and the first four metrics, each with training and evaluation.
 
-    The picture is drawn anew at evaluations, though not so often that it would slow the run, and at the end. It is
-    replaced in one piece: a reader never sees half of it. A run without records leaves no picture.
+    The plot is redrawn at evaluations, at most as often as `seconds_between` allows so that the run is not slowed down,
+    and at the end. The file is replaced atomically. Without records, no file is written.
 
     Args:
-      path: the PNG file.
-      seconds_between: the least time from one drawing to the next, in seconds; the last one does not wait.
-      clock: seconds since any point; increases.
+      path: path of the PNG file.
+      seconds_between: minimum seconds between two plots; the last one is not delayed.
+      clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CurvesReporter(Reporter):
             self._draw()
 
     def recall(self, records: Iterable[Mapping[str, Json]]) -> None:
-        """Takes records without drawing them: those from before a run stopped."""
+        """Adds records without plotting: those from before a run resumed."""
         for record in records:
             if "step" in record:
                 self._take(record)
@@ -84,12 +84,12 @@ class CurvesReporter(Reporter):
 
 
 def draw(curves: Mapping[str, Mapping[str, Points]]) -> "Figure":
-    """Returns the figure of a run, which belongs to no window and to no global state of matplotlib.
+    """Returns the figure of a run, which has no window and does not use matplotlib's global state.
 
     Args:
-      curves: the (step, value) points by name (`loss` or a metric's) and by kind of record (`train`, `eval`).
+      curves: (step, value) points by name (`loss` or that of a metric) and by kind of record (`train`, `eval`).
     """
-    # 0.4 s that only who draws should pay.
+    # Imported late, because it takes 0.4 s.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -116,7 +116,7 @@ def _panel(axes: "Axes", title: str, unit: str, curves: Mapping[str, Mapping[str
                 continue
             steps, values = zip(*points, strict=True)
             label = (kind if len(curves) == 1 else f"{name}, {kind}").replace("$", r"\$")
-            # A lone training point would be a line of no length; evaluations are few, so each is marked.
+            # A single training point would be an invisible line; evaluations are few, so each is marked.
             marker = "o" if kind == EVAL or len(points) == 1 else None
             width = 1.8 if kind == EVAL else 1.4
             axes.plot(steps, values, color=colour, linewidth=width, marker=marker, markersize=4, label=label)

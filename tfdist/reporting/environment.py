@@ -1,4 +1,4 @@
-"""What a run ran on: environment.json."""
+"""Describes the environment of a run, for environment.json."""
 
 import datetime
 import importlib.metadata
@@ -14,13 +14,13 @@ _PACKAGES = ("tfdist", "tensorflow", "keras", "horovod", "numpy")
 
 
 def describe(hosts: Sequence[str], started: float) -> dict[str, Json]:
-    """Returns what one must know to run the same again: versions, hosts, command and machine.
+    """Returns what is needed to repeat a run: versions, hosts, command and machine.
 
-    Nothing is imported for it, and no environment variable is read: those hold secrets.
+    Neither imports packages nor reads environment variables, which may contain secrets.
 
     Args:
-      hosts: the host name of each rank, by rank.
-      started: when the run began, in seconds since 1970 (UTC).
+      hosts: host name of each rank, by rank.
+      started: start time of the run, in seconds since 1970 (UTC).
     """
     return {
         "command": shlex.join(sys.orig_argv),
@@ -34,7 +34,7 @@ def describe(hosts: Sequence[str], started: float) -> dict[str, Json]:
 
 
 def versions() -> dict[str, str]:
-    """Returns the version of Python and of each installed package that a result depends on, by name."""
+    """Returns the versions of Python and of installed packages that may affect results, by name."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

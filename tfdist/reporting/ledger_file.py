@@ -1,7 +1,8 @@
-"""Which examples a process has used: what `python -m tfdist.ledger` proves with that each was used once in an epoch.
+"""Records the examples that a process has used, to prove with `python -m tfdist.ledger` that each was used once.
 
-A file is a sequence of calls of the compiled loop: three numbers, the first step, how many steps and how many examples, then
-the examples' numbers in the order of use. Every number is an int64, little-endian. A crash may leave the last call unfinished.
+A file is a sequence of calls of the compiled loop. Each has three numbers (first step, number of steps, number of
+examples), followed by the indices of the examples in the order of use. Every number is a little-endian int64. A crash
+may leave the last call incomplete.
 """
 
 import os
@@ -18,7 +19,7 @@ _HEAD = 3
 
 
 class NullLedger:
-    """Keeps nothing."""
+    """A ledger that records nothing."""
 
     def write(self, first_step: int, steps: int, numbers: np.ndarray) -> None:
         """See `LedgerFile`."""
@@ -31,13 +32,13 @@ class NullLedger:
 
 
 class LedgerFile(NullLedger):
-    """Appends the examples of each call; what was written survives the process, and behind `sync` the machine."""
+    """Appends the examples of each call; they survive the end of the process and, after `sync`, of the machine."""
 
     def __init__(self, path: str | os.PathLike[str]):
-        """Makes the file, with its directory if need be; it must not be there.
+        """Creates the file, with its directory if necessary; it must not exist.
 
         Raises:
-          WriteError: it cannot be made. What follows raises it, too, where the disk is full.
+          WriteError: it cannot be created. The other methods raise it as well, as on a full disk.
         """
         with must_write(path):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -47,27 +48,27 @@ class LedgerFile(NullLedger):
         """Appends one call.
 
         Args:
-          first_step: of the call.
-          steps: how many it made.
-          numbers: [examples] integers, in the order of use, equally many a step.
+          first_step: first step of the call.
+          steps: number of steps.
+          numbers: [examples] integers, in the order of use, with the same number per step.
         """
         head = np.asarray([first_step, steps, len(numbers)], _NUMBER)
         self._file.write(head.tobytes() + np.asarray(numbers, _NUMBER).tobytes())
 
     def sync(self) -> None:
-        """Returns when everything is on the disk."""
+        """Flushes the file to disk."""
         self._file.sync()
 
     def close(self) -> None:
-        """Ends the file."""
+        """Closes the file."""
         self._file.close()
 
 
 def read_ledger(path: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray]]:
-    """The steps of a file, in the order of writing: each step's number and its examples.
+    """Yields the steps of a file in the order of writing, as pairs of step number and example indices.
 
     Raises:
-      InputError: this is no such file.
+      InputError: the file is no ledger.
     """
     found = np.fromfile(path, _NUMBER)
     at = 0

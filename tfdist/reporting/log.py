@@ -1,4 +1,4 @@
-"""Python's logging for one rank of a job: a file of its own, and what matters on the terminal."""
+"""Configures Python's logging for one rank of a job: a file, and selected messages on the terminal."""
 
 import contextlib
 import logging
@@ -16,19 +16,19 @@ _FORMAT = "%(asctime)s %(levelname)s rank {rank}: %(message)s"
 
 
 def setup(rank: int, path: str | os.PathLike[str]) -> contextlib.ExitStack:
-    """Sends the process's log to a file and to the standard error, until the result is closed.
+    """Sends the process's log to a file and to stderr, until the result is closed.
 
-    The file gets the warnings of every library and tfdist's own messages from INFO on; standard error gets the same on
-    the chief, and warnings on the other ranks. Handlers of others that write to the terminal are set aside in the
-    meantime, so that no line appears twice. An exception that ends the block is in the file alone, for whoever catches it
-    tells it on the terminal: one line of a `TfdistError` or an interrupt, the traceback of any other.
+    The file receives the warnings of all libraries, and messages of tfdist from INFO on. Stderr receives the same on
+    the chief, and warnings on other ranks. Other handlers that write to the terminal are removed meanwhile, so that no
+    line appears twice. An exception that ends the context is written to the file only, because whoever catches it
+    prints it on the terminal: as one line for a `TfdistError` or an interrupt, with traceback for others.
 
     Args:
-      rank: this process's number; 0 is the chief.
-      path: the log file, made with its directory if need be, and continued if it is there.
+      rank: rank of this process; 0 is the chief.
+      path: path of the log file, which is created with its directory if necessary, or appended to.
 
     Returns:
-      A context manager with `close()`, which puts everything back.
+      A context manager with `close()`, which restores the previous handlers.
     """
     formatter = logging.Formatter(_FORMAT.format(rank=rank))
     with must_write(path):
@@ -56,12 +56,12 @@ def _write_error(file: "_File", error: BaseException | None, trace: TracebackTyp
     if error is not None:
         text = one_line(str(error)) or type(error).__name__
         behind = None if isinstance(error, TfdistError | KeyboardInterrupt) else (type(error), error, trace)
-        file.has_complained |= isinstance(error, WriteError)  # which says as much
+        file.has_complained |= isinstance(error, WriteError)  # the error itself says so
         file.handle(logging.LogRecord("tfdist", logging.ERROR, __file__, 0, text, None, behind))
 
 
 class _File(logging.FileHandler):
-    """Writes to the log's file. That it cannot is said once, in one line: it is no reason to end a run."""
+    """Writes to the log file. A failure is printed once, in one line, and does not end the run."""
 
     has_complained = False
 
@@ -76,12 +76,12 @@ class _File(logging.FileHandler):
 
     def close(self) -> None:
         """See base class."""
-        with contextlib.suppress(OSError):  # of lines that are missed
+        with contextlib.suppress(OSError):  # about lines that could not be written
             super().close()
 
 
 class _StandardError(logging.Handler):
-    """Writes to what `sys.stderr` is at that moment: a progress bar puts itself in between."""
+    """Writes to the current `sys.stderr`, which a progress bar may replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """See base class."""

@@ -1,4 +1,4 @@
-"""The most memory that this process has used so far: on the host, and on its devices."""
+"""Measures the peak memory of this process, on the host and on its devices."""
 
 import resource
 import sys
@@ -8,7 +8,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def peak_memory() -> dict[str, int]:
-    """Returns the memory fields of a training record; `device_peak_memory_bytes` only where there is a device."""
+    """Returns the memory fields of a training record; `device_peak_memory_bytes` only with a GPU."""
     fields = {"peak_memory_bytes": host_peak_bytes()}
     device = device_peak_bytes()
     if device is not None:
@@ -17,8 +17,8 @@ def peak_memory() -> dict[str, int]:
 
 
 def host_peak_bytes() -> int:
-    """Returns the largest resident set that this process ever had, in bytes."""
-    # Linux hands `ru_maxrss` down through fork and exec: a launcher's size would be its ranks'. VmHWM is our own.
+    """Returns the peak resident set size of this process in bytes."""
+    # On Linux, `ru_maxrss` is inherited through fork and exec, so that it would include the launcher's. VmHWM is not.
     if _STATUS.exists():
         for line in _STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -28,8 +28,8 @@ def host_peak_bytes() -> int:
 
 
 def device_peak_bytes() -> int | None:
-    """Returns the most that TensorFlow ever had allocated on one GPU of this process, in bytes; None without a GPU."""
-    # Initialises TensorFlow's devices, which a run has done long before.
+    """Returns the largest peak of TensorFlow's allocations on a GPU of this process, in bytes; None without a GPU."""
+    # Initializes TensorFlow's devices, which a run has done long before.
     import tensorflow as tf
 
     peaks = [

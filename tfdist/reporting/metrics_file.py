@@ -1,4 +1,4 @@
-"""metrics.jsonl: the record of a run for programs. `tfdist.reporting.schema` says what is in it."""
+"""Writes metrics.jsonl, the machine-readable record of a run; `tfdist.reporting.schema` defines its contents."""
 
 import json
 import os
@@ -11,13 +11,13 @@ from tfdist.reporting.writing import GrowingFile
 
 
 class MetricsFile(Reporter):
-    """Appends each record to a file, as one line of JSON that is on its way to the disk when `record` returns.
+    """Appends each record to a file, as one line of JSON.
 
-    The file is therefore complete up to a crash, and up to the last `sync` when the machine goes. It exists from the start,
-    also if nothing is ever recorded.
+    Records survive a crash of the process and, up to the last `sync`, of the machine. The file is created at the start,
+    even if nothing is ever recorded.
 
     Args:
-      path: the file; it is made if it is not there, and continued if it is.
+      path: path of the file, which is created or appended to.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -33,7 +33,7 @@ class MetricsFile(Reporter):
         """See base class.
 
         Raises:
-          TypeError: a value is of a type that JSON does not have.
+          TypeError: a value has a type without a JSON equivalent.
           WriteError: the file cannot be written.
         """
         line = {"schema": SCHEMA, **record}

@@ -1,4 +1,4 @@
-"""Records as lines of plain text: what a log file, a pipe or a terminal without a cursor sees."""
+"""Formats records as lines of plain text, for log files, pipes, and terminals without cursor control."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -10,10 +10,10 @@ from tfdist.reporting.schema import TRAIN, main_metrics, number
 
 
 class PlainReporter(Reporter):
-    """Writes a line for each record and one for the end, and never a control character.
+    """Writes a line for each record and one for the end, without control characters.
 
     Args:
-      stream: where the lines go. It is flushed after each line, and left open at the end.
+      stream: output stream. It is flushed after each line, and not closed at the end.
     """
 
     def __init__(self, stream: TextIO):
@@ -41,11 +41,11 @@ class PlainReporter(Reporter):
 
 
 def line(record: Mapping[str, Json], plan: RunPlan | None = None) -> str:
-    """Returns a record as one line for a person, for example `step 20/500  train  loss 0.3100  accuracy 0.9100`.
+    """Formats a record as one line, for example `step 20/500  train  loss 0.3100  accuracy 0.9100`.
 
     Args:
-      record: what to show; a field that is missing is left out.
-      plan: adds the number of steps planned, if it is given.
+      record: the record; missing fields are omitted.
+      plan: if given, the total number of steps is added.
     """
     return printable("  ".join(_parts(record, plan)))
 
@@ -66,7 +66,7 @@ def _parts(record: Mapping[str, Json], plan: RunPlan | None) -> Iterator[str]:
 
 
 def communication(record: Mapping[str, Json]) -> Iterator[str]:
-    """Yields what a step sends and how much of its time it waits for that, as in `sent 1.31 MB (25.6x less)  comm 12%`."""
+    """Yields the size and time of a step's communication, such as `sent 1.31 MB (25.6x less)`, `comm 12%`."""
     payload, ratio = number(record.get("payload_bytes")), number(record.get("compression_ratio"))
     if payload is not None:
         less = f" ({ratio:.3g}x less)" if ratio is not None and ratio > 1.005 else ""
@@ -77,7 +77,7 @@ def communication(record: Mapping[str, Json]) -> Iterator[str]:
 
 
 def loss_and_metrics(record: Mapping[str, Json], most: int | None = None) -> Iterator[str]:
-    """Yields `name value` for the loss and for at most `most` metrics (all, if None), in the record's order."""
+    """Yields `name value` for the loss and up to `most` metrics (all if None), in the order of the record."""
     loss = {"loss": record["loss"]} if "loss" in record else {}
     metrics = list(main_metrics(record).items())[:most]
     for name, value in (*loss.items(), *metrics):
@@ -86,7 +86,7 @@ def loss_and_metrics(record: Mapping[str, Json], most: int | None = None) -> Ite
 
 
 def rounded(value: float) -> str:
-    """Returns a number with about four digits that tell: `0.3100`, `12.50`, `5100`, `2.1e-05`, `nan`."""
+    """Formats a number with about four significant digits: `0.3100`, `12.50`, `5100`, `2.1e-05`, `nan`."""
     size = abs(value)
     if not math.isfinite(value) or size >= 1e7 or 0 < size < 1e-3:
         return f"{value:.3g}"
@@ -96,5 +96,5 @@ def rounded(value: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns text as one line without control characters, which a space stands for."""
+    """Replaces control characters by spaces, so that the text is one line."""
     return "".join(character if character.isprintable() else " " for character in text)

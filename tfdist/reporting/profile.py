@@ -1,4 +1,4 @@
-"""A TensorFlow profile of some steps of a run."""
+"""Takes a TensorFlow profile of some steps of a run."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ _log = logging.getLogger(__name__)
 
 
 class NullProfile:
-    """Profiles nothing: what a run without `--profile_steps`, and the ranks other than the chief, use.
+    """Profiles nothing; used without `--profile_steps`, and on ranks other than the chief.
 
     Attributes:
       boundaries: steps at which a compiled call must end, so that `at` is called there.
@@ -18,28 +18,28 @@ class NullProfile:
     boundaries: tuple[int, ...] = ()
 
     def at(self, step: int) -> None:
-        """Learns that `step` updates are done: called before the first compiled call and after each."""
+        """Called with the number of updates done, before the first compiled call and after each."""
 
     def close(self) -> None:
-        """Ends a profile that is still being taken."""
+        """Ends a profile that is being taken."""
 
 
 class ProfileWindow(NullProfile):
-    """Profiles the steps from A to B: starts when A updates are done, stops when B are, so it sees B - A steps.
+    """Profiles the steps from A to B: starts after A updates and stops after B, so it contains B - A steps.
 
-    Take A a few steps into the run, or the profile shows tracing instead of training. A run that begins between A and
-    B profiles what is left. The profile lands below the directory, where TensorBoard's profile plugin looks for it.
+    A should be a few steps into the run, or the profile shows tracing instead of training. A run that begins between A
+    and B profiles the rest. The profile is written where TensorBoard's profile plugin expects it.
 
     Args:
       steps: `A:B`, with 0 <= A < B.
-      directory: where the profile goes; a TensorBoard log directory.
+      directory: a TensorBoard log directory.
 
     Raises:
-      InputError: `steps` is not of that form.
+      InputError: `steps` is invalid.
     """
 
     def __init__(self, steps: str, directory: str | os.PathLike[str]):
-        # Only who takes a profile needs TensorFlow here.
+        # Imported late, because only profiles need TensorFlow here.
         import tensorflow as tf
 
         self._profiler = tf.profiler.experimental
@@ -64,10 +64,10 @@ class ProfileWindow(NullProfile):
 
 
 def parse_steps(steps: str) -> tuple[int, int]:
-    """Returns (A, B) of `A:B`.
+    """Parses `A:B`.
 
     Raises:
-      InputError: it is not two whole numbers with 0 <= A < B.
+      InputError: it is not two integers with 0 <= A < B.
     """
     start, _, stop = steps.partition(":")
     if not (start.isdecimal() and stop.isdecimal() and int(start) < int(stop)):

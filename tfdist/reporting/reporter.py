@@ -1,4 +1,4 @@
-"""What the trainer tells about a run, and to whom: the interface of every progress bar, file and board."""
+"""The interface of reporters, to which the trainer reports the progress of a run."""
 
 import abc
 import contextlib
@@ -11,14 +11,14 @@ from tfdist.reporting.ledger_file import NullLedger
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What a training run sets out to do.
+    """The plan of a training run.
 
     Attributes:
       total_steps: the step (number of updates) at which training ends.
-      batch_size: examples in one global batch.
-      examples_per_epoch: examples in the training set; None where nobody knows.
-      first_step: updates that were done before this run; above 0 when it continues another.
-      examples_before: used in those updates; None if all had `batch_size` examples.
+      batch_size: number of examples in a global batch.
+      examples_per_epoch: number of examples in the training set; None if unknown.
+      first_step: number of updates done before this run; positive if it resumes another.
+      examples_before: number of examples used in those updates; None if all had `batch_size` examples.
     """
 
     total_steps: int
@@ -28,7 +28,7 @@ class RunPlan:
     examples_before: int | None = None
 
     def epoch(self, step: int) -> float | None:
-        """Returns how often the training set was seen after `step` updates; None where its size is not known."""
+        """Returns the number of epochs after `step` updates; None if the size of the training set is unknown."""
         if not self.examples_per_epoch:
             return None
         before = self.first_step * self.batch_size if self.examples_before is None else self.examples_before
@@ -36,47 +36,46 @@ class RunPlan:
 
 
 class Reporter(abc.ABC):
-    """One destination of what happens in a run.
+    """A destination for reports of a run.
 
-    The order of calls is: `start` once, then `progress` and `record` as often as there is news, then `close` once. An
-    evaluation on its own needs no `start`. Records follow `tfdist.reporting.schema`; every field of them but `kind`
-    and `step` may be missing.
+    `start` is called once, then `progress` and `record` repeatedly, then `close` once. A separate evaluation needs no
+    `start`. Records follow `tfdist.reporting.schema`; all their fields except `kind` and `step` may be missing.
     """
 
     @abc.abstractmethod
     def start(self, plan: RunPlan) -> None:
-        """Learns what the run sets out to do, before its first step."""
+        """Called before the first step."""
 
     @abc.abstractmethod
     def progress(self, step: int, record: Mapping[str, float]) -> None:
-        """Learns how far the run is: called after every compiled call, so it must be cheap.
+        """Called after every compiled call, so it must be cheap.
 
         Args:
-          step: updates done so far.
-          record: the latest loss, metrics and rates by field name.
+          step: number of updates done so far.
+          record: latest loss, metrics and rates by field name.
         """
 
     @abc.abstractmethod
     def record(self, record: Mapping[str, Json]) -> None:
-        """Learns the result of a training window or of an evaluation: one line of metrics.jsonl."""
+        """Called with the result of a training window or of an evaluation: one line of metrics.jsonl."""
 
     def sync(self) -> None:
-        """Returns when what was recorded is on the disk: a checkpoint is made, so that nobody records it again.
+        """Flushes all records to disk before a checkpoint, because they will not be recorded again.
 
-        For reporters that others read back when a run goes on; to do nothing is right for those that show.
+        For reporters whose output is read when a run resumes; others need to do nothing.
         """
 
     @abc.abstractmethod
     def close(self, outcome: str) -> None:
-        """Ends the report and releases what it holds.
+        """Ends the report and releases resources.
 
         Args:
-          outcome: how the run ended, in a few words for a person: `done`, `loss not finite`, `failed`.
+          outcome: how the run ended, in a few words: `done`, `loss not finite`, `failed`.
         """
 
 
 class NullReporter(Reporter):
-    """Tells nobody: what the ranks other than the chief use."""
+    """A reporter that does nothing, for ranks other than the chief."""
 
     def start(self, plan: RunPlan) -> None:
         """See base class."""
@@ -92,7 +91,7 @@ class NullReporter(Reporter):
 
 
 class MultiReporter(Reporter):
-    """Tells several reporters, in order."""
+    """Forwards to several reporters, in order."""
 
     def __init__(self, reporters: Sequence[Reporter]):
         self._reporters = tuple(reporters)
@@ -118,14 +117,14 @@ class MultiReporter(Reporter):
             reporter.sync()
 
     def close(self, outcome: str) -> None:
-        """See base class. Closes every reporter, also when one of them raises; the error is raised afterwards."""
+        """See base class. Closes all reporters even if one of them raises an error, which is raised afterwards."""
         with contextlib.ExitStack() as stack:
             for reporter in reversed(self._reporters):
                 stack.callback(reporter.close, outcome)
 
 
 def synchronizer(ledger: NullLedger, reporter: Reporter | None) -> Callable[[], None]:
-    """Returns what brings to the disk what belongs to a checkpoint and is not in it."""
+    """Returns a function that flushes to disk what belongs to a checkpoint but is stored elsewhere."""
 
     def synchronize() -> None:
         ledger.sync()

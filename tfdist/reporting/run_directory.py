@@ -1,4 +1,4 @@
-"""The directory of one run: what is in it, how it begins, and how it goes on."""
+"""The directory of a run: its files, and how it is created and resumed."""
 
 import dataclasses
 import json
@@ -15,15 +15,16 @@ from tfdist.reporting import environment
 _LOGS = "logs"
 _STARTS = "starts.jsonl"
 _PARTIAL = ".partial"
-_BEFORE = (_LOGS, "lock", f"{_STARTS}{_PARTIAL}")  # what a launcher writes, who begins, and who was killed beginning
+# From a launcher, the process that begins, and one that was killed meanwhile.
+_BEFORE = (_LOGS, "lock", f"{_STARTS}{_PARTIAL}")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
-    """The files of a run, by name. `create`, `begin` and `make` write; nothing else changes the disk.
+    """The files of a run, by name. Only `create`, `begin` and `make` change anything on disk.
 
     Attributes:
-      path: the directory.
+      path: path of the directory.
     """
 
     path: Path
@@ -36,16 +37,16 @@ class RunDirectory:
         hosts: Sequence[str],
         clock: Callable[[], float] = time.time,
     ) -> "RunDirectory":
-        """Makes the directory and writes flags.txt and environment.json: for the chief, once a run.
+        """Creates the directory and writes flags.txt and environment.json; for the chief, once per run.
 
         Args:
-          path: a directory that is empty or is not there yet; `logs` may be in it, for a launcher writes there first.
-          flags: the text of flags.txt, which reproduces the run.
-          hosts: the host name of each rank, by rank.
-          clock: seconds since 1970 (UTC).
+          path: an empty or missing directory; it may contain `logs`, which a launcher creates before.
+          flags: contents of flags.txt, to repeat the run.
+          hosts: host name of each rank, by rank.
+          clock: returns the time in seconds since 1970 (UTC).
 
         Raises:
-          InputError: the directory holds something, or cannot be written.
+          InputError: the directory is not empty, or cannot be written.
         """
         cls.check(path)
         directory = cls(Path(path).expanduser())
@@ -63,19 +64,19 @@ class RunDirectory:
         facts: Mapping[str, Json] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> int:
-        """Makes the directory ready for a run that begins with `step`: what was recorded behind it will be made again.
+        """Prepares the directory for a run that begins at `step`; later records are dropped, as they will be repeated.
 
         Args:
-          flags: as for `create`.
-          hosts: as for `create`.
-          step: updates done so far.
-          checkpoint: where they come from; empty for none.
-          evaluated: whether an evaluation at that step belongs to what was done; else it will be made again.
-          facts: what else starts.jsonl says of this start.
-          clock: as for `create`.
+          flags: as in `create`.
+          hosts: as in `create`.
+          step: number of updates done so far.
+          checkpoint: checkpoint with these updates; empty for none.
+          evaluated: whether an evaluation at that step has been completed; otherwise it will be repeated.
+          facts: further fields of this start in starts.jsonl.
+          clock: as in `create`.
 
         Returns:
-          How often the run began before.
+          How many times the run was started before.
 
         Raises:
           InputError: the directory cannot be written.
@@ -86,7 +87,8 @@ class RunDirectory:
             starts = self.starts.read_text(encoding="utf-8") if self.starts.exists() else ""
             self.logs.mkdir(parents=True, exist_ok=True)
             self._drop(lambda r: r["step"] < step or (r["step"] == step and (evaluated or r["kind"] == "train")))
-            # First and in one piece: who is killed behind it has begun, with all that the next start asks for.
+            # First and atomically: if the process is killed afterwards, the run has begun, with all that the next start
+            # needs.
             _replace(self.starts, f"{starts}{json.dumps(start)}\n")
             _replace(self.flags, flags)
             _replace(self.environment, json.dumps(described, indent=2) + "\n")
@@ -95,7 +97,7 @@ class RunDirectory:
         return len(starts.splitlines())
 
     def _drop(self, stays: Callable[[dict[str, Any]], bool]) -> None:
-        """Takes records out of metrics.jsonl; they are kept in another file, as nothing is thrown away."""
+        """Moves records from metrics.jsonl to another file, so that nothing is lost."""
         recorded = self._recorded()
         dropped = [line for line, record in recorded if not stays(record)]
         if dropped:
@@ -105,7 +107,7 @@ class RunDirectory:
             _replace(self.metrics, "".join(line for line, record in recorded if stays(record)))
 
     def beginnings(self) -> list[dict[str, Any]]:
-        """What starts.jsonl says.
+        """Returns the contents of starts.jsonl.
 
         Raises:
           OSError: it cannot be read.
@@ -113,10 +115,10 @@ class RunDirectory:
         return [json.loads(line) for line in self.starts.read_text(encoding="utf-8").splitlines()]
 
     def make(self) -> None:
-        """Makes the directory, if it is not there.
+        """Creates the directory if it does not exist.
 
         Raises:
-          InputError: it cannot be made.
+          InputError: it cannot be created.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -124,11 +126,11 @@ class RunDirectory:
             raise _unwritable(self.path, error.strerror or str(error)) from error
 
     def records(self) -> list[dict[str, Any]]:
-        """What was recorded so far, in the schema of metrics.jsonl."""
+        """Returns the records so far, in the schema of metrics.jsonl."""
         return [record for _, record in self._recorded()]
 
     def _recorded(self) -> list[tuple[str, dict[str, Any]]]:
-        """Lines and what they say, up to a line that a crash left unfinished."""
+        """Returns lines with their contents, up to one that a crash has left incomplete."""
         found = []
         text = self.metrics.read_text(encoding="utf-8") if self.metrics.exists() else ""
         for line in text.splitlines(keepends=True):
@@ -145,21 +147,21 @@ class RunDirectory:
 
     @property
     def is_done(self) -> bool:
-        """Whether a run has come to its end in it."""
+        """Whether a run in it has finished."""
         return self.model.exists()
 
     @property
     def has_trained(self) -> bool:
-        """Whether there is a trace of a step that a start before this one has made."""
+        """Whether an earlier start has made any recorded step."""
         ledgers = self.ledger(0, 0).parent.glob("start-*")
         return self.dropped.exists() or any(path.stat().st_size for path in ledgers)
 
     @staticmethod
     def check(path: str | os.PathLike[str]) -> None:
-        """Makes sure that a run could begin in a directory, without making it.
+        """Checks that a run could begin in a directory, without creating it.
 
         Raises:
-          InputError: it holds something, or cannot be written.
+          InputError: it is not empty, or cannot be written.
         """
         if "://" in os.fspath(path):
             raise _unwritable(path, "not a directory of this machine")
@@ -180,56 +182,56 @@ class RunDirectory:
 
     @property
     def flags(self) -> Path:
-        """The flags that reproduce the run, for `--flagfile`."""
+        """Flags that repeat the run, for `--flagfile`."""
         return self.path / "flags.txt"
 
     @property
     def environment(self) -> Path:
-        """Versions, hosts, command and machine; `tfdist.reporting.environment` says what is in it."""
+        """Versions, hosts, command and machine; defined by `tfdist.reporting.environment`."""
         return self.path / "environment.json"
 
     @property
     def starts(self) -> Path:
-        """One line for each time that the run began or went on: from which step, with which flags, where."""
+        """One line per start of the run, with its first step, flags and hosts."""
         return self.path / _STARTS
 
     @property
     def checkpoints(self) -> Path:
-        """The directory of checkpoints; `tfdist.checkpoint.storage` says what is in it."""
+        """Directory of checkpoints; defined by `tfdist.checkpoint.storage`."""
         return self.path / "checkpoints"
 
     def ledger(self, start: int, rank: int) -> Path:
-        """Returns the file in which a process has what examples it used, for the n-th start of the run, from 0."""
+        """Returns the file with the examples that a process has used, for the n-th start of the run, from 0."""
         return self.path / "ledger" / f"start-{start}-rank-{rank}.bin"
 
     @property
     def metrics(self) -> Path:
-        """The records of the run; `tfdist.reporting.schema` says what is in it."""
+        """Records of the run; defined by `tfdist.reporting.schema`."""
         return self.path / "metrics.jsonl"
 
     @property
     def dropped(self) -> Path:
-        """Records of steps that were made again because the run stopped behind its last checkpoint."""
+        """Records of steps that were repeated because the run stopped after its last checkpoint."""
         return self.path / "metrics-dropped.jsonl"
 
     @property
     def curves(self) -> Path:
-        """A picture of loss and metrics."""
+        """Plot of loss and metrics."""
         return self.path / "curves.png"
 
     @property
     def model(self) -> Path:
-        """The trained model, which Keras loads."""
+        """The trained model, for Keras."""
         return self.path / "model.keras"
 
     @property
     def tensorboard(self) -> Path:
-        """What to give to `tensorboard --logdir`."""
+        """Directory for `tensorboard --logdir`."""
         return self.path / "tensorboard"
 
     @property
     def logs(self) -> Path:
-        """The directory of the ranks' logs."""
+        """Directory of the ranks' logs."""
         return self.path / _LOGS
 
     def log(self, rank: int) -> Path:
@@ -238,7 +240,7 @@ class RunDirectory:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Writes a file in one piece: a crash leaves the old one or the new one."""
+    """Writes a file atomically: after a crash, it has either the old or the new contents."""
     partial = path.with_name(f"{path.name}{_PARTIAL}")
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)

@@ -1,6 +1,6 @@
-"""The schema of metrics.jsonl: one JSON object a line, each the record of a training window or of an evaluation.
+"""The schema of metrics.jsonl: one JSON object per line, the record of a training window or of an evaluation.
 
-A training window is the steps since the previous training record. Its line, and an evaluation's:
+A training window consists of the steps since the previous training record. Its record, and that of an evaluation:
 
     {"schema": 1, "kind": "train", "step": 100, "epoch": 4.45, "time": 1770000000.0, "loss": 0.31, "accuracy": 0.91,
      "learning_rate": 0.1, "examples_per_second": 5100.0, "step_seconds": 0.0125, "step_seconds_min": 0.0094,
@@ -11,19 +11,18 @@ A training window is the steps since the previous training record. Its line, and
      "peak_memory_bytes": 734003200, "device_peak_memory_bytes": 52428800}
     {"schema": 1, "kind": "eval", "step": 100, "epoch": 4.45, "time": 1770000001.5, "loss": 0.12, "accuracy": 0.97}
 
-`FIELDS` says what each field means. Every other key is a metric under its own name, in the metric's unit: accuracy is
-called `accuracy` (or whatever the model's author called it) in both kinds of line. `schema`, `kind` and `step` are
-always there; any other field is left out where it is not known, as `device_peak_memory_bytes` is without a GPU, and
-`loss_scale` is without loss scaling.
+`FIELDS` defines the fields. Every other key is the name of a metric, whose value has the metric's unit: accuracy is
+called `accuracy` (or as named by the model's author) in both kinds of record. `schema`, `kind` and `step` are always
+present; other fields are omitted if unknown, such as `device_peak_memory_bytes` without a GPU, and `loss_scale` without
+loss scaling.
 
-The fields that compare the ranks leave out the collectives: ranks wait for one another there, so that a slow one would
-show in everybody's time.
+The fields that compare ranks exclude collectives: ranks wait for one another there, so that a slow rank would affect
+the times of all.
 
-JSON has no number for what is not finite, so such a value is a string: "nan", "inf" or "-inf". Python's `float()` reads
-numbers and these strings alike.
+JSON has no numbers that are not finite, so such a value is a string: "nan", "inf" or "-inf". Python's `float()` accepts
+numbers and these strings.
 
-The version counts changes that a reader must know of: a field that is renamed, removed, or means something else. A new
-field does not change it.
+The version is increased when a field is renamed, removed, or changes its meaning, but not for a new field.
 """
 
 import dataclasses
@@ -43,12 +42,12 @@ EVAL = "eval"
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """What one key of a record means.
+    """Definition of a field.
 
     Attributes:
-      unit: the unit of its value; empty for a number without one and for text.
-      meaning: what it says.
-      kinds: the kinds of record that have it.
+      unit: unit of its value; empty for a number without unit and for text.
+      meaning: description.
+      kinds: kinds of record that have it.
     """
 
     unit: str
@@ -94,17 +93,17 @@ _OF_ONE_EXPERT = re.compile(r"_expert_\d+$")  # see `tfdist.layers.MixtureOfExpe
 
 
 def metrics_of(record: Mapping[str, Json]) -> dict[str, Json]:
-    """Returns the metrics of a record: what `FIELDS` does not name, in the record's order."""
+    """Returns the metrics of a record, which are not in `FIELDS`, in the order of the record."""
     return {name: value for name, value in record.items() if name not in FIELDS}
 
 
 def main_metrics(record: Mapping[str, Json]) -> dict[str, Json]:
-    """Returns the metrics that a person is shown: all but the load of each single expert, of which there may be hundreds."""
+    """Returns the metrics to display: all except the load of each expert, of which there may be hundreds."""
     return {name: value for name, value in metrics_of(record).items() if not _OF_ONE_EXPERT.search(name)}
 
 
 def check_metric_names(names: Iterable[str]) -> None:
-    """Makes sure that no metric would overwrite a field of its record.
+    """Checks that no metric would overwrite a field of its record.
 
     Raises:
       InputError: a metric has the name of a field.
@@ -118,10 +117,10 @@ def check_metric_names(names: Iterable[str]) -> None:
 
 
 def to_json(value: object) -> Json:
-    """Returns a value of a record as JSON can carry it: numbers of any library as Python's own, NaN and inf as text.
+    """Converts a value of a record to JSON: numbers of any library to Python's own, NaN and inf to text.
 
     Raises:
-      TypeError: JSON has nothing for a value of this type.
+      TypeError: the type of the value has no JSON equivalent.
     """
     match value:
         case None | bool() | str():
@@ -141,7 +140,7 @@ def to_json(value: object) -> Json:
 
 
 def number(value: object) -> float | None:
-    """Returns a record's value as a float, reading "nan", "inf" and "-inf" as well; None if it is not a number."""
+    """Returns a record's value as a float, including "nan", "inf" and "-inf"; None if it is not a number."""
     plain = to_json(value)
     if isinstance(plain, bool) or not isinstance(plain, int | float | str):
         return None

@@ -1,4 +1,4 @@
-"""TensorBoard events: the records as scalars, training and evaluation as two runs of one board."""
+"""Writes records as TensorBoard scalars, with training and evaluation as two runs."""
 
 import os
 import time
@@ -13,29 +13,28 @@ from tfdist.reporting.writing import must_write
 if TYPE_CHECKING:
     from tensorboard.summary import Writer
 
-_EVENTS = "events.out.tfevents"  # how the names of TensorBoard's files begin
-_NO_EVENTS = f"{_EVENTS}.0"  # less than all of them: behind the point is a time
+_EVENTS = "events.out.tfevents"  # prefix of TensorBoard's file names
+_NO_EVENTS = f"{_EVENTS}.0"  # sorts before all of them, whose prefix is followed by a time
 _NOT_CURVES = ("schema", "kind", "step", "time")
 
 
 class TensorBoardReporter(Reporter):
-    """Writes every number of a record, under its name in metrics.jsonl, so that both runs share their charts.
+    """Writes every number of a record, named as in metrics.jsonl, so that both runs share their charts.
 
-    It uses TensorBoard's own writer: no TensorFlow operation runs, on any device. What was recorded is in the file when
-    `record` returns. Where a run goes on, TensorBoard leaves out what was written before of steps
-    that are made again.
+    Uses TensorBoard's own writer, which runs no TensorFlow operations. Records are flushed before `record` returns. If
+    a run resumes, TensorBoard ignores earlier values of repeated steps.
 
     Args:
-      directory: what to give to `tensorboard --logdir`; holds one run for each kind of record, `train` and `eval`.
+      directory: directory for `tensorboard --logdir`; contains a run for each kind of record, `train` and `eval`.
     """
 
     def __init__(self, directory: str | os.PathLike[str]):
-        # TensorBoard asks TensorFlow for its file system, so only who wants events pays for the import.
+        # Imported late, because TensorBoard imports TensorFlow for its file system.
         import tensorboard.summary
         import tensorflow as tf
 
         self._open = tensorboard.summary.Writer
-        self._failure = tf.errors.OpError  # a full disk is ResourceExhaustedError, as a full memory is
+        self._failure = tf.errors.OpError  # a full disk raises ResourceExhaustedError, as does insufficient memory
         self._directory = os.fspath(directory)
         self._writers: dict[str, Writer] = {}
         self._first: int | None = None
@@ -77,10 +76,10 @@ class TensorBoardReporter(Reporter):
 
 
 def _mark_start(directory: str, first: int) -> None:
-    """Says behind the events that are in a directory that from this step on others follow in their place.
+    """Marks, after the existing events of a directory, that this step and later ones replace earlier values.
 
-    The first mark of a board means nothing to TensorBoard, the later ones do. Its writer cannot write one, so that it is a
-    file of its own; files are read in the order of their names.
+    TensorBoard ignores the first mark of a directory, but not later ones. Its writer does not support marks, so this is
+    a separate file; files are read in the order of their names.
     """
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""A progress bar for a person who looks on, and the choice between it and plain lines."""
+"""A progress bar for terminals, and the choice between it and plain lines."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -16,17 +16,17 @@ from tfdist.reporting.plain import PlainReporter, communication, line, loss_and_
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import EVAL
 
-# Drawn by the caller, so no thread of rich's runs beside the training.
+# The caller draws, so that rich needs no thread during training.
 _SECONDS_BETWEEN_DRAWS = 0.1
-# Columns beside the steps and the values: a bar of 6, the speed of 16, the time of 11, and what is between them.
+# Columns other than steps and values: a bar of 6, speed of 16, time of 11, and separators.
 _OTHERS = 6 + 16 + 11 + 5
 
 
 def terminal_or_plain(stream: TextIO) -> Reporter:
-    """Returns the reporter that suits a stream: a progress bar on a terminal, plain lines in anything else.
+    """Returns a progress bar for a terminal, and plain lines for other streams.
 
-    What counts is what the stream is. Variables that ask for colour (`FORCE_COLOR`) do not make a pipe a terminal; a
-    terminal that cannot move its cursor (`TERM=dumb`) gets plain lines.
+    Only the stream matters: variables that request colors (`FORCE_COLOR`) do not make a pipe a terminal. A terminal
+    without cursor control (`TERM=dumb`) gets plain lines.
 
     Args:
       stream: usually `sys.stderr`.
@@ -36,16 +36,15 @@ def terminal_or_plain(stream: TextIO) -> Reporter:
 
 
 class TerminalReporter(Reporter):
-    """Shows one progress bar: steps, examples/s, loss, the first metric, what communication costs and the time that is left.
+    """Displays a progress bar: steps, examples/s, loss, first metric, communication, and remaining time.
 
-    Where the terminal is narrow, what comes last of loss, metric and communication is left out.
-
-    Evaluations stay on the screen as lines above it, the outcome as a line below it. While the bar is up, what the
-    process prints or logs to a terminal appears above it too.
+    In a narrow terminal, the last ones of loss, metric and communication are omitted. Evaluations remain as lines above
+    the bar, and the outcome as a line below it. Meanwhile, what the process prints or logs to a terminal also appears
+    above the bar.
 
     Args:
       console: where to draw.
-      clock: seconds since any point; increases.
+      clock: monotonic clock in seconds.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = monotonic):
@@ -67,7 +66,7 @@ class TerminalReporter(Reporter):
             TimeRemainingColumn(compact=True),
             console=self._console,
             auto_refresh=False,
-            # A stream that is not a terminal was sent elsewhere by the user, and must get there.
+            # A stream that is not a terminal has been redirected by the user, and must not be captured.
             redirect_stdout=sys.stdout.isatty(),
             redirect_stderr=sys.stderr.isatty(),
             get_time=self._clock,
@@ -115,14 +114,14 @@ class TerminalReporter(Reporter):
 
 
 def _fitting(values: list[str], room: int) -> str:
-    """As many of the values, the first in any case, as so many columns hold."""
+    """Joins as many values as fit into `room` columns, but at least the first."""
     while len(values) > 1 and len("  ".join(values)) > room:
         values = values[:-1]
     return "  ".join(values)
 
 
 class _ExamplesPerSecond(ProgressColumn):
-    """The speed of the bar in examples, over its last half minute."""
+    """Displays the bar's speed in examples, over its last half minute."""
 
     def __init__(self, batch_size: int):
         super().__init__(table_column=Column(no_wrap=True))

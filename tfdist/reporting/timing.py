@@ -1,4 +1,4 @@
-"""Where the time of a training window goes."""
+"""Measures the time of a training window."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -6,18 +6,18 @@ from time import perf_counter
 
 
 class StepTimer:
-    """Measures compiled calls between one training record and the next.
+    """Measures compiled calls between two training records.
 
         with timer.call(steps=10):
             result = loop(...)
         timer.inside(waited=..., busy=...)
         record |= timer.window()
 
-    What happens outside of calls (an evaluation, a callback) does not count.
+    Time outside of calls (evaluation, callbacks) is not counted.
 
     Args:
-      batch_size: examples in one global batch.
-      clock: seconds since any point; increases.
+      batch_size: number of examples in a global batch.
+      clock: monotonic clock in seconds.
     """
 
     def __init__(self, batch_size: int, clock: Callable[[], float] = perf_counter):
@@ -27,27 +27,28 @@ class StepTimer:
 
     @contextlib.contextmanager
     def call(self, steps: int) -> Iterator[None]:
-        """Measures a compiled call of `steps` steps; the result must have been waited for when it ends."""
+        """Measures a compiled call of `steps` steps; its result must be complete when the context exits."""
         began = self._clock()
         yield
         self._seconds += self._clock() - began
         self._steps += steps
 
     def inside(self, waited: float, busy: float) -> None:
-        """Adds what a call measured inside itself.
+        """Adds times that a call measured internally.
 
         Args:
-          waited: seconds that it waited for its input.
-          busy: seconds that this process computed, until it had its own gradients.
+          waited: seconds spent waiting for input.
+          busy: seconds of computation until this process had its own gradients.
         """
         self._waited += waited
         self._busy += busy
 
     @property
     def own_seconds(self) -> float | None:
-        """Seconds a step of this process alone, without the collectives: input and gradients.
+        """Seconds per step of this process without collectives: input and gradients.
 
-        None before any call, and where the devices have no clock, as a TPU's: the input's part alone would mislead.
+        None before any call, and if the devices have no clock, as on TPUs, because the time for input alone would be
+        misleading.
         """
         return (self._waited + self._busy) / self._steps if self._busy else None
 
@@ -65,7 +66,7 @@ class StepTimer:
         return fields
 
     def window(self) -> dict[str, float]:
-        """Returns `fields()` and begins the next window."""
+        """Returns `fields()` and starts the next window."""
         fields = self.fields()
         self._reset()
         return fields
@@ -75,13 +76,13 @@ class StepTimer:
 
 
 def over_ranks(own_seconds: Sequence[float | None]) -> dict[str, float | int]:
-    """Returns the fields of a training record that compare the ranks.
+    """Returns the fields of a training record that compare ranks.
 
-    Ranks that train in step wait for one another inside a step, so a slow one shows in everybody's `step_seconds`. What
-    tells ranks apart is the time that each needs without the collectives.
+    Synchronous ranks wait for one another inside a step, so that a slow one affects the `step_seconds` of all. Ranks
+    are therefore compared by their times without collectives.
 
     Args:
-      own_seconds: each rank's `StepTimer.own_seconds`, by rank; None from a rank that has none.
+      own_seconds: `StepTimer.own_seconds` of each rank, by rank; None for ranks without one.
 
     Returns:
       `step_seconds_min`, `step_seconds_max` and `slowest_rank`; empty if no rank has a time.

@@ -1,4 +1,4 @@
-"""The files that a run writes as it goes: one that cannot be written, as on a full disk, is an error of one line."""
+"""Writes the output files of a run; a file that cannot be written, as on a full disk, is a one-line error."""
 
 import contextlib
 import os
@@ -10,14 +10,14 @@ from tfdist.errors.engine_errors import one_line
 
 @contextlib.contextmanager
 def must_write(path: str | os.PathLike[str], also: type[Exception] = OSError) -> Iterator[None]:
-    """Around what writes to a path.
+    """Turns system errors in the body, which writes to a path, into `WriteError`.
 
     Args:
-      path: is named in the message.
-      also: what else the writer raises for what the system says, as TensorFlow does.
+      path: path for the message.
+      also: additional exception class that the writer raises for system errors, as TensorFlow does.
 
     Raises:
-      WriteError: the system refuses.
+      WriteError: a system error occurred.
     """
     try:
         yield
@@ -29,44 +29,44 @@ def must_write(path: str | os.PathLike[str], also: type[Exception] = OSError) ->
 
 
 def cause(error: Exception) -> str:
-    """What the system said, in its words. TensorFlow says `PATH; No space left on device [Op:SaveV2]`."""
+    """Returns the system's error message. TensorFlow's has the form `PATH; No space left on device [Op:SaveV2]`."""
     said = getattr(error, "strerror", None) or one_line(str(error)).rpartition("; ")[2].partition(" [Op:")[0]
     return said.rstrip(".") or type(error).__name__
 
 
 class GrowingFile:
-    """A file to which a run appends: what was written survives the process, and behind `sync` the machine.
+    """A file to which a run appends; data survives the end of the process and, after `sync`, of the machine.
 
-    Nothing is kept back: what a full disk has refused is not tried again by `close`, which would hide the first error.
+    Nothing is buffered: `close` does not retry what a full disk has refused, which would hide the first error.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, is_new: bool = False):
-        """Makes the file if it is not there.
+        """Creates the file if it does not exist.
 
         Args:
-          path: of the file, in a directory that is there.
-          is_new: whether it must not be there.
+          path: path of the file, in an existing directory.
+          is_new: whether it must not exist.
 
         Raises:
-          WriteError: it cannot be made. All that follows raises it, too.
+          WriteError: it cannot be created. The other methods raise it as well.
         """
         self._path = path
         with must_write(path):
             self._file = open(path, "xb" if is_new else "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
 
     def write(self, data: bytes) -> None:
-        """Appends all of it."""
+        """Appends all bytes."""
         left = memoryview(data)
         with must_write(self._path):
             while left:
                 left = left[self._file.write(left) :]
 
     def sync(self) -> None:
-        """Returns when everything is on the disk."""
+        """Flushes the file to disk."""
         with must_write(self._path):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Ends the file."""
+        """Closes the file."""
         with must_write(self._path):
             self._file.close()

@@ -1,4 +1,4 @@
-"""Meshes of devices, and layouts: which named dim of a tensor is split over which axis of a mesh.
+"""Device meshes, and layouts: which named dim of a tensor is sharded over which mesh axis.
 
-Text, names and arithmetic. Placing tensors accordingly is DTensor's work, in `tfdist.distribution`.
+Text, names and arithmetic only. Placing tensors accordingly is done with DTensor, in `tfdist.distribution`.
 """

@@ -1,8 +1,8 @@
-"""Names for the dims of a model's variables: from the types of its layers, and from a table of the model's own.
+"""Names of the dims of a model's variables, from the types of its layers and from a table given by the model.
 
-A rule of a layout speaks of names, so a variable takes part in it only by the names of its dims. Keras's layers get theirs
-from their types; `name_dims` renames them where a model means something by a dim (the `out` of a perceptron's first layer
-is its `ffn`).
+The rules of a layout refer to dim names, so only variables whose dims have names can be sharded by rules. Variables of
+Keras layers get names from the layers' types; `name_dims` overrides them where a dim has a special meaning in a model
+(the `out` of a perceptron's first layer is its `ffn`).
 """
 
 import re
@@ -14,7 +14,7 @@ import keras
 from tfdist import keras_internals
 from tfdist.errors import InputError
 
-Dims = tuple[str | None, ...]  # None for a dim that is whole in every layout
+Dims = tuple[str | None, ...]  # None for a dim that is replicated in every layout
 
 _PROJECTION = {"kernel": ("embed", "heads", "head_dim"), "bias": ("heads", "head_dim")}
 _ATTENTION = {
@@ -37,25 +37,26 @@ _NORMS = (
 
 
 def parse_dims(text: str) -> Dims:
-    """Reads names with spaces between, such as "embed ffn"; a * is a dim without one."""
+    """Parses space-separated names, such as "embed ffn"; * is a dim without a name."""
     return tuple(None if name == "*" else name for name in text.split())
 
 
 def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
-    """Names dims of a model's variables, for `--layout`; has no effect under strategies without a mesh.
+    """Names dims of a model's variables, for `--layout`; has no effect without a mesh.
 
-    Call it where the model is built, inside the strategy's scope: at the scope's end variables are laid out.
+    Must be called inside the strategy's scope, where the model is built: variables are laid out at the end of the
+    scope.
 
     Args:
       model: a built model.
-      table: dims with spaces between, such as "embed ffn", by a regular expression that a variable's whole path matches;
-        a * is a dim without a name. It goes before the names that come from the layers' types.
+      table: by regular expression, which must match a variable's whole path, space-separated dims such as "embed ffn";
+        * is a dim without a name. Takes precedence over the names from layer types.
 
     Returns:
       The model.
 
     Raises:
-      InputError: an expression is none, matches no variable, or gives another number of dims than the variable has; or two
+      InputError: an expression is invalid, matches no variable, or has another number of dims than the variable; or two
         expressions name the dims of one variable differently.
     """
     named: dict[str, tuple[str, Dims]] = {}
@@ -82,11 +83,11 @@ def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
 
 
 def dims_of(variable: keras.Variable, owners: Sequence[Any] = ()) -> Dims:
-    """The dims of a variable, as many as its shape has; without names where neither a table nor a layer's type gives any.
+    """Returns the dim names of a variable, one per dim; None for dims named neither by a table nor by the layer's type.
 
     Args:
-      variable: a layer's, or any other.
-      owners: the layers inside whose methods it was made, the innermost last.
+      variable: a variable of a layer, or any other.
+      owners: layers in whose methods it was created, the innermost last.
     """
     named = getattr(variable, "tfdist_dims", None)
     found = named or (_by_type(owners, variable.name, len(variable.shape)) if owners else None)
@@ -109,7 +110,7 @@ def _matched(model: keras.Model, expression: str) -> list[keras.Variable]:
 
 
 def _by_type(owners: Sequence[Any], name: str, rank: int) -> Dims | None:
-    """What a layer's type calls the dims of its variable `name`."""
+    """Returns the dim names of a layer's variable `name`, by the type of the layer."""
     layer = owners[-1]
     if isinstance(layer, keras.layers.EinsumDense) and any(isinstance(owner, ATTENTIONS) for owner in owners):
         return _ATTENTION.get(layer.name, {}).get(name)

@@ -1,7 +1,7 @@
-"""Layouts: which named dim of a tensor is split over which axis of a mesh. No TensorFlow.
+"""Layouts: which named dim of a tensor is sharded over which mesh axis. Does not use TensorFlow.
 
-A rule `heads:model` holds wherever a tensor has a dim of that name, so a model is laid out by a handful of rules, and
-another layout is another text. What no rule names is whole on every device.
+A rule `heads:model` applies to every tensor with a dim of that name, so a few rules define the layout of a model, and
+another layout is another text. Dims without a rule are replicated on all devices.
 """
 
 import dataclasses
@@ -19,25 +19,25 @@ _GRAMMAR = 'A layout is DIM:AXIS with ; between, such as "batch:data;heads:model
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How one tensor lies on a mesh.
+    """Layout of one tensor on a mesh.
 
     Attributes:
-      axes: for each dim the axis that it is split over, or None where it is whole.
+      axes: for each dim, the axis over which it is sharded, or None if it is replicated.
     """
 
     axes: tuple[str | None, ...]
 
     @classmethod
     def whole(cls, rank: int) -> "Layout":
-        """Of a tensor with so many dims that is whole on every device."""
+        """Returns the fully replicated layout of a tensor with `rank` dims."""
         return cls((None,) * rank)
 
     def parts(self, mesh: Mesh) -> int:
-        """In how many different parts it lies on the devices."""
+        """Returns the number of different shards of the tensor."""
         return math.prod(mesh.axes[axis] for axis in self.axes if axis)
 
     def __str__(self) -> str:
-        """The axes with a * for whole, such as `*,model`."""
+        """Returns the axes, with * for replicated dims, such as `*,model`."""
         return ",".join(axis or "*" for axis in self.axes)
 
 
@@ -46,14 +46,14 @@ STAGES = ("none", "optimizer", "gradients", "parameters")
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """What of a variable lies in parts over an axis along which it would be whole: ZeRO's stages 1, 2 and 3.
+    """Which state is sharded over an axis along which it would otherwise be replicated: stages 1, 2 and 3 of ZeRO.
 
     Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020 (arXiv:1910.02054).
 
     Attributes:
-      stage: "none", "optimizer" (slots), "gradients" (they, too) or "parameters" (all).
-      axis: of the mesh.
-      min_elements: smaller variables stay whole.
+      stage: "none", "optimizer" (optimizer state), "gradients" (also gradients) or "parameters" (also parameters).
+      axis: axis of the mesh.
+      min_elements: variables with fewer elements are not sharded.
     """
 
     stage: str = "none"
@@ -62,15 +62,15 @@ class Shard:
 
     @property
     def sums_together(self) -> bool:
-        """Whether all gradients may be there at the same time, to be sent as one message."""
+        """Whether all gradients may exist at the same time, so that they can be sent as one message."""
         return self.stage in ("none", "optimizer")
 
 
 def parse_shard(stage: str, axis: str, min_elements: int, mesh: Mesh) -> Shard:
-    """Checks `--shard` and what belongs to it.
+    """Creates a `Shard` from `--shard` and related flags.
 
     Raises:
-      InputError: there is no such stage or axis.
+      InputError: the stage or axis does not exist.
     """
     if stage not in STAGES:
         raise InputError(f"--shard={stage} is not known.{nearest(stage, STAGES)}")
@@ -80,13 +80,13 @@ def parse_shard(stage: str, axis: str, min_elements: int, mesh: Mesh) -> Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """How a variable and what belongs to it lie on a mesh.
+    """Layouts of a variable and its associated tensors on a mesh.
 
     Attributes:
-      computed: in the forward and backward pass.
-      stored: between steps.
-      gradient: between the backward pass and the update.
-      slots: of the optimizer; the update is computed so.
+      computed: layout in the forward and backward pass.
+      stored: layout between steps.
+      gradient: layout of the gradient between the backward pass and the update.
+      slots: layout of the optimizer's state, in which the update is computed.
     """
 
     computed: Layout
@@ -96,19 +96,20 @@ class Placement:
 
     @classmethod
     def same(cls, layout: Layout) -> "Placement":
-        """One layout for all of it."""
+        """Returns a placement with the same layout for everything."""
         return cls(layout, layout, layout, layout)
 
     @property
     def is_gathered(self) -> bool:
-        """Whether it is put together from its parts before something is computed with it."""
+        """Whether the variable's shards are gathered before it is used."""
         return self.stored != self.computed
 
 
 def placed(computed: Layout, shape: Sequence[int], mesh: Mesh, shard: Shard) -> Placement:
-    """Adds sharding to a layout: over a dim that is whole and that the axis divides, if there is one.
+    """Adds sharding to a layout, over a replicated dim whose size is a multiple of the axis, if there is one.
 
-    The first dim comes last: TensorFlow's slice of it is no copy, so that a part would keep the whole tensor in memory.
+    The first dim is the last choice, because TensorFlow's slice along it is not a copy, so that a shard would keep the
+    whole tensor in memory.
     """
     parts = Layout(computed.axes if shard.stage == "none" else _with_axis(computed.axes, shape, mesh, shard))
     held = {stage: parts if STAGES.index(shard.stage) >= STAGES.index(stage) else computed for stage in STAGES}
@@ -126,7 +127,7 @@ def _with_axis(axes: tuple[str | None, ...], shape: Sequence[int], mesh: Mesh, s
 
 
 def why_whole(shape: Sequence[int], trainable: bool, slots: int, mesh: Mesh, shard: Shard) -> str:
-    """Why nothing of a variable that no rule splits lies in parts; see `placed`."""
+    """Returns why a variable that no rule splits is not sharded; see `placed`."""
     if shard.stage == "none" or not mesh.splits(shard.axis):
         return "no rule for its dims"
     if not trainable:
@@ -139,10 +140,10 @@ def why_whole(shape: Sequence[int], trainable: bool, slots: int, mesh: Mesh, sha
 
 
 def parse_layout(text: str, mesh: Mesh) -> dict[str, str]:
-    """Reads `--layout`, such as "batch:data;heads:model"; without a rule for it, batch lies on the first axis.
+    """Parses `--layout`, such as "batch:data;heads:model"; by default, batch is sharded over the first axis.
 
     Raises:
-      InputError: `text` does not follow the grammar, has two rules for a dim, or names an axis that there is not.
+      InputError: `text` does not follow the grammar, has two rules for a dim, or names an unknown axis.
     """
     rules = split_rules(text)
     for axis in rules.values():
@@ -151,7 +152,7 @@ def parse_layout(text: str, mesh: Mesh) -> dict[str, str]:
 
 
 def split_rules(text: str) -> dict[str, str]:
-    """Reads the rules alone, axis by dim; see `parse_layout`."""
+    """Parses the rules without checking them against a mesh; returns axis by dim; see `parse_layout`."""
     rules: dict[str, str] = {}
     for part in filter(str.strip, text.split(";")):
         found = _RULE.fullmatch(part)
@@ -165,7 +166,7 @@ def split_rules(text: str) -> dict[str, str]:
 
 
 def rules_text(rules: Mapping[str, str]) -> str:
-    """Rules as `--layout` has them."""
+    """Returns the rules in the form of `--layout`."""
     return ";".join(f"{dim}:{axis}" for dim, axis in rules.items())
 
 
@@ -180,15 +181,15 @@ def laid_out(
     """Applies rules to one tensor.
 
     Args:
-      name: of the tensor, for messages.
-      dims: the name of each dim; None for one that is always whole.
-      shape: static sizes, as many.
+      name: name of the tensor, for messages.
+      dims: name of each dim; None for dims that are always replicated.
+      shape: static shape.
       rules: axis by dim.
-      mesh: has these axes.
-      lenient: dims that are whole where their axis does not divide them.
+      mesh: mesh with these axes.
+      lenient: dims that are replicated if their size is not a multiple of their axis.
 
     Raises:
-      InputError: two dims lie on one axis, or an axis does not divide its dim.
+      InputError: two dims are mapped to one axis, or the size of a dim is not a multiple of its axis.
     """
     axes = tuple(rules.get(dim) if dim else None for dim in dims)
     axes = tuple(
@@ -213,7 +214,7 @@ def laid_out(
 
 
 def given_way(dims: Sequence[str | None], rules: Mapping[str, str]) -> list[str | None]:
-    """Names without marks: a dim that is marked with a ? has none where another one lies on its axis."""
+    """Removes the marks from dim names: a dim marked with ? becomes None if another dim is mapped to its axis."""
     taken = {rules[dim] for dim in dims if dim and dim in rules}
     found: list[str | None] = []
     for dim in dims:
@@ -223,13 +224,13 @@ def given_way(dims: Sequence[str | None], rules: Mapping[str, str]) -> list[str 
 
 
 def idle(rules: Mapping[str, str], dims: Collection[str], shard: Shard, mesh: Mesh) -> list[str]:
-    """What is wrong with rules that can be applied: one line for each rule without effect, and for each axis without use.
+    """Returns warnings about valid rules: one line for each rule without effect, and for each unused axis.
 
     Args:
       rules: axis by dim.
-      dims: that tensors of the model have.
-      shard: uses an axis, too.
-      mesh: has these axes.
+      dims: dims of the model's tensors.
+      shard: may also use an axis.
+      mesh: mesh with these axes.
     """
     used = {axis for dim, axis in rules.items() if dim in dims or dim == "batch"}
     used |= {shard.axis} if shard.stage != "none" else set()

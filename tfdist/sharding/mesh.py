@@ -1,6 +1,6 @@
-"""Meshes: devices in a grid whose axes have names, as in Mesh TensorFlow. No TensorFlow.
+"""Meshes: grids of devices with named axes, as in Mesh TensorFlow. Does not use TensorFlow.
 
-A mesh has axes, a tensor has dims; see `tfdist.sharding.layouts` for what lays dims out on axes.
+A mesh has axes, a tensor has dims; `tfdist.sharding.layouts` maps dims to axes.
 
 Shazeer et al., Mesh-TensorFlow: Deep Learning for Supercomputers, 2018 (arXiv:1811.02084).
 """
@@ -14,8 +14,8 @@ from tfdist.errors import InputError
 from tfdist.grammar.spec import nearest
 
 _AXIS = re.compile(r"\s*([A-Za-z_]\w*)\s*:\s*(\d{1,6})\s*")
-_TAKEN = ("unsharded", "match", "any")  # by DTensor, for dims that lie on no axis, or on one that it chooses
-_MOST_DEVICES = 2**16  # more than any cluster has, and a plan of so many is quick
+_TAKEN = ("unsharded", "match", "any")  # reserved by DTensor, for dims without an axis, or with one that it chooses
+_MOST_DEVICES = 2**16  # more than any cluster has, but few enough for fast planning
 _GRAMMAR = 'A mesh is NAME:SIZE with ; between, such as "data:2;model:4"'
 
 
@@ -24,41 +24,41 @@ class Mesh:
     """The named axes of a grid of devices.
 
     Attributes:
-      axes: sizes by name, in order; the last axis is that of devices next to each other.
+      axes: sizes by name, in order; devices adjacent along the last axis are adjacent in the list of devices.
     """
 
     axes: dict[str, int]
 
     @property
     def size(self) -> int:
-        """How many devices it has."""
+        """Number of devices."""
         return math.prod(self.axes.values())
 
     def size_of(self, axis: str) -> int:
         """Returns the size of an axis.
 
         Raises:
-          InputError: there is no such axis; the nearest name is offered.
+          InputError: there is no such axis; the message suggests the nearest name.
         """
         if axis not in self.axes:
             raise InputError(f"The mesh {self} has no axis {axis}.{nearest(axis, self.axes)}")
         return self.axes[axis]
 
     def splits(self, axis: str | None) -> TypeGuard[str]:
-        """Whether a dim on this axis, if on any, lies in more than one part."""
+        """Returns whether a dim on this axis, if any, is split into more than one part."""
         return axis is not None and self.axes[axis] > 1
 
     def __str__(self) -> str:
-        """As it is written in `--mesh_shape`."""
+        """Returns the form of `--mesh_shape`."""
         return ";".join(f"{name}:{size}" for name, size in self.axes.items())
 
 
 def parse_mesh(text: str) -> Mesh:
-    """Reads `--mesh_shape`, such as "data:2;model:4".
+    """Parses `--mesh_shape`, such as "data:2;model:4".
 
     Raises:
-      InputError: `text` does not follow the grammar, names no axis, one twice or one as the engine may not, gives one no
-        device, or has too many.
+      InputError: `text` does not follow the grammar, has no axis, a duplicate or reserved name, an axis without
+        devices, or too many devices.
     """
     axes: dict[str, int] = {}
     for part in filter(str.strip, text.split(";")):
@@ -84,15 +84,15 @@ def parse_mesh(text: str) -> Mesh:
 
 
 def mesh_of(mesh_shape: str, devices: int, processes: int = 1) -> Mesh:
-    """The mesh that flags ask for.
+    """Returns the mesh that flags describe.
 
     Args:
-      mesh_shape: as the flag; empty for all devices along one axis, `data`.
-      devices: of each process; 0 for as many as the mesh needs.
-      processes: of the job.
+      mesh_shape: value of the flag; empty for all devices along one axis, `data`.
+      devices: number of devices per process; 0 for as many as the mesh needs.
+      processes: number of processes of the job.
 
     Raises:
-      InputError: the mesh has another number of devices, or cannot be dealt to the processes.
+      InputError: the mesh has another number of devices, or cannot be divided evenly between the processes.
     """
     if not mesh_shape:
         return Mesh({"data": max(devices, 1) * processes})

@@ -1,4 +1,4 @@
-"""Where the variables of a model lie on a mesh: the names of their dims, and the rules."""
+"""Layouts of a model's variables on a mesh, from the names of their dims and the rules."""
 
 from collections.abc import Mapping
 
@@ -12,12 +12,12 @@ from tfdist.sharding.mesh import Mesh
 
 
 def dims_of_newborn(uninitialized: UninitializedVariable) -> Dims:
-    """The names of a variable's dims, by the model's table or by the type of the layer that makes it."""
+    """Returns a variable's dim names, from the model's table or the type of the layer that creates it."""
     return dims_of(uninitialized.variable, uninitialized.owners)
 
 
 def placement(uninitialized: UninitializedVariable, rules: Mapping[str, str], mesh: Mesh, shard: Shard) -> Placement:
-    """Where a variable belongs; an optimizer's slot, where its variable's slots do.
+    """Returns the placement of a variable; for optimizer state, the layout of its variable's `slots`.
 
     Raises:
       InputError: the rules cannot be applied to it.
@@ -38,10 +38,11 @@ def placement(uninitialized: UninitializedVariable, rules: Mapping[str, str], me
 
 
 def is_gathered_in_turn(uninitialized: UninitializedVariable) -> bool:
-    """Whether a layer gathers a variable that lies in parts in its own call, and drops it, forward and backward.
+    """Returns whether a layer gathers its sharded variable in its own call, forward and backward, and drops it.
 
-    Not a cell of a recurrent layer, called for each token, nor a layer with layers inside, which would be computed again,
-    nor an embedding, whose gradient does not need its table: TensorFlow drops that behind the look-up by itself.
+    Excluded are cells of recurrent layers, which are called for each token; layers that contain layers, which would be
+    recomputed; and embeddings, whose gradient does not need the table, so that TensorFlow itself drops it after the
+    lookup.
     """
     owner = uninitialized.owners[-1] if uninitialized.owners else None
     is_exempt = hasattr(owner, "state_size") or type(owner) is keras.layers.Embedding

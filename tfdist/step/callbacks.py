@@ -1,4 +1,4 @@
-"""Keras callbacks in a job of several processes: the same logs everywhere, files by the chief, one stop for all."""
+"""Keras callbacks with several processes: equal logs everywhere, files written by the chief, one decision to stop."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,29 +17,37 @@ WRITE_FILES = (
 
 
 class Callbacks:
-    """A list of Keras callbacks for one process of the job."""
+    """The Keras callbacks of one process of the job."""
 
     def __init__(
         self, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, strategy: Strategy, **params: Any
     ):
-        """Args: callbacks: as given on every process; params: what Keras tells them (`epochs`, `steps`)."""
+        """Creates the list of callbacks.
+
+        Args:
+          callbacks: callbacks as passed on every process.
+          model: model that is trained.
+          strategy: strategy on which it is trained.
+          **params: parameters that Keras passes to callbacks (`epochs`, `steps`).
+        """
         model.stop_training = False
         self._model = model
         self._group = strategy.group
-        # Also where only some have them, as in `callbacks=[...] if rank == 0 else []`.
+        # Also if only some processes have callbacks, as in `callbacks=[...] if rank == 0 else []`.
         self._any = any(strategy.group.gather("callbacks/any", bool(callbacks), deadline=float("inf")))
         self._list = keras.callbacks.CallbackList(chosen(callbacks, strategy), model=model, **params)
 
     def __getattr__(self, name: str) -> Any:
-        """The events of `keras.callbacks.CallbackList`."""
+        """Forwards events to `keras.callbacks.CallbackList`."""
         return getattr(self._list, name)
 
     def stopped(self, step: int) -> bool:
-        """Whether a callback of any process wants training to stop; asked by all processes at the same step."""
+        """Returns whether a callback of any process requests a stop; all processes must call it at the same step."""
         if not self._any:
             return False
         mine = bool(self._model.stop_training)
-        # A callback may last, on the chief alone as well; that none lasts for ever is for those to see who watch.
+        # No deadline: a callback may take long, also on the chief only. Detecting one that never returns is up to the
+        # watchdog.
         everyone = self._group.gather(f"callbacks/stop/{step}", mine, deadline=float("inf"))
         self._model.stop_training = any(everyone)
         return self._model.stop_training
@@ -48,15 +56,15 @@ class Callbacks:
 def chosen(
     callbacks: Sequence[keras.callbacks.Callback], strategy: Strategy, restores: bool = False
 ) -> list[keras.callbacks.Callback]:
-    """The callbacks of this process: those that write files act on the chief.
+    """Returns the callbacks that run on this process: those that write files run on the chief only.
 
     Args:
-      callbacks: as given on every process.
-      strategy: where the model trains.
-      restores: whether what the chief restores reaches the other processes.
+      callbacks: callbacks as passed on every process.
+      strategy: strategy on which the model is trained.
+      restores: whether weights that the chief restores reach the other processes.
 
     Raises:
-      InputError: one of them does not work in a job of several processes.
+      InputError: a callback does not work with several processes.
     """
     backs_up = any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks)
     if strategy.cluster.size > 1 and backs_up and not restores:
@@ -70,7 +78,7 @@ def chosen(
 
 
 def _refuse_reads_on_the_chief(callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """To read a variable that lies on several processes takes all of them."""
+    """Raises `InputError` for callbacks that read variables on the chief only, which takes all processes on a mesh."""
     reading = [
         type(c).__name__
         for c in callbacks
@@ -84,5 +92,5 @@ def _refuse_reads_on_the_chief(callbacks: Sequence[keras.callbacks.Callback]) ->
 
 
 def validation_logs(results: Mapping[str, float]) -> dict[str, float]:
-    """An evaluation's results under the names that Keras's callbacks watch."""
+    """Returns an evaluation's results under the names that Keras callbacks monitor."""
     return {f"val_{name}": value for name, value in results.items()}

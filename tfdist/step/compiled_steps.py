@@ -1,4 +1,4 @@
-"""The steps of one trainer: how its gradients travel now, the compiled loop for that, and trials outside the training."""
+"""The steps of one trainer: the current reducer, the loop compiled for it, and trial steps that do not train."""
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,9 +30,9 @@ class Compression:
     """How gradients are summed over replicas.
 
     Attributes:
-      methods: as in `--compression`, or a reducer of one's own.
-      min_bytes: smaller gradients are summed exactly.
-      bucket_bytes: small gradients travel together in messages of at most this size.
+      methods: as in `--compression`, or a custom reducer.
+      min_bytes: gradients smaller than this many bytes are summed exactly.
+      bucket_bytes: small gradients are sent together in messages of at most this many bytes.
     """
 
     methods: str | Reducer = "none"
@@ -41,22 +41,22 @@ class Compression:
 
     @property
     def choice(self) -> Choice | None:
-        """When and among what methods are chosen by measurement, for `auto`."""
+        """When and among which methods to choose by measurement, for `auto`; None otherwise."""
         return None if isinstance(self.methods, Reducer) else parse_choice(self.methods)
 
     @property
     def rules(self) -> str:
-        """The methods to begin with."""
+        """The initial methods."""
         return EXACT if isinstance(self.methods, Reducer) or self.choice else self.methods
 
     def names(self, methods: str) -> bool:
-        """Whether what is a user's own code in these methods is named by the ones that were given, too."""
+        """Returns whether the user code that these methods refer to is also referred to by the given ones."""
         return own_code(methods) <= own_code(self.choice.allow if self.choice else self.rules)
 
     def reducer(
         self, tensors: Sequence[tf.TensorSpec], overrides: Mapping[str, str], sparse: Collection[str]
     ) -> Reducer:
-        """The reducer for tensors of these names, with other methods for those that `overrides` names; see `compressed`."""
+        """Returns the reducer for these tensors, with other methods for those in `overrides`; see `compressed`."""
         if isinstance(self.methods, Reducer):
             return self.methods
         return compressed(
@@ -70,7 +70,7 @@ class Compression:
 
 
 class Steps:
-    """Makes the steps of one model that is built. Each plan's loop is compiled once; all plans share the state."""
+    """Creates the steps of a built model. Loops are compiled once for each set of options; all share the state."""
 
     def __init__(
         self,
@@ -81,13 +81,22 @@ class Steps:
         kept: StateStore,
         metrics: ModelMetrics,
     ):
-        """Args: model: compiled and built; kept: where state is; see `Trainer` for the others."""
+        """Initializes the steps.
+
+        Args:
+          model: compiled and built model.
+          strategy: strategy on which it is trained.
+          settings: options of the step.
+          compression: how gradients are summed over replicas.
+          kept: store of the state.
+          metrics: metrics of the model.
+        """
         self.model = model
         self.strategy = strategy
         self.specs = specs(model)
         self.compression = compression
         self.overrides: dict[str, str] = {}
-        dense = isinstance(compression.methods, Reducer) or strategy.global_view  # which may not know of rows
+        dense = isinstance(compression.methods, Reducer) or strategy.global_view  # these may not support rows
         large = [spec.name for spec in self.specs if spec.shape.num_elements() * spec.dtype.size >= SPARSE_MIN_BYTES]
         rows = {variable.path for variable in keras_internals.embeddings(model)} & set(large)
         self._settings = replace(settings, sparse=frozenset() if dense else frozenset(rows))
@@ -102,12 +111,12 @@ class Steps:
         make: Callable[[Step, HasCollectives], Loop] = compile_loop,
         rate: float = 1.0,
     ) -> Loop:
-        """The loop for a batch size and the plan of now.
+        """Returns the loop for a batch size and the current compression methods.
 
         Args:
           batch_size: see `Settings`.
-          make: `compile_loop`, or `loop_on_the_host` for batches that are at hand.
-          rate: what the optimizer's learning rate is multiplied by.
+          make: `compile_loop`, or `loop_on_the_host` for batches that are already in memory.
+          rate: factor of the optimizer's learning rate.
         """
         key = (batch_size, make, rate, tuple(sorted(self.overrides.items())))
         if key not in self._loops:
@@ -119,11 +128,11 @@ class Steps:
 
     @property
     def sends_rows(self) -> bool:
-        """Whether the forward pass that was traced sends a number of rows that may be another in each step."""
+        """Whether the traced forward pass sends a number of rows that may change from step to step."""
         return self._current is not None and self._current.sends_rows
 
     def _rescaled(self, loop: Loop, rate: float) -> Loop:
-        """The loop, whose updates are traced with the learning rate times a number."""
+        """Returns a loop whose updates are traced with the learning rate multiplied by a factor."""
         optimizer = inner_optimizer(self.model.optimizer)
 
         def rescaled(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> Result:
@@ -133,9 +142,14 @@ class Steps:
         return rescaled
 
     def choose(self, methods: Mapping[str, str], candidates: Sequence[str]) -> None:
-        """From now on, these gradients travel by these methods; every process does the same at the same step.
+        """Switches these gradients to other methods; every process must do the same at the same step.
 
-        The choice is state: `compression/choice` has a number for each gradient, its place among the candidates, or -1.
+        The choice is part of the state: for each gradient, `compression/choice` has the index of its method among the
+        candidates, or -1.
+
+        Args:
+          methods: methods by name of gradient.
+          candidates: methods to choose from.
         """
         self.overrides |= methods
         numbers = [candidates.index(methods[s.name]) if s.name in methods else -1 for s in self.specs]
@@ -143,7 +157,7 @@ class Steps:
         self.strategy.run(lambda: variable.assign(numbers))
 
     def go_on(self, overrides: Mapping[str, str]) -> None:
-        """Gradients travel as in a run before, whose state is restored; code that its checkpoint alone names is not run."""
+        """Restores the methods of a resumed run; user code that only its checkpoint names is not run."""
         self.overrides = {name: methods for name, methods in overrides.items() if self.compression.names(methods)}
         left = sorted({methods for name, methods in overrides.items() if name not in self.overrides})
         if left and self.strategy.is_chief:
@@ -158,23 +172,23 @@ class Steps:
         return variable
 
     def fall_back(self, names: Sequence[str]) -> None:
-        """From now on, these gradients are summed exactly, and what error feedback kept of them goes along."""
+        """Switches these gradients to exact sums, the first of which includes the error stored by error feedback."""
         kept = {state.name for state in self.reducer().state(self.specs)}
         self.overrides |= {name: f"none(feedback={f'{name}/error' in kept})" for name in names}
 
     def reducer(self) -> Reducer:
-        """The reducer of now."""
-        if self.strategy.global_view:  # gradients are whole already; a bucket would gather what is split
+        """Returns the current reducer."""
+        if self.strategy.global_view:  # gradients are already reduced, and a bucket would gather shards
             return Sum()
         return self.compression.reducer(self.specs, self.overrides, self._settings.sparse)
 
     def compressible(self) -> list[tf.TensorSpec]:
-        """The gradients that are large enough to be compressed."""
+        """Returns the gradients that are large enough to be compressed."""
         least = self.compression.min_bytes
         return [s for s in self.specs if s.shape.rank and s.shape.num_elements() * s.dtype.size >= least]
 
     def compressed_names(self) -> list[str]:
-        """The gradients that do not travel as exact sums now."""
+        """Returns the names of the gradients that are currently not summed exactly."""
         if isinstance(self.compression.methods, Reducer):
             return [spec.name for spec in self.specs[:-1]]
         methods = chosen(self.specs, self.compression.rules, self.overrides, self.compression.min_bytes)
@@ -182,7 +196,7 @@ class Steps:
 
     @property
     def compresses(self) -> bool:
-        """Whether any gradient travels by another way than an exact sum."""
+        """Whether any gradient is currently not summed exactly."""
         return bool(self.compressed_names())
 
     def trial(
@@ -192,19 +206,19 @@ class Steps:
         collectives: Collectives | None = None,
         read: Callable[[], Any] = tuple,
     ) -> Callable[[Any, tf.Tensor], Any]:
-        """Compiles a step that computes and reduces gradients, and leaves the training as it was.
+        """Compiles a step that computes and reduces gradients but leaves the training state unchanged.
 
         Args:
           batch_size: rows of the global batch.
-          reducer: in place of the plan's.
-          collectives: in place of the strategy's.
-          read: what else to return, such as what the reducer has observed; called when the step was traced.
+          reducer: replaces the current reducer.
+          collectives: replaces the strategy's collectives.
+          read: returns what else to return, such as what the reducer has observed; called while the step is traced.
 
         Returns:
-          A compiled function (batch, step number) -> per-replica (finite, norm, what was read).
+          A compiled function (batch, step number) -> per-replica (finite, norm, result of `read`).
         """
         spoken = collectives or self.strategy.collectives
-        sparse = self._settings.sparse if reducer is None else frozenset()  # only the plan's knows of rows
+        sparse = self._settings.sparse if reducer is None else frozenset()  # only the default reducer supports rows
         settings = replace(self._settings, batch_size=batch_size, sparse=sparse)
         step = Step(self.model, self.strategy, reducer or self.reducer(), self._kept, settings, self._metrics, spoken)
 
@@ -220,7 +234,8 @@ class Steps:
     def cost(self) -> dict[str, float]:
         """What a step sends: `payload_bytes` of one replica and the `compression_ratio`.
 
-        Empty before the first step, and where the engine sends by itself; `python -m tfdist.layout` has a plan of that.
+        Empty before the first step, and if the engine itself communicates; `python -m tfdist.layout` predicts its
+        messages.
         """
         sent = self._current.sent if self._current and not self.strategy.global_view else None
         if sent is None or not sent.payload_bytes:

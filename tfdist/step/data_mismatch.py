@@ -1,4 +1,4 @@
-"""Whether a model, its loss and its metrics fit the data: what Keras and TensorFlow say of it, in one line with the place."""
+"""Reports data that does not fit a model, its loss or its metrics, as one line with the cause and the place."""
 
 import contextlib
 import os
@@ -18,28 +18,28 @@ _LONGEST_CAUSE = 300
 _KERAS, _TENSORFLOW = (str(pathlib.Path(library.__file__).parent) + os.sep for library in (keras, tf))
 _LIBRARIES = (_KERAS, _TENSORFLOW)
 _OURS = str(pathlib.Path(__file__).parents[1]) + os.sep
-_NOT_OF_THE_MODEL = re.compile(r"IteratorGetNext|PyFunc")  # data could not be read, or Python code in the graph failed
+_NOT_OF_THE_MODEL = re.compile(r"IteratorGetNext|PyFunc")  # reading data, or Python code in the graph, failed
 _XLA = re.compile(r"[^\n]*\bXLA_\w+_JIT\b[^\n]*|[^\n]*\btf2xla\b[^\n]*")
-_SUMMARY = re.compile(r"root error|successful operations|derived errors|^\[\[|^$")  # lines that name no cause
-# What an error of data that does not fit speaks of; anything else is a fault of the code, and is raised as it is.
+_SUMMARY = re.compile(r"root error|successful operations|derived errors|^\[\[|^$")  # lines without a cause
+# Words in errors caused by data that does not fit; any other error is a bug, and is raised unchanged.
 _OF_THE_DATA = re.compile(
     r"shape|rank|dim|size|dtype|type|cast|incompatible|compatible|broadcast|label|input|structure|outputs|range|bound|argument",
     re.IGNORECASE,
 )
 _OF_THE_ENGINE = re.compile(r"Distributed\w*Variable|replica context|strategy\.scope|SymbolicTensor")
-_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")  # a model's own methods
+_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")  # methods a model may override
 _PLACE = re.compile(r'^File "(.+)", line (\d+)', re.MULTILINE)
 
 
 @contextlib.contextmanager
 def must_fit(element_spec: Any) -> Iterator[None]:
-    """Inside, an error of shapes, dtypes or label values that Keras or TensorFlow raises becomes an `InputError`.
+    """Context that turns errors of Keras or TensorFlow about shapes, dtypes or labels into `InputError`.
 
-    It stays as it is where no code of Keras was under way (reading data, compressing gradients), and where the code that
-    raised it is a user's own: a layer's, or a loss function's. Their traceback says more.
+    An error is raised unchanged if no code of Keras was running (reading data, compressing gradients), or if it was
+    raised by user code, such as a layer or a loss function, whose traceback is more helpful.
 
     Args:
-      element_spec: a structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec`, of one example.
+      element_spec: structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec`, of one example.
     """
     try:
         yield
@@ -62,7 +62,7 @@ def must_fit(element_spec: Any) -> Iterator[None]:
 
 
 def not_compilable(cause: str) -> InputError:
-    """Says that XLA cannot compile the model's step, and why."""
+    """Returns the error for a step that XLA cannot compile, with the cause."""
     return InputError(
         "--jit_compile needs a forward and backward pass that XLA compiles and that does not communicate (synchronized "
         f"BatchNorm and masked losses do). Received: {_shortened(one_line(cause))} Leave --jit_compile out, or change the "
@@ -71,19 +71,19 @@ def not_compilable(cause: str) -> InputError:
 
 
 def _places(error: BaseException) -> list[tuple[str, str]]:
-    """File and line of each call, the innermost last."""
+    """Returns file and line of each call, innermost last."""
     return [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
 
 
 def _graph_places(error: tf.errors.OpError) -> list[tuple[str, str]]:
-    """The same for where the operation that failed was made; empty where the message is not of the model's operations."""
+    """Returns the same for the creation of the failed operation; empty if it is not an operation of the model."""
     if _NOT_OF_THE_MODEL.search(error.message):
         return []
     return [(f"{os.sep}{path.lstrip(os.sep)}", line) for path, line in _PLACE.findall(_stripped(error.message))]
 
 
 def _is_of_own_step(error: BaseException) -> bool:
-    """Whether a step of the model's own made the call that failed: its author wants to see the error as it is."""
+    """Returns whether the error was raised in a step overridden by the model, whose author should see it unchanged."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.name in _STEPS and not frame.filename.startswith((*_LIBRARIES, _OURS)) for frame in frames)
 
@@ -93,7 +93,7 @@ def _in_keras(places: list[tuple[str, str]]) -> bool:
 
 
 def _cause(error: Exception) -> str:
-    """The error's message in one line; of one that TensorFlow raised while it ran a graph, the line that says what is wrong."""
+    """Returns the error's message in one line; for an error raised while running a graph, the line with the cause."""
     if not isinstance(error, tf.errors.OpError):
         return one_line(str(error)).rstrip(".")
     lines = [line for line in _stripped(error.message).splitlines() if not _SUMMARY.search(line)]
@@ -115,6 +115,6 @@ def _written(specs: Any) -> str:
 
 
 def _nearest(places: list[tuple[str, str]]) -> str:
-    """The last place outside of the libraries: a user's own layer, or ours."""
+    """Returns the innermost place outside of the libraries: a custom layer, or code of tfdist."""
     path, line = next((p for p in reversed(places) if not p[0].startswith(_LIBRARIES)), places[-1])
     return f"{path}, line {line}"

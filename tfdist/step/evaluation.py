@@ -1,4 +1,4 @@
-"""Evaluation that is exact: the numbers of one device for any number of examples and replicas."""
+"""Exact evaluation: the same result as on one device, for any number of examples and replicas."""
 
 from typing import Any
 
@@ -16,10 +16,18 @@ from tfdist.step.metrics import ModelMetrics, Totals
 
 
 class Evaluator:
-    """Evaluates one model; keeps what it compiled."""
+    """Evaluates one model; caches compiled functions."""
 
     def __init__(self, model: keras.Model, strategy: HasCollectives, seed: int, metrics: ModelMetrics, drain: Any):
-        """Args: model: compiled and built under the strategy's scope; seed: the run's; drain: see `metrics.make_drain`."""
+        """Initializes the evaluator.
+
+        Args:
+          model: model compiled and built under the strategy's scope.
+          strategy: strategy on which it is evaluated.
+          seed: seed of the run.
+          metrics: metrics of the model.
+          drain: see `metrics.make_drain`.
+        """
         self._model = model
         self._seed, self._seeds = seed, randomness.seed_states(model)
         self._strategy = strategy
@@ -32,13 +40,17 @@ class Evaluator:
             self._run = tf.function(self._batches, autograph=False, reduce_retracing=True)
 
     def evaluate(self, data: Any, batch_size: int) -> dict[str, float]:
-        """The loss and the metrics of a whole data set, as if it were one batch.
+        """Returns the loss and the metrics over a whole data set, as if it were one batch.
 
         Args:
           data: a source.
-          batch_size: examples at a time, over all replicas.
+          batch_size: examples per batch, over all replicas.
+
+        Raises:
+          InputError: the strategy needs equal shares, which the data set does not give.
         """
-        if self._strategy.compiles_replicas:  # padding would count in metrics that take no weights
+        # Equal shares, since padding would count in metrics that do not take weights.
+        if self._strategy.compiles_replicas:
             check_equal_shares(batch_size, self._strategy.replicas)
             if data.size % self._strategy.replicas:
                 raise InputError(
@@ -79,8 +91,8 @@ class Evaluator:
             parts = loss.terms(self._model, y, outputs, weight)
             sums = loss.evaluation_sums(self._model, parts, rows)
         keras_internals.update_metrics(self._model, y, outputs, weight)
-        for variable, value in zip(self._metrics.variables, before, strict=True):  # no rows leave no trace
-            some = tf.broadcast_to(rows > 0, variable.shape)  # a scalar would end the process inside DTensor
+        for variable, value in zip(self._metrics.variables, before, strict=True):  # no change if there were no rows
+            some = tf.broadcast_to(rows > 0, variable.shape)  # a scalar condition would crash DTensor
             variable.assign(tf.where(some, tf.convert_to_tensor(variable), value))
         return sums
 

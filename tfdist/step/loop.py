@@ -1,8 +1,7 @@
-"""The loop around steps: compiled, so that one call does all it does without the host; or on the host, where the engine
-takes one step at a time.
+"""The loop around steps: compiled, or on the host for engines that run one step at a time.
 
-A step that is not finite changes neither weights nor slots. Without a loss scale the loop stops there, so that the step
-named is the true one; with one it goes on, unless too many in a row were skipped.
+A step that is not finite changes neither weights nor optimizer state. Without loss scaling the loop stops there, so
+that the right step is reported; with loss scaling it continues, unless too many consecutive steps were skipped.
 """
 
 import time
@@ -20,17 +19,18 @@ from tfdist.step.step import Step
 
 
 class Result(NamedTuple):
-    """What one call of the loop did.
+    """Result of one call of the loop.
 
     Attributes:
-      losses: [done], the global loss of each step.
-      counted: [done] bool, whether each step was finite, so that it changed the weights.
-      norm: scalar; the global gradient norm of the last step.
-      may_go_on: scalar bool; False if the run has to end here.
-      gradient_finite: [variables], whether each variable's gradient was finite at the last step.
+      losses: [steps done], the global loss of each step.
+      counted: [steps done] bool, whether each step was finite and so updated the weights.
+      norm: scalar; global gradient norm of the last step.
+      may_go_on: scalar bool; False if the run must end here.
+      gradient_finite: [variables] bool, whether each variable's gradient was finite at the last step.
       waited: scalar float64; seconds that this process waited for data.
-      busy: [local replicas] float64; seconds that each computed until it had its own gradients.
-      numbers: [rows] int64; the examples of this process's replicas, step by step, where the iterator says which they are.
+      busy: [local replicas] float64; seconds that each replica needed to compute its own gradients.
+      numbers: [rows] int64; indices of the examples of this process's replicas, step by step; empty if the iterator
+        does not provide them.
     """
 
     losses: tf.Tensor
@@ -44,7 +44,7 @@ class Result(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """What one step did; `Result` says what each means."""
+    """Result of one step; see `Result`."""
 
     loss: tf.Tensor
     counted: tf.Tensor
@@ -58,9 +58,9 @@ Loop = Callable[[Iterator[Any], tf.Tensor, tf.Tensor, tf.Tensor], Result]
 
 
 def compile_loop(step: Step, strategy: HasCollectives) -> Loop:
-    """Returns a function (iterator, first_step int64, steps int32, with_norm bool) -> Result; what it calls is traced once.
+    """Returns a function (iterator, first_step int64, steps int32, with_norm bool) -> Result, traced once.
 
-    `with_norm` asks for the gradient's norm at the last step of the call.
+    `with_norm` requests the gradient norm at the last step of the call.
     """
     return loop_on_the_host(step, strategy) if strategy.global_view else _compiled(step, strategy)
 
@@ -68,14 +68,14 @@ def compile_loop(step: Step, strategy: HasCollectives) -> Loop:
 def not_finite(
     step: int, loss: float, result: Result, variables: Sequence[keras.Variable], scale: float | None
 ) -> NotFiniteError:
-    """What to raise when a run cannot go on.
+    """Returns the error to raise when a run cannot continue.
 
     Args:
-      step: that was not finite.
-      loss: its.
-      result: of the call of the loop that ended with it.
-      variables: the trainable ones.
-      scale: the loss scale; None without one.
+      step: step that was not finite.
+      loss: its loss.
+      result: result of the call of the loop that ended with it.
+      variables: trainable variables.
+      scale: loss scale; None without loss scaling.
     """
     if scale is not None:
         return NotFiniteError(
@@ -136,9 +136,10 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
 
 
 def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
-    """For engines that take one step at a time, and for iterators of Python's: see `compile_loop`.
+    """Same as `compile_loop`, for engines that run one step at a time and for Python iterators.
 
-    The host hands out all steps of a call and then waits: a step learns from the one before whether it counts.
+    The host launches all steps of a call and waits at the end; each step gets from the previous one whether it may be
+    applied.
     """
 
     def numbered(batch: Any, number: tf.Tensor, *args: Any) -> _Made:
@@ -156,7 +157,7 @@ def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
             numbers.append(own)
             waited += time.perf_counter() - started
             wanted = tf.constant(bool(with_norm) and done == int(steps) - 1)
-            # DTensor takes a small int64 for a constant of the program, and compiles all of it again when that changes.
+            # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
             number = tf.cast(first_step + done, tf.uint64)
             made.append(one(batch, number, wanted, going))
             going = made[-1].may_go_on
@@ -192,7 +193,7 @@ def _one(
     with_norm: tf.Tensor,
     going: tf.Tensor | None = None,
 ) -> _Made:
-    """One step, inside a compiled function; where `going` is false it changes nothing."""
+    """Runs one step, inside a compiled function; if `going` is False, it changes nothing."""
     computed = strategy.run(step.compute, batch, number, with_norm)
     if going is not None:
         computed = strategy.run(step.held, computed, going)
@@ -220,14 +221,14 @@ def _one(
 
 
 def _taken_apart(element: Any, strategy: HasCollectives) -> tuple[Any, tf.Tensor]:
-    """The batch, and the numbers of this process's examples, none if nobody said."""
+    """Returns the batch and the indices of this process's examples, empty if the iterator does not provide them."""
     if not isinstance(element, IndexedBatch):
         return element, tf.zeros([0], tf.int64)
     return element.batch, tf.concat(strategy.local(element.numbers), 0)
 
 
 def _after(tensors: list[tf.Tensor]) -> tf.Tensor:
-    """The time, in seconds, when all these tensors are there."""
+    """Returns the time, in seconds, at which all these tensors are available."""
     with tf.control_dependencies(tensors):
         return tf.timestamp()
 

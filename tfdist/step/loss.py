@@ -1,8 +1,9 @@
-"""The loss of a global batch that is spread over replicas: numerators and denominators are kept apart.
+"""The loss of a global batch that is split over replicas, from separate numerators and denominators.
 
-Keras's loss of a batch is sum(values * weights) / count. On replicas with different numbers of rows, masks or sample
-weights, the mean of the replicas' losses is another number. Here each replica computes its numerator, all learn the
-sum of the denominators, and the sum over replicas of (numerator / total denominator) is Keras's loss of the whole batch.
+Keras's loss of a batch is sum(values * weights) / count. If replicas have different numbers of rows, masks or sample
+weights, it differs from the mean of the replicas' losses. Here each replica computes its numerator, the denominators
+are summed over replicas, and the sum over replicas of (numerator / total denominator) is Keras's loss of the whole
+batch.
 """
 
 from typing import Any, NamedTuple
@@ -21,11 +22,11 @@ class Term(NamedTuple):
     """One replica's part of one loss.
 
     Attributes:
-      numerator: scalar; the sum of weighted values over this replica's rows.
-      denominator: scalar; this replica's part of what the sum of numerators is divided by.
-      per_row: the denominator for each row where it is the same for every row, so that the total is known without asking;
-        None where it depends on the data.
-      weight: the weight of this loss among the model's losses.
+      numerator: scalar; sum of weighted values over this replica's rows.
+      denominator: scalar; this replica's part of the divisor of the sum of numerators.
+      per_row: denominator per row if it is the same for every row, so that the total is known without communication;
+        None if it depends on the data.
+      weight: weight of this loss among the model's losses.
     """
 
     numerator: tf.Tensor
@@ -35,7 +36,7 @@ class Term(NamedTuple):
 
 
 def terms(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> list[Term]:
-    """One replica's parts of the losses that the model was compiled with."""
+    """Returns one replica's parts of the losses with which the model was compiled."""
     flat = keras_internals.flat_losses(model)
     if flat:
         y_true, y_pred = keras_internals.matched(model, y_true, y_pred)
@@ -47,12 +48,12 @@ def terms(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> l
 
 
 def totals(parts: list[Term], batch_size: int | tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:
-    """The denominators of the global batch, one for each term.
+    """Returns the denominators of the global batch, one per term.
 
     Args:
-      parts: what `terms` returned for all of this replica's rows.
+      parts: result of `terms` for all of this replica's rows.
       batch_size: rows of the global batch.
-      collectives: asked for the total of denominators that depend on the data: one message for all, and only then.
+      collectives: used to sum denominators that depend on the data: one message for all of them, and none without any.
     """
     unknown = [i for i, part in enumerate(parts) if part.per_row is None]
     found = [(part.per_row or 0) * tf.cast(batch_size, part.numerator.dtype) for part in parts]
@@ -71,12 +72,12 @@ def training_loss(
     *,
     batch_size: int | tf.Tensor,
 ) -> tf.Tensor:
-    """A share of the global batch's loss, to be differentiated; the sum over the shares is the loss.
+    """Returns a share of the global batch's loss, to be differentiated; the shares add up to the loss.
 
     Args:
-      model: has just made its forward pass, so its own losses are up to date.
-      parts: what `terms` returned.
-      totals: what `totals` returned.
+      model: model that has just made its forward pass, so that its own losses are up to date.
+      parts: result of `terms`.
+      totals: result of `totals`.
       rows: scalar integer; rows of this share.
       batch_size: rows of the global batch.
     """
@@ -89,7 +90,7 @@ def training_loss(
 
 
 def shares_of(parts: list[Term], totals: list[tf.Tensor]) -> list[tf.Tensor]:
-    """One replica's share of each loss that the model was compiled with, before its weight."""
+    """Returns one replica's share of each loss with which the model was compiled, before weighting."""
     return [
         part.numerator if part.per_row == 0 else tf.math.divide_no_nan(part.numerator, total)
         for part, total in zip(parts, totals, strict=True)
@@ -99,9 +100,9 @@ def shares_of(parts: list[Term], totals: list[tf.Tensor]) -> list[tf.Tensor]:
 def mean_over_rows(
     model: keras.Model, parts: list[Term], totals: list[tf.Tensor], rows: tf.Tensor, batch_size: tf.Tensor
 ) -> tf.Tensor:
-    """The global batch's loss as a mean over this replica's rows: means, weighted by rows, add up to the loss.
+    """Returns the loss as a mean over this replica's rows; the means, weighted by rows, average to the global loss.
 
-    For code that knows of one device alone, and takes a batch's loss for a mean over its rows.
+    For code that is written for one device and takes the loss of a batch to be a mean over its rows.
     """
     part, whole = floating(rows), floating(batch_size)
     summands = _of_data(model, parts, totals, tf.math.divide_no_nan(part, whole))
@@ -113,9 +114,12 @@ def mean_over_rows(
 
 
 def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor) -> tf.Tensor:
-    """One replica's numerators and denominators of a batch, as one vector that may be summed over batches and replicas."""
+    """Returns one replica's numerators and denominators of a batch, as a vector that can be summed.
+
+    Sum it over batches and replicas for `evaluation_loss`.
+    """
     count = tf.cast(rows, tf.float64)
-    # A mean over no rows is NaN: it must not count, as a replica may have no row of a last short batch.
+    # A mean over no rows is NaN and must be ignored: a replica may have no row of a short last batch.
     own = [
         tf.math.multiply_no_nan(tf.cast(tf.reduce_sum(loss), tf.float64), count)
         for loss in keras_internals.data_losses(model)
@@ -125,9 +129,9 @@ def evaluation_sums(model: keras.Model, parts: list[Term], rows: tf.Tensor) -> t
 
 
 def evaluation_loss(model: keras.Model, sums: Any) -> float:
-    """The loss of all that `evaluation_sums` summed: of the whole data set as if it were one batch.
+    """Returns the loss for summed `evaluation_sums`: that of the whole data set as if it were one batch.
 
-    A loss with `reduction="sum"` is divided by the number of rows, so that data sets of different sizes compare.
+    A loss with `reduction="sum"` is divided by the number of rows, so that data sets of different sizes are comparable.
     """
     *pairs, (own, rows) = [(float(a), float(b)) for a, b in zip(sums[::2], sums[1::2], strict=True)]
     weights = [1.0 if flat.weight is None else flat.weight for flat in keras_internals.flat_losses(model)]
@@ -138,7 +142,8 @@ def evaluation_loss(model: keras.Model, sums: Any) -> float:
 
 def _term(loss: keras.Loss, y_true: Any, y_pred: Any, sample_weight: Any, weight: float) -> Term:
     values, mask = keras_internals.loss_values(loss, y_true, y_pred)
-    if values.shape.rank == 0:  # the user's function averages by itself: a mean over the rows, as far as we can know
+    # A user's function returned a scalar: assumed to be a mean over the rows.
+    if values.shape.rank == 0:
         rows = tf.cast(tf.shape(keras.tree.flatten(y_pred)[0])[0], values.dtype)
         return Term(tf.math.multiply_no_nan(values, rows), rows, 1, weight)
     numerator = keras_internals.weighted_sum(values, sample_weight, mask, loss.dtype)
@@ -161,18 +166,18 @@ def _denominator(
 def _of_data(
     model: keras.Model, parts: list[Term], totals: list[tf.Tensor], share_of_rows: tf.Tensor
 ) -> list[tf.Tensor]:
-    """One replica's shares of the losses that depend on its rows, weighted."""
+    """Returns one replica's weighted shares of the losses that depend on its rows."""
     own = [tf.cast(tf.reduce_sum(loss), keras.config.floatx()) for loss in keras_internals.data_losses(model)]
     weighted = [
         share if part.weight == 1.0 else share * part.weight
         for part, share in zip(parts, shares_of(parts, totals), strict=True)
     ]
-    # A mean over no rows is NaN, and counts for nothing.
+    # A mean over no rows is NaN, and is ignored.
     return weighted + [tf.math.multiply_no_nan(value, share_of_rows) for value in own]
 
 
 def floating(number: int | tf.Tensor) -> tf.Tensor:
-    """A number of rows, in the dtype that losses have."""
+    """Casts a number of rows to the dtype of losses."""
     return tf.cast(number, keras.config.floatx())
 
 

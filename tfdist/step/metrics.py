@@ -1,7 +1,7 @@
-"""Metrics of a global batch: each replica's sums are merged once a call, and added up on the host in float64.
+"""Metrics of a global batch: each replica's sums are merged once per call, and summed on the host in float64.
 
-Keras metrics keep sums (a total and a count, counts of a confusion matrix), so those of the whole are the sums over
-replicas and over calls. Merged values leave the device once a call, and the device starts again from zero.
+Keras metrics store sums (a total and a count, counts of a confusion matrix), so the global values are the sums over
+replicas and calls. Merged values leave the device once per call, and the variables on the device are reset to zero.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +21,8 @@ class Share(NamedTuple):
     """One replica's part in the loss of some rows of a global batch.
 
     Attributes:
-      value: scalar; the sum over all shares is the global batch's loss.
-      terms: scalars likewise, one for each loss that the model was compiled with, before its weight.
+      value: scalar; the shares add up to the global batch's loss.
+      terms: scalars; the same for each loss with which the model was compiled, before weighting.
       rows: scalar integer; rows of this share.
       batch_size: rows of the global batch.
     """
@@ -34,27 +34,46 @@ class Share(NamedTuple):
 
 
 class ModelMetrics:
-    """The metrics of a compiled and built model, as a trainer records them: the compiled ones and those of layers."""
+    """The metrics of a model that a trainer records: the compiled ones and those of layers.
+
+    Attributes:
+      variables: variables of the metrics.
+    """
 
     def __init__(self, model: keras.Model):
-        """Args: model: compiled and built."""
+        """Collects the metrics' variables.
+
+        Args:
+          model: compiled and built model.
+        """
         self._model = model
         self.variables = keras_internals.metric_variables(model)
 
     def update(self, y: Any, outputs: Any, weight: Any, share: Share) -> None:
-        """Takes one replica's rows into the metrics; inside a replica function."""
+        """Updates the metrics with one replica's rows; inside a replica function.
+
+        Args:
+          y: targets.
+          outputs: outputs of the model.
+          weight: sample weights, or None.
+          share: the replica's part in the loss.
+        """
         keras_internals.update_metrics(self._model, y, outputs, weight)
 
     def results(self, values: Sequence[np.ndarray]) -> dict[str, float]:
-        """The metrics by their names in records, for values of their variables."""
+        """Returns the metrics by their names in records, given values of `variables`."""
         return keras_internals.metric_results(self._model, values)
 
 
 class KerasMetrics(ModelMetrics):
-    """All that `keras.Model.metrics` lists, as Keras's own `fit` logs it: the means of the losses, too."""
+    """All metrics in `keras.Model.metrics`, as logged by Keras's own `fit`; includes the means of the losses."""
 
     def __init__(self, model: keras.Model):
-        """Args: model: compiled and built."""
+        """Collects the metrics' variables.
+
+        Args:
+          model: compiled and built model.
+        """
         self._model = model
         self.variables = [variable for metric in model.metrics for variable in metric.variables]
 
@@ -66,14 +85,14 @@ class KerasMetrics(ModelMetrics):
         track_outputs(outputs, share.terms, share.rows, share.batch_size)
 
     def results(self, values: Sequence[np.ndarray]) -> dict[str, float]:
-        """The logs of Keras, by its names."""
+        """Returns Keras's logs."""
         logs: dict[str, Any] = {}
         for key, value in self.by_metric(values).items():
             logs[key.partition("/")[2]] = value
         return logs
 
     def by_metric(self, values: Sequence[np.ndarray]) -> dict[str, Any]:
-        """Each metric's result, under its number among the model's, a slash and its name in logs."""
+        """Returns each metric's results; a key is the metric's index in the model, a slash and its name in logs."""
         found: dict[str, Any] = {}
         with keras.StatelessScope(state_mapping=list(zip(self.variables, values, strict=True))):
             for number, metric in enumerate(self._model.metrics):
@@ -84,13 +103,13 @@ class KerasMetrics(ModelMetrics):
 
 
 def _plain(value: Any) -> Any:
-    """A number, or an array of them."""
+    """Converts a value to a number or an array."""
     array = np.asarray(value)
     return array if array.ndim else array.item()
 
 
 def track_loss(mean: keras.metrics.Mean, value: tf.Tensor, rows: tf.Tensor, batch_size: int | tf.Tensor) -> None:
-    """Takes a share of a loss into Keras's mean over batches, in which each batch weighs as many rows as it has."""
+    """Adds a share of a loss to Keras's mean over batches, in which each batch is weighted by its rows."""
     mean.total.assign_add(tf.cast(value, mean.total.dtype) * tf.cast(batch_size, mean.total.dtype))
     mean.count.assign_add(tf.cast(rows, mean.count.dtype))
 
@@ -98,10 +117,10 @@ def track_loss(mean: keras.metrics.Mean, value: tf.Tensor, rows: tf.Tensor, batc
 def track_outputs(
     means: Sequence[keras.metrics.Mean], values: Sequence[tf.Tensor], rows: tf.Tensor, batch_size: int | tf.Tensor
 ) -> None:
-    """Takes shares of the outputs' losses into Keras's means over batches, in which batches weigh alike.
+    """Adds shares of the outputs' losses to Keras's means over batches, in which batches have equal weight.
 
-    Keras weighs them by their static size, which batches of different sizes do not have. A model with one loss has no mean
-    of its own for it.
+    Keras weights them by their static batch size, which is unknown if batch sizes vary. A model with a single loss has
+    no separate mean for it.
     """
     for mean, value in zip(means, values, strict=False):
         mean.total.assign_add(tf.cast(value, mean.total.dtype))
@@ -109,10 +128,10 @@ def track_outputs(
 
 
 class Totals:
-    """Sums of metric variables over some calls."""
+    """Sums of metric variables over several calls."""
 
     def __init__(self) -> None:
-        """Starts empty."""
+        """Creates empty sums."""
         self._sums: list[np.ndarray] = []
 
     @property
@@ -121,16 +140,16 @@ class Totals:
         return self._sums
 
     def add(self, values: Sequence[np.ndarray]) -> None:
-        """Adds what one call merged."""
+        """Adds the merged values of one call."""
         self._sums = [a + b for a, b in zip(self._sums, values, strict=True)] if self._sums else list(values)
 
     def results(self, metrics: ModelMetrics) -> dict[str, float]:
-        """The metrics of all that was added; empty before anything was."""
+        """Returns the metrics over all added values; empty if there are none."""
         return metrics.results(self._sums) if self._sums else {}
 
 
 def check_names(model: keras.Model) -> None:
-    """Raises `InputError` for layers' metrics of one name."""
+    """Raises `InputError` if metrics of different layers have the same name."""
     names = keras_internals.names_of_layers_metrics(model)
     for name in names:
         if names.count(name) > 1:
@@ -140,7 +159,7 @@ def check_names(model: keras.Model) -> None:
 
 
 def check_sums(metrics: Sequence[keras.Metric]) -> None:
-    """Raises `InputError` for a metric whose variables are not sums over replicas."""
+    """Raises `InputError` for a metric whose variables cannot be summed over replicas."""
     for metric in metrics:
         for variable in metric.variables:
             if variable.aggregation != "sum":
@@ -151,7 +170,7 @@ def check_sums(metrics: Sequence[keras.Metric]) -> None:
 
 
 def make_drain(metrics: ModelMetrics, strategy: HasCollectives) -> Callable[[], list[np.ndarray]]:
-    """Returns a function that merges the metrics' variables over replicas, zeroes them and returns the sums."""
+    """Returns a function that merges the metrics' variables over replicas, resets them and returns the sums."""
     variables = metrics.variables
     if not variables:
         return list

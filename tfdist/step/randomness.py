@@ -1,4 +1,4 @@
-"""Random layers as a pure function of (seed, step, replica): masks differ between replicas and repeat exactly."""
+"""Random layers as a pure function of (seed, step, replica): masks differ between replicas and are reproducible."""
 
 import contextlib
 import zlib
@@ -11,18 +11,18 @@ from tfdist import keras_internals
 
 
 def seed_states(model: keras.Model) -> list[keras.Variable]:
-    """The states of the model's seed generators, in the order of its layers."""
+    """Returns the states of the model's seed generators, in the order of its layers."""
     return [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
 
 
 def reseed(states: Sequence[keras.Variable], seed: int, step: tf.Tensor, replica: tf.Tensor | int) -> None:
-    """Sets each generator's state for one replica's step, inside its replica function.
+    """Sets each generator's state for a step, inside a replica function.
 
     Args:
-      states: what `seed_states` returned.
-      seed: the run's.
-      step: scalar int64, the number of updates done before this step.
-      replica: this replica's number.
+      states: result of `seed_states`.
+      seed: seed of the run.
+      step: scalar int64, number of updates done before this step.
+      replica: index of this replica.
     """
     for i, state in enumerate(states):
         state.assign(tf.cast(tf.abs(_key(seed, i, step, replica)), state.dtype))
@@ -32,16 +32,16 @@ def reseed(states: Sequence[keras.Variable], seed: int, step: tf.Tensor, replica
 def own(
     states: Sequence[keras.Variable], seed: int, step: tf.Tensor, replica: tf.Tensor | int, replicas: int
 ) -> Iterator[None]:
-    """Inside, what a replica's code draws beside the model's generators follows from (seed, step, replica), too.
+    """Context in which random operations outside of the model's generators also depend only on (seed, step, replica).
 
-    With one replica it is drawn as without tfdist.
+    With one replica, they draw the same numbers as without tfdist.
 
     Args:
-      states: what `seed_states` returned.
-      seed: the run's.
-      step: scalar int64, the number of updates done before this step.
-      replica: this replica's number.
-      replicas: how many there are.
+      states: result of `seed_states`.
+      seed: seed of the run.
+      step: scalar int64, number of updates done before this step.
+      replica: index of this replica.
+      replicas: number of replicas.
     """
     if replicas == 1:
         yield
@@ -60,17 +60,17 @@ def not_training(
     replica: tf.Tensor | int,
     replicas: int,
 ) -> Iterator[None]:
-    """Inside, all that a replica draws in an evaluation or a prediction follows from (seed, purpose, number, replica).
+    """Context for evaluation or prediction, in which all draws depend only on (seed, purpose, number, replica).
 
-    With one replica it is drawn as without tfdist.
+    With one replica, draws are the same as without tfdist.
 
     Args:
-      states: what `seed_states` returned.
-      seed: the run's.
-      purpose: what is drawn for, such as "evaluate"; each has random numbers of its own.
-      number: scalar int64, the number of the batch.
-      replica: this replica's number.
-      replicas: how many there are.
+      states: result of `seed_states`.
+      seed: seed of the run.
+      purpose: such as "evaluate"; each purpose has its own random numbers.
+      number: scalar int64, number of the batch.
+      replica: index of this replica.
+      replicas: number of replicas.
     """
     if replicas == 1:
         yield

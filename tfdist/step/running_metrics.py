@@ -1,4 +1,4 @@
-"""What a run has added up since its last record and since its epoch began: part of what is saved."""
+"""Running metrics of a run since its last record and since the start of the epoch; part of a checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,10 +9,10 @@ from tfdist.step.metrics import ModelMetrics, Totals
 
 
 class RunningMetrics:
-    """Losses and metrics of some steps."""
+    """Losses and metrics summed over several steps."""
 
     def __init__(self, saved: Mapping[str, Any] | None = None):
-        """Starts empty, or with what `to_json` returned."""
+        """Creates empty sums, or those that `to_json` returned."""
         saved = saved or {"loss": 0.0, "counted": 0, "skipped": 0, "sums": []}
         self._loss = float(saved["loss"])
         self._counted, self.skipped = int(saved["counted"]), int(saved["skipped"])
@@ -21,16 +21,16 @@ class RunningMetrics:
             self._totals.add([_array(values) for values in saved["sums"]])
 
     def __bool__(self) -> bool:
-        """Whether it has a step."""
+        """Returns whether any step was added."""
         return bool(self._counted or self.skipped)
 
     def add(self, losses: np.ndarray, counted: np.ndarray, sums: Sequence[np.ndarray]) -> None:
-        """Takes the steps of a call.
+        """Adds the steps of a call.
 
         Args:
           losses: [steps], their losses.
-          counted: [steps] bool, whether each was finite.
-          sums: of the metrics' variables, merged over replicas.
+          counted: [steps] bool, whether each step was finite.
+          sums: sums of the metrics' variables, merged over replicas.
         """
         for loss in losses[counted]:
             self._loss += float(loss)
@@ -39,12 +39,12 @@ class RunningMetrics:
         self._totals.add(sums)
 
     def results(self, metrics: ModelMetrics) -> dict[str, float]:
-        """The mean loss of the steps that counted, NaN without any, and the metrics."""
+        """Returns the mean loss over the finite steps, NaN if there are none, and the metrics."""
         mean = self._loss / self._counted if self._counted else float("nan")
         return {"loss": mean, **self._totals.results(metrics)}
 
     def to_json(self) -> dict[str, Any]:
-        """All of it; numbers keep every bit."""
+        """Returns all sums as JSON, without loss of precision."""
         sums = [{"shape": list(v.shape), "values": [float(x).hex() for x in v.flat]} for v in self._totals.sums]
         return {"loss": self._loss, "counted": self._counted, "skipped": self.skipped, "sums": sums}
 
@@ -55,18 +55,18 @@ def _array(saved: Mapping[str, Any]) -> np.ndarray:
 
 
 class Progress:
-    """The tallies of a run: of the steps since the last record, and of the epoch's so far."""
+    """Running metrics of the steps since the last record and of those since the start of the epoch."""
 
     def __init__(self, saved: Mapping[str, Any] | None = None):
-        """Starts empty, or with what `to_json` returned."""
+        """Creates empty sums, or those that `to_json` returned."""
         saved = saved or {}
         self.window, self.epoch = RunningMetrics(saved.get("window")), RunningMetrics(saved.get("epoch"))
 
     def add(self, losses: np.ndarray, counted: np.ndarray, sums: Sequence[np.ndarray]) -> None:
-        """Takes the steps of a call into both; see `RunningMetrics.add`."""
+        """Adds the steps of a call to both; see `RunningMetrics.add`."""
         for running_metrics in (self.window, self.epoch):
             running_metrics.add(losses, counted, sums)
 
     def to_json(self) -> dict[str, Any]:
-        """Both, as a checkpoint keeps them."""
+        """Returns both as JSON, for checkpoints."""
         return {"window": self.window.to_json(), "epoch": self.epoch.to_json()}

@@ -1,4 +1,4 @@
-"""The state that parts of a step keep from step to step, by name."""
+"""The state store: variables that parts of a step need from step to step, by name."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ _log = logging.getLogger(__name__)
 
 
 class StateArray(NamedTuple):
-    """One state's value.
+    """The value of one state.
 
     Attributes:
-      per_replica: whether each replica has a value of its own; else all have the same one.
+      per_replica: whether each replica has its own value; otherwise all have the same.
       values: [local replicas, ...] if per replica, else the value.
     """
 
@@ -25,20 +25,24 @@ class StateArray(NamedTuple):
 
 
 class StateStore:
-    """Variables for state that others describe; one for each name, for as long as the run."""
+    """Creates and stores the variables of states; one per name, for the whole run."""
 
     def __init__(self, strategy: Strategy):
-        """Args: strategy: places the variables."""
+        """Creates an empty store.
+
+        Args:
+          strategy: strategy that places the variables.
+        """
         self._strategy = strategy
         self._kept: dict[str, tuple[State, tf.Variable]] = {}
         self._restored: dict[str, StateArray] = {}
-        self._news = ""  # said when the first state that each replica has for itself gets its value
+        self._news = ""  # logged when the first per-replica state is restored
 
     def variables(self, states: Sequence[State]) -> list[tf.Variable]:
-        """The variables of these states, in order; those that are new are created.
+        """Returns the variables of these states, in order; creates those that do not exist yet.
 
         Raises:
-          ValueError: two states have one name.
+          ValueError: two states have the same name.
         """
         names = [state.name for state in states]
         if len(set(names)) < len(names):
@@ -51,11 +55,11 @@ class StateStore:
         return [self._kept[name][1] for name in names]
 
     def restore(self, values: Mapping[str, StateArray], news: str = "") -> None:
-        """Gives states the values of another run, now or when they are created; those that it did not have begin anew.
+        """Assigns values of another run to states, now or when they are created; states without a value are reset.
 
         Args:
-          values: by the states' names.
-          news: logged, once, when a state that each replica has for itself gets its value.
+          values: values by name of the state.
+          news: logged once, when a per-replica state is restored.
         """
         self._restored, self._news = dict(values), news
         for name, (state, variable) in self._kept.items():
@@ -67,7 +71,7 @@ class StateStore:
                 self._take(state, variable, self._restored.pop(name))
 
     def _take(self, state: State, variable: tf.Variable, value: StateArray) -> None:
-        """Gives a state that is as it was made the value of another run, if that has its form."""
+        """Assigns the value of another run to a newly initialized state if shape and dtype match."""
         shape = value.values.shape[1:] if value.per_replica else value.values.shape
         dtype = np.dtype(state.dtype.as_numpy_dtype)
         if (value.per_replica, shape, value.values.dtype) != (state.per_replica, state.shape, dtype):
@@ -92,16 +96,16 @@ class StateStore:
         self._strategy.assign(variable, state.per_replica, read)
 
     def items(self) -> list[tuple[State, tf.Variable]]:
-        """The states and their variables."""
+        """Returns the states and their variables."""
         return list(self._kept.values())
 
     def array(self, name: str) -> StateArray:
-        """The value of one state, copied to the host."""
+        """Returns the value of one state, copied to the host."""
         state, variable = self._kept[name]
         values = self._strategy.local(variable)
         own = np.stack([np.asarray(value) for value in values]) if state.per_replica else np.asarray(values[0])
         return StateArray(state.per_replica, own)
 
     def arrays(self) -> dict[str, StateArray]:
-        """The values of all states by name, copied to the host."""
+        """Returns the values of all states by name, copied to the host."""
         return {name: self.array(name) for name in self._kept}

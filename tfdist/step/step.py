@@ -1,8 +1,8 @@
-"""One step as two replica functions.
+"""One training step as two replica functions.
 
-`compute` is everything up to the reduced gradients and the loss that all replicas agree on; `apply` changes weights and
-slots. A loss or a gradient that is not finite therefore touches neither. No collective and no update stands inside a
-condition of a replica function, where tf.distribute forbids them.
+`compute` is everything up to the reduced gradients and the global loss; `apply` updates weights and optimizer state. A
+loss or gradient that is not finite therefore changes neither. Collectives and updates are never inside a condition
+within a replica function, where tf.distribute forbids them.
 """
 
 import dataclasses
@@ -31,17 +31,18 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a step is made.
+    """Options of a step.
 
     Attributes:
-      batch_size: rows of a global batch; None if they vary, and each batch is a `Dealt`, which says its own.
-      seed: of random layers.
-      jit_compile: whether XLA compiles forward and backward.
-      micro_steps: in how many parts a replica computes its rows, one after the other.
-      clip: applied to whole gradients.
-      loss_scale: for float16; None for no scaling, and then a step that is not finite ends the run.
-      max_skipped_steps: with a loss scale, so many skipped steps in a row end the run.
-      sparse: paths of the variables whose gradients the reducer takes as rows.
+      batch_size: rows of a global batch; None if they vary, in which case each batch is a `Dealt`, which contains its
+        size.
+      seed: seed of random layers.
+      jit_compile: whether to compile the forward and backward pass with XLA.
+      micro_steps: number of consecutive parts in which a replica computes its rows.
+      clip: applied to the reduced gradients.
+      loss_scale: for float16; None for no scaling, in which case a step that is not finite ends the run.
+      max_skipped_steps: with loss scaling, number of consecutive skipped steps that ends the run.
+      sparse: paths of the variables whose gradients the reducer accepts as rows.
     """
 
     batch_size: int | None
@@ -55,17 +56,18 @@ class Settings:
 
 
 class Computed(NamedTuple):
-    """What `compute` gives to `apply` and to the loop, on each replica.
+    """The result of `compute` for `apply` and the loop, on each replica.
 
     Attributes:
-      gradients: whole ones, clipped, equal on every replica.
-      state: the reducer's new state, to be kept if the step counts.
-      scale: the loss scale's new state, whether the step counts or not; empty without a loss scale.
-      before: moving statistics and metrics as they were before the step, for the case that it does not count.
-      loss: scalar; the global batch's, equal on every replica.
-      finite: scalar bool; whether the loss and every gradient are, the same on every replica.
-      norm: scalar; the gradients' global norm before clipping, where it was asked for or needed, else 0.
-      busy: scalar float64; seconds from the batch's arrival to this replica's own gradients; 0 where there is no clock.
+      gradients: reduced and clipped, equal on every replica.
+      state: the reducer's new state, to be stored if the step is applied.
+      scale: new state of the loss scale, whether the step is applied or not; empty without loss scaling.
+      before: moving statistics and metrics before the step, to be restored if the step is not applied.
+      loss: scalar; loss of the global batch, equal on every replica.
+      finite: scalar bool; whether the loss and every gradient are finite, the same on every replica.
+      norm: scalar; global gradient norm before clipping, if requested or needed, else 0.
+      busy: scalar float64; seconds from the arrival of the batch to this replica's own gradients; 0 if there is no
+        clock.
     """
 
     gradients: list[tf.Tensor]
@@ -91,7 +93,17 @@ class Step:
         metrics: ModelMetrics,
         collectives: Collectives | None = None,
     ):
-        """Args: model: compiled and built under the strategy's scope; kept: where state is; collectives: the strategy's."""
+        """Initializes the step and creates its state.
+
+        Args:
+          model: model compiled and built under the strategy's scope.
+          strategy: strategy whose replicas run the step.
+          reducer: sums gradients over replicas.
+          kept: store of the state.
+          settings: options of the step.
+          metrics: metrics of the model.
+          collectives: collectives of the replicas; by default the strategy's.
+        """
         self._model = model
         self._strategy = strategy
         self._collectives = collectives or strategy.collectives
@@ -112,14 +124,14 @@ class Step:
         self.sends_rows = False
 
     def compute(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
-        """Forward, backward, reduction. A replica function.
+        """Runs forward pass, backward pass and reduction. A replica function.
 
         Args:
-          batch: this replica's rows, (x, y) or (x, y, sample_weight), or a `Dealt` of such.
-          step: scalar int64; steps made so far.
-          with_norm: scalar bool; whether the global norm is wanted, which costs a pass over the gradients.
+          batch: this replica's rows, (x, y) or (x, y, sample_weight), or a `Dealt` of these.
+          step: scalar int64; number of steps done so far.
+          with_norm: scalar bool; whether to compute the global norm, which costs a pass over the gradients.
         """
-        self._spoken = Recording(self._collectives)  # of the last trace: what one replica says
+        self._spoken = Recording(self._collectives)  # the calls of one replica in the latest trace
         with using(self._spoken):
             return self._computed(batch, step, with_norm)
 
@@ -137,21 +149,21 @@ class Step:
             gradients = self._of_rows(count_rows(batch), gradients, before)
         busy = self._now(gradients) - arrived
         state = [tf.convert_to_tensor(variable) for variable in self._state]
-        self.sent = Recording(self._spoken)  # what of it are gradients
+        self.sent = Recording(self._spoken)  # the calls that send gradients
         reduced = self._reducer.reduce([*gradients, value], state, self.sent, name="gradients")
         *whole, value = reduced.totals
-        # A sum shows an inf or a NaN anywhere in a witness, in one pass.
+        # The sum of a witness shows any inf or NaN in it, in one pass.
         finite = tf.reduce_all(tf.stack([tf.math.is_finite(tf.reduce_sum(x)) for x in (*reduced.witnesses, value)]))
         norm = self._norm(whole, with_norm)
         clipped = self.settings.clip(whole, norm)
         return Computed(clipped, reduced.state, self._scale_after(finite), before, value, finite, norm, busy)
 
     def apply(self, computed: Computed, unused: frozenset[int]) -> None:
-        """The step counts: weights, slots and all state. A replica function.
+        """Applies the step: updates weights, optimizer state and all other state. A replica function.
 
         Args:
-          computed: what `compute` returned.
-          unused: indices of the variables that no replica has a gradient for; they are left alone.
+          computed: result of `compute`.
+          unused: indices of the variables for which no replica has a gradient; they are not updated.
         """
         used = [i for i in range(len(self.variables)) if i not in unused]
         gradients, variables = [computed.gradients[i] for i in used], [self.variables[i] for i in used]
@@ -159,16 +171,16 @@ class Step:
         _assign([*self._state, *self._scale], [*computed.state, *computed.scale])
 
     def skip(self, computed: Computed) -> None:
-        """The step does not count: only the loss scale moves, and the forward pass leaves no trace. A replica function."""
+        """Skips the step: only the loss scale changes, and the forward pass is undone. A replica function."""
         self.undo(computed)
         _assign(self._scale, computed.scale)
 
     def undo(self, computed: Computed) -> None:
-        """As if `compute` had not been called: the forward pass leaves no trace. A replica function."""
+        """Undoes the side effects of the forward pass in `compute`. A replica function."""
         _assign(self._restored, computed.before)
 
     def held(self, computed: Computed, going: tf.Tensor) -> Computed:
-        """The same, but where `going`, a scalar bool, is false the step does not count. A replica function."""
+        """Returns `computed`, marked as not to be applied if `going`, a scalar bool, is False. A replica function."""
         scale = [
             tf.where(going, new, tf.convert_to_tensor(old))
             for new, old in zip(computed.scale, self._scale, strict=True)
@@ -176,7 +188,7 @@ class Step:
         return computed._replace(finite=tf.logical_and(computed.finite, going), scale=scale)
 
     def may_go_on(self, computed: Computed) -> tf.Tensor:
-        """Whether the run goes on after this step, a scalar bool; outside of replica functions."""
+        """Returns whether the run may continue after this step, a scalar bool; outside of replica functions."""
         finite = self._strategy.local(computed.finite)[0]
         if not self._scale:
             return finite
@@ -184,13 +196,13 @@ class Step:
         return tf.logical_or(finite, skipped_in_a_row < self.settings.max_skipped_steps)
 
     def unused(self) -> frozenset[int]:
-        """The variables that no replica of the job has a gradient for; called when `compute` has been traced.
+        """Returns the variables for which no replica of the job has a gradient; to be called after `compute` is traced.
 
-        All processes trace first together, and compare. Traces of other shapes, which one may need and another not, do not
-        ask again.
+        All processes make their first trace together and compare it. Retraces for other shapes, which may happen on
+        some processes only, are not compared.
 
         Raises:
-          InputError: replicas of other processes are about to say something else.
+          InputError: replicas of other processes would make different collective calls.
         """
         if self._unused is not None:
             return self._unused
@@ -204,16 +216,16 @@ class Step:
         return unused
 
     def _local_gradients(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """This replica's gradients and its share of the loss, in one go or in micro-steps."""
+        """Returns this replica's gradients and its share of the loss, computed at once or in micro-steps."""
         differentiate = self._compiled(self._differentiate)
         if self.settings.micro_steps == 1:
             return self._micro_step(differentiate, batch, batch_size)
-        # The denominators of the whole batch come first, so that nothing is sent between micro-steps. Of this forward
-        # pass only masks are used, and the rest of its graph is never run.
+        # The denominators of the whole batch are computed first, so that nothing is sent between micro-steps. Only the
+        # masks of this forward pass are used; the rest of its graph is never run.
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         with self._strategy.computing(self.variables):
             values = [(variable, variable.value) for variable in self._model.variables]
-            with keras.StatelessScope(state_mapping=values):  # metrics of layers must not count it
+            with keras.StatelessScope(state_mapping=values):  # it must not update metrics of layers
                 outputs = self._strategy.by_rows(self._model(x, training=False))
         parts = loss.terms(self._model, y, outputs, weight)
         totals = loss.totals(parts, batch_size, self._spoken)
@@ -230,7 +242,7 @@ class Step:
     def _of_rows(
         self, rows: tf.Tensor, gradients: list[tf.Tensor | tf.IndexedSlices], before: list[tf.Tensor]
     ) -> list[tf.Tensor | tf.IndexedSlices]:
-        """The gradients; those of no row are zeros, where means over them would be NaN, and leave no trace either."""
+        """Returns gradients, zeros for an empty batch (means over no rows are NaN), whose side effects are undone."""
         restore_unless(rows > 0, [self._restored[i] for i in self._own], [before[i] for i in self._own])
         return [
             tf.IndexedSlices(_unless_empty(g.values, rows), g.indices, g.dense_shape)
@@ -294,7 +306,7 @@ class Step:
         return Share(value, loss.shares_of(parts, totals), rows, batch_size), outputs
 
     def _now(self, after: Any) -> tf.Tensor:
-        """The time, in seconds, when all tensors of a structure are there."""
+        """Returns the time, in seconds, at which all tensors of a structure are available."""
         if self._strategy.compiles_replicas:
             return tf.zeros([], tf.float64)
         with tf.control_dependencies([x for x in tf.nest.flatten(after) if tf.is_tensor(x)]):
@@ -312,13 +324,13 @@ class Step:
 
 
 def specs(model: keras.Model) -> list[tf.TensorSpec]:
-    """Names, shapes and dtypes of what a step reduces: a gradient for each trainable variable, and the loss."""
+    """Returns names, shapes and dtypes of what a step reduces: a gradient per trainable variable, and the loss."""
     gradients = [tf.TensorSpec(v.shape, v.dtype, v.path) for v in model.trainable_variables]
     return [*gradients, tf.TensorSpec([], keras.config.floatx(), "loss")]
 
 
 class _InMicroSteps(Recording):
-    """Nothing is sent between micro-steps, of which replicas may make different numbers."""
+    """Rejects communication between micro-steps, whose number may differ between replicas."""
 
     def _record(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
         raise InputError(
@@ -328,7 +340,7 @@ class _InMicroSteps(Recording):
 
 
 def restore_unless(counts: tf.Tensor, variables: Sequence[keras.Variable], before: Sequence[tf.Tensor]) -> None:
-    """A replica that had no row of a batch leaves no trace: its means would be NaN. Inside a replica function."""
+    """Restores variables of a replica without rows of a batch, since its means are NaN; in a replica function."""
     for variable, value in zip(variables, before, strict=True):
         variable.assign(tf.where(counts, tf.convert_to_tensor(variable), value))
 
@@ -338,7 +350,7 @@ def _unless_empty(gradient: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 
 
 def global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The norm of all gradients as one vector, which may be of several dtypes."""
+    """Returns the norm of all gradients as one vector; dtypes may differ."""
     squares = [tf.cast(tf.reduce_sum(tf.square(gradient)), keras.config.floatx()) for gradient in gradients]
     return tf.sqrt(tf.add_n(squares))
 
@@ -349,9 +361,9 @@ def _assign(variables: Sequence[Any], values: Sequence[tf.Tensor]) -> None:
 
 
 def dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: keras.Variable) -> tf.Tensor:
-    """A gradient as every replica can send it: zeros where there is none, rows of an embedding at their places."""
+    """Returns a dense gradient, which all replicas can send: zeros for None, rows scattered to their indices."""
     if gradient is None:
         return tf.zeros(variable.shape, variable.dtype)
     whole = tf.convert_to_tensor(gradient)
-    whole.set_shape(variable.shape)  # tf.ensure_shape would be an operation, which DTensor does not know
+    whole.set_shape(variable.shape)  # tf.ensure_shape would be an operation that DTensor does not support
     return whole

@@ -1,4 +1,4 @@
-"""Which models, optimizers, strategies and data are taken, and what becomes of an optimizer's own loss scaling."""
+"""Validation of models, optimizers, strategies and data, and handling of an optimizer's own loss scaling."""
 
 import logging
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_born_here(strategy: Strategy, what: str, variables: Sequence[keras.Variable]) -> None:
-    """Raises `InputError` if a variable was created outside of the strategy's scope, where that makes a difference."""
+    """Raises `InputError` if a variable was created outside of the strategy's scope and that makes a difference."""
     strange = next((variable.path for variable in variables if not strategy.owns(variable)), None)
     if strange is not None:
         raise InputError(
@@ -27,13 +27,13 @@ def check_born_here(strategy: Strategy, what: str, variables: Sequence[keras.Var
 
 
 def check_trains(model: keras.Model) -> None:
-    """Raises `InputError` for a model, built, in which nothing is trained."""
+    """Raises `InputError` for a built model without trainable variables."""
     if not model.trainable_variables:
         raise InputError("A model needs variables to be trained. Received: no trainable variable.")
 
 
 def without_loss_scale(optimizer: keras.Optimizer) -> tuple[keras.Optimizer, LossScale | None]:
-    """Takes Keras's loss scaling apart: it looks at one replica's gradients, so replicas would skip different steps."""
+    """Unwraps Keras's loss scaling, with which replicas would skip different steps: it checks local gradients only."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer, None
     found = LossScale(initial=optimizer.initial_scale, growth_interval=optimizer.dynamic_growth_steps)
@@ -42,13 +42,13 @@ def without_loss_scale(optimizer: keras.Optimizer) -> tuple[keras.Optimizer, Los
 
 
 def default_loss_scale(model: keras.Model) -> LossScale | None:
-    """A dynamic scale if a layer computes in float16."""
+    """Returns a dynamic loss scale if any layer computes in float16, else None."""
     half = any(layer.compute_dtype == "float16" for layer in keras_internals.layers_of(model))
     return LossScale() if half else None
 
 
 def check_not_wrapped(optimizer: keras.Optimizer) -> None:
-    """Raises `InputError` for an optimizer that sums gradients over Horovod's ranks by itself, or means to."""
+    """Raises `InputError` for an optimizer that itself sums, or is meant to sum, gradients over Horovod's ranks."""
     wrapper = next((kind for kind in type(optimizer).__mro__ if kind.__module__.startswith(_WRAPPERS)), None)
     if wrapper is not None:
         raise InputError(
@@ -58,7 +58,7 @@ def check_not_wrapped(optimizer: keras.Optimizer) -> None:
 
 
 def check_optimizer(optimizer: keras.Optimizer, clip: Clip) -> None:
-    """Raises `InputError` for an optimizer that would do by itself what a step does."""
+    """Raises `InputError` for an optimizer that would itself do what a step does."""
     refused = {name: getattr(optimizer, name, None) for name in _REFUSED}
     found = [name for name, value in refused.items() if value]
     if found:
@@ -77,23 +77,23 @@ def check_optimizer(optimizer: keras.Optimizer, clip: Clip) -> None:
 
 
 def inner_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
-    """What updates the weights: the optimizer inside of one that scales the loss."""
+    """Returns the optimizer that updates the weights: the wrapped one if it is a `LossScaleOptimizer`."""
     return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
 
 
 def statistics_of_all_replicas(model: keras.Model) -> set[int]:
-    """The ids of moving statistics that come of all replicas' rows, so that they are equal on one that had none."""
+    """Returns the ids of moving statistics over all replicas' rows, which are equal even on a replica without rows."""
     synchronized = [layer for layer in keras_internals.layers_of(model) if getattr(layer, "synchronized", False)]
     return {id(v) for layer in (*synchronized, *synchronized_layers(model)) for v in layer.non_trainable_variables}
 
 
 def synchronized_layers(model: keras.Model) -> list[keras.Layer]:
-    """The model's layers that normalize over all replicas."""
+    """Returns the model's layers that normalize over all replicas."""
     return [layer for layer in keras_internals.layers_of(model) if is_synchronized(layer)]
 
 
 def check_micro_steps(model: keras.Model, micro_steps: int) -> None:
-    """Raises `InputError` for a layer that needs all rows of a step at once, where there are micro-steps."""
+    """Raises `InputError` if there are micro-steps and a layer that needs all rows of a step at once."""
     synchronized = synchronized_layers(model)
     if micro_steps > 1 and synchronized:
         raise InputError(
@@ -113,7 +113,7 @@ _REFUSED = {
 
 
 def check_length(steps: int, epochs: int) -> None:
-    """A run's length is so many steps, or so many epochs."""
+    """Raises `InputError` unless exactly one of `steps` and `epochs` is given, as a positive integer."""
     if bool(steps) == bool(epochs) or min(steps, epochs) < 0 or int(steps) != steps or int(epochs) != epochs:
         raise InputError(
             f"Give either `steps` or `epochs`, a whole number above 0. Received: steps={steps}, epochs={epochs}."
@@ -121,12 +121,12 @@ def check_length(steps: int, epochs: int) -> None:
 
 
 def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras.Optimizer) -> None:
-    """What was compiled stays: a trainer that went on with other variables would do so without a word.
+    """Raises `InputError` if what the trainer has compiled was changed, which would otherwise be silently ignored.
 
     Args:
-      model: as it is now.
-      trained: ids of the variables that were trainable when the trainer was built; empty if it is not.
-      optimizer: the trainer's.
+      model: model as it is now.
+      trained: ids of the variables that were trainable when the trainer was built; empty if it is not built.
+      optimizer: optimizer of the trainer.
     """
     if trained and [id(variable) for variable in model.trainable_variables] != list(trained):
         raise InputError(
@@ -138,7 +138,10 @@ def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras
 
 
 def check_same_data(strategy: Strategy, data: Examples) -> None:
-    """All processes train on equal data, or their steps would not belong together, and one would wait for ever."""
+    """Raises `InputError` unless all processes have equally many examples of the same shapes and dtypes.
+
+    Otherwise their steps would not match, and one process would wait forever.
+    """
     spec = str(keras.tree.map_structure(lambda s: (s.dtype.name, str(s.shape)), data.element_spec))
     with long_timeout("its data") as deadline:
         said = {"number of examples": data.size, "form of an example": spec}
@@ -146,7 +149,7 @@ def check_same_data(strategy: Strategy, data: Examples) -> None:
 
 
 def with_collectives(strategy: Strategy) -> HasCollectives:
-    """The strategy, if the trainer can use it."""
+    """Returns the strategy; raises `InputError` if the trainer cannot use it."""
     if not isinstance(strategy, HasCollectives):
         raise InputError(f"The trainer needs a strategy that has collectives. Received: {type(strategy).__name__}.")
     return strategy

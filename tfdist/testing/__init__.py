@@ -1,4 +1,4 @@
-"""What the author of a strategy or a reducer needs to test it for parity, and what `python -m tfdist.verify` compares."""
+"""Parity tests for authors of strategies and reducers, and the comparison made by `python -m tfdist.verify`."""
 
 from tfdist.testing.parity import CASES, Case, Outcome, compare, run_case
 

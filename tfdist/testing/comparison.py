@@ -1,12 +1,12 @@
-"""The user's proof of the promise: a strategy's training beside a single device's, step by step, variable by variable.
+"""Compares a strategy's training with that of a single device, step by step and variable by variable.
 
-Both start from the same weights and take the same global batches. Every variable of every step is compared by norms:
-||a - b|| / ||b||. The weights of the strategy's steps are kept on the host until the reference has made the same step,
-so this takes as much memory as (steps + 1) copies of the model; twice that in bfloat16.
+Both start from the same weights and use the same global batches. Every variable of every step is compared by norms: ||a
+- b|| / ||b||. The weights of the strategy's steps are stored on the host until the reference has made the same step, so
+this takes the memory of (steps + 1) copies of the model; twice that in bfloat16.
 
-In bfloat16 a relative norm says little: a bias near zero, or a variable whose gradient is only rounding error, which Adam
-scales to full steps, differs by its own size. There the reference trains in float32, too, and differences are counted in
-roundings: in units of how far 16 bits take one device itself from 32.
+In bfloat16 a relative norm is not meaningful: a bias near zero, or a variable whose gradient is only rounding error,
+which Adam scales to full steps, differs by its own size. There the reference is also trained in float32, and
+differences are measured in roundings: in units of the difference between 16 and 32 bits on one device.
 """
 
 import dataclasses
@@ -29,12 +29,12 @@ from tfdist.data import Pipeline
 from tfdist.distribution.strategy import Strategy, create
 from tfdist.trainer.trainer import Trainer
 
-MOST_ROUNDINGS = 4.0  # two runs in 16 bits are about one rounding apart; a mistake is ten and more
+MOST_ROUNDINGS = 4.0  # two runs in 16 bits differ by about one rounding, a bug by ten or more
 _SMALLEST = 1e-30
-REFERENCE_SECONDS = 24 * 3600.0  # the other processes wait while the first one computes the reference
+REFERENCE_SECONDS = 24 * 3600.0  # the other processes wait for the reference
 
-# By precision and kind of optimizer: one that divides by a gradient's own size turns the rounding of a small gradient
-# into a step of full size, so its weights are farther apart without being wrong.
+# By precision and kind of optimizer: one that divides by a gradient's own size turns the rounding error of a small
+# gradient into a full step, so its weights may differ more without being wrong.
 TOLERANCES = {
     ("float64", "linear"): 1e-9,
     ("float64", "adaptive"): 1e-8,
@@ -42,11 +42,11 @@ TOLERANCES = {
     ("float32", "adaptive"): 1e-3,
 }
 LINEAR = ("SGD", "MomentumCorrectedSGD")
-NOISE = {"float64": 1e-12, "float32": 1e-5}  # a gradient this small beside the model's largest is rounding
+NOISE = {"float64": 1e-12, "float32": 1e-5}  # a gradient this small, relative to the model's largest, is rounding error
 
 
 def tolerance(config: VerifyConfig, optimizer: keras.Optimizer) -> float:
-    """The largest difference that passes: the flag's, or by what is computed."""
+    """Returns the largest difference that passes: that of the flag, or a default for precision and optimizer."""
     if in_roundings(config):
         return MOST_ROUNDINGS
     kind = "linear" if type(optimizer).__name__ in LINEAR else "adaptive"
@@ -54,19 +54,20 @@ def tolerance(config: VerifyConfig, optimizer: keras.Optimizer) -> float:
 
 
 def in_roundings(config: VerifyConfig) -> bool:
-    """Whether differences are counted in roundings of 16 bits."""
+    """Returns whether differences are measured in roundings of 16 bits."""
     return config.precision == "mixed_bfloat16" and not config.tolerance
 
 
 def verify(session: Session, say: Callable[[str], None]) -> bool:
-    """Runs the strategy on every process and the reference on the first; says each step's differences.
+    """Trains with the strategy on every process and the reference on the first; reports each step's differences.
 
     Args:
-      session: its config is a `VerifyConfig`.
-      say: gets each line of the result.
+      session: session whose config is a `VerifyConfig`.
+      say: called with each line of the result.
 
     Returns:
-      Whether all replicas are equal bit for bit and no step is past the tolerance; True on the other processes.
+      Whether all replicas are bitwise equal and no step exceeds the tolerance; always True on processes other than the
+      first.
     """
     tested = make_trainer(session, session.strategy)
     trace: list[dict[str, np.ndarray]] = []
@@ -112,10 +113,15 @@ def verify(session: Session, say: Callable[[str], None]) -> bool:
 
 
 class _Rounding:
-    """What 16 bits make of one device's training, step by step."""
+    """The effect of 16 bits on the training of one device, step by step."""
 
     def __init__(self, session: Session, single: Strategy):
-        """Trains in float32; args: as for the reference."""
+        """Trains in float32.
+
+        Args:
+          session: as for the reference.
+          single: as for the reference.
+        """
         policy = keras.config.dtype_policy()
         keras.config.set_dtype_policy("float32")
         exact = dataclasses.replace(session, config=dataclasses.replace(session.config, precision="float32"))
@@ -128,9 +134,9 @@ class _Rounding:
         keras.config.set_dtype_policy(policy)
 
     def next(self, rounded: dict[str, np.ndarray]) -> dict[str, float]:
-        """For each variable how far the next step's values in 16 bits are from those in 32; at least the median over variables.
+        """Returns for each variable the difference between 16 and 32 bits after the next step.
 
-        Relative to the change since the first step.
+        It is relative to the change since the first step, and at least the median over variables.
         """
         exact = self._steps.pop(0)
         self._changed = {path: exact[path] != self._first[path] for path in exact}
@@ -140,9 +146,9 @@ class _Rounding:
         return {path: max(roundings[path], usual * changes[path], _SMALLEST) for path in exact}
 
     def norm(self, path: str, difference: np.ndarray) -> float:
-        """The norm of a variable's difference at this step, without the largest twentieth of what is trained.
+        """Returns the norm of a variable's difference at this step, without the largest 5% of its trained elements.
 
-        Adam makes a whole step of a gradient whose sign is rounding.
+        Adam makes a full step of a gradient whose sign is rounding error.
         """
         changed = self._changed[path]
         sizes, rest = np.abs(difference[changed]), np.abs(difference[~changed])
@@ -159,7 +165,7 @@ def _run(session: Session, trainer: Trainer, after_step: Callable[[], None]) -> 
         epoch_losses.clear()
 
     def on_step_end(_: int, logs: dict[str, float]) -> None:
-        # Keras's logs have the mean since the epoch began.
+        # Keras's logs contain the mean since the start of the epoch.
         losses.append(logs["loss"] * (len(epoch_losses) + 1) - sum(epoch_losses))
         epoch_losses.append(losses[-1])
         after_step()
@@ -201,14 +207,14 @@ def _replicas_equal(strategy: Strategy, model: keras.Model) -> bool:
 
 
 def _noise(session: Session, reference: Trainer) -> set[str]:
-    """The variables whose true gradient is zero: those that the model's table names, and those found so small."""
+    """Returns variables whose true gradient is zero: those in the model's table, and those measured to be so small."""
     model = reference.model
     named = models.zero_gradient_patterns(session.config.model)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(_first_batch(session))
     state = [(variable, tf.identity(variable.value)) for variable in model.non_trainable_variables]
     with tf.GradientTape() as tape:
         loss = model.compute_loss(x, y, model(x, training=True), sample_weight=weight, training=True)
-    for variable, value in state:  # moving averages and random numbers: this was not a step
+    for variable, value in state:  # undoes changes of moving averages and random states
         variable.assign(value)
     gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
     sizes = {

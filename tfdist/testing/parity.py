@@ -1,7 +1,7 @@
 """Parity: the same training under a strategy and on one device, compared variable by variable.
 
-Run it in float64: there rounding and mistakes are far apart. `run_case` trains; `compare` says how far two outcomes are
-from each other. New models and optimizers join every suite by one line of `CASES`.
+Run it in float64, where rounding errors and bugs are far apart. `run_case` trains; `compare` measures the difference of
+two outcomes. New models and optimizers are added to every suite by one line of `CASES`.
 """
 
 import dataclasses
@@ -28,14 +28,14 @@ EXAMPLES = 100
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """One training that has the same result under every strategy.
+    """A training with the same result under every strategy.
 
     Attributes:
       model: a key of `MODELS`.
       optimizer: a key of `OPTIMIZERS`.
-      batch_size: examples of a global batch; 13 is divided by no number of replicas.
-      weighted: whether examples have weights, some of them 0.
-      steps: updates.
+      batch_size: global batch size; 13 is not divisible by any number of replicas.
+      weighted: whether examples have weights, some of which are 0.
+      steps: number of updates.
     """
 
     model: str
@@ -50,12 +50,12 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a case ended on one process.
+    """The result of a case on one process.
 
     Attributes:
       variables: weights and moving statistics by path.
       losses: mean loss of each call.
-      evaluation: loss and metrics of all examples.
+      evaluation: loss and metrics over all examples.
       digests: a hash of all variables for each local replica.
     """
 
@@ -66,7 +66,7 @@ class Outcome:
 
 
 def _masked(**_: Any) -> keras.Model:
-    """Padding is masked, so the loss counts tokens, of which every replica has another number."""
+    """A model with masked padding, so that the loss is over tokens, whose number differs between replicas."""
     inputs = keras.Input((6,), dtype="int32", name="tokens")
     hidden = keras.layers.Embedding(20, 8, mask_zero=True, name="embedding")(inputs)
     hidden = keras.layers.Dense(16, activation="gelu", name="hidden")(hidden)
@@ -74,7 +74,7 @@ def _masked(**_: Any) -> keras.Model:
 
 
 def _regularized(**_: Any) -> keras.Model:
-    """Losses of weights, which count once, and of activations, which count by rows."""
+    """A model with losses of weights, which count once, and of activations, which count by rows."""
     inputs = keras.Input((8, 8, 1), name="image")
     hidden = keras.layers.Flatten(name="flatten")(inputs)
     hidden = keras.layers.Dense(
@@ -84,7 +84,7 @@ def _regularized(**_: Any) -> keras.Model:
 
 
 def _frozen_statistics(**sizes: Any) -> keras.Model:
-    """A CNN whose BatchNorm is in inference mode, so that plain (local) BatchNorm is exact."""
+    """A CNN whose BatchNorm is in inference mode, so that local BatchNorm is exact."""
     model = models.build("cnn(filters=(4, 8))", **sizes)
     for layer in keras_internals.layers_of(model):
         if isinstance(layer, keras.layers.BatchNormalization):
@@ -103,7 +103,7 @@ MODELS: Mapping[str, Callable[..., keras.Model]] = {
     "resnet50": lambda **sizes: models.build("resnet50(batch_norm='synchronized')", **sizes),
 }
 
-LANGUAGE = ("transformer", "experts")  # models of tokens
+LANGUAGE = ("transformer", "experts")  # language models
 
 OPTIMIZERS: Mapping[str, Callable[[], keras.Optimizer]] = {
     "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
@@ -131,7 +131,7 @@ CASES = (
     Case(model="regularized", optimizer="sgd", batch_size=13, weighted=True),
 )
 
-# Meshes of four devices and layouts for any of the models: by columns, by rows, the batch alone, and an axis of one device.
+# Meshes of four devices and layouts for any of the models: by columns, by rows, batch only, and an axis of size 1.
 MESHES: Mapping[str, tuple[str, str]] = {
     "2x2": ("data:2;model:2", "heads:model;ffn:model;out:model;vocab:model;experts:model"),
     "1x4": ("data:1;model:4", "ffn:model;in:model;experts:model"),
@@ -139,11 +139,12 @@ MESHES: Mapping[str, tuple[str, str]] = {
     "2x2x1": ("data:2;model:2;expert:1", "heads:model;in:model;embed:expert;experts:model"),
 }
 
-SLOW_CASES = (Case(model="resnet50", optimizer="sgd", batch_size=8, steps=3),)  # a minute or more under each strategy
+# A minute or more with each strategy.
+SLOW_CASES = (Case(model="resnet50", optimizer="sgd", batch_size=8, steps=3),)
 
 
 def run_case(strategy: Strategy, case: Case, **trainer_options: Any) -> Outcome:
-    """Trains a case under a strategy, from weights and data that depend on the case alone, in the current precision."""
+    """Trains a case under a strategy, in the current precision, from weights and data that depend only on the case."""
     source, trainer = source_of(case), make_trainer(strategy, case, **trainer_options)
     model, losses = trainer.model, []
     keep = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
@@ -156,7 +157,10 @@ def run_case(strategy: Strategy, case: Case, **trainer_options: Any) -> Outcome:
 
 
 def make_trainer(strategy: Strategy, case: Case, **options: Any) -> Trainer:
-    """The trainer of a case, its model not built, from weights that depend on the case alone, in the current precision."""
+    """Returns the trainer of a case, in the current precision; its model is not built.
+
+    The initial weights depend only on the case.
+    """
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(7)
     with strategy.scope():
@@ -171,18 +175,25 @@ def make_trainer(strategy: Strategy, case: Case, **options: Any) -> Trainer:
 
 
 class NoReduction(Reducer):
-    """What every suite must notice: each replica keeps its own gradients."""
+    """A faulty reducer, which every suite must detect: each replica keeps its own gradients."""
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> Reduced:
-        """See base class; breaks its promise on purpose."""
+        """See base class; violates its contract on purpose."""
         return Reduced(list(tensors), list(tensors), [], list(tensors))
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How far a variable is from its reference: ||a - b|| / ||b||, max |a - b|, and whether its true gradient is zero."""
+    """The difference of a variable from its reference.
+
+    Attributes:
+      path: path of the variable.
+      relative: ||a - b|| / ||b||.
+      absolute: max |a - b|.
+      noise: whether its true gradient is zero.
+    """
 
     path: str
     relative: float
@@ -191,7 +202,7 @@ class Difference:
 
 
 def compare(outcome: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray], model: str) -> list[Difference]:
-    """Compares variables by path, the worst first; raises `KeyError` if they are not the same variables."""
+    """Compares variables by path, the worst first; raises `KeyError` if the paths differ."""
     if set(outcome) != set(reference):
         raise KeyError(f"Not the same variables: {sorted(set(outcome) ^ set(reference))}")
     found = []
@@ -204,7 +215,7 @@ def compare(outcome: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarra
 
 
 def is_noise(path: str, model: str) -> bool:
-    """Whether a variable's true gradient is zero, so that its value is rounding; as the model's table says."""
+    """Returns whether a variable's true gradient is zero, so that its value is rounding error, by the model's table."""
     shipped = "transformer" if model in LANGUAGE else model
     return any(re.search(pattern, path) for pattern in models.zero_gradient_patterns(shipped))
 
@@ -216,7 +227,7 @@ def _sizes(case: Case) -> dict[str, Any]:
 
 
 def source_of(case: Case) -> ArraySource:
-    """The data of a case, `EXAMPLES` examples that depend on the case alone."""
+    """Returns the data of a case, `EXAMPLES` examples that depend only on the case."""
     random = np.random.default_rng(5)
     if case.model in LANGUAGE:
         arrays: tuple[np.ndarray, ...] = tuple(random.integers(0, 12, (EXAMPLES, 12)) for _ in range(2))

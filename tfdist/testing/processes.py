@@ -1,4 +1,4 @@
-"""Real processes for tests: a job under a TF_CONFIG on free loopback ports, with a deadline, and nothing left behind."""
+"""Jobs of real processes for tests: TF_CONFIG with free loopback ports, deadlines, and cleanup."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,13 @@ from typing import BinaryIO, Protocol
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How one process ended: its exit code (-s for death by signal s), all that it printed, seconds since the start."""
+    """The end of a process.
+
+    Attributes:
+      code: its exit code; -s if it was killed by signal s.
+      output: everything that it printed.
+      seconds: time since the start of the job.
+    """
 
     code: int
     output: str
@@ -23,46 +29,51 @@ class Ended:
 
 
 class Process(Protocol):
-    """That part of `subprocess.Popen` which a job uses. The process leads a session of its own."""
+    """The part of the interface of `subprocess.Popen` that a job uses. The process is the leader of its own session."""
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process id."""
 
     @property
     def returncode(self) -> int | None:
-        """How it ended, once `poll` or `wait` has seen that; -s for death by signal s."""
+        """The exit code, once `poll` or `wait` has seen it; -s if it was killed by signal s."""
 
     def poll(self) -> int | None:
         """Returns `returncode`."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end; raises `subprocess.TimeoutExpired`."""
+        """Waits for the process to end; returns `returncode`."""
 
 
-Start = Callable[[Sequence[str], Mapping[str, str], BinaryIO], Process]  # a command, all its variables, its output
+Start = Callable[[Sequence[str], Mapping[str, str], BinaryIO], Process]  # (command, environment, output) -> process
 
 
 class Job:
-    """Several processes of one command that were started together."""
+    """Several processes of one command, started together."""
 
     def __init__(self, processes: Sequence[Process], outputs: Sequence[str]):
-        """Args: processes: by rank; outputs: the files that they print to, by rank."""
+        """Starts to measure time.
+
+        Args:
+          processes: processes by rank.
+          outputs: files with their output, by rank.
+        """
         self.processes = processes
         self._outputs = outputs
         self._started = time.monotonic()
 
     def output(self, rank: int) -> str:
-        """What a rank has printed so far."""
+        """Returns what a rank has printed so far."""
         with open(self._outputs[rank], encoding="utf-8", errors="replace") as file:
             return file.read()
 
     def wait_for(self, rank: int, text: str, seconds: float) -> None:
-        """Waits until a rank has printed a text."""
+        """Waits until a rank has printed a text; raises `AssertionError` with every rank's output on timeout."""
         self._until(lambda: text in self.output(rank), seconds, f"rank {rank} did not print {text!r}")
 
     def wait(self, seconds: float) -> list[Ended]:
-        """Waits until all have ended; raises `AssertionError` with every rank's output if they have not in time."""
+        """Waits until all processes have ended; raises `AssertionError` with every rank's output on timeout."""
         ends: dict[int, float] = {}
 
         def all_ended() -> bool:
@@ -75,7 +86,7 @@ class Job:
         return [Ended(p.wait(), self.output(rank), ends[rank]) for rank, p in enumerate(self.processes)]
 
     def kill(self) -> None:
-        """Ends every process and whatever it started."""
+        """Kills every process and everything that it has started."""
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -93,7 +104,7 @@ class Job:
 def start(
     command: Sequence[str], environment: Mapping[str, str], output: BinaryIO, directory: str | None = None
 ) -> Process:
-    """Starts a command as a new process, in a directory or in this process's."""
+    """Starts a command as a new process."""
     return subprocess.Popen(
         command,
         cwd=directory,
@@ -109,13 +120,13 @@ def start(
 def job(
     command: Sequence[str], size: int, environment: Mapping[str, str] | None = None, *, start: Start = start
 ) -> Iterator[Job]:
-    """Starts a command `size` times, each with a TF_CONFIG of its own rank; ends all of them when the block is left.
+    """Starts a command `size` times, with a TF_CONFIG for each rank; kills all processes on exit of the context.
 
     Args:
-      command: program and arguments; `{rank}` in them stands for the rank.
-      size: how many processes.
-      environment: variables beside this process's own; `{rank}` in their values stands for the rank.
-      start: starts each of them, with standard error in its output.
+      command: program and arguments; `{rank}` in them is replaced by the rank.
+      size: number of processes.
+      environment: additional environment variables; `{rank}` in their values is replaced by the rank.
+      start: starts a process, with its standard error redirected to its output.
     """
     workers = free_addresses(size)
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as files:
@@ -133,7 +144,7 @@ def job(
 
 
 def free_addresses(count: int) -> list[str]:
-    """Loopback addresses whose ports, and those of the group derived from them, were free a moment ago."""
+    """Returns loopback addresses whose ports, and the group's ports derived from them, have just been free."""
     with contextlib.ExitStack() as stack:
         found: list[str] = []
         while len(found) < count:

@@ -1,4 +1,4 @@
-"""`Trainer`: one Keras model, its optimizer and its strategy; and the fit loop.
+"""`Trainer`, which binds a Keras model to its optimizer and strategy, and the fit loop.
 
-The step that it compiles is in `tfdist.step`. Keras's own `fit` on replicas is `tfdist.keras_fit`.
+The compiled training step is in `tfdist.step`; Keras's own `fit` on replicas is in `tfdist.keras_fit`.
 """

@@ -1,7 +1,7 @@
-"""What all ranks have alike before they train: the code, the versions, the model and its optimizer; what differs is named.
+"""Checks before training that all ranks have the same code, versions, model and optimizer, and names what differs.
 
-A rank with another model would wait for ever in a collective that no other rank enters, or worse, add up what does not belong
-together. Only hashes travel as long as all is well.
+A rank with a different model would wait forever in a collective that no other rank enters or, worse, sum tensors that
+do not correspond. Unless something differs, only hashes are sent.
 """
 
 import contextlib
@@ -23,20 +23,20 @@ from tfdist.distribution.variable_creation import without_numbers
 from tfdist.grammar.unique_names import unique_names
 from tfdist.reporting.environment import versions
 
-_PIECE = 200  # entries in one message of the group
-_LONGEST = 500  # characters of a value that are compared as they are
-_PRIVATE = ("name", "seed", "input_layers", "output_layers")  # settings of a layer that Keras counts or draws
+_PIECE = 200  # entries per message of the group
+_LONGEST = 500  # values are compared up to this number of characters
+_PRIVATE = ("name", "seed", "input_layers", "output_layers")  # layer settings that Keras numbers or draws at random
 
 
 def check_alike(group: Group, model: keras.Model) -> None:
-    """Compares over all ranks what training rests on, before a variable is sent.
+    """Checks that all ranks have the same versions, code and model, before any variable is sent.
 
     Args:
-      group: of all ranks that train.
-      model: built; its optimizer, too, if it is compiled.
+      group: group of all training ranks.
+      model: built model; its optimizer must be built too if the model is compiled.
 
     Raises:
-      InputError: on every rank, naming the first thing that differs, and who has what.
+      InputError: on every rank, naming the first difference and which ranks have which value.
     """
     agree(group, "version of ", versions())
     agree(group, "the code of ", own_code(), common=True)
@@ -44,13 +44,13 @@ def check_alike(group: Group, model: keras.Model) -> None:
 
 
 def agree(group: Group, what: str, mine: Mapping[str, str], *, common: bool = False) -> None:
-    """As `Group.agree`, for any number of entries, and the first that differs is that of rank 0's order.
+    """Same as `Group.agree`, for any number of entries; reports the first difference in rank 0's order.
 
     Args:
-      group: of all ranks.
-      what: stands before a key in the message.
-      mine: what must be the same.
-      common: whether an entry may be missing on a rank.
+      group: group of all ranks.
+      what: prefix of a key in the error message.
+      mine: entries that must be equal on all ranks.
+      common: whether to ignore entries that are missing on a rank.
 
     Raises:
       InputError: an entry differs.
@@ -71,7 +71,7 @@ def agree(group: Group, what: str, mine: Mapping[str, str], *, common: bool = Fa
 
 
 def _of_rank_0(group: Group, what: str, mine: Mapping[str, str]) -> Iterator[list[str]]:
-    """Rank 0's entries, on every rank; in pieces, as a message has a limit."""
+    """Yields rank 0's entries on every rank; sent in pieces, because the size of a message is limited."""
     entries = [*mine.items()]
     pieces = [entries[start : start + _PIECE] for start in range(0, len(entries), _PIECE)]
     for number in range(group.broadcast(f"alike/{what}pieces", len(pieces))):
@@ -80,31 +80,32 @@ def _of_rank_0(group: Group, what: str, mine: Mapping[str, str]) -> Iterator[lis
 
 @functools.cache
 def _hash(file: str) -> str:
-    """Of a file when it was first asked for: what is changed later is not what runs."""
+    """Returns the hash of a file as of the first call: later edits do not affect the code that runs."""
     return hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest()[:16]
 
 
 def own_code() -> dict[str, str]:
-    """A hash of the file of each module that is loaded, of the user's own and of tfdist, by the file's and module's names.
+    """Returns a hash of the source file of each loaded module of the user and of tfdist, by file and module name.
 
-    What is installed has versions in place of that.
+    Installed packages are left out: their versions are compared instead.
     """
     found = {}
     libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
     for name, module in sorted(sys.modules.items()):
-        # Not by `getattr`, at which a module that loads itself when it is used would do so.
+        # `getattr` would trigger the import of a lazily loaded module.
         file = getattr(module, "__dict__", {}).get("__file__") or ""
         installed = file.startswith(libraries) or {"site-packages", "dist-packages"} & set(file.split("/"))
         if file.endswith(".py") and (name.partition(".")[0] == "tfdist" or not installed):
-            with contextlib.suppress(OSError):  # a file that is gone, or in an archive
+            with contextlib.suppress(OSError):  # the file was deleted or is in an archive
                 found[f"{pathlib.Path(file).name} (module {name})"] = _hash(file)
     return found
 
 
 def described(model: keras.Model) -> dict[str, str]:
-    """A model and its optimizer in words: each variable's form, and the settings of each layer that are numbers or words.
+    """Describes a model and its optimizer: the dtype and shape of each variable, and the plain settings of each layer.
 
-    Names stand without the numbers by which Keras counts what a process has made.
+    Names are given without the counters that Keras appends to them, which depend on what the process has created
+    before.
     """
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
@@ -118,13 +119,16 @@ def described(model: keras.Model) -> dict[str, str]:
 def _settings(title: str, part: Any) -> Iterator[tuple[str, str]]:
     yield f"{title}: class", type(part).__name__
     config: Any = {}
-    with contextlib.suppress(Exception):  # a user's own, which may not know what it is made of
+    with contextlib.suppress(Exception):  # a custom layer may not implement get_config
         config = part.get_config()
     yield from _flat(f"{title}: ", {key: value for key, value in config.items() if key not in _PRIVATE})
 
 
 def _flat(title: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The numbers, words and lists of them in a configuration; a lambda's code has its file's path in it."""
+    """Yields the numbers, strings and lists of them in a nested configuration.
+
+    Lambdas are skipped, because their serialized code contains the path of the source file.
+    """
     for key, value in config.items():
         if isinstance(value, Mapping) and value.get("class_name") == "__lambda__":
             continue

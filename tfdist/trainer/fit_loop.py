@@ -1,4 +1,4 @@
-"""One run of a trainer: compiled calls, and what falls between them: records, evaluations, callbacks, epochs."""
+"""The fit loop: calls of the compiled loop and what happens between them, e.g. records, evaluations and callbacks."""
 
 import contextlib
 import dataclasses
@@ -37,20 +37,20 @@ _log = logging.getLogger(__name__)
 
 
 class Trains(Protocol):
-    """What a run needs of a trainer.
+    """The interface of a trainer that a run depends on.
 
     Attributes:
-      model: compiled and built.
-      strategy: where it runs.
-      step: updates done so far; the run counts it on.
-      progress: what was added up since the last record and in this epoch; the run adds to it.
-      seed: of the order of examples.
-      metrics: what is recorded of the model.
+      model: compiled and built model.
+      strategy: strategy on which it is trained.
+      step: number of updates done so far; advanced by the run.
+      progress: running metrics since the last record and in the current epoch; updated by the run.
+      seed: seed of the order of examples.
+      metrics: metrics of the model that are recorded.
       drain: see `tfdist.step.metrics.make_drain`.
       average_statistics: see `tfdist.step.metrics.make_average_statistics`.
-      loss_scale: the scale now; None without loss scaling.
-      steps: the compiled loop of steps, and trials of others.
-      callback_memory: what the run's callbacks know; the run tells it which they are.
+      loss_scale: current loss scale; None without loss scaling.
+      steps: compiled training loops and trial steps.
+      callback_memory: state of the callbacks, which the run registers with it.
     """
 
     model: keras.Model
@@ -66,21 +66,21 @@ class Trains(Protocol):
 
     @property
     def loss_scale(self) -> float | None:
-        """The scale now."""
+        """The current loss scale; None without loss scaling."""
 
     def evaluate(self, data: Any, *, batch_size: int) -> dict[str, float]:
-        """The loss and the metrics of a whole data set."""
+        """Returns the loss and the metrics over a whole data set."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """When a run ends and what falls between its steps; every number counts updates.
+    """When a run ends and what happens between its steps; all values are numbers of updates.
 
     Attributes:
-      steps: the step at which it ends.
-      log_every: a record of metrics each so many steps.
-      eval_every: an evaluation each so many steps; 0 for one at each epoch's end.
-      steps_per_call: at most so many steps in one call of the compiled loop.
+      steps: step at which the run ends.
+      log_every: steps between records of metrics, at least 1.
+      eval_every: steps between evaluations; 0 to evaluate at the end of each epoch.
+      steps_per_call: maximum number of steps per call of the compiled loop, at least 1.
     """
 
     steps: int
@@ -89,7 +89,7 @@ class Schedule:
     steps_per_call: int = 10
 
     def __post_init__(self) -> None:
-        """Checks the numbers."""
+        """Validates the values."""
         least = {"log_every": 1, "eval_every": 0, "steps_per_call": 1}
         for name, value in least.items():
             given = getattr(self, name)
@@ -97,24 +97,40 @@ class Schedule:
                 raise InputError(f"{name} must be a whole number of at least {value}. Received: {given!r}.")
 
     def until(self, step: int, borders: Sequence[int]) -> int:
-        """How many steps the call that starts at `step` makes, so that it ends where something falls."""
+        """Returns the number of steps for the call that starts at `step`.
+
+        Args:
+          step: updates done so far.
+          borders: further steps at which a call has to end.
+
+        Returns:
+          The number of steps, at most `steps_per_call`, up to the next record, evaluation, border or the end of the
+          run.
+        """
         periods = [period for period in (self.log_every, self.eval_every) if period]
         nexts = [step - step % period + period for period in periods] + [border for border in borders if border > step]
         return min(self.steps_per_call, min([self.steps, *nexts]) - step)
 
 
 class History:
-    """What a run recorded: `records`, in the schema of metrics.jsonl, and `last(kind)`."""
+    """The records of a run, in the schema of metrics.jsonl.
+
+    Attributes:
+      records: all records, in the order in which they were written.
+    """
 
     def __init__(self) -> None:
-        """Starts empty."""
+        """Creates an empty history."""
         self.records: list[dict[str, Any]] = []
 
     def last(self, kind: str) -> dict[str, Any]:
-        """The last record of a kind, "train" or "eval".
+        """Returns the last record of a kind.
+
+        Args:
+          kind: "train" or "eval".
 
         Raises:
-          KeyError: there is none.
+          KeyError: there is no such record.
         """
         for record in reversed(self.records):
             if record["kind"] == kind:
@@ -123,7 +139,7 @@ class History:
 
 
 class Run:
-    """One call of `Trainer.fit`."""
+    """A single call of `Trainer.fit`."""
 
     def __init__(
         self,
@@ -169,7 +185,7 @@ class Run:
         self._advised = False
 
     def go(self) -> History:
-        """Trains to the schedule's end, or until a callback stops it."""
+        """Trains until the end of the schedule, or until a callback stops the run."""
         trainer = self._trainer
         if self._batch_schedule.rate != 1 and self._strategy.is_chief:
             _log.info("%s", self._batch_schedule)
@@ -186,22 +202,22 @@ class Run:
         self._iterator = iterator
         self._reporter.start(plan)
         self._note.note(trainer.step)
-        trainer.drain()  # metrics of layers count every call of the model
+        trainer.drain()  # discards what earlier calls of the model added to its layers' metrics
         trainer.callback_memory.attend(self._callbacks.callbacks, self._model.optimizer)
         self._callbacks.on_train_begin()
         trainer.callback_memory.begun(self._strategy.group)
         over = self._was_stopped()
         with contextlib.closing(self._profile), contextlib.closing(self._note):
-            # A run that stopped at its last step, in the middle of an epoch, has that epoch's end before it.
+            # A resumed run that had reached its last step within an epoch still has to end that epoch.
             while not over and (trainer.step < self._schedule.steps or trainer.progress.epoch):
                 over = self._one_epoch()
-        del self._iterator, iterator  # its threads read ahead: end them now, not when the interpreter ends
+        del self._iterator, iterator  # stops the prefetching threads now rather than at interpreter exit
         self._callbacks.on_train_end(self._history.records[-1] if self._history.records else {})
         trainer.average_statistics()
         return self._history
 
     def _was_stopped(self) -> bool:
-        """Whether the run that goes on had come to its end already: one process may know it, all must."""
+        """Returns whether the resumed run was already over. Any one process may know; all have to agree."""
         memory = self._trainer.callback_memory
         if not memory.goes_on:
             return False
@@ -212,7 +228,7 @@ class Run:
         return over
 
     def _one_epoch(self) -> bool:
-        """Trains to the end of the epoch or of the run; returns whether to stop."""
+        """Trains until the end of the epoch or of the run; returns whether to stop."""
         trainer = self._trainer
         epoch = self._position.epoch(trainer.step, self._source.size)
         whole = self._position.end_of_epoch(epoch, self._source.size)
@@ -222,7 +238,8 @@ class Run:
         stopped = False
         while trainer.step < end and not stopped:
             stopped = self._one_call(end)
-            if trainer.step < whole:  # as it is in a run that goes on
+            # The end of an epoch is saved after its callbacks, below: a resumed run does not repeat them.
+            if trainer.step < whole:
                 self._saving.at(trainer.step, is_last=stopped or trainer.step == self._schedule.steps)
         logs, trainer.progress.epoch = trainer.progress.epoch.results(trainer.metrics), RunningMetrics()
         if self._test is not None and not self._schedule.eval_every:
@@ -261,15 +278,17 @@ class Run:
         self._reporter.progress(trainer.step, logs | self._timer.fields() | trainer.steps.cost | self._inspected)
         if log:
             self._record(result)
-        self._watchdog.reached(trainer.step)  # only here: for a record, ranks wait for each other
+        # Not earlier: to write a record, the ranks wait for each other.
+        self._watchdog.reached(trainer.step)
         self._callbacks.on_train_batch_end(trainer.step - 1, logs)
-        stopped = self._stopped()  # first: in an evaluation nobody notices that a rank does not come
+        # Before the evaluation, in which the watchdog would not notice a missing rank.
+        stopped = self._stopped()
         if self._test is not None and schedule.eval_every and trainer.step % schedule.eval_every == 0:
             self._evaluate()
         return stopped
 
     def _stopped(self) -> bool:
-        """Whether a callback of any rank wants to stop; who waits for another's callbacks is watched as in a call."""
+        """Returns whether a callback of any rank requests a stop; the watchdog covers the wait for the other ranks."""
         step = self._trainer.step
         self._watchdog.begin(step, step)
         stopped = self._callbacks.stopped(step)
@@ -282,7 +301,10 @@ class Run:
                 self._inspected |= inspection.look(self._trainer.step)
 
     def _batch(self, step: int) -> Any:
-        """Rows like those of a step, read apart; of the first epoch, so that a stream has not far to skip."""
+        """Returns a batch like that of a step, from a separate iterator.
+
+        It comes from the first epoch, so that a stream has few examples to skip.
+        """
         number = step % steps_in_epochs(1, self._source.size, self._batch_size)
         pipeline = Pipeline(self._source, self._batch_size, self._trainer.seed, number * self._batch_size)
         return next(self._strategy.distribute(pipeline.dataset))
@@ -337,7 +359,7 @@ class Run:
 
 @contextlib.contextmanager
 def _naming(step: int) -> Iterator[None]:
-    """Adds the step to an error of the engine, for whoever reports it."""
+    """Adds the step as a note to any exception, for error reports."""
     try:
         yield
     except Exception as error:

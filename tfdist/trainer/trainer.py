@@ -1,4 +1,4 @@
-"""The trainer: one Keras model, its optimizer and its strategy, ready to be trained, evaluated and saved."""
+"""`Trainer`: trains, evaluates, saves and resumes a Keras model under a strategy."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -51,10 +51,10 @@ from tfdist.trainer.fit_loop import History, Run, Schedule
 
 
 class Trainer:
-    """Trains one Keras model under the strategy whose scope is open.
+    """Trains a Keras model under the strategy whose scope is open.
 
-    The model, the optimizer and the metrics are ordinary Keras objects, created in the same scope. Gradients are combined
-    once, by tfdist; step k is one update with the global batch of `batch_size` examples that (seed, k) names.
+    The model, the optimizer and the metrics are ordinary Keras objects, created in the same scope. tfdist reduces
+    gradients exactly once. Step k is one update with a global batch of `batch_size` examples, determined by (seed, k).
     """
 
     def __init__(
@@ -79,23 +79,22 @@ class Trainer:
         """Compiles the model.
 
         Args:
-          model: built or not, created under the strategy's scope.
-          optimizer: Keras's. Its own clipping works on the whole gradient. A `LossScaleOptimizer` is taken apart: the scale
-            becomes the trainer's. One that accumulates gradients by itself is refused.
+          model: Keras model, built or not, created under the strategy's scope.
+          optimizer: Keras optimizer. Its clipping applies to reduced gradients. A `LossScaleOptimizer` is unwrapped and
+            its scale taken over. An optimizer that accumulates gradients itself is rejected.
           loss: as for `keras.Model.compile`; may be None if layers call `add_loss`.
           metrics: as for `keras.Model.compile`.
           weighted_metrics: as for `keras.Model.compile`.
           loss_weights: as for `keras.Model.compile`.
-          seed: of the order of examples and of random layers.
-          jit_compile: compiles forward and backward with XLA.
-          accumulate_steps: micro-steps, in which a replica computes its rows one part after the other; changes memory and
-            time, not the result.
-          loss_scale: by default a dynamic one if a layer computes in float16, else none.
-          max_skipped_steps: so many steps in a row that are skipped because of overflow end the run.
-          clip: limits whole gradients.
-          compression: how gradients are summed over replicas, as in `--compression`, or a reducer of your own.
-          compression_min_bytes: smaller gradients are summed exactly.
-          bucket_bytes: small gradients travel together in messages of at most this size.
+          seed: seed of the order of examples and of random layers.
+          jit_compile: whether to compile the forward and backward pass with XLA.
+          accumulate_steps: micro-steps into which a replica splits its rows; affects memory and time, not the result.
+          loss_scale: loss scaling; by default dynamic if a layer computes in float16, else none.
+          max_skipped_steps: number of consecutive steps skipped because of overflow that ends the run.
+          clip: clipping of the reduced gradients.
+          compression: how gradients are summed over replicas: as in `--compression`, or a `Reducer`.
+          compression_min_bytes: gradients smaller than this many bytes are summed exactly.
+          bucket_bytes: small gradients are sent together in messages of at most this many bytes.
         """
         self.strategy = with_collectives(current_strategy())
         check_born_here(self.strategy, "model", model.variables)
@@ -169,42 +168,42 @@ class Trainer:
         stall_warning_seconds: float = 60.0,
         stall_shutdown_seconds: float = 0.0,
     ) -> "History":
-        """Trains for so many steps or epochs more; behind `resume`, from where the run began that goes on.
+        """Trains for a number of steps or epochs; after `resume`, counted from where the resumed run began.
 
         Args:
-          data: a `DataSet`, a source, arrays (x, y), a `tf.data.Dataset` of single examples, or a pair of those for training
-            and test; what there is for test is evaluated as the schedule says. tf.data's autotuning is switched off, as its
-            thread delays a run's end by up to a minute: `AUTOTUNE` then means as many parallel calls as there are cores.
-          batch_size: examples of a global batch, over all replicas; the first one goes on where those of `fit` before ended.
-          elastic_batch: what stays when a run goes on with another number of replicas behind `resume`: "global", the batch and
-            the result; or "replica", the batch of one replica: N replicas after N0 have batches of batch_size / N0 * N
-            examples, and the learning rate is multiplied by N / N0.
-          steps: updates; give this or `epochs`.
-          epochs: passes over the data.
+          data: a `DataSet`, a source, arrays (x, y), a `tf.data.Dataset` of single examples, or a pair of these for
+            training and test; the test data is evaluated as scheduled. tf.data's autotuning is disabled, because its
+            thread delays the end of a run by up to a minute: `AUTOTUNE` then means one parallel call per core.
+          batch_size: global batch size, over all replicas; the first batch continues where the previous `fit` ended.
+          elastic_batch: what stays constant when a run resumes with another number of replicas: "global", the global
+            batch and the result; or "replica", the batch per replica: on N replicas instead of N0, batches have
+            batch_size / N0 * N examples and the learning rate is multiplied by N / N0.
+          steps: number of updates; give either this or `epochs`.
+          epochs: number of passes over the data.
           log_every: steps between records of metrics.
-          eval_every: steps between evaluations; 0 for each epoch's end.
-          steps_per_call: steps in one call of the compiled loop; changes speed, never the result.
-          callbacks: Keras's, the same on every process.
-          class_weight: weight of each class's examples.
-          reporter: told about the run on the chief.
+          eval_every: steps between evaluations; 0 to evaluate at the end of each epoch.
+          steps_per_call: steps per call of the compiled loop; affects speed, never the result.
+          callbacks: Keras callbacks, the same on every process.
+          class_weight: weight of the examples of each class.
+          reporter: reports the run on the chief.
           profile: when to profile.
-          measure_every: steps between two measurements of exposed communication, the first at step 100 or before; 0 for never.
-          compression_check_every: steps between two comparisons of compressed sums with exact ones; 0 for never.
-          compression_max_error: a gradient whose compression errs by more than this part of its norm is summed exactly
-            from then on; 0 for no limit.
-          checkpoints: where and how often the run is saved; by default never.
-          ledger: gets the examples that this process uses, such as a `tfdist.reporting.LedgerFile`.
-          check_sync_every: steps between two looks at whether all replicas are alike; 0 for never.
-          stall_warning_seconds: a call of the compiled loop that lasts so much over twice the usual is reported; 0: never.
-          stall_shutdown_seconds: one that lasts so much longer ends all processes with code 4; 0: never.
-          check_sync: "variables", of which a difference ends the run, or "gradients", whose norms are logged by replica.
+          measure_every: steps between measurements of exposed communication, the first by step 100; 0: never.
+          compression_check_every: steps between comparisons of compressed sums with exact sums; 0: never.
+          compression_max_error: relative error above which a gradient is summed exactly from then on; 0: no limit.
+          checkpoints: where and how often to save the run; by default never.
+          ledger: records the examples that this process uses, for example `tfdist.reporting.LedgerFile`.
+          check_sync_every: steps between checks that all replicas hold the same values; 0: never.
+          stall_warning_seconds: a call of the compiled loop that takes this long beyond twice the usual is reported; 0:
+            never.
+          stall_shutdown_seconds: one that takes this long beyond it ends all processes with exit code 4; 0: never.
+          check_sync: "variables", where a difference ends the run, or "gradients", whose norms are logged by replica.
 
         Raises:
-          InputError: an argument is wrong.
+          InputError: an argument is invalid.
           NotFiniteError: a loss is inf or NaN; names the step.
-          Preempted: the process got SIGTERM or SIGINT, and what `checkpoints` say was saved.
+          Preempted: the process received SIGTERM or SIGINT; the run was saved according to `checkpoints`.
           CheckpointError: a checkpoint could not be written.
-          DesyncError: replicas are not alike.
+          DesyncError: replicas have diverged.
         """
         whole = as_data_set(data, "data")
         train = whole.train
@@ -259,25 +258,26 @@ class Trainer:
                 self._batch_schedule, self._position = None, batch_schedule.position
 
     def resume(self, path: str | os.PathLike[str], commits: str | os.PathLike[str] = "") -> int:
-        """Goes on from a checkpoint: weights, slots, the step, and all that steps keep are as they were.
+        """Resumes from a checkpoint: restores weights, optimizer state, the step and all other state of the run.
 
-        Every process calls it, with the model built. A damaged checkpoint is set aside, and the newest good one is taken.
+        Call it on every process, with the model built. A damaged checkpoint is set aside; the newest intact one is
+        used.
 
         Args:
-          path: of a checkpoint, or of a directory of checkpoints, of which there may be none yet.
-          commits: directory of commits, of which a newer one is taken.
+          path: a checkpoint, or a directory of checkpoints, which may be empty or missing.
+          commits: directory of commits; a commit is used if it is newer.
 
         Returns:
-          The step, the number of updates done; 0 if there is no checkpoint.
+          The step, i.e. the number of updates done; 0 if there is no checkpoint.
 
         Raises:
-          InputError: a checkpoint is of another model or optimizer, or of a newer version.
-          CheckpointError: there are checkpoints, and none is good.
+          InputError: the checkpoint is of another model or optimizer, or of a newer version.
+          CheckpointError: there are checkpoints, but none is intact.
         """
         return self.resume_from(to_go_on_from(self.strategy, path, commits))
 
     def resume_from(self, checkpoints: Sequence[str], *, sets_aside: bool = True) -> int:
-        """As `resume`, with the first good one of these paths; whether damaged ones are renamed is to be said."""
+        """Same as `resume`, from the first intact of these paths; `sets_aside` tells whether to rename damaged ones."""
         checkpoint = restore(self._run_state(), checkpoints, self.strategy.group, sets_aside)
         if checkpoint is not None:
             self.resumed_from = str(checkpoint.path)
@@ -288,15 +288,15 @@ class Trainer:
         return self.step
 
     def batch_schedule(self, size: int, *, batch_size: int, elastic_batch: str = GLOBAL) -> BatchSchedule:
-        """The batch in use and the position in the data that `fit` with these arguments goes on with; changes nothing.
+        """Returns the batch size and data position with which `fit` would continue; changes nothing.
 
         Args:
-          size: examples of an epoch.
+          size: number of examples per epoch.
           batch_size: see `fit`.
           elastic_batch: see `fit`.
 
         Raises:
-          InputError: the batch cannot be dealt to the replicas.
+          InputError: the batch cannot be divided among the replicas.
         """
         parts = self.strategy.batch_parts
         begun_at = self.step if self._begun_at is None else self._begun_at
@@ -330,20 +330,20 @@ class Trainer:
         }
 
     def evaluate(self, data: Any, *, batch_size: int) -> dict[str, float]:
-        """The loss and the metrics of a whole data set, the same for any number of replicas.
+        """Returns the loss and the metrics over a whole data set; the same for any number of replicas.
 
         Args:
-          data: what to evaluate on.
-          batch_size: examples at a time, over all replicas; does not change the result.
+          data: data to evaluate on; see `fit`.
+          batch_size: examples per batch, over all replicas; does not affect the result.
         """
         examples = as_examples(data)
         self.build(examples)
         self.average_statistics()
-        self.drain()  # metrics of layers count every call of the model
+        self.drain()  # discards what earlier calls added to metrics of layers
         return self._evaluator.evaluate(examples, batch_size)
 
     def build(self, data: Examples) -> None:
-        """Creates every variable, and makes them equal on all replicas; a second call does nothing."""
+        """Creates all variables and makes them equal on all replicas; does nothing if already built."""
         if self._built:
             return
         batched = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), data.element_spec)
@@ -368,22 +368,22 @@ class Trainer:
 
     @property
     def loss_scale(self) -> float | None:
-        """What the loss is multiplied by now; None without loss scaling."""
+        """The current factor of the loss; None without loss scaling."""
         if self._settings.loss_scale is None:
             return None
         return float(self._kept.array("loss_scale/scale").values)
 
     @property
     def state(self) -> dict[str, StateArray]:
-        """What a step keeps beside weights and slots, by name: error feedback, loss scale and the like."""
+        """State of the step besides weights and optimizer state, by name: error feedback, loss scale and so on."""
         return self._kept.arrays()
 
     def save(self, path: str) -> None:
-        """Writes the model in Keras's own format, on the chief; every process calls it.
+        """Saves the model in Keras's format on the chief; call it on every process.
 
-        Keras alone can load it, with tfdist imported if the model has layers of tfdist's. In inference, synchronized BatchNorm
-        is an ordinary one, and is saved as one. The optimizer goes with the model unless a layer had to be replaced so, or
-        Keras does not know it: tfdist's own, or one whose rate has a warm-up.
+        Keras alone can load the file, with tfdist imported if the model has layers of tfdist. Synchronized BatchNorm is
+        saved as ordinary BatchNorm, its equal in inference. The optimizer is saved too, unless a layer was replaced in
+        this way or Keras does not know it: one of tfdist, or one whose learning rate has a warmup.
         """
         self.average_statistics()
         with self.strategy.whole([*self.model.variables, *self.model.optimizer.variables]):

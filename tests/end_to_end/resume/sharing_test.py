@@ -171,7 +171,7 @@ def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, mon
         wrong = written(path, *given)
         return f"{path.parent} (No space left on device)" if "host1" in str(path) else wrong
 
-    monkeypatch.setattr(peers, "Carrier", Carrier)
+    monkeypatch.setattr(peers, "ByteTransfer", Carrier)
     monkeypatch.setattr(peers, "can_carry", lambda strategy: True)
     monkeypatch.setattr(peers, "_written", full)
     with members(RANKS) as joined, ThreadPoolExecutor(RANKS) as pool, caplog.at_level(logging.WARNING):

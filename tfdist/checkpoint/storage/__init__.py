@@ -1,10 +1,10 @@
-"""The storage of checkpoints: NumPy arrays in, the same arrays out, or an error that says what is not as it was.
+"""Stores checkpoints: NumPy arrays are written, and read back unchanged or with an error about what is corrupted.
 
-    commit(group, directory, parts)   all processes write one checkpoint, whole or not at all
-    Checkpoint.open(path).read(name)  nothing is returned whose hash is wrong
+    commit(group, directory, parts)   all processes write one checkpoint, completely or not at all
+    Checkpoint.open(path).read(name)  data is only returned after its hash has been verified
 
-A checkpoint is a directory of safetensors shards and a manifest; `manifest.py` and `shard.py` have the format. What the state
-of a run is, is not known here, and TensorFlow is not imported.
+A checkpoint is a directory with safetensors shards and a manifest; `manifest.py` and `shard.py` define the format. This
+package does not depend on the contents of a run's state, nor on TensorFlow.
 """
 
 from tfdist.checkpoint.storage.atomic_write import commit

@@ -1,9 +1,9 @@
-"""All processes write one checkpoint: it is there for all, or for nobody, and all know which.
+"""Writes a checkpoint with all processes, atomically: it exists completely or not at all, and all processes know which.
 
-    rank 0: a partial directory -> every rank: its shard and its index, in files -> rank 0: the manifest, one rename
+    rank 0: a partial directory -> every rank: its shard and its index, as files -> rank 0: the manifest, one rename
 
-Shards and indices go through the file system; between the processes only small words travel, one after each stage. Where no
-directory is all ranks', what rank 0 does, the first rank of each host does there (`spread.py`).
+Shards and indices go through the file system; the processes only exchange small messages, one after each stage. If
+there is no directory shared by all ranks, the first rank of each host does the work of rank 0 there (`multi_host.py`).
 """
 
 import os
@@ -21,8 +21,8 @@ from tfdist.checkpoint.storage.shard import write_shard
 from tfdist.coordination import Group, Json
 from tfdist.errors import CheckpointError
 
-_LONGEST = 500  # of what a rank says of its failure
-_MOST = 3  # ranks whose words are in a message
+_LONGEST = 500  # of a rank's error message
+_MOST = 3  # number of ranks whose errors are in a message
 
 
 def commit(
@@ -39,29 +39,31 @@ def commit(
     deadline: float = 3600.0,
     over: Spread | None = None,
 ) -> Path:
-    """Writes a checkpoint; every rank calls it, from any thread. It returns when the checkpoint is on the disk.
+    """Writes a checkpoint and returns when it is on disk; every rank must call it, from any thread.
 
     Args:
       group: the processes that write together.
-      directory: of the run's checkpoints, on a file system that all ranks share, unless there is `over`; it is made if need
-        be. One job writes there (see `lock`), one checkpoint at a time: what else has begun there is removed.
-      parts: what this rank has. The parts of all ranks tile each tensor.
-      step: how many steps the state has seen; a checkpoint of the same step is replaced.
-      seed: of the run.
-      flags: the run's resolved flags by name, as JSON. Rank 0's count.
-      values: what else belongs to the state, as JSON, without nan and inf. Rank 0's count.
-      keep: how many checkpoints stay, at least 1; the newest steps do, and the one just written.
-      noun: what it is called in messages; those of two nouns may be written at one time, in two directories.
-      deadline: in seconds, for each of its stages, in which the slowest rank may be behind the fastest.
-      over: the hosts in whose directories the files lie, if there is none that all ranks share; the parts are then those that
-        this rank alone holds.
+      directory: directory of the run's checkpoints, on a file system shared by all ranks unless `over` is given;
+        created if necessary. Only one job may write there (see `lock`), one checkpoint at a time: other partial
+        checkpoints are removed.
+      parts: this rank's blocks. The blocks of all ranks must tile each tensor.
+      step: number of updates done; a checkpoint of the same step is replaced.
+      seed: seed of the run.
+      flags: resolved flags of the run by name, as JSON; rank 0's are used.
+      values: other values of the state, as JSON without nan and inf; rank 0's are used.
+      keep: number of checkpoints to keep, at least 1: the newest, and always the one just written.
+      noun: what it is called in messages; checkpoints with different nouns may be written concurrently, in different
+        directories.
+      deadline: seconds for each stage, by which the slowest rank may be behind the fastest.
+      over: hosts to which the files are distributed, if no directory is shared by all ranks; `parts` are then those
+        that only this rank has.
 
     Returns:
-      The checkpoint's path.
+      Path of the checkpoint.
 
     Raises:
-      CheckpointError: a rank could not do its part; the same on every rank. What was there before is as it was.
-      PeerLostError: a rank is lost or did not come.
+      CheckpointError: a rank failed; the same on every rank. Existing checkpoints are unchanged.
+      PeerLostError: a rank is lost or did not call in time.
     """
     if keep < 1:
         raise ValueError(f"At least one checkpoint must stay. Received: keep={keep}.")
@@ -84,16 +86,17 @@ def commit(
             spread.exchange(f"{noun} {whole.name} index", deadline)
             stages.run("indices", spread.understand)
         stages.run("manifest", publish, place.is_first)
-        stages.run("prune", lambda: places.prune(home, keep, whole), place.is_first)  # when all directories have it
+        # After it has been published in all directories.
+        stages.run("prune", lambda: places.prune(home, keep, whole), place.is_first)
     except BaseException:
-        if place.is_first:  # what cannot be removed, the next one to be written does
+        if place.is_first:  # what cannot be removed is removed by the next write
             shutil.rmtree(partial, ignore_errors=True)
         raise
     return whole
 
 
 class _Stages:
-    """Does something on each rank, and tells all ranks who failed."""
+    """Runs the stages of a write on each rank, and reports failures to all ranks."""
 
     def __init__(self, group: Group, noun: str, name: str, deadline: float):
         self._group = group
@@ -102,12 +105,12 @@ class _Stages:
         self._deadline = deadline
 
     def run(self, stage: str, action: Callable[[], object], does: bool = True) -> None:
-        """Runs the action if this rank does it; returns when every rank is done with it."""
+        """Runs the action if this rank takes part; returns when every rank has completed the stage."""
         failure: Exception | None = None
         try:
             if does:
                 action()
-        except Exception as error:  # of any kind: the others wait for a word
+        except Exception as error:  # any error, because the others wait for a message
             failure = error
         said = None if failure is None else _words(failure)
         everyone = self._group.gather(f"{self._noun} {self._name} {stage}", said, self._deadline)
@@ -117,7 +120,7 @@ class _Stages:
 
 
 class _InOne:
-    """How ranks write that share a directory: their indices are files in it."""
+    """Writing by ranks that share a directory; their indices are files in it."""
 
     def __init__(self, group: Group, flags: Json, values: Json):
         self._group, self._flags, self._values = group, flags, values
@@ -138,7 +141,7 @@ def _index_file(partial: Path, rank: int) -> Path:
 
 
 def _fold(partial: Path, size: int) -> Index:
-    """The index of all ranks, whose files are removed."""
+    """Merges the index files of all ranks, and removes them."""
     own = [_index_file(partial, rank) for rank in range(size)]
     for rank, file in enumerate(own):
         if not file.exists():

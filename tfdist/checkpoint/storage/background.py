@@ -1,13 +1,13 @@
-"""Writes beside the training."""
+"""Writes checkpoints in the background."""
 
 import threading
 from collections.abc import Callable
 
 
 class BackgroundWriter:
-    """One thread of this process that writes, at most one checkpoint at a time.
+    """A thread that writes at most one checkpoint at a time.
 
-    The thread does not keep the interpreter from ending: what a program must have on disk, it waits for.
+    It is a daemon thread: a program must wait for data that has to be on disk.
     """
 
     def __init__(self) -> None:
@@ -15,23 +15,23 @@ class BackgroundWriter:
         self._error: BaseException | None = None
 
     def start(self, write: Callable[[], object]) -> None:
-        """Starts writing, when the write before is done.
+        """Starts a write after the previous one has completed.
 
         Args:
-          write: what to do; what it raises, `wait` or the next `start` raises.
+          write: function that writes; its exception is raised by `wait` or the next `start`.
 
         Raises:
-          BaseException: what the write before raised; nothing is started then.
+          BaseException: exception of the previous write; then nothing is started.
         """
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(write,), name="checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Returns when nothing is being written.
+        """Waits until nothing is being written.
 
         Raises:
-          BaseException: what the write raised, once.
+          BaseException: exception of the write, once.
         """
         if self._thread is not None:
             self._thread.join()
@@ -43,5 +43,5 @@ class BackgroundWriter:
     def _run(self, write: Callable[[], object]) -> None:
         try:
             write()
-        except BaseException as error:  # to be raised where somebody waits
+        except BaseException as error:  # raised in `wait`
             self._error = error

@@ -1,13 +1,13 @@
-"""The directory with a run's checkpoints, one directory each, and what is left in it by processes that were killed.
+"""The directory of a run's checkpoints, and cleaning up after processes that were killed.
 
-step-000000120            a whole checkpoint: it got this name when everything of it was on the disk
+step-000000120            a complete checkpoint; renamed to this once all of it was on disk
 .step-000000120.partial   one that is being written
-.step-000000120.replaced  the former one of the same step, until the new one has its name
+.step-000000120.replaced  the former one of the same step, until the new one has been renamed
 .step-000000120.pruned    an old one that is being removed
-step-000000120.damaged    one that somebody has set aside
+step-000000120.damaged    one that was set aside
 
-What is not needed any more may refuse to go: on NFS a directory is not empty as long as somebody reads a file that was in it.
-It is in nobody's way, and the next one to be written removes it.
+Removing may fail: on NFS, a directory is not empty while somebody reads a file that was in it. The remains do no harm,
+and are removed at the next write.
 """
 
 import contextlib
@@ -27,36 +27,36 @@ _log = logging.getLogger(__name__)
 
 
 def name(step: int) -> str:
-    """The name of a step's checkpoint."""
+    """Returns the directory name of a step's checkpoint."""
     return f"step-{step:09d}"
 
 
 def is_name(text: str) -> bool:
-    """Whether a directory of this name is a checkpoint, or was one that is damaged."""
+    """Returns whether this is the directory name of a checkpoint."""
     return _WHOLE.fullmatch(text) is not None
 
 
 def step_of(path: Path) -> int:
-    """The step of a checkpoint that `newest` has found."""
+    """Returns the step of a checkpoint found by `newest`."""
     return int(path.name.removeprefix("step-"))
 
 
 def partial(directory: Path, step: int) -> Path:
-    """Where a step's checkpoint is written."""
+    """Returns the directory in which a step's checkpoint is written."""
     return directory / f".{name(step)}.partial"
 
 
 def newest(directory: str | os.PathLike[str]) -> list[Path]:
-    """Returns the checkpoints that were written wholly, the newest step first; none if there is no such directory.
+    """Returns the complete checkpoints by decreasing step; an empty list if there is no such directory.
 
-    Whether one is as it was written, `Checkpoint.open` and reading it tell.
+    They may be corrupted, which is detected by `Checkpoint.open` and by reading.
     """
     found = [(int(match[1]), path) for path, match in _matching(Path(directory), _WHOLE)]
     return [path for _, path in sorted(found, reverse=True)]
 
 
 def checkpoints_at(path: str | os.PathLike[str]) -> list[Path]:
-    """The checkpoints that a path names, the newest first: itself, those in it, or those of the run whose directory it is."""
+    """Returns the checkpoints at a path, the newest first: itself, those in it, or those of the run there."""
     path = Path(path).expanduser()
     if is_name(path.name) and not (path / "checkpoints").exists():
         return [path]
@@ -73,49 +73,51 @@ def set_aside(path: str | os.PathLike[str]) -> Path:
 
 
 def _renamed(path: Path, wanted: str) -> Path:
-    """Gives a directory this name, or, if there is such a one, the name with a number."""
+    """Renames a directory; appends a number if the name exists already."""
     names = itertools.chain([wanted], (f"{wanted}-{number}" for number in itertools.count(2)))
     return path.rename(next(place for each in names if not (place := path.with_name(each)).exists()))
 
 
 def set_aside_in(*directories: Path) -> list[Path]:
-    """What `set_aside` has renamed there."""
+    """Returns the checkpoints in these directories that `set_aside` has renamed."""
     return sorted(path for home in directories for path in home.glob("step-*.damaged*"))
 
 
 def clean_partial(directory: str | os.PathLike[str]) -> None:
-    """Removes what killed processes left; call it when nobody writes there. What cannot be removed is a warning.
+    """Removes what killed processes have left; to be called while nobody writes there.
+
+    Logs a warning about what cannot be removed.
 
     Raises:
-      OSError: the directory cannot be read, or the last checkpoint not get its name back.
+      OSError: the directory cannot be read, or the last checkpoint cannot be renamed back.
     """
     for path, match in _matching(Path(directory), _LEFT):
         whole = path.with_name(match[1])
         if match[2] == "replaced" and not whole.exists():
-            path.rename(whole)  # killed between two renames: the former one is the last that there is
+            path.rename(whole)  # killed between two renames, so the former one is the only one
         else:
             _discard(path)
 
 
 @contextlib.contextmanager
 def _tried(path: Path) -> Iterator[None]:
-    """Turns an error into a warning, said once for each directory that stays: nobody needs it, and it is in nobody's way."""
+    """Turns an error into a warning, logged once per directory; the remains do no harm."""
     try:
         yield
     except OSError as error:
         _warn(path, error.strerror or str(error))
 
 
-@functools.cache  # what stays is tried again with each checkpoint
+@functools.cache  # because removal is retried with each checkpoint
 def _warn(path: Path, why: str) -> None:
     _log.warning("%s could not be cleared away (%s). That is tried again.", path, why)
 
 
 def make_partial(directory: Path, step: int) -> Path:
-    """Makes an empty directory in which a step's checkpoint is written, and clears away what killed processes left.
+    """Creates an empty directory to write a step's checkpoint, and removes what killed processes have left.
 
     Raises:
-      OSError: as the system says.
+      OSError: as raised by the system.
     """
     directory.mkdir(parents=True, exist_ok=True)
     clean_partial(directory)
@@ -127,14 +129,16 @@ def make_partial(directory: Path, step: int) -> Path:
 
 
 def publish(written: Path, whole: Path) -> None:
-    """Gives a checkpoint its name; one that had the name already is replaced. If that cannot be removed it is a warning.
+    """Renames a written checkpoint to its final name, replacing an existing one.
+
+    If the replaced checkpoint cannot be removed, a warning is logged.
 
     Args:
-      written: the directory with everything of it, whose files are on the disk.
-      whole: the name, in the same directory.
+      written: directory with all files, which have been flushed to disk.
+      whole: final name, in the same parent directory.
 
     Raises:
-      OSError: as the system says.
+      OSError: as raised by the system.
     """
     _synchronize(written)
     former = whole.with_name(f".{whole.name}.replaced")
@@ -155,12 +159,12 @@ def publish(written: Path, whole: Path) -> None:
 
 
 def prune(directory: Path, keep: int, written: Path) -> None:
-    """Removes all but the newest checkpoints. What cannot be removed is a warning.
+    """Removes all but the newest checkpoints; logs a warning about those that cannot be removed.
 
     Args:
-      directory: with the checkpoints.
-      keep: how many stay.
-      written: the one that has just been written, which stays in any case.
+      directory: directory of checkpoints.
+      keep: number of checkpoints to keep.
+      written: the checkpoint that was just written, which is always kept.
 
     Raises:
       OSError: the directory cannot be read.
@@ -175,13 +179,13 @@ def remove(path: Path) -> None:
     """Removes a checkpoint.
 
     Raises:
-      OSError: as the system says.
+      OSError: as raised by the system.
     """
     shutil.rmtree(_renamed(path, _pruned(path)))
 
 
 def _pruned(whole: Path) -> str:
-    """The name of a checkpoint that is being removed: half of one must never have the name of a whole one."""
+    """Returns a checkpoint's name during removal: an incomplete one must not have the name of a complete one."""
     return f".{whole.name}.pruned"
 
 
@@ -199,7 +203,7 @@ def _matching(directory: Path, pattern: re.Pattern[str]) -> Iterator[tuple[Path,
 
 
 def _synchronize(directory: Path) -> None:
-    """Makes names in a directory survive a loss of power."""
+    """Flushes the entries of a directory to disk, so that they survive a power failure."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

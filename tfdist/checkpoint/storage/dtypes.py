@@ -1,4 +1,4 @@
-"""The element types of checkpoints: NumPy's, those that ml_dtypes adds, and what safetensors calls them."""
+"""The dtypes of checkpoints: those of NumPy and ml_dtypes, and their names in safetensors."""
 
 import ml_dtypes
 import numpy as np
@@ -22,15 +22,15 @@ _CODES = {
     "complex64": "C64",
 }
 
-# Little-endian, as safetensors has it. ml_dtypes's names are not NumPy's until it is imported.
+# Little-endian, as in safetensors. NumPy does not know the names of ml_dtypes until it is imported.
 DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)).newbyteorder("<") for name in _CODES}
 
 
 def is_known(dtype: np.dtype) -> bool:
-    """Whether arrays of this element type can be in a checkpoint; those of the other byte order cannot."""
+    """Returns whether arrays of this dtype can be stored; those with the other byte order cannot."""
     return DTYPES.get(dtype.name) == dtype
 
 
 def code(name: str) -> str:
-    """What safetensors calls an element type of `DTYPES`."""
+    """Returns the name of a dtype of `DTYPES` in safetensors."""
     return _CODES[name]

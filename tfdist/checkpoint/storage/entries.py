@@ -1,4 +1,4 @@
-"""What is known of a checkpoint's tensors without reading them."""
+"""Metadata of a checkpoint's tensors."""
 
 import dataclasses
 import math
@@ -9,20 +9,20 @@ import numpy as np
 
 from tfdist.checkpoint.storage import dtypes, hashed_io
 
-_LONGEST = 2**63 - 1  # in bytes; what an array could have
-_MOST_AXES = 32  # that every NumPy can have
+_LONGEST = 2**63 - 1  # maximum number of bytes of an array
+_MOST_AXES = 32  # supported by every version of NumPy
 
 
 @dataclasses.dataclass(frozen=True)
 class PartEntry:
-    """A block of a tensor, and where it is.
+    """A block of a tensor and its location.
 
     Attributes:
-      file: the shard's name in the checkpoint's directory.
-      key: the block's name in the shard.
-      offset: where the block begins in the tensor, in elements along each axis.
-      shape: of the block.
-      sha256: of each piece of `pieces.PIECE` bytes of the block, in hexadecimal.
+      file: name of the shard in the checkpoint's directory.
+      key: name of the block in the shard.
+      offset: start of the block in the tensor, in elements along each axis.
+      shape: shape of the block.
+      sha256: hash of each piece of `hashed_io.PIECE` bytes of the block, in hexadecimal.
     """
 
     file: str
@@ -38,8 +38,8 @@ class TensorEntry:
 
     Attributes:
       dtype: a key of `dtypes.DTYPES`.
-      shape: of the whole tensor.
-      parts: the blocks, in the order of their offsets; together they have each element once.
+      shape: shape of the complete tensor.
+      parts: blocks, ordered by offset, which contain each element once.
     """
 
     dtype: str
@@ -48,21 +48,21 @@ class TensorEntry:
 
     @property
     def element(self) -> np.dtype:
-        """The element type."""
+        """The NumPy dtype."""
         return dtypes.DTYPES[self.dtype]
 
     def size_of(self, part: PartEntry) -> int:
-        """A block's size in bytes."""
+        """Returns the size of a block in bytes."""
         return math.prod(part.shape) * self.element.itemsize
 
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """The shards of one process or of all, and the tensors of which they have blocks.
+    """The shards of one or all processes, and the tensors whose blocks they contain.
 
     Attributes:
-      shards: size in bytes by name of file.
-      tensors: by name.
+      shards: size in bytes by file name.
+      tensors: tensors by name.
     """
 
     shards: Mapping[str, int]
@@ -74,10 +74,10 @@ class Index:
 
 
 def merged(indices: Iterable[Index]) -> Index:
-    """The index of several processes' shards.
+    """Merges the indices of several processes' shards.
 
     Raises:
-      ValueError: two of them have a shard of one name, or do not agree about a tensor.
+      ValueError: two of them have a shard with the same name, or disagree about a tensor.
     """
     shards: dict[str, int] = {}
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -97,10 +97,10 @@ def merged(indices: Iterable[Index]) -> Index:
 
 
 def check(index: Index) -> None:
-    """Makes sure that an index could be of a checkpoint; what it says of sizes is true only if the files are so long.
+    """Checks that an index is consistent; sizes still have to be compared with those of the files.
 
     Raises:
-      ValueError: it cannot, and why.
+      ValueError: it is inconsistent.
     """
     used = set()
     for name, tensor in index.tensors.items():

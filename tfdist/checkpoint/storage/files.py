@@ -1,4 +1,4 @@
-"""The files of a checkpoint, opened to be written or to be read."""
+"""Opens the files of a checkpoint for writing or reading."""
 
 import contextlib
 import errno
@@ -12,17 +12,17 @@ from tfdist.errors import CheckpointError, Damaged
 _IS_DAMAGE = {
     errno.ENOENT: "it is missing",
     errno.ELOOP: "it is a link",
-    # A bad sector, or a wrong checksum of a file system that has them; over a network it may pass.
+    # A bad sector, or a wrong checksum in file systems that have them; over a network it may be temporary.
     errno.EIO: "the disk cannot read it; if it can again, rename it back",
 }
 
 
 @contextlib.contextmanager
 def created(path: Path) -> Iterator[int]:
-    """Yields the descriptor of a new file, open for writing; what is written is on the disk when it closes.
+    """Yields the file descriptor of a new file for writing, which is flushed to disk on exit.
 
     Raises:
-      OSError: as the system says, with the path, which the errors of `write` and `fsync` lack.
+      OSError: as raised by the system, but with the path, which errors of `write` and `fsync` lack.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -36,7 +36,7 @@ def created(path: Path) -> Iterator[int]:
 
 
 def write(descriptor: int, data: bytes | memoryview, position: int) -> None:
-    """Writes all of the bytes, where `os.pwrite` may stop early."""
+    """Writes all bytes, as `os.pwrite` may write fewer."""
     left = memoryview(data)
     while left:
         written = os.pwrite(descriptor, left, position)
@@ -45,14 +45,14 @@ def write(descriptor: int, data: bytes | memoryview, position: int) -> None:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Yields the descriptor of a file, open for reading: of a regular one, neither a link nor a device nor a pipe.
+    """Yields the file descriptor of a regular file for reading; refuses links, devices and pipes.
 
     Raises:
-      Damaged: the file is missing or no regular one, or the disk has lost it.
-      CheckpointError: the system refuses to open it, or to read it, which says nothing about what is in it.
+      Damaged: the file is missing or not a regular one, or cannot be read from the disk.
+      CheckpointError: the system refuses to open or read it, which does not mean that its contents are corrupted.
     """
     try:
-        # O_NONBLOCK: to open a pipe would wait for somebody who writes.
+        # O_NONBLOCK: opening a pipe would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -70,7 +70,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def read(path: Path) -> bytes:
-    """Returns what is in a file.
+    """Returns the contents of a file.
 
     Raises:
       Damaged, CheckpointError: see `opened`.

@@ -1,7 +1,8 @@
-"""Bytes to a file and back, hashed on the way, in several threads.
+"""Writes and reads bytes while computing their hashes, in several threads.
 
-A block is hashed in pieces of fixed size, each with a SHA-256 of its own, so that the threads share even one large tensor.
-What takes long (hashing, reading, writing) holds no interpreter lock: training goes on beside it.
+A block is hashed in pieces of fixed size, each with its own SHA-256, so that even a single large tensor is divided
+between threads. The expensive operations (hashing, reading, writing) release the GIL, so that training continues
+meanwhile.
 """
 
 import hashlib
@@ -14,18 +15,18 @@ import numpy as np
 
 from tfdist.checkpoint.storage import files
 
-PIECE = 4 << 20  # of a block; part of the format
-CHUNK = 1 << 18  # of a piece: is hashed while it is in the processor's cache
+PIECE = 4 << 20  # bytes of a block with one hash; part of the format
+CHUNK = 1 << 18  # bytes of a piece that are hashed while they are in the processor's cache
 
 
 class Piece(NamedTuple):
-    """Bytes of a file that have one hash.
+    """A range of a file with one hash.
 
     Attributes:
-      descriptor: of the open file.
-      position: in the file.
-      size: in bytes, at most `PIECE`.
-      memory: where the bytes are, or shall be; None for nowhere.
+      descriptor: file descriptor.
+      position: position in the file.
+      size: number of bytes, at most `PIECE`.
+      memory: source or destination of the bytes; None to discard them.
     """
 
     descriptor: int
@@ -35,13 +36,13 @@ class Piece(NamedTuple):
 
 
 def pieces(descriptor: int, position: int, size: int, values: np.ndarray | None = None) -> list[Piece]:
-    """The pieces of a block.
+    """Splits a block into pieces.
 
     Args:
-      descriptor: of the open file.
-      position: of the block in the file.
-      size: of the block in bytes.
-      values: the block, contiguous in C's order; None if it is nowhere in memory.
+      descriptor: file descriptor.
+      position: position of the block in the file.
+      size: size of the block in bytes.
+      values: the block, C-contiguous; None if it is not in memory.
     """
     memory = None if values is None else values.reshape(-1).view(np.uint8).data
     return [
@@ -51,7 +52,7 @@ def pieces(descriptor: int, position: int, size: int, values: np.ndarray | None 
 
 
 def count(size: int) -> int:
-    """How many pieces a block of so many bytes has."""
+    """Returns the number of pieces of a block of `size` bytes."""
     return -(-size // PIECE)
 
 
@@ -59,17 +60,17 @@ def write(each: Sequence[Piece], threads: int) -> list[str]:
     """Writes pieces; returns the SHA-256 of each in hexadecimal.
 
     Raises:
-      OSError: as the system says; what is not begun yet is not written any more.
+      OSError: as raised by the system; pieces that have not been started are not written.
     """
     return _over(threads, _write, each)
 
 
 def read(each: Sequence[Piece], threads: int) -> list[str]:
-    """Reads pieces, into memory where they have some; returns the SHA-256 of each in hexadecimal.
+    """Reads pieces, into memory if they have any; returns the SHA-256 of each in hexadecimal.
 
     Raises:
-      OSError: as the system says.
-      EOFError: the file ends too early.
+      OSError: as raised by the system.
+      EOFError: the file is too short.
     """
     return _over(threads, _read, each)
 
@@ -78,7 +79,7 @@ def _over(threads: int, work: Callable[[Piece], str], each: Sequence[Piece]) -> 
     if len(each) < 2:  # most tensors are small, and starting threads takes longer than hashing them
         return [work(piece) for piece in each]
     with ThreadPoolExecutor(threads, "checkpoint") as pool:
-        return list(pool.map(work, each))  # which cancels the rest when one fails
+        return list(pool.map(work, each))  # cancels the rest if one fails
 
 
 def _write(piece: Piece) -> str:
@@ -89,7 +90,8 @@ def _write(piece: Piece) -> str:
         found.update(chunk)
         files.write(piece.descriptor, chunk, piece.position + begin)
     if piece.size == PIECE:
-        # Nobody reads it soon; so the disk begins to write while the next piece is hashed, not when all are.
+        # The data is not needed soon, so this starts its writeback while the next piece is hashed, not only after the
+        # last.
         os.posix_fadvise(piece.descriptor, piece.position, piece.size, os.POSIX_FADV_DONTNEED)
     return found.hexdigest()
 

@@ -1,6 +1,6 @@
-"""An index from JSON that anybody may have written: only what has the right type and a possible value passes.
+"""Parses an index from untrusted JSON: only values of the right type and in range are accepted.
 
-Each function returns its first argument, or raises a ValueError that names what is wrong.
+Each function returns its first argument, or raises a ValueError that names the problem.
 """
 
 import re
@@ -9,48 +9,48 @@ from typing import Any
 from tfdist.checkpoint.storage import dtypes
 from tfdist.checkpoint.storage.entries import Index, PartEntry, TensorEntry
 
-_SHARD = re.compile(r"shard-[0-9]{5,9}\.safetensors")  # a name in the checkpoint's own directory, and no path
+_SHARD = re.compile(r"shard-[0-9]{5,9}\.safetensors")  # a name in the checkpoint's own directory, without a path
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LARGEST = 2**63 - 1
 
 
 def integer(value: Any, what: str) -> int:
-    """A number without a fraction, and not True, which Python takes for 1."""
+    """Checks for an integer, excluding bool."""
     if type(value) is not int:
         raise ValueError(f"{what} is {value!r:.40}, not an integer")
     return value
 
 
 def natural(value: Any, what: str) -> int:
-    """An integer in [0, 2**63)."""
+    """Checks for an integer in [0, 2**63)."""
     if not 0 <= integer(value, what) <= _LARGEST:
         raise ValueError(f"{what} is {value!r:.40}")
     return value
 
 
 def text(value: Any, what: str, pattern: re.Pattern[str] | None = None) -> str:
-    """A string, all of which matches the pattern."""
+    """Checks for a string that fully matches the pattern."""
     if not isinstance(value, str) or (pattern and not pattern.fullmatch(value)):
         raise ValueError(f"{what} is {value!r:.80}")
     return value
 
 
 def mapping(value: Any, what: str) -> dict[str, Any]:
-    """An object of JSON."""
+    """Checks for a JSON object."""
     if not isinstance(value, dict):
         raise ValueError(f"{what} is {value!r:.40}, not a mapping")
     return value
 
 
 def fields(value: Any, what: str, *names: str) -> dict[str, Any]:
-    """An object of JSON that has these names and no others."""
+    """Checks for a JSON object with exactly these names."""
     if mapping(value, what).keys() != set(names):
         raise ValueError(f"{what} has {', '.join(sorted(value)) or 'nothing':.80}, not {', '.join(names)}")
     return value
 
 
 def sequence(value: Any, what: str) -> list[Any]:
-    """An array of JSON."""
+    """Checks for a JSON array."""
     if not isinstance(value, list):
         raise ValueError(f"{what} is {value!r:.40}, not a list")
     return value
@@ -61,7 +61,7 @@ def _lengths(value: Any, what: str) -> tuple[int, ...]:
 
 
 def index(value: Any) -> Index:
-    """What `manifest.dump_index` returns; whether it fits together is not looked at."""
+    """Parses the result of `manifest.dump_index`; does not check whether it is consistent."""
     own = fields(value, "index", "shards", "tensors")
     sizes = mapping(own["shards"], "shards").items()
     tensors = mapping(own["tensors"], "tensors").items()

@@ -1,4 +1,4 @@
-"""One run in a directory, and one in its checkpoints: the second who wants to write there is told of the first."""
+"""Locks the directory of a run, or of its checkpoints: a second writer gets an error that names the first."""
 
 import contextlib
 import datetime
@@ -17,57 +17,58 @@ NAME = "lock"
 
 
 class NoLock(InputError):
-    """There can be no lock in a directory, whoever is at work there."""
+    """The directory cannot be locked, whether or not it is in use."""
 
 
 class Holder:
-    """Who is inside, in words that stand in the lock's file. They are a courtesy: the lock holds without them, too.
+    """Describes the process that holds a lock, in the lock file. For information only: the lock does not depend on it.
 
     Attributes:
-      is_told: whether they are there.
+      is_told: whether the description has been written.
     """
 
     def __init__(self, file: IO[bytes]):
-        """Args: file: of the lock, which is held; not buffered."""
+        """Initializes with the unbuffered lock `file`."""
         self._file = file
         started = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
         self._words = f"process {os.getpid()} on {socket.gethostname()} since {started}\n".encode()
         self.is_told = False
 
     def tell(self) -> None:
-        """Writes the words, if they are not there, for every host to read; a disk may be too full for that."""
+        """Writes the description for other hosts to read, unless that is done; it may fail on a full disk."""
         if self.is_told:
             return
         try:
             self._file.truncate(0)
             files.write(self._file.fileno(), self._words, 0)
-            os.fsync(self._file.fileno())  # the file stays open, and NFS shows to others what is closed or synchronized
+            # The file stays open, and NFS shows changes to others only after close or fsync.
+            os.fsync(self._file.fileno())
             self.is_told = True
         except OSError:
-            self.clear()  # half of them would be misread
+            self.clear()  # an incomplete description would be misread
 
     def clear(self) -> None:
-        """Takes the words back."""
+        """Removes the description."""
         with contextlib.suppress(OSError):
             self._file.truncate(0)
 
 
 @contextlib.contextmanager
 def lock(directory: str | os.PathLike[str], remedy: str = "give another --output_dir") -> Iterator[Holder]:
-    """Inside, no other process is inside for the same directory, on any host that shares it.
+    """Locks a directory against other processes, on any host that shares it.
 
-    The system gives the lock back when the process ends, whatever ends it.
+    The system releases the lock when the process ends for any reason.
 
     Args:
-      directory: of a run, or of its checkpoints; it is there.
-      remedy: what is to be done otherwise, as the end of a sentence.
+      directory: existing directory of a run, or of its checkpoints.
+      remedy: what to do if it is locked, as the end of a sentence.
 
     Yields:
-      What others read of this process; it may not be told yet.
+      The description of this process, which may not have been written yet.
 
     Raises:
-      InputError: another process is inside.
-      NoLock: there can be no lock.
+      InputError: another process holds the lock.
+      NoLock: the directory cannot be locked.
     """
     with _opened(directory, remedy) as file:
         try:
@@ -80,7 +81,7 @@ def lock(directory: str | os.PathLike[str], remedy: str = "give another --output
 
 @contextlib.contextmanager
 def unlocked(directory: str | os.PathLike[str], remedy: str = "give another --output_dir") -> Iterator[Holder]:
-    """As `lock`, where files cannot be locked: the words are there, and keep nobody out.
+    """Like `lock`, for directories whose files cannot be locked: writes the description, but excludes nobody.
 
     Raises:
       NoLock: the file cannot be opened either.
@@ -93,7 +94,7 @@ def unlocked(directory: str | os.PathLike[str], remedy: str = "give another --ou
 def _opened(directory: str | os.PathLike[str], remedy: str) -> Iterator[IO[bytes]]:
     path = Path(directory) / NAME
     try:
-        file = open(path, "a+b", buffering=0)  # not "w", which empties what is not ours
+        file = open(path, "a+b", buffering=0)  # not "w", which would truncate another process's file
     except OSError as error:
         raise _refused(path, error, remedy) from error
     with file:

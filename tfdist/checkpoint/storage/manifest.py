@@ -1,7 +1,7 @@
-"""`manifest.json`: everything that a checkpoint says, except the bytes of its tensors.
+"""`manifest.json`: the contents of a checkpoint except the bytes of its tensors.
 
-The file is the canonical JSON of its content, with the SHA-256 of the rest in it, so that any other byte anywhere is found.
-It is the same rule for all versions of the format, as is `version` itself.
+The file is canonical JSON that includes the SHA-256 of the rest, so that any changed byte is detected. This, and the
+meaning of `version`, is the same for all versions of the format.
 """
 
 import dataclasses
@@ -22,14 +22,14 @@ NAME = "manifest.json"
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says.
+    """Contents of a manifest.
 
     Attributes:
-      step: how many steps the state has seen.
-      seed: of the run.
-      flags: the run's resolved flags by name.
-      values: what else belongs to the state and is no tensor.
-      index: the tensors, and where they are.
+      step: number of updates done.
+      seed: seed of the run.
+      flags: resolved flags of the run by name.
+      values: other values of the state that are not tensors.
+      index: the tensors and their locations.
     """
 
     step: int
@@ -40,19 +40,19 @@ class Manifest:
 
 
 def sealed(content: Mapping[str, Json]) -> bytes:
-    """Returns canonical JSON of a mapping with the SHA-256 of itself in it.
+    """Returns canonical JSON of a mapping, including its own SHA-256.
 
     Raises:
-      ValueError, TypeError: it has what is not JSON: inf, nan, an array.
+      ValueError, TypeError: a value cannot be represented in JSON: inf, nan, an array.
     """
     return _canonical({**content, "sha256": hashlib.sha256(_canonical(content)).hexdigest()})
 
 
 def unsealed(data: bytes) -> dict[str, Any]:
-    """Returns the mapping that `sealed` was given.
+    """Returns the mapping that was passed to `sealed`.
 
     Raises:
-      ValueError: the bytes are not `sealed`'s.
+      ValueError: the bytes are not a result of `sealed`.
     """
     try:
         content = json.loads(data)
@@ -70,11 +70,11 @@ def _canonical(content: Mapping[str, Json]) -> bytes:
 
 
 def dump(manifest: Manifest) -> bytes:
-    """The bytes of `manifest.json`, which `load` accepts.
+    """Returns the bytes of `manifest.json`, which `load` accepts.
 
     Raises:
-      ValueError, TypeError: flags or values are not JSON, the parts do not tile their tensors, or anything else for which
-        `load` would refuse it.
+      ValueError, TypeError: flags or values are not JSON, the parts do not tile their tensors, or `load` would refuse
+        it for another reason.
     """
     data = sealed(
         {
@@ -91,7 +91,7 @@ def dump(manifest: Manifest) -> bytes:
 
 
 def dump_index(index: Index) -> dict[str, Json]:
-    """An index as JSON."""
+    """Returns an index as JSON."""
     return {
         "shards": dict(index.shards),
         "tensors": {
@@ -106,14 +106,14 @@ def dump_index(index: Index) -> dict[str, Json]:
 
 
 def load(path: Path, data: bytes) -> Manifest:
-    """Reads the bytes of `manifest.json`.
+    """Parses the bytes of `manifest.json`.
 
     Args:
-      path: for messages.
-      data: of the file.
+      path: path of the file, for messages.
+      data: contents of the file.
 
     Raises:
-      Damaged: they are not what `dump` returns for a possible checkpoint.
+      Damaged: they are not a result of `dump`.
       InputError: a newer version of the format.
     """
     try:

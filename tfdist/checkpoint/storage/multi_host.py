@@ -1,7 +1,8 @@
-"""A checkpoint whose files lie on several hosts: each has the manifest, the files of its own ranks, and copies of others'.
+"""Writes a checkpoint to several hosts without a shared directory.
 
-What all ranks hold alike is in one file, which each host writes for itself: nothing of it is sent. A rank's own parts are in a
-file on its host, and on the next one, which got its bytes. So if one host is gone, the others have everything.
+Each host has the manifest, the files of its own ranks, and copies of files of others. Replicated data is in one file
+that each host writes for itself, so that it is not sent. The parts of a single rank are in a file on its host, and on
+the next host, to which the bytes are sent. So if one host is lost, the others have everything.
 """
 
 import base64
@@ -19,17 +20,17 @@ from tfdist.checkpoint.storage.part import Part
 from tfdist.checkpoint.storage.shard import shard_name, write_shard
 from tfdist.coordination import Group, Json
 
-_MESSAGE = 1 << 19  # characters that one message of a group carries, beside its frame
+_MESSAGE = 1 << 19  # characters per message of a group, without its framing
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Where a checkpoint's files lie if no directory has them all.
+    """Distribution of a checkpoint's files over hosts without a shared directory.
 
     Attributes:
-      hosts: the ranks that see one directory, in order; one such list for each directory, rank 0's first.
-      alike: on the first rank of a host, what all ranks hold alike.
-      copies: the bytes of other hosts' ranks' files that this rank writes, by rank; see `shard_bytes`.
+      hosts: for each directory, the ranks that share it, in order; rank 0's first.
+      alike: on the first rank of a host, the replicated parts.
+      copies: contents of files of ranks on other hosts that this rank writes, by rank; see `shard_bytes`.
     """
 
     hosts: Sequence[Sequence[int]]
@@ -38,56 +39,63 @@ class Spread:
 
 
 def keeper(rank: int, hosts: Sequence[Sequence[int]]) -> int:
-    """The rank on the next host that keeps a copy of this rank's file."""
+    """Returns the rank on the next host that stores a copy of this rank's file."""
     at = next(number for number, host in enumerate(hosts) if rank in host)
     there = hosts[(at + 1) % len(hosts)]
     return there[hosts[at].index(rank) % len(there)]
 
 
 class MultiHost:
-    """How ranks write that share no directory: their indices go through the group."""
+    """Writing by ranks that do not share a directory; their indices are exchanged through the group."""
 
     def __init__(self, group: Group, over: Spread, flags: Json, values: Json):
-        """Args: group: of all ranks; over: their hosts; flags, values: of the manifest, rank 0's count."""
+        """Initializes the write.
+
+        Args:
+          group: group of all ranks.
+          over: their hosts.
+          flags: flags in the manifest; rank 0's are used.
+          values: values in the manifest; rank 0's are used.
+        """
         self._group = group
         self._words = {"flags": flags, "values": values} if group.rank == 0 else {}
         self._over = over
         self._firsts = [host[0] for host in over.hosts]
-        self._text = ""  # what this rank has written, and rank 0's flags and values
+        self._text = ""  # indices of this rank's files, and rank 0's flags and values
         self._texts: list[str] = []  # of all ranks
         self._said: list[Json] = []
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank does what is done once in a directory."""
+        """Whether this rank does the work that is done once per directory."""
         return self._group.rank in self._firsts
 
     def write(self, partial: Path, parts: Sequence[Part]) -> None:
-        """Writes this rank's files; what all have alike has the number behind those of the ranks.
+        """Writes this rank's files; the file of replicated parts has the number after those of the ranks.
 
         Raises:
-          ValueError, TypeError: on rank 0: flags or values are not JSON.
+          ValueError, TypeError: on rank 0, if flags or values are not JSON.
         """
         for rank, data in self._over.copies.items():
             with files.created(partial / shard_name(rank)) as descriptor:
                 files.write(descriptor, data.data, 0)
         numbered = ((self._group.rank, parts), (self._group.size, self._over.alike))
         own, alike = (manifest.dump_index(write_shard(partial, number, those)) for number, those in numbered)
-        # Here, as who failed in `exchange` would leave the others waiting.
+        # Encoded here, because a rank that failed in `exchange` would leave the others waiting.
         self._text = _packed(self._words | {"own": own, "alike": alike})
 
     def exchange(self, name: str, deadline: float) -> None:
-        """Tells all ranks what each has written, and rank 0's flags and values; every rank calls it.
+        """Exchanges the indices of all ranks, and rank 0's flags and values; every rank must call it.
 
-        It fails on all ranks or on none, so it is no stage: who told the others of a failure would wait in another gather.
+        It fails on all ranks or on none, so it must not be a stage, where a failed rank would report by another gather.
         """
         self._texts = _gathered(self._group, name, self._text, deadline)
 
     def understand(self) -> None:
-        """Takes what all ranks have told.
+        """Decodes the exchanged indices.
 
         Raises:
-          ValueError: on rank 0: hosts do not hold alike what they should.
+          ValueError: on rank 0, if parts that should be replicated differ between hosts.
         """
         self._said = list(map(_unpacked, self._texts))
         if self._group.rank == 0:
@@ -101,7 +109,7 @@ class MultiHost:
             raise ValueError(f"rank {rank} does not hold {differs[0]} as rank 0 does, see --check_sync_every")
 
     def content(self) -> tuple[Index, Json, Json]:
-        """The index of all files, and rank 0's flags and values."""
+        """Returns the index of all files, and rank 0's flags and values."""
         first = self._said[0]
         indices = [first["alike"], *(words["own"] for words in self._said)]
         return merged(map(json_validation.index, indices)), first["flags"], first["values"]
@@ -116,7 +124,7 @@ def _unpacked(text: str) -> Json:
 
 
 def _gathered(group: Group, name: str, text: str, deadline: float) -> list[str]:
-    """As `group.gather`, in as many messages as it takes: an index has a hash for every 4 MiB."""
+    """Like `group.gather`, split into several messages: an index has a hash for every 4 MiB."""
     mine = [text[at : at + _MESSAGE] for at in range(0, len(text), _MESSAGE)]
     texts = [""] * group.size
     for number in range(max(group.gather(f"{name} messages", len(mine), deadline))):

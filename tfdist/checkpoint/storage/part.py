@@ -1,4 +1,4 @@
-"""What is given to be written: blocks of tensors."""
+"""The input of a write: blocks of tensors."""
 
 import dataclasses
 
@@ -9,13 +9,13 @@ from tfdist.checkpoint.storage import dtypes
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A block of one tensor, as one process holds it. The parts of all processes tile the tensor.
+    """A block of one tensor in one process. The blocks of all processes tile the tensor.
 
     Attributes:
-      name: the tensor's, unique in the checkpoint.
-      shape: of the whole tensor.
-      offset: where the block begins, in elements along each axis.
-      values: the block, contiguous in C's order, of a type in `dtypes.DTYPES`. Nobody changes it any more.
+      name: name of the tensor, unique in the checkpoint.
+      shape: shape of the complete tensor.
+      offset: start of the block, in elements along each axis.
+      values: the block, C-contiguous, with a dtype of `dtypes.DTYPES`. Must not be modified afterwards.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Part:
 
     @classmethod
     def whole(cls, name: str, values: np.ndarray) -> "Part":
-        """A tensor that one process holds, as its one part; see the class."""
+        """Returns a complete tensor as a single block."""
         return cls(name, values.shape, (0,) * values.ndim, values)
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class Part:
 
     @property
     def key(self) -> str:
-        """The block's name in its shard: the tensor's, and behind it, if it is not all of it, the slices."""
+        """Name of the block in its shard: that of the tensor, followed by the slices of a proper part."""
         if self.values.shape == self.shape:
             return self.name
         ends = zip(self.offset, self.values.shape, strict=True)

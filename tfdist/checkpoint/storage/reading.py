@@ -1,4 +1,4 @@
-"""Reads a checkpoint: nothing of it is returned before its hash has been seen to be right."""
+"""Reads a checkpoint; data is only returned after its hash has been verified."""
 
 import hashlib
 import itertools
@@ -18,12 +18,12 @@ from tfdist.checkpoint.storage.shard import Plan
 from tfdist.coordination import Json
 from tfdist.errors import CheckpointError, Damaged
 
-AHEAD = 64 << 20  # bytes that `arrays` reads at once, to share small tensors between threads
+AHEAD = 64 << 20  # bytes that `arrays` reads at once, to divide small tensors between threads
 _MOST_THREADS = 8
 
 
 class _Block(NamedTuple):
-    """A block on its way from its file; `into` has its shape, and is None to look at its hashes alone."""
+    """A block to be read into `into`, an array of its shape, or only to be verified if that is None."""
 
     part: PartEntry
     size: int
@@ -35,12 +35,12 @@ class _Block(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What there is of a checkpoint in one directory.
+    """The files of a checkpoint that one directory has.
 
     Attributes:
-      manifest: the SHA-256 of the manifest's bytes, in hexadecimal.
-      sizes: of all files that belong to it, in bytes, by name; the manifest is the last.
-      intact: the names of those that are there as they were written.
+      manifest: SHA-256 of the manifest's bytes, in hexadecimal.
+      sizes: size in bytes of all files that belong to it, by name; the manifest is the last.
+      intact: names of the existing files that are intact.
     """
 
     manifest: str
@@ -49,19 +49,25 @@ class Held(NamedTuple):
 
 
 class Checkpoint:
-    """A checkpoint on disk; `Checkpoint.open` makes one. It holds no file open.
+    """A checkpoint on disk, created by `Checkpoint.open`. It keeps no file open.
 
     Attributes:
       path: its directory.
-      step: how many steps the state has seen.
-      seed: of the run.
-      flags: the run's resolved flags by name.
-      values: what else belongs to the state and is no tensor.
-      tensors: what is known of the tensors, by name.
+      step: number of updates done.
+      seed: seed of the run.
+      flags: resolved flags of the run by name.
+      values: other values of the state that are not tensors.
+      tensors: metadata of the tensors, by name.
     """
 
     def __init__(self, path: Path, content: Manifest, plans: Mapping[str, Plan]):
-        """Args: path: the directory; content: of its manifest; plans: of its shards, which have been checked."""
+        """Initializes a checkpoint.
+
+        Args:
+          path: its directory.
+          content: contents of its manifest.
+          plans: layouts of its shards, which have been checked.
+        """
         self.path = path
         self.step = content.step
         self.seed = content.seed
@@ -74,13 +80,13 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Checkpoint":
-        """Reads everything but the tensors' bytes, and makes sure that those can be where they should be.
+        """Reads everything except the tensors' bytes, and checks that the shards have the right sizes and headers.
 
         Args:
-          path: the checkpoint's directory.
+          path: directory of the checkpoint.
 
         Raises:
-          Damaged: it is not as it was written.
+          Damaged: it is corrupted.
           InputError: a newer version of the format.
           CheckpointError: the system refuses to read it.
         """
@@ -91,7 +97,7 @@ class Checkpoint:
 
     @classmethod
     def _described(cls, directory: Path, data: bytes) -> "Checkpoint":
-        """What the bytes of a manifest say; no shard is looked at."""
+        """Parses the bytes of a manifest, without reading shards."""
         file = directory / manifest.NAME
         content = manifest.load(file, data)
         plans = shard.plans(content.index)
@@ -102,10 +108,10 @@ class Checkpoint:
 
     @classmethod
     def held(cls, path: str | os.PathLike[str]) -> Held:
-        """Which files of a checkpoint are here as they were written; every byte is read.
+        """Returns which files of a checkpoint are here and intact, reading every byte.
 
         Args:
-          path: the checkpoint's directory, in which there may be some of its files only.
+          path: directory of the checkpoint, which may have some of its files only.
 
         Raises:
           Damaged, InputError, CheckpointError: the manifest cannot be read, see `open`.
@@ -132,25 +138,25 @@ class Checkpoint:
         return True
 
     def read(self, name: str) -> np.ndarray:
-        """Returns a whole tensor.
+        """Returns a complete tensor.
 
         Raises:
-          Damaged: it is not as it was written.
+          Damaged: it is corrupted.
           CheckpointError: the system refuses to read it.
         """
         shape = self.tensors[name].shape
         return self.read_block(name, (0,) * len(shape), shape)
 
     def read_block(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-        """Returns a block of a tensor; only parts that have some of it are read, and those wholly.
+        """Returns a block of a tensor; only stored blocks that overlap it are read, completely.
 
         Args:
-          name: of the tensor.
-          offset: where the block begins, in elements along each axis.
-          shape: of the block.
+          name: name of the tensor.
+          offset: start of the block, in elements along each axis.
+          shape: shape of the block.
 
         Raises:
-          Damaged: one of the parts is not as it was written.
+          Damaged: one of the stored blocks is corrupted.
           CheckpointError: the system refuses to read it.
         """
         whole = self.tensors[name].shape
@@ -161,7 +167,7 @@ class Checkpoint:
         return values
 
     def arrays(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields whole tensors, by default all, with their names; a few that are small are read at once.
+        """Yields complete tensors with their names, by default all; small ones are read several at once.
 
         Raises:
           Damaged, CheckpointError: see `read`.
@@ -177,9 +183,9 @@ class Checkpoint:
         yield from self._whole(together)
 
     def verify(self, names: Iterable[str] | None = None) -> None:
-        """Makes sure of the bytes of tensors, by default of all; those that were read already are not read again.
+        """Verifies the bytes of tensors, by default of all, except those that have already been read.
 
-        Memory does not grow with what is read.
+        Uses a constant amount of memory.
 
         Raises:
           Damaged, CheckpointError: see `read`.
@@ -216,7 +222,7 @@ class Checkpoint:
         return results
 
     def _check(self, blocks: Sequence[_Block]) -> None:
-        """Reads blocks, and makes sure of their bytes."""
+        """Reads blocks and verifies their hashes."""
         for file, in_file in itertools.groupby(sorted(blocks, key=attrgetter("file")), attrgetter("file")):
             self._check_in(file, list(in_file))
 
@@ -252,12 +258,12 @@ _Ranges = list[tuple[int, int]]
 
 
 def _overlap(part: PartEntry, offset: Sequence[int], shape: Sequence[int]) -> _Ranges | None:
-    """The elements along each axis that a part has of a block; None for none."""
+    """Returns the overlap of a stored block with a block, as ranges along each axis; None if there is none."""
     axes = zip(part.offset, part.shape, offset, shape, strict=True)
     ranges = [(max(p, b), min(p + p_size, b + b_size)) for p, p_size, b, b_size in axes]
     return None if any(end <= begin for begin, end in ranges) else ranges
 
 
 def _slices(ranges: _Ranges, offset: Sequence[int]) -> tuple[Any, ...]:
-    """Takes ranges out of an array that begins at the offset; as a view even if it has no axes."""
+    """Returns the index of ranges in an array that begins at the offset; selects a view even without axes."""
     return (..., *(slice(begin - at, end - at) for (begin, end), at in zip(ranges, offset, strict=True)))

@@ -1,10 +1,10 @@
-"""The files with a checkpoint's tensors, in the format of safetensors: 8 bytes of length, a header of JSON, the bytes.
+"""The files with a checkpoint's tensors, in the safetensors format: 8 bytes of length, a JSON header, the data.
 
-Where a block is in a shard follows from what is in the shard: the largest elements first, so that each is aligned, then by
-name. So the header is a function of the index, and a shard whose header is another one is damaged.
+The positions of blocks follow from the contents of the shard: the largest elements first, so that each is aligned, then
+by name. So the header is a function of the index, and a shard with another header is corrupted.
 
-The files are written here, not by the package safetensors: its bytes pass through one thread, which would hash them before
-or after. The tests read every file with it.
+The files are not written by the safetensors package, because it uses one thread, and hashing would have to be done
+before or after. The tests read every file with it.
 """
 
 import json
@@ -20,16 +20,16 @@ from tfdist.checkpoint.storage import dtypes, files, hashed_io
 from tfdist.checkpoint.storage.entries import Index, PartEntry, TensorEntry, merged
 from tfdist.checkpoint.storage.part import Part
 
-THREADS = 2  # that hash and write beside the training
+THREADS = 2  # that hash and write during training
 
 
 class Plan(NamedTuple):
-    """Where everything is in one shard.
+    """The layout of one shard.
 
     Attributes:
-      header: its first bytes.
-      positions: of the blocks in the file, by key.
-      size: of the file in bytes.
+      header: first bytes of the file.
+      positions: positions of the blocks in the file, by key.
+      size: size of the file in bytes.
     """
 
     header: bytes
@@ -44,12 +44,12 @@ class _Block(NamedTuple):
 
 
 def shard_name(rank: int) -> str:
-    """The name of a rank's shard."""
+    """Returns the file name of a rank's shard."""
     return f"shard-{rank:05d}.safetensors"
 
 
 def plans(index: Index) -> dict[str, Plan]:
-    """Where everything is, by shard; of an index that `entries.check` has passed."""
+    """Returns the layout of each shard of an index that `entries.check` has accepted."""
     blocks: dict[str, dict[str, _Block]] = defaultdict(dict)
     for tensor, part in index.blocks():
         blocks[part.file][part.key] = _Block(tensor.dtype, part.shape, tensor.size_of(part))
@@ -70,19 +70,19 @@ def _plan(blocks: Mapping[str, _Block]) -> Plan:
 
 
 def write_shard(directory: Path, rank: int, parts: Sequence[Part]) -> Index:
-    """Writes what one process has of a checkpoint to disk, if it has anything.
+    """Writes the blocks of one process to disk, if it has any.
 
     Args:
-      directory: where the shard gets its file.
-      rank: the process's number.
-      parts: blocks with names that differ, or offsets that differ.
+      directory: directory of the file.
+      rank: rank of the process.
+      parts: blocks with different names or offsets.
 
     Returns:
-      What has been written; without parts, nothing.
+      Index of the written shard; empty without parts.
 
     Raises:
       OSError: it could not be written; the file is incomplete.
-      ValueError: two parts have one key.
+      ValueError: two blocks have the same key.
     """
     if not parts:
         return Index({}, {})
@@ -97,7 +97,7 @@ def write_shard(directory: Path, rank: int, parts: Sequence[Part]) -> Index:
 
 
 def shard_bytes(parts: Sequence[Part]) -> np.ndarray:
-    """The bytes, uint8, of the file that `write_shard` makes of these parts, for another host; none for no parts."""
+    """Returns the contents, uint8, of the file that `write_shard` writes, for another host; empty without parts."""
     if not parts:
         return np.zeros(0, np.uint8)
     plan = _plan(_blocks(parts))
@@ -120,7 +120,7 @@ def _entry(file: str, part: Part, sha256: tuple[str, ...]) -> TensorEntry:
 
 def _write(path: Path, plan: Plan, parts: Sequence[Part]) -> dict[str, tuple[str, ...]]:
     """Writes a file; returns the hashes of each block's pieces by key."""
-    ordered = sorted(parts, key=lambda part: plan.positions[part.key])  # as in the file, which disks like
+    ordered = sorted(parts, key=lambda part: plan.positions[part.key])  # in file order, which is faster
     with files.created(path) as descriptor:
         files.write(descriptor, plan.header, 0)
         each = [

@@ -1,4 +1,4 @@
-"""Sums of fewer bytes: quantised, sparse, low-rank and sketched, each method in its own file."""
+"""Gradient compression: quantization, sparsification, low-rank factorization and sketching, one method per file."""
 
 from tfdist.gradients.compression.catalog import (
     COMPRESSION_MIN_BYTES,

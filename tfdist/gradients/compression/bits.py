@@ -1,7 +1,8 @@
-"""Numbers of few bits, packed: 8 signs a byte, 4 ternary values, 2 of 4 bits.
+"""Bit packing: 8 signs per byte, 4 ternary values, or 2 numbers of 4 bits.
 
-A number of 5 bits is stored as one of 4 and one of 1. Of the numbers of w bits, a byte holds 8 / w that are not neighbours but
-one of each of 8 / w equal pieces of the vector: so packing and unpacking are operations between whole pieces.
+A number of 5 bits is stored as one of 4 bits and one of 1. A byte holds 8 / w numbers of w bits, which are not
+neighbors but one from each of 8 / w equal pieces of the vector, so that packing and unpacking are operations between
+whole pieces.
 """
 
 import functools
@@ -11,12 +12,12 @@ import tensorflow as tf
 
 
 def packed_length(size: int, bits: int) -> int:
-    """Bytes of `size` numbers: `bits` for every 8 of them, begun or whole; of 8 bits, one each."""
+    """Returns the bytes needed for `size` numbers: `bits` per 8 numbers, rounded up; with 8 bits, one per number."""
     return size if bits == 8 else -(-size // 8) * bits
 
 
 def pack_bits(numbers: tf.Tensor, bits: int) -> tf.Tensor:
-    """Packs numbers.
+    """Packs numbers into bytes.
 
     Args:
       numbers: [n] uint8, each below 2**bits.
@@ -36,10 +37,9 @@ def pack_bits(numbers: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def unpack_bits(packed: tf.Tensor, size: int, bits: int) -> list[tf.Tensor]:
-    """Returns `size` numbers in pieces, tensors of uint8 that are the vector if put one behind the other.
+    """Returns `size` numbers in pieces, uint8 tensors whose concatenation is the vector.
 
-    What is done with the numbers should be done with the pieces, and they be put together at the end: XLA makes one
-    loop of each piece.
+    Apply further operations to the pieces and concatenate last, so that XLA compiles each piece to one loop.
     """
     if bits == 8:
         return [packed]
@@ -52,7 +52,7 @@ def unpack_bits(packed: tf.Tensor, size: int, bits: int) -> list[tf.Tensor]:
 
 
 def in_pieces(function: Callable[..., tf.Tensor], pieces: Sequence[tf.Tensor], *vectors: tf.Tensor) -> list[tf.Tensor]:
-    """Calls an elementwise function with each piece and the part of each vector that stands beside it."""
+    """Calls an elementwise function with each piece and the corresponding part of each vector."""
     results, start = [], 0
     for piece in pieces:
         end = start + piece.shape[0]
@@ -62,7 +62,7 @@ def in_pieces(function: Callable[..., tf.Tensor], pieces: Sequence[tf.Tensor], *
 
 
 def _widths(bits: int) -> list[tuple[int, int]]:
-    """The widths, powers of two, of which a number below 8 bits is put together, and the lowest bit of each."""
+    """Returns the widths, powers of two, into which a number below 8 bits is split, and the lowest bit of each."""
     widths, low = [], 0
     for width in (4, 2, 1):
         if bits & width:
@@ -72,13 +72,13 @@ def _widths(bits: int) -> list[tuple[int, int]]:
 
 
 def _packed(numbers: tf.Tensor, bits: int) -> list[tf.Tensor]:
-    """Bytes of a multiple of 8 numbers: for each width, byte i has number i of every part."""
+    """Packs a multiple of 8 numbers: for each width, byte i contains number i of every part."""
     quarters = _quarters(numbers)
     return [packed for width, low in _widths(bits) for packed in _joined(quarters, width, low)]
 
 
 def _quarters(numbers: tf.Tensor) -> list[tf.Tensor]:
-    """The numbers in four pieces, by way of a reduction to words: so XLA computes them once, not for each width."""
+    """Splits numbers into four pieces via a reduction to words, so that XLA computes them once and not per width."""
     places = tf.constant([0, 8, 16, 24], tf.uint32)
     parts = tf.cast(tf.reshape(numbers, [4, -1]), tf.uint32)
     words = tf.reduce_sum(tf.bitwise.left_shift(parts, places[:, None]), axis=0)
@@ -99,7 +99,7 @@ def _joined(quarters: Sequence[tf.Tensor], width: int, low: int) -> list[tf.Tens
 
 
 def _unpacked(packed: tf.Tensor, size: int, bits: int) -> list[tf.Tensor]:
-    """As many equal pieces as a byte holds numbers of the smallest width."""
+    """Returns as many equal pieces as a byte holds numbers of the smallest width."""
     widths = _widths(bits)
     count = 8 // widths[-1][0]
     planes = tf.split(packed, [size * width // 8 for width, _ in widths])

@@ -1,4 +1,4 @@
-"""Codecs that scale each block of a vector by itself and code its elements in a few bits."""
+"""Base class of codecs that quantize each block of a vector with its own scales."""
 
 import abc
 import math
@@ -13,35 +13,40 @@ from tfdist.gradients.compression.noise import rounding_noise
 
 LARGEST_BLOCK = 2**20
 
-# What a seed makes of a shape, for blocks: numbers in (-1/2, 1/2).
+# Given a shape, returns random numbers in (-1/2, 1/2), for the blocks of a seed.
 Noise = Callable[[tf.TensorShape], tf.Tensor]
 
 
 class Blockwise(Codec):
-    """A code of a few bits for each element, and scales for each block of neighbours; the last block may be shorter.
+    """Codes each element in a few bits, with scales per block of consecutive elements; the last block may be shorter.
 
     Attributes:
-      bits: bits an element.
-      scales: how many float32 each block has.
+      bits: bits per element.
+      scales: number of float32 scales per block.
     """
 
     bits: int
     scales: int = 1
 
     def __init__(self, name: str, block: int):
-        """Args: name: of the method, for errors; block: elements of a block, a multiple of 8."""
+        """Sets the block size.
+
+        Args:
+          name: name of the method, for errors.
+          block: elements per block, a multiple of 8.
+        """
         self._block = checked_whole(name, "block", block, 8, LARGEST_BLOCK, multiple=8)
 
     @abc.abstractmethod
     def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Codes blocks, [m, k] float32: returns `scales` vectors [m] float32, and numbers [m, k] uint8 below 2**bits."""
+        """Encodes blocks [m, k] float32 as `scales` vectors [m] float32 and numbers [m, k] uint8 below 2**bits."""
 
     @abc.abstractmethod
     def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
-        """Returns what numbers [j] uint8, elements of any blocks, stand for; each has the scales of its block beside it."""
+        """Decodes numbers [j] uint8, elements of any blocks, given vectors [j] of the scales of their blocks."""
 
     def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
-        """See base class: for the whole blocks, and for what is left over, the scales and the packed numbers."""
+        """See base class: scales and packed numbers of the full blocks, then those of the remaining elements."""
         code: list[tf.Tensor] = []
         start = 0
         for count, length in self._shapes(x.shape[0]):
@@ -56,7 +61,7 @@ class Blockwise(Codec):
         return tf.concat(self._pieces(code, size), axis=0)
 
     def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
-        """See base class: piece by piece, so that XLA makes one loop for each."""
+        """See base class: sums by pieces, each of which XLA compiles to one loop."""
         totals = self._pieces([part[0] for part in codes], size)
         for rank in range(1, codes[0].shape[0]):
             pieces = self._pieces([part[rank] for part in codes], size)
@@ -64,7 +69,7 @@ class Blockwise(Codec):
         return tf.concat(totals, axis=0)
 
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
-        """See base class: the scales are as finite as their blocks."""
+        """See base class: a block's scales are finite if and only if the block is."""
         found = [part for i, part in enumerate(code) if (i + 1) % (self.scales + 1)]
         return tf.add_n([tf.reduce_sum(scales * 2.0**-40) for scales in found])
 
@@ -81,7 +86,7 @@ class Blockwise(Codec):
         return pieces
 
     def _shapes(self, size: int) -> list[tuple[int, int]]:
-        """The whole blocks, as rows; then what is left over, as one row."""
+        """Returns the shape of the full blocks, as rows, then that of the remaining elements, as one row."""
         whole, rest = divmod(size, self._block)
         return [shape for shape in ((whole, self._block), (1, rest)) if math.prod(shape)]
 

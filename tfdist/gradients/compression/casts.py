@@ -1,4 +1,4 @@
-"""Casts: half of the bytes, summed in float32."""
+"""Casts to 2 bytes, summed in float32."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,10 @@ from tfdist.gradients.compression.folds import peaks
 
 
 class _Cast(Codec):
-    """Sends each element in a dtype of 2 bytes, rounded to the nearest, even at ties; the sum is made in float32."""
+    """Sends each element in a dtype of 2 bytes, rounded to the nearest, ties to even; sums in float32."""
 
-    biased = False  # the rounding error is relative to each element: small ones are not lost, as by a common scale
+    # The rounding error is relative to each element: small ones are not lost, as they are with a common scale.
+    biased = False
     recodes = True
     dtype: tf.DType
 
@@ -24,7 +25,7 @@ class _Cast(Codec):
         return tf.cast(code[0], tf.float32)
 
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
-        """See base class: what became inf in the cast counts as not finite."""
+        """See base class: a value that the cast turns into inf counts as not finite."""
         return tf.cast(tf.cast(peaks(x[None])[0], self.dtype), tf.float32)
 
     def payload_bytes(self, size: int) -> int:
@@ -37,11 +38,11 @@ class FP16(_Cast):
 
         C(x)_i = fp16(x_i);   |C(x)_i - x_i| <= 2^-11 |x_i| for |x_i| in [2^-14, 65504], and at most 2^-25 below
 
-    **A value above 65504 becomes inf, and the step then counts as not finite on every replica**: it is skipped, as one
-    with NaN is. Values below 3e-8 become 0. Where either happens use `bf16`, or a loss scale that moves the gradients
+    **A value above 65504 becomes inf, and the step then counts as not finite on every replica**: it is skipped, like a
+    step with NaN. Values below 3e-8 become 0. If either happens, use `bf16`, or a loss scale that moves the gradients
     into the range.
 
-    Cost: 2 n bytes, which each replica receives from N - 1 others, or in shares 4 n (N - 1) / N.
+    Cost: 2 n bytes, which each replica receives from N - 1 others, or, as a reduce-scatter, 4 n (N - 1) / N.
 
     Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740).
     """
@@ -50,11 +51,11 @@ class FP16(_Cast):
 
 
 class BF16(_Cast):
-    """The upper half of float32: 8 significant bits, the whole range of magnitudes.
+    """The upper half of float32: 8 significant bits, the full range of magnitudes.
 
         C(x)_i = bf16(x_i);   |C(x)_i - x_i| <= 2^-8 |x_i|
 
-    Cost: 2 n bytes, which each replica receives from N - 1 others, or in shares 4 n (N - 1) / N.
+    Cost: 2 n bytes, which each replica receives from N - 1 others, or, as a reduce-scatter, 4 n (N - 1) / N.
 
     Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019 (arXiv:1905.12322).
     """

@@ -1,4 +1,4 @@
-"""The compression methods by name, and what `--compression` makes of them."""
+"""Compression methods by name, and the reducer that `--compression` describes."""
 
 import dataclasses
 import functools
@@ -50,27 +50,27 @@ class Choice:
     """`--compression=auto`: a method for each gradient, chosen by measurement.
 
     Attributes:
-      after: the step before which it is chosen; until then sums are exact.
-      allow: the methods it may choose from beside `none`, with ; between.
+      after: step before which methods are chosen, at least 1; until then sums are exact.
+      allow: candidate methods besides `none`, separated by semicolons.
     """
 
     after: int = 10
     allow: str = "bf16; powersgd(rank=4)"
 
     def __post_init__(self) -> None:
-        """Checks the parameters."""
+        """Validates the parameters."""
         if self.after < 1:
             raise InputError(f"--compression=auto chooses after at least 1 step. Received: after={self.after}.")
         check(self.allow)
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """The methods it may choose from, `none` first."""
+        """The candidate methods, `none` first."""
         return tuple(dict.fromkeys([EXACT, *(str(rule) for rule in parse_rules(self.allow))]))
 
 
 def parse_choice(text: str) -> Choice | None:
-    """Reads `auto` or `auto(after=10, allow='fp16; powersgd(rank=4)')`; None if the text is something else."""
+    """Parses `auto` or `auto(after=10, allow='fp16; powersgd(rank=4)')`; returns None for any other text."""
     rules = parse_rules(text)
     spec = rules[0].methods[0]
     if spec.name != "auto" or len(rules) > 1 or len(rules[0].methods) > 1:
@@ -79,16 +79,16 @@ def parse_choice(text: str) -> Choice | None:
 
 
 def create(methods: Sequence[Spec]) -> Reducer:
-    """Makes the reducer of a method, or of two with a | between, without buckets.
+    """Creates the reducer of a method, or of two separated by |, without buckets.
 
-    Every method takes `feedback=True` or `False` beside its own parameters: whether what it leaves out is sent later.
-    By default that is so for the biased ones.
+    Every method also takes `feedback=True` or `False`: whether to send later what it leaves out. The default is True
+    for biased methods.
 
     Args:
-      methods: names of `METHODS`, `none`, or a user's own `package.module:name`, a subclass of `Codec` or `Reducer`.
+      methods: names in `METHODS`, `none`, or a user-defined `package.module:name`, a subclass of `Codec` or `Reducer`.
 
     Raises:
-      InputError: a name or a parameter is not known or out of range, or the two cannot be combined.
+      InputError: a name or parameter is unknown or out of range, or the two methods cannot be combined.
     """
     feedback = [checked_flag(s.name, "feedback", s.args["feedback"]) for s in methods if "feedback" in s.args]
     made = [_make(Spec(spec.name, {k: v for k, v in spec.args.items() if k != "feedback"})) for spec in methods]
@@ -118,13 +118,13 @@ def _warn(methods: str) -> None:
 
 
 def check(text: str) -> None:
-    """Raises `InputError` if the text of `--compression` names a method or a parameter that there is not."""
+    """Raises `InputError` if the text of `--compression` names an unknown method or parameter."""
     for rule in parse_rules(text) if parse_choice(text) is None else []:
         create(rule.methods)
 
 
 def lifted(codec: Codec) -> Reducer:
-    """The reducer of a codec: sums in shares where the codec allows a second coding, else each code goes to all."""
+    """Returns the reducer of a codec: reduce-scatter if sums may be encoded again, all-gather otherwise."""
     return ReduceScatterReducer(codec) if codec.recodes else AllGatherReducer(codec)
 
 
@@ -138,12 +138,12 @@ def compressed(
     small_bytes: int = SMALL_BYTES,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Reducer:
-    """Makes the reducer that `--compression` describes.
+    """Creates the reducer that `--compression` describes.
 
     Args:
-      specs: the tensors to be summed; the names are the variables' paths, which rules go by.
-      text: see `tfdist.grammar.rules`. A tensor for which no rule holds is summed exactly.
-      overrides: methods for single tensors, by name; they go before the rules.
+      specs: tensors to sum; names are the paths of variables, which rules match.
+      text: see `tfdist.grammar.rules`. A tensor that no rule matches is summed exactly.
+      overrides: methods for individual tensors, by name; they take precedence over the rules.
       sparse: names of tensors that may be `tf.IndexedSlices`.
       min_bytes: tensors smaller than this, and scalars, are summed exactly.
       small_bytes: see `tfdist.gradients.plan`.
@@ -161,7 +161,7 @@ def compressed(
 
 
 def chosen(specs: Sequence[tf.TensorSpec], text: str, overrides: Mapping[str, str], min_bytes: int) -> list[str]:
-    """The methods of each tensor, in one spelling; see `compressed`."""
+    """Returns the methods of each tensor, as normalized text; see `compressed`."""
     rules = parse_rules(text)
     found = []
     for spec in specs:
@@ -177,7 +177,7 @@ def chosen(specs: Sequence[tf.TensorSpec], text: str, overrides: Mapping[str, st
 
 
 def _bucketed(reducer: Reducer, small_bytes: int, bucket_bytes: int) -> Reducer:
-    """Buckets inside error feedback, so that an error belongs to a variable, whatever the buckets are."""
+    """Adds buckets inside error feedback, so that an error belongs to a variable, independent of the buckets."""
     if isinstance(reducer, ErrorFeedback):
         return ErrorFeedback(_bucketed(reducer.inner, small_bytes, bucket_bytes))
     return reducer if reducer.packs else Bucketed(reducer, small_bytes, bucket_bytes)

@@ -1,10 +1,22 @@
-"""Checks of what methods are given."""
+"""Validation of the parameters of methods."""
 
 from tfdist.errors import InputError
 
 
 def checked_whole(method: str, parameter: str, value: int, low: int, high: int, *, multiple: int = 1) -> int:
-    """Returns a whole number in [low, high] that is a multiple; `method` and `parameter` name it in the error."""
+    """Returns an integer in [low, high] that is a multiple of `multiple`.
+
+    Args:
+      method: name of the method, for the error.
+      parameter: name of the parameter, for the error.
+      value: value to check.
+      low: smallest value allowed.
+      high: largest value allowed.
+      multiple: what the value must be a multiple of.
+
+    Raises:
+      InputError: the value is something else.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high or value % multiple:
         kind = f"a multiple of {multiple}" if multiple > 1 else "a whole number"
         raise InputError(
@@ -15,7 +27,7 @@ def checked_whole(method: str, parameter: str, value: int, low: int, high: int, 
 
 
 def checked_flag(method: str, parameter: str, value: bool) -> bool:
-    """Returns a value that is True or False; `method` and `parameter` name it in the error."""
+    """Returns a bool; raises `InputError` with the names of method and parameter for anything else."""
     if not isinstance(value, bool):
         raise InputError(
             f"{method} needs {parameter}=True or False. Received: {value!r}. Leave it out for the default."

@@ -1,4 +1,4 @@
-"""The contract `Codec`: one vector in fewer bytes, and back."""
+"""The contract `Codec`: encodes a vector in fewer bytes, and decodes it."""
 
 import abc
 from collections.abc import Sequence
@@ -9,18 +9,19 @@ from tfdist.gradients.compression.folds import peaks
 
 
 class Codec(abc.ABC):
-    """Codes a vector of float32 in fewer bytes. A value: its parameters are checked when it is made.
+    """Encodes a float32 vector in fewer bytes. Immutable; parameters are validated in the constructor.
 
-    `encode` and `decode` are pure functions of tensors. The code of one replica travels to all others, who decode it:
-    codes are never summed. `Coded` makes a reducer of a codec. A method whose values another codec may code (sparse values, the
-    factors of a matrix) has a method `then(codec)`, which returns the two as one.
+    `encode` and `decode` are pure functions of tensors. The code of one replica is sent to all others, which decode it:
+    codes are never summed. `AllGatherReducer` makes a codec a reducer. A method whose values another codec can encode
+    (sparse values, the factors of a matrix) has a method `then(codec)`, which returns the combination.
 
     Attributes:
-      biased: whether decode(encode(x)) is not x on average; error feedback is then on by default.
+      biased: whether the expected value of decode(encode(x)) differs from x; error feedback is then on by default.
       randomized: whether `encode` uses its seed.
-      recodes: whether a sum may be coded once more, so that it can be made in shares (two small errors, not one).
+      recodes: whether a sum may be encoded again, so that it can be computed by reduce-scatter (two small errors
+        instead of one).
       compiles: whether XLA makes `encode` and `decode` faster.
-      experimental: whether it has not been shown both to learn and to win time on some link.
+      experimental: whether it has yet to be shown both to train well and to save time on some link.
     """
 
     biased: bool
@@ -31,26 +32,27 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
-        """Codes a vector.
+        """Encodes a vector.
 
         Args:
           x: [n] float32, n static and at least 1.
-          seed: [2] int32, for stateless random operations; another one for each step, tensor and replica.
+          seed: [2] int32, for stateless random operations; different for each step, tensor and replica.
 
         Returns:
-          Tensors of rank 1 or more, of static shapes that depend on n alone, of any dtypes that `tf.bitcast` takes.
+          Tensors of rank 1 or more, of static shapes that depend only on n, and of any dtypes that `tf.bitcast`
+          accepts.
         """
 
     @abc.abstractmethod
     def decode(self, code: Sequence[tf.Tensor], size: int) -> tf.Tensor:
-        """Returns the vector [size] float32 that a code stands for."""
+        """Returns the vector [size] float32 that a code represents."""
 
     def check(self, x: tf.Tensor, code: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns a scalar float32, finite if and only if x is, and what its code stands for; 4 bytes that travel along.
+        """Returns a scalar float32 that is finite if and only if x and the decoded x are; 4 bytes sent with the code.
 
         Args:
           x: as for `encode`.
-          code: what `encode` returned for it. A codec that has seen inf and NaN on its way may spare a pass over x.
+          code: result of `encode`. A codec that notices inf and NaN while encoding can save a pass over x.
         """
         return peaks(x[None])[0]
 
@@ -58,7 +60,7 @@ class Codec(abc.ABC):
         """Returns the sum [size] float32 of several replicas' vectors, in the order of ranks.
 
         Args:
-          codes: as `encode` returned them, with the replicas as a first dim of each.
+          codes: results of `encode`, each with a first dim of replicas.
           size: length of the vectors.
         """
         replicas = codes[0].shape[0]
@@ -69,4 +71,4 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def payload_bytes(self, size: int) -> int:
-        """Bytes of the code of a vector of this length."""
+        """Returns the bytes of the code of a vector of this length."""

@@ -1,4 +1,4 @@
-"""From a codec to a reducer: codes travel, and are decoded where they arrive."""
+"""The all-gather reducer: codes are gathered and decoded by every replica."""
 
 import zlib
 from collections.abc import Sequence
@@ -15,20 +15,24 @@ from tfdist.gradients.reducer import Reduced, Reducer
 
 
 class AllGatherReducer(Reducer):
-    """Sums vectors by sending each replica's code to all: with c bytes of code, c (N - 1) received by each.
+    """Sums vectors by sending each replica's code to all others: a code of c bytes costs c (N - 1) received by each.
 
-    The code travels in one message with 4 bytes more, which are finite if and only if what was coded is.
+    The code is sent in one message with 4 more bytes, a float that is finite if and only if the vector is.
     """
 
     def __init__(self, codec: Codec):
-        """Args: codec: makes and reads the codes."""
+        """Initializes the reducer.
+
+        Args:
+          codec: encodes and decodes the vectors.
+        """
         self._codec = codec
         self._coder = CodecCompiler(codec)
         self.biased = codec.biased
         self.experimental = codec.experimental
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """See base class: how often a randomized codec was used, so that it draws other numbers each time."""
+        """See base class: for a randomized codec, the number of calls, so that each draws different numbers."""
         if not self._codec.randomized:
             return []
         return [State(f"{spec.name}/draws", (), tf.int32, per_replica=False) for spec in specs]
@@ -54,7 +58,7 @@ class AllGatherReducer(Reducer):
     def _sum(
         self, tensor: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the sum, this replica's summand of it, and all replicas' checks."""
+        """Returns the sum, this replica's contribution to it, and the checks of all replicas."""
         size, wire = tensor.shape.num_elements(), collectives.wire
         packed = self._coder.encode(tensor, seed, wire)
         [gathered] = collectives.all_gather([packed], name=name)
@@ -64,11 +68,11 @@ class AllGatherReducer(Reducer):
 
 
 def like(vector: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    """A vector in the shape and dtype of a tensor."""
+    """Returns a vector in the shape and dtype of a tensor."""
     return tf.cast(tf.reshape(vector, tensor.shape), tensor.dtype)
 
 
 def seed_of(name: str, draws: Any, rank: Any) -> tf.Tensor:
-    """A seed [2] int32 for stateless random operations: of a message's name, its number of draws, and a replica."""
+    """Returns a seed [2] int32 for stateless random operations, from a message name, a number of draws and a rank."""
     key = zlib.crc32(name.encode()) & 0x7FFFFFFF
     return folded_in(folded_in(tf.constant([key, key ^ 0x5BD1E995], tf.int32), draws), rank)

@@ -1,4 +1,4 @@
-"""The work of a codec between tensors and packed bytes, compiled by XLA where that is faster."""
+"""Encodes tensors to packed bytes and back with a codec, compiled by XLA where that is faster."""
 
 import functools
 from collections.abc import Callable
@@ -11,25 +11,29 @@ from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.packing import Packing
 
 _CHECK = tf.TensorSpec([1], tf.float32)
-# XLA takes longer to compile what is made of fewer elements than it saves in a usual run.
+# With fewer elements, compilation takes longer than it saves in a typical run.
 _COMPILED_FROM = 16 * 1024
 
 
 class CodecCompiler:
-    """Packs the codes of tensors, each with the 4 bytes of its `Codec.check`, and reads what replicas have packed.
+    """Packs the codes of tensors, each with the 4 bytes of its `Codec.check`, and decodes packed codes.
 
-    XLA may compile what has no communication in it, wherever it stands in a larger function. One function is made for
-    each size of tensor, and kept; small ones are not compiled.
+    XLA can compile any part without communication, also inside a larger function. One function is created per size of
+    tensor and cached; those for small tensors are not compiled.
     """
 
     def __init__(self, codec: Codec):
-        """Args: codec: makes and reads the codes."""
+        """Initializes the compiler.
+
+        Args:
+          codec: encodes and decodes the vectors.
+        """
         self._codec = codec
         self._packings: dict[tuple[int, Wire], Packing] = {}
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def packing(self, size: int, wire: Wire) -> Packing:
-        """How a vector's code, and the check behind it, is packed."""
+        """Returns how a vector's code and, after it, its check are packed."""
         if (size, wire) not in self._packings:
             vector, seed = tf.TensorSpec([size], tf.float32), tf.TensorSpec([2], tf.int32)
             traced = tf.function(self._codec.encode, autograph=False).get_concrete_function(vector, seed)
@@ -38,26 +42,26 @@ class CodecCompiler:
         return self._packings[size, wire]
 
     def encode(self, tensor: tf.Tensor, seed: tf.Tensor, wire: Wire) -> tf.Tensor:
-        """Returns the code of a tensor of any floating dtype and shape, at least one element, as `wire` carries it."""
+        """Returns the packed code of a tensor as `wire.packed`; any floating dtype and shape, at least one element."""
         size = tensor.shape.num_elements()
         packing = self.packing(size, wire)
-        vector = tf.reshape(tensor, [-1])  # not within: of all shapes of a size there is one function
+        vector = tf.reshape(tensor, [-1])  # outside of the function, which is shared by all shapes of a size
         return packing.on_wire(self._function(self._encode, size, packing)(vector, seed))
 
     def sum(self, packed: tf.Tensor, replicas: int, size: int, wire: Wire) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the sum [size] float32 of several replicas' vectors, and their checks [replicas] float32.
 
         Args:
-          packed: what the replicas have packed, one behind the other.
-          replicas: how many.
+          packed: packed codes of the replicas, concatenated.
+          replicas: number of replicas.
           size: length of the vectors.
-          wire: that of `encode`.
+          wire: as for `encode`.
         """
         packing = self.packing(size, wire)
         return self._function(self._sum, size, packing)(packing.views(packed, replicas))
 
     def decode(self, packed: tf.Tensor, size: int, wire: Wire) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the vector [size] float32 that one replica has packed, and its check [1] float32."""
+        """Returns the vector [size] float32 of one replica's packed code, and its check [1] float32."""
         packing = self.packing(size, wire)
         return self._function(self._decode, size, packing)(packing.views(packed, 1))
 

@@ -1,4 +1,4 @@
-"""XLA for the parts of a method that neither communicate nor have dynamic shapes."""
+"""XLA compilation for parts of a method that have static shapes and do not communicate."""
 
 import functools
 from collections.abc import Callable
@@ -13,6 +13,6 @@ def compiled(function: Callable[..., Any], *static: int) -> Callable[..., Any]:
 
     Args:
       function: takes the static arguments, then tensors.
-      *static: sizes, such that the shapes of the tensors follow from them: then nothing is ever traced twice.
+      *static: sizes that determine the shapes of the tensors, so that nothing is traced twice.
     """
     return tf.function(functools.partial(function, *static), jit_compile=True, autograph=False)

@@ -1,4 +1,4 @@
-"""Deep gradient compression: top-k of momentum that is accumulated before it is sent."""
+"""Deep gradient compression: top-k of momentum that is accumulated locally until it is sent."""
 
 import math
 from collections.abc import Sequence
@@ -17,27 +17,27 @@ from tfdist.gradients.compression.vectorwise import ReducedVector, Vectorwise, m
 
 
 class DGC(Vectorwise):
-    """Sends the largest of what momentum would have moved, and remembers the rest.
+    """Sends the largest elements of the accumulated momentum updates, and stores the rest.
 
         g  = gradient, scaled to a norm of at most clip_norm / sqrt(N)     (each tensor's own norm)
         u' = momentum u + g,   v' = v + u'                                 (momentum correction)
-        the k largest |v'| are sent, k = max(1, round(ratio n)); there u and v become 0, elsewhere u', v' (factor masking)
+        the k largest |v'| are sent, k = max(1, round(ratio n)); there u = v = 0, elsewhere u', v' (factor masking)
 
-    The sums are updates in which momentum is already contained: **the optimizer beside it is `sgd` without momentum**;
-    another one would apply momentum twice, and adaptive ones see a gradient here and there instead of each step. v is
-    the memory of what was not sent, so error feedback is off and must stay off.
+    The sums are updates that already include momentum: **use it with `sgd` without momentum**; any other momentum would
+    be applied a second time, and adaptive optimizers would see an occasional gradient instead of one per step. v stores
+    what was not sent, so error feedback is off and must stay off.
 
-    Warm-up: over the first `warmup_steps` the ratio falls exponentially from `warmup_ratio` to `ratio`. Nothing is
-    padded to the largest k for that: the entries are gathered unevenly, so each step sends what its own k needs.
+    Warmup: over the first `warmup_steps`, the ratio decreases exponentially from `warmup_ratio` to `ratio`. Nothing is
+    padded to the largest k for that: an all-gather of unequal sizes sends only what the k of each step needs.
 
-    Cost: 8 (k + 1) bytes (a value and an index each, and one row that says k and whether the tensor was finite), which
-    each replica receives from N - 1 others; 8 n bytes of memory.
+    Cost: 8 (k + 1) bytes (a value and an index each, and one row with k and whether the tensor was finite), which each
+    replica receives from N - 1 others; 8 n bytes of memory.
 
-    Lin et al., Deep Gradient Compression, 2018 (arXiv:1712.01887); there the ratio is 0.001, and the warm-up four
-    epochs from 0.25.
+    Lin et al., Deep Gradient Compression, 2018 (arXiv:1712.01887); there the ratio is 0.001, and the warmup four epochs
+    from 0.25.
     """
 
-    keeps_shapes = True  # the norm and the k are those of a variable, and so is the memory
+    keeps_shapes = True  # the norm, k and the state are per variable
     remembers = True
 
     def __init__(
@@ -49,7 +49,15 @@ class DGC(Vectorwise):
         warmup_steps: int = 0,
         warmup_ratio: float = 0.25,
     ):
-        """Args: ratio, warmup_ratio: in (0, 1], the second at least the first; momentum: in [0, 1); clip_norm: above 0."""
+        """Validates and stores the parameters.
+
+        Args:
+          ratio: fraction of elements sent, in (0, 1].
+          momentum: in [0, 1).
+          clip_norm: maximum norm of a gradient, above 0; None for no clipping.
+          warmup_steps: number of warmup steps, from 0 to 2**24.
+          warmup_ratio: ratio at the first step of the warmup, in (0, 1] and at least `ratio`.
+        """
         self._ratio, self._warmup_ratio = checked_ratio("dgc", ratio), checked_ratio("dgc", warmup_ratio)
         if not _is_number(momentum) or not 0 <= momentum < 1:
             raise InputError(f"dgc needs a momentum in [0, 1). Received: {momentum!r}. Write, say, momentum=0.9.")
@@ -63,7 +71,7 @@ class DGC(Vectorwise):
         self._momentum, self._clip_norm, self._warmup_steps = momentum, clip_norm, warmup_steps
 
     def vector_state(self, spec: tf.TensorSpec) -> list[State]:
-        """See base class: u, v and the number of steps done."""
+        """See base class: u, v and the number of steps so far."""
         return [
             State(f"{spec.name}/velocity", tuple(spec.shape), tf.float32, per_replica=True),
             State(f"{spec.name}/residual", tuple(spec.shape), tf.float32, per_replica=True),
@@ -77,7 +85,7 @@ class DGC(Vectorwise):
         velocity, residual, steps = state
         velocity, grown = self._grow(x, velocity, residual, collectives.size)
         found = self._largest(grown, seed_of(name, steps, collectives.rank), steps)
-        # Where k is static the message's length shall be, too: what travels can then be told without a run.
+        # If k is static, so is the length of the message: the bytes sent are then known without a run.
         entries = found if self._warmup_steps else filled(found, kept(self._ratio, x.shape[0]))
         total, checks = exchange(*entries, mark(found.values), x.shape[0], collectives, name=name)
         velocity, residual = _masked(velocity, found.indices), _masked(grown, found.indices)
@@ -87,7 +95,7 @@ class DGC(Vectorwise):
     def _grow(
         self, x: tf.Tensor, velocity: tf.Tensor, residual: tf.Tensor, replicas: int
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The new velocity and residual, as vectors, before anything is sent."""
+        """Returns the new velocity and residual, as vectors, before anything is sent."""
         if self._clip_norm is not None:
             x *= tf.minimum(1.0, self._clip_norm / math.sqrt(replicas) / tf.norm(x))
         velocity = self._momentum * tf.reshape(velocity, [-1]) + x

@@ -1,4 +1,4 @@
-"""Sparse vectors as entries, an index and a value each: the dense vector of several, and their exchange."""
+"""Sparse vectors as pairs of index and value: their dense sum, and their all-gather."""
 
 from typing import NamedTuple
 
@@ -7,14 +7,14 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.gradients.compression.compiled import compiled
 
-_FEW = 4096  # XLA saves 0.2 us an entry and takes 0.2 s to compile: for so many nobody would notice
+_FEW = 4096  # XLA saves 0.2 us per entry, and compiling takes 0.2 s
 
 
 def dense(indices: tf.Tensor, values: tf.Tensor, size: int) -> tf.Tensor:
-    """Adds up sparse vectors, one after the other, so that the order of summation is fixed on any device.
+    """Sums sparse vectors one after the other, so that the order of summation is the same on any device.
 
     Args:
-      indices: [vectors, k] int32, static; distinct in a vector. A negative one says that the slot is not used.
+      indices: [vectors, k] int32, static; distinct within a vector. A negative index marks an unused entry.
       values: [vectors, k] float32.
       size: length of the vectors.
 
@@ -41,11 +41,11 @@ def _added(total: tf.Tensor, indices: tf.Tensor, values: tf.Tensor) -> tf.Tensor
 
 
 class Exchanged(NamedTuple):
-    """What `exchange` returns.
+    """The result of `exchange`.
 
     Attributes:
       total: [size] float32, the sum over replicas, bitwise equal on all.
-      checks: [replicas] float32, the check of each.
+      checks: [replicas] float32, the check of each replica.
     """
 
     total: tf.Tensor
@@ -55,17 +55,17 @@ class Exchanged(NamedTuple):
 def exchange(
     indices: tf.Tensor, values: tf.Tensor, check: tf.Tensor, size: int, collectives: Collectives, *, name: str
 ) -> Exchanged:
-    """Sums sparse vectors over the replicas, each of which may have another number of entries.
+    """Sums sparse vectors over the replicas; the number of entries may differ between replicas.
 
-    One uneven all-gather of rows (index, bits of the value); each replica's first row says (how many entries, bits of
-    the check), so no other message is needed to take the replicas' rows apart. Cost: m entries are 8 (m + 1) bytes.
+    One all-gather of unequal sizes, of rows (index, bits of the value); each replica's first row is (number of entries,
+    bits of the check), so no other message is needed to split the gathered rows. Cost: m entries are 8 (m + 1) bytes.
 
     Args:
-      indices: [m] int32, distinct; m need not be static. A negative one says that the slot is not used.
+      indices: [m] int32, distinct; m need not be static. A negative index marks an unused entry.
       values: [m] float32.
-      check: a scalar float32 that others should see.
+      check: scalar float32, sent to all replicas.
       size: length of the vectors.
-      collectives: those of the replica.
+      collectives: collectives of the replica.
       name: names the message.
     """
     head = tf.stack([tf.size(indices), tf.bitcast(check, tf.int32)])

@@ -1,10 +1,10 @@
-"""Reductions of rows, folded in halves: XLA reduces a row one element after the other, and adds halves by vectors."""
+"""Row reductions by repeated halving, which XLA vectorizes; its own reduction of a row is sequential."""
 
 from collections.abc import Callable
 
 import tensorflow as tf
 
-# Measured: what is halved at once fits into registers, and the loop over what is left is short.
+# Found by measurement: a halving step fits into registers, and the remaining loop is short.
 _WIDE = 128
 _NARROW = 16
 
@@ -18,20 +18,20 @@ def peaks(rows: tf.Tensor) -> tf.Tensor:
     Returns:
       [m] of that dtype: NaN if a row has one, else inf if it has one.
     """
-    # As integers, magnitudes have the order of the floats, and NaN is above inf.
+    # Interpreted as integers, magnitudes have the order of the floats, and NaN is above inf.
     integers = tf.int16 if rows.dtype.size == 2 else tf.int32
     bits = tf.bitwise.bitwise_and(tf.bitcast(rows, integers), tf.constant(integers.max, integers))
     return tf.bitcast(_folded(bits, tf.maximum, tf.reduce_max), rows.dtype)
 
 
 def bounds(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the smallest and the largest number of each row, which are both finite if and only if the row is.
+    """Returns the minimum and maximum of each row, which are both finite if and only if the row is.
 
     Args:
       rows: [m, k] float32, k at least 1.
 
     Returns:
-      Two of [m] float32.
+      Two tensors [m] float32.
     """
     ordered = _ordered(tf.bitcast(rows, tf.int32))
     low, high = _folded(ordered, tf.minimum, tf.reduce_min), _folded(ordered, tf.maximum, tf.reduce_max)
@@ -39,18 +39,18 @@ def bounds(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def sums(rows: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of each row; rows are [m, k], k at least 1."""
+    """Returns the sum of each row of `rows`, [m, k], k at least 1."""
     return _folded(rows, tf.add, tf.reduce_sum)
 
 
 def _ordered(bits: tf.Tensor) -> tf.Tensor:
-    """Integers in the order of the floats whose bits are given, NaN at both ends; and the way back."""
+    """Maps the bits of floats to integers of the same order, with NaN at both ends; its own inverse."""
     magnitude = tf.constant(tf.int32.max, tf.int32)
     return tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, magnitude), bits)
 
 
 def _folded(rows: tf.Tensor, join: Callable[..., tf.Tensor], reduce: Callable[..., tf.Tensor]) -> tf.Tensor:
-    """Ends in a reduction: what is one is not computed anew by each of its users."""
+    """Reduces rows. The last operation is a reduction, because XLA does not recompute reductions for each user."""
     count, width = rows.shape
     whole = width // _WIDE * _WIDE
     results = [reduce(rows[:, whole:], axis=1)] if whole < width else []

@@ -1,4 +1,4 @@
-"""Integers of 2 to 8 bits with a scale for each block."""
+"""Quantization to integers of 2 to 8 bits with a scale per block."""
 
 import tensorflow as tf
 
@@ -16,19 +16,27 @@ class Int8(Blockwise):
 
         |C(x)_i - x_i| <= s / 2L, or (b - a) / 2L;  with `stochastic` twice that, and E C(x) = x
 
-    Min-max halves the step where the values of a block do not lie about 0, which those of gradients do; there it costs
-    time, and zeros do not stay zeros. Rounding to the nearest is biased, if by little at 8 bits: error feedback is on by
-    default, and off with `stochastic`. At 8 bits a sum may be coded a second time, so that it is made in shares.
+    Min-max halves the step size for blocks whose values are not centered at 0. Those of gradients are; for them it
+    costs time, and zeros do not stay zero. Rounding to the nearest is biased, though only slightly at 8 bits: error
+    feedback is on by default, and off with `stochastic`. At 8 bits a sum may be encoded again, so reduce-scatter can be
+    used.
 
-    Cost: bits n / 8 bytes and 4 a block (8 for min-max): at 8 bits and blocks of 256 elements 1.016 n, which each
-    replica receives from N - 1 others, or in shares 2.031 n (N - 1) / N.
+    Cost: bits n / 8 bytes and 4 per block (8 for min-max): at 8 bits and blocks of 256 elements 1.016 n, which each
+    replica receives from N - 1 others, or, as a reduce-scatter, 2.031 n (N - 1) / N.
 
-    Dettmers, 8-Bit Approximations for Parallelism in Deep Learning, 2016 (arXiv:1511.04561); Gupta et al., Deep Learning
-    with Limited Numerical Precision, 2015 (arXiv:1502.02551), for stochastic rounding.
+    Dettmers, 8-Bit Approximations for Parallelism in Deep Learning, 2016 (arXiv:1511.04561); Gupta et al., Deep
+    Learning with Limited Numerical Precision, 2015 (arXiv:1502.02551), for stochastic rounding.
     """
 
     def __init__(self, *, bits: int = 8, block: int = 256, symmetric: bool = True, stochastic: bool = False):
-        """Args: bits: 2 to 8; block: elements that share a scale, a multiple of 8; symmetric, stochastic: see above."""
+        """Validates and stores the parameters.
+
+        Args:
+          bits: bits per element, 2 to 8.
+          block: elements that share a scale, a multiple of 8.
+          symmetric: whether levels are symmetric about 0; otherwise min-max.
+          stochastic: whether to round up or down at random, so that the result is unbiased.
+        """
         super().__init__("int8", block)
         self.bits = checked_whole("int8", "bits", bits, 2, 8)
         self._symmetric = checked_flag("int8", "symmetric", symmetric)
@@ -44,12 +52,12 @@ class Int8(Blockwise):
             levels, scale = 2 ** (self.bits - 1) - 1, peaks(rows)
             return [scale], rounded(relative(rows, scale[:, None]) * levels, -levels, levels, added)
         levels, (low, high) = 2**self.bits - 1, bounds(rows)
-        # Halves, as the range of a block that is twice the largest float would be inf.
+        # Halved, because the range of a block can be twice the largest float, which would be inf.
         up, width = 0.5 * rows - 0.5 * low[:, None], (0.5 * high - 0.5 * low)[:, None]
         return [low, high], rounded(relative(up, width) * levels, 0, levels, added)
 
     def decode_elements(self, numbers: tf.Tensor, *scales: tf.Tensor) -> tf.Tensor:
-        """See base class. The bounds come back exactly."""
+        """See base class. The bounds are reproduced exactly."""
         integers = tf.cast(numbers, tf.float32)
         if self._symmetric:
             levels = 2 ** (self.bits - 1) - 1

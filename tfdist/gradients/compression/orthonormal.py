@@ -1,15 +1,15 @@
-"""Gram-Schmidt for a few long rows, with the same bits on every replica."""
+"""Gram-Schmidt for a few long rows, bitwise equal on every replica."""
 
 import numpy as np
 import tensorflow as tf
 
 
 def orthonormal(rows: tf.Tensor) -> tf.Tensor:
-    """Returns orthonormal rows with the span of the given ones; one that depends on those before it becomes zero.
+    """Returns orthonormal rows with the span of the given ones; a row that depends on previous rows becomes zero.
 
-    Each row is projected twice, after which it is orthogonal to rounding whatever it was (Giraud et al., 2005: "twice is
-    enough"), and counts as dependent where no more than 100 epsilon of it is left. Scaling comes first, so that no square
-    over- or underflows. Never fails and, of finite rows, never returns a NaN.
+    Each row is projected twice, after which it is orthogonal up to rounding (Giraud et al., 2005: "twice is enough"),
+    and counts as dependent if no more than 100 epsilon of it is left. Rows are scaled first, so that no square over- or
+    underflows. Never fails and never returns a NaN for finite rows.
 
     Args:
       rows: [r, m] float32 or float64, r static and small.
@@ -30,5 +30,5 @@ def orthonormal(rows: tf.Tensor) -> tf.Tensor:
 
 
 def scaled_rows(rows: tf.Tensor) -> tf.Tensor:
-    """Returns rows [r, m] whose largest elements are 1 or -1; zero rows stay zero."""
+    """Scales rows [r, m] so that their largest magnitudes are 1; zero rows stay zero."""
     return tf.math.divide_no_nan(rows, tf.reduce_max(tf.abs(rows), axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""Codes as the engines carry them: the parts of a code as one vector of the dtype that an engine takes for bytes."""
+"""Packs the parts of a code into one vector of the dtype in which an engine sends bytes."""
 
 import dataclasses
 import itertools
@@ -13,15 +13,15 @@ _UNSIGNED = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32, 8: tf.uint64}
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """How the parts of a code stand behind each other.
+    """The layout of the parts of a code in one vector.
 
-    They stand in the order of their element sizes, the largest first, and zeros fill up to a multiple of the largest:
-    so each part is where all bytes, seen as numbers of its dtype, have it. `join` and `take` copy, and are made to be
-    compiled together with what makes and reads the parts; `on_wire` and `views` only see bytes as another dtype.
+    Parts are ordered by element size, the largest first, and zeros pad the vector to a multiple of the largest, so that
+    each part is aligned in a view of all bytes as its dtype. `join` and `take` copy, and are to be compiled together
+    with what produces and consumes the parts; `on_wire` and `views` only reinterpret bytes as another dtype.
 
     Attributes:
       specs: shapes and dtypes of the parts.
-      wire: of the engine.
+      wire: dtypes of the engine.
     """
 
     specs: tuple[tf.TensorSpec, ...]
@@ -29,27 +29,27 @@ class Packing:
 
     @property
     def bytes(self) -> int:
-        """Length of what is packed."""
+        """The packed length in bytes."""
         grain = max(self.wire.packed.size, *(spec.dtype.size for spec in self.specs))
         return -(-self._used // grain) * grain
 
     def join(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the bytes of the parts as a vector of the unsigned dtype that has the size of the smallest elements."""
+        """Returns the bytes of the parts as a vector of the unsigned dtype of the smallest element size."""
         unit = _UNSIGNED[min(spec.dtype.size for spec in self.specs)]
         vectors = [_seen_as(tf.reshape(parts[i], [-1]), unit) for i in self._order]
         spare = (self.bytes - self._used) // unit.size
         return tf.concat([*vectors, tf.zeros([spare], unit)] if spare else vectors, axis=0)
 
     def on_wire(self, joined: tf.Tensor) -> tf.Tensor:
-        """Returns what `join` returned as a vector of `wire.packed`."""
+        """Returns the result of `join` as a vector of `wire.packed`."""
         return _seen_as(joined, self.wire.packed)
 
     def views(self, packed: tf.Tensor, replicas: int) -> list[tf.Tensor]:
-        """Returns what `replicas` replicas have packed and gathered in each dtype of the specs, [replicas, length]."""
+        """Returns gathered packed codes in each dtype of the specs, [replicas, length]."""
         return [tf.reshape(_seen_as(packed, dtype), [replicas, self.bytes // dtype.size]) for dtype in self._dtypes]
 
     def take(self, views: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the parts in the shapes of the specs, with the replicas as a first dim, of what `views` returned."""
+        """Returns the parts, from `views`, in the shapes of the specs with a first dim of replicas."""
         by_dtype = dict(zip(self._dtypes, views, strict=True))
         lengths = [_bytes(self.specs[i]) for i in self._order]
         starts = dict(zip(self._order, itertools.accumulate(lengths, initial=0), strict=False))

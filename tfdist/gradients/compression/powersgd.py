@@ -1,4 +1,4 @@
-"""PowerSGD: a matrix as the product of two thin factors, which can be all-reduced."""
+"""PowerSGD: approximates a matrix by the product of two thin factors, which can be all-reduced."""
 
 import copy
 import zlib
@@ -25,21 +25,23 @@ class PowerSGD(Reducer):
 
         P = orthonormal(sum over replicas of X Q),   Q' = sum over replicas of X^T P,   total = P Q'^T
 
-    X [m, n] is a tensor with all its dims but the last as rows. Q' is the next step's Q (warm start), so that over the steps P
-    turns to the strongest directions; without it Q is drawn anew each step, from a seed that all replicas share. A column that
-    the matrices do not need (they are zero, or of lower rank) is zero in P, and starts anew at random in Q.
+    X [m, n] is a tensor reshaped so that all dims but the last are rows. Q' is the next step's Q (warm start), so that
+    over the steps P approaches the strongest directions; without warm start Q is drawn anew each step, from a seed that
+    all replicas share. A column that the matrices do not need (they are zero, or of lower rank) is zero in P, and is
+    redrawn at random in Q.
 
-    A replica's part in the total is P P^T X, a projection of its own X, and error feedback keeps what is orthogonal to P. The
-    authors' code keeps X - total / N instead: the same in the sum over replicas, therefore the same totals, but there the
-    differences between replicas are never sent nor forgotten, and grow as a random walk.
+    A replica's contribution to the total is P P^T X, a projection of its own X, and error feedback stores what is
+    orthogonal to P. The authors' code stores X - total / N instead: equal in the sum over replicas, therefore with the
+    same totals, but there the differences between replicas are never sent nor forgotten, and grow as a random walk.
 
-    Cost: 4 rank (m + n) bytes (8 of float64), all-reduced in two messages: the first has the factors P of all tensors of a
-    call, the second the Q'. Where that would not be less than the tensor, as for vectors, the tensor itself is in the first
-    message, and its sum is exact. About three passes over the tensors, and three more of error feedback.
+    Cost: 4 rank (m + n) bytes (8 for float64), all-reduced in two messages: the first has the factors P of all tensors
+    of a call, the second the Q'. Where that would not be less than the tensor, as for vectors, the tensor itself is in
+    the first message, and its sum is exact. About three passes over the tensors, and three more for error feedback.
 
-    An inf or a NaN in a row of X makes this row of X Q one too (0 inf is NaN): the first message is a witness.
+    An inf or NaN in a row of X also appears in that row of X Q (0 inf is NaN): the first message is a witness.
 
-    Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization, 2019 (arXiv:1905.13727).
+    Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization, 2019
+    (arXiv:1905.13727).
     """
 
     biased = True
@@ -47,7 +49,12 @@ class PowerSGD(Reducer):
     packs = True
 
     def __init__(self, *, rank: int = 4, warm_start: bool = True):
-        """Args: rank: columns of the factors, at least 1; warm_start: whether a step starts from the last one's Q'."""
+        """Validates and stores the parameters.
+
+        Args:
+          rank: number of columns of the factors, at least 1.
+          warm_start: whether a step starts from the previous one's Q'.
+        """
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
             raise InputError(f"powersgd needs a whole rank of at least 1. Received: {rank!r}. Write, say, rank=4.")
         self._rank = rank
@@ -55,26 +62,26 @@ class PowerSGD(Reducer):
         self._factors: Reducer = Bucketed(Sum())
 
     def then(self, codec: Codec) -> "PowerSGD":
-        """Returns the same, whose messages another method codes; what the code leaves out counts as not sent."""
+        """Returns a copy whose messages are encoded by a codec; what the code leaves out counts as not sent."""
         coded = copy.copy(self)
         coded._factors = Bucketed(ReduceScatterReducer(codec) if codec.recodes else AllGatherReducer(codec))
         return coded
 
     def is_exact(self, spec: tf.TensorSpec | tf.Tensor) -> bool:
-        """Whether a tensor is summed as it is, because its factors would not be smaller."""
+        """Returns whether a tensor is summed exactly because its factors would not be smaller."""
         columns = spec.shape[-1] if spec.shape.rank else 1
         size = spec.shape.num_elements()
-        # rank (m + n) against m n, both times n, which may be 0
+        # rank (m + n) against m n, both multiplied by n, which may be 0
         factors = self._rank * (size + columns * columns) * _computed(spec.dtype).size
         return factors >= size * columns * spec.dtype.size
 
     def payload_bytes(self, specs: Sequence[tf.TensorSpec]) -> int:
-        """Bytes that a replica hands over for tensors of these static shapes and dtypes, where no codec follows."""
+        """Returns the bytes that a replica passes in for tensors of these static shapes and dtypes, without a codec."""
         parts = [part for message in self._messages(specs) for part in message]
         return sum(part.shape.num_elements() * part.dtype.size for part in parts)
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
-        """See base class: for each matrix Q as rows, or how often it was drawn; then the state of the two messages."""
+        """See base class: for each matrix Q as rows, or the number of draws; then the state of the two messages."""
         own = [self._memory(spec) for spec in specs if not self.is_exact(spec)]
         return own + [state for message in self._messages(specs) for state in self._factors.state(message)]
 
@@ -106,7 +113,7 @@ class PowerSGD(Reducer):
         return Reduced(whole[0], whole[1], new + first.state + second.state, first.witnesses + second.witnesses)
 
     def _messages(self, specs: Sequence[tf.TensorSpec]) -> tuple[list[tf.TensorSpec], list[tf.TensorSpec]]:
-        """What travels: the Ps and the exact tensors, then the Qs, which are kept as rows."""
+        """Returns the contents of the messages: the Ps and the exact tensors, then the Qs, stored as rows."""
         ps, exact, qs = [], [], []
         for spec in specs:
             if self.is_exact(spec):
@@ -129,7 +136,7 @@ class PowerSGD(Reducer):
         return memory if self._warm_start else self._drawn(x, memory, name)
 
     def _next(self, q: tf.Tensor, memory: tf.Tensor, name: str) -> tf.Tensor:
-        """The length of Q's columns is of no account, and a zero column would stay so for ever."""
+        """Rescales Q's columns, whose norm is arbitrary, and redraws zero columns, which would stay zero forever."""
         if not self._warm_start:
             return memory + 1
         needed = tf.reduce_any(tf.not_equal(q, 0), axis=1, keepdims=True)
@@ -141,7 +148,7 @@ class PowerSGD(Reducer):
 
 
 def _orthonormal_columns(columns: tf.Tensor) -> tf.Tensor:
-    """As rows. XLA makes one call of some sixty small operations."""
+    """Orthonormalizes columns and returns them as rows. XLA merges some sixty small operations into one call."""
     return compiled(_transposed_orthonormal, *columns.shape)(columns)
 
 
@@ -150,12 +157,12 @@ def _transposed_orthonormal(m: int, rank: int, columns: tf.Tensor) -> tf.Tensor:
 
 
 def _times(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """The product of a matrix and a thin factor. On processors XLA's is faster than the engine's, up to twice."""
+    """Multiplies a matrix and a thin factor; on CPUs XLA is up to twice as fast as the engine."""
     return compiled(_matmul, *a.shape, *b.shape)(a, b)
 
 
 def _times_transposed(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """The same with the second one transposed; the other products that need a transposed matrix are slower."""
+    """Multiplies by the transposed second matrix; other products with a transposed matrix are slower."""
     return compiled(_matmul_transposed, *a.shape, *b.shape)(a, b)
 
 

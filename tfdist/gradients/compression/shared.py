@@ -1,8 +1,8 @@
-"""From a codec to a reducer, in shares: each replica sums one share of the vector and codes the sum for the others.
+"""The reduce-scatter reducer: each replica sums one share of the vector and encodes the sum for the others.
 
-all-to-all of the coded shares, decode and sum in float32, code the sum, all-gather. With c bytes of code this sends
-2 c (N - 1) / N, as a ring all-reduce does, where sending each code to all costs c (N - 1). The price is a second coding
-error; it counts as the sender's who made it, so nothing is lost to error feedback.
+All-to-all of the encoded shares, decode and sum in float32, encode the sum, all-gather. With a code of c bytes this
+sends 2 c (N - 1) / N, like a ring all-reduce, whereas sending each code to all costs c (N - 1). The price is a second
+coding error; it is attributed to the replica that made it, so error feedback loses nothing.
 """
 
 import tensorflow as tf
@@ -11,12 +11,12 @@ from tfdist.collectives import Collectives
 from tfdist.gradients.compression.coded import AllGatherReducer, like
 from tfdist.gradients.compression.noise import folded_in
 
-# So many elements of float32 are what TensorFlow takes a slice of without a copy.
+# TensorFlow takes slices at multiples of this many float32 elements without a copy.
 _GRAIN = 16
 
 
 class ReduceScatterReducer(AllGatherReducer):
-    """Sums vectors in shares, where that sends less: with more than 2 replicas and an engine that exchanges shares."""
+    """Sums vectors by reduce-scatter where that sends less: over 2 replicas and an engine with a native all-to-all."""
 
     def _sum(
         self, tensor: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
@@ -30,7 +30,8 @@ class ReduceScatterReducer(AllGatherReducer):
         packed = [coder.encode(shares[rank], folded_in(seed, rank), wire) for rank in range(replicas)]
         [received] = collectives.all_to_all([tf.concat(packed, axis=0)], name=f"{name}/shares")
         total, checks = coder.sum(received, replicas, share, wire)
-        total *= tf.where(tf.reduce_all(tf.math.is_finite(checks)), 1.0, float("nan"))  # the second check must see it
+        # NaN, so that the check of the second encoding sees it.
+        total *= tf.where(tf.reduce_all(tf.math.is_finite(checks)), 1.0, float("nan"))
         summed = coder.encode(total, folded_in(seed, replicas), wire)
         [gathered] = collectives.all_gather([summed], name=f"{name}/sums")
         sums = tf.reshape(gathered, [replicas, -1])

@@ -1,4 +1,4 @@
-"""SignSGD: the sign that most replicas have."""
+"""SignSGD with majority vote."""
 
 from collections.abc import Sequence
 
@@ -16,37 +16,37 @@ class SignSGD(AllGatherReducer):
 
         total_i = sign(sum over replicas of v_i),   v_i = sign(x_i),   sent_i = total_i / N
 
-    So totals are -1, 0 (a tie) and 1 whatever the gradients' size, and the update is learning rate times sign: the paper's,
-    with `sgd` and a learning rate as for Adam, 1e-4 to 1e-3. They do not scale with the loss, and clipping by norm only
-    rescales the learning rate. Tensors that are summed exactly beside it keep their own size.
+    So totals are -1, 0 (a tie) and 1 whatever the size of the gradients, and the update is learning rate times sign: as
+    in the paper, with `sgd` and a learning rate as for Adam, 1e-4 to 1e-3. They do not scale with the loss, and
+    clipping by norm only rescales the learning rate. Tensors that are summed exactly keep their own size.
 
-    One bit has no room for zero: a replica's zeros all vote alike, for a sign drawn anew for each step and tensor, so that what
-    has no gradient drifts nowhere.
+    One bit cannot represent zero: all zeros of a replica vote for the same sign, drawn anew for each step and tensor,
+    so that elements without a gradient do not drift.
 
-    What `sent` leaves out is no error that could be sent later, so error feedback is off by default and of no use.
+    What `sent` leaves out is not an error that could be sent later, so error feedback is off by default and useless.
 
-    Cost: n / 8 bytes, which each replica receives from N - 1 others. Experimental: it learns, but less well than a sum does.
+    Cost: n / 8 bytes, which each replica receives from N - 1 others. Experimental: it trains, but less well than a sum.
 
-    Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018 (arXiv:1802.04434), and signSGD with
-    Majority Vote is Communication Efficient and Fault Tolerant, 2019 (arXiv:1810.05291).
+    Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018 (arXiv:1802.04434), and signSGD
+    with Majority Vote is Communication Efficient and Fault Tolerant, 2019 (arXiv:1810.05291).
     """
 
     def __init__(self) -> None:
-        """It has no parameters."""
+        """Initializes the method, which has no parameters."""
         super().__init__(_Votes())
 
     def reduce(
         self, tensors: Sequence[tf.Tensor], state: Sequence[tf.Tensor], collectives: Collectives, *, name: str
     ) -> Reduced:
-        """See base class; each replica's summand of a majority is an equal part of it."""
+        """See base class; each replica's contribution to a majority is an equal part of it."""
         reduced = super().reduce(tensors, state, collectives, name=name)
         return reduced._replace(sent=[total / collectives.size for total in reduced.totals])
 
 
 class _Votes(Codec):
-    """Signs, and instead of their sum its sign."""
+    """Encodes signs; the sum of codes is the sign of the majority."""
 
-    biased = False  # see SignSGD: what is left out is no error
+    biased = False  # see SignSGD: what is left out is not an error
     randomized = True
     experimental = True
 

@@ -1,4 +1,4 @@
-"""Count sketch: replicas add up small tables in which the largest elements of the whole gradient can be found."""
+"""Count sketch: replicas sum small tables from which the largest elements of the reduced gradient are recovered."""
 
 import tensorflow as tf
 
@@ -14,21 +14,21 @@ from tfdist.gradients.compression.vectorwise import Drawing, mark
 class Sketch(Drawing):
     """Finds the k elements that are largest in the sum over replicas, and sums those exactly.
 
-        T_r,j = sum over replicas and over i with h_r(i) = j of s_r(i) x_i        (`rows` tables of `columns`, all-reduced)
+        T_r,j = sum over replicas and over i with h_r(i) = j of s_r(i) x_i     (`rows` tables of `columns`, all-reduced)
         estimate_i = median over r of s_r(i) T_r,h_r(i);   C(x)_i = x_i if |estimate_i| is among the k largest, else 0
 
     A sketch is linear, so the sum of sketches is the sketch of the sum: unlike topk, it finds an element that is large
-    in the sum alone, and what it sends does not grow with N. Each estimate is off by about |x| / sqrt(columns). Signs
-    and hashes are drawn anew at each step, alike on all replicas, from the message's name and a count of draws. h_r
-    cuts the vector into blocks of `columns` elements and turns each by a random offset, so two elements meet with a
-    probability of at most 1 / columns.
+    only in the sum, and the bytes sent do not grow with N. Each estimate has an error of about |x| / sqrt(columns).
+    Signs and hashes are drawn anew at each step, the same on all replicas, from the message's name and a number of
+    draws. h_r splits the vector into blocks of `columns` elements and rotates each by a random offset, so two elements
+    collide with a probability of at most 1 / columns.
 
-    Cost: 4 (rows columns + 1 + k) bytes, all-reduced in two messages (the one says whether the tensor was finite). A
-    vector of at most rows x columns elements is summed exactly. Experimental: the sketching takes longer than any other
-    method, about 10 ns for each element and row.
+    Cost: 4 (rows columns + 1 + k) bytes, all-reduced in two messages (the 1 tells whether the tensor was finite). A
+    vector of at most rows x columns elements is summed exactly. Experimental: sketching takes longer than any other
+    method, about 10 ns per element and row.
 
     Charikar et al., Finding Frequent Items in Data Streams, 2002; Ivkin et al., Communication-efficient Distributed SGD
-    with Sketching, 2019 (arXiv:1903.04488), whose second message this has; Rothchild et al., FetchSGD, 2020
+    with Sketching, 2019 (arXiv:1903.04488), whose second message is used here; Rothchild et al., FetchSGD, 2020
     (arXiv:2007.07682).
     """
 
@@ -36,7 +36,13 @@ class Sketch(Drawing):
     experimental = True
 
     def __init__(self, *, columns: int, rows: int = 5, k: int | None = None):
-        """Args: columns: up to 2**24; rows: up to 99; k: from 1 to columns, by default a tenth of columns."""
+        """Validates and stores the parameters.
+
+        Args:
+          columns: columns of a table, up to 2**24.
+          rows: number of tables, up to 99.
+          k: number of elements sent, from 1 to columns; by default a tenth of columns.
+        """
         self._columns = checked_whole("sketch", "columns", columns, 1, 2**24)
         self._rows = checked_whole("sketch", "rows", rows, 1, 99)
         self._k = checked_whole("sketch", "k", max(1, columns // 10) if k is None else k, 1, columns)
@@ -58,7 +64,7 @@ class Sketch(Drawing):
     def _places(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Where the sum over replicas is largest, [k] int32, negative in slots not used, and the mark of everything [1]."""
+        """Returns the indices of the largest sums, [k] int32, negative if unused, and the sum of all marks, [1]."""
         size, blocks = x.shape[0], -(-x.shape[0] // self._columns)
         seeds = tf.random.split(seed, self._rows + 2)
         bits = tf.stack([sign_bits(blocks, self._columns, seeds[row]) for row in range(self._rows)])
@@ -72,7 +78,7 @@ class Sketch(Drawing):
 
 
 def _sketch(size: int, rows: int, columns: int, x: tf.Tensor, bits: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
-    """The tables, one after the other: [rows columns]."""
+    """Returns the concatenated tables, [rows columns]."""
     blocks = -(-size // columns)
     cut = tf.reshape(tf.pad(x, [[0, blocks * columns - size]]), [blocks, columns])
     tables = []
@@ -83,7 +89,7 @@ def _sketch(size: int, rows: int, columns: int, x: tf.Tensor, bits: tf.Tensor, o
 
 
 def _estimates(size: int, rows: int, columns: int, tables: tf.Tensor, bits: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
-    """The median of the rows' estimates of each element, [size]; the same on any processor, as nothing is rounded."""
+    """Returns the median of the rows' estimates of each element, [size]; bitwise equal on any hardware: no rounding."""
     found = []
     for row in range(rows):
         turned = (tf.range(columns)[None] - offsets[row][:, None]) % columns
@@ -93,7 +99,7 @@ def _estimates(size: int, rows: int, columns: int, tables: tf.Tensor, bits: tf.T
 
 
 def _median(values: list[tf.Tensor]) -> tf.Tensor:
-    """The median of equal tensors, element by element, by odd-even transposition: minima and maxima alone."""
+    """Returns the elementwise median of equally shaped tensors, by odd-even transposition sort."""
     ordered, count = list(values), len(values)
     for step in range(count):
         for i in range(step % 2, count - 1, 2):

@@ -14,26 +14,31 @@ from tfdist.gradients.compression.noise import rounding_noise
 
 
 class TernGrad(Codec):
-    """Rounds each element to -s, 0 or s, at random, so that it is right on average.
+    """Rounds each element to -s, 0 or s, at random and unbiased.
 
         C(x)_i = s sign(x_i) b_i,   P(b_i = 1) = |x_i| / s,   s = max |x|
 
         E C(x) = x,   E |C(x) - x|^2 = s |x|_1 - |x|^2
 
-    With `clip=c`, x is first clipped to c times its root mean square, which keeps the noise of few large elements from all
-    the others: the paper's 2.5 is a good value. What is clipped off is a bias, so error feedback is then on by default;
+    With `clip=c`, x is first clipped to c times its root mean square, which keeps a few large elements from adding
+    noise to all others: the paper's 2.5 is a good value. Clipping adds a bias, so error feedback is then on by default;
     without clipping it is off.
 
     Cost: n / 4 bytes and 4, which each replica receives from N - 1 others. `int8(bits=2, stochastic=True)` is the same
-    with a scale for each block.
+    with a scale per block.
 
-    Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, 2017 (arXiv:1705.07878).
+    Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, 2017
+    (arXiv:1705.07878).
     """
 
     randomized = True
 
     def __init__(self, *, clip: float | None = None):
-        """Args: clip: c, above 0; None for no clipping."""
+        """Validates and stores the parameters.
+
+        Args:
+          clip: c, above 0; None for no clipping.
+        """
         known = clip is None or (isinstance(clip, int | float) and not isinstance(clip, bool))
         if not known or (clip is not None and not 0 < clip < math.inf):
             raise InputError(f"terngrad needs a finite clip above 0. Received: {clip!r}. Leave it out for no clipping.")

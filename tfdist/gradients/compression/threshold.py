@@ -1,4 +1,4 @@
-"""Threshold: every element that is large enough travels."""
+"""Threshold sparsification: sends every element of at least a given magnitude."""
 
 import math
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from tfdist.gradients.compression.vectorwise import ReducedVector, Vectorwise, m
 
 
 class Threshold(Vectorwise):
-    """Sends all elements of at least a given magnitude, however many they are.
+    """Sends all elements of at least a given magnitude, whatever their number.
 
         C(x)_i = x_i if |x_i| >= value, else 0;   |x - C(x)|_inf < value
 
-    Cost: m elements that reach the value are 8 (m + 1) bytes (a value and an index each, and one row that says m and
-    whether the tensor was finite), which each replica receives from N - 1 others; more than an exact sum if m > n / N.
-    m differs between replicas and steps. Experimental, because no one value suits all tensors and all of the training.
+    Cost: m elements that reach the value are 8 (m + 1) bytes (a value and an index each, and one row with m and whether
+    the tensor was finite), which each replica receives from N - 1 others; more than an exact sum if m > n / N. m
+    differs between replicas and steps. Experimental, because no single value suits all tensors and all of the training.
 
     Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, 2015; Dryden et al., Communication
     Quantization for Data-Parallel Training of Deep Neural Networks, 2016.
@@ -30,7 +30,11 @@ class Threshold(Vectorwise):
     experimental = True
 
     def __init__(self, *, value: float):
-        """Args: value: the least magnitude that is sent, in units of the gradient, above 0."""
+        """Validates and stores the parameters.
+
+        Args:
+          value: smallest magnitude that is sent, in units of the gradient, above 0.
+        """
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise InputError(
                 f"threshold needs a finite value above 0. Received: {value!r}. Write, say, threshold(value=0.001)."

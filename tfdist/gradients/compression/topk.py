@@ -1,4 +1,4 @@
-"""Top-k: the largest elements travel, as values and indices."""
+"""Top-k sparsification: sends the largest elements, as values and indices."""
 
 from collections.abc import Sequence
 
@@ -20,22 +20,28 @@ class TopK(Codec):
 
         C(x)_i = x_i if |x_i| is among the k largest, else 0;   |x - C(x)|^2 <= (1 - k/n) |x|^2
 
-    Cost: k values float32 and k indices int32, 8 k bytes, which each replica receives from N - 1 others. Encoding is a
-    heap over all elements (`exact`) or a threshold from a random sample, then a search among what reaches it
-    (`sampled`: ten times faster, and the same but in a few vectors of a thousand, where some slots stay unused). n is
-    below 2^31.
+    Cost: k float32 values and k int32 indices, 8 k bytes, which each replica receives from N - 1 others. Encoding is a
+    heap over all elements (`exact`) or a threshold from a random sample, then a search among the elements that reach it
+    (`sampled`: ten times faster, with the same result except for a few vectors in a thousand, where some entries stay
+    unused). n is below 2^31.
 
-    `rescale` multiplies what is sent so that its norm is that of x. It stands in for error feedback, which is then off
-    by default: what is sent too large would come back as an error of the other sign.
+    `rescale` multiplies the values sent so that their norm is that of x. It replaces error feedback, which is then off
+    by default: values that are too large would come back as an error of the opposite sign.
 
     Aji and Heafield, Sparse Communication for Distributed Gradient Descent, 2017 (arXiv:1704.05021); Stich et al.,
     Sparsified SGD with Memory, 2018 (arXiv:1809.07599).
     """
 
-    compiles = False  # XLA has no heap, and sorts everything
+    compiles = False  # XLA has no heap and would sort all elements
 
     def __init__(self, *, ratio: float, method: str = "exact", rescale: bool = False):
-        """Args: ratio: k/n, in (0, 1]; method: exact or sampled; rescale: see above."""
+        """Validates and stores the parameters.
+
+        Args:
+          ratio: k/n, in (0, 1].
+          method: "exact" or "sampled".
+          rescale: whether to rescale the values to the norm of x.
+        """
         if method not in _METHODS:
             raise InputError(
                 f"topk knows the methods {' and '.join(_METHODS)}. Received: {method!r}. Write one of them."
@@ -46,7 +52,7 @@ class TopK(Codec):
         self.randomized = method == "sampled"
 
     def encode(self, x: tf.Tensor, seed: tf.Tensor) -> list[tf.Tensor]:
-        """See base class: indices, of which a negative one says that its slot is not used, and values."""
+        """See base class: indices, of which negative ones mark unused entries, and values."""
         k = kept(self._ratio, x.shape[0])
         if self.randomized:
             indices, values = filled(largest_sampled(x, k, seed, sample_size(self._ratio)), k)
@@ -60,7 +66,7 @@ class TopK(Codec):
         return dense(indices[None], values[None], size)
 
     def sum(self, codes: Sequence[tf.Tensor], size: int) -> tf.Tensor:
-        """See base class: scattered into one vector, rank after rank."""
+        """See base class: scattered into one vector, in the order of ranks."""
         indices, values = codes
         return dense(indices, values, size)
 
@@ -73,12 +79,12 @@ class TopK(Codec):
         return 8 * kept(self._ratio, size)
 
     def then(self, codec: Codec) -> Codec:
-        """Returns the codec that sends the values by another one: 4 k bytes of indices and that one's for k values."""
+        """Returns a codec that encodes the values with another one; 4 k bytes of indices plus its code of k values."""
         return _ThenValues(self, self._ratio, codec)
 
 
 class _ThenValues(Codec):
-    """Top-k whose values are coded. The indices are as before."""
+    """Top-k whose values are encoded by another codec; indices are unchanged."""
 
     compiles = False
 
@@ -122,8 +128,8 @@ def _peak(values: tf.Tensor) -> tf.Tensor:
 
 
 def _norm_ratio(x: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """|x| / |values|, or 1 where both are 0."""
+    """Returns |x| / |values|, or 1 if both are 0."""
     peak = tf.reduce_max(tf.abs(values))
-    # Squares neither overflow nor vanish once divided by that of the largest element, which the values include.
+    # Divided by the largest magnitude, which is among the values, squares neither overflow nor underflow.
     whole, part = (tf.norm(tf.math.divide_no_nan(vector, peak)) for vector in (x, values))
     return tf.where(part > 0, whole / part, 1.0)

@@ -1,4 +1,4 @@
-"""Reducers that take each tensor apart, as a vector of float32."""
+"""Base classes of reducers that reduce each tensor separately, as a float32 vector."""
 
 import abc
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from tfdist.gradients.reducer import Reduced, Reducer, split_at
 
 
 def mark(x: tf.Tensor) -> tf.Tensor:
-    """A scalar float32 for a witness: 0 if x is finite, else NaN, so that no sum of marks overflows."""
+    """Returns a scalar float32 for a witness: 0 if x is finite, else NaN, so that sums of marks never overflow."""
     return tf.where(tf.reduce_all(tf.math.is_finite(x)), 0.0, float("nan"))
 
 
 class ReducedVector(NamedTuple):
-    """What became of one vector; as `Reduced`, of one tensor.
+    """The result of reducing one vector; see `Reduced`.
 
     Attributes:
       total: [n] float32.
@@ -34,7 +34,7 @@ class ReducedVector(NamedTuple):
 
 
 class Vectorwise(Reducer):
-    """Sums each tensor of a list by messages of its own; an empty tensor sends nothing and keeps its state."""
+    """Reduces each tensor of a list with its own messages; an empty tensor sends nothing and keeps its state."""
 
     def state(self, specs: Sequence[tf.TensorSpec]) -> list[State]:
         """See base class."""
@@ -58,7 +58,7 @@ class Vectorwise(Reducer):
         return whole
 
     def vector_state(self, spec: tf.TensorSpec) -> list[State]:
-        """The state for one tensor, as many of them whatever the tensor; by default none."""
+        """Returns the state for one tensor; the number of states must not depend on the tensor. By default none."""
         return []
 
     @abc.abstractmethod
@@ -70,13 +70,13 @@ class Vectorwise(Reducer):
         Args:
           x: [n] float32, n static and at least 1.
           state: current values, in the order of `vector_state`.
-          collectives: those of the replica.
+          collectives: collectives of the replica.
           name: names the messages.
         """
 
 
 class Drawing(Vectorwise):
-    """Reducers that draw numbers, anew at each step and alike on all replicas: the state is how often they have drawn."""
+    """Base class of randomized reducers whose draws are equal on all replicas; the state is the number of draws."""
 
     def vector_state(self, spec: tf.TensorSpec) -> list[State]:
         """See base class."""
@@ -99,6 +99,6 @@ class Drawing(Vectorwise):
         Args:
           x: [n] float32, n static and at least 1.
           seed: [2] int32, the same on all replicas.
-          collectives: those of the replica.
+          collectives: collectives of the replica.
           name: names the messages.
         """
