@@ -26,7 +26,7 @@ from tfdist.layers.rematerialization import rematerialize, waiting
 from tfdist.sharding.dim_names import Dims
 from tfdist.sharding.layouts import Layout, Placement, given_way, idle, laid_out, parse_layout, parse_shard
 from tfdist.sharding.mesh import mesh_of
-from tfdist.sharding.variable_layouts import dims_of_newborn, is_gathered_in_turn, placement
+from tfdist.sharding.variable_layouts import dims_of_uninitialized, is_gathered_in_turn, placement
 
 _log = logging.getLogger(__name__)
 _SAME_SEED = (
@@ -96,7 +96,7 @@ class MeshOfDevices(HasCollectives):
         try:
             self._bear_all()
             with (
-                keras_internals.births_deferred(self._abstract_model, self._bear),
+                keras_internals.deferred_creation(self._abstract_model, self._bear),
                 tf.variable_creator_scope(self._whole_variable),
             ):
                 yield
@@ -118,7 +118,7 @@ class MeshOfDevices(HasCollectives):
 
     def _bear(self, uninitialized: keras_internals.UninitializedVariable) -> None:
         variable = uninitialized.variable
-        self._dims |= {dim for dim in dims_of_newborn(uninitialized) if dim}
+        self._dims |= {dim for dim in dims_of_uninitialized(uninitialized) if dim}
         keras_internals.set_layout(variable, placement(uninitialized, self.rules, self.devices.mesh, self.shard))
         with tf.init_scope():
             value, name = keras_internals.initial_value(variable), variable.path.replace("/", "_")

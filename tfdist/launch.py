@@ -17,7 +17,7 @@ from tfdist.errors import InputError
 from tfdist.launcher import running, signals
 from tfdist.launcher.engines import ENGINES
 from tfdist.launcher.job import Job
-from tfdist.launcher.restarts import VAIN, VAIN_LATER
+from tfdist.launcher.restarts import MAX_EARLY_FAILURES, MAX_LATER_FAILURES
 
 _HELP = {
     "processes": "Number of processes to start on this host; or MIN:MAX for an elastic job: the total over all "
@@ -33,8 +33,8 @@ _HELP = {
     "grace_seconds": "Seconds that processes may take to save and exit when this command receives SIGTERM or Ctrl-C.",
     "max_restarts": "Maximum number of restarts of all processes after a failure. Defaults to 0, or to no limit for "
     "MIN:MAX. Not restarted are exit codes 2 and 3, diverged replicas, two failures in a row after the same step, "
-    f"and, without a limit, {VAIN} failures in a row before training begins, or {VAIN_LATER} before it makes "
-    "progress. Not supported with --nodes.",
+    f"and, without a limit, {MAX_EARLY_FAILURES} failures in a row before training begins, or {MAX_LATER_FAILURES} "
+    "before it makes progress. Not supported with --nodes.",
     "max_preemptions": "Maximum number of restarts after preemption: all exit with code 75, or one dies of a SIGTERM "
     "sent by others.",
     "restart_backoff_seconds": "Seconds to wait before a restart. Doubles with each failure, up to 60, and with each "

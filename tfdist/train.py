@@ -108,17 +108,17 @@ def _closing(reporter: "Reporter") -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _close(reporter, exit_codes.of_error(error), is_told=isinstance(error, WriteError))
+        _close(reporter, exit_codes.of_error(error), is_written_down=isinstance(error, WriteError))
         raise
     _close(reporter, "done")
 
 
-def _close(reporter: "Reporter", outcome: str, is_told: bool = False) -> None:
+def _close(reporter: "Reporter", outcome: str, is_written_down: bool = False) -> None:
     """Closes the reporter; a failed last write is only a warning, as the outcome is known, and is reported once."""
     try:
         reporter.close(outcome)
     except WriteError as error:
-        if not is_told:
+        if not is_written_down:
             _log.warning("%s", error)
 
 

@@ -1,13 +1,13 @@
 import psutil
 import pytest
 
-from tfdist.coordination.addresses import LOOPBACK, network_interface, way_to
+from tfdist.coordination.addresses import LOOPBACK, network_interface, route_to
 
 
 def test_the_way_to_a_host_has_an_address_of_this_one():
-    assert way_to(LOOPBACK) == (LOOPBACK, LOOPBACK)
+    assert route_to(LOOPBACK) == (LOOPBACK, LOOPBACK)
     with pytest.raises(OSError):
-        way_to("no-such-host.invalid")
+        route_to("no-such-host.invalid")
 
 
 def test_the_interface_that_has_an_address():

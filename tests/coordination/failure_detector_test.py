@@ -31,8 +31,8 @@ class Ends:
 
 @pytest.fixture
 def watched(job, monkeypatch):
-    monkeypatch.setattr("tfdist.coordination.failure_detector.NEWS_SECONDS", 0.5)
-    monkeypatch.setattr("tfdist.coordination.failure_detector.OWN_WORD_SECONDS", 1.0)
+    monkeypatch.setattr("tfdist.coordination.failure_detector.LOSS_NOTICE_SECONDS", 0.5)
+    monkeypatch.setattr("tfdist.coordination.failure_detector.OWN_FAILURE_SECONDS", 1.0)
     three = job(3)
     three.stream, three.ends = io.StringIO(), Ends()
     three.watch = watch(three.members[0], CLUSTER, three.stream, grace=0.3, end=three.ends)

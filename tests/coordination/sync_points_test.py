@@ -82,7 +82,7 @@ def test_all_ranks_act_at_the_same_steps(block: int) -> None:
 
                 def step(end: int, sync_points: SyncPoints) -> None:
                     if own.random() < 0.1:
-                        sync_points.wish(own.choice(("checkpoint", "preempt")))
+                        sync_points.request(own.choice(("checkpoint", "preempt")))
                     time.sleep(own.random() * slack)
 
                 def call(end: int, sync_points: SyncPoints) -> None:
@@ -97,7 +97,7 @@ def test_all_ranks_act_at_the_same_steps(block: int) -> None:
                         job.meet()
 
                 sync_points = SyncPoints(job.groups[number])
-                timers = [threading.Timer(wait, sync_points.wish, ("stray",)) for wait in stray]  # noqa: B023
+                timers = [threading.Timer(wait, sync_points.request, ("stray",)) for wait in stray]  # noqa: B023
                 for timer in timers:
                     timer.start()
                 acted = run(sync_points, ends, call, between)  # noqa: B023
@@ -110,7 +110,7 @@ def test_all_ranks_act_at_the_same_steps(block: int) -> None:
 
 
 def wish_at(step: int, topic: str) -> Between:
-    return lambda end, sync_points: sync_points.wish(topic) if end == step else None
+    return lambda end, sync_points: sync_points.request(topic) if end == step else None
 
 
 def nothing(end: int, sync_points: SyncPoints) -> None:
@@ -137,7 +137,7 @@ def test_a_wish_is_granted_at_the_end_of_the_call_and_again_later(size: int) -> 
             def call(end: int, sync_points: SyncPoints) -> None:
                 if end in (10, 50):
                     if number == size - 1:
-                        sync_points.wish("checkpoint")
+                        sync_points.request("checkpoint")
                     until_answered(sync_points)
                 job.meet()
 
@@ -155,7 +155,7 @@ def test_whoever_is_between_two_calls_does_not_keep_the_others_from_an_evaluatio
                 job.meet()
                 if number == 0 and end == 10:
                     assert passed.wait(DEADLINE)
-                    sync_points.wish("preempt")
+                    sync_points.request("preempt")
                     until_answered(sync_points)
 
             def between(end: int, sync_points: SyncPoints) -> None:
@@ -185,7 +185,7 @@ def test_a_wish_behind_the_last_call_has_no_effect_and_holds_nobody() -> None:
 
 def test_a_wish_before_the_run_is_granted_in_it_and_the_next_run_begins_anew() -> None:
     with Job(2) as job:
-        job.groups[0].tell("meetings", {"wish": "preempt", "name": "meetings/early"})
+        job.groups[0].tell("sync_points", {"request": "preempt", "name": "sync_points/early"})
 
         def rank(number: int) -> Acts:
             def call(end: int, sync_points: SyncPoints) -> None:
@@ -194,11 +194,11 @@ def test_a_wish_before_the_run_is_granted_in_it_and_the_next_run_begins_anew() -
 
             def late(end: int, sync_points: SyncPoints) -> None:
                 if end == 30 and number:
-                    sync_points.wish("lost")
+                    sync_points.request("lost")
 
             def again(end: int, sync_points: SyncPoints) -> None:
                 if end == 10:
-                    sync_points.wish("again")
+                    sync_points.request("again")
                     until_answered(sync_points)
 
             first = run(SyncPoints(job.groups[number]), [10, 20, 30], call, late)
@@ -217,7 +217,7 @@ def test_a_lost_rank_ends_the_others_wait() -> None:
     with Job(2) as job:
         sync_points = SyncPoints(job.groups[0])  # rank 1 has none, and answers nothing
         sync_points.begin(5)
-        sync_points.wish("checkpoint")
+        sync_points.request("checkpoint")
         until_answered(sync_points)
         threading.Timer(0.2, job.groups[1]._hang_up).start()
         with pytest.raises(PeerLostError, match="rank 1 is lost"):
@@ -228,7 +228,7 @@ def test_a_rank_that_has_left_of_its_own_accord_is_no_failure() -> None:
     with Job(2) as job:
         sync_points = SyncPoints(job.groups[0])
         sync_points.begin(5)
-        sync_points.wish("checkpoint")
+        sync_points.request("checkpoint")
         until_answered(sync_points)
         threading.Timer(0.2, job.groups[1].leave).start()
         assert sync_points.reached(5) == frozenset()
@@ -240,7 +240,7 @@ def test_one_process() -> None:
 
     def call(end: int, sync_points: SyncPoints) -> None:
         if end == 20:
-            sync_points.wish("checkpoint")
+            sync_points.request("checkpoint")
             until_answered(sync_points)
 
     assert run(sync_points, range(10, 60, 10), call, nothing) == [(20, ["checkpoint"])]

@@ -38,7 +38,7 @@ def impatient(sync_points):
 
 
 def test_who_comes_late_is_waited_for_and_a_warning_says_so(monkeypatch, caplog):
-    monkeypatch.setattr("tfdist.coordination.timeouts.WORD_AFTER_SECONDS", 0.01)
+    monkeypatch.setattr("tfdist.coordination.timeouts.WARNING_SECONDS", 0.01)
 
     def come() -> None:
         end = time.monotonic() + 10.0
@@ -57,7 +57,7 @@ def test_who_comes_late_is_waited_for_and_a_warning_says_so(monkeypatch, caplog)
 
 
 def test_nothing_is_said_where_all_come_at_once(monkeypatch, caplog):
-    monkeypatch.setattr("tfdist.coordination.timeouts.WORD_AFTER_SECONDS", 0.2)
+    monkeypatch.setattr("tfdist.coordination.timeouts.WARNING_SECONDS", 0.2)
     with caplog.at_level(logging.WARNING), long_timeout("its data"):
         pass
     threading.Event().wait(0.4)

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("horovod")
 
 from tfdist.cluster.environment import Cluster
-from tfdist.coordination.addresses import Way
+from tfdist.coordination.addresses import Route
 from tfdist.distribution import horovod_rendezvous
 from tfdist.errors import InputError
 
@@ -27,7 +27,7 @@ class Others:
 
 
 def described(monkeypatch, rank, ways, local_rank, local_size):
-    monkeypatch.setattr(horovod_rendezvous, "way_to", lambda host, port, family: Way(*ways[rank]))
+    monkeypatch.setattr(horovod_rendezvous, "route_to", lambda host, port, family: Route(*ways[rank]))
     monkeypatch.setattr(horovod_rendezvous, "network_interface", lambda address: f"with {address}")
     monkeypatch.delenv("HOROVOD_GLOO_IFACE", raising=False)
     cluster = Cluster(rank, len(ways), local_rank, local_size, coordinator="node0:1")
@@ -57,7 +57,7 @@ def test_one_host_stays_on_the_loopback(monkeypatch):
 
 
 def test_an_interface_that_the_user_names_is_taken(monkeypatch):
-    monkeypatch.setattr(horovod_rendezvous, "way_to", lambda host, port, family: Way("10.0.0.2", "10.0.0.1"))
+    monkeypatch.setattr(horovod_rendezvous, "route_to", lambda host, port, family: Route("10.0.0.2", "10.0.0.1"))
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "ib0")
     ways = [["10.0.0.1", "10.0.0.1"], ["10.0.0.2", "10.0.0.1"]]
     one = horovod_rendezvous.serve_and_describe(Cluster(1, 2, 0, 1, coordinator="node0:1"), Others(ways))
@@ -67,7 +67,9 @@ def test_an_interface_that_the_user_names_is_taken(monkeypatch):
 def test_a_second_start_under_a_launcher_knows_where_rank_0_is(monkeypatch):
     """Then no coordinator is named: Horovod carried the group's address, or the launcher serves the group."""
     asked = []
-    monkeypatch.setattr(horovod_rendezvous, "way_to", lambda *given: asked.append(given) or Way("10.0.0.2", "10.0.0.1"))
+    monkeypatch.setattr(
+        horovod_rendezvous, "route_to", lambda *given: asked.append(given) or Route("10.0.0.2", "10.0.0.1")
+    )
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "10.0.0.1")
     ways = [["10.0.0.1", "10.0.0.1"], ["10.0.0.2", "10.0.0.1"]]
     one = horovod_rendezvous.serve_and_describe(Cluster(1, 2, 0, 1), Others(ways))

@@ -231,7 +231,7 @@ def test_variables_are_born_when_told():
             uninitialized.variable, tf.Variable(keras_internals.initial_value(uninitialized.variable))
         )
 
-    with keras_internals.births_deferred(abstract_model, bear):
+    with keras_internals.deferred_creation(abstract_model, bear):
         dense = keras.layers.Dense(2, name="dense")
         dense.build((None, 3))
         assert keras_internals.value_of(dense.kernel) is None and dense.kernel.shape == (3, 2)

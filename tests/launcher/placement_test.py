@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from tfdist.coordination import LocalGroup
-from tfdist.coordination.addresses import Way
+from tfdist.coordination.addresses import Route
 from tfdist.launcher import placement as placing
 from tfdist.launcher.placement import Placement, arrange, own_host
 
@@ -47,8 +47,8 @@ def test_one_node_stays_on_the_loopback():
 
 def test_a_node_s_interface_is_on_its_way_to_another_one(monkeypatch):
     """A name of node 0 is often its own loopback."""
-    ways = {"10.0.0.2": Way("10.0.0.1", "10.0.0.2"), "node0": Way("10.0.0.2", "10.0.0.1")}
-    monkeypatch.setattr(placing, "way_to", ways.get)
+    ways = {"10.0.0.2": Route("10.0.0.1", "10.0.0.2"), "node0": Route("10.0.0.2", "10.0.0.1")}
+    monkeypatch.setattr(placing, "route_to", ways.get)
     monkeypatch.setattr(placing, "network_interface", lambda address: f"with {address}")
     hosts, ports = ("node0", "10.0.0.2"), ((1,), (2,))
     assert Placement(0, hosts, ports).interface == "with 10.0.0.1"

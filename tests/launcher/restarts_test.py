@@ -2,7 +2,7 @@ import pytest
 
 from tfdist.launcher.job import Job
 from tfdist.launcher.outcome import Outcome
-from tfdist.launcher.restarts import VAIN, VAIN_LATER, Restarts
+from tfdist.launcher.restarts import MAX_EARLY_FAILURES, MAX_LATER_FAILURES, Restarts
 
 
 def waits(restarts: Restarts, *ends: tuple[int, int | None]) -> list[float | None]:
@@ -47,7 +47,7 @@ def endless(**fields) -> Restarts:
 @pytest.mark.parametrize("code, flag", [(1, "max_restarts"), (137, "max_restarts"), (143, "max_preemptions")])
 def test_failures_in_a_row_before_training_began_end_a_job_that_is_tried_for_ever(code, flag):
     restarts = endless()
-    assert waits(restarts, *[(code, None)] * (VAIN - 1)) == [1, 2, 4, 8]
+    assert waits(restarts, *[(code, None)] * (MAX_EARLY_FAILURES - 1)) == [1, 2, 4, 8]
     assert restarts.decide(Outcome(code), None) == (
         None,
         f"5 failures in a row before training began, so it is not tried again; --{flag}=N sets another limit",
@@ -56,13 +56,13 @@ def test_failures_in_a_row_before_training_began_end_a_job_that_is_tried_for_eve
 
 def test_they_are_in_a_row_until_a_step_is_noted():
     assert waits(endless(), (143, None), (1, None), (143, None), (137, None), (1, None)) == [1, 1, 2, 2, None]
-    assert None not in waits(endless(), *[(1, None), (143, None), (1, step := 7), (143, step)] * VAIN)
+    assert None not in waits(endless(), *[(1, None), (143, None), (1, step := 7), (143, step)] * MAX_EARLY_FAILURES)
 
 
 def test_once_training_had_begun_it_takes_more_of_them():
     restarts = endless()
     restarts.begun()
-    assert None not in waits(restarts, *[(1, None)] * (VAIN_LATER - 1))
+    assert None not in waits(restarts, *[(1, None)] * (MAX_LATER_FAILURES - 1))
     decision = restarts.decide(Outcome(1), None)
     assert decision.wait is None and decision.reason.startswith(
         "15 failures in a row before training went on, so it is"
@@ -71,14 +71,14 @@ def test_once_training_had_begun_it_takes_more_of_them():
 
 def test_training_may_have_begun_without_a_note():
     restarts = endless()
-    for _ in range(3 * VAIN):
+    for _ in range(3 * MAX_EARLY_FAILURES):
         restarts.begun()
         assert waits(restarts, (1, None)) != [None]
 
 
 def test_what_may_not_repeat_is_not_among_them():
     restarts = endless()
-    for _ in range(3 * VAIN):
+    for _ in range(3 * MAX_EARLY_FAILURES):
         assert restarts.decide(Outcome(1), None, may_repeat=False).wait
 
 

@@ -33,7 +33,7 @@ def save(step):
 
 def train(first, last):
     progress.note(first)
-    with SyncPoints(group) as sync_points, notices(lambda name: sync_points.wish("preempt")):
+    with SyncPoints(group) as sync_points, notices(lambda name: sync_points.request("preempt")):
         print(f"begins at {{first}} restart {{restart}} pid {{os.getpid()}} group {{os.environ['TFDIST_GROUP']}}", flush=True)
         print("launched", os.environ["TFDIST_LAUNCHED"], flush=True)
         for step in range(first + 1, last + 1):

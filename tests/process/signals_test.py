@@ -73,7 +73,7 @@ def test_an_error_in_a_callback_is_logged_and_the_next_signal_heard(heard, caplo
 
 def test_only_the_main_thread_can():
     said = []
-    thread = threading.Thread(target=lambda: said.append(signals.can_be_heard()))
+    thread = threading.Thread(target=lambda: said.append(signals.can_set_handlers()))
     thread.start()
     thread.join()
-    assert said == [False] and signals.can_be_heard()
+    assert said == [False] and signals.can_set_handlers()

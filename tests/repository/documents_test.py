@@ -16,7 +16,7 @@ from tfdist.cli import flags
 from tfdist.config import run_config, train_config
 from tfdist.errors import ExitCode
 from tfdist.export import ExportConfig
-from tfdist.launcher.restarts import FINAL, VAIN
+from tfdist.launcher.restarts import FINAL, MAX_EARLY_FAILURES
 
 ROOT = pathlib.Path(__file__).parents[2]
 NAMES = (
@@ -130,7 +130,5 @@ def test_the_help_of_restarts_names_each_end_that_is_final():
     launch.define_flags(values)
     said = values["max_restarts"].help
     assert said and all(f"{int(code)}" in said for code in FINAL - {ExitCode.DONE})
-    assert all(
-        words in said
-        for words in ("diverged replicas", "after the same step", f"{VAIN} failures in a row before training begins")
-    )
+    early = f"{MAX_EARLY_FAILURES} failures in a row before training begins"
+    assert all(words in said for words in ("diverged replicas", "after the same step", early))

@@ -9,7 +9,7 @@ from tfdist.sharding.dim_names import dims_of, name_dims
 def named(make):
     """The dims of every variable of a model, as they are known where it is made."""
     abstract_model = []
-    with keras_internals.births_deferred(abstract_model, abstract_model.append):
+    with keras_internals.deferred_creation(abstract_model, abstract_model.append):
         model = make()
     found = {
         uninitialized.variable.path: dims_of(uninitialized.variable, uninitialized.owners)

@@ -23,7 +23,7 @@ class Operation(NamedTuple):
 
     call: Call
     parts: bool = False
-    hands_over_all: bool = True
+    input_is_complete: bool = True
     reduces: bool = False
 
     def elements(self, size: int, itemsize: int, replicas: int) -> tuple[int, int]:
@@ -36,7 +36,7 @@ class Operation(NamedTuple):
         """
         parts = replicas if self.parts else 1
         part = max(1, size // itemsize // parts)
-        return part * (parts if self.hands_over_all else 1), part * parts * itemsize
+        return part * (parts if self.input_is_complete else 1), part * parts * itemsize
 
 
 def _barrier(collectives: Collectives, tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -50,7 +50,7 @@ def _barrier(collectives: Collectives, tensor: tf.Tensor, name: str) -> tf.Tenso
 
 OPERATIONS: Mapping[str, Operation] = {
     "all_reduce": Operation(lambda c, x, name: c.all_reduce([x], name=name)[0], reduces=True),
-    "all_gather": Operation(lambda c, x, name: c.all_gather([x], name=name)[0], parts=True, hands_over_all=False),
+    "all_gather": Operation(lambda c, x, name: c.all_gather([x], name=name)[0], parts=True, input_is_complete=False),
     "all_to_all": Operation(lambda c, x, name: c.all_to_all([x], name=name)[0], parts=True),
     "reduce_scatter": Operation(lambda c, x, name: c.reduce_scatter([x], name=name)[0], parts=True, reduces=True),
     "broadcast": Operation(lambda c, x, name: c.broadcast([x], name=name)[0]),

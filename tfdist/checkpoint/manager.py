@@ -129,7 +129,7 @@ class _Saver(Saving):
             options.keep,
             options.flags,
             strict=options.strict,
-            on_failure=lambda: sync_points.wish(_FAILED),
+            on_failure=lambda: sync_points.request(_FAILED),
         )
         self._commit_every = options.commit_every
         self._commits = (
@@ -188,7 +188,7 @@ class _Saver(Saving):
             now = time.monotonic()
             if now - self._wished_at >= self._period.seconds:
                 self._wished_at = now
-                self._sync_points.wish(_DUE)
+                self._sync_points.request(_DUE)
 
     def _save(self, stores: Sequence[Tier]) -> None:
         """Copies the state once, and starts to write it after all processes have completed the previous write."""
@@ -233,8 +233,8 @@ def saver(
     with (
         _claimed(options, strategy, step),
         SyncPoints(strategy.group) as sync_points,
-        notices(lambda _: sync_points.wish(_PREEMPTED)),
-        machine_notices(lambda _: sync_points.wish(_PREEMPTED)),
+        notices(lambda _: sync_points.request(_PREEMPTED)),
+        machine_notices(lambda _: sync_points.request(_PREEMPTED)),
     ):
         made = _Saver(options, strategy, sync_points, saved, synchronize)
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tfdist.checkpoint.storage import Checkpoint, Held, clean_partial, newest
-from tfdist.checkpoint.transfer import ByteTransfer, can_carry
+from tfdist.checkpoint.transfer import ByteTransfer, can_transfer
 from tfdist.coordination import Group
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, TfdistError
@@ -75,7 +75,7 @@ def share(strategy: Strategy, folder: Path) -> list[str] | None:
     """
     group = strategy.group
     those = _hosts_that_are(group, folder) if group.size > 1 else [[0]]
-    if len(those) == 1 or not can_carry(strategy):
+    if len(those) == 1 or not can_transfer(strategy):
         return None
     firsts = [host[0] for host in those]
     everyone = group.gather("commits/held", _all_held(folder) if group.rank in firsts else {}, _SECONDS)

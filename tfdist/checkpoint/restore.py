@@ -48,7 +48,9 @@ def newest_first(durable: Iterable[Path], commits: Iterable[Path]) -> list[Path]
     return sorted([*durable, *commits], key=step_of, reverse=True)  # the sort is stable
 
 
-def to_go_on_from(strategy: Strategy, path: str | os.PathLike[str], commits: str | os.PathLike[str] = "") -> list[str]:
+def resume_candidates(
+    strategy: Strategy, path: str | os.PathLike[str], commits: str | os.PathLike[str] = ""
+) -> list[str]:
     """Returns the checkpoints at a path, and the in-memory ones in a directory of each host, the newest first.
 
     Every process must call it; rank 0's checkpoints are used.

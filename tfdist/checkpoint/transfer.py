@@ -32,7 +32,7 @@ class ByteTransfer:
         Raises:
           InputError: it has no collectives between its processes.
         """
-        check_carries(strategy)
+        check_can_transfer(strategy)
         assert isinstance(strategy, HasCollectives)
         self._strategy = strategy
         self._packed = strategy.collectives.wire.packed
@@ -114,14 +114,14 @@ class ByteTransfer:
         return tf.cast(tf.equal(self._strategy.collectives.rank % self._local, 0), tf.int32)
 
 
-def can_carry(strategy: Strategy) -> bool:
+def can_transfer(strategy: Strategy) -> bool:
     """Returns whether a strategy's processes can send each other bytes."""
     return isinstance(strategy, HasCollectives) and not strategy.global_view and not strategy.compiles_replicas
 
 
-def check_carries(strategy: Strategy) -> None:
+def check_can_transfer(strategy: Strategy) -> None:
     """Raises `InputError` if a strategy's processes cannot send each other bytes."""
-    if not can_carry(strategy):
+    if not can_transfer(strategy):
         raise InputError(
             f"Between hosts that share no directory, commits go over a strategy's collectives. Received: {strategy.name}, "
             "which has none for that. Give a --commit_dir that all hosts share, or leave out --commit_every."

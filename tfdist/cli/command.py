@@ -78,7 +78,7 @@ def run(
         define(values)
         _define_help(values)
         rest = parse(values, list(sys.argv if argv is None else argv), program, arguments)
-        with _says_where_it_is():
+        with _stack_on_sigusr1():
             return int((call(values, rest) if arguments else call(values)) or ExitCode.DONE)
     except _HelpWanted:
         width = min(shutil.get_terminal_size().columns, 120)
@@ -103,9 +103,9 @@ def run(
 
 
 @contextlib.contextmanager
-def _says_where_it_is() -> Iterator[None]:
+def _stack_on_sigusr1() -> Iterator[None]:
     """Prints the main thread's location on SIGUSR1 instead of exiting; training installs a more detailed handler."""
-    if not signals.can_be_heard():
+    if not signals.can_set_handlers():
         yield
         return
     # A duplicate, because the command may redirect stderr while importing TensorFlow.

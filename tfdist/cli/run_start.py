@@ -14,7 +14,7 @@ from tfdist.checkpoint import in_memory
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.peers import hosts, share
 from tfdist.checkpoint.storage import Checkpoint, Holder, NoLock, clean_partial, lock, unlocked
-from tfdist.checkpoint.transfer import check_carries
+from tfdist.checkpoint.transfer import check_can_transfer
 from tfdist.cli import flags, open_strategy
 from tfdist.cli.resume import Origin, commit_folder, is_own
 from tfdist.cli.resume import origin as decided
@@ -284,7 +284,7 @@ def _commit_folder(
     try:
         those = hosts(strategy.group, folder)
         if len(those) > 1:
-            check_carries(strategy)
+            check_can_transfer(strategy)
     except InputError as error:
         if not goes_on:
             raise

@@ -50,7 +50,7 @@ def listen(address: str, remedy: str) -> socket.socket:
         raise InputError(f"The group must be served at {address}. Received: {says}. {remedy}") from error
 
 
-class Way(NamedTuple):
+class Route(NamedTuple):
     """The local and remote address of a route from this host to another one.
 
     Attributes:
@@ -62,7 +62,7 @@ class Way(NamedTuple):
     other: str
 
 
-def way_to(host: str, port: int = 1, family: int = socket.AF_UNSPEC) -> Way:
+def route_to(host: str, port: int = 1, family: int = socket.AF_UNSPEC) -> Route:
     """Finds the route to a host, without sending anything.
 
     Args:
@@ -76,7 +76,7 @@ def way_to(host: str, port: int = 1, family: int = socket.AF_UNSPEC) -> Way:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, family, socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
-        return Way(str(probe.getsockname()[0]), str(probe.getpeername()[0]))
+        return Route(str(probe.getsockname()[0]), str(probe.getpeername()[0]))
 
 
 def is_loopback(address: str) -> bool:

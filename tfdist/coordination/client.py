@@ -15,7 +15,7 @@ from tfdist.coordination.group import NO_GOODBYE, Group, Json, Listener, Loss, n
 from tfdist.coordination.messages import DOUBTED_BEATS, LIMIT, VERSION, BadMessage, Message, encode, limited
 from tfdist.coordination.publishing import Publications
 from tfdist.errors import InputError, PeerLostError
-from tfdist.process.stack_dumps import own_place
+from tfdist.process.stack_dumps import caller_location
 
 PATIENCE_SECONDS = 2.0  # how much longer to wait for the server, after a deadline or a goodbye
 _CHUNK = 1 << 16
@@ -23,7 +23,7 @@ _log = logging.getLogger("tfdist.coordination")
 
 
 @dataclasses.dataclass(eq=False)
-class _Question:
+class _PendingGather:
     """A gather of this member that has not completed."""
 
     name: str
@@ -71,7 +71,7 @@ class RemoteGroup(Group):
         self.rank, self.size = rank, size
         self._noun, self._server_rank, self._on_left = noun, server_rank, on_left
         self._state = threading.Lock()  # guards the attributes below
-        self._questions: dict[int, _Question] = {}
+        self._pending: dict[int, _PendingGather] = {}
         self._tickets = 0
         self._loss: Loss | None = None
         self._over = ""  # why no gather can complete any more
@@ -100,7 +100,7 @@ class RemoteGroup(Group):
             question.answered.wait(min(deadline + PATIENCE_SECONDS, threading.TIMEOUT_MAX))
         finally:
             with self._state:
-                self._questions.pop(ticket, None)
+                self._pending.pop(ticket, None)
         if not question.answered.is_set():
             server = name_member(self._server_rank, self._noun)
             raise PeerLostError(f"{server}, which serves the group, did not answer '{name}' within {deadline:g} s.")
@@ -157,17 +157,17 @@ class RemoteGroup(Group):
         self._sock.close()
         self._on_left(f"{name_member(self.rank, self._noun)} has left with code {code}")
 
-    def _ask(self, name: str, value: Json, deadline: float) -> tuple[int, _Question, bytes]:
+    def _ask(self, name: str, value: Json, deadline: float) -> tuple[int, _PendingGather, bytes]:
         with self._state:
-            if any(question.name == name for question in self._questions.values()):
+            if any(question.name == name for question in self._pending.values()):
                 raise ValueError(f"A name of the group is used once at a time. Received: {name!r}, which is under way.")
             self._tickets += 1
             message = {"type": "gather", "ticket": self._tickets, "name": name, "value": value, "deadline": deadline}
-            message["place"] = own_place() if threading.current_thread() is threading.main_thread() else ""
+            message["place"] = caller_location() if threading.current_thread() is threading.main_thread() else ""
             line = limited(message, name)
             if self._over:
                 raise PeerLostError(f"'{name}' cannot complete: {self._over}.")
-            question = self._questions[self._tickets] = _Question(name)
+            question = self._pending[self._tickets] = _PendingGather(name)
             return self._tickets, question, line
 
     def _run(self) -> None:
@@ -222,7 +222,7 @@ class RemoteGroup(Group):
             _log.warning("Rank %d waits for %s in '%s', called at %s.", self.rank, missing, name, place)
         elif kind in ("values", "failed"):
             with self._state:
-                question = self._questions.get(message["ticket"])
+                question = self._pending.get(message["ticket"])
             if question:
                 question.values, question.failure = message.get("values", []), message.get("failure", "")
                 question.is_misuse = message.get("misuse", False)
@@ -246,7 +246,7 @@ class RemoteGroup(Group):
         """Fails all pending and future gathers."""
         with self._state:
             self._over = self._over or over
-            questions = [question for question in self._questions.values() if not question.answered.is_set()]
+            questions = [question for question in self._pending.values() if not question.answered.is_set()]
         for question in questions:
             question.failure = f"'{question.name}' cannot complete: {over}."
             question.answered.set()

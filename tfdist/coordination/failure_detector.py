@@ -13,8 +13,8 @@ from tfdist.cluster.environment import Cluster
 from tfdist.coordination.group import Group, Loss
 from tfdist.errors import ExitCode, PeerLostError, TfdistError, exit_codes
 
-NEWS_SECONDS = 2.0  # how much earlier than the notice of a loss the engine's error may be raised
-OWN_WORD_SECONDS = 3.0  # for this process to fail for the same reason, such as a loss that is not finite
+LOSS_NOTICE_SECONDS = 2.0  # how much earlier than the notice of a loss the engine's error may be raised
+OWN_FAILURE_SECONDS = 3.0  # for this process to fail for the same reason, such as a loss that is not finite
 
 
 class FailureDetector:
@@ -39,12 +39,12 @@ class FailureDetector:
         """Starts failure detection; for the arguments see `watch`."""
         self._group, self._stream, self._grace, self._end = group, stream, grace, end
         self._name = f"rank {cluster.rank} of {cluster.size}"
-        self._saying = threading.Lock()
+        self._report_lock = threading.Lock()
         self._said = False
         self._closed = threading.Event()
         group.on_loss(self._lost)
 
-    def lost(self, wait: float = NEWS_SECONDS) -> Loss | None:
+    def lost(self, wait: float = LOSS_NOTICE_SECONDS) -> Loss | None:
         """Returns the first loss, after printing its line, waiting up to `wait` seconds for it.
 
         To be called after an engine has raised an error: if there was a loss, the process should end with code 5.
@@ -62,7 +62,7 @@ class FailureDetector:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if isinstance(error, Exception) and _may_be_caused_by_a_loss(error) and self.lost(NEWS_SECONDS):
+        if isinstance(error, Exception) and _may_be_caused_by_a_loss(error) and self.lost(LOSS_NOTICE_SECONDS):
             self._closed.set()
             self._group.leave(ExitCode.PEER_LOST)
             self._finish()
@@ -70,7 +70,7 @@ class FailureDetector:
         self._group.leave(*_farewell(error))
 
     def _lost(self, loss: Loss) -> None:
-        patience = 0.0 if loss.code is None else OWN_WORD_SECONDS
+        patience = 0.0 if loss.code is None else OWN_FAILURE_SECONDS
         if self._closed.wait(patience):
             return
         self._say(loss)
@@ -78,7 +78,7 @@ class FailureDetector:
             self._finish()
 
     def _say(self, loss: Loss) -> None:
-        with self._saying:
+        with self._report_lock:
             if not self._said and not self._group.left_with:
                 self._said = True
                 said = str(loss).rstrip(".")  # the reason may be a complete sentence

@@ -18,11 +18,11 @@ class LocalGroup(Group):
 
     def gather(self, name: str, value: Json, deadline: float = 60.0) -> list[Json]:
         """See base class."""
-        return [_travelled(value)]
+        return [_json_round_trip(value)]
 
     def tell(self, topic: str, value: Json) -> None:
         """See base class."""
-        self._told.put(topic, _travelled(value))
+        self._told.put(topic, _json_round_trip(value))
 
     def on_told(self, topic: str, callback: Listener) -> None:
         """See base class."""
@@ -36,5 +36,5 @@ class LocalGroup(Group):
         self._told.close()
 
 
-def _travelled(value: Json) -> Json:
+def _json_round_trip(value: Json) -> Json:
     return json.loads(json.dumps(value))  # fails for values that could not be sent between processes

@@ -60,19 +60,19 @@ class Server:
         self.address = join_address(*listener.getsockname()[:2])
         self.loss: Loss | None = None
         self.size = size
-        self._admission = Handshake(size, token, noun)
+        self._handshake = Handshake(size, token, noun)
         self._places = places
         self._heartbeat, self._lost_after = heartbeat, lost_after
         self._rounds = PendingOperations(size, noun, self._absence)
         self._members: dict[int, Connection] = {}
         self._came: dict[int, str] = {}  # by rank, pid and host, including members that are gone
         self._listener = listener
-        self._bell, self._door = socket.socketpair()  # writing to the bell wakes the thread
+        self._wake_sender, self._wake_receiver = socket.socketpair()  # writing to the bell wakes the thread
         self._farewell = ""
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
-        self._selector.register(self._door, selectors.EVENT_READ)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name=f"{noun}-group-server", daemon=True)
         self._thread.start()
 
@@ -85,7 +85,7 @@ class Server:
         if not self._farewell:
             self._farewell = reason
             with contextlib.suppress(OSError):  # the thread may have ended by an error
-                self._bell.send(b"x")
+                self._wake_sender.send(b"x")
         self._thread.join()
 
     def _run(self) -> None:
@@ -96,7 +96,7 @@ class Server:
             for connection in self._connections():
                 connection.close()
             self._selector.close()
-            for sock in (self._listener, self._bell, self._door):
+            for sock in (self._listener, self._wake_sender, self._wake_receiver):
                 sock.close()
 
     def _serve(self) -> None:
@@ -170,7 +170,7 @@ class Server:
             self._goodbye(connection, rank, code, reason)
 
     def _welcome(self, connection: Connection, hello: Message) -> None:
-        refusal = self._admission.refusal(hello, self._came)
+        refusal = self._handshake.refusal(hello, self._came)
         if refusal:
             _log.warning("Refused a connection from %s. %s", connection.peer, refusal)
             connection.send({"type": "refused", "reason": refusal})
@@ -200,7 +200,7 @@ class Server:
         rank = connection.rank
         if rank is not None and rank in self._members:
             if self.loss is None:
-                self.loss = Loss(rank, reason, code, self._admission.noun)
+                self.loss = Loss(rank, reason, code, self._handshake.noun)
                 for member in self._members.values():
                     member.send(_told(self.loss))
                 self._send(self._rounds.break_off(str(self.loss)))
@@ -229,7 +229,7 @@ class Server:
         if not never:
             return ""
         where = [f"{rank} at {self._places[rank]}" if self._places else str(rank) for rank in never]
-        return f" (never connected: {self._admission.noun} {', '.join(where)})"
+        return f" (never connected: {self._handshake.noun} {', '.join(where)})"
 
     def _connections(self) -> list[Connection]:
         return [key.data for key in self._selector.get_map().values() if isinstance(key.data, Connection)]

@@ -7,14 +7,14 @@ from types import TracebackType
 from tfdist.coordination import Group, Json
 from tfdist.errors import PeerLostError
 
-TOPIC = "meetings"
+TOPIC = "sync_points"
 
 
 class SyncPoints:
     """Coordinates what all ranks of a run do together between two calls of the compiled loop.
 
     The main thread of every rank reports its progress locally: `begin` before each call of the loop and `reached` after
-    it. All ranks split their steps into the same calls. Any thread may request a topic (`wish`). The group delivers
+    it. All ranks split their steps into the same calls. Any thread may request a topic (`request`). The group delivers
     requests to all ranks in the same order, and a thread on each rank answers with the first step at which the rank can
     still act: the end of the current call or, between two calls, the step after the last one. The ranks agree on the
     maximum of the answers. The first call that ends at or after that step is the one where `reached` returns the topic,
@@ -33,7 +33,7 @@ class SyncPoints:
         self._group = group
         self._over = 0  # number of ranks that have ended
         self._news = threading.Condition()  # guards the attributes below
-        self._wishes: list[tuple[str, str]] = []  # requested topics and the names of their gathers
+        self._requests: list[tuple[str, str]] = []  # requested topics and the names of their gathers
         self._thread: threading.Thread | None = None  # exists while there is a request
         self._earliest = 0  # the first step at which this rank can still act
         self._answered: int | None = None  # this rank's answer to the pending agreement
@@ -41,12 +41,12 @@ class SyncPoints:
         self._failure: PeerLostError | None = None
         group.on_told(TOPIC, self._told)
 
-    def wish(self, topic: str) -> None:
+    def request(self, topic: str) -> None:
         """Requests that all ranks act on a topic soon, at the same step. Does not wait; may be called from any thread.
 
         If several ranks request the same topic at about the same time, it may be returned once or several times.
         """
-        self._group.tell(TOPIC, {"wish": topic, "name": f"{TOPIC}/{secrets.token_hex(8)}"})
+        self._group.tell(TOPIC, {"request": topic, "name": f"{TOPIC}/{secrets.token_hex(8)}"})
 
     def begin(self, end_step: int) -> None:
         """Records that the main thread enters a call of the compiled loop that ends at `end_step`."""
@@ -77,11 +77,11 @@ class SyncPoints:
 
     def _told(self, said: Json) -> bool:
         """Receives requests and ends, in the same order on every rank, so that all ranks answer the same requests."""
-        if "wish" not in said:
+        if "request" not in said:
             self._over += 1
             return self._over == self._group.size
         with self._news:
-            self._wishes.append((said["wish"], said["name"]))
+            self._requests.append((said["request"], said["name"]))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._agree, name=f"meetings-{self._group.rank}", daemon=True)
                 self._thread.start()
@@ -90,10 +90,10 @@ class SyncPoints:
     def _agree(self) -> None:
         while True:
             with self._news:
-                if not self._wishes:
+                if not self._requests:
                     self._thread = None
                     return
-                topic, name = self._wishes.pop(0)
+                topic, name = self._requests.pop(0)
                 self._answered = self._earliest
             try:
                 first = max(self._group.gather(name, self._answered, deadline=float("inf")))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SECONDS = 3600.0
-WORD_AFTER_SECONDS = 60.0
+WARNING_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -21,12 +21,12 @@ def long_timeout(with_what: str) -> Iterator[float]:
       with_what: what may keep the other ranks busy, for the warning: "its data".
     """
     timer = threading.Timer(
-        WORD_AFTER_SECONDS,
+        WARNING_SECONDS,
         _log.warning,
         (
             "Other ranks have not come for %g s: one may be busy with %s. This one waits up to %g s. SIGUSR1 to a rank shows "
             "where it is.",
-            WORD_AFTER_SECONDS,
+            WARNING_SECONDS,
             with_what,
             SECONDS,
         ),

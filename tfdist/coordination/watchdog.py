@@ -132,7 +132,7 @@ class Watchdog:
     def __enter__(self) -> "Watchdog":
         self._group.on_told(TOPIC, self._told)
         threading.Thread(target=self._watch, name=f"stalls-{self._group.rank}", daemon=True).start()
-        if signals.can_be_heard() and signals.is_free(signal.SIGUSR1):
+        if signals.can_set_handlers() and signals.is_free(signal.SIGUSR1):
             asked = f"SIGUSR1 to rank {self._group.rank}"
             self._stack.enter_context(signals.heard({signal.SIGUSR1: lambda _: self.report(asked)}))
         return self

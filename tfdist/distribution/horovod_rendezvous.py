@@ -15,12 +15,12 @@ from tfdist.cluster.environment import Cluster
 from tfdist.coordination import Group
 from tfdist.coordination.addresses import (
     LOOPBACK,
-    Way,
+    Route,
     is_loopback,
     join_address,
     network_interface,
+    route_to,
     split_address,
-    way_to,
 )
 from tfdist.coordination.join import ADDRESS_VARIABLE
 from tfdist.errors import InputError
@@ -165,10 +165,10 @@ def _hosts(cluster: Cluster, group: Group) -> list[str]:
     return [first if is_loopback(own) else own for own, _ in ways]
 
 
-def _way_to(address: str) -> Way:
+def _way_to(address: str) -> Route:
     host, port = split_address(address)
     try:
-        return way_to(host, port, socket.AF_INET)
+        return route_to(host, port, socket.AF_INET)
     except OSError as error:
         raise InputError(
             f"Horovod's rendezvous needs an IPv4 address of rank 0's host. Received: {address} ({error}). Set "

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import Group
-from tfdist.coordination.failure_detector import NEWS_SECONDS
+from tfdist.coordination.failure_detector import LOSS_NOTICE_SECONDS
 from tfdist.errors import InputError, PeerLostError
 from tfdist.errors.exit_codes import sigterm_ends
 
@@ -32,7 +32,7 @@ def starting(group: Group, processes: int, seconds: float) -> Iterator[None]:
         with sigterm_ends():
             yield
     except tf.errors.DeadlineExceededError as error:
-        loss = group.lost(NEWS_SECONDS)  # no other thread could run meanwhile
+        loss = group.lost(LOSS_NOTICE_SECONDS)  # no other thread could run meanwhile
         late = f"Not every rank's TensorFlow server was up within {seconds:g} s"
         raise PeerLostError(f"{loss or late}.") from error
 

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from tfdist import keras_internals
-from tfdist.keras_fit.logs import look_at
+from tfdist.keras_fit.logs import inspect_step
 from tfdist.keras_fit.patches import overridden
 
 
@@ -24,7 +24,7 @@ def create_variables(model: keras.Model, spec: Any, trains: bool) -> None:
     if own and trains:
         # In the order, and for the shapes, that its step has; its `call` may have others.
         with contextlib.suppress(AttributeError, TypeError, ValueError):  # which come again when the step is made
-            look_at(model, model.train_step, spec, lambda *given: None)
+            inspect_step(model, model.train_step, spec, lambda *given: None)
     try:
         with keras_internals.without_optimizer(model) if own else contextlib.nullcontext():
             keras_internals.build(model, spec)

@@ -21,7 +21,7 @@ from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.keras_fit.first_batch import ReduceOps
-from tfdist.keras_fit.logs import Logs, ReduceOp, look_at
+from tfdist.keras_fit.logs import Logs, ReduceOp, inspect_step
 from tfdist.keras_fit.one_device import Apply, running
 from tfdist.keras_fit.replica_batch import rows_of
 from tfdist.step import randomness
@@ -90,7 +90,7 @@ class CustomTrainStep:
                 "Leave them out."
             )
         self._model, self._strategy, self._settings = model, strategy, settings
-        self._spoken = Recording(strategy.collectives)
+        self._recorded = Recording(strategy.collectives)
         applications: list[_Application] = []
 
         def apply(
@@ -98,7 +98,7 @@ class CustomTrainStep:
         ) -> None:
             applications.append(_Application(optimizer, list(variables), [g is not None for g in gradients]))
 
-        returned = look_at(model, model.train_step, spec, apply, applications.clear)
+        returned = inspect_step(model, model.train_step, spec, apply, applications.clear)
         for optimizer, variables, _ in applications:
             check_not_wrapped(optimizer)
             check_optimizer(optimizer, settings.clip)
@@ -119,7 +119,7 @@ class CustomTrainStep:
     @property
     def sends_rows(self) -> bool:
         """Whether what was traced sends a number of rows that may be another in each step."""
-        return self._spoken.has_unknown_shapes
+        return self._recorded.has_unknown_shapes
 
     def follow(self, reduce_ops: ReduceOps) -> None:
         """Says how the values of replicas make the whole batch's; called once, before `run`."""
@@ -133,7 +133,7 @@ class CustomTrainStep:
           dealt: the replica's rows.
           number: scalar int64; steps made so far.
         """
-        self._spoken = collectives = Recording(self._strategy.collectives)  # of the last trace
+        self._recorded = collectives = Recording(self._strategy.collectives)  # of the last trace
         mine = rows_of(dealt, collectives, self._reduce_ops.needs_all_rows)
         before = [tf.identity(variable) for variable in self._restored]
         randomness.reseed(self._seeds, self._settings.seed, number, mine.number)
@@ -147,7 +147,7 @@ class CustomTrainStep:
 
     def traced(self) -> None:
         """Compares what replicas are about to say with other processes; called when `run` was first traced."""
-        agree_on_plan(self._strategy.group, self._spoken.calls)
+        agree_on_plan(self._strategy.group, self._recorded.calls)
 
     def _applying(self, weights: Mapping[ReduceOp, tf.Tensor], collectives: Collectives) -> Apply:
         turns = itertools.count()

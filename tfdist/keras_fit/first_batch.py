@@ -70,7 +70,7 @@ class _Found(NamedTuple):
     statistics: list[tf.Tensor]
 
 
-def has_own_code(model: keras.Model) -> bool:
+def has_custom_code(model: keras.Model) -> bool:
     """Whether a model's losses, metrics and layers are not all Keras's, of which one knows that they are right on any rows."""
     layers = [model, *keras_internals.layers_of(model)]
     if any(keras_internals.operations_beside_layers(layer) for layer in layers):

@@ -15,9 +15,9 @@ from tfdist.data.batches import Dealt
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.keras_fit.custom_train_step import Place
-from tfdist.keras_fit.first_batch import FirstBatch, ReduceOps, has_own_code
+from tfdist.keras_fit.first_batch import FirstBatch, ReduceOps, has_custom_code
 from tfdist.keras_fit.global_batches import BatchReader
-from tfdist.keras_fit.logs import Logs, Returned, look_at
+from tfdist.keras_fit.logs import Logs, Returned, inspect_step
 from tfdist.keras_fit.loops import once, one_at_a_time, repeated
 from tfdist.keras_fit.one_device import running
 from tfdist.keras_fit.patches import overridden
@@ -59,9 +59,9 @@ class Functions:
         self._undecided: CustomSteps | None = None
         self._by_all_rows = False
         # One replica has all rows. What is Keras's own is right on any rows.
-        self._has_own_code = has_own_code(model)
+        self._has_own_code = has_custom_code(model)
         self._checks = options.check_first_batch and strategy.replicas > 1 and self._has_own_code
-        self._spoken = Recording(strategy.collectives)
+        self._recorded = Recording(strategy.collectives)
         self._test_logs: Logs | None = None
         self._test_reduce_ops: ReduceOps | None = None
         self._test_returned: Returned | None = None
@@ -193,7 +193,7 @@ class Functions:
             self._test_one(batches)
             return self._found_by_test(1)
         steps, (repeatedly, once) = batches.ahead(most - before), self._tests
-        if self._spoken.has_unknown_shapes:
+        if self._recorded.has_unknown_shapes:
             one_at_a_time(once, batches, steps, self._tested)
         else:
             repeatedly(batches.rows, self._tested, steps)
@@ -231,7 +231,7 @@ class Functions:
         return repeated(*given), once(*given)
 
     def _looked_at_test(self, spec: Any) -> Returned:
-        returned = look_at(self.model, self.model.test_step, spec)
+        returned = inspect_step(self.model, self.model.test_step, spec)
         metrics = KerasMetrics(self.model).variables
         self._place([*self.model.variables, *metrics])
         if len(metrics) != len(self._metrics.variables):
@@ -282,8 +282,8 @@ class Functions:
         """The model's `test_step` on one replica's rows."""
         variables = self._metrics.variables
         before = [tf.identity(variable) for variable in variables]
-        self._spoken = Recording(self._strategy.collectives)  # of the last trace
-        mine = rows_of(dealt, self._spoken, self._tests_need_all_rows)
+        self._recorded = Recording(self._strategy.collectives)  # of the last trace
+        mine = rows_of(dealt, self._recorded, self._tests_need_all_rows)
         draws = randomness.not_training(
             self._seeds, self._options.seed, "evaluate", number, mine.number, self._strategy.replicas
         )
@@ -294,7 +294,7 @@ class Functions:
             self._test_logs.keep(found, mine.weights)
 
     def _test_traced(self) -> None:
-        agree_on_plan(self._strategy.group, self._spoken.calls)
+        agree_on_plan(self._strategy.group, self._recorded.calls)
 
 
 def _check_zeros(model: keras.Model, strategy: HasCollectives) -> None:

@@ -71,7 +71,7 @@ class Logs:
         return {key: np.asarray(self._strategy.local(variable)[0]) for key, variable in self._kept.items()}
 
 
-def look_at(
+def inspect_step(
     model: keras.Model,
     step: Callable[[Any], Any],
     batch: Any,

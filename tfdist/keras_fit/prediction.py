@@ -15,7 +15,7 @@ from tfdist.data.batches import Dealt, with_any_rows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.keras_fit.both_ways import BothWays, NeedsAllRowsError, either_draws
-from tfdist.keras_fit.first_batch import has_own_code
+from tfdist.keras_fit.first_batch import has_custom_code
 from tfdist.keras_fit.gathering import gathered
 from tfdist.keras_fit.replica_batch import all_rows, warn_of_all_rows
 from tfdist.keras_fit.tolerance import Tolerance
@@ -34,7 +34,7 @@ def predicting(model: keras.Model, strategy: HasCollectives, seed: int, check: b
       seed: of what the model draws.
       check: whether the first batch of several rows shows if outputs for some depend on the others.
     """
-    checks = check and strategy.replicas > 1 and has_own_code(model)
+    checks = check and strategy.replicas > 1 and has_custom_code(model)
     by_own_rows, by_all_rows = (
         _on_replicas(function, model, strategy, seed) for function in (_by_own_rows, _by_all_rows)
     )

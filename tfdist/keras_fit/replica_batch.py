@@ -46,11 +46,11 @@ class ReplicaBatch(NamedTuple):
 
 
 def rows_of(dealt: Dealt, collectives: Collectives, needs_all_rows: bool) -> ReplicaBatch:
-    """Returns what a replica computes: `all_rows` if its code needs them, otherwise `own_rows`."""
-    return all_rows(dealt, collectives) if needs_all_rows else own_rows(dealt, collectives)
+    """Returns what a replica computes: `all_rows` if its code needs them, otherwise `replica_rows`."""
+    return all_rows(dealt, collectives) if needs_all_rows else replica_rows(dealt, collectives)
 
 
-def own_rows(dealt: Dealt, collectives: Collectives) -> ReplicaBatch:
+def replica_rows(dealt: Dealt, collectives: Collectives) -> ReplicaBatch:
     """Returns the rows that were dealt to this replica, of which there may be none; inside a replica function.
 
     Args:

@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
 from keras.src.optimizers import base_optimizer
 
-from tfdist.keras_internals.variables import UninitializedVariable, births_deferred, value_of
+from tfdist.keras_internals.variables import UninitializedVariable, deferred_creation, value_of
 
 
 def switch_off_second_sum(optimizer: keras.Optimizer) -> None:
@@ -104,8 +104,8 @@ def velocities_of(optimizer: keras.Optimizer) -> list[keras.Variable]:
 def slots_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
     """Returns the optimizer's variables for variables without values; nothing is computed."""
     abstract_model: list[UninitializedVariable] = []
-    with tf.Graph().as_default(), births_deferred(abstract_model, abstract_model.append):
-        tf_optimizer.TFOptimizer._var_key = lambda self, variable: id(variable)  # births_deferred restores it on exit
+    with tf.Graph().as_default(), deferred_creation(abstract_model, abstract_model.append):
+        tf_optimizer.TFOptimizer._var_key = lambda self, variable: id(variable)  # deferred_creation restores it on exit
         optimizer.build(list(variables))
     return [uninitialized.variable for uninitialized in abstract_model]
 

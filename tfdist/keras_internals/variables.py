@@ -26,7 +26,7 @@ class UninitializedVariable(NamedTuple):
 
 
 @contextlib.contextmanager
-def births_deferred(
+def deferred_creation(
     abstract_model: list[UninitializedVariable], bear: Callable[[UninitializedVariable], None]
 ) -> Iterator[None]:
     """Context in which variables with initializers are created without a value, for an abstract model.

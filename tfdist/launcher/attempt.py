@@ -150,7 +150,7 @@ def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: conte
             child.reap()
         raise
     stops = [*watched.stops, lambda: asked(host), lambda: _unread(host, screens)]
-    watched = watched._replace(stops=stops, hurry=lambda: in_a_hurry(host), look=host.guard.look)
+    watched = watched._replace(stops=stops, hurry=lambda: is_repeated_request(host), look=host.guard.look)
     supervisor = Supervisor(children, channels, watched)
     try:
         outcome = supervisor.run()
@@ -169,7 +169,7 @@ def asked(host: Host) -> Stop | None:
     return Stop(outcome, host.job.grace_seconds, asked=True)
 
 
-def in_a_hurry(host: Host) -> bool:
+def is_repeated_request(host: Host) -> bool:
     """Returns whether the request to end was repeated."""
     return len(host.arrived) > 1
 

@@ -11,7 +11,7 @@ from tfdist.launcher.outcome import SUCCESS, Outcome
 SURELY_BEGUN_SECONDS = 3600.0  # after which training is assumed to have begun, even without recorded steps
 
 # Exit codes that are least likely to be the cause, least likely first.
-_SAYS_LITTLE = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST)
+_LEAST_SPECIFIC = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST)
 
 
 @dataclasses.dataclass
@@ -92,4 +92,6 @@ def _ends_all(report: Report) -> bool:
 
 def _says(outcome: Outcome) -> tuple[int, bool]:
     code = outcome.code
-    return _SAYS_LITTLE.index(ExitCode(code)) if code in _SAYS_LITTLE else len(_SAYS_LITTLE), outcome.rank is not None
+    return _LEAST_SPECIFIC.index(ExitCode(code)) if code in _LEAST_SPECIFIC else len(
+        _LEAST_SPECIFIC
+    ), outcome.rank is not None

@@ -7,7 +7,7 @@ from tfdist.launcher.orders import Report
 from tfdist.launcher.outcome import End, Outcome
 
 # Exit codes that are not a process's own failure: done, preempted, lost a peer; and a stall, which ends all processes.
-_NO_DEATH = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.STALLED)
+_NOT_OWN_FAILURES = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.STALLED)
 
 
 def own(ends: Collection[End], cause: Outcome) -> int:
@@ -20,9 +20,9 @@ def own(ends: Collection[End], cause: Outcome) -> int:
       ends: the ends of all of the launcher's processes.
       cause: the cause of the end, as seen by the launcher.
     """
-    died = {end.rank for end in ends if not end.signalled and end.code not in _NO_DEATH}
+    died = {end.rank for end in ends if not end.signalled and end.code not in _NOT_OWN_FAILURES}
     silent = {end.rank for end in ends if end.signalled and cause.code == ExitCode.PEER_LOST}
-    named = {end.rank for end in ends if cause.code not in _NO_DEATH} | silent
+    named = {end.rank for end in ends if cause.code not in _NOT_OWN_FAILURES} | silent
     return len(died | ({cause.rank} & named))
 
 
@@ -57,4 +57,4 @@ def _blamed(report: Report, owners: Sequence[str]) -> list[str]:
         return [owners[rank] for rank in report.absent if 0 <= rank < len(owners)]
     if cause.rank is None or not 0 <= cause.rank < len(owners) or owners[cause.rank] == owners[0]:
         return []
-    return [] if cause.code in _NO_DEATH and cause.code != ExitCode.PEER_LOST else [owners[cause.rank]]
+    return [] if cause.code in _NOT_OWN_FAILURES and cause.code != ExitCode.PEER_LOST else [owners[cause.rank]]

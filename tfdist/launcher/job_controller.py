@@ -18,7 +18,7 @@ from tfdist.launcher.restarts import FINAL, PREEMPTIONS, Restarts
 from tfdist.launcher.slots import Slots
 
 SETTLE_SECONDS = 2.0  # to wait for more launchers before a job on several hosts begins or grows
-_WORD_SECONDS = 30.0  # for orders and reports to arrive, and for an attempt's servers to close
+_MESSAGE_SECONDS = 30.0  # for orders and reports to arrive, and for an attempt's servers to close
 
 _RESIZED = Outcome(ExitCode.PREEMPTED, "the processes stop so that others can join them, or leave")
 
@@ -82,7 +82,7 @@ class JobController:
         self._least = job.min_processes or job.processes
         self._restarts = Restarts(job)
         # A process that has to end may still be starting or saving before it is killed.
-        self._patience = job.start_timeout_seconds + job.grace_seconds + REAP_SECONDS + _WORD_SECONDS
+        self._patience = job.start_timeout_seconds + job.grace_seconds + REAP_SECONDS + _MESSAGE_SECONDS
         self._lock = threading.RLock()
         self._members: dict[str, _Member] = {}  # in the order in which they joined
         self._first = ""

@@ -3,7 +3,7 @@
 import dataclasses
 
 from tfdist.coordination import Group
-from tfdist.coordination.addresses import LOOPBACK, join_address, network_interface, split_address, way_to
+from tfdist.coordination.addresses import LOOPBACK, join_address, network_interface, route_to, split_address
 from tfdist.launcher.ports import free_ports
 
 
@@ -51,7 +51,7 @@ class Placement:
         Determined by the route to another node, because a host's own name often resolves to its loopback address.
         """
         another = self.hosts[0 if self.node else -1]
-        return network_interface(LOOPBACK if len(self.hosts) == 1 else way_to(another).own)
+        return network_interface(LOOPBACK if len(self.hosts) == 1 else route_to(another).own)
 
     def ranks(self) -> list[Rank]:
         """Returns the ranks of this node."""
@@ -95,4 +95,4 @@ def own_host(coordinator: str, serves: bool) -> str:
     if not coordinator:
         return LOOPBACK
     host, port = split_address(coordinator)
-    return host if serves else way_to(host, port).own
+    return host if serves else route_to(host, port).own

@@ -9,8 +9,10 @@ from tfdist.launcher.job import Job
 from tfdist.launcher.outcome import Outcome
 
 LONGEST_BACKOFF_SECONDS = 60.0
-VAIN = 5  # failures in a row before training began; some may be due to the network or a host that is late
-VAIN_LATER = 15  # the same after it had begun: with their pauses they outlast ten minutes without, say, a file system
+MAX_EARLY_FAILURES = 5  # failures in a row before training began; some may be due to the network or a host that is late
+MAX_LATER_FAILURES = (
+    15  # the same after it had begun: with their pauses they outlast ten minutes without, say, a file system
+)
 # A finished job is done; bad input stays bad; a loss that is not finite recurs, because a resumed run repeats its
 # steps.
 FINAL = frozenset({ExitCode.DONE, ExitCode.BAD_INPUT, ExitCode.NOT_FINITE})
@@ -36,8 +38,8 @@ class Restarts:
 
     A repeated failure is not retried: two attempts in a row that fail after the same step, which is the last one that a
     rank has recorded in its `tfdist.process.progress_file`. Without a recorded step, training has not begun, or the
-    program records nothing. Then the budget decides; if it is unlimited, `VAIN` failures in a row count as a repeated
-    failure, or `VAIN_LATER` if training had begun before.
+    program records nothing. Then the budget decides; if it is unlimited, `MAX_EARLY_FAILURES` failures in a row count as a
+    repeated failure, or `MAX_LATER_FAILURES` if training had begun before.
     """
 
     def __init__(self, job: Job):
@@ -45,8 +47,8 @@ class Restarts:
         self._job = job
         self._failures = self._preemptions = 0
         self._failed_after: int | None = None
-        self._in_vain = self._left_early = 0  # failures, and preemptions, in a row before training began
-        self._most = VAIN
+        self._early_failures = self._left_early = 0  # failures, and preemptions, in a row before training began
+        self._most = MAX_EARLY_FAILURES
 
     def decide(self, outcome: Outcome, step: int | None, *, may_repeat: bool = True, final: bool = False) -> Decision:
         """Decides what follows the end of an attempt, and counts it.
@@ -65,8 +67,8 @@ class Restarts:
             self.begun()
         # With code 75 the program itself requests a restart; after a SIGTERM it does not.
         counts = step is None and may_repeat and outcome.code != ExitCode.PREEMPTED
-        self._in_vain += counts
-        is_vain = counts and self._in_vain >= self._most
+        self._early_failures += counts
+        is_vain = counts and self._early_failures >= self._most
         if outcome.code in PREEMPTIONS:
             return self._after_preemption(step, is_vain)
         return self._after_failure(step, may_repeat, is_vain)
@@ -77,8 +79,8 @@ class Restarts:
 
     def begun(self) -> None:
         """Records that training has begun, which resets the count of failures before training."""
-        self._in_vain = self._left_early = 0
-        self._most = VAIN_LATER
+        self._early_failures = self._left_early = 0
+        self._most = MAX_LATER_FAILURES
 
     def _after_preemption(self, step: int | None, is_vain: bool) -> Decision:
         self._failed_after = None
@@ -107,7 +109,8 @@ class Restarts:
         return Decision(pause, f"restart {self._failures}{_of(budget)}{after}")
 
     def _given_up(self, flag: str) -> Decision:
-        before = f"{self._in_vain} failures in a row before training {'began' if self._most == VAIN else 'went on'}"
+        what = "began" if self._most == MAX_EARLY_FAILURES else "went on"
+        before = f"{self._early_failures} failures in a row before training {what}"
         return Decision(None, f"{before}, so it is not tried again; --{flag}=N sets another limit")
 
     def _pause(self, before: int) -> float:

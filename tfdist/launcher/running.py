@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tfdist.checkpoint import in_memory
 from tfdist.errors import ExitCode, InputError, PeerLostError
-from tfdist.launcher.attempt import Ask, Host, asked, attempt, in_a_hurry
+from tfdist.launcher.attempt import Ask, Host, asked, attempt, is_repeated_request
 from tfdist.launcher.bootstrap import opened
 from tfdist.launcher.job import Job
 from tfdist.launcher.logs import log_directory
@@ -84,7 +84,9 @@ def _until_over(host: Host, order_source: OrderSource) -> Outcome:
             order_source.report(report)
         else:
             if stop:  # a preempted run stays preempted, because it has saved
-                order_source.end(last if last.code == ExitCode.PREEMPTED else stop.outcome, at_once=in_a_hurry(host))
+                order_source.end(
+                    last if last.code == ExitCode.PREEMPTED else stop.outcome, at_once=is_repeated_request(host)
+                )
             time.sleep(POLL_SECONDS)
     return order.outcome
 

@@ -16,7 +16,7 @@ from tfdist.planner.communication import Sent, between_layers, of_gradients, unc
 from tfdist.sharding.dim_names import ATTENTIONS
 from tfdist.sharding.layouts import Layout, Placement, Shard
 from tfdist.sharding.mesh import Mesh
-from tfdist.sharding.variable_layouts import dims_of_newborn, is_gathered_in_turn, placement
+from tfdist.sharding.variable_layouts import dims_of_uninitialized, is_gathered_in_turn, placement
 
 _MOST_LAYOUTS = 20_000
 _UNCOUNTED = ("embed", "head_dim")  # if sharded, operations between layers communicate, too
@@ -104,11 +104,11 @@ class AbstractModel:
     def __init__(self, make: Callable[[], tuple[keras.Model, keras.Optimizer]]):
         """Calls `make`, which creates a functional or sequential model, and its optimizer, which is not built."""
         newborns: list[keras_internals.UninitializedVariable] = []
-        with keras_internals.births_deferred(newborns, newborns.append):
+        with keras_internals.deferred_creation(newborns, newborns.append):
             self.model, optimizer = make()
         own = {id(variable) for variable in self.model.variables}
-        self._newborns = [uninitialized for uninitialized in newborns if id(uninitialized.variable) in own]
-        if not self._newborns:
+        self._uninitialized = [uninitialized for uninitialized in newborns if id(uninitialized.variable) in own]
+        if not self._uninitialized:
             raise InputError(
                 f"A plan needs a model that has its variables when it is made. Received: {self.model.name}, which has none. "
                 "Give it an Input."
@@ -120,7 +120,9 @@ class AbstractModel:
     def dims(self) -> list[str]:
         """Names of all dims to which a rule may refer, in the order of the variables."""
         return list(
-            dict.fromkeys(dim for uninitialized in self._newborns for dim in dims_of_newborn(uninitialized) if dim)
+            dict.fromkeys(
+                dim for uninitialized in self._uninitialized for dim in dims_of_uninitialized(uninitialized) if dim
+            )
         )
 
     def plan(self, mesh: Mesh, rules: Mapping[str, str], shard: Shard, batch_size: int) -> Plan:
@@ -135,13 +137,15 @@ class AbstractModel:
         Raises:
           InputError: a rule cannot be applied.
         """
-        variables = [self._planned(uninitialized, mesh, rules, shard) for uninitialized in self._newborns]
-        names = {id(uninitialized.variable): dims_of_newborn(uninitialized) for uninitialized in self._newborns}
+        variables = [self._planned(uninitialized, mesh, rules, shard) for uninitialized in self._uninitialized]
+        names = {
+            id(uninitialized.variable): dims_of_uninitialized(uninitialized) for uninitialized in self._uninitialized
+        }
         held = Activations(self._layers, names, mesh, rules, batch_size)
         tables = {id(table) for table in keras_internals.embeddings(self.model)}
         computed = {
             id(uninitialized.variable): planned.bytes_of_gradient(mesh, id(uninitialized.variable) in tables)
-            for uninitialized, planned in zip(self._newborns, variables, strict=True)
+            for uninitialized, planned in zip(self._uninitialized, variables, strict=True)
             if planned.trainable and rules["batch"] not in planned.placement.computed.axes
         }
         sent = [
@@ -163,13 +167,15 @@ class AbstractModel:
         place = placement(uninitialized, rules, mesh, shard)
         keras_internals.set_layout(variable, place)
         size = keras_internals.bytes_of(variable)
-        dims = tuple(dim or "*" for dim in dims_of_newborn(uninitialized))
+        dims = tuple(dim or "*" for dim in dims_of_uninitialized(uninitialized))
         slots = self._slots.get(id(variable), 0)
         return Planned(variable.path, dims, tuple(variable.shape), size, place, slots, variable.trainable)
 
     def _of_parts(self, variables: list[Planned], mesh: Mesh, shard: Shard) -> Iterator[Sent]:
         """Yields the communication of sharded state."""
-        twice = {uninitialized.variable.path for uninitialized in self._newborns if is_gathered_in_turn(uninitialized)}
+        twice = {
+            uninitialized.variable.path for uninitialized in self._uninitialized if is_gathered_in_turn(uninitialized)
+        }
         trainable = [variable for variable in variables if variable.trainable]
         parts = [v for v in trainable if v.placement.is_gathered]
         for what, split in (

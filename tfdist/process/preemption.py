@@ -33,7 +33,7 @@ def notices(on_notice: Callable[[str], object]) -> Iterator[None]:
     Args:
       on_notice: called with the name of the signal, from another thread; must return quickly.
     """
-    if not signals.can_be_heard():
+    if not signals.can_set_handlers():
         _log.warning(
             "Signals are taken for notices in the main thread alone. Received: thread '%s'. SIGTERM and SIGINT do here what "
             "they did before: train in the main thread, or end the training by a callback.",

@@ -16,7 +16,7 @@ _NOBODY = -1  # instead of a file descriptor
 _log = logging.getLogger(__name__)
 
 
-def can_be_heard() -> bool:
+def can_set_handlers() -> bool:
     """Returns whether this is the main thread, the only one in which Python can set handlers."""
     return threading.current_thread() is threading.main_thread()
 

@@ -28,7 +28,7 @@ def main_stack() -> list[str]:
     return [f"{call.filename}:{call.lineno} {call.name}" for call in shown[-_FRAMES:]]
 
 
-def own_place() -> str:
+def caller_location() -> str:
     """Returns the calling thread's location in the program's own code, outside all libraries, as `file, line N`."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):

@@ -11,7 +11,7 @@ from tfdist.sharding.layouts import Placement, Shard, laid_out, placed
 from tfdist.sharding.mesh import Mesh
 
 
-def dims_of_newborn(uninitialized: UninitializedVariable) -> Dims:
+def dims_of_uninitialized(uninitialized: UninitializedVariable) -> Dims:
     """Returns a variable's dim names, from the model's table or the type of the layer that creates it."""
     return dims_of(uninitialized.variable, uninitialized.owners)
 
@@ -26,7 +26,7 @@ def placement(uninitialized: UninitializedVariable, rules: Mapping[str, str], me
     of_its_variable = layout_of(variable)
     if of_its_variable is not None:
         return Placement.same(of_its_variable.slots)
-    dims = dims_of_newborn(uninitialized)
+    dims = dims_of_uninitialized(uninitialized)
     split = next((dim for dim in dims if dim and mesh.splits(rules.get(dim))), None)
     if split and len(dims) > 2 and uninitialized.owners and isinstance(uninitialized.owners[-1], CONVOLUTIONS):
         raise InputError(

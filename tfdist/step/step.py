@@ -119,7 +119,7 @@ class Step:
         self._restored = [*keras_internals.moving_statistics(model), *metrics.variables]
         whole = statistics_of_all_replicas(model)
         self._own = [i for i, variable in enumerate(self._restored) if id(variable) not in whole]
-        self._spoken = Recording(self._collectives)
+        self._recorded = Recording(self._collectives)
         self.sent: Recording | None = None
         self.sends_rows = False
 
@@ -131,8 +131,8 @@ class Step:
           step: scalar int64; number of steps done so far.
           with_norm: scalar bool; whether to compute the global norm, which costs a pass over the gradients.
         """
-        self._spoken = Recording(self._collectives)  # the calls of one replica in the latest trace
-        with using(self._spoken):
+        self._recorded = Recording(self._collectives)  # the calls of one replica in the latest trace
+        with using(self._recorded):
             return self._computed(batch, step, with_norm)
 
     def _computed(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
@@ -144,12 +144,12 @@ class Step:
         replica, replicas = self._collectives.rank, self._collectives.size
         with randomness.own(self._seeds, self.settings.seed, step, replica, replicas):
             gradients, value = self._local_gradients(batch, batch_size)
-        self.sends_rows = self._spoken.has_unknown_shapes
+        self.sends_rows = self._recorded.has_unknown_shapes
         if is_dealt:
             gradients = self._of_rows(count_rows(batch), gradients, before)
         busy = self._now(gradients) - arrived
         state = [tf.convert_to_tensor(variable) for variable in self._state]
-        self.sent = Recording(self._spoken)  # the calls that send gradients
+        self.sent = Recording(self._recorded)  # the calls that send gradients
         reduced = self._reducer.reduce([*gradients, value], state, self.sent, name="gradients")
         *whole, value = reduced.totals
         # The sum of a witness shows any inf or NaN in it, in one pass.
@@ -206,7 +206,7 @@ class Step:
         """
         if self._unused is not None:
             return self._unused
-        agree_on_plan(self._strategy.group, self._spoken.calls)
+        agree_on_plan(self._strategy.group, self._recorded.calls)
         mine = frozenset.intersection(*self._without_gradient) if self._without_gradient else frozenset()
         everyone = self._strategy.group.gather("step/without_gradient", sorted(mine), TRACING_SECONDS)
         self._unused = unused = frozenset.intersection(*(frozenset(indices) for indices in everyone))
@@ -228,8 +228,8 @@ class Step:
             with keras.StatelessScope(state_mapping=values):  # it must not update metrics of layers
                 outputs = self._strategy.by_rows(self._model(x, training=False))
         parts = loss.terms(self._model, y, outputs, weight)
-        totals = loss.totals(parts, batch_size, self._spoken)
-        with using(_InMicroSteps(self._spoken)):
+        totals = loss.totals(parts, batch_size, self._recorded)
+        with using(_InMicroSteps(self._recorded)):
             return accumulated(
                 lambda rows: self._micro_step(differentiate, self._strategy.by_rows(rows), batch_size, totals),
                 batch,
@@ -300,7 +300,7 @@ class Step:
         outputs = self._strategy.by_rows(self._model(x, training=True))
         parts = loss.terms(self._model, y, outputs, weight)
         if totals is None:
-            totals = loss.totals(parts, batch_size, self._spoken)
+            totals = loss.totals(parts, batch_size, self._recorded)
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
         value = loss.training_loss(self._model, parts, totals, rows, batch_size=batch_size)
         return Share(value, loss.shares_of(parts, totals), rows, batch_size), outputs

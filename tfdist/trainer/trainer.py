@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.checkpoint.callback_state import NOTHING, CallbackState
 from tfdist.checkpoint.manager import Checkpoints, saver
-from tfdist.checkpoint.restore import restore, to_go_on_from
+from tfdist.checkpoint.restore import restore, resume_candidates
 from tfdist.checkpoint.tiers import Saved
 from tfdist.checkpoint.train_state import TrainState
 from tfdist.coordination.watchdog import Watchdog
@@ -274,7 +274,7 @@ class Trainer:
           InputError: the checkpoint is of another model or optimizer, or of a newer version.
           CheckpointError: there are checkpoints, but none is intact.
         """
-        return self.resume_from(to_go_on_from(self.strategy, path, commits))
+        return self.resume_from(resume_candidates(self.strategy, path, commits))
 
     def resume_from(self, checkpoints: Sequence[str], *, sets_aside: bool = True) -> int:
         """Same as `resume`, from the first intact of these paths; `sets_aside` tells whether to rename damaged ones."""

@@ -97,7 +97,7 @@ def test_a_full_disk_is_no_reason_to_end(tmp_path):
     with contextlib.ExitStack() as stack:
         with full_disk():
             holder = stack.enter_context(lock(tmp_path))
-        assert not holder.is_told
+        assert not holder.is_written_down
         assert (tmp_path / "lock").read_text() == ""
         with pytest.raises(InputError, match="where another process is at work"), lock(tmp_path):
             pass
@@ -110,7 +110,7 @@ def test_a_full_disk_is_no_reason_to_end(tmp_path):
 
 def test_where_files_cannot_be_locked_the_words_are_there(tmp_path):
     with unlocked(tmp_path) as holder:
-        assert holder.is_told
+        assert holder.is_written_down
         assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
         with lock(tmp_path):
             pass

@@ -172,7 +172,7 @@ def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, mon
         return f"{path.parent} (No space left on device)" if "host1" in str(path) else wrong
 
     monkeypatch.setattr(peers, "ByteTransfer", Carrier)
-    monkeypatch.setattr(peers, "can_carry", lambda strategy: True)
+    monkeypatch.setattr(peers, "can_transfer", lambda strategy: True)
     monkeypatch.setattr(peers, "_written", full)
     with members(RANKS) as joined, ThreadPoolExecutor(RANKS) as pool, caplog.at_level(logging.WARNING):
         found = list(pool.map(lambda g: peers.share(Strategy(g), hosts(tmp_path, "commits")[g.rank]), joined))
@@ -192,7 +192,7 @@ def test_two_good_commits_of_one_step_are_not_one(tmp_path, monkeypatch) -> None
         same = {"flags": {}, "values": 0, "keep": 9}
         commit(LocalGroup(), tmp_path / f"host{rank}", [Part.whole("w", np.arange(9))], step=20, seed=0, **same)
         commit(LocalGroup(), tmp_path / f"host{rank}", [Part.whole("w", np.full(9, rank))], step=30, seed=0, **same)
-    monkeypatch.setattr(peers, "can_carry", lambda strategy: True)
+    monkeypatch.setattr(peers, "can_transfer", lambda strategy: True)
     with members(2) as joined, ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda g: peers.share(Strategy(g), tmp_path / f"host{g.rank}"), joined))
     assert found == [["step-000000020"]] * 2

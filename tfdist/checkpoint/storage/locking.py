@@ -32,18 +32,18 @@ class Holder:
         self._file = file
         started = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
         self._words = f"process {os.getpid()} on {socket.gethostname()} since {started}\n".encode()
-        self.is_told = False
+        self.is_written_down = False
 
     def tell(self) -> None:
         """Writes the description for other hosts to read, unless that is done; it may fail on a full disk."""
-        if self.is_told:
+        if self.is_written_down:
             return
         try:
             self._file.truncate(0)
             files.write(self._file.fileno(), self._words, 0)
             # The file stays open, and NFS shows changes to others only after close or fsync.
             os.fsync(self._file.fileno())
-            self.is_told = True
+            self.is_written_down = True
         except OSError:
             self.clear()  # an incomplete description would be misread
 
