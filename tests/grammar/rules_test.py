@@ -66,7 +66,7 @@ def test_sizes(least, size):
         ("*: ", "expected"),
         ("size>10: int8", "expected"),
         ("path=(: int8", "not a regular expression"),
-        ("int8(bits=)", "expected a value"),
+        ("int8(bits=)", "column 11: "),
         ("int8|", "expected a name"),
     ],
 )

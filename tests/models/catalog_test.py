@@ -186,7 +186,7 @@ def test_what_is_wrong_with_a_users_function(user_module, text, spec, message):
             "--model=gpt is not known.* Known: cnn, mlp, resnet50, transformer. Your own is package.module:function",
         ),
         ("mlp(hiden=(3,))", 'mlp has no parameter "hiden".*Did you mean "hidden"'),
-        ("mlp(hidden=(3,)", "column 16: expected"),
+        ("mlp(hidden=(3,)", "column 4: '\\(' was never closed"),
         ("mlp(hidden=-3)", "mlp: hidden must be whole numbers"),
         ("no.such.package:f", "import failed: ModuleNotFoundError: No module named 'no'"),
     ],

@@ -18,8 +18,7 @@ from typing import Any, NoReturn
 from tfdist.errors import InputError
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
-_KEY = re.compile(r"[^\W\d]\w*")
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_EMPTY = '""'
 _GRAMMAR = 'The grammar is name or name(key=value, ...); a value is a Python literal: 0.9, True, None, "text", (1, 2).'
 
 
@@ -54,108 +53,57 @@ def parse(text: str) -> Spec:
     Raises:
       InputError: `text` does not follow the grammar; the message has the column, counted from 1.
     """
-    return _Reader(text.strip()).spec()
+    text = text.strip()
+    name = _NAME.match(text)
+    if not name:
+        _fail(text, 0, "expected a name")
+    rest = text[name.end() :].lstrip()
+    opening = len(text) - len(rest)
+    if rest and rest[0] != "(":
+        _fail(text, opening, 'expected "(" or the end')
+    return Spec(name.group(), _arguments(text, opening) if rest else {})
 
 
-class _Reader:
-    """Parses a text from left to right; `at` is the index of the next character."""
+def _arguments(text: str, opening: int) -> dict[str, Any]:
+    """Returns the arguments from the parenthesis at an index to the end of the text, which Python parses as a call."""
+    source = f"f{text[opening:]}"
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.at = 0
+    def fail(line: int, column: int, problem: str) -> NoReturn:
+        before = sum(len(each) for each in source.splitlines(keepends=True)[: line - 1])
+        _fail(text, opening - 1 + before + column, problem)
 
-    def spec(self) -> Spec:
-        name = self._match(_NAME) or self._fail("expected a name")
-        args: dict[str, Any] = {}
-        if self.at < len(self.text):
-            self._expect("(", 'expected "(" or the end')
-            while self._peek() != ")":
-                key, value = self._argument(args)
-                args[key] = value
-                if self._peek() != ")":
-                    self._expect(",", 'expected "," or ")"')
-            self.at += 1
-            if self._peek():
-                self._fail('expected the end after ")"')
-        return Spec(name, args)
+    def fail_at(node: ast.expr | ast.keyword, problem: str) -> NoReturn:
+        bytes_before = source.splitlines()[node.lineno - 1].encode()[: node.col_offset]
+        fail(node.lineno, len(bytes_before.decode()), problem)
 
-    def _argument(self, known: dict[str, Any]) -> tuple[str, Any]:
-        start = self.at if self._peek() else len(self.text)
-        key = self._match(_KEY) or self._fail("expected key=value")
-        if key in known:
-            self._fail(f'"{key}" is given twice', start)
-        self._expect("=", 'expected "=", arguments are given by name')
-        return key, self._value()
-
-    def _value(self) -> Any:
-        self._peek()
-        start, end = self.at, self._end_of_value()
-        source = self.text[start:end].strip()
-        if not source:
-            self._fail("expected a value", start)
+    try:
+        tree = ast.parse(source, mode="eval")
+    except SyntaxError as error:
+        fail(error.lineno or 1, max((error.offset or 1) - 1, 0), error.msg)
+    except (ValueError, MemoryError, RecursionError):
+        fail(1, 1, "expected arguments that Python can parse")
+    call = tree.body
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        fail(1, 1, 'expected the end after the first ")"')
+    args: dict[str, Any] = {}
+    for positional in call.args:
+        fail_at(positional, "expected key=value, arguments are given by name")
+    for keyword in call.keywords:
+        if keyword.arg is None or keyword.arg in args:
+            fail_at(keyword, f'"{keyword.arg}" is given twice' if keyword.arg else "expected key=value")
         try:
             # Only values whose repr is a literal, which excludes 1e999.
-            value = ast.literal_eval(repr(ast.literal_eval(source)))
+            args[keyword.arg] = ast.literal_eval(repr(ast.literal_eval(keyword.value)))
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            self._fail(f"expected a Python literal, not {source}", start)
-        self.at = end
-        return value
+            written = ast.get_source_segment(source, keyword.value)
+            fail_at(keyword.value, f"expected a Python literal, not {written}")
+    return args
 
-    def _end_of_value(self) -> int:
-        """Returns the index of the first `,` or `)` outside brackets and strings."""
-        closing: list[tuple[str, int]] = []
-        at = self.at
-        while at < len(self.text):
-            char = self.text[at]
-            if char in "\"'":
-                at = self._end_of_string(at)
-            elif char in _CLOSING:
-                closing.append((_CLOSING[char], at))
-            elif closing and char == closing[-1][0]:
-                closing.pop()
-            elif char in ")]}" and closing:
-                self._fail(f'expected "{closing[-1][0]}"', at)
-            elif char in ",)" and not closing:
-                return at
-            elif char in "#]}":
-                self._fail(f'unexpected "{char}"', at)
-            at += 1
-        if closing:
-            self._fail("this bracket is never closed", closing[-1][1])
-        self._fail('expected ")"', at)
 
-    def _end_of_string(self, start: int) -> int:
-        """Returns the index of the quote that closes the string starting at `start`."""
-        at = start + 1
-        while at < len(self.text):
-            if self.text[at] == self.text[start]:
-                return at
-            at += 2 if self.text[at] == "\\" else 1
-        self._fail("this quote is never closed", start)
-
-    def _peek(self) -> str:
-        """Skips whitespace; returns the next character, or "" at the end."""
-        while self.at < len(self.text) and self.text[self.at].isspace():
-            self.at += 1
-        return self.text[self.at : self.at + 1]
-
-    def _match(self, pattern: re.Pattern[str]) -> str:
-        found = pattern.match(self.text, self.at)
-        if found is None:
-            return ""
-        self.at = found.end()
-        return found.group()
-
-    def _expect(self, char: str, problem: str) -> None:
-        if self._peek() != char:
-            self._fail(problem)
-        self.at += 1
-
-    def _fail(self, problem: str, at: int | None = None) -> NoReturn:
-        column = (self.at if at is None else at) + 1
-        text = self.text or '""'
-        message = f"{text}  -- column {column}: {problem}. {_GRAMMAR}"
-        raise InputError(re.sub(r"\s", " ", message))  # one line, with unchanged columns
+def _fail(text: str, at: int, problem: str) -> NoReturn:
+    """Raises an error that marks the place of a problem, an index into the text."""
+    message = f"{text or _EMPTY}  -- column {at + 1}: {problem}{'' if problem.endswith('?') else '.'} {_GRAMMAR}"
+    raise InputError(re.sub(r"\s", " ", message))  # one line, with unchanged columns
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

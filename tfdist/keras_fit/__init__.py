@@ -1,6 +1,6 @@
-"""Keras's own `fit`, `evaluate` and `predict` on a strategy's replicas, also with a `train_step` of the model's own.
+"""Keras's own `fit`, `evaluate` and `predict` on a strategy's replicas, including models with a custom `train_step`.
 
-`patches.py` is the one table of Keras's names that are replaced.
+`patches.py` has the table of all patched names of Keras.
 """
 
 from tfdist.keras_fit.distributed import Distributed

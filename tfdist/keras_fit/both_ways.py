@@ -1,6 +1,6 @@
-"""Code of a model, run on a few rows of a batch in two ways: dealt to the replicas, and as one batch on each of them.
+"""Runs a model's code on some rows of a batch in two ways: distributed over the replicas, and as one batch on each.
 
-Without chance and without effects: random layers pass their inputs on, and variables have their values of before at the end.
+Randomness and side effects are disabled: random layers pass on their inputs, and variables are restored at the end.
 """
 
 import itertools
@@ -21,22 +21,22 @@ from tfdist.keras_fit.one_device import Replica
 from tfdist.keras_fit.replica_batch import few_rows
 
 Found = TypeVar("Found")
-Code = Callable[[Any, Replica], Any]  # of a batch and the replica that has it; returns a structure of tensors
+Code = Callable[[Any, Replica], Any]  # (batch, replica that has it) -> structure of tensors
 _numbers = itertools.count()
 
 
 class NeedsAllRowsError(Exception):
-    """What code computes from a batch cannot be put together from what it computes from parts; says how that showed."""
+    """The result for a batch cannot be combined from the results for its parts; the message tells what differed."""
 
 
 def either_draws(compare: Callable[[bool], Found]) -> Found:
-    """Compares with draws that differ between rows, and if that finds a difference with equal ones; see `BothWays.run`.
+    """Compares with draws that differ between rows and, if that fails, with draws that are equal; see `BothWays.run`.
 
-    Code that draws for other rows than the batch has, as for a real and a generated image of each, numbers them anew, so that
-    only equal draws show what it computes.
+    Code that draws for other rows than those of the batch, for example for both a real and a generated image of each
+    row, numbers them differently: only equal draws then show what it computes.
 
     Args:
-      compare: of `rows_differ`; raises `NeedsAllRowsError` for a difference.
+      compare: called with `rows_differ`; raises `NeedsAllRowsError` for a difference.
     """
     try:
         return compare(True)
@@ -45,24 +45,29 @@ def either_draws(compare: Callable[[bool], Found]) -> Found:
 
 
 class BothWays:
-    """Runs the code of a step or of a prediction. All processes come to each of its methods together."""
+    """Runs the code of a step or a prediction in both ways. All processes must call each method together."""
 
     def __init__(self, strategy: HasCollectives, code: Code):
-        """Args: strategy: where it runs; code: as it is on one device."""
+        """Initializes the comparison.
+
+        Args:
+          strategy: strategy on which the code runs.
+          code: the code as it would run on one device.
+        """
         self._strategy, self._code = strategy, code
 
     def run(self, batch: Any, rows_differ: bool) -> tuple[Any, Any]:
-        """Runs the code.
+        """Runs the code in both ways.
 
         Args:
-          batch: of `Dealt`, as `Strategy.run` takes it.
-          rows_differ: whether what is drawn for a row follows from its place in the batch; otherwise rows draw the same.
+          batch: a `Dealt` in the form that `Strategy.run` accepts.
+          rows_differ: whether the draw for a row depends on its index in the batch; otherwise all rows draw the same.
 
         Returns:
-          What each replica has computed from its rows, for `Strategy.run`, and what one has computed from all rows.
+          The replicas' results for their own rows, for `Strategy.run`, and the result for all rows.
 
         Raises:
-          NeedsAllRowsError: the code fails on some of the rows.
+          NeedsAllRowsError: the code fails on a part of the rows.
         """
         collectives = self._strategy.collectives
 
@@ -81,11 +86,11 @@ class BothWays:
         return ours, self.first(self._attempt(of_all_rows, batch))
 
     def first(self, values: Any) -> Any:
-        """The values of this process's first replica."""
+        """Returns the values of this process's first replica."""
         return tf.nest.map_structure(lambda value: self._strategy.local(value)[0], values)
 
     def agree(self, problem: str) -> None:
-        """Raises `NeedsAllRowsError` on every process if one of them has a problem; empty for none."""
+        """Raises `NeedsAllRowsError` on every process if any of them has a problem; empty for none."""
         everyone = self._strategy.group.gather(f"first batch/{next(_numbers)}", problem, TRACING_SECONDS)
         if found := next((each for each in everyone if each), ""):
             raise NeedsAllRowsError(found)

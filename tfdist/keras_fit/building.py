@@ -1,4 +1,4 @@
-"""Creates the variables of a model that is compiled, before they are placed."""
+"""Creates the variables of a compiled model before they are placed."""
 
 import contextlib
 from typing import Any
@@ -11,23 +11,24 @@ from tfdist.keras_fit.patches import overridden
 
 
 def create_variables(model: keras.Model, spec: Any, trains: bool) -> None:
-    """Creates every variable, as Keras does; of a model with a step of its own, as that asks for them.
+    """Creates every variable, as Keras does; for a model with a custom step, in the order in which the step needs them.
 
     Args:
-      model: compiled.
+      model: compiled model.
       spec: structure of `tf.TensorSpec` of a batch.
-      trains: whether it is about to be trained.
+      trains: whether the model is about to be trained.
     """
     own = overridden(model, "train_step")
     if own and type(model).call is keras.Model.call:
-        model.built = True  # its step calls layers, and nothing calls the model
+        model.built = True  # the step calls layers, and nothing calls the model
     if own and trains:
-        # In the order, and for the shapes, that its step has; its `call` may have others.
-        with contextlib.suppress(AttributeError, TypeError, ValueError):  # which come again when the step is made
+        # In the order, and with the shapes, of its step; those of its `call` may differ.
+        with contextlib.suppress(AttributeError, TypeError, ValueError):  # raised again when the step is created
             inspect_step(model, model.train_step, spec, lambda *given: None)
     try:
         with keras_internals.without_optimizer(model) if own else contextlib.nullcontext():
             keras_internals.build(model, spec)
     except (ValueError, NotImplementedError):
-        if not own:  # which may make its labels, and asks for what it needs when it is looked at
+        # A custom step may create its labels, and its variables when it is traced.
+        if not own:
             raise

@@ -1,4 +1,4 @@
-"""A call of one of Keras's methods: every process makes the same ones, in the same order, with callbacks that agree."""
+"""Calls of Keras's methods: all processes must make the same ones, in the same order, with callbacks that agree."""
 
 import inspect
 import itertools
@@ -18,18 +18,18 @@ from tfdist.step.callbacks import chosen
 _BATCH_EVENTS = ("on_batch_begin", "on_batch_end")
 _TRAIN_EVENTS = (*_BATCH_EVENTS, "on_train_batch_begin", "on_train_batch_end")
 _TEST_EVENTS = ("on_test_batch_begin", "on_test_batch_end")
-ENDLESS = 0  # in the place of a number of batches
+ENDLESS = 0  # instead of a number of batches
 _numbers = itertools.count(1)
 
 
 class Announced(NamedTuple):
-    """What a process says of a call that it makes.
+    """What a process announces about a call.
 
     Attributes:
-      name: of the call.
-      looks: whether its callbacks look at batches.
-      seed: TensorFlow's global seed, if one was set.
-      drawn: a seed, for the case that none was.
+      name: name of the method.
+      looks: whether its callbacks inspect individual batches.
+      seed: TensorFlow's global seed, if one is set.
+      drawn: a seed to use if none is set.
     """
 
     name: str
@@ -39,16 +39,16 @@ class Announced(NamedTuple):
 
 
 def announce(group: Group, mine: Announced, deadline: float) -> list[Announced]:
-    """Returns what every process says when all have come to the same call.
+    """Waits until all processes have made the same call; returns what each of them announced.
 
     Args:
-      group: of the job's processes.
-      mine: what this one says.
-      deadline: in seconds, from when this process comes.
+      group: group of the job's processes.
+      mine: what this process announces.
+      deadline: seconds to wait, from the arrival of this process.
 
     Raises:
-      InputError: processes have come to different calls.
-      PeerLostError: one did not come in time, or is lost.
+      InputError: processes have made different calls.
+      PeerLostError: a process did not call in time, or is lost.
     """
     number = next(_numbers)
     try:
@@ -65,20 +65,20 @@ def announce(group: Group, mine: Announced, deadline: float) -> list[Announced]:
 
 
 def bound(method: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> inspect.BoundArguments:
-    """The arguments of a call by their names, with defaults."""
+    """Returns the arguments of a call by name, with defaults."""
     given = inspect.signature(method).bind(*args, **kwargs)
     given.apply_defaults()
     return given
 
 
 def passes(given: dict[str, Any]) -> list[int | None]:
-    """How many batches a call of Keras takes in each pass over its data, and over its validation data if it has such.
+    """Returns the number of batches per pass over the data of a call and, if there is any, over its validation data.
 
     Args:
-      given: the call's arguments.
+      given: arguments of the call.
 
     Returns:
-      Numbers, None where one is not known before, or `ENDLESS`.
+      The numbers; None if unknown, `ENDLESS` if infinite.
     """
     x, batch_size = given["x"], given.get("batch_size")
     steps = given.get("steps_per_epoch") or given.get("steps")
@@ -94,14 +94,14 @@ def passes(given: dict[str, Any]) -> list[int | None]:
 
 
 def _size(x: Any) -> int | None:
-    """The rows of arrays; None for what is no array."""
+    """Returns the rows of arrays; None for anything else."""
     if isinstance(x, tf.data.Dataset | keras.utils.PyDataset):
         return None
     return next((leaf.shape[0] for leaf in keras.tree.flatten(x) if hasattr(leaf, "shape") and len(leaf.shape)), None)
 
 
 def _batches(x: Any, size: int | None, steps: int | None, batch_size: int | None) -> int | None:
-    """How many batches a pass has: as many as are asked for, but no more than there are."""
+    """Returns the number of batches in a pass: the number requested, but no more than there are."""
     there = _there(x, size, batch_size)
     return min(int(steps), there or int(steps)) if steps else there
 
@@ -116,17 +116,17 @@ def _there(x: Any, size: int | None, batch_size: int | None) -> int | None:
 
 
 def available(given: dict[str, Any]) -> int | None:
-    """How many batches there are in the data of a call, whatever it says of steps: 0 if it has no end; None if unknown."""
+    """Returns the number of batches in the data of a call, regardless of `steps`: 0 if infinite, None if unknown."""
     return _there(given["x"], _size(given["x"]), given.get("batch_size"))
 
 
 def steps_at_a_time(batches: int | None, available: int | None, most: int) -> int:
-    """How many steps one call of the compiled loop makes: a pass, and all data that there is, are whole numbers of calls.
+    """Returns the number of steps per call of the compiled loop that divides both the pass and all available data.
 
     Args:
-      batches: of a pass; None if not known.
+      batches: batches in a pass; None if unknown.
       available: see `available`.
-      most: steps.
+      most: maximum number of steps.
     """
     if not batches or available is None:
         return 1
@@ -134,7 +134,7 @@ def steps_at_a_time(batches: int | None, available: int | None, most: int) -> in
 
 
 def look_at_batches(callbacks: Sequence[keras.callbacks.Callback], training: bool) -> bool:
-    """Whether a callback is told about single batches."""
+    """Returns whether any callback handles events of individual batches."""
     events = _TRAIN_EVENTS if training else _TEST_EVENTS
     return any(_own(callback, event) for callback in callbacks for event in events)
 
@@ -151,14 +151,14 @@ def with_agreement(
     each_batch: bool,
     deadline: float,
 ) -> list[keras.callbacks.Callback]:
-    """The callbacks of this process for `fit`: files by the chief, averaged statistics before them, one stop for all.
+    """Returns this process's callbacks for `fit`: files by the chief, averaged statistics, and agreement to stop.
 
     Args:
-      callbacks: as given on every process.
-      strategy: where the model trains.
-      average: makes moving statistics equal.
-      each_batch: whether one of them may stop training behind a batch.
-      deadline: in seconds, for processes whose callbacks take longer.
+      callbacks: callbacks as passed on every process.
+      strategy: strategy on which the model is trained.
+      average: averages moving statistics over replicas.
+      each_batch: whether a callback may stop training after any batch.
+      deadline: seconds to wait for processes whose callbacks take longer.
     """
     last = (_StopTogetherBehindBatches if each_batch else _StopTogether)(strategy.group, deadline)
     restored = [_RestoredTogether(strategy)] if strategy.cluster.size > 1 else []
@@ -166,7 +166,7 @@ def with_agreement(
 
 
 class _Average(keras.callbacks.Callback):
-    """Comes first: what the others see or save at an epoch's end is the average over replicas."""
+    """Averages statistics over replicas at the end of an epoch, before other callbacks use them; must be first."""
 
     def __init__(self, average: Callable[[], None]):
         super().__init__()
@@ -177,7 +177,7 @@ class _Average(keras.callbacks.Callback):
 
 
 class _RestoredTogether(keras.callbacks.Callback):
-    """What the chief's callback has restored, as `BackupAndRestore` does, every process goes on from."""
+    """Sends what the chief's callbacks have restored, as `BackupAndRestore` does, to every process."""
 
     def __init__(self, strategy: Strategy):
         super().__init__()
@@ -185,14 +185,14 @@ class _RestoredTogether(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         epoch = keras_internals.initial_epoch(self.model)
-        epoch = self._strategy.group.broadcast("restored", epoch, float("inf"))  # reading may last
+        epoch = self._strategy.group.broadcast("restored", epoch, float("inf"))  # reading may take long
         if epoch:
             keras_internals.set_initial_epoch(self.model, epoch)
             self._strategy.send_from_first([*self.model.variables, *self.model.optimizer.variables])
 
 
 class _StopTogether(keras.callbacks.Callback):
-    """Comes last: where a callback of any process wants training to stop, it stops on all."""
+    """Stops training on all processes if a callback of any of them requests it; must be last."""
 
     def __init__(self, group: Group, deadline: float):
         super().__init__()

@@ -1,8 +1,8 @@
-"""A step of a model that has a `train_step` or a `compute_loss` of its own: its code runs as it is, on each replica's rows.
+"""A step of a model with a custom `train_step` or `compute_loss`: its code runs unchanged, on each replica's rows.
 
-Where it applies gradients they are summed over replicas first, each replica's weighted by its rows; see
-`tfdist.keras_fit.one_device` for what is assumed of its losses. It may apply several times, by several optimizers. A step that
-is not finite cannot be taken back.
+Where it applies gradients, they are first summed over replicas, weighted by rows; see `tfdist.keras_fit.one_device` for
+the assumptions about its losses. It may apply gradients several times, with several optimizers. A step that is not
+finite cannot be undone.
 """
 
 import itertools
@@ -33,10 +33,10 @@ from tfdist.step.validation import check_not_wrapped, check_optimizer, statistic
 
 
 class Place(Protocol):
-    """Puts variables, and those of optimizers, where the strategy wants them."""
+    """Places variables, and those of optimizers, as the strategy requires."""
 
     def __call__(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
-        """Every process calls it, with the same ones."""
+        """Places these variables; every process must call it with the same ones."""
 
 
 class _Application(NamedTuple):
@@ -48,17 +48,17 @@ class _Application(NamedTuple):
 
 
 class _Reduction(NamedTuple):
-    """How the gradients of one application are summed, and what that keeps from step to step."""
+    """The reduction of the gradients of one application, with its state."""
 
     reducer: Reducer
     state: list[tf.Variable]
 
 
 class CustomTrainStep:
-    """The replica function that runs a model's own `train_step`, or Keras's on all rows.
+    """The replica function that runs a custom `train_step`, or Keras's own on all rows.
 
     Attributes:
-      returned: what the step returns.
+      returned: description of what the step returns.
       logs: what the last step returned.
     """
 
@@ -72,16 +72,16 @@ class CustomTrainStep:
         spec: Any,
         place: Place,
     ):
-        """Looks at what the model's code does with one batch.
+        """Traces the model's code with one batch and creates its state.
 
         Args:
-          model: compiled and built.
-          strategy: where it runs.
-          settings: without micro-steps and loss scale.
-          compression: how gradients are summed.
-          kept: where state is.
+          model: compiled and built model.
+          strategy: strategy on which it is trained.
+          settings: options of the step; micro-steps and loss scaling are not supported.
+          compression: how gradients are summed over replicas.
+          kept: store of the state.
           spec: structure of `tf.TensorSpec` of a batch.
-          place: puts the variables that the code creates, or updates, where the strategy wants them.
+          place: places the variables that the code creates or updates.
         """
         if settings.micro_steps > 1 or settings.loss_scale:
             raise InputError(
@@ -118,22 +118,22 @@ class CustomTrainStep:
 
     @property
     def sends_rows(self) -> bool:
-        """Whether what was traced sends a number of rows that may be another in each step."""
+        """Whether the traced code sends a number of rows that may change from step to step."""
         return self._recorded.has_unknown_shapes
 
     def follow(self, reduce_ops: ReduceOps) -> None:
-        """Says how the values of replicas make the whole batch's; called once, before `run`."""
+        """Sets how the replicas' values are combined; called once, before `run`."""
         self._reduce_ops = reduce_ops
         self.logs = Logs(self.returned, self._strategy, self._kept, "train_step", reduce_ops.logs)
 
     def run(self, dealt: Dealt, number: tf.Tensor) -> None:
-        """One step. A replica function.
+        """Runs a step. A replica function.
 
         Args:
           dealt: the replica's rows.
-          number: scalar int64; steps made so far.
+          number: scalar int64; number of steps done so far.
         """
-        self._recorded = collectives = Recording(self._strategy.collectives)  # of the last trace
+        self._recorded = collectives = Recording(self._strategy.collectives)  # of the latest trace
         mine = rows_of(dealt, collectives, self._reduce_ops.needs_all_rows)
         before = [tf.identity(variable) for variable in self._restored]
         randomness.reseed(self._seeds, self._settings.seed, number, mine.number)
@@ -146,7 +146,7 @@ class CustomTrainStep:
         self.logs.keep(logs, mine.weights)
 
     def traced(self) -> None:
-        """Compares what replicas are about to say with other processes; called when `run` was first traced."""
+        """Compares the traced collective calls with other processes; called when `run` has first been traced."""
         agree_on_plan(self._strategy.group, self._recorded.calls)
 
     def _applying(self, weights: Mapping[ReduceOp, tf.Tensor], collectives: Collectives) -> Apply:
@@ -166,7 +166,7 @@ class CustomTrainStep:
             values = [tf.convert_to_tensor(variable) for variable in state]
             reduced = reducer.reduce(weighted, values, collectives, name=f"gradients/{turn}")
             clipped = self._settings.clip(reduced.totals, global_norm(reduced.totals))
-            with running(None):  # what follows is not the model's code
+            with running(None):  # from here on, not the model's code
                 self._strategy.apply(optimizer, clipped, [v for _, v in found])
             for variable, value in zip(state, reduced.state, strict=True):
                 variable.assign(value)

@@ -1,7 +1,7 @@
 """A Keras model whose `fit`, `evaluate` and `predict` run on a strategy's replicas.
 
-Keras's own methods do what they do: callbacks, validation, epochs, history, the progress bar. What is replaced below them
-is what reads the batches and what runs a step: that is the trainer's.
+Keras's own methods handle callbacks, validation, epochs, history and the progress bar. Patched are the functions below
+them, which read batches and run steps: they are replaced by the trainer's.
 """
 
 import contextlib
@@ -38,17 +38,23 @@ from tfdist.step.metrics import KerasMetrics, Totals
 from tfdist.step.validation import check_not_wrapped
 from tfdist.trainer.consistency import check_alike
 
-Original = Callable[..., Any]  # Keras's own method of the model
+Original = Callable[..., Any]  # the model's unpatched method
 _numbers = itertools.count(1)
 _log = logging.getLogger(__name__)
-_LOGGED_EVERY = 10  # steps between two looks at the metrics, where no callback looks at batches
+_LOGGED_EVERY = 10  # steps between updates of the logs, if no callback inspects batches
 
 
 class Distributed:
-    """One model on one strategy. Its methods take the place of the model's, and are given Keras's own first."""
+    """One model on one strategy. Its methods replace the model's; their first argument is the original method."""
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig):
-        """Args: model: made under the strategy's scope; options: what becomes of its gradients."""
+        """Distributes a model.
+
+        Args:
+          model: model created under the strategy's scope.
+          strategy: strategy on which it runs.
+          options: options for its gradients and layers.
+        """
         self.strategy = _suitable(strategy)
         per_process = names(options, "per_process")
         shared = {f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in per_process}
@@ -67,7 +73,7 @@ class Distributed:
         self._logs: dict[str, Any] = {}
         self._before: tuple[Totals, dict[str, Any]] = Totals(), {}
 
-    # What a user calls.
+    # Methods called by users.
 
     def fit(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         """`keras.Model.fit`."""
@@ -98,16 +104,16 @@ class Distributed:
             return original(*given.args, **given.kwargs)
 
     def train_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """`keras.Model.train_on_batch`, of a global batch that is the same on every process."""
+        """`keras.Model.train_on_batch`, with a global batch that is the same on every process."""
         return self._on_batch("train_on_batch", original, *args, **kwargs)
 
     def test_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """`keras.Model.test_on_batch`, likewise."""
+        """`keras.Model.test_on_batch`, with a global batch that is the same on every process."""
         self._average_statistics()
         return self._on_batch("test_on_batch", original, *args, **kwargs)
 
     def predict_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """`keras.Model.predict_on_batch`, likewise."""
+        """`keras.Model.predict_on_batch`, with a global batch that is the same on every process."""
         self._average_statistics()
         return self._on_batch("predict_on_batch", original, *args, **kwargs)
 
@@ -117,7 +123,7 @@ class Distributed:
         self._announce(name)
         self._placement.equalize(self.model)
         _warn_of_eager_calls()
-        keras_internals.forget_functions(self.model)  # which may be compiled ones
+        keras_internals.forget_functions(self.model)  # these may be compiled
         if not self.strategy.is_chief and "verbose" in given.arguments:
             given.arguments["verbose"] = 0
         if name == "fit":
@@ -128,7 +134,7 @@ class Distributed:
         optimizer = self.model.optimizer if self.model.compiled else None
         self._place_all(
             [optimizer] if optimizer is not None and optimizer.built else []
-        )  # so that all begin with the same
+        )  # all start with the same values
         self._was_eager = True
         try:
             with on_one_device(self.model):
@@ -136,38 +142,38 @@ class Distributed:
         finally:
             keras_internals.forget_functions(self.model)
 
-    # What Keras's own methods call.
+    # Methods called by Keras's own methods.
 
     def make_train_function(self, original: Original, force: bool = False) -> None:
-        """Gives Keras what runs steps."""
+        """Sets the function with which Keras runs training steps."""
         self.model.train_function = self._train
 
     def make_test_function(self, original: Original, force: bool = False) -> None:
-        """Gives Keras what evaluates batches."""
+        """Sets the function with which Keras evaluates batches."""
         self.model.test_function = self._test
 
     def make_predict_function(self, original: Original, force: bool = False) -> None:
-        """Gives Keras what predicts; where Keras has dropped that, as `compile` does, it is traced anew."""
+        """Sets the function with which Keras predicts; traces it again if Keras has dropped it, as `compile` does."""
         if force or self._predict is None or self.model.predict_function is None:
             self._predict = predicting(self.model, self.strategy, self._options.seed, self._options.check_first_batch)
         self.model.predict_function = self._predicted
 
     def reset_metrics(self, original: Original) -> None:
-        """Metrics start anew, on this process's replicas."""
+        """Resets the metrics, on this process's replicas."""
         self._since_logged, self._logs = 0, {}
         original() if self._functions is None else self._functions[1].reset_metrics()
 
     def get_metrics_result(self, original: Original) -> dict[str, Any]:
-        """The metrics of all replicas."""
+        """Returns the metrics over all replicas."""
         return original() if self._functions is None else self._functions[1].results()
 
     @property
     def distribute_strategy(self) -> "Distributed":
-        """Keras asks this for its data set."""
+        """The object from which Keras requests its data set."""
         return self
 
     def experimental_distribute_dataset(self, batches: tf.data.Dataset) -> GlobalBatches:
-        """Global batches, as Keras makes them of whatever it is given, with their rows dealt to replicas."""
+        """Returns Keras's global batches, with rows distributed to replicas."""
         spec, in_a_pass = _present(batches.element_spec), self._call.passes.pop(0)
         with long_timeout("its data") as deadline:
             said = {"form of a batch": str(spec), "batches": in_a_pass}
@@ -176,14 +182,14 @@ class Distributed:
         name = f"{self._call.name} {self._call.number}"
         return GlobalBatches(batches, self.strategy, name, in_a_pass, self._options.stall_shutdown_seconds, spec)
 
-    # The rest is ours.
+    # Internal methods.
 
     @contextlib.contextmanager
     def _calling(self, name: str, given: dict[str, Any], callbacks: Any) -> Iterator["_Call"]:
-        """Inside, a method of Keras runs: quietly but on the chief, as many steps at a time as its callbacks allow."""
+        """Context of a Keras method: silent except on the chief, with as many steps per call as callbacks allow."""
         listed = getattr(callbacks, "callbacks", None) or list(keras.tree.flatten(callbacks or []))
         looked = self._announce(name, calls.look_at_batches(listed, training=name == "fit"))
-        if not self._call.name:  # a call within another one comes of the same weights
+        if not self._call.name:  # a nested call has the same weights
             self._placement.equalize(self.model)
         passes = [] if given.get("kwargs", {}).get("_use_cached_eval_dataset") else calls.passes(given)
         if calls.ENDLESS in passes:
@@ -207,9 +213,9 @@ class Distributed:
                 self.model.steps_per_execution = most
 
     def _announce(self, name: str, looks: bool = False) -> bool:
-        """Comes to a call with the other processes; returns whether callbacks of any process look at batches.
+        """Announces a call to the other processes; returns whether callbacks of any process inspect batches.
 
-        From then on all have one seed: Keras shuffles arrays by it.
+        From then on all processes have the same seed, by which Keras shuffles arrays.
         """
         seed = keras_internals.global_seed()
         mine = calls.Announced(name, looks, seed, secrets.randbelow(2**31))
@@ -228,7 +234,7 @@ class Distributed:
             self._call = kept
 
     def _make_ready(self, spec: Any) -> None:
-        """Creates what the call needs and there is not yet: variables, and what a compilation runs."""
+        """Creates what the call needs if it is missing: variables, and the functions of a compilation."""
         if self._call.name.startswith("predict"):
             if not self.model.built:
                 x, *_ = keras.utils.unpack_x_y_sample_weight(spec)
@@ -259,7 +265,7 @@ class Distributed:
         self._placement.place([*self.model.variables, *metrics], optimizers)
 
     def _normalize(self) -> None:
-        """Batch normalization takes the rows that `--batch_norm` says."""
+        """Applies `--batch_norm` to the model's batch normalization layers."""
         if self._options.batch_norm == "synchronized":
             for layer in keras_internals.layers_of(self.model):
                 if type(layer) is keras.layers.BatchNormalization and not layer.synchronized:
@@ -285,12 +291,15 @@ class Distributed:
         return self._logged(functions, batches, made)
 
     def _begun(self, batches: Any) -> tuple[Any, Functions, Any]:
-        """What Keras reads from, in our form. Where a pass begins metrics start anew, also if the model resets its own."""
+        """Returns what Keras reads from, in our form; resets the metrics at the start of a pass.
+
+        That holds even if the model overrides `reset_metrics`.
+        """
         if isinstance(batches, BatchReader):
             given, spec = batches, batches.spec
         else:
             given, spec = self._placed(next(iter(batches)))
-        assert self._functions is not None  # made when the data was given
+        assert self._functions is not None  # created with the data
         if isinstance(given, BatchReader) and not given.is_counted:
             begins, given = given.at_begin, next(given)
         else:
@@ -303,7 +312,7 @@ class Distributed:
 
     @contextlib.contextmanager
     def _unless_no_more_data(self) -> Iterator[None]:
-        """Keras looks for a batch behind the last one, as it does not know that there is none: no new pass has begun then."""
+        """Restores the state at the end of data: Keras requests one more batch, with which no new pass begins."""
         assert self._functions is not None
         try:
             yield
@@ -312,7 +321,7 @@ class Distributed:
             raise
 
     def _logged(self, functions: Functions, batches: Any, made: StepsResult) -> dict[str, Any]:
-        """The logs; those of before where nobody looks, for they are asked of all replicas."""
+        """Returns the logs; the previous ones if no callback inspects them, since an update involves all replicas."""
         self._since_logged += made.steps
         ends = not isinstance(batches, BatchReader) or batches.at_end
         if self._call.fresh or ends or not self._logs or self._since_logged >= _LOGGED_EVERY:
@@ -322,12 +331,12 @@ class Distributed:
     def _predicted(self, data: Any) -> Any:
         """Keras's `predict_function`."""
         predict = self._predict
-        assert predict is not None  # Keras has asked for it
+        assert predict is not None  # set by make_predict_function
         outputs = [predict(each if isinstance(each, Dealt) else self._placed(each)[0]) for each in data]
         return keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
 
     def _placed(self, batch: Any) -> tuple[Any, Any]:
-        """A batch that is at hand, the same on every process, as `Strategy.run` takes it, and its form."""
+        """Returns a batch in memory, the same on every process, in the form for `Strategy.run`, and its spec."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         given = tuple(each for each in (x, y, weight) if each is not None)
         whole = tf.nest.map_structure(tf.convert_to_tensor, given)
@@ -344,10 +353,10 @@ class _Call(NamedTuple):
     """A call of one of Keras's methods.
 
     Attributes:
-      name: the method's.
-      number: of the call in this process.
-      passes: batches in a pass over each data set that Keras will ask for, in the order of its asking.
-      fresh: whether logs must be up to date behind each batch.
+      name: name of the method.
+      number: number of the call in this process.
+      passes: batches in a pass over each data set that Keras will request, in this order.
+      fresh: whether logs must be up to date after each batch.
       goes_on: whether a loss that is not finite is only logged.
     """
 
@@ -376,12 +385,12 @@ def _suitable(strategy: Strategy) -> HasCollectives:
 
 
 def _must_fit(batch: Any) -> contextlib.AbstractContextManager:
-    """See `must_fit`; of data without labels nothing is said."""
+    """Same as `must_fit`; does nothing for data without labels."""
     if not (isinstance(batch, tuple) and len(batch) > 1):
         return contextlib.nullcontext()
     return must_fit(tf.nest.map_structure(lambda spec: spec and tf.TensorSpec(spec.shape[1:], spec.dtype), batch))
 
 
 def _present(spec: Any) -> Any:
-    """The form of a batch, None in the place of what Keras leaves out of it."""
+    """Returns the spec of a batch, with None for what Keras leaves out."""
     return tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else None, spec)

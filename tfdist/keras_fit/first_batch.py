@@ -1,9 +1,10 @@
-"""What a model's own code makes of a batch, on replicas and on one device: compared at the first batch, before a step counts.
+"""Compares the results of custom code on replicas with those on one device, on the first batch and before any step.
 
-A replica computes with its rows alone. Whether its code takes the mean over them for the loss, or the sum, or something that
-needs all rows at once (pairs in a batch, a mean over weights) cannot be read off the code. So some rows of the first batch
-are computed twice, without chance and without effects: dealt to the replicas, and as one batch on each. What is equal as a
-mean, or as a sum, is reduced so from then on. What is neither needs all rows: each replica is given the whole batch then.
+A replica computes with its own rows only. Whether custom code takes their mean for the loss, or their sum, or something
+that needs all rows at once (pairs in a batch, a mean over weights), cannot be read from the code. So some rows of the
+first batch are computed twice, without randomness and side effects: distributed over the replicas, and as one batch on
+each. What is equal as a mean, or as a sum, is reduced that way from then on. Anything else needs all rows: each replica
+then gets the whole batch.
 """
 
 import contextlib
@@ -32,17 +33,17 @@ from tfdist.step.loss import floating
 from tfdist.step.metrics import KerasMetrics
 
 _log = logging.getLogger(__name__)
-_PARTS = types.FunctionType | functools.partial | keras.Regularizer  # of layers, such as an activation
-_KNOWN = ("keras", "tfdist")  # whose code is taken to be right
+_PARTS = types.FunctionType | functools.partial | keras.Regularizer  # attributes of layers, such as an activation
+_KNOWN = ("keras", "tfdist")  # packages whose code is trusted
 
 
 class ReduceOps(NamedTuple):
-    """How the values of replicas make the value of the whole batch.
+    """How the replicas' values are combined into the value of the whole batch.
 
     Attributes:
-      gradients: of each call of an optimizer's `apply` in a step, in order.
-      logs: of each number that a step returns, by name; those that are not here are means.
-      needs_all_rows: whether neither means nor sums make it, so that each replica must compute the whole batch.
+      gradients: for each call of an optimizer's `apply` in a step, in order.
+      logs: by name, for numbers that a step returns; missing ones are means.
+      needs_all_rows: whether neither means nor sums are right, so that each replica must compute the whole batch.
     """
 
     gradients: Sequence[ReduceOp] = ()
@@ -51,7 +52,7 @@ class ReduceOps(NamedTuple):
 
     @property
     def of_gradients(self) -> ReduceOp:
-        """What the gradients of a step are; means if its applications differ."""
+        """How gradients of a step are combined; "mean" if its applications differ."""
         return "sum" if self.gradients and set(self.gradients) == {"sum"} else "mean"
 
     @property
@@ -61,7 +62,7 @@ class ReduceOps(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What one call of a step's code gave: gradients of each application, what it returned, and what variables are then."""
+    """Results of one call of a step's code: gradients of each application, returned values, and values of variables."""
 
     gradients: list[list[tf.Tensor]]
     logs: dict[str, tf.Tensor]
@@ -71,7 +72,7 @@ class _Found(NamedTuple):
 
 
 def has_custom_code(model: keras.Model) -> bool:
-    """Whether a model's losses, metrics and layers are not all Keras's, of which one knows that they are right on any rows."""
+    """Returns whether a model has losses, metrics or layers that are not Keras's, which are known to be right."""
     layers = [model, *keras_internals.layers_of(model)]
     if any(keras_internals.operations_beside_layers(layer) for layer in layers):
         return True
@@ -82,12 +83,12 @@ def has_custom_code(model: keras.Model) -> bool:
 def _is_own(part: Any) -> bool:
     kind = part if hasattr(part, "__name__") else type(part)
     if part is keras.losses.circle or isinstance(part, keras.losses.Circle | keras.layers.Lambda):
-        return True  # compares rows, or calls a user's function
+        return True  # these compare rows, or call a user's function
     return getattr(kind, "__module__", "").partition(".")[0] not in _KNOWN
 
 
 class FirstBatch:
-    """Compares what a model's step makes of rows that are dealt to replicas with what it makes of them at once."""
+    """Compares the results of a model's step for rows distributed over replicas with those for all rows at once."""
 
     def __init__(
         self,
@@ -97,14 +98,14 @@ class FirstBatch:
         name: str,
         results_of_metrics: Collection[str] | None,
     ):
-        """Compares nothing yet.
+        """Initializes the comparison.
 
         Args:
-          model: compiled and built.
-          strategy: where it runs.
+          model: compiled and built model.
+          strategy: strategy on which it runs.
           step: its `train_step` or `test_step`.
-          name: of that.
-          results_of_metrics: names of what it returns that are metrics' results; None if all are.
+          name: name of the step.
+          results_of_metrics: names of the returned values that are results of metrics; None if all are.
         """
         self._model, self._strategy, self._step, self._name = model, strategy, step, name
         self._results_of_metrics = results_of_metrics
@@ -120,13 +121,13 @@ class FirstBatch:
         self._both = BothWays(strategy, self._called)
 
     def reduce_ops(self, batch: Any) -> ReduceOps | None:
-        """Compares; warns if the code needs all rows of a batch.
+        """Compares the results; warns if the code needs all rows of a batch.
 
         Args:
-          batch: of `Dealt`, as `Strategy.run` takes it.
+          batch: a `Dealt` in the form that `Strategy.run` accepts.
 
         Returns:
-          None if the batch has one row, from which nothing can be seen.
+          How to combine values; None if the batch has only one row, which shows nothing.
         """
         if int(self._both.first(batch.batch_size)) < 2:
             return None
@@ -160,7 +161,7 @@ class FirstBatch:
         )
 
     def _equal_ones(self, means: _Found, sums: _Found, whole: _Found) -> ReduceOps:
-        """What is equal to the values of all rows."""
+        """Returns how values are combined into those for all rows."""
         gradients = [
             self._reduce_op(f"the gradients of {_named(paths)}", *found)
             for paths, *found in zip(self._applications, means.gradients, sums.gradients, whole.gradients, strict=True)
@@ -177,7 +178,7 @@ class FirstBatch:
     def _compare_variables(
         self, weights: Sequence[Sequence[tf.Tensor]], statistics: Sequence[np.ndarray], whole: _Found
     ) -> None:
-        """What code assigns: weights stay equal on replicas, and statistics are averaged over them."""
+        """Compares assigned variables: weights must stay equal on replicas, statistics are averaged over them."""
         named = zip(self._weights, weights, whole.weights, strict=True)
         pairs = [(variable, value, all_rows) for variable, values, all_rows in named for value in values]
         for variable, ours, all_rows in (*pairs, *zip(self._statistics, statistics, whole.statistics, strict=True)):
@@ -202,7 +203,7 @@ class FirstBatch:
         raise NeedsAllRowsError(_beside(what, mean, whole))
 
     def _reduced(self, ours: Any, batch: Any) -> tuple[_Found, _Found]:
-        """The means over replicas, each weighted by its part of the rows, and the sums."""
+        """Returns the means over replicas, weighted by rows, and the sums."""
 
         def replica_function(found: _Found, dealt: Dealt) -> tuple[_Found, _Found]:
             few = few_rows(dealt, self._strategy.collectives)
@@ -247,13 +248,13 @@ class FirstBatch:
         return self._results_of_metrics is None or key in self._results_of_metrics
 
     def _has_layers_that_communicate(self, recording: Recording) -> bool:
-        """Beside batch normalization that is synchronized for the comparison alone."""
+        """Ignores batch normalization that is synchronized only for the comparison."""
         calls = [call for call in recording.calls if not call.name.removesuffix("/gradient").endswith("/moments")]
         return bool(calls) or self._is_synchronized
 
 
 def _reduced(found: _Found, part: tf.Tensor, collectives: Collectives) -> tuple[_Found, _Found]:
-    """The means over replicas, each weighted by its part of the rows, and the sums; metrics are sums in both."""
+    """Returns the means over replicas, weighted by rows, and the sums; metrics are sums in both."""
 
     def weighted(value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
@@ -282,7 +283,7 @@ def _named(paths: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def _statistics_of_all_rows(model: keras.Model) -> Iterator[None]:
-    """Inside, Keras's batch normalization takes all replicas' rows, so that it is no reason for a difference."""
+    """Context in which Keras's batch normalization is synchronized, so that it does not cause a difference."""
     local = [
         layer
         for layer in keras_internals.layers_of(model)

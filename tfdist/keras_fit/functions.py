@@ -1,4 +1,4 @@
-"""What one compilation of a model runs: its steps, evaluation and prediction on replicas, and its logs."""
+"""The functions of one compilation of a model: training, evaluation and prediction on replicas, and logs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,24 +28,24 @@ from tfdist.step.metrics import KerasMetrics, Totals, check_sums, make_average_s
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import restore_unless
 
-_OF_A_STEP = ("train_step", "compute_loss", "compute_metrics")  # what a model may override
+_OF_A_STEP = ("train_step", "compute_loss", "compute_metrics")  # methods that a model may override
 
 
 class Functions:
-    """The functions of a model that is compiled and built.
+    """The functions of a compiled and built model.
 
     Attributes:
-      totals: sums of the metrics' variables since they were reset, as far as they have left the devices.
+      totals: sums of the metrics' variables since their last reset, as far as they have left the devices.
     """
 
     def __init__(self, model: keras.Model, strategy: HasCollectives, options: RunConfig, place: Place):
-        """Makes the state that they share.
+        """Creates the state that the functions share.
 
         Args:
-          model: compiled, and built.
-          strategy: where they run.
-          options: what becomes of gradients.
-          place: puts variables where the strategy wants them.
+          model: compiled and built model.
+          strategy: strategy on which it runs.
+          options: options for its gradients and layers.
+          place: places variables as the strategy requires.
         """
         check_sums([metric for metric in model.metrics if metric.variables])
         _check_zeros(model, strategy)
@@ -53,12 +53,12 @@ class Functions:
         self.totals = Totals()
         self._find_variables()
         self._failed = False
-        self._tested = 0  # batches, whose numbers random layers draw by
+        self._tested = 0  # number of batches, which seeds random layers
         self._training: TrainerSteps | CustomSteps | None = None
         self._own: CustomSteps | None = None
         self._undecided: CustomSteps | None = None
         self._by_all_rows = False
-        # One replica has all rows. What is Keras's own is right on any rows.
+        # A single replica has all rows, and Keras's own code is right on any rows.
         self._has_own_code = has_custom_code(model)
         self._checks = options.check_first_batch and strategy.replicas > 1 and self._has_own_code
         self._recorded = Recording(strategy.collectives)
@@ -68,7 +68,7 @@ class Functions:
         self._tests = self._made_tests()
 
     def _find_variables(self) -> None:
-        """Finds the metrics and moving statistics that the model has now: its own steps may create some when looked at."""
+        """Finds the model's current metrics and moving statistics; tracing a custom step may create some."""
         self._metrics = KerasMetrics(self.model)
         self._seeds = randomness.seed_states(self.model)
         self._drain = make_drain(self._metrics, self._strategy)
@@ -76,13 +76,13 @@ class Functions:
         self.average_statistics = make_average_statistics(self.model, self._strategy)
 
     def train(self, batches: Any, spec: Any, most: int, number: int, goes_on: bool) -> StepsResult:
-        """Makes steps.
+        """Runs training steps.
 
         Args:
           batches: a `BatchReader`, or a `Dealt` for `Strategy.run`.
           spec: structure of `tf.TensorSpec` of a batch.
-          most: so many steps, unless the pass over the data ends before.
-          number: of the first step.
+          most: maximum number of steps; fewer if the pass over the data ends before.
+          number: number of the first step.
           goes_on: whether to return after a step that is not finite, instead of raising.
         """
         if self._training is None:
@@ -96,7 +96,7 @@ class Functions:
         return made
 
     def _first(self, batches: Any, spec: Any, most: int, number: int) -> StepsResult:
-        """The first steps; before them the first batch is looked at if the model has code of its own."""
+        """Runs the first steps; before them, inspects the first batch if the model has custom code."""
         if self._own is None and any(overridden(self.model, name) for name in _OF_A_STEP):
             self._own = self._own_steps(spec)
         if self._own is None and not self._checks:
@@ -116,16 +116,16 @@ class Functions:
         return more._replace(steps=made.steps + more.steps)
 
     def _reduce_ops(self, name: str, returned: Returned | None, first: Any) -> ReduceOps | None:
-        """How values of replicas make those of the batch; None if the batch does not show it.
+        """Returns how the replicas' values are combined; None if the batch does not show it.
 
         Args:
-          name: of the model's step.
-          returned: by the step; None if it is Keras's own, which returns metrics' results.
+          name: name of the model's step.
+          returned: description of what the step returns; None for Keras's own step, which returns results of metrics.
           first: the first batch.
         """
         computed, of_metrics = (returned.computed_from_metrics, returned.sources) if returned else ((), None)
         if computed:
-            # What a metric has summed since its beginning is on a replica only where that has all rows.
+            # A metric's sum since its reset is available only on a replica that has all rows.
             if self._strategy.replicas > 1:
                 reason = f'"{computed[0]}" is computed from a metric\'s result'
                 warn_of_all_rows(self.model, name, reason, self._strategy)
@@ -135,7 +135,7 @@ class Functions:
         return FirstBatch(self.model, self._strategy, getattr(self.model, name), name, of_metrics).reduce_ops(first)
 
     def _undecided_steps(self, spec: Any) -> CustomSteps:
-        """Steps by all rows, as long as no batch shows what a part of them would do."""
+        """Returns steps on all rows, to use until a batch shows how values are combined."""
         if self._undecided is None:
             self._undecided = self._own_steps(spec)
             self._undecided.follow(ReduceOps(needs_all_rows=True))
@@ -150,20 +150,20 @@ class Functions:
         return made
 
     def _computes(self, by_all_rows: bool) -> None:
-        """From now on replicas compute all rows, or their own: what metrics have so far is kept."""
+        """Switches replicas to all rows or to their own; keeps what the metrics have summed so far."""
         if by_all_rows != self._by_all_rows:
             self.totals.add(self._since_drained())
             self._zero()
             self._by_all_rows = by_all_rows
 
     def _since_drained(self) -> list[np.ndarray]:
-        """What metrics have on the devices; it stays there if each replica has all of it, as a step may read it."""
+        """Returns the metrics' sums on the devices, where they stay if replicas have all rows: a step may read them."""
         if not self._by_all_rows:
             return self._drain()
         return [np.asarray(self._strategy.local(v.value)[0], np.float64) for v in self._metrics.variables]
 
     def _sums(self) -> list[np.ndarray]:
-        """The metrics' variables since they were reset."""
+        """Returns the sums of the metrics' variables since their last reset."""
         if not self._by_all_rows:
             self.totals.add(self._drain())
             return self.totals.sums
@@ -176,7 +176,7 @@ class Functions:
         return made
 
     def test(self, batches: Any, spec: Any, most: int) -> StepsResult:
-        """Evaluates batches; takes and returns what `train` does."""
+        """Evaluates batches; see `train` for arguments and result."""
         before = 0
         if self._test_logs is None and not self._has_own_code:
             self._begin_tests(None, spec)
@@ -206,7 +206,7 @@ class Functions:
         self._tested += 1
 
     def _found_by_test(self, steps: int) -> StepsResult:
-        assert self._test_logs is not None  # since tests have begun
+        assert self._test_logs is not None  # set when tests began
         return StepsResult(steps, self._test_logs.read(), self._test_logs.sources)
 
     @property
@@ -214,7 +214,10 @@ class Functions:
         return self._test_reduce_ops is None or self._test_reduce_ops.needs_all_rows
 
     def _begin_tests(self, first: Any, spec: Any) -> None:
-        """Looks at what a test does with the first batch; where that shows nothing, tests are by all rows until one does."""
+        """Traces the test step and inspects the first batch.
+
+        Tests use all rows until a batch shows how values are combined.
+        """
         is_own = any(overridden(self.model, name) for name in ("test_step", "compute_metrics"))
         if self._test_returned is None:
             self._test_returned = self._looked_at_test(spec) if is_own else Returned()
@@ -240,13 +243,13 @@ class Functions:
         return returned
 
     def keep_loss_scale(self) -> None:
-        """Writes the loss scale to where Keras keeps it, and saves it."""
+        """Copies the loss scale to where Keras stores and saves it."""
         scale, optimizer = self._training.loss_scale if self._training else None, self.model.optimizer
         if scale is not None and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             optimizer.dynamic_scale.assign(scale)
 
     def results(self) -> dict[str, Any]:
-        """The metrics' results since they were reset."""
+        """Returns the metrics' results since their last reset."""
         return self._results(self._sums())
 
     def _results(self, sums: list[np.ndarray]) -> dict[str, Any]:
@@ -254,7 +257,7 @@ class Functions:
         return found | {"loss": float("nan")} if self._failed else found
 
     def logs(self, made: "StepsResult") -> dict[str, Any]:
-        """What Keras is told behind steps: the metrics' results, or what the model's own step returned."""
+        """Returns the logs after steps: the metrics' results, or what a custom step returned."""
         sums = self._sums()
         if made.failure:
             return {**self._results(sums), **made.returned}
@@ -264,7 +267,7 @@ class Functions:
         return {name: by_metric.get(made.sources.get(name, ""), value) for name, value in made.returned.items()}
 
     def so_far(self) -> Totals:
-        """What `totals` must be for the metrics to be as they are now, if they are reset before."""
+        """Returns the value of `totals` that restores the metrics as they are now after a reset."""
         if not self._by_all_rows:
             return self.totals
         found = Totals()
@@ -272,17 +275,17 @@ class Functions:
         return found
 
     def reset_metrics(self) -> None:
-        """Metrics start anew."""
+        """Resets the metrics."""
         self._zero()
         self._failed = False
         self.totals = Totals()
         self.totals.add([np.zeros(variable.shape) for variable in self._metrics.variables])
 
     def _test(self, dealt: Dealt, number: tf.Tensor) -> None:
-        """The model's `test_step` on one replica's rows."""
+        """Runs the model's `test_step` on one replica's rows."""
         variables = self._metrics.variables
         before = [tf.identity(variable) for variable in variables]
-        self._recorded = Recording(self._strategy.collectives)  # of the last trace
+        self._recorded = Recording(self._strategy.collectives)  # of the latest trace
         mine = rows_of(dealt, self._recorded, self._tests_need_all_rows)
         draws = randomness.not_training(
             self._seeds, self._options.seed, "evaluate", number, mine.number, self._strategy.replicas
@@ -290,7 +293,7 @@ class Functions:
         with using(mine.collectives), running(mine.replica()), draws, keras_internals.functions_inlined():
             found = self.model.test_step(mine.batch)
         restore_unless(mine.rows > 0, variables, before)
-        if self._test_logs is not None:  # as it is when tests are traced
+        if self._test_logs is not None:  # always set while tests are traced
             self._test_logs.keep(found, mine.weights)
 
     def _test_traced(self) -> None:
@@ -298,7 +301,10 @@ class Functions:
 
 
 def _check_zeros(model: keras.Model, strategy: HasCollectives) -> None:
-    """Sums over replicas begin with zeros; call it before the first batch."""
+    """Raises `InputError` if a metric's variables, which are summed over replicas, do not start at 0.
+
+    Call it before the first batch.
+    """
     for metric in model.metrics:
         for variable in metric.variables:
             if np.any(np.asarray(strategy.local(variable.value)[0])):

@@ -1,4 +1,4 @@
-"""All replicas' rows, put together on each, of tensors of every kind that models take and return."""
+"""Gathers all replicas' rows on each replica, for all kinds of tensors that models accept and return."""
 
 from typing import Any
 
@@ -10,11 +10,12 @@ from tfdist.collectives.rows import any_rows
 
 
 def gathered(rows: Any, collectives: Collectives) -> Any:
-    """Returns all replicas' rows, in their order; inside a replica function.
+    """Returns all replicas' rows, in order; inside a replica function.
 
     Args:
-      rows: a structure of tensors with this replica's rows first, of strings, too, and ragged ones; leaves may be None.
-      collectives: of all replicas.
+      rows: structure of tensors whose first dim is this replica's rows, including string and ragged tensors; leaves may
+        be None.
+      collectives: collectives of all replicas.
     """
     leaves = [leaf for leaf in tf.nest.flatten(rows) if leaf is not None]
     parts = [part for leaf in leaves for part in _parts(leaf, collectives)]
@@ -26,7 +27,7 @@ def gathered(rows: Any, collectives: Collectives) -> Any:
 
 
 def _of_form(value: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
-    """Rows of the same form as a part of them; what an engine returns may have lost its static one."""
+    """Restores the shape of gathered rows, whose static shape an engine may have lost."""
     whole = tf.reshape(value, tf.concat([[-1], tf.shape(part)[1:]], 0))
     return tf.ensure_shape(whole, [None, *part.shape[1:]])
 

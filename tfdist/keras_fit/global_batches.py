@@ -1,4 +1,4 @@
-"""Keras's batches on their way to replicas: Keras makes the global batches, and their rows are dealt."""
+"""Readers of Keras's batches: Keras creates global batches, whose rows are distributed to replicas."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -24,15 +24,15 @@ class GlobalBatches:
         deadline: float,
         spec: Any,
     ):
-        """Describes the passes; none begins.
+        """Describes the passes without starting one.
 
         Args:
-          batches: as Keras makes them.
-          strategy: deals their rows.
-          name: of the call that reads them.
-          in_a_pass: batches in a pass; None if that is not known before the first pass has ended.
-          deadline: in seconds, for the other processes.
-          spec: structure of `tf.TensorSpec` of a batch, None in the place of what Keras leaves out.
+          batches: Keras's batches.
+          strategy: strategy that distributes their rows.
+          name: name of the call that reads them.
+          in_a_pass: batches in a pass; None if unknown until the first pass has ended.
+          deadline: seconds to wait for the other processes.
+          spec: structure of `tf.TensorSpec` of a batch, with None for what Keras leaves out.
         """
         self._deadline = deadline
         self._batches = batches
@@ -42,10 +42,10 @@ class GlobalBatches:
         self._spec = spec
         self._passes = 0
         self._notes: dict[int, int] = {}
-        self._dealt = functools.cache(self._deal)  # traced once, read in each pass
+        self._dealt = functools.cache(self._deal)  # traced once and read in each pass
 
     def __iter__(self) -> "BatchReader":
-        """Begins a pass; there is one at a time."""
+        """Starts a pass; only one may be in progress."""
         self._passes += 1
         self._notes.clear()
         rows = self._strategy.distribute(lambda replicas, size: self._dealt(tuple(replicas), size))
@@ -63,7 +63,7 @@ class GlobalBatches:
 
 
 class BatchReader:
-    """An iterator over what `Strategy.run` takes: this process's replicas' rows of each global batch.
+    """An iterator over this process's replicas' rows of each global batch, in the form that `Strategy.run` accepts.
 
     Attributes:
       rows: the engine's own iterator over them.
@@ -93,11 +93,11 @@ class BatchReader:
         self._compared = 0
 
     def __iter__(self) -> Iterator[Any]:
-        """Itself."""
+        """Returns itself."""
         return self
 
     def __next__(self) -> Any:
-        """The next batch's rows; of a pass of unknown length the processes agree that there is one."""
+        """Returns the next batch's rows; if the length of the pass is unknown, processes agree whether there is one."""
         found = self._next()
         if found is None:
             raise StopIteration
@@ -106,16 +106,16 @@ class BatchReader:
 
     @property
     def is_counted(self) -> bool:
-        """Whether it is known how many batches the pass has."""
+        """Whether the number of batches in the pass is known."""
         return self._in_a_pass is not None
 
     @property
     def at_begin(self) -> bool:
-        """Whether no batch was taken."""
+        """Whether no batch has been taken yet."""
         return self._taken == 0
 
     def ahead(self, most: int) -> int:
-        """How many batches to take now, up to `most`, so that a pass ends with a call."""
+        """Returns how many batches to take now, up to `most`, so that a pass ends with a call."""
         if self._in_a_pass is None:
             return 1
         return min(most, self._in_a_pass - self._taken % self._in_a_pass)
@@ -126,7 +126,7 @@ class BatchReader:
         return self._in_a_pass is not None and self._taken % self._in_a_pass == 0
 
     def took(self, count: int) -> None:
-        """So many more batches were taken: those that are noted must be the same on every process."""
+        """Counts batches that were taken; compares the checksums among them over processes."""
         self._taken += count
         while self._strategy.cluster.size > 1 and self._compared < self._taken:
             self._compare(self._compared)

@@ -1,4 +1,4 @@
-"""What a model's own `train_step` or `test_step` returns, beside the metrics that it updates."""
+"""What a custom `train_step` or `test_step` returns, besides the metrics that it updates."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,16 +17,16 @@ from tfdist.keras_fit.one_device import Apply, Replica, running
 from tfdist.step.loss import floating
 from tfdist.step.state_store import StateStore
 
-ReduceOp = Literal["mean", "sum"]  # how the values of replicas make the whole batch's
+ReduceOp = Literal["mean", "sum"]  # how replicas' values are combined
 
 
 class Returned(NamedTuple):
-    """What a step returns.
+    """Description of what a step returns.
 
     Attributes:
-      shapes: by the values' names.
-      sources: which metric's result a value is, if it is one, as `KerasMetrics.by_metric` names it.
-      computed_from_metrics: names of values that are computed from metrics' results.
+      shapes: shapes by name of value.
+      sources: for values that are results of metrics, the metric, named as by `KerasMetrics.by_metric`.
+      computed_from_metrics: names of values that are computed from results of metrics.
     """
 
     shapes: Mapping[str, tuple[int, ...]] = {}
@@ -35,10 +35,10 @@ class Returned(NamedTuple):
 
 
 class Logs:
-    """The last step's values: means or sums over replicas, each weighted.
+    """The values returned by the last step: weighted means or sums over replicas.
 
     Attributes:
-      sources: of the values.
+      sources: see `Returned`.
     """
 
     def __init__(
@@ -49,13 +49,21 @@ class Logs:
         name: str,
         reduce_ops: Mapping[str, ReduceOp] | None = None,
     ):
-        """Args: returned: what the step returns; kept: where the values are; name: of the step; reduce_ops: of the values."""
+        """Creates variables for the values.
+
+        Args:
+          returned: description of what the step returns.
+          strategy: strategy on which it runs.
+          kept: store of the values.
+          name: name of the step.
+          reduce_ops: how values are combined, by name; by default means.
+        """
         self._strategy, self._name, self.sources, self._reduce_ops = strategy, name, returned.sources, reduce_ops or {}
         states = [State(f"{name}/{key}", shape, _floatx(), True) for key, shape in returned.shapes.items()]
         self._kept = dict(zip(returned.shapes, kept.variables(states), strict=True))
 
     def keep(self, found: Mapping[str, Any], weights: Mapping[ReduceOp, tf.Tensor]) -> None:
-        """Takes what one replica's step returned, weighted by what each value is; inside a replica function."""
+        """Stores what a replica's step returned, weighted by how each value is combined; inside a replica function."""
         returned = flat(found)
         values = [
             tf.math.multiply_no_nan(floating(returned[key]), weights[self._reduce_ops.get(key, "mean")])
@@ -67,7 +75,7 @@ class Logs:
                 variable.assign(total)
 
     def read(self) -> dict[str, np.ndarray]:
-        """The values, on the host."""
+        """Returns the values, on the host."""
         return {key: np.asarray(self._strategy.local(variable)[0]) for key, variable in self._kept.items()}
 
 
@@ -78,14 +86,15 @@ def inspect_step(
     apply: Apply | None = None,
     begin: Callable[[], None] = lambda: None,
 ) -> Returned:
-    """Calls a model's own step with symbolic tensors; no variable changes, those that it creates begin with their values.
+    """Traces a custom step with symbolic tensors; no variable changes, and new ones keep their initial values.
 
     Args:
-      model: whose step it is.
-      step: of a batch.
+      model: model to which the step belongs.
+      step: function of a batch.
       batch: structure of `tf.TensorSpec`.
       apply: called where the step applies gradients.
-      begin: called before the step, which is called a second time if it fails: by variables that the first call has created.
+      begin: called before the step, which is traced again if it fails, as it may on variables that the first trace
+        created.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     sources: dict[str, str] = {}
@@ -114,7 +123,7 @@ def inspect_step(
 
 
 def _in_no_condition(apply: Apply, name: str) -> Apply:
-    """Refuses steps that apply gradients in a condition or a loop, where tf.distribute cannot send them."""
+    """Rejects steps that apply gradients inside a condition or a loop, where tf.distribute cannot communicate."""
     graph = tf.compat.v1.get_default_graph()
 
     def applied(*given: Any) -> None:
@@ -130,7 +139,7 @@ def _in_no_condition(apply: Apply, name: str) -> Apply:
 
 
 def flat(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What a step returned, as Keras logs it: the results of compiled metrics are a dictionary in it."""
+    """Flattens what a step returned as in Keras's logs: the results of compiled metrics are a nested dictionary."""
     named: dict[str, Any] = {}
     for key, value in found.items():
         named |= flat(value) if isinstance(value, Mapping) else {key: value}
@@ -139,7 +148,7 @@ def flat(found: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _results_noted(model: keras.Model) -> Iterator[dict[int, tuple[str, Any]]]:
-    """Inside, each result of the model's metrics is noted: by its id, which metric's it is, and the result, which lives on."""
+    """Context in which results of the model's metrics are recorded, by id: (metric, result), which keeps it alive."""
     noted: dict[int, tuple[str, Any]] = {}
 
     def noting(number: int, metric: keras.Metric) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Compiled loops around a replica function that communicates by itself and changes variables, and returns nothing."""
+"""Compiled loops around a replica function that communicates, updates variables and returns nothing."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,23 +7,23 @@ import tensorflow as tf
 
 from tfdist.distribution.strategy import HasCollectives
 
-ReplicaFunction = Callable[[Any, tf.Tensor], None]  # of a `Dealt` and the number of a step, scalar int64
+ReplicaFunction = Callable[[Any, tf.Tensor], None]  # (`Dealt`, number of the step, scalar int64) -> None
 
 
 def repeated(
     strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[], None]
 ) -> Callable[[Iterator[Any], int, int], None]:
-    """Returns a function (rows, first step, steps) that runs a replica function for so many batches in one call.
+    """Returns a function (rows, first step, steps) that runs a replica function for several batches in one call.
 
     Args:
-      strategy: where it runs.
+      strategy: strategy on which it runs.
       function: runs on each replica.
-      traced: called when the function has been traced first, by all processes together, before it runs.
+      traced: called once the function is first traced, by all processes together, before it runs.
     """
     first = _once(traced)
 
     def with_its_batch(batch: Any, step: tf.Tensor) -> None:
-        # Where data ends before it was known to, nothing of the step has happened, not even what needs no data.
+        # If data ends unexpectedly, no part of the step must have run, not even what does not depend on data.
         with tf.control_dependencies(
             [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if leaf is not None]
         ):
@@ -42,7 +42,7 @@ def repeated(
 
 
 def once(strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[], None]) -> Callable[[Any, int], None]:
-    """As `repeated`; returns a function (batch, step) for one batch that is at hand."""
+    """Same as `repeated`, for one batch in memory; returns a function (batch, step)."""
     first = _once(traced)
 
     @tf.function(autograph=False, reduce_retracing=True)
@@ -54,9 +54,15 @@ def once(strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[
 
 
 def one_at_a_time(run: Callable[[Any, int], None], rows: Iterator[Any], steps: int, first_step: int) -> None:
-    """As what `repeated` returns, by what `once` returns: tensors that are sent may have other shapes in each step.
+    """Runs steps one by one, through `once`: communicated tensors may have different shapes in each step.
 
-    TensorFlow's collectives between processes refuse that within one call of a compiled function.
+    TensorFlow's collectives between processes do not support that within one call of a compiled function.
+
+    Args:
+      run: result of `once`.
+      rows: iterator over batches.
+      steps: number of steps.
+      first_step: number of the first step.
 
     Raises:
       StopIteration: there are fewer batches than steps.
@@ -66,10 +72,10 @@ def one_at_a_time(run: Callable[[Any, int], None], rows: Iterator[Any], steps: i
 
 
 def _once(call: Callable[[], None]) -> Callable[[], None]:
-    """A function that makes the call when it is called first."""
+    """Returns a function that makes the call on its first call only."""
     calls = iter([call])
     return lambda: next(calls, _nothing)()
 
 
 def _nothing() -> None:
-    """What there is to do from then on."""
+    """Does nothing, on all later calls."""

@@ -1,8 +1,8 @@
-"""What Keras's methods do inside code that knows of one device alone: a model's own `train_step`, `test_step`, `compute_loss`.
+"""Keras's methods inside code written for one device: a custom `train_step`, `test_step` or `compute_loss`.
 
-Such code takes a loss for the mean over its batch's rows. On replicas each has a mean over its own rows; weighted by rows,
-means add up to that of the whole batch, and so do their gradients. Losses that have other denominators (weights, masks)
-come from `compute_loss`, which gives them as if they were such means.
+Such code takes a loss to be the mean over its batch's rows. On replicas it is a mean over each one's own rows; weighted
+by rows, these means, and their gradients, add up to those of the whole batch. Losses with other denominators (weights,
+masks) come from `compute_loss`, which returns them as if they were such means.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ Apply = Callable[[Callable[..., Any], keras.Optimizer, Sequence[Any], Sequence[k
 
 
 class Replica(NamedTuple):
-    """One replica, while its code is under way.
+    """A replica whose code is running.
 
     Attributes:
-      collectives: what it speaks through.
+      collectives: its collectives.
       rows: scalar int32; its rows of the global batch.
       batch_size: scalar int32; rows of the global batch.
-      apply: takes the place of an optimizer's: given that, the optimizer, gradients of the mean over this replica's rows,
-        and the variables; None to leave it as it is.
-      has_all_rows: whether its rows are those of the whole batch: what Keras makes of them is right then.
+      apply: replaces an optimizer's `apply`: called with the original, the optimizer, gradients of the mean over this
+        replica's rows, and the variables; None for no replacement.
+      has_all_rows: whether its rows are the whole batch, in which case Keras's results are right.
     """
 
     collectives: Collectives
@@ -45,13 +45,13 @@ _current: contextvars.ContextVar[Replica | None] = contextvars.ContextVar("repli
 
 
 def current() -> Replica | None:
-    """The replica whose code is under way in this thread."""
+    """Returns the replica whose code is running in this thread, or None."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def running(replica: Replica | None) -> Iterator[None]:
-    """Inside, this replica's code is under way; None for Keras as it is."""
+    """Context in which this replica's code is running; None for unpatched Keras."""
     token = _current.set(replica)
     try:
         yield
@@ -69,7 +69,7 @@ def compute_loss(
     sample_weight: Any = None,
     training: bool = True,
 ) -> tf.Tensor:
-    """The global batch's loss, as if it were a mean over the replica's rows."""
+    """Returns the global batch's loss, as if it were a mean over the replica's rows."""
     if replica.has_all_rows:
         return original(x, y, y_pred, sample_weight, training)
     keras_internals.build_losses(model, y, y_pred)
@@ -81,7 +81,7 @@ def compute_loss(
 
 
 def train_step(replica: Replica, original: Callable[..., Any], model: keras.Model, data: Any) -> dict[str, Any]:
-    """Keras's own, without its scaling of losses by the number of replicas."""
+    """Same as Keras's, without its scaling of losses by the number of replicas."""
     if replica.has_all_rows:
         return original(data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -94,7 +94,7 @@ def train_step(replica: Replica, original: Callable[..., Any], model: keras.Mode
 
 
 def test_step(replica: Replica, original: Callable[..., Any], model: keras.Model, data: Any) -> dict[str, Any]:
-    """Keras's own, without its scaling of losses by the number of replicas."""
+    """Same as Keras's, without its scaling of losses by the number of replicas."""
     if replica.has_all_rows:
         return original(data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -124,7 +124,7 @@ def _forward(model: keras.Model, x: Any, training: bool) -> Any:
 def _loss(
     replica: Replica, model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
 ) -> tf.Tensor:
-    """The model's loss, which goes into Keras's mean of it."""
+    """Returns the model's loss and adds it to Keras's mean of losses."""
     more = {"training": training} if "training" in inspect.signature(model.compute_loss).parameters else {}
     value = model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **more)
     keras_internals.loss_means(model)[0].update_state(

@@ -1,6 +1,7 @@
-"""Keras's public names that are replaced: the one table of them.
+"""The table of all patched public names of Keras.
 
-A replacement asks whether the model is distributed, or whether a replica's own code is under way. If not, it is Keras's own.
+A patched method tests whether the model is distributed, or a replica's custom code is running. If not, it calls the
+original.
 """
 
 import contextlib
@@ -22,9 +23,9 @@ from tfdist.keras_fit import one_device
 from tfdist.step.metrics import KerasMetrics
 
 Distributed = Any  # tfdist.keras_fit.distributed.Distributed, which imports this module
-# What a user calls, of a model that is distributed: each is a method of `Distributed`.
+# Methods of a distributed model called by users: each is a method of `Distributed`.
 _CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
-# What Keras's own methods call then: each is a method, or a property, of `Distributed`.
+# Methods called by Keras's own methods: each is a method, or a property, of `Distributed`.
 _OF_A_MODEL = (
     *_CALLS,
     "make_train_function",
@@ -34,7 +35,8 @@ _OF_A_MODEL = (
     "get_metrics_result",
     "distribute_strategy",
 )
-# Of the code that a replica runs, which knows of one device alone: each is a function of `tfdist.keras_fit.one_device`.
+# Methods called by custom code on a replica, written for one device: each is a function of
+# `tfdist.keras_fit.one_device`.
 _OF_A_REPLICA: tuple[tuple[type, str, Callable[..., Any]], ...] = (
     (keras.Model, "train_step", one_device.train_step),
     (keras.Model, "test_step", one_device.test_step),
@@ -46,21 +48,21 @@ _WHOLE = (
     "What tfdist distributes are fit, evaluate, predict and their ..._on_batch."
 )
 _SAVES = ("save", "save_weights")
-_SUFFIXES = (".keras", ".h5")  # of what is one file
+_SUFFIXES = (".keras", ".h5")  # of formats that are a single file
 REPLACED = (
     *(f"keras.Model.{name}" for name in (*_OF_A_MODEL, *_SAVES)),
     *(f"keras.{kind.__name__}.{name}" for kind, name, _ in _OF_A_REPLICA),
 )
 _ATTRIBUTE = "_tfdist_distributed"
 _makers: list[Callable[[keras.Model], Distributed]] = []
-_strategies: weakref.WeakSet[Strategy] = weakref.WeakSet()  # of the models that are distributed
+_strategies: weakref.WeakSet[Strategy] = weakref.WeakSet()  # strategies of distributed models
 _on_one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("Keras's own methods", default=False)
 _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def on_one_device(model: keras.Model) -> Iterator[None]:
-    """Inside, a model's methods are Keras's own, and its variables those of one device."""
+    """Context in which a model's methods are the originals, and its variables those of one device."""
     optimizers = [model.optimizer] if model.compiled and model.optimizer is not None else []
     metrics = KerasMetrics(model).variables
     token = _on_one_device.set(True)
@@ -72,15 +74,15 @@ def on_one_device(model: keras.Model) -> Iterator[None]:
 
 
 def attach(model: keras.Model, distributed: Distributed) -> None:
-    """From now on the model's replaced methods are those of `distributed`."""
+    """Replaces the model's patched methods by those of `distributed`."""
     install()
-    model.__dict__[_ATTRIBUTE] = distributed  # past Keras's own tracking of attributes
+    model.__dict__[_ATTRIBUTE] = distributed  # bypasses Keras's attribute tracking
     _strategies.add(distributed.strategy)
 
 
 @contextlib.contextmanager
 def attach_all(make: Callable[[keras.Model], Distributed], strategy: Strategy) -> Iterator[None]:
-    """Inside, every model is distributed on a strategy, by `make`, when its `fit`, `evaluate` or the like is called first."""
+    """Context in which every model is distributed on a strategy, by `make`, on its first call of `fit` or the like."""
     install()
     _strategies.add(strategy)
     _makers.append(make)
@@ -91,18 +93,18 @@ def attach_all(make: Callable[[keras.Model], Distributed], strategy: Strategy) -
 
 
 def attached(model: keras.Model) -> Distributed | None:
-    """What a model's replaced methods are of; None if the model is not distributed."""
+    """Returns the object to which a model is distributed; None if it is not."""
     return model.__dict__.get(_ATTRIBUTE)
 
 
 def overridden(model: keras.Model, name: str) -> bool:
-    """Whether a model has a method of its own in the place of one of `keras.Model`'s."""
+    """Returns whether a model overrides a method of `keras.Model`."""
     return getattr(type(model), name) is not getattr(keras.Model, name) or name in model.__dict__
 
 
 @functools.cache
 def install() -> None:
-    """Replaces the names of the table, once in a process."""
+    """Patches the names in the table, once per process."""
     keras_internals.let_variables_be_numbers()
     for name in _OF_A_MODEL:
         original = getattr(keras.Model, name)
@@ -124,7 +126,8 @@ def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         distributed = attached(self)
         if distributed is None or inside:
             return original(self, *args, **kwargs)
-        # What one process does alone, as a callback that saves, must not wait for the others; what all do opens the scope.
+        # What one process does alone, such as saving in a callback, must not wait for the others; collective code opens
+        # the scope.
         with keras_internals.outside_scopes() if name in _CALLS else contextlib.nullcontext():
             is_eager = name in _CALLS and (self.run_eagerly or tf.config.functions_run_eagerly())
             call = functools.partial(distributed.eagerly, name) if is_eager else getattr(distributed, name)
@@ -162,7 +165,10 @@ def _outside_replicas(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _whole_file(save: Callable[..., Any]) -> Callable[..., Any]:
-    """A program that saves does so on every process, to one path: each puts a whole file there, and none waits for another."""
+    """Patches a save method for programs in which every process saves to the same path.
+
+    Each process writes a complete file and moves it there, without waiting for others.
+    """
 
     @functools.wraps(save)
     def method(self: keras.Model, filepath: Any, overwrite: bool = True, **kwargs: Any) -> Any:
@@ -183,7 +189,7 @@ def _whole_file(save: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _applied_outside(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Inside, an optimizer is applied; by a program's own code, if this is no replica function."""
+    """Context in which an optimizer is applied; if not in a replica function, it is by the program's own code."""
     in_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
     in_replica = in_replica or in_replica_function() or one_device.current() is not None
     if in_replica or not (_makers or _strategies):
@@ -197,7 +203,7 @@ def _applied_outside(optimizer: keras.Optimizer, variables: Sequence[keras.Varia
 
 @contextlib.contextmanager
 def _updating_one_device(variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer]) -> Iterator[None]:
-    """Inside, variables are those of one device, and optimizers update them as such; every replica has them at the end."""
+    """Context in which optimizers update variables as on one device; on exit, every replica has the new values."""
     everything = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
     with contextlib.ExitStack() as stack:
         stack.enter_context(keras_internals.updating_one_device(*optimizers))

@@ -1,4 +1,4 @@
-"""Where the variables of a model are: on all replicas from the first call that needs them, equal on all processes."""
+"""Placement of a model's variables: on all replicas from the first call that needs them, equal on all processes."""
 
 import logging
 import weakref
@@ -19,21 +19,25 @@ _log = logging.getLogger(__name__)
 
 
 class Placement:
-    """The variables of a model, its metrics and its optimizers that have been put on replicas."""
+    """Keeps track of the variables of a model, its metrics and its optimizers that have been placed on replicas."""
 
     def __init__(self, strategy: Strategy):
-        """Args: strategy: where they go."""
+        """Starts without variables.
+
+        Args:
+          strategy: strategy on which variables are placed.
+        """
         self._strategy = strategy
         self._placed: dict[int, weakref.ref[keras.Variable]] = {}
 
     def place(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
-        """Puts variables where the strategy wants them; every process has the same ones, and from then on equal values."""
+        """Places variables as the strategy requires; all processes must have the same, whose values become equal."""
         everything = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
         new = [variable for variable in everything if not self._has(variable)]
         new = list({id(variable): variable for variable in new}.values())
         if not new and not optimizers:
             return
-        # One process may have made more models than another: Keras counts them in its names.
+        # Keras numbers names, and one process may have created more models than another.
         described = [(without_numbers(v.path), f"{v.dtype}{list(v.shape)}") for v in new]
         agree(self._strategy.group, "variable ", unique_names(described, mark=" #"))
         self._strategy.adopt(new, with_inner(optimizers))
@@ -45,9 +49,9 @@ class Placement:
         return placed is not None and placed() is variable
 
     def equalize(self, model: keras.Model) -> None:
-        """Gives trainable variables and the optimizer's rank 0's values, if those of any process differ.
+        """Sets trainable variables and the optimizer's to rank 0's values if those of any process differ.
 
-        One process may have loaded or set weights, or computed them in a loop of its own.
+        A process may have loaded or assigned weights, or trained them in a custom loop.
         """
         if self._strategy.cluster.size == 1:
             return
@@ -58,7 +62,7 @@ class Placement:
         with long_timeout("its weights") as deadline:
             everyone = self._strategy.group.gather("weights", mine, deadline)
         if any(len(theirs) != len(mine) for theirs in everyone):
-            return  # other models: what differs is named where variables are placed
+            return  # models differ: reported in `place`
         differs = next((i for i in range(len(mine)) if any(theirs[i] != mine[i] for theirs in everyone)), None)
         if differs is not None:
             _log.warning("Processes have other weights, %s first: all take those of rank 0.", placed[differs].path)
@@ -66,5 +70,5 @@ class Placement:
 
 
 def with_inner(optimizers: Sequence[keras.Optimizer]) -> list[keras.Optimizer]:
-    """The optimizers, and those inside of ones that scale the loss."""
+    """Returns the optimizers, including those wrapped by a `LossScaleOptimizer`."""
     return list({id(one): one for given in optimizers for one in (given, inner_optimizer(given))}.values())

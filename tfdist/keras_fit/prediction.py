@@ -22,17 +22,17 @@ from tfdist.keras_fit.tolerance import Tolerance
 from tfdist.step import randomness
 
 Predict = Callable[[Any], Any]
-Drawing = Callable[[tf.Tensor | int], contextlib.AbstractContextManager[None]]  # of a replica's number
+Drawing = Callable[[tf.Tensor | int], contextlib.AbstractContextManager[None]]  # (index of a replica) -> context
 
 
 def predicting(model: keras.Model, strategy: HasCollectives, seed: int, check: bool) -> Predict:
-    """Returns a function from what `Strategy.run` takes for a `Dealt` to the outputs for all rows of the global batch.
+    """Returns a function that maps a `Dealt`, in the form that `Strategy.run` accepts, to the outputs for all rows.
 
     Args:
-      model: built.
-      strategy: where it runs.
-      seed: of what the model draws.
-      check: whether the first batch of several rows shows if outputs for some depend on the others.
+      model: built model.
+      strategy: strategy on which it runs.
+      seed: seed of the model's draws.
+      check: whether to check on the first batch of several rows if the outputs for rows depend on other rows.
     """
     checks = check and strategy.replicas > 1 and has_custom_code(model)
     by_own_rows, by_all_rows = (
@@ -88,7 +88,7 @@ def _by_all_rows(model: keras.Model, strategy: HasCollectives, drawing: Drawing,
 
 
 def _needs_all_rows(model: keras.Model, strategy: HasCollectives, dealt: Any) -> bool:
-    """Whether outputs for a replica's rows differ from those for the same rows among all; warns if they do."""
+    """Returns whether outputs for a replica's rows differ from those for the same rows in the batch; warns if so."""
     try:
         either_draws(functools.partial(_compare, model, strategy, dealt))
     except NeedsAllRowsError as error:
@@ -112,7 +112,7 @@ def _arrays(outputs: Any) -> list[np.ndarray]:
 
 
 def _difference(ours: list[np.ndarray], theirs: list[np.ndarray], tolerance: Tolerance) -> str:
-    """What differs; empty if nothing does."""
+    """Describes what differs; empty if nothing does."""
     for a, b in zip(ours, theirs, strict=True):
         if a.shape != b.shape:
             return f"outputs have the shape {list(a.shape)} in place of {list(b.shape)}"

@@ -1,4 +1,4 @@
-"""What one replica's code is given of a global batch: its own rows or, for code that needs all rows, all of them."""
+"""The rows of a global batch for one replica's code: its own rows or, if the code needs all rows, all of them."""
 
 import logging
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ class ReplicaBatch(NamedTuple):
     """One replica's part of the work on a global batch.
 
     Attributes:
-      batch: structure of tensors, the rows first.
+      batch: structure of tensors, whose first dim is the rows.
       rows: scalar int32; rows in `batch`.
       batch_size: scalar int32; rows of the global batch.
-      weights: the factor of this replica's values in the sum over replicas, scalar float, by what the values are.
-      collectives: what the code communicates through.
-      number: of the replica whose random numbers it draws.
+      weights: scalar factor of this replica's values in the sum over replicas, by how they are combined.
+      collectives: collectives for the code.
+      number: index of the replica whose random numbers it draws.
       has_all_rows: whether the rows are those of the global batch.
     """
 
@@ -41,21 +41,21 @@ class ReplicaBatch(NamedTuple):
     has_all_rows: bool
 
     def replica(self, apply: Apply | None = None) -> Replica:
-        """The replica for whose code this is; see `Replica` for `apply`."""
+        """Returns the replica for this batch; see `Replica` for `apply`."""
         return Replica(self.collectives, self.rows, self.batch_size, apply, self.has_all_rows)
 
 
 def rows_of(dealt: Dealt, collectives: Collectives, needs_all_rows: bool) -> ReplicaBatch:
-    """Returns what a replica computes: `all_rows` if its code needs them, otherwise `replica_rows`."""
+    """Returns `all_rows` if the replica's code needs them, otherwise `replica_rows`."""
     return all_rows(dealt, collectives) if needs_all_rows else replica_rows(dealt, collectives)
 
 
 def replica_rows(dealt: Dealt, collectives: Collectives) -> ReplicaBatch:
-    """Returns the rows that were dealt to this replica, of which there may be none; inside a replica function.
+    """Returns this replica's own rows, of which there may be none; inside a replica function.
 
     Args:
-      dealt: this replica's.
-      collectives: of all replicas.
+      dealt: this replica's rows.
+      collectives: collectives of all replicas.
     """
     batch, batch_size = with_any_rows(dealt)
     rows = count_rows(batch)
@@ -66,12 +66,12 @@ def replica_rows(dealt: Dealt, collectives: Collectives) -> ReplicaBatch:
 def all_rows(dealt: Dealt, collectives: Collectives) -> ReplicaBatch:
     """Returns the rows of all replicas, on each of them: all compute the same.
 
-    Cost: one all-gather of the batch. Gradients are averaged, which keeps the replicas equal also where a device adds up in
-    another order each time. Inside a replica function.
+    Cost: one all-gather of the batch. Gradients are averaged, which keeps the replicas equal even if the order of
+    summation on a device varies. Inside a replica function.
 
     Args:
       dealt: this replica's rows.
-      collectives: of all replicas.
+      collectives: collectives of all replicas.
     """
     batch = gathered(with_any_rows(dealt).batch, collectives)
     rows = count_rows(batch)
@@ -81,13 +81,13 @@ def all_rows(dealt: Dealt, collectives: Collectives) -> ReplicaBatch:
 
 
 class FewRows(NamedTuple):
-    """The first rows of each replica: two if it has them, and no more than make one replica's share together.
+    """The first rows of each replica: two if it has them, and in total no more than one replica's share.
 
     Attributes:
-      batch: this replica's.
-      rows: scalar int32; how many these are.
-      first: scalar int32; how many the replicas before this one have.
-      total: scalar int32; how many all replicas have.
+      batch: this replica's rows.
+      rows: scalar int32; their number.
+      first: scalar int32; number of rows of the replicas before this one.
+      total: scalar int32; number of rows of all replicas.
     """
 
     batch: Any
@@ -97,7 +97,7 @@ class FewRows(NamedTuple):
 
 
 def few_rows(dealt: Dealt, collectives: Collectives) -> FewRows:
-    """Those of a batch of which this replica has been dealt some; inside a replica function. Nothing is sent."""
+    """Selects the first rows of this replica's part of a batch; inside a replica function, without communication."""
 
     def few(rows: tf.Tensor) -> tf.Tensor:
         return tf.maximum(rows // collectives.size, tf.minimum(rows, 2))
@@ -110,7 +110,7 @@ def few_rows(dealt: Dealt, collectives: Collectives) -> FewRows:
 
 
 def warn_of_all_rows(model: keras.Model, name: str, found: str, strategy: HasCollectives) -> None:
-    """Says that replicas do not share the work of a method, and why."""
+    """Warns that replicas do not share the work of a method, and why."""
     if strategy.is_chief:
         _log.warning(
             "%s of %s needs all rows of a batch (computed from a part: %s). Every replica therefore computes the whole batch, "

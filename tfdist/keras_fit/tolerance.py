@@ -1,4 +1,4 @@
-"""When what replicas computed from their own rows and from all rows is equal but for rounding."""
+"""Tolerances for the comparison of results from replicas' own rows with results from all rows."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,16 +8,17 @@ import numpy as np
 
 from tfdist import keras_internals
 
-# By what layers compute in: how far norms may be apart, and which part of the largest norm may be rounding in smaller ones.
+# By compute dtype: relative tolerance of norms, and the fraction of the largest norm below which norms may be rounding
+# error.
 _BY_DTYPE = {"float64": (1e-7, 1e-4), "float32": (2e-3, 1e-2), "float16": (0.05, 0.1), "bfloat16": (0.1, 0.1)}
 
 
 class Tolerance(NamedTuple):
-    """How far apart norms may be.
+    """Tolerance for differences of norms.
 
     Attributes:
-      relative: to a norm.
-      rounding: part of the largest norm, below which norms are not compared relatively.
+      relative: relative to a norm.
+      rounding: fraction of the largest norm below which norms are not compared relatively.
     """
 
     relative: float
@@ -25,12 +26,12 @@ class Tolerance(NamedTuple):
 
     @classmethod
     def of(cls, model: keras.Model) -> "Tolerance":
-        """That of the least precise of a model's layers."""
+        """Returns the tolerance for the least precise of a model's layers."""
         computed = {layer.compute_dtype for layer in keras_internals.layers_of(model)} | {keras.config.floatx()}
         return cls(*max(_BY_DTYPE[dtype] for dtype in computed if dtype in _BY_DTYPE))
 
     def holds(self, ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> bool:
-        """Whether arrays are equal, each to one; what is not finite must be so in both."""
+        """Returns whether arrays are pairwise equal up to the tolerance; non-finite elements must be so in both."""
         least = self.rounding * max((norm(value) for value in theirs), default=0.0) + 1e-12
         return all(
             np.array_equal(np.isfinite(a), np.isfinite(b))
@@ -40,5 +41,5 @@ class Tolerance(NamedTuple):
 
 
 def norm(value: np.ndarray) -> float:
-    """The Euclidean norm of the finite numbers of an array."""
+    """Returns the Euclidean norm of the finite elements of an array."""
     return float(np.linalg.norm(np.where(np.isfinite(value), value, 0.0)))

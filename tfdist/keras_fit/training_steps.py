@@ -1,4 +1,4 @@
-"""Training steps of one compilation of a model, many in one call, and what they return."""
+"""Training steps for one compilation of a model, several per call, and their results."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -24,13 +24,13 @@ from tfdist.step.validation import check_micro_steps, check_optimizer, default_l
 
 
 class StepsResult(NamedTuple):
-    """Steps that were made.
+    """The result of several steps.
 
     Attributes:
-      steps: how many.
-      returned: what the model's own step returned last; empty where it has none.
-      sources: which metric's result each value is, if it is one; see `KerasMetrics.by_metric`.
-      failure: what to raise if the last one was not finite.
+      steps: number of steps done.
+      returned: what a custom step returned last; empty for Keras's own.
+      sources: for values that are results of metrics, the metric; see `KerasMetrics.by_metric`.
+      failure: error to raise if the last step was not finite.
     """
 
     steps: int
@@ -40,7 +40,7 @@ class StepsResult(NamedTuple):
 
 
 class TrainerSteps:
-    """The trainer's step, for a model whose steps are Keras's own."""
+    """The trainer's step, for a model with Keras's own steps."""
 
     needs_all_rows = False
 
@@ -54,7 +54,7 @@ class TrainerSteps:
         self._steps = Steps(model, strategy, settings, _compression(options), self._kept, metrics)
 
     def go(self, batches: Any, most: int, number: int) -> StepsResult:
-        """Makes up to `most` steps of a `BatchReader`, or one of a `Dealt`; `number` is the first one's."""
+        """Runs up to `most` steps of a `BatchReader`, or one of a `Dealt`; `number` is the number of the first step."""
         read = isinstance(batches, BatchReader)
         if read and self._steps.sends_rows:
             return self._one_at_a_time(batches, batches.ahead(most), number)
@@ -62,7 +62,7 @@ class TrainerSteps:
         loop = self._steps.loop(None, compile_loop if read else loop_on_the_host)
         rows = batches.rows if read else iter([batches])
         result = loop(rows, tf.constant(number, tf.int64), tf.constant(steps), tf.constant(False))
-        losses = result.losses.numpy()  # fewer than steps if one was not finite
+        losses = result.losses.numpy()  # fewer than `steps` if one was not finite
         if read:
             batches.took(len(losses))
         if bool(result.may_go_on):
@@ -80,15 +80,15 @@ class TrainerSteps:
 
     @property
     def loss_scale(self) -> float | None:
-        """The scale now; None without one."""
+        """The current loss scale; None without loss scaling."""
         return float(self._kept.array("loss_scale/scale").values) if self._scaled else None
 
 
 class CustomSteps:
-    """The model's own step, or Keras's for a loss that is no mean over rows.
+    """A custom step, or Keras's own for a loss that is not a mean over rows.
 
     Attributes:
-      returned: what the step returns.
+      returned: description of what the step returns.
       needs_all_rows: whether replicas compute whole batches.
     """
 
@@ -112,12 +112,12 @@ class CustomSteps:
         self._once = once(strategy, self._step.run, self._step.traced)
 
     def follow(self, reduce_ops: ReduceOps) -> None:
-        """Says how the values of replicas make the whole batch's."""
+        """Sets how the replicas' values are combined."""
         self.needs_all_rows = reduce_ops.needs_all_rows
         self._step.follow(reduce_ops)
 
     def go(self, batches: Any, most: int, number: int) -> StepsResult:
-        """As that of `TrainerSteps`."""
+        """Same as `TrainerSteps.go`."""
         if not isinstance(batches, BatchReader):
             self._once(batches, number)
             return self._made(1, number)
