@@ -1,10 +1,11 @@
 """Runs a script as `python SCRIPT` would, and writes down what came of it: results of Keras's methods, and weights.
 
-python observed.py DIRECTORY [--quiet] [--rows-differ] [--seed=N] SCRIPT [ARGUMENTS]
+python observed.py DIRECTORY [--plain] [--quiet] [--rows-differ] [--seed=N] SCRIPT [ARGUMENTS]
 
 With --quiet random layers pass their inputs on, and random numbers that the script itself draws are the same in every row, or
-with --rows-differ follow from the row's place in the batch: the result does not depend on who draws them. Plain Keras's
-mistakes that make a difference are taken out, too (`tests/traps/keras_fit_test.py`). --seed is added to the script's seeds.
+with --rows-differ follow from the row's place in the batch: the result does not depend on who draws them. --plain names a run
+without tfdist, the reference, from which those errors of plain Keras are removed that make a difference
+(`tests/traps/keras_fit_test.py`). --seed is added to the script's seeds.
 """
 
 import functools
@@ -20,6 +21,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+# Whether tfdist is among the imported modules does not tell a plain run: in a forked process it always is.
+PLAIN = "--plain" in sys.argv
 ROWS_DIFFER = "--rows-differ" in sys.argv
 METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 RANDOM_LAYERS = (
@@ -92,7 +95,7 @@ def be_quiet() -> None:
             if hasattr(module, name):
                 setattr(module, name, functools.partial(_drawn, uniform=name == "uniform"))
     keras.random.randint = lambda shape, minval, maxval, *_, **__: _drawn(shape, minval, maxval, "int32", uniform=True)
-    if "tfdist" not in sys.modules:
+    if PLAIN:
         keras.Model.make_train_function = _counted(keras.Model.make_train_function, "train_function")
         keras.Model.make_test_function = _counted(keras.Model.make_test_function, "test_function")
         keras.Model.get_metrics_result = _copied(keras.Model.get_metrics_result)
@@ -164,7 +167,7 @@ def _drawn(
 
 def _first_row() -> Any:
     """The number in the batch of the first row that is computed here."""
-    if "tfdist" not in sys.modules:
+    if PLAIN:
         return 0.0
     from tfdist.data.row_partition import share
     from tfdist.keras_fit import one_device

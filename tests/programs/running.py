@@ -74,7 +74,7 @@ def start(
         root = pathlib.Path(directory)
         for name in ("found", "work"):
             (root / name).mkdir()
-        options = [*quiet, f"--seed={seed}"]
+        options = [*quiet, f"--seed={seed}", *(["--plain"] if strategy == "plain" else [])]
         flags = [f"--seed={seed}", *(["--batch_norm=synchronized"] if quiet else [])]
         flags = flags if "tfdist.run" in STRATEGIES[strategy] else []
         command = [
