@@ -23,7 +23,7 @@ pytestmark = pytest.mark.alone
         (("--sizes=4",), "Received: none."),
         (("colectives", "--sizes=4"), 'Received: colectives. Did you mean "collectives"?'),
         (("collectives", "--size=4"), 'Did you mean "--sizes"?'),
-        (("collectives", "4"), 'Flags alone are taken, written --name=value. Received: "4".'),
+        (("collectives", "4"), 'Only flags are accepted, written --name=value. Received: "4".'),
         (("collectives", "--sizes=4,many"), "--sizes: 4,many must be sizes above 0."),
     ],
 )

@@ -37,7 +37,7 @@ def test_a_failed_pip_is_one_line_with_the_cause_and_the_log(tmp_path: pathlib.P
     [
         (["--no_such_flag"], "--no_such_flag is not a flag of tfdist.install_horovod."),
         (["--gpu=maybe"], "flag --gpu=maybe"),
-        (["now"], 'Flags alone are taken, written --name=value. Received: "now".'),
+        (["now"], 'Only flags are accepted, written --name=value. Received: "now".'),
     ],
 )
 def test_bad_arguments_end_with_one_line_and_code_2(arguments, message, capsys):

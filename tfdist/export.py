@@ -205,7 +205,7 @@ def _safetensors(trainer: "Trainer", path: Path) -> None:
 
 
 def _run(values: Any, arguments: list[str]) -> int:
-    remedy = "Give the folder of a run or of a checkpoint, behind the flags."
+    remedy = "Give the directory of a run or of a checkpoint after the flags."
     return main(command.only(arguments, "The model of one run is written.", remedy), flags.config(values, ExportConfig))
 
 

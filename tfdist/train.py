@@ -59,7 +59,7 @@ def _train(opened: "Session") -> int:
         stack.enter_context(log.setup(strategy.cluster.rank, directory.log(strategy.cluster.rank)))
         _log.info("%s", opened.detection.reason)
         if begun.checkpoint:
-            _log.info("Goes on from %s.", begun.checkpoint)
+            _log.info("Resuming from %s.", begun.checkpoint)
         if strategy.is_chief:
             begun.warn(config, directory)
         reporter = begun.reporter(directory, strategy)

@@ -64,7 +64,7 @@ def test_arguments_behind_the_flags():
         ("--jit_compile=maybe", "Non-boolean argument to boolean flag"),
         ("--steps", "Missing value for flag --steps."),
         ("--nojit_compile=1", "--nojit_compile=1 does not take an argument"),
-        ("digits", 'Flags alone are taken, written --name=value. Received: "digits".'),
+        ("digits", 'Only flags are accepted, written --name=value. Received: "digits".'),
         ("--flagfile=/none/here", "--flagfile must name a file that can be read. Received: [Errno 2]"),
         ("--flagfile", "--flagfile with no argument."),
         ("--steps=-1", "--steps must be at least 0"),

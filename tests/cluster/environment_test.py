@@ -108,7 +108,7 @@ def test_source(source, env, expected):
         ("tf_config", tf_config(["a:1", "b:1"]) | {"TFDIST_COORDINATOR": "boss"}, "host:port. Received: 'boss'"),
         ("horovod", {"HOROVOD_SIZE": "2"}, "Received: no HOROVOD_RANK"),
         ("horovod", {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, "Received: no HOROVOD_LOCAL_RANK"),
-        ("horovod", numbered("HOROVOD_", "x", 2, 0, 1), "HOROVOD_RANK must be a whole number. Received: 'x'"),
+        ("horovod", numbered("HOROVOD_", "x", 2, 0, 1), "HOROVOD_RANK must be an integer. Received: 'x'"),
         ("horovod", numbered("HOROVOD_", 2, 2, 0, 1), "Received: rank 2 of 2"),
         ("horovod", numbered("HOROVOD_", -1, 2, 0, 1), "Received: rank -1 of 2"),
         ("horovod", numbered("HOROVOD_", 0, 2, 1, 1), "local rank 1 of 1"),

@@ -33,7 +33,7 @@ def test_reads(text, decay):
         ("linear(to=None)", "linear: to must be a number in [0, 1]. Received: None."),
         ("linear(to=True)", "linear: to must be a number in [0, 1]. Received: True."),
         ("step", "step needs a value for every."),
-        ("step(every=0)", "step: every must be a whole number of steps, at least 1. Received: 0."),
+        ("step(every=0)", "step: every must be an integer of steps, at least 1. Received: 0."),
         ("step(every=2.5)", "at least 1. Received: 2.5."),
         ("step(every=2, factor=-1)", "step: factor must be a number in [0, 1]. Received: -1."),
         ("none(to=1)", 'none has no parameter "to"'),

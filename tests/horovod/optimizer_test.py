@@ -244,7 +244,7 @@ def test_errors_are_one_line(ranks):
         "The optimizer is distributed already.",
         "The optimizer must be one of Keras 3. Received: str.",
         "DistributedOptimizer takes op=Average or Sum. Received: Max.",
-        "backward_passes_per_step must be a whole number of at least 1. Received: 0.",
+        "backward_passes_per_step must be an integer of at least 1. Received: 0.",
         "gradient_predivide_factor is for op=Average. Received: op=Sum.",
         "A single operation takes Compression.none or .fp16. Received: powersgd(rank=2).",
         "TensorFlow 2 has no global variables.",

@@ -58,7 +58,9 @@ def test_a_log_on_a_full_disk_is_given_up_with_one_warning(caplog):
     with Log(pathlib.Path("/dev/full"), 0) as log:
         log.write(b"one\n")
         log.write(b"two\n")
-    said = "tfdist.launch: /dev/full is written no more (No space left on device); the job goes on without it."
+    said = (
+        "tfdist.launch: /dev/full cannot be written any more (No space left on device); the job continues without it."
+    )
     assert caplog.messages == [said]
 
 

@@ -117,7 +117,7 @@ def test_rules_without_effect_are_told(caplog):
     strategy = tfdist.load_strategy("mesh", mesh_shape="data:2;model:2", layout="head:model", environment={})
     trained(strategy)
     assert "The rule head:model has no effect: no tensor of the model has a dim head." in caplog.text
-    assert "Nothing lies on the axis model: its 2 devices do the same work." in caplog.text
+    assert "Nothing is sharded over the axis model: its 2 devices do the same work." in caplog.text
 
 
 def test_a_constraint_keeps_the_precision_of_its_tensor():

@@ -187,7 +187,7 @@ def test_what_is_wrong_with_a_users_function(user_module, text, spec, message):
         ),
         ("mlp(hiden=(3,))", 'mlp has no parameter "hiden".*Did you mean "hidden"'),
         ("mlp(hidden=(3,)", "column 4: '\\(' was never closed"),
-        ("mlp(hidden=-3)", "mlp: hidden must be whole numbers"),
+        ("mlp(hidden=-3)", "mlp: hidden must be integers"),
         ("no.such.package:f", "import failed: ModuleNotFoundError: No module named 'no'"),
     ],
 )

@@ -22,9 +22,9 @@ def test_any_shape_of_example():
     ("arguments", "message"),
     [
         ({"input_shape": (None,)}, "mlp: an example's shape must have known sizes only. Received: \\(None,\\)"),
-        ({"hidden": (8, 0)}, "mlp: hidden must be whole numbers"),
-        ({"hidden": "8"}, "mlp: hidden must be whole numbers"),
-        ({"classes": 0}, "mlp: classes must be a whole number, at least 1. Received: 0"),
+        ({"hidden": (8, 0)}, "mlp: hidden must be integers"),
+        ({"hidden": "8"}, "mlp: hidden must be integers"),
+        ({"classes": 0}, "mlp: classes must be an integer, at least 1. Received: 0"),
         ({"classes": True}, "mlp: classes must be"),
     ],
 )

@@ -49,8 +49,8 @@ def test_no_random_layer_without_dropout():
         ({"input_shape": (8, 8)}, r"transformer: an example's shape must be \(length,\). Received: \(8, 8\)"),
         ({"width": 9}, "width must be a multiple of heads. Received: width=9, heads=2"),
         ({"dropout": 1.0}, r"dropout must be a number in \[0, 1\)"),
-        ({"layers": 1.5}, "layers must be a whole number"),
-        ({"ffn": 0}, "ffn must be a whole number"),
+        ({"layers": 1.5}, "layers must be an integer"),
+        ({"ffn": 0}, "ffn must be an integer"),
     ],
 )
 def test_bad_arguments(arguments, message):

@@ -24,7 +24,7 @@ from tfdist.reporting.ledger_file import read_ledger
 from tfdist.reporting.writing import must_write
 
 RECORD = {"kind": "train", "step": 1, "loss": 0.5}
-REMEDY = "Free space, or mend the directory; the same command goes on from the last checkpoint, if there is one."
+REMEDY = "Free space, or repair the directory; the same command resumes from the last checkpoint, if there is one."
 
 
 @contextlib.contextmanager

@@ -91,7 +91,7 @@ def test_wrong_lengths(single, numbers):
     "numbers", [{"log_every": 0}, {"eval_every": -1}, {"steps_per_call": 0}, {"log_every": 1.5}], ids=str
 )
 def test_wrong_periods(numbers):
-    with pytest.raises(InputError, match="must be a whole number of at least"):
+    with pytest.raises(InputError, match="must be an integer of at least"):
         Schedule(steps=10, **numbers)
 
 

@@ -160,7 +160,7 @@ class CallbackState:
                 for name, attributes in saved.items()
             }
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise Damaged(checkpoint.path, f"what it has of callbacks is not understood ({error})") from error
+            raise Damaged(checkpoint.path, f"its values of callbacks are not understood ({error})") from error
 
     def _go_on(self) -> None:
         """Restores the callbacks' state and the optimizer's learning rate, if there was a run before.
@@ -220,8 +220,9 @@ class CallbackState:
             looks_like_state = isinstance(value, list | tuple | dict | set | collections.deque) and value
             if looks_like_state and attribute not in all_held and _is_kept(callback, attribute, value):
                 self._say(
-                    f"{name}.{attribute}", "begins anew when the run goes on: a checkpoint keeps numbers, words, arrays, and "
-                    f"plain lists, tuples and dicts of them, not this {type(value).__name__}."
+                    f"{name}.{attribute}", "is not saved, and starts anew when the run resumes: checkpoints keep "
+                    "numbers, words, arrays, and "
+                    f"plain lists, tuples and dicts of them, but not this {type(value).__name__}."
                 )  # fmt: skip
         for attribute, one in held.items():
             size = sum(array.nbytes for array in one.arrays.values())

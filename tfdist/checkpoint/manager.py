@@ -68,7 +68,7 @@ class Checkpoints:
             raise InputError(f"At least one checkpoint must stay. Received: keep={self.keep}. Leave it out for 3.")
         if self.commit_every < 0 or bool(self.commit_every) != bool(self.commit_directory):
             raise InputError(
-                "Commits are made every so many steps in a directory: give commit_every of at least 1 and commit_directory or "
+                "Commits need an interval and a directory: give commit_every of at least 1 and commit_directory, or "
                 f"neither. Received: commit_every={self.commit_every}, commit_directory={self.commit_directory!r}."
             )
         if self.commit_directory and _same(self.commit_directory, self.directory):
@@ -164,8 +164,8 @@ class _Saver(Saving):
         if _PREEMPTED in due:
             self._durable.wait(strict=True)
             raise Preempted(
-                f"Preempted: stopped at step {step}, which is saved in {self._durable.directory}. The same command goes on, "
-                "with the same --output_dir."
+                f"Preempted: stopped at step {step}, which is saved in {self._durable.directory}. Resume with the same "
+                "command and the same --output_dir."
             )
         self._ask_for_another()
 

@@ -79,8 +79,8 @@ def _check_none_was_damaged(group: Group, folders: Sequence[Path]) -> None:
     known = next(filter(None, group.gather("resume/damaged", damaged)), None)
     if known:
         raise CheckpointError(
-            f"A run goes on from a good checkpoint. Received: {folders[0]}, where all are damaged: {known[-1]} is the last. "
-            "Begin in another directory, anew or from another run's checkpoint."
+            f"A run resumes from a valid checkpoint. Received: {folders[0]}, where all are damaged: {known[-1]} is the last. "
+            "Start in another directory, anew or from a checkpoint of another run."
         )
 
 
@@ -107,15 +107,16 @@ def restore(state: TrainState, paths: Sequence[str], group: Group, sets_aside: b
         if not found[0]:
             rank = next(rank for rank, text in enumerate(found) if text)
             raise CheckpointError(
-                f"All processes must read the checkpoint that a run goes on from. Received, on rank {rank}: {found[rank]} "
-                "Rank 0 finds it good: share its directory between the hosts."
+                "All processes must be able to read the checkpoint that a run resumes from. Received, on rank "
+                f"{rank}: {found[rank]} "
+                "It is valid on rank 0: share its directory between the hosts."
             )
         damages.append(found[0])
         if chief:
             _log.warning("%s%s", damages[-1], _set_aside(Path(path)) if sets_aside else "")
     if damages:
         raise CheckpointError(
-            f"A run goes on from a good checkpoint. Received: {len(damages)} damaged. {damages[0]} Begin "
+            f"A run resumes from a valid checkpoint. Received: {len(damages)} damaged. {damages[0]} Begin "
             "in another directory, anew or from another run's checkpoint."
         )
     return None
@@ -133,7 +134,7 @@ def _check_values(checkpoint: Checkpoint) -> None:
     except InputError:
         raise
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
-        raise Damaged(checkpoint.path, f"what it says of the run is not understood ({error})") from error
+        raise Damaged(checkpoint.path, f"its values of the run are not understood ({error})") from error
 
 
 def _check_methods(compression: Mapping[str, str]) -> None:

@@ -135,7 +135,7 @@ class DurableTier(Tier):
             if strict or self._strict:
                 raise
             if self._group.rank == 0:
-                _log.warning("%s The run goes on; the next checkpoint is tried.", error)
+                _log.warning("%s The run continues, and tries again at the next checkpoint.", error)
 
 
 class InMemoryTier(Tier):
@@ -193,5 +193,5 @@ class InMemoryTier(Tier):
             self._fails = False
         except CheckpointError as error:
             if self._group.rank == 0 and not self._fails:
-                _log.warning("%s The run goes on; the next commit is tried.", error)
+                _log.warning("%s The run continues, and tries again at the next commit.", error)
             self._fails = True

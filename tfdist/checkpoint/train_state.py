@@ -157,7 +157,7 @@ class TrainState:
         if alike and [*here.values()] == [there.get(name) for name in saved]:
             return dict(zip(here, saved, strict=True))
         raise InputError(
-            f"A checkpoint is of the model and optimizer that go on with it. Received: {checkpoint.path}, which differs: "
+            f"A checkpoint must be of the same model and optimizer. Received: {checkpoint.path}, which differs: "
             f"{_differences(here, there)}. Give the flags of its run, or --resume=never."
         )
 
@@ -205,7 +205,9 @@ def _resized(checkpoint: Checkpoint, replicas: int) -> str:
     before = next((entry.shape[0] for entry in entries), replicas)
     if before == replicas:
         return ""
-    what = f"{replicas} replicas go on where {before} stopped: what compression has not sent yet keeps its sum over replicas"
+    what = (
+        f"{replicas} replicas resume a run of {before}: what compression has not sent yet keeps its sum over replicas"
+    )
     if before > replicas:
         return f"{what}; replica r takes over that of r + {replicas}, r + {2 * replicas}, ..."
     return f"{what}; replicas from {before} on begin with nothing."

@@ -149,7 +149,7 @@ def parse(values: absl_flags.FlagValues, argv: list[str], program: str, argument
     except (absl_flags.Error, ValueError) as error:
         raise InputError(f"{str(error).rstrip('.')}. {remedy}") from error
     if rest and not arguments:
-        raise InputError(f'Flags alone are taken, written --name=value. Received: "{rest[0]}". {remedy}')
+        raise InputError(f'Only flags are accepted, written --name=value. Received: "{rest[0]}". {remedy}')
     return rest
 
 

@@ -108,8 +108,8 @@ def _own(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> li
     homes = [directory.checkpoints, commit_folder(directory, given) or directory.checkpoints]
     if damaged := set_aside_in(*homes):
         raise InputError(
-            f"A run goes on from a good checkpoint. Received: {directory.path}, where all are damaged: {damaged[-1].name} is "
-            "the last. Begin in another --output_dir, anew or with --resume=PATH of another run."
+            f"A run resumes from a valid checkpoint. Received: {directory.path}, where all are damaged: {damaged[-1].name} is "
+            "the last. Start in another --output_dir, anew or with --resume=PATH of another run."
         )
     began_with = _starts(directory)[0].get("checkpoint", "")
     return [Path(began_with)] if began_with else []
@@ -135,7 +135,8 @@ def _check_flags(found: list[Path], flags: Mapping[str, Any]) -> None:
     if other:
         there, here = (" ".join(flag_text(name, said[name]) for name in other) for said in (saved.flags, flags))
         raise InputError(
-            f"A run goes on as it began. Received: {here}, where {saved.path} is of a run with {there}. Give its flags, "
+            f"A run must resume with the flags that it began with. Received: {here}, where {saved.path} is of a "
+            f"run with {there}. Give its flags, "
             "or another --output_dir, or --resume=never with an empty one."
         )
 

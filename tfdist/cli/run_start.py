@@ -59,8 +59,8 @@ class Begun(NamedTuple):
         *earlier, _ = directory.beginnings()
         if earlier and not self.checkpoint and directory.has_trained:
             _log.warning(
-                "A run goes on from a checkpoint or a commit. None is left of this one's %s, so it begins at step 0, with new "
-                "weights%s. For the next time, lower --checkpoint_every, or add it, or give commits a --commit_dir.",
+                "A run resumes from a checkpoint or a commit. None is left of this run's %s, so it starts at step 0 with new "
+                "weights%s. To avoid this, set or lower --checkpoint_every, or give commits a --commit_dir.",
                 "earlier start" if len(earlier) == 1 else f"{len(earlier)} earlier starts",
                 f"; what was recorded is kept in {directory.dropped}" if directory.dropped.exists() else "",
             )
@@ -191,7 +191,7 @@ def _locked(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
         last = " ".join(_lock_of(directory).split())
         holder = stack.enter_context(unlocked(directory.path))
         _log.warning(
-            "%s The run goes on, and nothing keeps another one from writing there. %s",
+            "%s The run continues without a lock, so that another run could write there. %s",
             error,
             f"The last one was {last}: make sure that it has ended." if last else "None is known to.",
         )
@@ -268,7 +268,7 @@ def _seen_by_all(origin: Origin, directory: RunDirectory, strategy: Strategy) ->
     seen = dict(zip(origin.checkpoints, map(all, zip(*everyone, strict=True)), strict=True))
     kept = [path for path in seen if seen[path] or Path(path).parent == directory.checkpoints]
     if len(kept) < len(seen) and kept and strategy.is_chief:
-        _log.warning("Not all processes see %s; the newest that they see is taken.", min(seen.keys() - kept))
+        _log.warning("Not all processes see %s; using the newest that all of them see.", min(seen.keys() - kept))
     return origin._replace(checkpoints=kept or origin.checkpoints)
 
 

@@ -69,17 +69,19 @@ def detect(env: Environment, strategy: str = "auto", local_devices: int = 1) -> 
             f"--strategy=multiworker must know where rank 0 is. Received: {cluster.source}'s variables, which do not "
             "say. Set TFDIST_COORDINATOR=host:port."
         )
-    return Detection(cluster, strategy, f"Strategy {strategy}, because the flag says so; {_says(cluster)}.")
+    return Detection(cluster, strategy, f"Using strategy {strategy}, set by --strategy; {_says(cluster)}.")
 
 
 def _automatic(env: Environment, cluster: Cluster, local_devices: int) -> Detection:
     if cluster.source in _HOROVOD:
-        return Detection(cluster, "horovod", f"Strategy horovod, because {_says(cluster)}.")
+        return Detection(cluster, "horovod", f"Using strategy horovod, because {_says(cluster)}.")
     if cluster.size > 1:
-        return Detection(cluster, "multiworker", f"Strategy multiworker, because {_says(cluster)}.")
+        return Detection(cluster, "multiworker", f"Using strategy multiworker, because {_says(cluster)}.")
     strategy = "mirrored" if local_devices > 1 else "single"
     devices = f"{local_devices} local devices" if local_devices > 1 else "one local device"
-    return Detection(cluster, strategy, f"Strategy {strategy}, because this is one process with {devices}{_hint(env)}.")
+    return Detection(
+        cluster, strategy, f"Using strategy {strategy}, because this is one process with {devices}{_hint(env)}."
+    )
 
 
 def _agreed(found: list[Cluster]) -> Cluster:

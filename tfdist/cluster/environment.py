@@ -177,7 +177,7 @@ def _number(env: Environment, source: str, name: str) -> int:
     try:
         return int(env[name])
     except ValueError as error:
-        raise InputError(f"{source}: {name} must be a whole number. Received: {env[name]!r}.") from error
+        raise InputError(f"{source}: {name} must be an integer. Received: {env[name]!r}.") from error
 
 
 def _missing(source: str, name: str) -> InputError:

@@ -92,7 +92,7 @@ class HorovodCollectives(Collectives):
     def _each(
         self, call: Callable[..., tf.Tensor], tensors: Sequence[tf.Tensor], name: str, rows_change: bool = False
     ) -> list[tf.Tensor]:
-        """Makes one call per tensor; `rows_change` tells that the first dim of the result may differ."""
+        """Makes one call per tensor; with `rows_change`, the first dims of a tensor and its result may differ."""
         results = []
         for i, tensor in enumerate(tensors):
             tensor = tf.convert_to_tensor(tensor)

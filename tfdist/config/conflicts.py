@@ -12,7 +12,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("steps", "epochs"),
         lambda c: c.steps and c.epochs,
-        "A run is so many steps or so many epochs long, so one of --steps and --epochs must be 0.",
+        "The length of a run is given in steps or in epochs: one of --steps and --epochs must be 0.",
     ),
     (
         ("devices", "strategy"),
@@ -97,7 +97,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("check_sync", "strategy"),
         lambda c: c.check_sync == "gradients" and c.strategy == "mesh",
-        "On a mesh gradients are whole, and replicas have none of their own: use --check_sync=variables.",
+        "On a mesh, replicas have no gradients of their own: use --check_sync=variables.",
     ),
     (
         ("clip_norm", "clip_value"),

@@ -41,7 +41,7 @@ def limited(message: Message, name: str) -> bytes:
     line = encode(message)
     if len(line) > LIMIT:
         raise InputError(
-            f"A message of the group may have {LIMIT} bytes. Received: {len(line)} for '{name}'. The group carries small "
+            f"A message of the group may have {LIMIT} bytes. Received: {len(line)} for '{name}'. The group sends small "
             "values; write large ones to a file."
         )
     return line

@@ -74,5 +74,5 @@ def _call(callback: Callable[[Json], object], topic: str, value: Json) -> bool:
     try:
         return callback(value) is True
     except Exception:
-        _log.exception("What was told of '%s' could not be handled", topic)
+        _log.exception("A handler of '%s' failed", topic)
         return False

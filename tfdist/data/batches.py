@@ -64,7 +64,7 @@ def count_rows(batch: Any) -> tf.Tensor:
 def _cut(leaf: Any, replica: tf.Tensor, size: int) -> Any:
     if isinstance(leaf, tf.SparseTensor):
         raise InputError(
-            "Rows of a batch are dealt to replicas. Received: a SparseTensor. Use tf.sparse.to_dense on it."
+            "Rows of a batch are split between replicas. Received: a SparseTensor. Use tf.sparse.to_dense on it."
         )
     if leaf is None:
         return None

@@ -105,7 +105,7 @@ def break_even(link: Link, cost: Cost, plain: Cost) -> float | None:
 
 def _explain(link: Link, costs: Mapping[str, dict[str, Cost]], choice: Mapping[str, str]) -> None:
     _log.info(
-        "auto: the link takes %.3g ms a message and carries %.3g Mbit/s of each replica.",
+        "auto: the link takes %.3g ms per message and transfers %.3g Mbit/s per replica.",
         1e3 * link.latency, 8e-6 * link.bandwidth
     )  # fmt: skip
     for name, method in choice.items():

@@ -100,7 +100,7 @@ class TensorFlowStrategy(HasCollectives):
             if isinstance(variable.value, tf.distribute.DistributedValues):
                 raise InputError(
                     "A model is trained on the strategy in whose scope it was created. Received: "
-                    f"{variable.path}, created under another one. Create it anew."
+                    f"{variable.path}, created under another one. Create it again."
                 )
             former = keras_internals.key_of(variable)
             keras_internals.create_again(variable, self.scope())

@@ -21,7 +21,7 @@ from tfdist.gradients.reducer import Reduced, Reducer, split_at
 class ErrorFeedback(Reducer):
     """Stores what another reducer did not send, and adds it to the next sum.
 
-    Around an exact reducer, it sends the error left by a lossy one and stores nothing more.
+    Around an exact reducer, it sends the error left by a lossy one and stores nothing further.
     """
 
     def __init__(self, inner: Reducer):

@@ -59,7 +59,7 @@ class Step(Decay):
 
     def __post_init__(self) -> None:
         if type(self.every) is not int or self.every < 1:
-            raise InputError(f"step: every must be a whole number of steps, at least 1. Received: {self.every!r}.")
+            raise InputError(f"step: every must be an integer of steps, at least 1. Received: {self.every!r}.")
         _check_part("step", "factor", self.factor)
 
 

@@ -1,16 +1,17 @@
-"""Horovod's Python API for Keras 3: `import tfdist.horovod as hvd` in place of Horovod's own, nothing else changed.
+"""Horovod's Python API for Keras 3: import `tfdist.horovod as hvd` instead of Horovod's own and change nothing else.
 
-It stands for `horovod.tensorflow`, `horovod.tensorflow.keras` and `horovod.keras`, whose optimizers reduce nothing under
-Keras 3. Operations are Horovod's; gradients are summed by tfdist's reducers, in buckets, with any of its compressions.
+It replaces `horovod.tensorflow`, `horovod.tensorflow.keras` and `horovod.keras`, whose optimizers reduce nothing under
+Keras 3. Operations are Horovod's; gradients are summed by tfdist's reducers, in buckets, with any of its compression
+methods.
 
-Where Horovod is not installed the same script runs on tf.distribute's collectives, under `python -m tfdist.launch` or alone:
-`init` comes before anything else of TensorFlow, and then gradients, broadcasts, gathers, objects and callbacks work. What
-does not, raises `InputError` with the name of what to use: process sets of some ranks, `join`, `elastic`, timelines,
-arguments of `init`, a second `init`, and `steps_per_execution` above 1. `alltoall`, `reducescatter`, Min, Max and Product are
-made of gathers there: N times the bytes. Every rank must trace the same functions in the same order;
-each call that is traced or eager is compared over the job's group first.
+If Horovod is not installed, the same script runs on tf.distribute's collectives, under `python -m tfdist.launch` or in
+a single process: `init` must come before any other use of TensorFlow, and gradients, broadcasts, gathers, objects and
+callbacks work. What does not work raises `InputError` and names the alternative: process sets of some ranks, `join`,
+`elastic`, timelines, arguments of `init`, a second `init`, and `steps_per_execution` above 1. `alltoall`,
+`reducescatter`, Min, Max and Product are then composed of gathers: N times the bytes. Every rank must trace the same
+functions in the same order; each traced or eager call is first compared over the job's group.
 
-Objects (`broadcast_object`, `allgather_object`, elastic states) travel pickled, between the job's own ranks alone.
+Objects (`broadcast_object`, `allgather_object`, elastic states) are sent pickled, only between the job's own ranks.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from tfdist.horovod import callbacks, elastic
 from tfdist.horovod.compression import Compression, Compressor
 from tfdist.horovod.errors import UnknownNameError
-from tfdist.horovod.modules import executing_eagerly as _executing_eagerly  # noqa: F401 - asked of Horovod by scripts
+from tfdist.horovod.modules import executing_eagerly as _executing_eagerly  # noqa: F401 - used by scripts
 from tfdist.horovod.modules import mpi_ops, refs_to_vars, util, vars_to_refs
 from tfdist.horovod.moves import allgather, alltoall, broadcast, grouped_allgather, grouped_reducescatter, reducescatter
 from tfdist.horovod.objects import (

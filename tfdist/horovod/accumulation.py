@@ -1,4 +1,4 @@
-"""Gradients of several backward passes, added up on this rank before anything is sent."""
+"""Local accumulation of the gradients of several backward passes before they are sent."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,23 +10,28 @@ from tfdist.horovod.gradient_sums import Gradient
 
 
 class Accumulation:
-    """Adds the gradients of `passes` calls up. Memory: one tensor of each variable's size, of dense gradients."""
+    """Sums the gradients of `passes` calls. Memory: one dense tensor of each variable's size."""
 
     def __init__(self, passes: int, average: bool):
-        """Args: passes: at least 1; average: whether the sum is divided by it."""
+        """Initializes the accumulation.
+
+        Args:
+          passes: number of backward passes per step, at least 1.
+          average: whether the sum is divided by `passes`.
+        """
         if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-            raise InputError(f"backward_passes_per_step must be a whole number of at least 1. Received: {passes!r}.")
+            raise InputError(f"backward_passes_per_step must be an integer of at least 1. Received: {passes!r}.")
         self.passes = passes
         self._divisor = passes if average else 1
         self._sums: dict[int, tf.Variable] = {}
         self._count: tf.Variable | None = None
 
     def anew(self) -> "Accumulation":
-        """One of the same settings, that has added nothing up."""
+        """Returns an empty accumulation with the same settings."""
         return Accumulation(self.passes, self._divisor > 1)
 
     def begin_anew(self) -> None:
-        """Forgets the passes since the last update."""
+        """Discards the passes since the last update."""
         for kept in (self._count, *self._sums.values()):
             if kept is not None:
                 kept.assign(tf.zeros(kept.shape, kept.dtype))
@@ -40,7 +45,7 @@ class Accumulation:
         return tf.equal(count.assign((count + 1) % self.passes), 0)
 
     def taken(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
-        """The sums, or means, of a step; what is kept is zero afterwards, whatever it was (an inf times 0 is no 0)."""
+        """Returns the sums, or means, of a step; resets them to zero, whatever their values (inf times 0 is not 0)."""
         totals: list[Gradient] = [None] * len(gradients)
         for i, gradient in enumerate(gradients):
             if gradient is not None:

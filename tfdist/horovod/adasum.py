@@ -1,4 +1,4 @@
-"""Adasum (Maleki et al., arXiv:2006.02924): a sum of vectors that takes what two of them have in common once."""
+"""Adasum (Maleki et al., arXiv:2006.02924): a sum that counts what two vectors have in common only once."""
 
 from collections.abc import Sequence
 
@@ -10,18 +10,18 @@ from tfdist.horovod.ops import check_num_rank_power_of_2
 
 
 def adasum(everyone: Sequence[tf.Tensor], what: str) -> tf.Tensor:
-    """Combines the ranks' tensors by pairs of neighbours, then pairs of pairs, as Horovod does.
+    """Combines the ranks' tensors by pairs of neighbors, then pairs of pairs, like Horovod.
 
-    adasum(a, b) = (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b, with the products in float64: a + b where they are
-    orthogonal, and a where they are equal.
+    adasum(a, b) = (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b, with the products in float64: a + b if they are
+    orthogonal, and a if they are equal.
 
     Args:
-      everyone: a tensor of each rank, all of one shape and of a floating dtype.
-      what: names the call.
+      everyone: one tensor per rank, all of the same shape and floating dtype.
+      what: name of the call, for errors.
 
     Raises:
-      NotSupportedError: the number of ranks is no power of two.
-      InputError: the dtype is none of floats.
+      NotSupportedError: the number of ranks is not a power of two.
+      InputError: the dtype is not floating.
     """
     if not check_num_rank_power_of_2(len(everyone)):
         raise NotSupportedError(

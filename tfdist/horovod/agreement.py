@@ -1,4 +1,4 @@
-"""What ranks say of a call before they make it, where the collectives themselves compare nothing."""
+"""Comparison of calls between ranks before they are made, for collectives that compare nothing themselves."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,31 +11,35 @@ from tfdist.horovod.errors import FailedPreconditionError, check_no_old_graph
 
 
 class Agreement:
-    """Compares each call over the job's group: eagerly before it runs, in a `tf.function` when it is traced.
+    """Compares each call over the job's group: eager calls before they run, those in a `tf.function` during tracing.
 
-    TensorFlow's collectives match calls by their order alone: a sum on one rank and a mean on another give numbers that are
-    wrong, without a word. Cost: one round trip to rank 0 a call that is eager or traced, about a millisecond; none in a
-    graph that runs.
+    TensorFlow's collectives match calls by order only: a sum on one rank and a mean on another would silently give
+    wrong numbers. Cost: one round trip to rank 0 per eager or traced call, about a millisecond; none when a graph runs.
     """
 
     def __init__(self, group: Group, deadline: float):
-        """Args: group: of all ranks; deadline: in seconds, how long a rank is waited for."""
+        """Initializes the comparison.
+
+        Args:
+          group: group of all ranks.
+          deadline: seconds to wait for other ranks.
+        """
         self._group, self._deadline = group, deadline
         self._numbers = itertools.count(1)
 
     def check(self, name: str, what: str, tensors: Sequence[tf.Tensor], uneven: bool = False) -> None:
-        """Returns if every rank makes this call next.
+        """Checks that every rank makes this call next.
 
         Args:
-          name: the call's.
-          what: the operation, with all of its parameters that must be the same.
-          tensors: that it takes.
+          name: name of the call.
+          what: the operation with all parameters that must be equal.
+          tensors: inputs of the call.
           uneven: whether ranks may have different numbers of rows.
 
         Raises:
-          FailedPreconditionError: on every rank, with what each of them calls.
-          NoGraphError: the call is of a graph of TensorFlow 1.
-          PeerLostError: a rank does not come in time, or is lost; names the call.
+          FailedPreconditionError: on every rank, with the call of each of them.
+          NoGraphError: the call is in a TensorFlow 1 graph.
+          PeerLostError: a rank did not call in time, or is lost; names the call.
         """
         check_no_old_graph(f"hvd.{name}")
         called = f"{name}: {what} of {', '.join(_described(tensor, uneven) for tensor in tensors)}"

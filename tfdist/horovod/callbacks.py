@@ -27,20 +27,20 @@ _log = logging.getLogger(__name__)
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Makes the model's and the optimizer's variables equal to one rank's when training begins.
+    """Broadcasts the model's and the optimizer's variables of one rank when training begins.
 
-    That is before the first step where the model is built (it has an `Input`, or was called), so that the first step counts
-    in full. Otherwise it is after the first batch, as Horovod does it: that step then has gradients of different weights.
-    States of random layers stay each rank's own.
+    If the model is built (it has an `Input`, or was called), that is before the first step, which then counts in full.
+    Otherwise it is after the first batch, as in Horovod: the gradients of that step are of different weights. States of
+    random layers are not broadcast.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None):
         """Initializes the callback.
 
         Args:
-          root_rank: whose variables the others get.
-          device: taken, and without effect.
-          local_variables: a variable, or several, that stay each rank's own.
+          root_rank: rank whose variables are broadcast.
+          device: accepted, but has no effect.
+          local_variables: a variable, or several, that are not broadcast.
         """
         super().__init__()
         self.root_rank = root_rank
@@ -49,7 +49,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self.broadcast_done = False
 
     def register_local_var(self, var: Any) -> None:
-        """Lets a variable stay each rank's own."""
+        """Excludes a variable from the broadcast."""
         self._local.add(_identity(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -79,17 +79,21 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Averages the logs of an epoch over the ranks, in one message; put it before the callbacks that read them."""
+    """Averages the logs of an epoch over the ranks, in one message; must precede callbacks that read them."""
 
     def __init__(self, device: str = ""):
-        """Args: device: taken, and without effect."""
+        """Initializes the callback.
+
+        Args:
+          device: accepted, but has no effect.
+        """
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """See base class."""
         if logs:
             names = sorted(logs)
-            values = [np.asarray(logs[name], "float64") for name in names]  # numbers, and metrics that are vectors
+            values = [np.asarray(logs[name], "float64") for name in names]  # numbers, and vector-valued metrics
             sent = np.concatenate([np.ravel(value) for value in values])
             parts = np.split(allreduce(tf.constant(sent), op=Average).numpy(), np.cumsum([v.size for v in values])[:-1])
             for name, value, mean in zip(names, values, parts, strict=True):
@@ -99,7 +103,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Sets the learning rate to `initial_lr * multiplier(epoch)` from `start_epoch` until before `end_epoch`.
 
-    With `staircase` that is once an epoch, else at every batch, with epochs in fractions.
+    With `staircase` it is set once per epoch, otherwise at every batch, with fractional epochs.
     """
 
     def __init__(
@@ -116,13 +120,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
         Args:
           initial_lr: the rate that is multiplied.
-          multiplier: a function of the epoch, or a number whose power it is: multiplier ^ (epoch - start_epoch).
-          start_epoch: the first epoch that it sets the rate in.
-          end_epoch: the first one in which it does no longer; None for never.
-          staircase: whether the rate changes between epochs alone.
-          momentum_correction: whether the velocities of SGD and RMSprop are scaled with the rate (Goyal et al.,
-            arXiv:1706.02677), which is what Horovod's change of the momentum for one batch does.
-          steps_per_epoch: by default what `fit` says.
+          multiplier: a function of the epoch, or the base of a power: multiplier ^ (epoch - start_epoch).
+          start_epoch: first epoch in which the rate is set.
+          end_epoch: first epoch in which it is no longer set; None for no end.
+          staircase: whether the rate changes only between epochs.
+          momentum_correction: whether the momentum variables of SGD and RMSprop are scaled with the rate (Goyal et al.,
+            arXiv:1706.02677), which is equivalent to Horovod's change of the momentum for one batch.
+          steps_per_epoch: by default taken from `fit`.
         """
         super().__init__()
         if initial_lr is None:
@@ -178,7 +182,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             raise InputError(
                 f"{type(self).__name__} sets the learning rate. Received: an optimizer with a schedule. Give it a number."
             ) from error
-        new = self._rate()  # as it is kept, in its own precision
+        new = self._rate()  # as stored, in the variable's precision
         if self.momentum_correction and old and new != old and optimizer.built:
             for slot in keras_internals.velocities_of(getattr(optimizer, "inner_optimizer", optimizer)):
                 slot.assign(slot * (new / old))
@@ -201,15 +205,15 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """Initializes the callback.
 
         Args:
-          initial_lr: the rate at the end of the warm-up.
-          warmup_epochs: how long it takes.
+          initial_lr: rate at the end of the warmup.
+          warmup_epochs: length of the warmup in epochs.
           momentum_correction: see `LearningRateScheduleCallback`.
-          steps_per_epoch: by default what `fit` says.
-          verbose: whether rank 0 says when it is over.
+          steps_per_epoch: by default taken from `fit`.
+          verbose: whether rank 0 reports the end of the warmup.
         """
 
         def multiplier(epoch: float) -> float:
-            epoch += 1.0 / (self.steps_per_epoch or 1)  # round numbers at the ends of epochs
+            epoch += 1.0 / (self.steps_per_epoch or 1)  # for round numbers at the ends of epochs
             return (epoch * (size() - 1) / warmup_epochs + 1) / size()
 
         super().__init__(
@@ -230,7 +234,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Keras's `ModelCheckpoint` of the best model so far; `filepath` is assigned before training."""
+    """Keras's `ModelCheckpoint` of the best model so far; assign `filepath` before training."""
 
     def __init__(
         self,
@@ -240,7 +244,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         mode: str = "auto",
         save_freq: str | int = "epoch",
     ):
-        """Args: as those of `keras.callbacks.ModelCheckpoint`."""
+        """Initializes the callback; the arguments are those of `keras.callbacks.ModelCheckpoint`."""
         super().__init__(
             filepath="best.weights.h5" if save_weights_only else "best.keras",
             monitor=monitor,

@@ -1,4 +1,4 @@
-"""Dtypes that an engine does not carry travel as others that it does: the same bits where there are such, else wider."""
+"""Converts dtypes that an engine does not support: to one with the same bits if possible, else to a wider one."""
 
 from collections.abc import Callable, Sequence
 
@@ -21,10 +21,16 @@ _WIDER = {
 def reduced_as(
     engine: Engine, tensors: Sequence[tf.Tensor], reduce: Callable[[list[tf.Tensor]], list[tf.Tensor]], what: str
 ) -> list[tf.Tensor]:
-    """Reduces tensors in a dtype that the engine reduces; bfloat16 is summed in float32, and rounded once.
+    """Reduces tensors in a dtype that the engine can reduce; bfloat16 is summed in float32 and rounded once.
+
+    Args:
+      engine: engine with the supported dtypes.
+      tensors: tensors to reduce.
+      reduce: reduces tensors of supported dtypes.
+      what: name of the operation, for errors.
 
     Raises:
-      InvalidArgumentError: there is no such dtype; `what` names the operation.
+      InvalidArgumentError: no dtype is suitable.
     """
     sent = []
     for tensor in tensors:
@@ -39,10 +45,16 @@ def reduced_as(
 def moved_as(
     engine: Engine, tensors: Sequence[tf.Tensor], move: Callable[[list[tf.Tensor]], list[tf.Tensor]], what: str
 ) -> list[tf.Tensor]:
-    """Moves tensors in a dtype that the engine moves; every element arrives as it was.
+    """Moves tensors in a dtype that the engine can move, without loss.
+
+    Args:
+      engine: engine with the supported dtypes.
+      tensors: tensors to move.
+      move: moves tensors of supported dtypes.
+      what: name of the operation, for errors.
 
     Raises:
-      InvalidArgumentError: there is no such dtype; `what` names the operation.
+      InvalidArgumentError: no dtype is suitable.
     """
     ways = [_way(engine, tensor.dtype, what) for tensor in tensors]
     sent = [convert(tensor, dtype) for tensor, (convert, dtype) in zip(tensors, ways, strict=True)]

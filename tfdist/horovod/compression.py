@@ -14,21 +14,21 @@ from tfdist.grammar.spec import nearest
 
 
 class Compressor(abc.ABC):
-    """Horovod's interface: what is sent in a tensor's place, in a dtype that the engine sums."""
+    """Horovod's interface: replaces a tensor by what is sent, in a dtype that the engine can sum."""
 
     @staticmethod
     @abc.abstractmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """The tensor to send, and what `decompress` needs."""
+        """Returns the tensor to send, and the context for `decompress`."""
 
     @staticmethod
     @abc.abstractmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
-        """The tensor that the sum of what was sent stands for."""
+        """Returns the tensor that the sum of compressed tensors represents."""
 
 
 class NoneCompressor(Compressor):
-    """Sends tensors as they are."""
+    """Sends tensors unchanged."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -42,7 +42,7 @@ class NoneCompressor(Compressor):
 
 
 class FP16Compressor(Compressor):
-    """Sends and sums floats as float16: half of the bytes; a sum above 65504 is inf."""
+    """Sends and sums floats as float16: half of the bytes; a sum above 65504 becomes inf."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -56,27 +56,31 @@ class FP16Compressor(Compressor):
 
 
 class Method:
-    """A method of tfdist for the sums of gradients, as `--compression` names it; called, it gets parameters.
+    """A compression method of tfdist, as in `--compression`; call it to add parameters.
 
-    `hvd.Compression.powersgd(rank=4)` is "powersgd(rank=4)". Methods keep errors and draw numbers from step to step, so
-    they go to `DistributedOptimizer` and `DistributedGradientTape`, not to single operations.
+    `hvd.Compression.powersgd(rank=4)` is "powersgd(rank=4)". Methods have state, so they can be used with
+    `DistributedOptimizer` and `DistributedGradientTape`, but not in single operations.
     """
 
     def __init__(self, text: str):
-        """Args: text: a method, or rules for each variable; checked where it is used."""
+        """Stores the text.
+
+        Args:
+          text: a method, or rules for variables; validated where it is used.
+        """
         self.text = text
 
     def __call__(self, **parameters: Any) -> "Method":
-        """The same method with these parameters."""
+        """Returns the same method with these parameters."""
         return Method(f"{self.text}({', '.join(f'{name}={value!r}' for name, value in parameters.items())})")
 
     def __repr__(self) -> str:
-        """As it was written."""
+        """Returns the text as in a call of `hvd.Compression`."""
         return f"hvd.Compression({self.text!r})"
 
 
 class _Methods(type):
-    """Makes an attribute of each method of tfdist's catalogue."""
+    """Provides an attribute for each method in tfdist's catalog."""
 
     def __getattr__(cls, name: str) -> Method:
         if name not in METHODS:
@@ -87,19 +91,19 @@ class _Methods(type):
         return sorted({*super().__dir__(), *METHODS})
 
     def __call__(cls, text: str) -> Method:
-        """`Compression("topk(ratio=0.01)|fp16")`: any text that `--compression` takes."""
+        """`Compression("topk(ratio=0.01)|fp16")`: any text that `--compression` accepts."""
         return Method(text)
 
 
 class Compression(metaclass=_Methods):
-    """What gradients are sent as: `none`, `fp16` (Horovod's own), and tfdist's methods by name, `.powersgd(rank=4)`."""
+    """Compression of gradients: `none`, `fp16` (Horovod's), and tfdist's methods by name, e.g. `.powersgd(rank=4)`."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
 
 
 def wire_compressor(compression: Any) -> type[Compressor]:
-    """The compressor of a single operation; raises `InputError` for what only gradients are compressed by."""
+    """Returns the compressor of a single operation; raises `InputError` for a method that only supports gradients."""
     if isinstance(compression, str | Method):
         name = compression if isinstance(compression, str) else compression.text
         raise InputError(
@@ -115,7 +119,7 @@ def wire_compressor(compression: Any) -> type[Compressor]:
 
 
 def known_compression(compression: Any) -> Any:
-    """A compression of gradients, with a method's text as a `Method`; raises `InputError` if it is none."""
+    """Returns a compression of gradients, a text as a `Method`; raises `InputError` for anything else."""
     if isinstance(compression, str):
         compression = Method(compression)
     if isinstance(compression, Method):
@@ -125,7 +129,7 @@ def known_compression(compression: Any) -> Any:
 
 
 def reducer_of(compression: Any, specs: Sequence[tf.TensorSpec]) -> Reducer:
-    """The reducer that sums dense gradients so, in tfdist's buckets.
+    """Returns the reducer that sums dense gradients with a compression, in tfdist's buckets.
 
     Args:
       compression: a `Method`, or a class with Horovod's `compress` and `decompress`.
@@ -137,15 +141,19 @@ def reducer_of(compression: Any, specs: Sequence[tf.TensorSpec]) -> Reducer:
 
 
 def is_lossless(compression: Any) -> bool:
-    """Whether sums show an inf or a NaN of any summand by themselves, and no state is kept."""
+    """Returns whether an inf or NaN of any rank is visible in the sum, and there is no state."""
     return not isinstance(compression, Method)
 
 
 class CompressedSum(Reducer):
-    """The engine's sum of what a compressor of Horovod's kind sends."""
+    """The engine's sum of tensors compressed by a Horovod compressor."""
 
     def __init__(self, compressor: type[Compressor]):
-        """Args: compressor: has `compress` and `decompress`."""
+        """Initializes the reducer.
+
+        Args:
+          compressor: has `compress` and `decompress`.
+        """
         self._compressor = compressor
 
     def reduce(

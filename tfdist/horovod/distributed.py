@@ -1,4 +1,4 @@
-"""What makes an optimizer distributed: a subclass of its own class, made when it is wrapped."""
+"""Makes an optimizer distributed, as an instance of a subclass of its class created on wrapping."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -13,10 +13,10 @@ from tfdist.horovod.gradient_sums import Gradient, GradientSums, LocalVariables
 
 
 class Distributed:
-    """Mixed into an optimizer's class: gradients are reduced over the ranks before the optimizer sees them.
+    """Mixin for an optimizer's class: gradients are reduced over the ranks before the optimizer processes them.
 
-    So clipping, loss scaling and weight decay work on whole gradients. To Keras the optimizer is one of its own class: what
-    is saved with it loads without tfdist.
+    So clipping, loss scaling and weight decay apply to reduced gradients. Keras sees an optimizer of the original
+    class: a model saved with it loads without tfdist.
     """
 
     reduction: GradientSums
@@ -24,14 +24,14 @@ class Distributed:
     local: LocalVariables
 
     def apply(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Reduces, then updates the variables; with `backward_passes_per_step` on each k-th call only."""
+        """Reduces, then updates the variables; with `backward_passes_per_step` k, only on every k-th call."""
         given = trainable_variables is not None
         variables = list(trainable_variables or []) if given else keras_internals.trained_by(self)
         base = super().apply  # type: ignore[misc]
         if self.accumulation.passes == 1:
             base(self.reduction(grads, variables, self.local), variables)
             return
-        if not self.built:  # type: ignore[attr-defined]  # a condition is no place for new variables
+        if not self.built:  # type: ignore[attr-defined]  # not in a condition
             with keras.name_scope(self.name):  # type: ignore[attr-defined]
                 self.build(variables)  # type: ignore[attr-defined]
 
@@ -43,29 +43,34 @@ class Distributed:
         tf.cond(self.accumulation.add(grads, variables), update, lambda: tf.constant(False))
 
     def register_local_var(self, var: Any) -> None:
-        """Lets a variable's gradient be each rank's own."""
+        """Excludes a variable's gradient from the reduction."""
         self.local.add(var)
 
     def synchronize(self) -> None:
-        """Makes what compression remembers equal on all ranks, and forgets passes that are not applied; all call it."""
+        """Equalizes the compression's shared state over ranks and discards unapplied passes; all ranks must call it."""
         self.reduction.synchronize()
         self.accumulation.begin_anew()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> keras.Optimizer:
-        """A copy that is distributed too; what compression remembers and passes that are not applied start anew."""
+        """Returns a distributed copy, with the initial state of the compression and no unapplied passes."""
         local = LocalVariables(self.local)
         return _made(cast(keras.Optimizer, self), GradientSums(self.reduction.options), self.accumulation.anew(), local)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Raises `InputError`: pickled under the class that Keras sees, the optimizer would come back as a plain one."""
+        """Raises `InputError`: pickled under the class that Keras sees, it would be restored as a plain optimizer."""
         raise not_pickled(self)
 
 
 def distributed(optimizer: keras.Optimizer, reduction: GradientSums, accumulation: Accumulation) -> keras.Optimizer:
-    """A copy of an optimizer, with its slots if it has been built, that reduces gradients.
+    """Returns a copy of an optimizer, with its variables if it is built, that reduces gradients.
+
+    Args:
+      optimizer: a Keras 3 optimizer.
+      reduction: reduces the gradients.
+      accumulation: accumulates the gradients of several passes.
 
     Raises:
-      InputError: it is not one of Keras 3, or reduces gradients already.
+      InputError: it is not a Keras 3 optimizer, or reduces gradients already.
     """
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise InputError(
@@ -82,12 +87,12 @@ def distributed(optimizer: keras.Optimizer, reduction: GradientSums, accumulatio
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether an optimizer reduces gradients by itself."""
+    """Returns whether an optimizer itself reduces gradients."""
     return isinstance(optimizer, Distributed)
 
 
 def not_pickled(optimizer: Any) -> InputError:
-    """The error of pickling an optimizer that reduces gradients, which its pickle would not."""
+    """Returns the error for pickling an optimizer that reduces gradients: the restored one would not."""
     return InputError(
         f"A distributed optimizer cannot be pickled. Received: {optimizer.__class__.__name__}. Pickle the optimizer that it "
         "was made of, or save the model and use hvd.load_model."
@@ -97,8 +102,8 @@ def not_pickled(optimizer: Any) -> InputError:
 def _made(
     optimizer: keras.Optimizer, reduction: GradientSums, accumulation: Accumulation, local: LocalVariables
 ) -> keras.Optimizer:
-    kind = optimizer.__class__  # that of a distributed one is its plain class
-    # Keras saves an optimizer under its __class__: with that, what is saved names a class that can be loaded.
+    kind = optimizer.__class__  # the plain class, also for a distributed optimizer
+    # Keras saves an optimizer under its __class__: this way, a saved model names a class that can be loaded.
     own = type(kind.__name__, (Distributed, kind), {"__class__": property(lambda self: kind), "__doc__": kind.__doc__})
     try:
         made = own.from_config(optimizer.get_config())  # type: ignore[attr-defined]
@@ -118,7 +123,7 @@ def _made(
 
 
 def _take_over(made: keras.Optimizer, optimizer: keras.Optimizer) -> None:
-    """Gives a copy what calls have added since the optimizer was made: `exclude_from_weight_decay`."""
+    """Copies attributes set by calls after construction, such as `exclude_from_weight_decay`."""
     for name in vars(optimizer).keys() - vars(made).keys():
         setattr(made, name, getattr(optimizer, name))
     if hasattr(made, "inner_optimizer"):

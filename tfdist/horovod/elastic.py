@@ -1,7 +1,9 @@
-"""Elastic jobs: Horovod's states and callbacks, for Keras 3. They need Horovod, and horovodrun's elastic options to grow.
+"""Elastic jobs: Horovod's states and callbacks, for Keras 3.
 
-Under any other launcher they are what they say for a job that does not change: `run` synchronizes the state and calls the
-function, `commit` keeps the state, an error of Horovod restores the last one that was kept and starts Horovod again.
+They need Horovod, and horovodrun's elastic options to grow.
+
+With any other launcher they behave as in a job of fixed size: `run` synchronizes the state and calls the function,
+`commit` saves the state in memory, and on an error of Horovod the last saved state is restored and Horovod restarted.
 """
 
 import functools
@@ -28,7 +30,7 @@ try:
 except ImportError:
 
     class State:  # type: ignore[no-redef]
-        """What a job keeps when its members change; needs Horovod."""
+        """State of an elastic job; needs Horovod."""
 
         def __init__(self, *args: Any, **kwargs: Any):
             raise needs_horovod("hvd.elastic", "Save checkpoints with Keras's ModelCheckpoint")
@@ -36,13 +38,13 @@ except ImportError:
     _ObjectState = State
 
     class HorovodInternalError(RuntimeError):  # type: ignore[no-redef]
-        """What Horovod raises in an elastic job; never raised without it."""
+        """Raised by Horovod in an elastic job; never raised without it."""
 
     class HostsUpdatedInterrupt(RuntimeError):  # type: ignore[no-redef]
-        """What Horovod raises in an elastic job; never raised without it."""
+        """Raised by Horovod in an elastic job; never raised without it."""
 
     def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-        """Needs Horovod."""
+        """Raises `InputError`: needs Horovod."""
         raise needs_horovod("hvd.elastic.run", "Call the function")
 
 
@@ -66,17 +68,17 @@ _log = logging.getLogger(__name__)
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function of a state go on where it was, when ranks are lost or join.
+    """Makes a function resume from its state when ranks are lost or join.
 
     Args:
-      func: its first argument is a `State`; it makes no collective call before that was synchronized.
+      func: its first argument is a `State`; it must not make collective calls before the state is synchronized.
     """
 
     @functools.wraps(func)
     def translated(state: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return func(state, *args, **kwargs)
-        except tf.errors.UnknownError as error:  # how TensorFlow hands on that Horovod failed
+        except tf.errors.UnknownError as error:  # TensorFlow's error for a failure of Horovod
             if "Horovod" not in str(error):
                 raise
             _log.warning("Horovod failed: %s", str(error).splitlines()[0])
@@ -91,17 +93,23 @@ def _reset() -> None:
 
 
 class ObjectState(_ObjectState):
-    """Values, given as keywords and kept as attributes, that travel pickled between the job's own ranks."""
+    """Values, passed as keywords and stored as attributes, that are sent pickled between the job's own ranks."""
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any):
-        """Args: bcast_object, get_rank: Horovod's, by default this package's; **kwargs: the values."""
+        """Initializes the state.
+
+        Args:
+          bcast_object: broadcasts an object; by default this package's function.
+          get_rank: returns this process's rank; by default this package's function.
+          **kwargs: the values.
+        """
         super().__init__(bcast_object=bcast_object or broadcast_object, get_rank=get_rank or rank, **kwargs)
 
 
 class _VariablesState(ObjectState):
-    """Variables beside the values.
+    """Variables in addition to the values.
 
-    What compression of gradients remembers belongs to the ranks that there were: a synchronization begins it anew for tapes.
+    Per-rank state of gradient compression belongs to the previous ranks: for tapes, it is reset on synchronization.
     """
 
     def __init__(self, variables: Callable[[], Sequence[Any]], **kwargs: Any):
@@ -109,18 +117,18 @@ class _VariablesState(ObjectState):
         super().__init__(**kwargs)
 
     def save(self) -> None:
-        """Keeps the variables and the values as they are."""
+        """Saves the current variables and values in memory."""
         self._kept = [tf.identity(variable) for variable in self._variables()]
         super().save()
 
     def restore(self) -> None:
-        """Makes the variables and the values what they were when they were last kept; newer variables stay."""
+        """Restores the last saved variables and values; variables created since then are not changed."""
         for variable, value in zip(self._variables(), self._kept, strict=False):
             variable.assign(value)
         super().restore()
 
     def sync(self) -> None:
-        """Makes the variables and the values equal to rank 0's, and keeps them."""
+        """Makes the variables and values equal to rank 0's, and saves them."""
         broadcast_variables(self._variables(), 0)
         tape.begin_anew()
         self._kept = [tf.identity(variable) for variable in self._variables()]
@@ -128,10 +136,16 @@ class _VariablesState(ObjectState):
 
 
 class TensorFlowState(_VariablesState):
-    """Variables of TensorFlow, and values."""
+    """TensorFlow variables, and values."""
 
     def __init__(self, variables: Sequence[Any] | None = None, session: None = None, **kwargs: Any):
-        """Args: variables: kept and synchronized; session: None; **kwargs: the values."""
+        """Initializes the state.
+
+        Args:
+          variables: variables to save and synchronize.
+          session: must be None.
+          **kwargs: the values.
+        """
         check_no_session(session)
         if variables is None:
             raise NoGraphError(
@@ -143,10 +157,10 @@ class TensorFlowState(_VariablesState):
 
 
 class TensorFlowKerasState(_VariablesState):
-    """A model, its optimizer, and values such as `batch` and `epoch`; states of random layers stay each rank's own.
+    """A model, its optimizer, and values such as `batch` and `epoch`; states of random layers are not synchronized.
 
-    A synchronization makes what the optimizer's compression remembers of all ranks rank 0's; what it keeps of each rank,
-    and gradients that are added up and not applied, are forgotten.
+    Synchronization sets the state of the optimizer's compression that all ranks share to rank 0's; per-rank state and
+    accumulated, unapplied gradients are discarded.
     """
 
     def __init__(
@@ -156,8 +170,8 @@ class TensorFlowKerasState(_VariablesState):
 
         Args:
           model: a built model.
-          optimizer: by default the one that the model was compiled with; it is built here.
-          backend: taken, and without effect.
+          optimizer: by default the optimizer with which the model was compiled; it is built here.
+          backend: accepted, but has no effect.
           **kwargs: the values.
         """
         check_eager("hvd.elastic.TensorFlowKerasState", "Make it outside of graphs")
@@ -171,7 +185,7 @@ class TensorFlowKerasState(_VariablesState):
         super().__init__(lambda: [*shared, *self.optimizer.variables], **kwargs)
 
     def reset(self) -> None:
-        """Lets Keras trace the model's steps again: the job may have another number of ranks now."""
+        """Makes Keras trace the model's steps again, since the number of ranks may have changed."""
         self.model.train_function = self.model.test_function = self.model.predict_function = None
         super().reset()
 
@@ -184,24 +198,35 @@ class TensorFlowKerasState(_VariablesState):
 
 
 class KerasState(TensorFlowKerasState):
-    """`TensorFlowKerasState` under the name that it has for Keras."""
+    """`TensorFlowKerasState` under its name for Keras."""
 
     def __init__(self, model: keras.Model, optimizer: keras.Optimizer | None = None, **kwargs: Any):
-        """Args: as of the base class, without `backend`."""
+        """Initializes the state.
+
+        Args:
+          model: a built model.
+          optimizer: by default the optimizer with which the model was compiled; it is built here.
+          **kwargs: the values.
+        """
         super().__init__(model, optimizer, **kwargs)
 
 
 class CommitStateCallback(keras.callbacks.Callback):
-    """Commits a state every so many batches, and at the end of an epoch."""
+    """Commits a state every `batches_per_commit` batches, and at the end of an epoch."""
 
     def __init__(self, state: Any, batches_per_commit: int = 1):
-        """Args: state: committed; batches_per_commit: how many batches lie between."""
+        """Initializes the callback.
+
+        Args:
+          state: state to commit.
+          batches_per_commit: number of batches between commits.
+        """
         super().__init__()
         self.state, self.batches_per_commit = state, batches_per_commit
         self._left = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See base class: every rank counts from here."""
+        """See base class; every rank counts from here."""
         self._left = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -217,10 +242,14 @@ class CommitStateCallback(keras.callbacks.Callback):
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):
-    """Keeps `state.batch` at the number of the batch; it is 0 after an epoch."""
+    """Sets `state.batch` to the number of the batch, and to 0 after an epoch."""
 
     def __init__(self, state: Any):
-        """Args: state: has `batch`."""
+        """Initializes the callback.
+
+        Args:
+          state: state with an attribute `batch`.
+        """
         super().__init__()
         self.state = state
 
@@ -234,16 +263,20 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """Keeps `state.epoch` at the number of epochs that are done, over all resets."""
+    """Sets `state.epoch` to the number of completed epochs, over all resets."""
 
     def __init__(self, state: Any):
-        """Args: state: has `epoch`."""
+        """Initializes the callback.
+
+        Args:
+          state: state with an attribute `epoch`.
+        """
         super().__init__()
         self.state = state
         self._first = state.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """See base class: Keras counts from 0 after each reset."""
+        """See base class; Keras counts from 0 after each reset."""
         self._first = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""Functions that `horovod.tensorflow` and `horovod.tensorflow.keras` both have, with other names or orders of arguments."""
+"""Functions of both `horovod.tensorflow` and `horovod.tensorflow.keras`, with different arguments or orders."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -9,11 +9,11 @@ _RENAMED = {"value": "tensor"}
 
 
 def also_called(order: Sequence[str], when: Callable[..., bool] | None = None) -> Callable[[_Function], _Function]:
-    """Lets a function be called in its other form, too.
+    """Decorates a function so that it can also be called in its other form.
 
     Args:
-      order: the names of the other form's arguments, by position; `value` stands for `tensor`.
-      when: whether positional arguments are those of the other form; None if the two forms have one order.
+      order: names of the other form's arguments, by position; `value` stands for `tensor`.
+      when: whether positional arguments are in the other form; None if both forms have the same order.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -34,5 +34,5 @@ def also_called(order: Sequence[str], when: Callable[..., bool] | None = None) -
 
 
 def names_a_device(text: str) -> bool:
-    """Whether a text is a device, such as "", "/cpu:0" or "GPU:1", and no name of a call."""
+    """Returns whether a text is a device, such as "", "/cpu:0" or "GPU:1", rather than the name of a call."""
     return text == "" or text.startswith("/") or text.partition(":")[0].lower() in ("cpu", "gpu")

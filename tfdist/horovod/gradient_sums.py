@@ -1,4 +1,4 @@
-"""The sums of gradients that the distributed optimizer and the distributed tape make, by tfdist's reducers."""
+"""Reduction of gradients for the distributed optimizer and the distributed tape, by tfdist's reducers."""
 
 import dataclasses
 import hashlib
@@ -22,8 +22,8 @@ from tfdist.horovod.process_sets import global_process_set
 from tfdist.horovod.reductions import allreduce
 
 Gradient = Any  # a tensor, tf.IndexedSlices or None
-_Key = tuple[str, tuple[int, ...]]  # a state's name and shape
-_PLAN_SECONDS = 600.0  # a rank may build and trace that much longer than another
+_Key = tuple[str, tuple[int, ...]]  # name and shape of a state
+_PLAN_SECONDS = 600.0  # by which building and tracing may take longer on one rank
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,14 +31,14 @@ class Options:
     """How gradients are reduced; Horovod's arguments.
 
     Attributes:
-      name: of the messages.
+      name: name of the messages.
       compression: see `reducer_of`.
-      sparse_as_dense: whether slices are summed whole.
-      op: Average, Sum, or another one, which goes to the engine tensor by tensor.
-      gradient_predivide_factor: a mean divides by it before the sum, and by the rest afterwards.
-      process_set: the ranks that reduce; others keep their own.
+      sparse_as_dense: whether slices are summed as dense tensors.
+      op: Average, Sum, or another one, which the engine applies tensor by tensor.
+      gradient_predivide_factor: a mean divides by it before the sum, and by the remaining factor afterwards.
+      process_set: the ranks that reduce; other ranks keep their own gradients.
       scale_local_gradients: whether gradients of local variables are divided by the number of ranks.
-      device_dense: where dense gradients are reduced.
+      device_dense: device on which dense gradients are reduced.
     """
 
     name: str
@@ -52,14 +52,18 @@ class Options:
 
 
 class LocalVariables:
-    """Variables whose gradients are each rank's own; Keras's and TensorFlow's have no hash."""
+    """A set of variables whose gradients are not reduced; variables of Keras and TensorFlow are not hashable."""
 
     def __init__(self, others: "LocalVariables | None" = None):
-        """Args: others: those that are such already."""
+        """Initializes the set.
+
+        Args:
+          others: variables to copy.
+        """
         self._keys: set[int] = set(others._keys) if others else set()
 
     def add(self, variable: Any) -> None:
-        """Adds one."""
+        """Adds a variable."""
         self._keys.add(_key(variable))
 
     def __contains__(self, variable: Any) -> bool:
@@ -67,21 +71,25 @@ class LocalVariables:
 
 
 class GradientSums:
-    """Reduces a model's gradients over the ranks, and keeps what the compression remembers.
+    """Reduces a model's gradients over the ranks, and stores the state of the compression.
 
-    Dense gradients travel in tfdist's buckets, slices as rows where that sends less (`SparseRows` has the cost), and arrive
-    dense. What is sent is decided when a set of gradients is first seen, and compared over the job's group then: ranks
-    whose models differ get an error that names the first difference, instead of waiting for each other.
+    Dense gradients are sent in tfdist's buckets, and slices as rows if that sends less (see `SparseRows` for the cost);
+    results are dense. The choice is made when a set of gradients is first seen, and is then compared over the job's
+    group: ranks whose models differ get an error that names the first difference, instead of waiting for each other.
     """
 
     def __init__(self, options: Options):
-        """Args: options: see there."""
+        """Initializes the reduction.
+
+        Args:
+          options: how gradients are reduced.
+        """
         self.options = options
         self._plans: set[str] = set()
         self._rows: dict[str, bool] = {}
         self._state: dict[_Key, tf.Variable] = {}
         self._kinds: dict[_Key, State] = {}
-        self._received: dict[_Key, Any] = {}  # what variables that are not there yet begin with
+        self._received: dict[_Key, Any] = {}  # initial values of variables to be created
 
     def __call__(
         self, gradients: Sequence[Gradient], variables: Sequence[Any], local: "LocalVariables"
@@ -89,12 +97,12 @@ class GradientSums:
         """Returns the reduced gradients; None stays None.
 
         Args:
-          gradients: this rank's, one for each variable.
-          variables: whose they are, in the same order on every rank.
-          local: those of them whose gradients are each rank's own.
+          gradients: this rank's gradients, one per variable.
+          variables: their variables, in the same order on every rank.
+          local: variables whose gradients are not reduced.
 
         Raises:
-          InputError: on every rank, when the ranks' gradients differ in name, dtype or shape.
+          InputError: on every rank, if the ranks' gradients differ in name, dtype or shape.
         """
         results = list(gradients)
         names = _names(variables)
@@ -113,7 +121,7 @@ class GradientSums:
         return results
 
     def _given(self, gradient: Gradient, variable: Any) -> Gradient:
-        """A gradient of static shape, where its variable has one; slices only where they may travel as such."""
+        """Gives a gradient its variable's static shape, if any; keeps slices only if they may be sent as such."""
         shape = tf.TensorShape(variable.shape)
         if not shape.is_fully_defined():
             return tf.convert_to_tensor(gradient)
@@ -146,13 +154,13 @@ class GradientSums:
         return self._totals_alone(alone) | {name: scaled(total, after) for name, total in totals.items()}
 
     def _goes_as_rows(self, gradient: Gradient, used: Engine, collectives: Any) -> bool:
-        """Whether slices travel as rows: not where the number of ranks, on which that depends, may change under a graph."""
+        """Returns whether slices are sent as rows: never if the number of ranks, which decides it, may change."""
         if used.size_changes or not isinstance(gradient, tf.IndexedSlices):
             return False
         return rows_send_less(gradient, collectives)
 
     def _totals_alone(self, gradients: dict[str, Gradient]) -> dict[str, Gradient]:
-        """What buckets and methods cannot combine: tensor by tensor, by the engine."""
+        """Reduces what buckets and methods do not support tensor by tensor, through the engine."""
         factor = self.options.gradient_predivide_factor
         for name, gradient in gradients.items():
             if not is_lossless(self.options.compression):
@@ -188,7 +196,7 @@ class GradientSums:
         result = reducer.reduce(sent, before, collectives, name=message)
         totals = result.totals
         if not is_lossless(self.options.compression):
-            # What is not finite on one rank shows on all, and leaves no trace in what is remembered.
+            # Non-finite values of one rank become visible on all, and do not reach the state.
             finite = tf.reduce_all([tf.math.is_finite(tf.reduce_sum(x)) for x in result.witnesses])
             totals = [tf.where(finite, x, tf.constant(float("nan"), x.dtype)) for x in totals]
             for variable, new, old in zip(state, result.state, before, strict=True):
@@ -206,15 +214,15 @@ class GradientSums:
         return [self._state[state.name, state.shape] for state in states]
 
     def begin_anew(self) -> None:
-        """Makes what compression remembers what it was at first, on this rank."""
+        """Resets the state of the compression on this rank."""
         self._received.clear()
         for key, variable in self._state.items():
             variable.assign(_initial(self._kinds[key]))
 
     def synchronize(self) -> None:
-        """Makes what compression remembers of all ranks the first one's, and forgets what each has of its own.
+        """Sets the compression's shared state to that of the first rank and resets per-rank state.
 
-        Every rank calls it; one that has not reduced anything yet begins with what the others have.
+        Every rank must call it; a rank that has not reduced anything yet starts with the others' state.
         """
         shared = {k: v.numpy() for k, v in self._state.items() if not self._kinds[k].per_replica}
         self.begin_anew()
@@ -225,7 +233,7 @@ class GradientSums:
             self._state[key].assign(self._received.pop(key))
 
     def _agreed(self, used: Engine, gradients: dict[str, Gradient], rows: list[str]) -> str:
-        """A short name for this set of gradients, which every rank has, or all get an error; said once for each set."""
+        """Returns a short name for this set of gradients, compared over all ranks when it is first seen."""
         plan = {name: _described(gradient) + " as rows" * (name in rows) for name, gradient in gradients.items()}
         digest = hashlib.sha256(json.dumps(list(plan.items())).encode()).hexdigest()[:12]
         if digest not in self._plans:
@@ -244,7 +252,7 @@ def _compare(used: Engine, digest: str, plan: dict[str, str]) -> None:
 
 
 def _of_as_many(tensors: list[tf.Tensor], size: int, options: Options) -> list[tf.Tensor]:
-    """The tensors, in a graph that ends with an error where the job has another number of ranks than when it was traced."""
+    """Adds an assertion to the graph that the number of ranks is the same as when it was traced."""
     now = engine().count(options.process_set)
     same = tf.debugging.assert_equal(
         now,
@@ -289,7 +297,7 @@ def _quotient(factor: float, size: int | tf.Tensor) -> float | tf.Tensor:
 
 
 def _names(variables: Sequence[Any]) -> list[str]:
-    """A name for each variable, its path where it has one; the second of a name has a number behind it."""
+    """Returns a unique name for each variable: its path or name, with a number appended to repeated ones."""
     names: list[str] = []
     for variable in variables:
         name = str(getattr(variable, "path", None) or getattr(variable, "name", "tensor"))

@@ -1,4 +1,4 @@
-"""The engine that is Horovod: its operations, under names that hold eagerly too."""
+"""The engine on Horovod: its operations, with names also for eager calls."""
 
 import dataclasses
 import functools
@@ -21,12 +21,12 @@ from tfdist.horovod.engine import Call, Engine
 from tfdist.horovod.ops import ReduceOp
 from tfdist.horovod.process_sets import ranks_of
 
-_INIT_SECONDS = 120.0  # how long a rank waits in `init` for the others
-_EAGER_NAMES = 256  # so many functions are kept for named eager calls
+_INIT_SECONDS = 120.0  # how long `init` waits for the other ranks
+_EAGER_NAMES = 256  # number of functions cached for named eager calls
 
 
 class HorovodEngine(Engine):
-    """Passes each operation to Horovod's own, but for its reduce-scatter, which is not used (see `moves`)."""
+    """Forwards each operation to Horovod's, except reduce-scatter, which is not used (see `moves`)."""
 
     _integers = frozenset([tf.uint8, tf.int8, tf.int32, tf.int64])
     _floats = frozenset([tf.float16, tf.float32, tf.float64])
@@ -34,17 +34,18 @@ class HorovodEngine(Engine):
     moves = reduces | {tf.uint16, tf.int16, tf.bool}
 
     def __init__(self, group: Group | None, joined: Callable[[Group], None] = lambda group: None, **options: Any):
-        """Initialises Horovod.
+        """Initializes Horovod.
 
         Args:
-          group: one that this process is a member of already; None to join the job's.
-          joined: called with the job's group as soon as this process is a member; it stays one if Horovod then fails.
+          group: group of which this process is already a member; None to join the job's.
+          joined: called with the job's group as soon as this process is a member, which it remains if Horovod then
+            fails.
           **options: arguments of Horovod's `init`.
         """
         self.size_changes = os.environ.get("HOROVOD_ELASTIC") == "1"
         if self.size_changes:
             start_elastic(**options)
-            self.group = LocalGroup()  # other processes are members after each reset: no group has those
+            self.group = LocalGroup()  # members change with each reset, which no group supports
         else:
             self.group = self._started(group, joined, options)
         self.rank, self.size = hvd.rank(), hvd.size()
@@ -65,7 +66,7 @@ class HorovodEngine(Engine):
             )
 
         def join_job(cluster: Cluster) -> Group:
-            if "comm" in options:  # of fewer ranks than the job: no group has those
+            if "comm" in options:  # fewer ranks than the job, for which there is no group
                 return LocalGroup()
             member = join(cluster, start_timeout=_INIT_SECONDS)
             joined(member)
@@ -109,15 +110,15 @@ class HorovodEngine(Engine):
         return hvd.join()
 
     def size_of(self, process_set_id: int) -> tf.Tensor:
-        """See base class: asked when it runs."""
+        """See base class; evaluated at run time."""
         return hvd.size_op(process_set_id)
 
     def included_in(self, process_set_id: int) -> tf.Tensor:
-        """See base class: asked when it runs."""
+        """See base class; evaluated at run time."""
         return hvd.process_set_included_op(process_set_id)
 
     def rank_of(self, kind: str) -> tf.Tensor:
-        """See base class: asked when it runs."""
+        """See base class; evaluated at run time."""
         return getattr(hvd, f"{kind}_op")()
 
     def count(self, process_set: Any) -> int | tf.Tensor:
@@ -130,12 +131,12 @@ class HorovodEngine(Engine):
 
 
 def _agree_on(sets: list[list[int]], group: Group) -> None:
-    """Raises `InputError` on every rank where they ask for other process sets, of which Horovod does not recover."""
+    """Raises `InputError` on every rank if their process sets differ, from which Horovod does not recover."""
     group.agree("horovod/process_sets", {"process_sets": sets}, "The hvd.init argument ", _INIT_SECONDS)
 
 
 def _like(result: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    """A result of the shape of a tensor, which lost it where it was hidden from the graph's optimizer."""
+    """Restores the shape of a result, which `not_constant` has changed."""
     return tf.reshape(result, []) if tensor.shape.rank == 0 else tf.ensure_shape(result, tensor.shape)
 
 
@@ -154,7 +155,7 @@ def _grouped_allgather(*tensors: tf.Tensor, **options: Any) -> list[tf.Tensor]:
 def _by_dtype(
     single: Callable[..., Any], grouped: Callable[..., Any], tensors: Sequence[tf.Tensor], call: Call, **options: Any
 ) -> list[tf.Tensor]:
-    """Makes one call, or one for each dtype: what takes several tensors wants them of one."""
+    """Makes one call, or one per dtype if there are several tensors, since grouped calls take a single dtype."""
     if len(tensors) == 1:
         return [_one(single, tensors, call, **options)]
     results = list(tensors)
@@ -167,7 +168,7 @@ def _by_dtype(
 
 
 def _one(function: Callable[..., Any], tensors: Sequence[tf.Tensor], call: Call, **options: Any) -> Any:
-    """Makes one call. Eagerly TensorFlow gives an operation no name: where there is one, it is of a small graph."""
+    """Makes one call; a named eager call runs in a small graph, since TensorFlow does not name eager operations."""
     described = (("process_set", call.process_set), ("ignore_name_scope", call.ignore_name_scope), *options.items())
     if call.explicit and tf.executing_eagerly():
         specs = tuple(tf.TensorSpec([None] * tensor.shape.rank, tensor.dtype) for tensor in tensors)

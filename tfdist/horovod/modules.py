@@ -1,4 +1,4 @@
-"""`mpi_ops` and `util`: modules of Horovod's that scripts take functions from, under the same names."""
+"""`mpi_ops` and `util`: modules with the names of Horovod's, from which scripts import functions."""
 
 import importlib
 import sys
@@ -13,25 +13,30 @@ from tfdist.horovod.errors import UnknownNameError
 
 
 def executing_eagerly() -> bool:
-    """Whether calls run eagerly."""
+    """Returns whether calls run eagerly."""
     return tf.executing_eagerly()
 
 
 def vars_to_refs(vars: Any) -> Any:
-    """References, which can be hashed, of a variable or of those in nested lists."""
+    """Returns hashable references of a variable, or of the variables in nested lists."""
     return tuple(vars_to_refs(one) for one in vars) if isinstance(vars, list) else vars.ref()
 
 
 def refs_to_vars(refs: Any) -> Any:
-    """The variables of references that `vars_to_refs` has made."""
+    """Returns the variables of references from `vars_to_refs`."""
     return [refs_to_vars(one) for one in refs] if isinstance(refs, tuple) else refs.deref()
 
 
 class HorovodModule(types.ModuleType):
-    """A module of this package with names of one of Horovod's; what it has beside them is Horovod's own."""
+    """A module of this package with the names of one of Horovod's; other names are forwarded to Horovod."""
 
     def __init__(self, name: str, names: Mapping[str, Any]):
-        """Args: name: in this package; names: what it has."""
+        """Creates the module.
+
+        Args:
+          name: name of the module in this package.
+          names: its contents.
+        """
         super().__init__(f"tfdist.horovod.{name}", f"The names of Horovod's module `{name}`.")
         self._theirs = f"horovod.tensorflow.{name}"
         self.__dict__.update(names)
@@ -46,7 +51,7 @@ class HorovodModule(types.ModuleType):
 
 
 def _of(*modules: types.ModuleType) -> dict[str, Any]:
-    """The public functions and classes that modules define, and Horovod's operations and sets."""
+    """Returns the public functions and classes that modules define, and Horovod's operations and sets."""
     names = {name: value for module in modules for name, value in vars(module).items() if not name.startswith("_")}
     return {
         name: value for name, value in names.items() if getattr(value, "__module__", "").startswith("tfdist.horovod")

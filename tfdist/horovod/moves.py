@@ -1,8 +1,8 @@
-"""All-gather, broadcast, all-to-all and reduce-scatter: Horovod's functions, gradients included.
+"""All-gather, broadcast, all-to-all and reduce-scatter: Horovod's functions, including gradients.
 
-**Whose gradient.** Horovod's registered gradients are kept, as scripts reckon with them, though they are not all of one
-loss: with L the sum of the ranks' losses, all-reduce and all-to-all give dL/dx; all-gather and broadcast dL/dx divided by
-the number N of ranks (that of the mean loss); reduce-scatter N dL/dx.
+**Gradients.** Horovod's registered gradients are preserved, because scripts rely on them, although they are not all
+gradients of the same loss: with L the sum of the ranks' losses, all-reduce and all-to-all give dL/dx; all-gather and
+broadcast dL/dx divided by the number N of ranks (that of the mean loss); reduce-scatter N dL/dx.
 """
 
 import zlib
@@ -34,8 +34,9 @@ def allgather(
     Cost: n (N - 1) bytes received for n sent.
 
     Args:
-      tensor: of rank 1 or more and any dtype but string, the same on every rank but for the first dim, which may be 0.
-      name: names the call; see `allreduce`.
+      tensor: tensor of rank 1 or more and any dtype but string; equal on every rank except for the first dim, which may
+        be 0.
+      name: name of the call; see `allreduce`.
       ignore_name_scope: see `allreduce`.
       process_set: the ranks that make the call.
     """
@@ -49,7 +50,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: Any = global_process_set,
 ) -> list[tf.Tensor]:
-    """Gathers several tensors as `allgather` does, in one message for each dtype; returns them in order."""
+    """Gathers several tensors like `allgather`, in one message per dtype; returns them in order."""
     if not tensors:
         return []
     call = call_of("grouped_allgather", name, process_set, ignore_name_scope)
@@ -57,7 +58,7 @@ def grouped_allgather(
 
 
 def gathered(tensors: Sequence[tf.Tensor], call: Call) -> list[tf.Tensor]:
-    """The engine's gather, through which gradients flow; of dtypes that it does not know too."""
+    """Gathers tensors of any dtype through the engine; differentiable."""
     used = engine()
 
     @tf.custom_gradient
@@ -86,12 +87,12 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: Any = global_process_set,
 ) -> tf.Tensor:
-    """The tensor of one rank, on every rank; differentiable.
+    """Returns the tensor of one rank on every rank; differentiable.
 
     Args:
-      tensor: of the same shape and dtype on every rank; any dtype but string.
-      root_rank: a rank of the job, which is in `process_set`.
-      name: names the call; see `allreduce`.
+      tensor: tensor of the same shape and dtype on every rank; any dtype but string.
+      root_rank: a rank of the job that is in `process_set`.
+      name: name of the call; see `allreduce`.
       ignore_name_scope: see `allreduce`.
       process_set: the ranks that make the call.
     """
@@ -110,7 +111,7 @@ def broadcast(
             [mean] = linear([upstream], Average, call.then("gradient"))
             if used.rank == root_rank:
                 return mean
-            # Zero; but the mean must not be left out of the graph for that, as the root waits for it.
+            # Zero, but computed from the mean, which must not be pruned from the graph: the root waits for it.
             return tf.where(tf.equal(zero_when_run(), 0), tf.zeros_like(mean), mean)
 
         [received] = moved_as(used, [tf.stop_gradient(x)], move, f"broadcast {call.name}")
@@ -126,19 +127,19 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: Any = global_process_set,
 ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
-    """Sends each rank a part of the first dim and returns the parts that came, in the order of senders; differentiable.
+    """Sends a part of the first dim to each rank; returns the parts received, in the order of senders; differentiable.
 
-    Cost: n (N - 1) / N bytes sent; without Horovod everything is gathered, n (N - 1) received.
+    Cost: n (N - 1) / N bytes sent; without Horovod all tensors are gathered, n (N - 1) received.
 
     Args:
-      tensor: of rank 1 or more and any dtype but string, the same on every rank but for the first dim.
-      splits: [N] whole numbers, how many rows go to each rank; None for equal parts.
-      name: names the call; see `allreduce`.
+      tensor: tensor of rank 1 or more and any dtype but string; equal on every rank except for the first dim.
+      splits: [N] integers, number of rows for each rank; None for equal parts.
+      name: name of the call; see `allreduce`.
       ignore_name_scope: see `allreduce`.
       process_set: the ranks that make the call.
 
     Returns:
-      The rows that came; with splits, also how many came from each rank.
+      The rows received; with splits, also the number of rows from each rank.
     """
     x = _with_rows(tensor, "alltoall")
     call = call_of("alltoall", name, process_set, ignore_name_scope)
@@ -154,7 +155,7 @@ def alltoall(
 
 
 def exchanged(tensor: tf.Tensor, splits: tf.Tensor, call: Call) -> tuple[tf.Tensor, tf.Tensor]:
-    """The engine's all-to-all, through which gradients flow; of dtypes that it does not know too."""
+    """Exchanges rows of any dtype through the engine's all-to-all; differentiable."""
     used = engine()
 
     @tf.custom_gradient
@@ -174,7 +175,7 @@ def exchanged(tensor: tf.Tensor, splits: tf.Tensor, call: Call) -> tuple[tf.Tens
 
 
 def _in_the_form_of_keras(tensor: Any = None, name: Any = "", *more: Any) -> bool:
-    """`reducescatter(value, name, op)`, where the other form has a device and a compression."""
+    """Detects `reducescatter(value, name, op)`; the other form has a device and a compression."""
     if more and isinstance(more[0], int):
         return True
     return name is None or (isinstance(name, str) and not names_a_device(name))
@@ -192,26 +193,27 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Combines a tensor over the ranks and returns this rank's rows of it; differentiable.
+    """Reduces a tensor over the ranks and returns this rank's rows of it; differentiable.
 
-    The first ranks have a row more where the rows cannot be divided. Made of an all-to-all and a local sum in the order
-    of ranks (16-bit floats are summed in float32), as Horovod's own makes every later all-reduce many times slower under
-    Gloo. Cost: n (N - 1) / N bytes sent, and a small message that compares shape and operation first.
+    If the number of rows is not divisible, the first ranks get one more. Composed of an all-to-all and a local sum in
+    the order of ranks (16-bit floats are summed in float32), because Horovod's own makes every later all-reduce many
+    times slower under Gloo. Cost: n (N - 1) / N bytes sent, and before that a small message that compares shape and
+    operation.
 
     Args:
-      tensor: of the same shape and dtype on every rank, of rank 1 or more.
-      device_dense: where it is done.
+      tensor: tensor of rank 1 or more, of the same shape and dtype on every rank.
+      device_dense: device on which to run.
       compression: see `allreduce`.
       op: Average or Sum.
-      name: names the call; see `allreduce`.
+      name: name of the call; see `allreduce`.
       process_set: the ranks that make the call.
       ignore_name_scope: see `allreduce`.
-      prescale_factor: what each rank's tensor is multiplied by before, in its own dtype.
-      postscale_factor: what the result is multiplied by.
+      prescale_factor: factor of each rank's tensor before the reduction, in its own dtype.
+      postscale_factor: factor of the result.
 
     Raises:
-      InputError: a scalar, or another operation.
-      tf.errors.FailedPreconditionError: on every rank, when the ranks' shapes, dtypes, operations or factors differ.
+      InputError: the tensor is a scalar, or the operation is not supported.
+      tf.errors.FailedPreconditionError: on every rank, if the ranks' shapes, dtypes, operations or factors differ.
     """
     if known_op(op) not in (Average, Sum):
         raise InputError(
@@ -234,7 +236,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
-    """Combines and divides several tensors, each as `reducescatter` does."""
+    """Reduces and scatters several tensors, each like `reducescatter`."""
     return [
         reducescatter(
             tensor,
@@ -250,7 +252,7 @@ def grouped_reducescatter(
 
 
 class Factors(NamedTuple):
-    """How a reduce-scatter combines: Average or Sum, and the factors before and after it."""
+    """The operation of a reduce-scatter, Average or Sum, and the factors before and after it."""
 
     op: ReduceOp
     before: float
@@ -258,7 +260,7 @@ class Factors(NamedTuple):
 
 
 def _scattered(tensor: tf.Tensor, factors: Factors, call: Call) -> tf.Tensor:
-    """This rank's rows of the combined tensor; the gradient is the factors times the ranks' own, one after the other."""
+    """Returns this rank's rows of the reduced tensor; the gradient is a gather of the ranks' own, times the factors."""
     size, place = call.process_set.size(), call.process_set.rank()
     after, back = factors.after, factors.before * factors.after
     after, back = (after / size, back) if factors.op == Average else (after, back * size)
@@ -283,10 +285,10 @@ def _scattered(tensor: tf.Tensor, factors: Factors, call: Call) -> tf.Tensor:
 
 
 def _agreed(tensor: tf.Tensor, factors: Factors, call: Call) -> tf.Tensor:
-    """The number of rows, where every rank has the same shape, dtype, operation and factors.
+    """Returns the number of rows; checks that all ranks have the same shape, dtype, operation and factors.
 
-    The engine compares them, as the row of a gather of no rows, and raises `tf.errors.FailedPreconditionError` on every rank
-    where they differ; nothing but its own comparison is sent.
+    They are encoded in the shape of a gather without rows, which the engine compares: it raises
+    `tf.errors.FailedPreconditionError` on every rank if they differ. Nothing else is sent.
     """
     hashed = zlib.crc32(repr((float(factors.before), float(factors.after))).encode()) % _HASHES
     row = tf.concat([[1 + int(factors.op), 1 + hashed], tf.shape(tensor)], 0)
@@ -299,10 +301,11 @@ def _agreed(tensor: tf.Tensor, factors: Factors, call: Call) -> tf.Tensor:
             f"{list(tensor.shape)} of {tensor.dtype.name}, {factors.op.name}, {factors.before:g} and {factors.after:g} on "
             f"this rank ({' '.join(str(error).split())}). Make the same call on every rank."
         ) from error
-    return tf.shape(tensor)[0] + tf.shape(same)[0]  # which is 0, but must not be left out of the graph
+    return tf.shape(tensor)[0] + tf.shape(same)[0]  # 0, but must not be pruned
 
 
-_HASHES = 1021  # of factors: their hash is a length of the rows, whose product stays far below 2 ^ 63
+# The hash of factors is a dim of the rows, the product of whose dims must stay far below 2 ^ 63.
+_HASHES = 1021
 
 
 def _with_rows(tensor: Any, what: str) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Names for calls: the user's, or one that every rank gives the same call."""
+"""Names of calls: the user's, or a generated one that is the same on every rank."""
 
 import itertools
 import re
@@ -14,16 +14,17 @@ _counters: weakref.WeakKeyDictionary[Any, itertools.count] = weakref.WeakKeyDict
 
 
 def call_of(operation: str, name: str | None, process_set: Any, ignore_name_scope: bool = False) -> Call:
-    """The call of an operation.
+    """Returns the call of an operation.
 
-    Without a name it is numbered in its graph, in the order of tracing, so that ranks that trace the same find each other,
-    however often each has traced before. Eagerly calls follow each other, and the operation is name enough.
+    Without a name, calls are numbered within their graph, in the order of tracing, so that ranks that trace the same
+    code match, however often each has traced before. Eager calls are sequential, and the name of the operation
+    suffices.
 
     Args:
-      operation: the operation's own name.
-      name: the user's, or None.
+      operation: name of the operation.
+      name: the user's name, or None.
       process_set: the ranks that make the call.
-      ignore_name_scope: whether TensorFlow's name scopes are no part of it.
+      ignore_name_scope: whether TensorFlow's name scopes are left out of the name.
     """
     if name:
         clean = _NOT_IN_NAMES.sub("_", name)

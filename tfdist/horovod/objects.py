@@ -1,7 +1,7 @@
-"""Python objects between the ranks, and variables made equal.
+"""Exchange of Python objects between the ranks, and broadcast of variables.
 
-Objects travel pickled, by cloudpickle. Who unpickles runs what the pickle says: they travel between this job's own ranks
-alone, over the engine's connections, which belong on a trusted network.
+Objects are sent pickled, by cloudpickle. Unpickling runs code in the pickle: objects are sent only between this job's
+own ranks, over the engine's connections, which belong on a trusted network.
 """
 
 import io
@@ -25,13 +25,13 @@ def broadcast_object(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> Any:
-    """The object of one rank, on every rank; pickled between this job's own ranks.
+    """Returns the object of one rank on every rank; sent pickled between this job's own ranks.
 
     Args:
-      obj: what can be pickled; only the root's counts.
+      obj: an object that can be pickled; used on the root only.
       root_rank: a rank of the job.
       session: None: TensorFlow 2 has no sessions.
-      name: names the call, the same on every rank.
+      name: name of the call, the same on every rank.
       process_set: the ranks that make the call.
     """
     check_no_session(session)
@@ -47,12 +47,12 @@ def broadcast_object(
 def allgather_object(
     obj: Any, session: None = None, name: str | None = None, process_set: Any = global_process_set
 ) -> list[Any]:
-    """The objects of all ranks, in the order of ranks; pickled between this job's own ranks.
+    """Returns the objects of all ranks, in the order of ranks; sent pickled between this job's own ranks.
 
     Args:
-      obj: what can be pickled.
+      obj: an object that can be pickled.
       session: None: TensorFlow 2 has no sessions.
-      name: names the call, the same on every rank.
+      name: name of the call, the same on every rank.
       process_set: the ranks that make the call.
     """
     check_no_session(session)
@@ -67,18 +67,18 @@ def allgather_object(
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: Any = global_process_set, inplace: bool = False
 ) -> Any:
-    """Makes variables equal to those of one rank, on every rank.
+    """Sets variables to those of one rank, on every rank.
 
     Args:
-      variables: of Keras or TensorFlow, of the same shapes and dtypes in the same order on every rank; a list, or the
-        method `variables` of an optimizer of one's own.
+      variables: Keras or TensorFlow variables, with the same shapes and dtypes in the same order on every rank; a list,
+        or the method `variables` of a custom optimizer.
       root_rank: a rank of the job.
       process_set: the ranks that make the call.
-      inplace: taken, and without effect.
+      inplace: accepted, but has no effect.
 
     Returns:
-      In a graph the operation that has assigned all of them, which a `tf.control_dependencies` can wait for; None where the
-      call runs eagerly, and has done so when it returns.
+      In a graph, the operation that assigns all of them, for `tf.control_dependencies`; None if the call runs eagerly,
+      in which case it is complete on return.
     """
     return tf.group(*_assigned(variables, root_rank, None, process_set))
 
@@ -86,12 +86,12 @@ def broadcast_variables(
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: Any = global_process_set
 ) -> list[tf.Tensor]:
-    """Makes variables equal to those of one rank, and returns their values, which are there when they are assigned."""
+    """Sets variables to those of one rank; returns their values, available once they are assigned."""
     return [tf.convert_to_tensor(value) for value in _assigned(variables, root_rank, name, process_set)]
 
 
 def _assigned(variables: Any, root_rank: int, name: str | None, process_set: Any) -> list[Any]:
-    """What the assignments of the root's values return."""
+    """Returns the results of the assignments of the root's values."""
     return [
         variable.assign(
             broadcast(tf.convert_to_tensor(variable), root_rank, name and f"{name}_{number}", process_set=process_set)
@@ -101,12 +101,12 @@ def _assigned(variables: Any, root_rank: int, name: str | None, process_set: Any
 
 
 def _listed(variables: Any) -> Sequence[Any]:
-    """The variables themselves, or what the method `variables` of an optimizer of one's own returns."""
+    """Returns the variables, or the result of a custom optimizer's method `variables`."""
     return variables() if callable(variables) and not isinstance(variables, list) else variables
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """TensorFlow 1's; raises `NoGraphError` with what to use."""
+    """A function of TensorFlow 1; raises `NoGraphError` with the alternative."""
     raise NoGraphError(
         f"TensorFlow 2 has no global variables. Received: broadcast_global_variables({root_rank}). Use "
         "hvd.broadcast_variables(model.variables, root_rank) or hvd.callbacks.BroadcastGlobalVariablesCallback."
@@ -116,7 +116,7 @@ def broadcast_global_variables(root_rank: int) -> None:
 def broadcast_object_fn(
     root_rank: int = 0, session: None = None, name: str | None = None, process_set: Any = global_process_set
 ) -> None:
-    """TensorFlow 1's; raises `NoGraphError` with what to use."""
+    """A function of TensorFlow 1; raises `NoGraphError` with the alternative."""
     raise NoGraphError("TensorFlow 2 has no sessions. Received: broadcast_object_fn. Use hvd.broadcast_object.")
 
 

@@ -1,4 +1,4 @@
-"""What Keras 3 took from its optimizers, and Horovod's scripts have: `optimizer.variables()` and `optimizer.lr`."""
+"""Restores names of Keras's optimizers that Horovod scripts use and Keras 3 removed: `variables()` and `lr`."""
 
 import functools
 import warnings
@@ -8,20 +8,20 @@ import keras
 
 
 class CallableList(list):
-    """A list that returns itself when it is called, as a method `variables` would."""
+    """A list that returns itself when called, like a method `variables`."""
 
     def __call__(self) -> "CallableList":
-        """The list itself."""
+        """Returns the list itself."""
         _warn_once("variables()", "variables", "a property")
         return self
 
 
 @functools.cache
 def provide_older_names() -> None:
-    """Lets every optimizer of Keras have `variables()` and `lr` beside `variables` and `learning_rate`.
+    """Gives every Keras optimizer `variables()` and `lr` in addition to `variables` and `learning_rate`.
 
-    `lr` is TensorFlow's variable of the rate, which `assign` and `tf.keras.backend.set_value` change; where the rate is a
-    schedule, it is its value now. The first use of each warns, and names the new form.
+    `lr` is the TensorFlow variable of the rate, which `assign` and `tf.keras.backend.set_value` change; for a schedule,
+    it is the current value. The first use of each warns and names the new form.
     """
     optimizers = (keras.Optimizer, keras.optimizers.LossScaleOptimizer)
     owners = dict.fromkeys(kind for one in optimizers for kind in one.__mro__ if "variables" in vars(kind))
@@ -53,7 +53,7 @@ def _set_rate(optimizer: keras.Optimizer, rate: Any) -> None:
 
 @functools.cache
 def _warn_once(old: str, new: str, what: str) -> None:
-    """Warns of each older name once a process."""
+    """Warns of each older name once per process."""
     warnings.warn(
         f"optimizer.{old} is optimizer.{new} in Keras 3, where that is {what}. It works under tfdist.horovod alone: write "
         f"optimizer.{new}.",

@@ -1,4 +1,4 @@
-"""How elements of several ranks are combined: Horovod's names, with Horovod's numbers."""
+"""Reduction operations, with Horovod's names and values."""
 
 import enum
 import warnings
@@ -7,7 +7,7 @@ from tfdist.errors import InputError
 
 
 class ReduceOp(enum.IntEnum):
-    """What a reduction does; equal to Horovod's own numbers."""
+    """A reduction operation; its value equals Horovod's."""
 
     Average = 0
     Sum = 1
@@ -27,7 +27,7 @@ def handle_average_backwards_compatibility(op: int | None, average: bool | None)
 
 
 def chosen_op(op: int | None, average: bool | None) -> ReduceOp:
-    """The operation that the arguments `op` and the deprecated `average` ask for; the mean if neither does."""
+    """Returns the operation from the arguments `op` and the deprecated `average`; by default Average."""
     if average is not None:
         if op is not None:
             raise InputError(f"Either op or average is given. Received: op={op}, average={average}. Leave out average.")
@@ -37,12 +37,12 @@ def chosen_op(op: int | None, average: bool | None) -> ReduceOp:
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Whether Adasum can combine so many ranks: 1, 2, 4, 8 and so on."""
+    """Returns whether Adasum supports this number of ranks: 1, 2, 4, 8 and so on."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 def known_op(op: int) -> ReduceOp:
-    """The operation of a number; raises `InputError` if it is none."""
+    """Returns the operation with a value; raises `InputError` if there is none."""
     try:
         return ReduceOp(op)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`DistributedOptimizer` and its partial form: Horovod's functions, for the optimizers of Keras 3."""
+"""`DistributedOptimizer` and its partial form: Horovod's functions, for Keras 3 optimizers."""
 
 import warnings
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from tfdist.horovod.training import train_with_communication
 
 
 def _in_the_form_of_tensorflow(optimizer: Any = None, name: Any = None, *more: Any) -> bool:
-    """`horovod.tensorflow` has `use_locking`, true or false, where `horovod.tensorflow.keras` has a device."""
+    """Detects the form of `horovod.tensorflow`: a bool `use_locking`, where `horovod.tensorflow.keras` has a device."""
     return bool(more) and isinstance(more[0], bool)
 
 
@@ -59,32 +59,34 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     use_locking: bool = False,
 ) -> keras.Optimizer:
-    """A copy of an optimizer of Keras 3 that reduces gradients over the ranks before it applies them.
+    """Returns a copy of a Keras 3 optimizer that reduces gradients over the ranks before it applies them.
 
-    It works in `model.fit` (which trains without XLA) and in loops of one's own, by `apply` or `apply_gradients`.
-    Each step costs an all-reduce of all gradients, 2 n (N - 1) / N bytes sent for n, in buckets of 4 MiB. `iterations` and
+    It works in `model.fit` (which trains without XLA) and in custom loops, with `apply` or `apply_gradients`. Each step
+    costs an all-reduce of all gradients, 2 n (N - 1) / N bytes sent for n, in buckets of 4 MiB. `iterations` and
     schedules count updates, also with `backward_passes_per_step`.
 
     Args:
-      optimizer: any of Keras 3; a `LossScaleOptimizer` may be wrapped, or wrap the result: ranks skip a step together.
-      name: of the messages; by default "Distributed" and the class's name.
-      device_dense: where dense gradients are reduced.
-      device_sparse: taken, and without effect.
-      compression: `Compression.none`, `.fp16`, a method of tfdist such as `Compression.powersgd(rank=4)`, or the text of one.
-      sparse_as_dense: whether `tf.IndexedSlices` are summed whole.
-      gradient_predivide_factor: for a mean: divide by it before the sum, and by the rest afterwards.
+      optimizer: any Keras 3 optimizer; a `LossScaleOptimizer` may be wrapped, or wrap the result: ranks skip a step
+        together.
+      name: name of the messages; by default "Distributed" and the class's name.
+      device_dense: device on which dense gradients are reduced.
+      device_sparse: accepted, but has no effect.
+      compression: `Compression.none`, `.fp16`, a method of tfdist such as `Compression.powersgd(rank=4)`, or its text.
+      sparse_as_dense: whether `tf.IndexedSlices` are summed as dense tensors.
+      gradient_predivide_factor: for a mean: divides by it before the sum, and by the remaining factor afterwards.
       op: Average or Sum.
-      backward_passes_per_step: so many calls are added up on each rank before one is sent and applied.
-      average_aggregated_gradients: whether their sum is divided by their number.
-      num_groups: deprecated for `groups`.
-      groups: taken, and without effect: buckets are tfdist's.
+      backward_passes_per_step: number of calls whose gradients are summed on each rank before they are sent and
+        applied.
+      average_aggregated_gradients: whether that sum is divided by their number.
+      num_groups: deprecated; use `groups`.
+      groups: accepted, but has no effect: tfdist forms the buckets.
       process_set: the ranks that reduce.
       scale_local_gradients: whether the gradients of local variables are divided by the number of ranks.
-      use_locking: taken, and without effect.
+      use_locking: accepted, but has no effect.
 
     Raises:
-      InputError: an optimizer that is none of Keras 3 or distributed already, or a wrong argument. In the first step: the
-        ranks' gradients differ.
+      InputError: the optimizer is not of Keras 3 or already distributed, or an argument is invalid. In the first step:
+        the ranks' gradients differ.
     """
     check_groups(num_groups, groups)
     if known_op(op) not in (Average, Sum):
@@ -106,7 +108,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     return distributed(optimizer, GradientSums(options), accumulation)
 
 
-def PartialDistributedOptimizer(  # noqa: D417, N802 - Horovod's name; the other arguments are said elsewhere
+def PartialDistributedOptimizer(  # noqa: D417, N802 - Horovod's name; see DistributedOptimizer for other arguments
     optimizer: keras.Optimizer,
     name: str | None = None,
     device_dense: str = "",
@@ -120,7 +122,7 @@ def PartialDistributedOptimizer(  # noqa: D417, N802 - Horovod's name; the other
     local_layers: keras.Layer | Sequence[keras.Layer] | None = None,
     scale_local_gradients: bool = True,
 ) -> keras.Optimizer:
-    """A `DistributedOptimizer` that leaves the gradients of some layers to each rank.
+    """Same as `DistributedOptimizer`, without reduction of the gradients of some layers.
 
     Args:
       local_layers: built layers whose gradients are not reduced, but divided by the number of ranks if
@@ -145,7 +147,7 @@ def PartialDistributedOptimizer(  # noqa: D417, N802 - Horovod's name; the other
 
 
 def local_variables(layers: keras.Layer | Sequence[keras.Layer] | None) -> list[keras.Variable]:
-    """The trainable variables of the layers that are local; raises `InputError` if one is no built layer."""
+    """Returns the trainable variables of local layers; raises `InputError` unless all are built layers."""
     if layers is None:
         return []
     listed = [layers] if isinstance(layers, keras.Layer) else list(layers)
@@ -156,7 +158,7 @@ def local_variables(layers: keras.Layer | Sequence[keras.Layer] | None) -> list[
 
 
 def checked_factor(factor: float, op: int) -> float:
-    """The factor of `gradient_predivide_factor`, which is for means."""
+    """Returns a valid `gradient_predivide_factor`; raises `InputError` if it is not positive, or not for Average."""
     if factor != 1.0 and known_op(op) != Average:
         raise InputError(
             f"gradient_predivide_factor is for op=Average. Received: op={known_op(op).name}. Leave it out."
@@ -167,10 +169,10 @@ def checked_factor(factor: float, op: int) -> float:
 
 
 def check_groups(num_groups: int, groups: int | Sequence[Any] | None) -> None:
-    """Checks what is said of groups, as Horovod does; the buckets are tfdist's."""
+    """Validates the arguments for groups like Horovod; tfdist forms the buckets."""
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
     if groups is not None and not isinstance(groups, list) and not (isinstance(groups, int) and groups > 0):
         raise InputError(
-            f"groups must be a whole number above 0 or a list of lists of variables. Received: {groups!r}. Leave it out."
+            f"groups must be an integer above 0 or a list of lists of variables. Received: {groups!r}. Leave it out."
         )

@@ -1,6 +1,6 @@
-"""Who this process is: starting, ending, and Horovod's questions about ranks and about what was built.
+"""Initialization, shutdown, and Horovod's queries for ranks and build options.
 
-The engine in use is the one thing that is global here, as in Horovod: its functions have no handle of it.
+As in Horovod, the engine in use is the only global state: the functions have no handle to it.
 """
 
 import atexit
@@ -17,24 +17,25 @@ from tfdist.coordination import Group
 from tfdist.errors import InputError, TfdistError
 from tfdist.horovod.engine import Engine, needs_horovod
 
-_engines: list[Engine] = []  # the one in use, or none
-_groups: list[Group] = []  # the job's, joined once a process, also when the engine then fails, and left when it ends
+_engines: list[Engine] = []  # the engine in use, if any
+# The job's group: joined once per process, even if the engine then fails, and left at exit.
+_groups: list[Group] = []
 _at_start: list[Callable[[], None]] = []
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> None:
-    """Starts the engine: Horovod, or where it is not installed tf.distribute's collectives; call it before all else.
+    """Starts the engine: Horovod or, if it is not installed, tf.distribute's collectives. Call it before anything else.
 
-    The processes are those of `tfdist.launch` (either launcher), horovodrun, mpirun or srun; else this one is alone.
-    Called again, it does nothing.
+    The processes are those of `tfdist.launch` (either launcher), horovodrun, mpirun or srun; otherwise there is only
+    this one. Further calls do nothing.
 
     Args:
       comm: Horovod's: ranks of the job, or an MPI communicator.
       process_sets: Horovod's: sets that exist from the start, or "dynamic".
 
     Raises:
-      InputError: the environment is wrong, or an argument needs Horovod.
-      PeerLostError: a process did not come.
+      InputError: the environment is invalid, or an argument needs Horovod.
+      PeerLostError: a process did not join in time.
     """
     if _engines:
         return
@@ -70,7 +71,7 @@ def _started(options: dict[str, Any]) -> Engine:
 
 
 def horovod_is_installed() -> bool:
-    """Whether there is a Horovod; one that is there and does not load is an error, never passed over."""
+    """Returns whether Horovod is installed; raises if it is but cannot be loaded."""
     try:
         importlib.import_module("horovod")
     except ModuleNotFoundError as error:
@@ -86,9 +87,9 @@ def _end_with_the_process() -> None:
 
 
 def _say_goodbye() -> None:
-    """At the process's end: the others learn whether it went well."""
+    """Leaves the group at the end of the process, with its success or failure."""
     failed = getattr(sys, "last_value", None) is not None
-    with contextlib.suppress(TfdistError):  # a rank that is gone has said so itself
+    with contextlib.suppress(TfdistError):  # a lost rank has reported that itself
         if not failed:
             shutdown()
     for group in _groups:
@@ -96,82 +97,82 @@ def _say_goodbye() -> None:
 
 
 def at_start(call: Callable[[], None]) -> None:
-    """Lets `init` make a call; for modules that ask this one for the engine."""
+    """Registers a call to be made by `init`, for modules that import this one."""
     _at_start.append(call)
 
 
 def shutdown() -> None:
-    """Ends the engine; `init` may follow with Horovod."""
+    """Closes the engine; with Horovod, `init` may follow."""
     if _engines:
         _engines.pop().close()
 
 
 def is_initialized() -> bool:
-    """Whether `init` was called, and `shutdown` was not."""
+    """Returns whether the engine is running: after `init` and before `shutdown`."""
     return bool(_engines)
 
 
 def engine() -> Engine:
-    """The engine in use; raises `InputError` before `init`."""
+    """Returns the engine in use; raises `InputError` before `init`."""
     if not _engines:
         raise InputError("hvd.init() must be called first. Received: a call before it, or after hvd.shutdown().")
     return _engines[0]
 
 
 def rank() -> int:
-    """This process's number, from 0 to `size` - 1."""
+    """Returns this process's index, from 0 to `size` - 1."""
     return engine().rank
 
 
 def size() -> int:
-    """The number of processes."""
+    """Returns the number of processes."""
     return engine().size
 
 
 def local_rank() -> int:
-    """This process's number among those of its host."""
+    """Returns this process's index among those of its host."""
     return engine().local_rank
 
 
 def local_size() -> int:
-    """The number of processes on this host."""
+    """Returns the number of processes on this host."""
     return engine().local_size
 
 
 def cross_rank() -> int:
-    """The number of this host among those that have a process of this local rank."""
+    """Returns the index of this host among those with a process of this local rank."""
     return engine().cross_rank
 
 
 def cross_size() -> int:
-    """The number of hosts that have a process of this local rank."""
+    """Returns the number of hosts with a process of this local rank."""
     return engine().cross_size
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has the same number of processes."""
+    """Returns whether every host has the same number of processes."""
     return engine().is_homogeneous
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Starts to write Horovod's timeline."""
+    """Starts writing Horovod's timeline."""
     _of_horovod("start_timeline", "Use the profiler, --profile_steps of tfdist.train")(
         file_path, mark_cycles=mark_cycles
     )
 
 
 def stop_timeline() -> None:
-    """Ends Horovod's timeline."""
+    """Stops writing Horovod's timeline."""
     _of_horovod("stop_timeline", "Use the profiler, --profile_steps of tfdist.train")()
 
 
 def add_process_set(process_set: Any) -> Any:
-    """Adds a set of ranks after `init`, with HOROVOD_DYNAMIC_PROCESS_SETS=1; every rank calls it."""
+    """Adds a set of ranks after `init`, with HOROVOD_DYNAMIC_PROCESS_SETS=1; every rank must call it."""
     return _of_horovod("add_process_set", "Leave out process_set")(process_set)
 
 
 def remove_process_set(process_set: Any) -> bool:
-    """Removes a set of ranks; every rank calls it. Returns whether it was there."""
+    """Removes a set of ranks; every rank must call it. Returns whether the set existed."""
     return _of_horovod("remove_process_set", "Leave out process_set")(process_set)
 
 
@@ -182,7 +183,7 @@ def _of_horovod(name: str, instead: str) -> Any:
 
 
 def _built(name: str) -> Any:
-    """A question about Horovod's build; the answer is False where there is no Horovod."""
+    """Returns a query for a build option of Horovod, which is False without Horovod."""
 
     def answer() -> bool:
         if not horovod_is_installed():
@@ -201,22 +202,22 @@ cuda_built, rocm_built = _built("cuda_built"), _built("rocm_built")
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI may be used from several threads; False without MPI, where Horovod's own raises."""
+    """Returns whether MPI may be used from several threads; False without MPI, where Horovod's own raises."""
     return bool(mpi_enabled()) and bool(_built("mpi_threads_supported")())
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether TensorFlow has a GPU.
+    """Returns whether TensorFlow has a GPU.
 
     Args:
       ext_base_name: Horovod's "tensorflow".
-      verbose: taken, and without effect.
+      verbose: accepted, but has no effect.
     """
     return bool(tf.config.list_physical_devices("GPU"))
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Raises `ImportError` if an extension of Horovod's was not built, and `InputError` where there is no Horovod."""
+    """Raises `ImportError` if an extension of Horovod was not built, and `InputError` without Horovod."""
     if not horovod_is_installed():
         raise needs_horovod(f"hvd.check_extension({ext_name!r}, ...)", "Leave it out")
     importlib.import_module("horovod.common.util").check_extension(ext_name, ext_env_var, pkg_path, *args)

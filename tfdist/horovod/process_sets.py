@@ -1,4 +1,4 @@
-"""Sets of ranks among which an operation runs: Horovod's own where it is installed."""
+"""Process sets, the sets of ranks that make a call: Horovod's own if it is installed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +13,18 @@ except ImportError:
         """All ranks of the job; a smaller set needs Horovod.
 
         Attributes:
-          process_set_id: 0, that of all ranks.
-          ranks: the ranks in it, once `init` was called.
+          process_set_id: 0, the id of the set of all ranks.
+          ranks: the ranks in the set, after `init`.
         """
 
         process_set_id = 0
 
         def __init__(self, ranks_or_comm: Sequence[int]):
-            """Args: ranks_or_comm: empty, for all ranks."""
+            """Creates the set.
+
+            Args:
+              ranks_or_comm: empty, for all ranks.
+            """
             if list(ranks_or_comm):
                 raise InputError(
                     f"A set of some ranks needs Horovod. Received: ProcessSet({ranks_or_comm!r}) without it. "
@@ -30,36 +34,36 @@ except ImportError:
             self._rank: int | None = None
 
         def settle(self, rank: int, size: int) -> None:
-            """Called by `init`: which ranks there are, and which is this process's."""
+            """Sets the ranks and this process's rank; called by `init`."""
             self.ranks, self._rank = list(range(size)), rank
 
         def size(self) -> int | None:
-            """The number of ranks in it; None before `init`."""
+            """Returns the number of ranks in the set; None before `init`."""
             return len(self.ranks) or None
 
         def rank(self) -> int | None:
-            """This process's number in it; None before `init`."""
+            """Returns this process's index in the set; None before `init`."""
             return self._rank
 
         def included(self) -> bool | None:
-            """Whether this process is in it; None before `init`."""
+            """Returns whether this process is in the set; None before `init`."""
             return None if self._rank is None else True
 
     global_process_set = ProcessSet([])
 
 
 def ranks_of(process_sets: Sequence[Any] | str | None, size: int) -> list[list[int]]:
-    """The ranks of the sets that `init` is given; none for "dynamic", and for those of an MPI communicator.
+    """Returns the ranks of the sets passed to `init`; empty for "dynamic", and without those of an MPI communicator.
 
-    Horovod finds a wrong set while it starts, and a process in which that has failed cannot start it again: so the sets are
-    checked before.
+    Horovod detects an invalid set while it starts, and a process in which that failed cannot start it again: so the
+    sets are validated before.
 
     Args:
-      process_sets: `init`'s argument.
-      size: how many ranks the job has.
+      process_sets: argument of `init`.
+      size: number of ranks of the job.
 
     Raises:
-      InputError: what is no set, a rank that is not of the job, or two sets of the same ranks.
+      InputError: an item is not a set, a rank is not in the job, or two sets have the same ranks.
     """
     if process_sets is None or isinstance(process_sets, str):
         return []

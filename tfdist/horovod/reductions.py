@@ -1,4 +1,4 @@
-"""All-reduce: Horovod's function, gradients included."""
+"""All-reduce: Horovod's function, including gradients."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from tfdist.horovod.summing import linear, listed, of_engine
 
 
 def _in_the_form_of_keras(tensor: Any = None, name: Any = None, *more: Any) -> bool:
-    """`allreduce(value, name, average, ...)`: `average` is no text in the one form, and `device_dense` one in the other."""
+    """Detects `allreduce(value, name, average, ...)`: `average` is no string, unlike the other `device_dense`."""
     return isinstance(name, str) or (name is None and bool(more) and not isinstance(more[0], str))
 
 
@@ -38,28 +38,28 @@ def allreduce(
     process_set: Any = global_process_set,
     ignore_name_scope: bool = False,
 ) -> tf.Tensor | tf.IndexedSlices:
-    """Combines a tensor elementwise over the ranks; differentiable.
+    """Reduces a tensor elementwise over the ranks; differentiable.
 
-    `tf.IndexedSlices` are gathered: their sum is represented, each rank's rows one after the other. The gradient is that of
-    the sum of the ranks' losses. Cost: 2 n (N - 1) / N bytes sent for n; slices n (N - 1).
+    `tf.IndexedSlices` are gathered: the concatenated rows of all ranks represent the sum. The gradient is that of the
+    sum of the ranks' losses. Cost: 2 n (N - 1) / N bytes sent for n; slices n (N - 1).
 
     Args:
-      tensor: of the same shape and dtype on every rank: float16, bfloat16, float32, float64 or an integer type; called
-        `value`, and followed by the name, in the form of `horovod.tensorflow.keras`.
-      average: deprecated for `op`.
-      device_dense: where dense tensors are combined.
-      device_sparse: where slices are gathered.
+      tensor: tensor of the same shape and dtype on every rank: float16, bfloat16, float32, float64 or an integer type;
+        in the form of `horovod.tensorflow.keras` it is called `value` and followed by the name.
+      average: deprecated; use `op`.
+      device_dense: device on which dense tensors are reduced.
+      device_sparse: device on which slices are gathered.
       compression: `Compression.none`, `.fp16` or a class with Horovod's `compress` and `decompress`.
-      op: Average (the default), Sum, Min, Max, Product or Adasum; slices take the first two.
-      prescale_factor: what the tensor is multiplied by before.
-      postscale_factor: what the result is multiplied by.
-      name: names the call, the same on every rank; by default it is numbered as it is traced.
+      op: Average (the default), Sum, Min, Max, Product or Adasum; only the first two for slices.
+      prescale_factor: factor of the tensor before the reduction.
+      postscale_factor: factor of the result.
+      name: name of the call, the same on every rank; by default, calls are numbered as they are traced.
       process_set: the ranks that make the call.
-      ignore_name_scope: whether TensorFlow's name scopes are no part of the name.
+      ignore_name_scope: whether TensorFlow's name scopes are left out of the name.
 
     Raises:
-      InputError: an argument that is not known, or not supported by the engine.
-      NotImplementedError: what slices, or Adasum of this number of ranks, cannot do; also an `InputError`.
+      InputError: an argument is unknown, or not supported by the engine.
+      NotImplementedError: not supported for slices, or for Adasum with this number of ranks; also an `InputError`.
     """
     [result] = grouped_allreduce(
         [tensor],
@@ -92,7 +92,7 @@ def grouped_allreduce(
     name: str | None = None,
     _operation: str = "grouped_allreduce",
 ) -> list[Any]:
-    """Combines several tensors as `allreduce` does, in one message for each dtype; returns them in order."""
+    """Reduces several tensors like `allreduce`, in one message per dtype; returns them in order."""
     chosen = chosen_op(op, average)
     compressor = wire_compressor(compression)
     results = list(tensors)
@@ -121,7 +121,7 @@ def grouped_allreduce(
 def reduced(
     tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call, prescale: float = 1.0, postscale: float = 1.0
 ) -> list[tf.Tensor]:
-    """The engine's reduction, through which gradients flow; of dtypes that it does not know too."""
+    """Reduces tensors of any dtype through the engine; differentiable."""
     if op in (Sum, Average, Adasum):
         return linear(tensors, op, call, prescale, postscale)
     before = [scaled(tensor, prescale) for tensor in tensors]
@@ -129,7 +129,7 @@ def reduced(
 
 
 def _chosen(tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call) -> list[tf.Tensor]:
-    """A product; or a minimum or maximum, whose gradient goes to the ranks that have it, in equal shares."""
+    """Returns a product, or a minimum or maximum, whose gradient goes in equal shares to the ranks that have it."""
 
     @tf.custom_gradient
     def differentiable(*xs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
@@ -149,7 +149,7 @@ def _chosen(tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call) -> list[tf.T
 
 
 def _gathered(slices: Sequence[tf.IndexedSlices], op: ReduceOp, call: Call) -> list[tf.IndexedSlices]:
-    """The rows of all ranks; of a mean divided by the number of ranks, as Horovod does it: whole numbers become float64."""
+    """Returns the rows of all ranks; for a mean divided by the number of ranks, whereby integers become float64."""
     values = gathered([one.values for one in slices], call.then("values"))
     indices = gathered([one.indices for one in slices], call.then("indices"))
     if op == Average:

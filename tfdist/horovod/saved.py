@@ -1,4 +1,4 @@
-"""`load_model`: a saved model whose optimizer is distributed again."""
+"""`load_model`: loads a saved model and makes its optimizer distributed again."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,13 +17,13 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> keras.Model:
-    """Loads a model with `keras.models.load_model` and wraps its optimizer, with its slots, in `DistributedOptimizer`.
+    """Loads a model with `keras.models.load_model` and wraps its optimizer, with its state, in `DistributedOptimizer`.
 
     Args:
-      filepath: of a model that was saved with a distributed optimizer, or with an ordinary one.
-      custom_optimizers: optimizers' classes that Keras does not know.
+      filepath: a model saved with a distributed or an ordinary optimizer.
+      custom_optimizers: classes of optimizers that Keras does not know.
       custom_objects: other classes and functions that Keras does not know, by name.
-      compression: of the distributed optimizer; what it remembered is not saved.
+      compression: compression of the distributed optimizer, whose state is not saved.
       legacy_opts: False; Keras 3 has no legacy optimizers.
     """
     if legacy_opts:

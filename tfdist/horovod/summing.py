@@ -1,4 +1,4 @@
-"""Sums and means over ranks, through which gradients flow: what the gradients of other operations are made of."""
+"""Differentiable sums and means over ranks, from which the gradients of other operations are composed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from tfdist.horovod.process import engine
 def linear(
     tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call, prescale: float = 1.0, postscale: float = 1.0
 ) -> list[tf.Tensor]:
-    """A reduction that is its own gradient: Sum, Average, and by Horovod's word Adasum."""
+    """Reduces tensors by an operation that is its own gradient: Sum, Average and, as defined by Horovod, Adasum."""
 
     @tf.custom_gradient
     def differentiable(*xs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
@@ -28,9 +28,9 @@ def linear(
 def of_engine(
     tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call, prescale: float = 1.0, postscale: float = 1.0
 ) -> list[tf.Tensor]:
-    """The engine's reduction, of dtypes that it does not know too; no gradient flows through it.
+    """Reduces tensors of any dtype through the engine; not differentiable.
 
-    Adasum is made of a gather, n (N - 1) bytes received for n sent: Horovod has one with MPI and on GPUs alone.
+    Adasum is composed of a gather, n (N - 1) bytes received for n sent: Horovod supports it only with MPI and on GPUs.
     """
     used, given = engine(), [tf.stop_gradient(tensor) for tensor in tensors]
     if op == Adasum:
@@ -44,5 +44,5 @@ def of_engine(
 
 
 def listed(results: Any) -> list[tf.Tensor]:
-    """What a function of a custom gradient returned, as a list: of one result it makes a tensor."""
+    """Returns the results of a function with a custom gradient as a list; a single result is a tensor."""
     return list(results) if isinstance(results, list | tuple) else [results]

@@ -1,4 +1,4 @@
-"""Batch normalisation over the rows of all ranks, under Horovod's name."""
+"""Batch normalization over the rows of all ranks, under Horovod's name."""
 
 from typing import Any
 
@@ -14,16 +14,21 @@ from tfdist.horovod.training import train_with_communication
 
 @keras.saving.register_keras_serializable(package="tfdist.horovod")
 class SyncBatchNormalization(layers.SyncBatchNormalization):
-    """`tfdist.layers.SyncBatchNormalization` that finds the ranks' collectives by itself, wherever it is called.
+    """`tfdist.layers.SyncBatchNormalization` with the collectives of all ranks, wherever it is called.
 
-    Horovod's own squares means, and loses the digits of inputs that are far from zero; this one merges count, mean and M2.
-    Every rank calls it equally often. Cost: see the base class.
+    Horovod's own layer squares means, which loses precision for inputs that are far from zero; this one merges count,
+    mean and M2. Every rank must call it equally often. Cost: see the base class.
     """
 
     speaks_to_other_ranks = True
 
     def __init__(self, fused: bool = False, **kwargs: Any):
-        """Args: fused: False; **kwargs: as for `keras.layers.BatchNormalization`."""
+        """Creates the layer.
+
+        Args:
+          fused: must be False.
+          **kwargs: as for `keras.layers.BatchNormalization`.
+        """
         if fused is not False:
             raise InputError(f"SyncBatchNormalization has no fused form. Received: fused={fused}. Leave it out.")
         super().__init__(**kwargs)

@@ -15,10 +15,16 @@ from tfdist.horovod.process_sets import global_process_set
 
 
 class DistributedTape(tf.GradientTape):
-    """A tape of another tape's records, whose gradients are reduced over the ranks."""
+    """Wraps a tape and reduces its gradients over the ranks."""
 
     def __init__(self, tape: tf.GradientTape, reduction: GradientSums, local: Sequence[Any]):
-        """Args: tape: records; reduction: sums; local: variables whose gradients are each rank's own."""
+        """Wraps a tape.
+
+        Args:
+          tape: the tape that records.
+          reduction: reduces the gradients.
+          local: variables whose gradients are not reduced.
+        """
         self._inner, self._reduction, self._local = tape, reduction, LocalVariables()
         for variable in local:
             self.register_local_source(variable)
@@ -47,11 +53,11 @@ class DistributedTape(tf.GradientTape):
         return self._inner.watched_variables()
 
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """See base class: this rank's own, not reduced."""
+        """See base class; not reduced."""
         return self._inner.jacobian(*args, **kwargs)
 
     def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """See base class: this rank's own, not reduced."""
+        """See base class; not reduced."""
         return self._inner.batch_jacobian(*args, **kwargs)
 
     def gradient(
@@ -62,13 +68,13 @@ class DistributedTape(tf.GradientTape):
         use_generic_names: bool = False,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """The reduced gradients of a target, in the structure of the sources.
+        """Returns the reduced gradients of a target, in the structure of the sources.
 
         Args:
           target: what is differentiated.
           sources: variables or tensors, in the same order on every rank.
           output_gradients: see base class.
-          use_generic_names: taken, and without effect: names do not depend on the program.
+          use_generic_names: accepted, but has no effect: names do not depend on the program.
           unconnected_gradients: see base class.
 
         Raises:
@@ -79,29 +85,29 @@ class DistributedTape(tf.GradientTape):
         return keras.tree.pack_sequence_as(sources, self._reduction(own, flat, self._local))
 
     def register_local_source(self, source: Any) -> None:
-        """Lets a source's gradient be each rank's own."""
+        """Excludes a source's gradient from the reduction."""
         self._local.add(source)
 
     def get_local_and_global_gradients(
         self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Pairs of source and gradient: those of local sources, and the others, which are reduced."""
+        """Returns pairs of source and gradient: those of local sources, and the others, which are reduced."""
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients), strict=True))
         local = [pair for pair in pairs if pair[0] in self._local]
         return local, [pair for pair in pairs if pair[0] not in self._local]
 
 
-# A tape is made anew in each step; what compression remembers and what was compared is not.
+# A tape is created in each step, but the state of a compression and the results of comparisons persist.
 _reductions: dict[tuple[Any, ...], GradientSums] = {}
 
 
 def begin_anew() -> None:
-    """Makes what tapes' compressions remember what it was at first, on this rank."""
+    """Resets the state of tapes' compressions on this rank."""
     for reduction in _reductions.values():
         reduction.begin_anew()
 
 
-def DistributedGradientTape(  # noqa: D417, N802 - Horovod's name; the other arguments are said elsewhere
+def DistributedGradientTape(  # noqa: D417, N802 - Horovod's name; see DistributedOptimizer for other arguments
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
@@ -115,13 +121,14 @@ def DistributedGradientTape(  # noqa: D417, N802 - Horovod's name; the other arg
     scale_local_gradients: bool = True,
     local_layers: keras.Layer | Sequence[keras.Layer] | None = None,
 ) -> DistributedTape:
-    """A tape whose `gradient` reduces over the ranks; made around a tape that has recorded, or to be entered.
+    """Returns a tape whose `gradient` reduces over the ranks; wraps a tape that has recorded, or is yet to be entered.
 
     Args:
       gradtape: the tape.
-      op: Average, Sum, or any other of `allreduce`, which goes to the engine tensor by tensor (sparse gradients whole).
-      local_layers: see `PartialDistributedGradientTape`; the other arguments are those of `DistributedOptimizer`. With one
-        set of arguments, the memory of a compression is one for all tapes of this process, by the variables' names.
+      op: Average, Sum, or any other operation of `allreduce`, which the engine applies tensor by tensor (sparse
+        gradients as dense tensors).
+      local_layers: see `PartialDistributedGradientTape`; the other arguments are those of `DistributedOptimizer`. All
+        tapes of this process with the same arguments share the state of a compression, by the variables' names.
     """
     check_groups(num_groups, groups)
     known = known_compression(compression)
@@ -153,7 +160,7 @@ def DistributedGradientTape(  # noqa: D417, N802 - Horovod's name; the other arg
     return DistributedTape(gradtape, _reductions.setdefault(key, GradientSums(options)), local_variables(local_layers))
 
 
-def PartialDistributedGradientTape(  # noqa: D417, N802 - Horovod's name; the other arguments are said elsewhere
+def PartialDistributedGradientTape(  # noqa: D417, N802 - Horovod's name; see DistributedOptimizer for other arguments
     gradtape: tf.GradientTape,
     device_dense: str = "",
     device_sparse: str = "",
@@ -167,7 +174,7 @@ def PartialDistributedGradientTape(  # noqa: D417, N802 - Horovod's name; the ot
     local_layers: keras.Layer | Sequence[keras.Layer] | None = None,
     scale_local_gradients: bool = True,
 ) -> DistributedTape:
-    """A `DistributedGradientTape` that leaves the gradients of some layers to each rank.
+    """Same as `DistributedGradientTape`, without reduction of the gradients of some layers.
 
     Args:
       local_layers: built layers whose gradients are not reduced, but divided by the number of ranks if

@@ -1,4 +1,4 @@
-"""The engine for where Horovod is not installed: the collectives of a tfdist strategy, for ordinary variables."""
+"""The engine without Horovod: the collectives of a tfdist strategy, for ordinary variables."""
 
 import functools
 import operator
@@ -19,10 +19,14 @@ from tfdist.horovod.process_sets import global_process_set
 
 
 class EnteredCollectives(Collectives):
-    """The collectives of a strategy with one replica a process, each call in a `strategy.run` of its own."""
+    """The collectives of a strategy with one replica per process; each call is a separate `strategy.run`."""
 
     def __init__(self, strategy: HasCollectives):
-        """Args: strategy: has one local replica."""
+        """Wraps the collectives of a strategy.
+
+        Args:
+          strategy: strategy with one local replica.
+        """
         self._strategy = strategy
         self.size = strategy.collectives.size
         self.wire = strategy.collectives.wire
@@ -45,7 +49,7 @@ class EnteredCollectives(Collectives):
         return self._gather(given, name)
 
     def _eager_gather(self, dtype: tf.DType, row: tuple[int, ...]) -> Callable[[tf.Tensor], tf.Tensor]:
-        """Gathers rows of one kind; traced once, by all ranks alike, for TensorFlow would trace each eager call anew."""
+        """Returns a function that gathers rows of one kind; cached, since TensorFlow would trace each eager call."""
         if (dtype, row) not in self._gathers:
             self._gathers[dtype, row] = tf.function(
                 lambda rows: self._gather([rows], "gather")[0],
@@ -55,7 +59,10 @@ class EnteredCollectives(Collectives):
         return self._gathers[dtype, row]
 
     def _gather(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        """Gathers as vectors with one element more, and in another message the rows: of nothing at all TensorFlow crashes."""
+        """Gathers flattened tensors, each with one more element, since TensorFlow crashes on empty ones.
+
+        The numbers of rows are gathered as well.
+        """
         rows = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
         longer = [tf.concat([tf.reshape(x, [-1]), tf.zeros([1], x.dtype)], 0) for x in tensors]
         table, *vectors = self._run(self._strategy.collectives.all_gather, [rows[None], *longer], name=name)
@@ -77,16 +84,20 @@ class EnteredCollectives(Collectives):
 
 
 class TensorFlowEngine(Engine):
-    """tf.distribute's collectives under `tfdist.launch` (TF_CONFIG), or one process alone.
+    """tf.distribute's collectives under `tfdist.launch` (TF_CONFIG), or a single process.
 
-    What the engine lacks is composed: minimum, maximum, product and all-to-all gather everything, n (N - 1) bytes
-    received for n sent. TensorFlow matches calls by their order, so every rank makes the same ones in one order: each
-    that is eager, or traced, is compared first (see `Agreement`). A rank that leaves one out is waited for as long as
-    HOROVOD_STALL_SHUTDOWN_TIME_SECONDS says, by default 600 s; 0 is for ever.
+    Missing operations are composed: minimum, maximum, product and all-to-all gather all tensors, n (N - 1) bytes
+    received for n sent. TensorFlow matches calls by order, so every rank must make the same calls in the same order:
+    each eager or traced call is compared first (see `Agreement`). Ranks wait for a missing one for
+    HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, by default 600 s; 0 means forever.
     """
 
     def __init__(self, options: dict[str, Any]):
-        """Opens the strategy that the environment asks for. Args: options: arguments of `init`, of which it takes none."""
+        """Starts the strategy for this environment.
+
+        Args:
+          options: arguments of `init`, none of which is supported.
+        """
         for name, value in options.items():
             if value:
                 raise needs_horovod(f"hvd.init({name}=...)", f"Leave out {name}")
@@ -139,7 +150,7 @@ class TensorFlowEngine(Engine):
         return self.collectives_of(call.process_set).all_gather(tensors, name=call.name)
 
     def broadcast(self, tensor: tf.Tensor, root: int, call: Call) -> tf.Tensor:
-        """See base class: a sum of bits, which are zero on each rank but the root; 2 n (N - 1) / N bytes sent."""
+        """See base class; a sum of bits that are zero except on the root; 2 n (N - 1) / N bytes sent."""
         self._agreement.check(call.name, f"broadcast from rank {root}", [tensor])
         bits = tf.bitcast(tensor, _BITS[tensor.dtype.size])
         carried = tf.cast(bits, tf.int32) if tensor.dtype.size == 2 else bits
@@ -174,13 +185,13 @@ class TensorFlowEngine(Engine):
         return tf.constant(getattr(self, kind))
 
     def close(self) -> None:
-        """See base class; who is done early waits, so that nobody's last collective finds it gone."""
+        """See base class; waits for all ranks, so that nobody is gone before another's last collective."""
         self.group.barrier("horovod/end", 600.0)
         self._strategy.close()
 
 
 _FOR_EVER = 1e9  # seconds
-_BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}  # by the bytes of an element
+_BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}  # by bytes per element
 _COMBINE: dict[ReduceOp, Callable[..., tf.Tensor]] = {
     Min: tf.minimum,
     Max: tf.maximum,

@@ -1,4 +1,4 @@
-"""What Keras does differently where ranks communicate inside its steps: public methods, replaced once."""
+"""Patches of public Keras methods, for ranks that communicate inside Keras's steps."""
 
 import functools
 from typing import Any
@@ -13,17 +13,18 @@ from tfdist.horovod.process import at_start, engine, horovod_is_installed, is_in
 
 @functools.cache
 def train_with_communication() -> None:
-    """Replaces what Keras does in `make_train_function`, `make_test_function`, `compile` and in its loss scale.
+    """Patches `make_train_function`, `make_test_function`, `compile` and the loss scale of Keras, once.
 
-    From `init` on models train and are evaluated without XLA, which can compile no communication: a step of one's own may
-    have some in any place. A loss scale around a distributed optimizer looks at this rank's gradients: then the ranks that
-    reduce agree first, so that all apply or all skip; it is not pickled, as it would come back around a plain optimizer.
-    `compile` takes and drops `experimental_run_tf_function`, which Horovod's scripts for TensorFlow 2 pass.
+    From `init` on, models train and are evaluated without XLA, which cannot compile communication: a custom step may
+    communicate anywhere. A loss scale around a distributed optimizer checks this rank's gradients: the ranks that
+    reduce first agree, so that all apply or all skip a step; it cannot be pickled, as it would be restored around a
+    plain optimizer. `compile` accepts and ignores `experimental_run_tf_function`, which Horovod's scripts for
+    TensorFlow 2 pass.
     """
     make, make_test = keras.Model.make_train_function, keras.Model.make_test_function
     scale = keras.optimizers.LossScaleOptimizer
     check, reduce = scale.check_finite, scale.__reduce__
-    # Keras asks of each class whether its compile is that of this one.
+    # Keras tests for each class whether its compile is that of this class.
     trainer: Any = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
     compile_model = trainer.compile
 
@@ -66,7 +67,7 @@ def train_with_communication() -> None:
 
 
 def needs_communication(model: keras.Model) -> bool:
-    """Whether a model's training step speaks to the other ranks."""
+    """Returns whether a model's training step communicates with the other ranks."""
     optimizer = getattr(model, "optimizer", None)
     if is_distributed(optimizer) or is_distributed(getattr(optimizer, "inner_optimizer", None)):
         return True
@@ -74,7 +75,7 @@ def needs_communication(model: keras.Model) -> bool:
 
 
 def agreed(finite: tf.Tensor, process_set: Any) -> tf.Tensor:
-    """Whether a scalar bool is true on every rank of a set; one small message."""
+    """Returns whether a scalar bool is true on every rank of a set; one small message."""
     collectives = engine().collectives_of(process_set)
     [count] = collectives.all_reduce([tf.reshape(tf.cast(finite, tf.float32), [1])], name="finite")
     return tf.equal(count[0], float(collectives.size))

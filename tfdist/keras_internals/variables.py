@@ -175,7 +175,7 @@ class RecordedScope(keras.StatelessScope):
 
     @property
     def assigned(self) -> list[tuple[keras.Variable, Any]]:
-        """The recorded assignments; see the class."""
+        """The recorded assignments, see the class."""
         return list(self._updates.values())
 
 

@@ -81,7 +81,9 @@ class Log:
     def _give_up(self, error: OSError) -> None:
         self._close()
         _log.warning(
-            "tfdist.launch: %s is written no more (%s); the job goes on without it.", self._path, error.strerror
+            "tfdist.launch: %s cannot be written any more (%s); the job continues without it.",
+            self._path,
+            error.strerror,
         )
 
     def _close(self) -> None:

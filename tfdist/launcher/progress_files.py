@@ -68,8 +68,8 @@ class ProgressFiles:
         """Warns once, because later failures have the same cause."""
         if not self._is_warned:
             _log.warning(
-                "tfdist.launch: %s is missed (%s); what else the launcher keeps in %s, commits among it, may be gone, too. The "
-                "job goes on without.",
+                "tfdist.launch: %s is missing (%s); other files of the launcher in %s, commits among them, may be gone, too. "
+                "The job continues without them.",
                 path,
                 error.strerror,
                 self._memory,

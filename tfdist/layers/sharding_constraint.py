@@ -37,7 +37,7 @@ def constrain(x: tf.Tensor | keras.KerasTensor, dims: str, name: str | None = No
     if len(names) != len(x.shape):
         raise InputError(
             f"tfdist.constrain must name each dim of a tensor. Received: {dims!r} for a tensor of the shape {tuple(x.shape)}. "
-            "Give each a name, or a * to one that is whole."
+            "Give each a name, or * to one that is not sharded."
         )
     if not isinstance(x, keras.KerasTensor):
         return _laid_out(x, names, name or "a tensor")

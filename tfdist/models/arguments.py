@@ -19,7 +19,7 @@ def positive(model: str, name: str, value: Any) -> int:
       InputError: the value is something else.
     """
     if not _is_positive(value):
-        raise InputError(f"{model}: {name} must be a whole number, at least 1. Received: {value!r}.")
+        raise InputError(f"{model}: {name} must be an integer, at least 1. Received: {value!r}.")
     return int(value)
 
 
@@ -36,7 +36,7 @@ def sizes(model: str, name: str, value: Any) -> tuple[int, ...]:
     """
     values = (value,) if isinstance(value, numbers.Integral) else value
     if not isinstance(values, Sequence) or not all(map(_is_positive, values)):
-        raise InputError(f"{model}: {name} must be whole numbers, at least 1, such as (64, 32). Received: {value!r}.")
+        raise InputError(f"{model}: {name} must be integers, at least 1, such as (64, 32). Received: {value!r}.")
     return tuple(map(int, values))
 
 

@@ -35,8 +35,8 @@ def notices(on_notice: Callable[[str], object]) -> Iterator[None]:
     """
     if not signals.can_set_handlers():
         _log.warning(
-            "Signals are taken for notices in the main thread alone. Received: thread '%s'. SIGTERM and SIGINT do here what "
-            "they did before: train in the main thread, or end the training by a callback.",
+            "Preemption signals can be handled in the main thread only. Received: thread '%s'. SIGTERM and SIGINT keep their "
+            "handlers: train in the main thread, or end the training by a callback.",
             threading.current_thread().name,
         )
         yield

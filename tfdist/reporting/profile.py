@@ -72,7 +72,7 @@ def parse_steps(steps: str) -> tuple[int, int]:
     start, _, stop = steps.partition(":")
     if not (start.isdecimal() and stop.isdecimal() and int(start) < int(stop)):
         raise InputError(
-            f"--profile_steps must be A:B with whole numbers 0 <= A < B. Received: {steps!r}. "
+            f"--profile_steps must be A:B with integers 0 <= A < B. Received: {steps!r}. "
             "For ten steps after the first hundred, write 100:110."
         )
     return int(start), int(stop)

@@ -24,7 +24,7 @@ def must_write(path: str | os.PathLike[str], also: type[Exception] = OSError) ->
     except (OSError, also) as error:
         raise WriteError(
             f"A run must be able to write its files as it goes. Received: {os.fspath(path)}: {cause(error)}. Free space, or "
-            "mend the directory; the same command goes on from the last checkpoint, if there is one."
+            "repair the directory; the same command resumes from the last checkpoint, if there is one."
         ) from error
 
 

@@ -104,7 +104,7 @@ def _matched(model: keras.Model, expression: str) -> list[keras.Variable]:
         paths = ", ".join(variable.path for variable in model.variables[:3])
         raise InputError(
             f"tfdist.name_dims: {expression!r} matches no variable; its whole path must match. Received: variables such as "
-            f"{paths}. With .* in front it matches whatever a path begins with."
+            f"{paths}. Put .* in front to match any beginning of a path."
         )
     return matched
 

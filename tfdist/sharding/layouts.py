@@ -241,7 +241,7 @@ def idle(rules: Mapping[str, str], dims: Collection[str], shard: Shard, mesh: Me
             if dim not in dims and dim != "batch"
         ),
         *(
-            f"Nothing lies on the axis {axis}: its {size} devices do the same work."
+            f"Nothing is sharded over the axis {axis}: its {size} devices do the same work."
             for axis, size in mesh.axes.items()
             if size > 1 and axis not in used
         ),

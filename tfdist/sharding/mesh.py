@@ -104,7 +104,7 @@ def mesh_of(mesh_shape: str, devices: int, processes: int = 1) -> Mesh:
         )
     if mesh.size % processes:
         raise InputError(
-            f"A mesh is dealt to processes in equal parts. Received: --mesh_shape={mesh}, {mesh.size} places, and "
+            f"A mesh is divided between processes in equal parts. Received: --mesh_shape={mesh}, {mesh.size} places, and "
             f"{processes} processes. Change the mesh, or the number of processes."
         )
     return mesh

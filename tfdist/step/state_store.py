@@ -76,7 +76,7 @@ class StateStore:
         dtype = np.dtype(state.dtype.as_numpy_dtype)
         if (value.per_replica, shape, value.values.dtype) != (state.per_replica, state.shape, dtype):
             _log.warning(
-                "%s begins anew: it was %s%s and is %s%s now.", state.name, value.values.dtype, list(shape),
+                "%s starts anew: it was %s%s and is %s%s now.", state.name, value.values.dtype, list(shape),
                 dtype, list(state.shape)
             )  # fmt: skip
             return

@@ -37,7 +37,7 @@ def without_loss_scale(optimizer: keras.Optimizer) -> tuple[keras.Optimizer, Los
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer, None
     found = LossScale(initial=optimizer.initial_scale, growth_interval=optimizer.dynamic_growth_steps)
-    _log.info("The loss is scaled by tfdist, for all replicas alike, as the LossScaleOptimizer says: %s", found)
+    _log.info("tfdist scales the loss, equally on all replicas, with the settings of the LossScaleOptimizer: %s", found)
     return optimizer.inner_optimizer, found
 
 
@@ -73,7 +73,7 @@ def check_optimizer(optimizer: keras.Optimizer, clip: Clip) -> None:
             "Leave out one of them."
         )
     if given:
-        _log.info("The optimizer clips whole gradients, after they are summed over replicas: %s", ", ".join(given))
+        _log.info("Gradients are clipped after they are summed over replicas: %s", ", ".join(given))
 
 
 def inner_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
@@ -116,7 +116,7 @@ def check_length(steps: int, epochs: int) -> None:
     """Raises `InputError` unless exactly one of `steps` and `epochs` is given, as a positive integer."""
     if bool(steps) == bool(epochs) or min(steps, epochs) < 0 or int(steps) != steps or int(epochs) != epochs:
         raise InputError(
-            f"Give either `steps` or `epochs`, a whole number above 0. Received: steps={steps}, epochs={epochs}."
+            f"Give either `steps` or `epochs`, a positive integer. Received: steps={steps}, epochs={epochs}."
         )
 
 
@@ -134,7 +134,9 @@ def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras
             "Make a new Trainer after a change of `trainable`."
         )
     if model.optimizer is not optimizer:
-        raise InputError("A trainer keeps its optimizer. Received: a model compiled anew. Make a new Trainer instead.")
+        raise InputError(
+            "A trainer keeps its optimizer. Received: a model that was compiled again. Make a new Trainer instead."
+        )
 
 
 def check_same_data(strategy: Strategy, data: Examples) -> None:

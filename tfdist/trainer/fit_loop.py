@@ -94,7 +94,7 @@ class Schedule:
         for name, value in least.items():
             given = getattr(self, name)
             if not isinstance(given, int) or given < value:
-                raise InputError(f"{name} must be a whole number of at least {value}. Received: {given!r}.")
+                raise InputError(f"{name} must be an integer of at least {value}. Received: {given!r}.")
 
     def until(self, step: int, borders: Sequence[int]) -> int:
         """Returns the number of steps for the call that starts at `step`.

@@ -193,10 +193,10 @@ class Trainer:
           checkpoints: where and how often to save the run; by default never.
           ledger: records the examples that this process uses, for example `tfdist.reporting.LedgerFile`.
           check_sync_every: steps between checks that all replicas hold the same values; 0: never.
+          check_sync: "variables", where a difference ends the run, or "gradients", whose norms are logged by replica.
           stall_warning_seconds: a call of the compiled loop that takes this long beyond twice the usual is reported; 0:
             never.
           stall_shutdown_seconds: one that takes this long beyond it ends all processes with exit code 4; 0: never.
-          check_sync: "variables", where a difference ends the run, or "gradients", whose norms are logged by replica.
 
         Raises:
           InputError: an argument is invalid.
@@ -277,7 +277,7 @@ class Trainer:
         return self.resume_from(resume_candidates(self.strategy, path, commits))
 
     def resume_from(self, checkpoints: Sequence[str], *, sets_aside: bool = True) -> int:
-        """Same as `resume`, from the first intact of these paths; `sets_aside` tells whether to rename damaged ones."""
+        """Same as `resume`, from the first intact of these paths; `sets_aside`: whether to rename damaged ones."""
         checkpoint = restore(self._run_state(), checkpoints, self.strategy.group, sets_aside)
         if checkpoint is not None:
             self.resumed_from = str(checkpoint.path)
@@ -310,7 +310,7 @@ class Trainer:
 
     def _run_state(self) -> TrainState:
         if not self._built:
-            raise InputError("A model must be built before a run goes on. Received: none. Call trainer.build(data).")
+            raise InputError("A model must be built before a run resumes. Received: none. Call trainer.build(data).")
         return TrainState(self.model, self.strategy, self._kept, self.callback_memory)
 
     def _sync(self, site: Site, every: int, what: str) -> Inspection:

@@ -80,7 +80,7 @@ def test_every_byte_of_it_is_one_that_it_must_be(content):
 )
 def test_what_is_no_manifest_is_damage(data, tmp_path):
     (tmp_path / "manifest.json").write_bytes(data)
-    with pytest.raises(Damaged, match="manifest.json: its content is not what its own hash says"):
+    with pytest.raises(Damaged, match="manifest.json: its content does not match its own hash"):
         Checkpoint.open(tmp_path)
 
 

@@ -217,7 +217,8 @@ def test_where_files_cannot_be_locked_the_run_is_warned_and_goes_on(every, tmp_p
         assert run(path, steps=6, checkpoint_every=every) == 0
     first, *second = [record.getMessage() for record in caplog.records if record.name == "tfdist.cli.run_start"]
     assert (
-        f"Received: {path}/lock: No locks available. Give another --output_dir. The run goes on, and nothing" in first
+        f"Received: {path}/lock: No locks available. Give another --output_dir. The run continues without a lock"
+        in first
     )
     assert first.endswith("None is known to.")
     last = ["The last one was process 12 on alpha since noon: make sure" in said for said in second]

@@ -47,7 +47,7 @@ def test_both_ranks_take_the_last_good_one(tmp_path: pathlib.Path) -> None:
         assert f"It is set aside as {damaged}.damaged." in line
         assert damaged.with_name(f"{damaged.name}.damaged").is_dir()
     for rank in range(2):
-        assert f"Goes on from {good}." in RunDirectory(path).log(rank).read_text()
+        assert f"Resuming from {good}." in RunDirectory(path).log(rank).read_text()
     assert weights(path) == weights(whole)
     assert shown(path) == shown(whole)
     assert ledger.main(str(path)) == 0

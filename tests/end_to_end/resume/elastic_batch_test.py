@@ -297,7 +297,7 @@ def test_the_command_refuses_before_anything_is_written(tmp_path):
     with pytest.raises(InputError, match="--elastic_batch=replica needs a --batch_size"):
         run(tmp_path / "run", batch_size=64, **flags)
     run(tmp_path / "run", batch_size=63, **flags)
-    with pytest.raises(InputError, match="A run goes on as it began"):
+    with pytest.raises(InputError, match="A run must resume with the flags"):
         run(tmp_path / "run", batch_size=42, **(flags | {"devices": 2}))
     with pytest.raises(InputError, match="--elastic_batch=replica needs a --batch_size"):
         run(tmp_path / "dry", batch_size=64, dry_run=True, **flags)

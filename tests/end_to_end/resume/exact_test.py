@@ -252,7 +252,7 @@ def test_compression_of_another_kind_begins_anew(mirrored2, tmp_path, caplog):
     trainer.resume(tmp_path)
     with caplog.at_level(logging.WARNING):
         fit(trainer, tmp_path)
-    assert "begins anew" in caplog.text
+    assert "starts anew" in caplog.text
 
 
 def test_a_directory_without_checkpoints_is_the_beginning(single, tmp_path):

@@ -81,7 +81,7 @@ def test_a_run_that_is_asked_to_stop_is_saved_and_goes_on(name, mirrored2, tmp_p
     fit(make_trainer(mirrored2), tmp_path / "whole", every="0")
     trainer = make_trainer(mirrored2)
     stop = At(4, lambda: (os.kill(os.getpid(), signal.Signals[name]), time.sleep(0.5)))
-    with pytest.raises(Preempted, match=r"stopped at step \d+, which is saved in .*goes on"):
+    with pytest.raises(Preempted, match=r"stopped at step \d+, which is saved in .*Resume"):
         fit(trainer, tmp_path / "parts", every="0", callbacks=[stop])
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
     [stopped] = steps_of(tmp_path / "parts")
@@ -123,7 +123,7 @@ def test_or_is_a_warning_and_tried_again(single, tmp_path, caplog):
             checkpoints=saved,
             callbacks=[At(8, where.unlink)],
         )
-    assert caplog.text.count("The run goes on") >= 1
+    assert caplog.text.count("The run continues") >= 1
     assert steps_of(where)[0] == STEPS
 
 

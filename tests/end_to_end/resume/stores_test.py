@@ -78,7 +78,7 @@ def test_what_cannot_be_written_is_one_warning_and_harms_none_before(single, tmp
         Checkpoint.open(path).verify()
     [warning] = [record.getMessage() for record in caplog.records]
     assert "part of a commit. Received, for step-000000003: rank 0: [Errno 28] No space left on device" in warning
-    assert warning.endswith("The run goes on; the next commit is tried.")
+    assert warning.endswith("The run continues, and tries again at the next commit.")
     full.clear()
     trainer = make_trainer(single)
     assert trainer.resume(tmp_path / "disk", tmp_path / "memory") == 2
@@ -134,9 +134,9 @@ def test_what_is_no_place_for_commits(options, message):
         (
             "mirrored4",
             "mirrored2",
-            "2 replicas go on where 4 stopped: .* replica r takes over that of r [+] 2, r [+] 4, ...",
+            "2 replicas resume a run of 4 stopped: .* replica r takes over that of r [+] 2, r [+] 4, ...",
         ),
-        ("mirrored2", "mirrored4", "4 replicas go on where 2 stopped: .*; replicas from 2 on begin with nothing."),
+        ("mirrored2", "mirrored4", "4 replicas resume a run of 2 stopped: .*; replicas from 2 on begin with nothing."),
         ("mirrored2", "mirrored2", ""),
     ],
 )

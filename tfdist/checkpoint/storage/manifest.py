@@ -61,7 +61,7 @@ def unsealed(data: bytes) -> dict[str, Any]:
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         is_intact = False
     if not is_intact:
-        raise ValueError("its content is not what its own hash says")
+        raise ValueError("its content does not match its own hash")
     return content
 
 

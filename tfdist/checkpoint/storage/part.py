@@ -42,7 +42,7 @@ class Part:
             not 0 <= begin <= begin + size <= whole for begin, size, whole in axes
         ):
             raise ValueError(
-                f"A block of {self.name} must lie in it. Received: {values.shape} at {self.offset} of {self.shape}."
+                f"A block of {self.name} must be inside of it. Received: {values.shape} at {self.offset} of {self.shape}."
             )
 
     @property

@@ -97,7 +97,7 @@ def create(methods: Sequence[Spec]) -> Reducer:
         then = getattr(first, "then", None)
         if then is None or not isinstance(second, Codec):
             raise InputError(
-                "A | stands between a method with values, such as topk or powersgd, and one that codes values, such as "
+                "A | joins a method with values, such as topk or powersgd, and one that codes values, such as "
                 f"fp16. Received: {'|'.join(map(str, methods))}. Leave out |{spec}."
             )
         first = then(second)

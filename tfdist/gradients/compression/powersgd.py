@@ -56,7 +56,7 @@ class PowerSGD(Reducer):
           warm_start: whether a step starts from the previous one's Q'.
         """
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-            raise InputError(f"powersgd needs a whole rank of at least 1. Received: {rank!r}. Write, say, rank=4.")
+            raise InputError(f"powersgd needs an integer rank of at least 1. Received: {rank!r}. Write, say, rank=4.")
         self._rank = rank
         self._warm_start = checked_flag("powersgd", "warm_start", warm_start)
         self._factors: Reducer = Bucketed(Sum())

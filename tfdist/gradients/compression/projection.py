@@ -22,7 +22,7 @@ class Projection(Drawing):
     feedback is needed, but E |x - C(x)|^2 = (n/k - 1) |x|^2. The signs are derived from the message's name and a number
     of draws.
 
-    Cost: 4 (k + 1) bytes, all-reduced (the 1 tells whether the tensor was finite). Experimental: its error is that of
+    Cost: 4 (k + 1) bytes, all-reduced (the 1 shows whether the tensor was finite). Experimental: its error is that of
     randomk at the same cost.
 
     Charikar et al., Finding Frequent Items in Data Streams, 2002; Achlioptas, Database-friendly Random Projections,

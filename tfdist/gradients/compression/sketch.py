@@ -23,7 +23,7 @@ class Sketch(Drawing):
     draws. h_r splits the vector into blocks of `columns` elements and rotates each by a random offset, so two elements
     collide with a probability of at most 1 / columns.
 
-    Cost: 4 (rows columns + 1 + k) bytes, all-reduced in two messages (the 1 tells whether the tensor was finite). A
+    Cost: 4 (rows columns + 1 + k) bytes, all-reduced in two messages (the 1 shows whether the tensor was finite). A
     vector of at most rows x columns elements is summed exactly. Experimental: sketching takes longer than any other
     method, about 10 ns per element and row.
 
