@@ -56,7 +56,11 @@ def train(strategy: tfdist.Strategy, whole: Any, row: str, seed: int, given: arg
             seed=seed,
         )
     trainer.fit(
-        whole.train, batch_size=batch_size, steps=given.epochs * steps_in_epoch, log_every=10**6, measure_every=0
+        whole.train,
+        batch_size=batch_size,
+        steps=given.epochs * steps_in_epoch,
+        schedule=tfdist.Schedule(log_every=10**6),
+        checks=tfdist.Checks(measure_every=0),
     )
     return 100 * trainer.evaluate(whole.test, batch_size=1000)["accuracy"]
 

@@ -57,9 +57,21 @@ def train(strategy: tfdist.Strategy, whole: Any, method: str, seed: int, given: 
             compression_min_bytes=given.compression_min_bytes,
             seed=seed,
         )
-    history = trainer.fit(whole.train, batch_size=BATCH, steps=steps // 2, log_every=steps, measure_every=0)
+    history = trainer.fit(
+        whole.train,
+        batch_size=BATCH,
+        steps=steps // 2,
+        schedule=tfdist.Schedule(log_every=steps),
+        checks=tfdist.Checks(measure_every=0),
+    )
     began = time.perf_counter()
-    history = trainer.fit(whole.train, batch_size=BATCH, steps=steps - steps // 2, log_every=steps, measure_every=0)
+    history = trainer.fit(
+        whole.train,
+        batch_size=BATCH,
+        steps=steps - steps // 2,
+        schedule=tfdist.Schedule(log_every=steps),
+        checks=tfdist.Checks(measure_every=0),
+    )
     seconds = (time.perf_counter() - began) / (steps - steps // 2)
     accuracy = trainer.evaluate(whole.test, batch_size=1000)["accuracy"]
     return Outcome(accuracy, history.last("train")["compression_ratio"], seconds)

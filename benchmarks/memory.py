@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.cli import command, flags, session
 from tfdist.config.train_config import TrainConfig
+from tfdist.trainer.options import Checks, Schedule
 
 STEPS = 3
 MIB = 2**20
@@ -31,7 +32,13 @@ def main(config: TrainConfig) -> None:
         trainer.build(opened.data.train)
         building, built = _peak() - start, _now()
         _forget_the_peak()
-        trainer.fit(opened.data.train, batch_size=config.batch_size, steps=STEPS, steps_per_call=1, measure_every=0)
+        trainer.fit(
+            opened.data.train,
+            batch_size=config.batch_size,
+            steps=STEPS,
+            schedule=Schedule(steps_per_call=1),
+            checks=Checks(measure_every=0),
+        )
         state = sum(_bytes(v) for v in (*trainer.model.variables, *trainer.model.optimizer.variables))
         print(
             f"rank {opened.strategy.cluster.rank}: building {building / MIB:.0f} MiB, steps {(_peak() - built) / MIB:.0f} MiB, "

@@ -7,12 +7,10 @@ checkpoints of `--checkpoint_every`, which go to a temporary directory here.
 """
 
 import argparse
-import inspect
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import stopwatch
 from workload import LEARNING_RATE, WORKLOADS
@@ -21,6 +19,7 @@ from tfdist.checkpoint import manager
 from tfdist.cli import command, flags, session
 from tfdist.config.train_config import TrainConfig
 from tfdist.reporting import NullReporter, RunPlan
+from tfdist.trainer.options import Checks, Recording, Schedule
 
 EPOCH = 100  # steps: longer than a run, so that no epoch's end cuts a call short
 
@@ -73,17 +72,20 @@ def train(config: TrainConfig, watch: stopwatch.Stopwatch) -> None:
     stamps = Stamps()
     with session.opened(config) as opened, tempfile.TemporaryDirectory(dir=".") as directory:
         trainer = session.make_trainer(opened, opened.strategy)
-        # Whatever `fit` takes that is a flag, those of later versions included.
-        named: dict[str, Any] = {
-            name: getattr(config, name) for name in inspect.signature(trainer.fit).parameters if hasattr(config, name)
-        }
-        if config.checkpoint_every != "0":
-            named["checkpoints"] = manager.Checkpoints(
-                directory=opened.strategy.group.broadcast("checkpoints", directory),
-                every=config.checkpoint_every,
-                in_background=config.checkpoint_async,
-            )
-        trainer.fit(opened.data.train, **named, reporter=stamps)
+        saved = manager.Checkpoints(
+            directory=opened.strategy.group.broadcast("checkpoints", directory),
+            every=config.checkpoint_every,
+            in_background=config.checkpoint_async,
+        )
+        trainer.fit(
+            opened.data.train,
+            batch_size=config.batch_size,
+            steps=config.steps,
+            schedule=Schedule.of(config),
+            checks=Checks.of(config),
+            recording=Recording(reporter=stamps),
+            checkpoints=saved if config.checkpoint_every != "0" else None,
+        )
         chief = opened.strategy.is_chief
     if chief:
         stopwatch.tell(stamps.seconds_a_step(watch), stamps.loss)

@@ -65,7 +65,7 @@ def test_logical_devices_of_one_process(tmp_path, capsys):
     path = tmp_path / "out"
     assert bench.start(["bench", "collectives", *flags, f"--output_dir={path}"]) == 0
     reason, header, *rows, last = capsys.readouterr().out.splitlines()
-    assert "Strategy mirrored" in reason
+    assert "Using strategy mirrored" in reason
     assert header == table.header()
     assert [row.split()[0] for row in rows] == list(TRAFFIC)
     assert last == str(path)

@@ -40,7 +40,7 @@ _IMPORTED = (
     "tensorflow",
     "keras",
     "tfdist.trainer.trainer",
-    "tfdist.cli.run_start",
+    "tfdist.cli.opened_run",
     "tfdist.checkpoint.restore",
     "tfdist.distribution.tf_distribute",
     "tfdist.keras_fit",

@@ -19,16 +19,20 @@ if TYPE_CHECKING:
     from tfdist.layers.recompute import recompute
     from tfdist.layers.sharding_constraint import constrain
     from tfdist.sharding.dim_names import name_dims
+    from tfdist.trainer.options import Checks, Recording, Schedule
     from tfdist.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Checkpoints",
+    "Checks",
     "Cluster",
     "Collectives",
     "Group",
     "LossScaler",
+    "Recording",
+    "Schedule",
     "Strategy",
     "Trainer",
     "collectives",
@@ -49,10 +53,13 @@ __all__ = [
 
 _HOMES = {
     "Checkpoints": "tfdist.checkpoint.manager",
+    "Checks": "tfdist.trainer.options",
     "Cluster": "tfdist.cluster.environment",
     "Collectives": "tfdist.collectives",
     "Group": "tfdist.coordination",
     "LossScaler": "tfdist.gradients",
+    "Recording": "tfdist.trainer.options",
+    "Schedule": "tfdist.trainer.options",
     "Strategy": "tfdist.distribution.strategy",
     "Trainer": "tfdist.trainer.trainer",
     "constrain": "tfdist.layers.sharding_constraint",

@@ -61,7 +61,7 @@ def main(run: str, config: ExportConfig) -> int:
         path = given or _folder(found) / f"export-{trainer.step:09d}{_ENDINGS[config.format]}"
         _check_output(path, config.format)
         _write(trainer, config.format, path)
-    print(f"{path}  step {trainer.step}, from {trainer.resumed_from}")
+    print(f"{path}  step {trainer.step}, from {trainer.train_state.resumed_from}")
     return 0
 
 

@@ -389,7 +389,7 @@ def test_a_stranger_cannot_set(attribute):
     ],
 )
 def test_what_is_not_understood_is_damaged(values):
-    with pytest.raises(Damaged, match="of callbacks is not understood"):
+    with pytest.raises(Damaged, match="of callbacks are not understood"):
         CallbackState().restore(stranger(values))
 
 

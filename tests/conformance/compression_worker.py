@@ -31,7 +31,7 @@ def train(strategy: tfdist.Strategy, method: str) -> dict:
             compression=method,
             compression_min_bytes=1024,
         )
-    history = trainer.fit(data, batch_size=13, steps=STEPS, log_every=1)
+    history = trainer.fit(data, batch_size=13, steps=STEPS, schedule=tfdist.Schedule(log_every=1))
     weights = hashlib.sha256(b"".join(np.asarray(v).tobytes() for v in trainer.model.variables)).hexdigest()
     same = [array.values.tobytes() for array in trainer.state.values() if not array.per_replica]
     return {

@@ -41,8 +41,8 @@ def main(repeats: str, directory: str, rank: str) -> None:
     for _ in range(int(repeats)):
         for variable, value in zip(variables, start, strict=True):
             variable.assign(value)
-        trainer.step = 0
-        trainer.fit(data, batch_size=20, steps=STEPS, steps_per_call=1, callbacks=[delay])
+        trainer.train_state.step = 0
+        trainer.fit(data, batch_size=20, steps=STEPS, schedule=tfdist.Schedule(steps_per_call=1), callbacks=[delay])
         digests.append(hashlib.sha256(b"".join(np.asarray(v).tobytes() for v in variables)).hexdigest())
     pathlib.Path(directory, f"{rank}.txt").write_text("\n".join(digests))
     strategy.group.barrier("done")

@@ -46,9 +46,9 @@ def weights(trainer):
 def test_looking_leaves_the_training_as_it_was(mirrored2):
     """Bit for bit: weights, slots, moving statistics, error feedback and what is logged."""
     runs = []
-    for options in ({"measure_every": 0}, {"measure_every": 4, "compression_check_every": 3}):
+    for checks in (tfdist.Checks(measure_every=0), tfdist.Checks(measure_every=4, compression_check_every=3)):
         trainer = make(mirrored2, "topk(ratio=0.2)")
-        history = trainer.fit(DATA, batch_size=16, steps=9, log_every=3, **options)
+        history = trainer.fit(DATA, batch_size=16, steps=9, schedule=tfdist.Schedule(log_every=3), checks=checks)
         state = [array.values for array in trainer.state.values()]
         runs.append(([*weights(trainer), *state], [(r["loss"], r["accuracy"]) for r in history.records], history))
     for a, b in zip(runs[0][0], runs[1][0], strict=True):
@@ -68,9 +68,13 @@ def test_the_guard_gives_up_what_errs_too_much(mirrored2, caplog):
     trainer = make(mirrored2, "size>=600: topk(ratio=0.1); *: topk(ratio=0.99)")
     with caplog.at_level("WARNING", "tfdist"):
         history = trainer.fit(
-            DATA, batch_size=16, steps=8, log_every=1, compression_check_every=4, compression_max_error=0.3
+            DATA,
+            batch_size=16,
+            steps=8,
+            schedule=tfdist.Schedule(log_every=1),
+            checks=tfdist.Checks(compression_check_every=4, compression_max_error=0.3),
         )
-    assert trainer.steps.overrides == {"sequential/dense/kernel": "none(feedback=True)"}
+    assert trainer.program.steps.overrides == {"sequential/dense/kernel": "none(feedback=True)"}
     assert "From step 4 on, the gradient of sequential/dense/kernel is summed exactly" in caplog.text
     ratios = [record["compression_ratio"] for record in history.records]
     assert ratios[3] > ratios[4]
@@ -91,7 +95,7 @@ def test_what_was_kept_is_sent_when_compression_is_given_up(mirrored2):
     trainer.fit(DATA, batch_size=16, steps=1)
     kept = trainer.state["sequential/dense/kernel/error"].values
     assert np.any(kept)
-    trainer.steps.fall_back([spec.name for spec in trainer.steps.compressible()])
+    trainer.program.steps.fall_back([spec.name for spec in trainer.program.steps.compressible()])
     trainer.fit(DATA, batch_size=16, steps=1)
     assert not np.any(trainer.state["sequential/dense/kernel/error"].values)
     assert any(np.any(a != b) for a, b in zip(before, weights(trainer), strict=True))
@@ -103,13 +107,13 @@ def test_auto_chooses_by_what_was_measured(mirrored2, monkeypatch, caplog):
     monkeypatch.setattr("tfdist.diagnostics.auto.measure", lambda strategy: slow)
     trainer = make(mirrored2, "auto(after=3, allow='topk(ratio=0.01)')")
     with caplog.at_level("INFO", "tfdist"):
-        history = trainer.fit(DATA, batch_size=16, steps=6, log_every=1)
+        history = trainer.fit(DATA, batch_size=16, steps=6, schedule=tfdist.Schedule(log_every=1))
     ratios = [record["compression_ratio"] for record in history.records]
     assert ratios[:3] == [1.0] * 3
     assert min(ratios[3:]) > 2
     choice = trainer.state["compression/choice"]
     assert not choice.per_replica
-    names = [spec.name for spec in trainer.steps.specs]
+    names = [spec.name for spec in trainer.program.steps.specs]
     assert dict(zip(names, choice.values.tolist(), strict=True))["sequential/dense/kernel"] == 1
     assert "sequential/dense/kernel travels by topk(ratio=0.01)" in caplog.text
 
@@ -132,24 +136,26 @@ def test_code_that_a_checkpoint_alone_names_is_not_run(mirrored2, tmp_path, capl
     trainer = make(mirrored2)
     planted = {"sequential/dense/kernel": "a_stranger_s:Codec", "sequential/dense_1/kernel": "fp16"}
     plant = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: setattr(trainer.steps, "overrides", planted)
+        on_train_batch_end=lambda batch, logs: setattr(trainer.program.steps, "overrides", planted)
     )
     saved = tfdist.Checkpoints(directory=str(tmp_path), every="3")
-    trainer.fit(DATA, batch_size=16, steps=3, steps_per_call=3, checkpoints=saved, callbacks=[plant])
+    trainer.fit(
+        DATA, batch_size=16, steps=3, schedule=tfdist.Schedule(steps_per_call=3), checkpoints=saved, callbacks=[plant]
+    )
     again = make(mirrored2)
     again.build(tfdist.data.ArraySource(DATA))
     assert again.resume(tmp_path) == 3
     assert "had chosen a_stranger_s:Codec, which --compression names no more: left out." in caplog.text
     again.fit(DATA, batch_size=16, steps=4)
-    assert again.steps.overrides == {"sequential/dense_1/kernel": "fp16"}
+    assert again.program.steps.overrides == {"sequential/dense_1/kernel": "fp16"}
 
 
 def test_one_s_own_code_that_auto_chose_goes_on(mirrored2):
     own = "tfdist.gradients.compression.casts:FP16"
     trainer = make(mirrored2, f"auto(allow='{own}; int8')")
     trainer.build(tfdist.data.ArraySource(DATA))
-    trainer.steps.go_on({"sequential/dense/kernel": own})
-    assert trainer.steps.overrides == {"sequential/dense/kernel": own}
+    trainer.program.steps.go_on({"sequential/dense/kernel": own})
+    assert trainer.program.steps.overrides == {"sequential/dense/kernel": own}
 
 
 def test_auto_stays_with_none_unless_another_is_clearly_faster():

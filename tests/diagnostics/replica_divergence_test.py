@@ -17,6 +17,7 @@ from tfdist.diagnostics.replica_divergence import compare
 from tfdist.errors import DesyncError, InputError
 from tfdist.process import progress_file
 from tfdist.testing import parity
+from tfdist.trainer.options import Checks, Schedule
 
 
 def flipped(values) -> np.ndarray:
@@ -40,8 +41,15 @@ class Flip(keras.callbacks.Callback):
             own.assign(flipped(own))
 
 
-def fit(trainer, steps=12, **options):
-    return trainer.fit((IMAGES, LABELS), batch_size=8, steps=steps, steps_per_call=5, **options)
+def fit(trainer, steps=12, callbacks=(), **checks):
+    return trainer.fit(
+        (IMAGES, LABELS),
+        batch_size=8,
+        steps=steps,
+        callbacks=callbacks,
+        schedule=Schedule(steps_per_call=5),
+        checks=Checks(**checks),
+    )
 
 
 def test_replicas_that_are_alike_go_on(mirrored2):
@@ -66,7 +74,7 @@ def test_one_bit_on_one_device_of_a_mesh(mesh2x2):
     case = parity.Case(model="mlp", optimizer="sgd")
     trainer = parity.make_trainer(mesh2x2, case)
     trainer.build(parity.source_of(case))
-    trainer.fit(parity.source_of(case), batch_size=16, steps=4, check_sync_every=2)
+    trainer.fit(parity.source_of(case), batch_size=16, steps=4, checks=Checks(check_sync_every=2))
     variable = keras_internals.value_of(trainer.model.trainable_variables[0])
     parts = [np.array(part) for part in dtensor.unpack(variable.read_value())]
     parts[3] = flipped(parts[3])
@@ -74,7 +82,7 @@ def test_one_bit_on_one_device_of_a_mesh(mesh2x2):
     with pytest.raises(
         DesyncError, match=r"differs: (data:1,model:1 of rank 0 from data:0,model:1|.* from data:1,model:1)"
     ):
-        trainer.fit(parity.source_of(case), batch_size=16, steps=4, check_sync_every=4)
+        trainer.fit(parity.source_of(case), batch_size=16, steps=4, checks=Checks(check_sync_every=4))
 
 
 def test_norms_of_gradients_by_replica(mirrored2, caplog):

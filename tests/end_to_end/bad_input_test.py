@@ -118,7 +118,7 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]] = {
     "convolution is split": (
         ("--strategy=mesh", "--mesh_shape=data:2;model:2", "--model=cnn", "--layout=out:model"),
         {},
-        ("splits out of", "convolutions whole", "tfdist.name_dims"),
+        ("splits out of", "shard kernels of convolutions", "tfdist.name_dims"),
     ),
     "mesh does not divide the batch": (
         ("--strategy=mesh", "--mesh_shape=data:4", "--batch_size=6"),
@@ -157,7 +157,7 @@ def assert_one_line(code: int, out: str, err: str, words: tuple[str, ...]) -> No
     assert code == 2, err
     assert out == ""
     # Whether a model fits its data shows when the run has begun, which then says that it has ended.
-    ours = (" INFO rank 0: Strategy ", "run ended: bad input")
+    ours = (" INFO rank 0: Using strategy ", "run ended: bad input")
     lines = [line for line in err.splitlines() if not any(part in line for part in ours)]
     assert len(lines) == 1, err
     assert lines[0].startswith("tfdist.train: ")

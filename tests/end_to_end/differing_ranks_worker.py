@@ -43,7 +43,14 @@ def train(strategy, units=4, activation="relu", more=(), momentum=0.9, callbacks
         model = keras.Sequential([keras.Input((5,)), hidden, *more, keras.layers.Dense(1)])
         trainer = tfdist.Trainer(model, optimizer=keras.optimizers.SGD(0.1, momentum), loss="mse")
     callbacks = [*callbacks, keras.callbacks.Callback()]
-    trainer.fit((X, Y), batch_size=8, steps=40, steps_per_call=5, callbacks=callbacks, check_sync_every=20)
+    trainer.fit(
+        (X, Y),
+        batch_size=8,
+        steps=40,
+        schedule=tfdist.Schedule(steps_per_call=5),
+        callbacks=callbacks,
+        checks=tfdist.Checks(check_sync_every=20),
+    )
 
 
 @contextlib.contextmanager

@@ -36,7 +36,14 @@ def main(sleeper: int, warning: float, shutdown: float, step: int = 20) -> None:
         trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse")
     callbacks = [FallsAsleep(step if strategy.cluster.rank == sleeper else None)]
     limits = {"stall_warning_seconds": warning, "stall_shutdown_seconds": shutdown}
-    trainer.fit((X, Y), batch_size=8, steps=100, steps_per_call=5, callbacks=callbacks, **limits)
+    trainer.fit(
+        (X, Y),
+        batch_size=8,
+        steps=100,
+        schedule=tfdist.Schedule(steps_per_call=5),
+        callbacks=callbacks,
+        checks=tfdist.Checks(**limits),
+    )
 
 
 if __name__ == "__main__":

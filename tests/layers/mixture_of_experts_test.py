@@ -172,7 +172,7 @@ def trained(strategy, steps=300, **options):
         layer.router.assign(router)
         trainer = tfdist.Trainer(model, optimizer=keras.optimizers.Adam(0.01), loss="mse")
     before = trainer.evaluate((x, y), batch_size=16)
-    history = trainer.fit((x, y), batch_size=16, steps=steps, log_every=50)
+    history = trainer.fit((x, y), batch_size=16, steps=steps, schedule=tfdist.Schedule(log_every=50))
     return before, trainer.evaluate((x, y), batch_size=16), history
 
 
@@ -213,7 +213,7 @@ def test_micro_steps_and_other_calls_of_the_model_count_no_token_twice(single):
             model = keras.Model(inputs, MixtureOfExperts(4, 8, name="moe", evaluation_capacity_factor=4.0)(inputs))
             trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse", accumulate_steps=micro_steps)
         model(np.zeros([64, 12, 6], "float32"))
-        records.append(trainer.fit((X, X), batch_size=8, steps=1, log_every=1).last("train"))
+        records.append(trainer.fit((X, X), batch_size=8, steps=1, schedule=tfdist.Schedule(log_every=1)).last("train"))
         model(np.zeros([64, 12, 6], "float32"))
         records.append(trainer.evaluate((X, X), batch_size=8))
     one, evaluated, four, again = records

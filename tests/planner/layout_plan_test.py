@@ -247,7 +247,7 @@ def test_kernels_of_convolutions_stay_whole(convolution, named):
     mesh = parse_mesh("data:1;model:2")
     rules = "ffn:model" if named else "out:model"
     with pytest.raises(
-        InputError, match="splits (ffn|out) of .*first/.*kernel over the axis model; the engine takes kernels"
+        InputError, match="splits (ffn|out) of .*first/.*kernel over the axis model; the engine cannot shard kernels"
     ):
         layout_plan.AbstractModel(make).plan(mesh, parse_layout(rules, mesh), Shard(), 8)
     mesh = parse_mesh("data:2;model:1")  # which splits nothing

@@ -48,7 +48,7 @@ def test_logs(mirrored2):
         on_train_end=lambda logs: seen["train"].append(logs),
     )
     trainer = make_trainer(mirrored2)
-    history = trainer.fit(BOTH, batch_size=4, epochs=2, steps_per_call=2, callbacks=[keep])
+    history = trainer.fit(BOTH, batch_size=4, epochs=2, schedule=tfdist.Schedule(steps_per_call=2), callbacks=[keep])
     assert seen["batch"] == [(step, {"loss", "mae"}) for step in (1, 3, 5, 7)]
     assert [epoch for epoch, _ in seen["epoch"]] == [0, 1]
     assert set(seen["epoch"][0][1]) == {"loss", "mae", "val_loss", "val_mae"}
@@ -61,7 +61,9 @@ def test_logs(mirrored2):
 def test_the_loss_of_an_epoch_is_the_mean_of_its_steps(single):
     logs = []
     keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, values: logs.append(values["loss"]))
-    history = make_trainer(single).fit((X, Y), batch_size=4, epochs=2, log_every=1, callbacks=[keep])
+    history = make_trainer(single).fit(
+        (X, Y), batch_size=4, epochs=2, schedule=tfdist.Schedule(log_every=1), callbacks=[keep]
+    )
     losses = [record["loss"] for record in history.records]
     assert logs == pytest.approx([np.mean(losses[:4]), np.mean(losses[4:])])
 
@@ -85,7 +87,7 @@ def test_stop_training(mirrored2):
             self.model.stop_training = batch >= 2
 
     trainer = make_trainer(mirrored2)
-    trainer.fit((X, Y), batch_size=4, steps=12, steps_per_call=1, callbacks=[Stop()])
+    trainer.fit((X, Y), batch_size=4, steps=12, schedule=tfdist.Schedule(steps_per_call=1), callbacks=[Stop()])
     assert trainer.step == 3
     trainer.fit((X, Y), batch_size=4, steps=2)
     assert trainer.step == 5, "a stop is of one run"

@@ -89,7 +89,7 @@ def test_mixed_precision(single, sharded, bits):
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             trainer = tfdist.Trainer(model, optimizer=keras.optimizers.SGD(0.1), loss=loss)
         first = {v.path: np.array(strategy.local(v.value)[0]) for v in model.variables}
-        last = trainer.fit(data, batch_size=8, steps=3, log_every=3).last("train")
+        last = trainer.fit(data, batch_size=8, steps=3, schedule=tfdist.Schedule(log_every=3)).last("train")
         assert {v.dtype for v in model.trainable_variables} == {"float32"}
         assert last.get("skipped_steps", 0) == 0
         assert model.get_layer("block_0_ffn_in").compute_dtype == bits
@@ -140,7 +140,10 @@ def test_losses_of_probabilities_are_those_of_their_logits(activation, where, wh
             trainer = tfdist.Trainer(
                 tfdist.recompute(model, recomputed), optimizer=keras.optimizers.SGD(0.01), loss=loss()
             )
-        return [trainer.fit(data, batch_size=8, steps=2, log_every=1).last("train")["loss"] for _ in range(2)]
+        return [
+            trainer.fit(data, batch_size=8, steps=2, schedule=tfdist.Schedule(log_every=1)).last("train")["loss"]
+            for _ in range(2)
+        ]
 
     expected, found = trained(single, "none"), trained(request.getfixturevalue(where), which)
     assert found == pytest.approx(expected, rel=1e-4)

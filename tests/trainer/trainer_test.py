@@ -95,7 +95,7 @@ def test_one_replica_is_bitwise_the_plain_loop(single, model, optimizer):
     start = [np.array(v) for v in expected_model.trainable_variables]
     losses = plain_loop(expected_model, expected_optimizer, 8, 10)
     trainer = make_trainer(single, model, optimizer)
-    history = trainer.fit((IMAGES, LABELS), batch_size=8, steps=10, log_every=1)
+    history = trainer.fit((IMAGES, LABELS), batch_size=8, steps=10, schedule=tfdist.Schedule(log_every=1))
     assert [record["loss"] for record in history.records] == losses
     expected = {v.path: v.numpy() for v in [*expected_model.variables, *expected_optimizer.variables]}
     assert_bitwise(values(trainer), expected)
@@ -109,8 +109,9 @@ def test_one_replica_is_bitwise_the_plain_loop(single, model, optimizer):
 def test_steps_per_call_and_records_change_no_bit(strategy, request):
     strategy = request.getfixturevalue(strategy)
     expected = values(trained(strategy, model="cnn", optimizer="adamw"))
-    for fit in ({"steps_per_call": 1}, {"steps_per_call": 4, "log_every": 3}):
-        assert_bitwise(values(trained(strategy, model="cnn", optimizer="adamw", fit=fit)), expected)
+    for schedule in (tfdist.Schedule(steps_per_call=1), tfdist.Schedule(steps_per_call=4, log_every=3)):
+        found = trained(strategy, model="cnn", optimizer="adamw", fit={"schedule": schedule})
+        assert_bitwise(values(found), expected)
 
 
 @pytest.mark.parametrize("strategy", ["single", "mirrored2"])
@@ -182,7 +183,12 @@ class TestNotFinite:
         assert step % 10 not in (0, 9), "it must fall into a call"
         trainer = make_trainer(single, optimizer="adamw")
         with pytest.raises(NotFiniteError, match=rf"at step {step}\. The first variable .*: hidden_0/kernel\."):
-            trainer.fit((self.images, LABELS), batch_size=1, steps=40, steps_per_call=steps_per_call, log_every=10)
+            trainer.fit(
+                (self.images, LABELS),
+                batch_size=1,
+                steps=40,
+                schedule=tfdist.Schedule(steps_per_call=steps_per_call, log_every=10),
+            )
         assert trainer.step == step
         assert_bitwise(values(trainer), values(trained(single, optimizer="adamw", batch_size=1, steps=step)))
 
@@ -210,7 +216,7 @@ def test_a_variable_without_gradient_is_left_alone_and_named_once(strategy, requ
     trainer = make_trainer(strategy, model, "adamw")
     before = values(trainer)
     with caplog.at_level(logging.WARNING, "tfdist"):
-        trainer.fit((IMAGES, LABELS), batch_size=8, steps=6, steps_per_call=2)
+        trainer.fit((IMAGES, LABELS), batch_size=8, steps=6, schedule=tfdist.Schedule(steps_per_call=2))
     after = values(trainer)
     assert_bitwise({p: after[p] for p in before if "unused" in p}, {p: before[p] for p in before if "unused" in p})
     assert np.any(before["used/kernel"] != after["used/kernel"])
@@ -228,8 +234,10 @@ class TestLength:
         assert trainer.step == 8  # the last one reaches into the fourth epoch
         trainer.fit((IMAGES, LABELS), batch_size=16, steps=3)
         assert trainer.step == 11
+        trainer.fit(IMAGES, LABELS)  # an epoch, as in Keras
+        assert trainer.step == 13
 
-    @pytest.mark.parametrize("length", [{}, {"steps": 1, "epochs": 1}])
+    @pytest.mark.parametrize("length", [{"steps": 0}, {"steps": 1, "epochs": 1}])
     def test_one_of_the_two(self, single, length):
         with pytest.raises(InputError, match="either `steps` or `epochs`"):
             make_trainer(single).fit((IMAGES, LABELS), batch_size=8, **length)
@@ -242,7 +250,10 @@ class TestLength:
 def test_records(mirrored2):
     trainer = make_trainer(mirrored2, metrics=["accuracy"])
     history = trainer.fit(
-        ((IMAGES, LABELS), (IMAGES[:13], LABELS[:13])), batch_size=8, steps=10, log_every=4, eval_every=5
+        ((IMAGES, LABELS), (IMAGES[:13], LABELS[:13])),
+        batch_size=8,
+        steps=10,
+        schedule=tfdist.Schedule(log_every=4, eval_every=5),
     )
     assert [(r["kind"], r["step"]) for r in history.records] == [
         ("train", 4),

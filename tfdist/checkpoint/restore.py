@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.checkpoint.peers import share
+from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.checkpoint.storage import (
     Checkpoint,
     CheckpointError,
@@ -17,7 +18,6 @@ from tfdist.checkpoint.storage import (
     set_aside_in,
     step_of,
 )
-from tfdist.checkpoint.train_state import TrainState
 from tfdist.coordination import Group
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.data.batch_schedule import BatchSchedule
@@ -84,7 +84,7 @@ def _check_none_was_damaged(group: Group, folders: Sequence[Path]) -> None:
         )
 
 
-def restore(state: TrainState, paths: Sequence[str], group: Group, sets_aside: bool = True) -> Checkpoint | None:
+def restore(state: RunVariables, paths: Sequence[str], group: Group, sets_aside: bool = True) -> Checkpoint | None:
     """Restores a run from the first valid one of these checkpoints; every process must call it with the same paths.
 
     A warning is logged for each corrupted checkpoint; with `sets_aside` the chief also renames it, so that it is not
@@ -152,7 +152,7 @@ def _set_aside(path: Path) -> str:
         return f" It could not be set aside ({error.strerror})."
 
 
-def _restored(state: TrainState, path: Path, whole: bool) -> tuple[Checkpoint | None, str]:
+def _restored(state: RunVariables, path: Path, whole: bool) -> tuple[Checkpoint | None, str]:
     """Restores a checkpoint; returns it, and an error if it is corrupted. `whole` verifies unneeded data, too."""
     try:
         checkpoint = Checkpoint.open(path)

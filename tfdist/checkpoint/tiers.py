@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfdist.checkpoint.peers import hosts
+from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.checkpoint.storage import (
     BackgroundWriter,
     CheckpointError,
@@ -18,7 +19,6 @@ from tfdist.checkpoint.storage import (
     remove,
     shard_bytes,
 )
-from tfdist.checkpoint.train_state import TrainState
 from tfdist.checkpoint.transfer import ByteTransfer
 from tfdist.coordination import Group
 from tfdist.distribution.strategy import Strategy
@@ -42,7 +42,7 @@ class Saved(NamedTuple):
     seed: int
     parts: Sequence[Part]
     values: Any
-    state: TrainState
+    state: RunVariables
     over: Spread | None = None
 
 

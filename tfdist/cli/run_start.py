@@ -5,9 +5,8 @@ import dataclasses
 import json
 import logging
 import os
-import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tfdist import keras_internals
 from tfdist.checkpoint import in_memory
@@ -24,7 +23,7 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.grammar.interval import parse_period
 from tfdist.launcher.attempt import LAUNCHED_VARIABLE, RESTART_VARIABLE
-from tfdist.reporting import LedgerFile, NullLedger, NullReporter, Reporter, RunDirectory, chief_reporter
+from tfdist.reporting import LedgerFile, NullLedger, RunDirectory
 from tfdist.trainer.trainer import Trainer
 
 _DISK = "a slow disk"  # what may delay rank 0 while the others wait
@@ -34,40 +33,15 @@ _RATE = ("learning_rate", "lr_scaling", "base_batch_size")
 
 
 class Begun(NamedTuple):
-    """A run whose state and directory are ready.
+    """A run whose state has been restored and whose directory is ready.
 
     Attributes:
-      checkpoint: checkpoint from which the state was restored; empty for step 0.
       checkpoints: how the run is saved.
       ledger: records the examples that this process uses.
-      earlier: earlier records of metrics.
     """
 
-    checkpoint: str
     checkpoints: Checkpoints
     ledger: LedgerFile | NullLedger
-    earlier: list[dict[str, Any]]
-
-    def warn(self, config: TrainConfig, directory: RunDirectory) -> None:
-        """Warns on the chief about lost, or unsaved, progress; called once the log exists."""
-        if self.checkpoints.commit_every and not config.commit_dir and not any(parse_period(config.checkpoint_every)):
-            _log.warning(
-                "Commits without --commit_dir are in the launcher's memory, and go with it, whatever ends it. Received: "
-                "--commit_every=%d with --checkpoint_every=0. Add --checkpoint_every, or a --commit_dir of your own.",
-                config.commit_every,
-            )
-        *earlier, _ = directory.beginnings()
-        if earlier and not self.checkpoint and directory.has_trained:
-            _log.warning(
-                "A run resumes from a checkpoint or a commit. None is left of this run's %s, so it starts at step 0 with new "
-                "weights%s. To avoid this, set or lower --checkpoint_every, or give commits a --commit_dir.",
-                "earlier start" if len(earlier) == 1 else f"{len(earlier)} earlier starts",
-                f"; what was recorded is kept in {directory.dropped}" if directory.dropped.exists() else "",
-            )
-
-    def reporter(self, directory: RunDirectory, strategy: Strategy) -> Reporter:
-        """Returns the run's reporter; a null reporter except on the chief."""
-        return chief_reporter(directory, sys.stderr, self.earlier) if strategy.is_chief else NullReporter()
 
 
 def origin(config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> Origin:
@@ -140,7 +114,7 @@ def begin(
     _check_shared(origin, config, directory, strategy)
     origin = _seen_by_all(origin, directory, strategy)
     step = _resumed(trainer, origin, config, directory)
-    checkpoint = trainer.resumed_from
+    checkpoint = trainer.train_state.resumed_from
     folder = _commit_folder(config, directory, checkpoint, origin.goes_on, strategy)
     batch_schedule = trainer.batch_schedule(examples, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
     start = 0
@@ -151,7 +125,7 @@ def begin(
             step=step,
             checkpoint=checkpoint,
             # If a run ends in the middle of an epoch, its state is that before the evaluation.
-            evaluated=bool(config.eval_every) or not trainer.progress.epoch,
+            evaluated=bool(config.eval_every) or not trainer.train_state.progress.epoch,
             facts={
                 "strategy": strategy.name,
                 "replicas": strategy.replicas,
@@ -180,7 +154,7 @@ def begin(
     keeps = strategy.cluster.rank < _ledgers(config, strategy)
     ledger = LedgerFile(directory.ledger(start, strategy.cluster.rank)) if keeps else NullLedger()
     stack.callback(ledger.close)
-    return Begun(checkpoint, saved, ledger, directory.records())
+    return Begun(saved, ledger)
 
 
 def _locked(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
@@ -218,8 +192,8 @@ def _resumed(trainer: Trainer, origin: Origin, config: TrainConfig, directory: R
     rate = keras_internals.constant_learning_rate(trainer.model.optimizer)
     own = any(is_own(Path(path), directory) for path in origin.checkpoints)
     step = trainer.resume_from(origin.checkpoints, sets_aside=own)
-    if trainer.resumed_from and rate is not None:
-        saved = Checkpoint.open(trainer.resumed_from).flags
+    if trainer.train_state.resumed_from and rate is not None:
+        saved = Checkpoint.open(trainer.train_state.resumed_from).flags
         if any(saved.get(name) != getattr(config, name) for name in _RATE):
             trainer.model.optimizer.learning_rate = rate
     return step

@@ -3,7 +3,7 @@
 The global batch is a pure function of the seed and the step, and does not depend on the number of replicas.
 """
 
-from tfdist.data.adapters import as_data_set, as_examples
+from tfdist.data.adapters import as_data_set, as_examples, fit_data
 from tfdist.data.catalog import load
 from tfdist.data.class_weight import with_class_weight
 from tfdist.data.data_set import DataSet
@@ -32,6 +32,7 @@ __all__ = [
     "as_examples",
     "check_batch_size",
     "check_equal_shares",
+    "fit_data",
     "load",
     "rows",
     "steps_in_epochs",

@@ -1,5 +1,6 @@
 """Wraps a user's own arrays or data sets in a `DataSet`."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,47 @@ def as_data_set(value: Any, name: str) -> DataSet:
     x, y = train.element_spec[:2]
     shape = tuple(x.shape) if isinstance(x, tf.TensorSpec) else ()
     return DataSet(name, train, test, shape, _classes(value[0] if pair else value, y))
+
+
+def fit_data(x: Any, y: Any, sample_weight: Any, validation_data: Any, validation_split: float) -> DataSet:
+    """Wraps the data arguments of Keras's `fit`, in which `x` may also be all data, as for `as_data_set`.
+
+    Raises:
+      InputError: the arguments exclude each other, or the data has another form.
+    """
+    if y is None and sample_weight is not None:
+        raise InputError(
+            "`sample_weight` belongs to arrays `x` and `y`. Received: it without `y`. Give (x, y, weights)."
+        )
+    value = x if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+    if validation_split and validation_data is not None:
+        raise InputError(
+            f"Give `validation_data` or `validation_split`, not both. Received: validation_split={validation_split}."
+        )
+    if validation_split:
+        value = _split(value, validation_split)
+    found = as_data_set(value, "data")
+    return found if validation_data is None else dataclasses.replace(found, test=as_examples(validation_data))
+
+
+def _split(value: Any, fraction: float) -> tuple[Any, Any]:
+    """Splits the last rows off arrays, as Keras does."""
+    arrays = isinstance(value, tuple | list) and len(value) in (2, 3) and not all(map(_is_whole, value))
+    if not arrays or not 0 < fraction < 1:
+        raise InputError(
+            "`validation_split` is a fraction in [0, 1) of arrays. Received: "
+            f"{fraction} of {'arrays' if arrays else type(value).__name__}. Give `validation_data`."
+        )
+    rows = len(tf.nest.flatten(value)[0])
+    begin = int(rows * (1.0 - fraction))
+    if not 0 < begin < rows:
+        raise InputError(f"`validation_split` must leave rows for both parts. Received: {fraction} of {rows} rows.")
+    first, last = (_rows(value, part) for part in (slice(begin), slice(begin, None)))
+    return first, last
+
+
+def _rows(arrays: Any, part: slice) -> Any:
+    return tf.nest.map_structure(lambda array: array[part], tuple(arrays))
 
 
 def as_examples(value: Any) -> Examples:

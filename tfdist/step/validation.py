@@ -112,12 +112,20 @@ _REFUSED = {
 }
 
 
-def check_length(steps: int, epochs: int) -> None:
-    """Raises `InputError` unless exactly one of `steps` and `epochs` is given, as a positive integer."""
-    if bool(steps) == bool(epochs) or min(steps, epochs) < 0 or int(steps) != steps or int(epochs) != epochs:
+def check_length(steps: int | None, epochs: int | None) -> tuple[int, int]:
+    """Returns the length of a run in steps and in epochs, one of which is 0; by default one epoch.
+
+    Raises:
+      InputError: both are given, or one is not a positive integer.
+    """
+    if steps is None and epochs is None:
+        return 0, 1
+    found = steps or 0, epochs or 0
+    if bool(steps) == bool(epochs) or min(found) < 0 or any(int(number) != number for number in found):
         raise InputError(
             f"Give either `steps` or `epochs`, a positive integer. Received: steps={steps}, epochs={epochs}."
         )
+    return found
 
 
 def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras.Optimizer) -> None:

@@ -27,6 +27,7 @@ from tfdist.config.train_config import VerifyConfig
 from tfdist.coordination import LocalGroup
 from tfdist.data import Pipeline
 from tfdist.distribution.strategy import Strategy, create
+from tfdist.trainer.options import Schedule
 from tfdist.trainer.trainer import Trainer
 
 MOST_ROUNDINGS = 4.0  # two runs in 16 bits differ by about one rounding, a bug by ten or more
@@ -174,9 +175,9 @@ def _run(session: Session, trainer: Trainer, after_step: Callable[[], None]) -> 
     trainer.fit(
         session.data.train,
         batch_size=config.batch_size,
-        steps=config.steps,
-        epochs=config.epochs,
-        steps_per_call=1,
+        steps=config.steps or None,
+        epochs=config.epochs or None,
+        schedule=Schedule(steps_per_call=1),
         callbacks=[callback],
     )
     return losses

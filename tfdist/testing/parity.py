@@ -20,6 +20,7 @@ from tfdist.data import ArraySource
 from tfdist.distribution.strategy import Strategy
 from tfdist.gradients import Reduced, Reducer
 from tfdist.optimizers import LARS, MomentumCorrectedSGD, WarmupAndDecay
+from tfdist.trainer.options import Schedule
 from tfdist.trainer.trainer import Trainer
 
 STEPS = 20
@@ -148,7 +149,9 @@ def run_case(strategy: Strategy, case: Case, **trainer_options: Any) -> Outcome:
     source, trainer = source_of(case), make_trainer(strategy, case, **trainer_options)
     model, losses = trainer.model, []
     keep = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: losses.append(logs["loss"]))
-    trainer.fit(source, batch_size=case.batch_size, steps=case.steps, steps_per_call=4, callbacks=[keep])
+    trainer.fit(
+        source, batch_size=case.batch_size, steps=case.steps, schedule=Schedule(steps_per_call=4), callbacks=[keep]
+    )
     evaluation = trainer.evaluate(source, batch_size=case.batch_size)
     replicas = [strategy.local(variable.value) for variable in model.variables]
     digests = [_digest([values[i] for values in replicas]) for i in range(len(strategy.local_replicas))]

@@ -1,295 +1,218 @@
-"""The fit loop: calls of the compiled loop and what happens between them, e.g. records, evaluations and callbacks."""
+"""The fit loop: calls of the compiled loop and what happens between them: records, evaluations, callbacks, saving."""
 
 import contextlib
-import dataclasses
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import keras_internals
-from tfdist.checkpoint.callback_state import CallbackState
 from tfdist.checkpoint.manager import Saving
 from tfdist.coordination.watchdog import Watchdog
-from tfdist.data import Examples, Pipeline, steps_in_epochs
+from tfdist.data import DataSet, Pipeline, steps_in_epochs
 from tfdist.data.batch_schedule import BatchSchedule
-from tfdist.diagnostics import Inspection, Site, advice
-from tfdist.distribution.strategy import HasCollectives
-from tfdist.errors import InputError
+from tfdist.diagnostics import Site
 from tfdist.process.progress_file import ProgressFile
-from tfdist.reporting import NullLedger, NullProfile, Reporter, RunPlan, StepTimer
-from tfdist.reporting.memory import peak_memory
-from tfdist.reporting.timing import over_ranks
-from tfdist.step import metrics
+from tfdist.reporting import RunPlan, StepTimer
 from tfdist.step.callbacks import Callbacks, validation_logs
-from tfdist.step.compiled_steps import Steps
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.loop import Result, not_finite
-from tfdist.step.running_metrics import Progress, RunningMetrics
-
-TIMING_DEADLINE_SECONDS = 3600.0
+from tfdist.step.running_metrics import RunningMetrics
+from tfdist.trainer.history import History
+from tfdist.trainer.inspections import inspections
+from tfdist.trainer.options import Checks, Recording, Schedule
+from tfdist.trainer.program import Program
+from tfdist.trainer.records import Recorder
+from tfdist.trainer.train_state import TrainState
 
 _log = logging.getLogger(__name__)
 
 
-class Trains(Protocol):
-    """The interface of a trainer that a run depends on.
-
-    Attributes:
-      model: compiled and built model.
-      strategy: strategy on which it is trained.
-      step: number of updates done so far; advanced by the run.
-      progress: running metrics since the last record and in the current epoch; updated by the run.
-      seed: seed of the order of examples.
-      metrics: metrics of the model that are recorded.
-      drain: see `tfdist.step.metrics.make_drain`.
-      average_statistics: see `tfdist.step.metrics.make_average_statistics`.
-      loss_scale: current loss scale; None without loss scaling.
-      steps: compiled training loops and trial steps.
-      callback_memory: state of the callbacks, which the run registers with it.
-    """
-
-    model: keras.Model
-    strategy: HasCollectives
-    step: int
-    progress: Progress
-    seed: int
-    metrics: metrics.ModelMetrics
-    drain: Callable[[], list[np.ndarray]]
-    average_statistics: Callable[[], None]
-    steps: Steps
-    callback_memory: CallbackState
-
-    @property
-    def loss_scale(self) -> float | None:
-        """The current loss scale; None without loss scaling."""
-
-    def evaluate(self, data: Any, *, batch_size: int) -> dict[str, float]:
-        """Returns the loss and the metrics over a whole data set."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """When a run ends and what happens between its steps; all values are numbers of updates.
-
-    Attributes:
-      steps: step at which the run ends.
-      log_every: steps between records of metrics, at least 1.
-      eval_every: steps between evaluations; 0 to evaluate at the end of each epoch.
-      steps_per_call: maximum number of steps per call of the compiled loop, at least 1.
-    """
-
-    steps: int
-    log_every: int = 10
-    eval_every: int = 0
-    steps_per_call: int = 10
-
-    def __post_init__(self) -> None:
-        """Validates the values."""
-        least = {"log_every": 1, "eval_every": 0, "steps_per_call": 1}
-        for name, value in least.items():
-            given = getattr(self, name)
-            if not isinstance(given, int) or given < value:
-                raise InputError(f"{name} must be an integer of at least {value}. Received: {given!r}.")
-
-    def until(self, step: int, borders: Sequence[int]) -> int:
-        """Returns the number of steps for the call that starts at `step`.
-
-        Args:
-          step: updates done so far.
-          borders: further steps at which a call has to end.
-
-        Returns:
-          The number of steps, at most `steps_per_call`, up to the next record, evaluation, border or the end of the
-          run.
-        """
-        periods = [period for period in (self.log_every, self.eval_every) if period]
-        nexts = [step - step % period + period for period in periods] + [border for border in borders if border > step]
-        return min(self.steps_per_call, min([self.steps, *nexts]) - step)
-
-
-class History:
-    """The records of a run, in the schema of metrics.jsonl.
-
-    Attributes:
-      records: all records, in the order in which they were written.
-    """
-
-    def __init__(self) -> None:
-        """Creates an empty history."""
-        self.records: list[dict[str, Any]] = []
-
-    def last(self, kind: str) -> dict[str, Any]:
-        """Returns the last record of a kind.
-
-        Args:
-          kind: "train" or "eval".
-
-        Raises:
-          KeyError: there is no such record.
-        """
-        for record in reversed(self.records):
-            if record["kind"] == kind:
-                return record
-        raise KeyError(f"No record of kind {kind!r}. Received kinds: {sorted({r['kind'] for r in self.records})}.")
-
-
-class Run:
-    """A single call of `Trainer.fit`."""
+class FitLoop:
+    """A single call of `Trainer.fit`; owns the `TrainState` until it ends."""
 
     def __init__(
         self,
-        trainer: Trains,
-        source: Examples,
-        test: Examples | None,
-        batch_schedule: BatchSchedule,
-        schedule: Schedule,
+        program: Program,
+        state: TrainState,
+        data: DataSet,
+        batches: BatchSchedule,
+        end: int,
+        *,
         callbacks: Sequence[keras.callbacks.Callback],
-        reporter: Reporter,
-        profile: NullProfile,
-        inspections: Callable[[Site], Sequence[Inspection]],
+        schedule: Schedule,
+        checks: Checks,
+        recording: Recording,
         saving: Saving,
-        ledger: NullLedger,
         watchdog: Watchdog,
+        replicated: Callable[[], Mapping[str, tf.Variable]],
     ):
-        self._trainer = trainer
-        self._strategy = trainer.strategy
-        self._model = trainer.model
-        self._source = source
-        self._test = test
-        self._batch_schedule, self._position = batch_schedule, batch_schedule.position
-        self._batch_size = batch_size = batch_schedule.position.batch_size
-        self._schedule = schedule
-        self._reporter = reporter
-        self._profile = profile
-        self._saving = saving
-        self._ledger = ledger
-        self._watchdog = watchdog
+        """Prepares the loop; every process must create it.
+
+        Args:
+          program: what is trained.
+          state: state with which training continues.
+          data: examples for training and, optionally, for evaluation.
+          batches: the batches of the run.
+          end: step at which the run ends.
+          callbacks: Keras callbacks, the same on every process.
+          schedule: what happens at which step.
+          checks: what is measured and checked.
+          recording: where the run is recorded.
+          saving: saves the run.
+          watchdog: watches the calls of the compiled loop.
+          replicated: returns the variables that are equal on all replicas, by name.
+        """
+        self._program, self._strategy, self._model = program, program.strategy, program.model
+        self._state = state
+        self._source, self._test = data.train, data.test
+        self._batches, self._position = batches, batches.position
+        self._batch_size = batch_size = batches.position.batch_size
+        self._end, self._schedule = end, schedule
+        self._recording, self._saving, self._watchdog = recording, saving, watchdog
         self._note = ProgressFile()
         self._callbacks = Callbacks(
             callbacks,
             self._model,
             self._strategy,
-            epochs=-(-self._position.before(schedule.steps) // source.size),
-            steps=steps_in_epochs(1, source.size, batch_size),
+            epochs=-(-self._position.before(end) // self._source.size),
+            steps=steps_in_epochs(1, self._source.size, batch_size),
             verbose=0,
         )
-        self._history = History()
         self._timer = StepTimer(batch_size=batch_size)
-        self._inspections = inspections(Site(trainer.steps, batch_size, self._batch))
+        self._recorder = Recorder(program, state, batches, self._source.size, self._timer, recording.reporter)
+        self._inspections = inspections(checks, Site(program.steps, batch_size, self._batch), replicated)
         self._inspected: dict[str, float] = {}
-        self._advised = False
 
-    def go(self) -> History:
-        """Trains until the end of the schedule, or until a callback stops the run."""
-        trainer = self._trainer
-        if self._batch_schedule.rate != 1 and self._strategy.is_chief:
-            _log.info("%s", self._batch_schedule)
-        first = self._position.before(trainer.step)
-        pipeline = Pipeline(self._source, self._batch_size, trainer.seed, first)
-        plan = RunPlan(
-            total_steps=self._schedule.steps,
-            batch_size=self._batch_size,
-            examples_per_epoch=self._source.size,
-            first_step=trainer.step,
-            examples_before=first,
-        )
+    def run(self) -> History:
+        """Trains until the end of the run, or until a callback stops it."""
+        state, history = self._state, self._recorder.history
+        if self._batches.rate != 1 and self._strategy.is_chief:
+            _log.info("%s", self._batches)
+        first = self._position.before(state.step)
+        pipeline = Pipeline(self._source, self._batch_size, self._program.settings.seed, first)
         iterator = self._strategy.distribute(pipeline.numbered)
         self._iterator = iterator
-        self._reporter.start(plan)
-        self._note.note(trainer.step)
-        trainer.drain()  # discards what earlier calls of the model added to its layers' metrics
-        trainer.callback_memory.attend(self._callbacks.callbacks, self._model.optimizer)
+        self._recording.reporter.start(
+            RunPlan(
+                total_steps=self._end,
+                batch_size=self._batch_size,
+                examples_per_epoch=self._source.size,
+                first_step=state.step,
+                examples_before=first,
+            )
+        )
+        self._note.note(state.step)
+        self._program.drain()  # discards what earlier calls of the model added to its layers' metrics
+        state.callbacks.attend(self._callbacks.callbacks, self._model.optimizer)
         self._callbacks.on_train_begin()
-        trainer.callback_memory.begun(self._strategy.group)
+        state.callbacks.begun(self._strategy.group)
         over = self._was_stopped()
-        with contextlib.closing(self._profile), contextlib.closing(self._note):
+        with contextlib.closing(self._recording.profile), contextlib.closing(self._note):
             # A resumed run that had reached its last step within an epoch still has to end that epoch.
-            while not over and (trainer.step < self._schedule.steps or trainer.progress.epoch):
+            while not over and (state.step < self._end or state.progress.epoch):
                 over = self._one_epoch()
         del self._iterator, iterator  # stops the prefetching threads now rather than at interpreter exit
-        self._callbacks.on_train_end(self._history.records[-1] if self._history.records else {})
-        trainer.average_statistics()
-        return self._history
+        self._callbacks.on_train_end(history.records[-1] if history.records else {})
+        self._program.average_statistics()
+        return history
 
     def _was_stopped(self) -> bool:
         """Returns whether the resumed run was already over. Any one process may know; all have to agree."""
-        memory = self._trainer.callback_memory
-        if not memory.goes_on:
+        callbacks = self._state.callbacks
+        if not callbacks.goes_on:
             return False
-        self._model.stop_training = memory.is_over
-        over = self._callbacks.stopped(self._trainer.step)
+        self._model.stop_training = callbacks.is_over
+        over = self._callbacks.stopped(self._state.step)
         if over and self._strategy.is_chief:
-            _log.info("EarlyStopping has stopped this run at step %d: it is over.", self._trainer.step)
+            _log.info("EarlyStopping has stopped this run at step %d: it is over.", self._state.step)
         return over
 
     def _one_epoch(self) -> bool:
         """Trains until the end of the epoch or of the run; returns whether to stop."""
-        trainer = self._trainer
-        epoch = self._position.epoch(trainer.step, self._source.size)
+        state = self._state
+        epoch = self._position.epoch(state.step, self._source.size)
         whole = self._position.end_of_epoch(epoch, self._source.size)
-        end = min(self._schedule.steps, whole)
+        end = min(self._end, whole)
         self._callbacks.on_epoch_begin(epoch)
-        trainer.callback_memory.epoch_begun(again=bool(trainer.progress.epoch))
+        state.callbacks.epoch_begun(again=bool(state.progress.epoch))
         stopped = False
-        while trainer.step < end and not stopped:
+        while state.step < end and not stopped:
             stopped = self._one_call(end)
             # The end of an epoch is saved after its callbacks, below: a resumed run does not repeat them.
-            if trainer.step < whole:
-                self._saving.at(trainer.step, is_last=stopped or trainer.step == self._schedule.steps)
-        logs, trainer.progress.epoch = trainer.progress.epoch.results(trainer.metrics), RunningMetrics()
+            if state.step < whole:
+                self._saving.at(state.step, is_last=stopped or state.step == self._end)
+        logs, state.progress.epoch = state.progress.epoch.results(self._program.metrics), RunningMetrics()
         if self._test is not None and not self._schedule.eval_every:
             logs |= validation_logs(self._evaluate())
-        trainer.average_statistics()
+        self._program.average_statistics()
         self._callbacks.on_epoch_end(epoch, logs)
         stopped = self._stopped()
-        if trainer.step == whole:
-            self._saving.at(trainer.step, is_last=stopped or trainer.step == self._schedule.steps)
+        if state.step == whole:
+            self._saving.at(state.step, is_last=stopped or state.step == self._end)
         return stopped
 
     def _one_call(self, epoch_end: int) -> bool:
-        trainer, schedule = self._trainer, self._schedule
+        """Calls the compiled loop once, and does what is due after it; returns whether to stop."""
+        state, begin = self._state, self._state.step
         self._inspect()
-        looks = [i.next(trainer.step + 1) for i in self._inspections] + [self._saving.next(trainer.step)]
-        borders = [step for step in looks if step is not None]
-        count = schedule.until(trainer.step, [epoch_end, *self._profile.boundaries, *borders])
-        self._profile.at(trainer.step)
-        log = (trainer.step + count) % schedule.log_every == 0 or trainer.step + count == schedule.steps
-        self._callbacks.on_train_batch_begin(trainer.step)
-        self._saving.begin(trainer.step + count)
-        self._watchdog.begin(trainer.step, trainer.step + count)
-        with self._timer.call(count), must_fit(self._source.element_spec), _naming(trainer.step):
-            result = trainer.steps.loop(self._batch_size, rate=self._batch_schedule.rate)(
-                self._iterator, tf.constant(trainer.step, tf.int64), tf.constant(count), tf.constant(log)
+        count = self._steps_of_call(epoch_end)
+        log = (begin + count) % self._schedule.log_every == 0 or begin + count == self._end
+        self._recording.profile.at(begin)
+        self._callbacks.on_train_batch_begin(begin)
+        self._saving.begin(begin + count)
+        self._watchdog.begin(begin, begin + count)
+        result = self._train(count, log)
+        self._note.note(state.step)
+        logs = state.progress.epoch.results(self._program.metrics)
+        self._recording.reporter.progress(
+            state.step, logs | self._timer.fields() | self._program.steps.cost | self._inspected
+        )
+        if log:
+            self._recorder.train(float(result.norm), self._inspected)
+        # Not earlier: to write a record, the ranks wait for each other.
+        self._watchdog.reached(state.step)
+        self._callbacks.on_train_batch_end(state.step - 1, logs)
+        # Before the evaluation, in which the watchdog would not notice a missing rank.
+        stopped = self._stopped()
+        if self._test is not None and self._schedule.eval_every and state.step % self._schedule.eval_every == 0:
+            self._evaluate()
+        return stopped
+
+    def _steps_of_call(self, epoch_end: int) -> int:
+        """Returns the number of steps until something else has to happen."""
+        step = self._state.step
+        looks = [i.next(step + 1) for i in self._inspections] + [self._saving.next(step)]
+        borders = [look for look in looks if look is not None]
+        return self._schedule.until(step, self._end, [epoch_end, *self._recording.profile.boundaries, *borders])
+
+    def _train(self, count: int, with_norm: bool) -> Result:
+        """Runs steps, and adds them to the state; ends the run if one is not finite."""
+        state = self._state
+        with self._timer.call(count), must_fit(self._source.element_spec), _naming(state.step):
+            result = self._program.steps.loop(self._batch_size, rate=self._batches.rate)(
+                self._iterator, tf.constant(state.step, tf.int64), tf.constant(count), tf.constant(with_norm)
             )
             losses, counted = result.losses.numpy(), result.counted.numpy()
         self._timer.inside(float(result.waited), float(result.busy.numpy().max()))
         if not bool(result.may_go_on):
             self._end_not_finite(result, losses, counted)
-        self._ledger.write(trainer.step, count, result.numbers.numpy())
-        trainer.step += count
-        self._note.note(trainer.step)
-        trainer.progress.add(losses, counted, trainer.drain())
-        logs = trainer.progress.epoch.results(trainer.metrics)
-        self._reporter.progress(trainer.step, logs | self._timer.fields() | trainer.steps.cost | self._inspected)
-        if log:
-            self._record(result)
-        # Not earlier: to write a record, the ranks wait for each other.
-        self._watchdog.reached(trainer.step)
-        self._callbacks.on_train_batch_end(trainer.step - 1, logs)
-        # Before the evaluation, in which the watchdog would not notice a missing rank.
-        stopped = self._stopped()
-        if self._test is not None and schedule.eval_every and trainer.step % schedule.eval_every == 0:
-            self._evaluate()
-        return stopped
+        self._recording.ledger.write(state.step, count, result.numbers.numpy())
+        state.step += count
+        state.progress.add(losses, counted, self._program.drain())
+        return result
+
+    def _end_not_finite(self, result: Result, losses: np.ndarray, counted: np.ndarray) -> NoReturn:
+        state, program = self._state, self._program
+        state.step += len(losses) - 1
+        state.progress.add(losses[:-1], counted[:-1], program.drain())
+        raise not_finite(state.step, losses[-1], result, self._model.trainable_variables, program.loss_scale)
 
     def _stopped(self) -> bool:
         """Returns whether a callback of any rank requests a stop; the watchdog covers the wait for the other ranks."""
-        step = self._trainer.step
+        step = self._state.step
         self._watchdog.begin(step, step)
         stopped = self._callbacks.stopped(step)
         self._watchdog.reached(step)
@@ -297,8 +220,8 @@ class Run:
 
     def _inspect(self) -> None:
         for inspection in self._inspections:
-            if inspection.next(self._trainer.step) == self._trainer.step:
-                self._inspected |= inspection.look(self._trainer.step)
+            if inspection.next(self._state.step) == self._state.step:
+                self._inspected |= inspection.look(self._state.step)
 
     def _batch(self, step: int) -> Any:
         """Returns a batch like that of a step, from a separate iterator.
@@ -306,55 +229,15 @@ class Run:
         It comes from the first epoch, so that a stream has few examples to skip.
         """
         number = step % steps_in_epochs(1, self._source.size, self._batch_size)
-        pipeline = Pipeline(self._source, self._batch_size, self._trainer.seed, number * self._batch_size)
+        seed = self._program.settings.seed
+        pipeline = Pipeline(self._source, self._batch_size, seed, number * self._batch_size)
         return next(self._strategy.distribute(pipeline.dataset))
 
-    def _advise(self, record: dict[str, Any]) -> None:
-        found = None if self._advised else advice(record, self._trainer.steps.compresses)
-        if found and self._strategy.is_chief:
-            _log.info("%s", found)
-        self._advised = self._advised or found is not None
-
-    def _record(self, result: Result) -> None:
-        everyone = self._strategy.group.gather("timing", self._timer.own_seconds, TIMING_DEADLINE_SECONDS)
-        record = {
-            **self._header("train"),
-            **self._trainer.progress.window.results(self._trainer.metrics),
-            "learning_rate": self._batch_schedule.rate * keras_internals.last_learning_rate(self._model.optimizer),
-            **self._timer.window(),
-            **over_ranks(everyone),
-            "gradient_norm": float(result.norm),
-            **self._scaling(),
-            **self._trainer.steps.cost,
-            **self._inspected,
-            **peak_memory(),
-        }
-        self._trainer.progress.window = RunningMetrics()
-        self._tell(record)
-        self._advise(record)
-
-    def _scaling(self) -> dict[str, float]:
-        scale = self._trainer.loss_scale
-        return {} if scale is None else {"loss_scale": scale, "skipped_steps": self._trainer.progress.window.skipped}
-
     def _evaluate(self) -> dict[str, float]:
-        results = self._trainer.evaluate(self._test, batch_size=self._batch_size)
-        self._tell({**self._header("eval"), **results})
+        assert self._test is not None
+        results = self._program.evaluate(self._test, self._batch_size)
+        self._recorder.evaluation(results)
         return results
-
-    def _header(self, kind: str) -> dict[str, Any]:
-        seen = self._position.before(self._trainer.step) / self._source.size
-        return {"schema": 1, "kind": kind, "step": self._trainer.step, "epoch": seen, "time": time.time()}
-
-    def _tell(self, record: dict[str, Any]) -> None:
-        self._history.records.append(record)
-        self._reporter.record(record)
-
-    def _end_not_finite(self, result: Result, losses: np.ndarray, counted: np.ndarray) -> NoReturn:
-        step = self._trainer.step + len(losses) - 1
-        self._trainer.step = step
-        self._trainer.progress.add(losses[:-1], counted[:-1], self._trainer.drain())
-        raise not_finite(step, losses[-1], result, self._model.trainable_variables, self._trainer.loss_scale)
 
 
 @contextlib.contextmanager

@@ -1,53 +1,48 @@
 """`Trainer`: trains, evaluates, saves and resumes a Keras model under a strategy."""
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.checkpoint.callback_state import NOTHING, CallbackState
+from tfdist.checkpoint.callback_state import NOTHING
 from tfdist.checkpoint.manager import Checkpoints, saver
 from tfdist.checkpoint.restore import restore, resume_candidates
+from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.checkpoint.tiers import Saved
-from tfdist.checkpoint.train_state import TrainState
 from tfdist.coordination.watchdog import Watchdog
-from tfdist.data import Examples, StreamPosition, as_data_set, as_examples, check_batch_size, with_class_weight
+from tfdist.data import Examples, as_examples, check_batch_size, fit_data, with_class_weight
 from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
-from tfdist.diagnostics import Auto, CompressionError, Exposure, GradientNorms, Inspection, ReplicaDivergence, Site
 from tfdist.distribution.strategy import current_strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
 from tfdist.models import with_batch_norm
-from tfdist.reporting import NullLedger, NullProfile, NullReporter, Reporter, synchronizer
-from tfdist.reporting.schema import check_metric_names
-from tfdist.step import metrics
-from tfdist.step.compiled_steps import Compression, Steps
-from tfdist.step.data_mismatch import must_fit
-from tfdist.step.evaluation import Evaluator
-from tfdist.step.running_metrics import Progress
+from tfdist.reporting import synchronizer
+from tfdist.step.compiled_steps import Compression
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.step.step import Settings
 from tfdist.step.validation import (
     check_born_here,
     check_length,
-    check_micro_steps,
     check_not_wrapped,
     check_optimizer,
     check_same_data,
-    check_trains,
     check_unchanged,
     default_loss_scale,
     synchronized_layers,
     with_collectives,
     without_loss_scale,
 )
-from tfdist.trainer.consistency import check_alike
-from tfdist.trainer.fit_loop import History, Run, Schedule
+from tfdist.trainer.fit_loop import FitLoop
+from tfdist.trainer.history import History
+from tfdist.trainer.options import Checks, Recording, Schedule
+from tfdist.trainer.program import Program, build
+from tfdist.trainer.train_state import TrainState
 
 
 class Trainer:
@@ -101,13 +96,7 @@ class Trainer:
         if isinstance(optimizer, keras.Optimizer):
             check_born_here(self.strategy, "optimizer", optimizer.variables)
         self.model = model
-        self.step = 0
-        self.progress, self.callback_memory = Progress(), CallbackState()
-        self.seed = seed
-        self.resumed_from = ""
-        self._begun_at: int | None = None
-        self._batch_schedule: BatchSchedule | None = None
-        self._position: StreamPosition | None = None
+        self.train_state = TrainState()
         self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, bucket_bytes=bucket_bytes)
         if self.strategy.global_view and (jit_compile or compression != "none"):
             raise InputError(
@@ -140,63 +129,50 @@ class Trainer:
         self._kept = StateStore(self.strategy)
         if self._settings.loss_scale:
             self._kept.variables(self._settings.loss_scale.state())
-        self._built = False
-        self._trained: list[int] = []
+        self._program: Program | None = None
 
     def fit(
         self,
-        data: Any,
+        x: Any,
+        y: Any = None,
+        batch_size: int = 32,
+        epochs: int | None = None,
         *,
-        batch_size: int,
-        elastic_batch: str = GLOBAL,
-        steps: int = 0,
-        epochs: int = 0,
-        log_every: int = 10,
-        eval_every: int = 0,
-        steps_per_call: int = 10,
+        steps: int | None = None,
         callbacks: Sequence[keras.callbacks.Callback] = (),
+        validation_data: Any = None,
+        validation_split: float = 0.0,
         class_weight: Mapping[int, float] | None = None,
-        reporter: Reporter | None = None,
-        profile: NullProfile | None = None,
-        measure_every: int = 1000,
-        compression_check_every: int = 0,
-        compression_max_error: float = 0.0,
+        sample_weight: Any = None,
+        schedule: Schedule | None = None,
+        checks: Checks | None = None,
+        recording: Recording | None = None,
         checkpoints: Checkpoints | None = None,
-        ledger: NullLedger | None = None,
-        check_sync_every: int = 0,
-        check_sync: str = "variables",
-        stall_warning_seconds: float = 60.0,
-        stall_shutdown_seconds: float = 0.0,
-    ) -> "History":
-        """Trains for a number of steps or epochs; after `resume`, counted from where the resumed run began.
+    ) -> History:
+        """Trains for a number of epochs or steps; after `resume`, counted from where the resumed run began.
+
+        The first arguments are those of Keras's `fit`. The first batch continues where the previous `fit` ended.
 
         Args:
-          data: a `DataSet`, a source, arrays (x, y), a `tf.data.Dataset` of single examples, or a pair of these for
-            training and test; the test data is evaluated as scheduled. tf.data's autotuning is disabled, because its
+          x: inputs, as arrays, with `y`; or all data: arrays (x, y), a `DataSet`, a source, a `tf.data.Dataset` of single
+            examples, or a pair of these for training and validation. tf.data's autotuning is disabled, because its
             thread delays the end of a run by up to a minute: `AUTOTUNE` then means one parallel call per core.
-          batch_size: global batch size, over all replicas; the first batch continues where the previous `fit` ended.
-          elastic_batch: what stays constant when a run resumes with another number of replicas: "global", the global
-            batch and the result; or "replica", the batch per replica: on N replicas instead of N0, batches have
-            batch_size / N0 * N examples and the learning rate is multiplied by N / N0.
-          steps: number of updates; give either this or `epochs`.
-          epochs: number of passes over the data.
-          log_every: steps between records of metrics.
-          eval_every: steps between evaluations; 0 to evaluate at the end of each epoch.
-          steps_per_call: steps per call of the compiled loop; affects speed, never the result.
+          y: targets, as arrays.
+          batch_size: global batch size, over all replicas.
+          epochs: number of passes over the data; 1 if `steps` is not given either.
+          steps: number of updates, instead of `epochs`.
           callbacks: Keras callbacks, the same on every process.
+          validation_data: data to evaluate as scheduled, in any of the forms of `x`.
+          validation_split: fraction of the arrays, in [0, 1), to use as validation data: their last rows.
           class_weight: weight of the examples of each class.
-          reporter: reports the run on the chief.
-          profile: when to profile.
-          measure_every: steps between measurements of exposed communication, the first by step 100; 0: never.
-          compression_check_every: steps between comparisons of compressed sums with exact sums; 0: never.
-          compression_max_error: relative error above which a gradient is summed exactly from then on; 0: no limit.
+          sample_weight: weight of each example, as an array, with `y`.
+          schedule: what happens at which step: records, evaluations, calls of the compiled loop.
+          checks: what is measured and checked.
+          recording: where the run is recorded.
           checkpoints: where and how often to save the run; by default never.
-          ledger: records the examples that this process uses, for example `tfdist.reporting.LedgerFile`.
-          check_sync_every: steps between checks that all replicas hold the same values; 0: never.
-          check_sync: "variables", where a difference ends the run, or "gradients", whose norms are logged by replica.
-          stall_warning_seconds: a call of the compiled loop that takes this long beyond twice the usual is reported; 0:
-            never.
-          stall_shutdown_seconds: one that takes this long beyond it ends all processes with exit code 4; 0: never.
+
+        Returns:
+          The records of the run.
 
         Raises:
           InputError: an argument is invalid.
@@ -205,57 +181,49 @@ class Trainer:
           CheckpointError: a checkpoint could not be written.
           DesyncError: replicas have diverged.
         """
-        whole = as_data_set(data, "data")
-        train = whole.train
-        batch_schedule = self.batch_schedule(train.size, batch_size=batch_size, elastic_batch=elastic_batch)
-        check_length(steps, epochs)
-        check_unchanged(self.model, self._trained, self._optimizer)
-        check_same_data(self.strategy, train)
-        end = batch_schedule.end(steps, epochs, train.size)
-        schedule = Schedule(steps=end, log_every=log_every, eval_every=eval_every, steps_per_call=steps_per_call)
-        source = with_class_weight(train, class_weight) if class_weight else train
-        self.build(source)
-        ledger = ledger or NullLedger()
-
-        def inspections(site: Site) -> list[Inspection]:
-            choice, several = self.steps.compression.choice, self.strategy.replicas > 1
-            chosen = [
-                choice and several and Auto(site, choice),
-                compression_check_every and CompressionError(site, compression_check_every, compression_max_error),
-                measure_every and several and Exposure(site, measure_every),
-                check_sync_every and self._sync(site, check_sync_every, check_sync),
-            ]
-            return [inspection for inspection in chosen if isinstance(inspection, Inspection)]
-
-        def saved() -> Saved:
-            state, known = self._run_state(), self.callback_memory.now() if self.strategy.is_chief else NOTHING
-            values = self._values(batch_schedule, state.order) | {"callbacks": known.values}
-            return Saved(self.step, self.seed, [*state.parts(), *known.parts], values, state)
-
-        group = self.strategy.group
+        schedule, checks, recording = schedule or Schedule(), checks or Checks(), recording or Recording()
+        data = fit_data(x, y, sample_weight, validation_data, validation_split)
+        size = data.train.size
+        batches = self.batch_schedule(size, batch_size=batch_size, elastic_batch=schedule.elastic_batch)
+        end = batches.end(*check_length(steps, epochs), size)
+        if self._program:
+            check_unchanged(self.model, self._program.trained, self._optimizer)
+        check_same_data(self.strategy, data.train)
+        if class_weight:
+            data = dataclasses.replace(data, train=with_class_weight(data.train, class_weight))
+        program, state = self.build(data.train), self.train_state
         with (
-            Watchdog(group, warning_seconds=stall_warning_seconds, shutdown_seconds=stall_shutdown_seconds) as watchdog,
-            saver(checkpoints, self.strategy, self.step, saved, synchronizer(ledger, reporter)) as saving,
+            Watchdog(
+                self.strategy.group,
+                warning_seconds=checks.stall_warning_seconds,
+                shutdown_seconds=checks.stall_shutdown_seconds,
+            ) as watchdog,
+            saver(
+                checkpoints,
+                self.strategy,
+                state.step,
+                lambda: self._saved(program, batches),
+                synchronizer(recording.ledger, recording.reporter),
+            ) as saving,
         ):
-            run = Run(
-                self,
-                source,
-                whole.test,
-                batch_schedule,
-                schedule,
-                callbacks,
-                reporter or NullReporter(),
-                profile or NullProfile(),
-                inspections,
-                saving,
-                ledger,
-                watchdog,
+            loop = FitLoop(
+                program,
+                state,
+                data,
+                batches,
+                end,
+                callbacks=callbacks,
+                schedule=schedule,
+                checks=checks,
+                recording=recording,
+                saving=saving,
+                watchdog=watchdog,
+                replicated=lambda: self._variables().alike(),
             )
             try:
-                return run.go()
+                return loop.run()
             finally:
-                self.progress, self._begun_at = Progress(), None
-                self._batch_schedule, self._position = None, batch_schedule.position
+                state.end_run(batches)
 
     def resume(self, path: str | os.PathLike[str], commits: str | os.PathLike[str] = "") -> int:
         """Resumes from a checkpoint: restores weights, optimizer state, the step and all other state of the run.
@@ -278,13 +246,10 @@ class Trainer:
 
     def resume_from(self, checkpoints: Sequence[str], *, sets_aside: bool = True) -> int:
         """Same as `resume`, from the first intact of these paths; `sets_aside`: whether to rename damaged ones."""
-        checkpoint = restore(self._run_state(), checkpoints, self.strategy.group, sets_aside)
+        checkpoint = restore(self._variables(), checkpoints, self.strategy.group, sets_aside)
         if checkpoint is not None:
-            self.resumed_from = str(checkpoint.path)
-            self.step, self._begun_at = checkpoint.step, checkpoint.values["begun_at"]
-            self._batch_schedule, self._position = BatchSchedule.of(checkpoint.values), None
-            self.progress = Progress(checkpoint.values["progress"])
-            self.steps.go_on(checkpoint.values["compression"])
+            self.train_state.resume(checkpoint)
+            self.program.steps.go_on(checkpoint.values["compression"])
         return self.step
 
     def batch_schedule(self, size: int, *, batch_size: int, elastic_batch: str = GLOBAL) -> BatchSchedule:
@@ -293,41 +258,16 @@ class Trainer:
         Args:
           size: number of examples per epoch.
           batch_size: see `fit`.
-          elastic_batch: see `fit`.
+          elastic_batch: see `Schedule`.
 
         Raises:
           InputError: the batch cannot be divided among the replicas.
         """
         parts = self.strategy.batch_parts
-        begun_at = self.step if self._begun_at is None else self._begun_at
-        begun = self._batch_schedule or BatchSchedule.begun(
-            self._position or StreamPosition(batch_size), begun_at, size, batch_size, parts
-        )
-        found = begun.on(parts, self.step, batch_size, elastic_batch)
+        found = self.train_state.batch_schedule(size, batch_size, parts, elastic_batch)
         micro_steps, equal = self._settings.micro_steps, self.strategy.compiles_replicas
         check_batch_size(found.position.batch_size, parts, micro_steps, equal=equal)
         return found
-
-    def _run_state(self) -> TrainState:
-        if not self._built:
-            raise InputError("A model must be built before a run resumes. Received: none. Call trainer.build(data).")
-        return TrainState(self.model, self.strategy, self._kept, self.callback_memory)
-
-    def _sync(self, site: Site, every: int, what: str) -> Inspection:
-        if what == "gradients":
-            return GradientNorms(site, every)
-        return ReplicaDivergence(site, every, lambda: self._run_state().alike())
-
-    def _values(self, batch_schedule: BatchSchedule, order: list[str]) -> dict[str, Any]:
-        return {
-            "begun_at": batch_schedule.begun_at,
-            "course": batch_schedule.to_json(),
-            "progress": self.progress.to_json(),
-            "compression": dict(self.steps.overrides),
-            "replicas": self.strategy.replicas,
-            "strategy": self.strategy.name,
-            "order": order,
-        }
 
     def evaluate(self, data: Any, *, batch_size: int) -> dict[str, float]:
         """Returns the loss and the metrics over a whole data set; the same for any number of replicas.
@@ -337,46 +277,58 @@ class Trainer:
           batch_size: examples per batch, over all replicas; does not affect the result.
         """
         examples = as_examples(data)
-        self.build(examples)
-        self.average_statistics()
-        self.drain()  # discards what earlier calls added to metrics of layers
-        return self._evaluator.evaluate(examples, batch_size)
+        return self.build(examples).evaluate(examples, batch_size)
 
-    def build(self, data: Examples) -> None:
-        """Creates all variables and makes them equal on all replicas; does nothing if already built."""
-        if self._built:
-            return
-        batched = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), data.element_spec)
-        with self.strategy.scope():
-            with must_fit(data.element_spec):
-                keras_internals.build(self.model, batched)
-            check_trains(self.model)
-            check_alike(self.strategy.group, self.model)
-            self.strategy.synchronize([*self.model.variables, *self.model.optimizer.variables])
-        self._trained = [id(variable) for variable in self.model.trainable_variables]
-        metrics.check_names(self.model)
-        metrics.check_sums(keras_internals.metrics_of(self.model))
-        check_metric_names(keras_internals.names_of_compiled_metrics(self.model))
-        check_metric_names(keras_internals.names_of_layers_metrics(self.model))
-        self.metrics = metrics.ModelMetrics(self.model)
-        self.drain = metrics.make_drain(self.metrics, self.strategy)
-        self.average_statistics = metrics.make_average_statistics(self.model, self.strategy)
-        self._evaluator = Evaluator(self.model, self.strategy, self._settings.seed, self.metrics, self.drain)
-        check_micro_steps(self.model, self._settings.micro_steps)
-        self.steps = Steps(self.model, self.strategy, self._settings, self._compression, self._kept, self.metrics)
-        self._built = True
+    def build(self, data: Examples) -> Program:
+        """Creates all variables and makes them equal on all replicas, unless that is done; returns what was built."""
+        if self._program is None:
+            self._program = build(
+                self.model, self.strategy, self._settings, self._compression, self._kept, data.element_spec
+            )
+        return self._program
+
+    @property
+    def program(self) -> Program:
+        """The built model, and what is compiled for it.
+
+        Raises:
+          InputError: `build` has not been called.
+        """
+        if self._program is None:
+            raise InputError("A model must be built before a run resumes. Received: none. Call trainer.build(data).")
+        return self._program
+
+    @property
+    def step(self) -> int:
+        """Number of updates done."""
+        return self.train_state.step
 
     @property
     def loss_scale(self) -> float | None:
         """The current factor of the loss; None without loss scaling."""
-        if self._settings.loss_scale is None:
-            return None
-        return float(self._kept.array("loss_scale/scale").values)
+        return self._program.loss_scale if self._program else None
 
     @property
     def state(self) -> dict[str, StateArray]:
         """State of the step besides weights and optimizer state, by name: error feedback, loss scale and so on."""
         return self._kept.arrays()
+
+    def _variables(self) -> RunVariables:
+        return RunVariables(self.program.model, self.strategy, self._kept, self.train_state.callbacks)
+
+    def _saved(self, program: Program, batches: BatchSchedule) -> Saved:
+        """Returns the current state, for a checkpoint; every process must call it."""
+        state, variables = self.train_state, self._variables()
+        known = state.callbacks.now() if self.strategy.is_chief else NOTHING
+        values = {
+            **state.values(batches),
+            "compression": dict(program.steps.overrides),
+            "replicas": self.strategy.replicas,
+            "strategy": self.strategy.name,
+            "order": variables.order,
+            "callbacks": known.values,
+        }
+        return Saved(state.step, self._settings.seed, [*variables.parts(), *known.parts], values, variables)
 
     def save(self, path: str) -> None:
         """Saves the model in Keras's format on the chief; call it on every process.
@@ -385,7 +337,7 @@ class Trainer:
         saved as ordinary BatchNorm, its equal in inference. The optimizer is saved too, unless a layer was replaced in
         this way or Keras does not know it: one of tfdist, or one whose learning rate has a warmup.
         """
-        self.average_statistics()
+        self.program.average_statistics()
         with self.strategy.whole([*self.model.variables, *self.model.optimizer.variables]):
             if self.strategy.is_chief:
                 self._save(path)

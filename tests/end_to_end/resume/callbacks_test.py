@@ -47,7 +47,14 @@ def train(trainer, directory):
     own = callbacks()
     checkpoints = tfdist.Checkpoints(directory=str(directory), every="1", keep=STEPS)
     data = (IMAGES, LABELS)
-    trainer.fit(data, batch_size=8, steps=STEPS, steps_per_call=3, callbacks=own, checkpoints=checkpoints)
+    trainer.fit(
+        data,
+        batch_size=8,
+        steps=STEPS,
+        schedule=tfdist.Schedule(steps_per_call=3),
+        callbacks=own,
+        checkpoints=checkpoints,
+    )
     return own
 
 

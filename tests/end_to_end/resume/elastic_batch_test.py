@@ -97,10 +97,8 @@ def fit(trainer, directory, steps=0, elastic_batch="replica", batch_size=BATCH, 
     return trainer.fit(
         data,
         batch_size=batch_size,
-        elastic_batch=elastic_batch,
+        schedule=tfdist.Schedule(elastic_batch=elastic_batch, log_every=1, steps_per_call=2),
         steps=steps,
-        log_every=1,
-        steps_per_call=2,
         checkpoints=tfdist.Checkpoints(directory=str(directory), every="100", keep=10),
         **more,
     )
@@ -141,7 +139,9 @@ def test_three_two_one_and_three_replicas(optimizer, rate, strategies, float64, 
     """Weights, rates, epochs and examples are those of the steps as they would be written by hand."""
     used, records = Used(), []
     for replicas, end in LEGS:
-        trainer, history = go_on(strategies[replicas], tmp_path, end, optimizer, rate, ledger=used)
+        trainer, history = go_on(
+            strategies[replicas], tmp_path, end, optimizer, rate, recording=tfdist.Recording(ledger=used)
+        )
         records += [record for record in history.records if record["kind"] == "train"]
         assert trainer.step == end
     rates = [batch / BATCH for batch in BATCHES]
@@ -243,7 +243,9 @@ def test_a_checkpoint_of_an_older_version(strategies, tmp_path):
     assert tensors(newest(tmp_path / "old")[0]) == tensors(newest(tmp_path / "new")[0])
     without_course(tmp_path / "old")
     used = Used()
-    _, history = go_on(strategies[3], tmp_path / "old", 10, ledger=used)  # begins with its batch where it is
+    _, history = go_on(
+        strategies[3], tmp_path / "old", 10, recording=tfdist.Recording(ledger=used)
+    )  # begins with its batch where it is
     assert history.last("train")["epoch"] == 10 * BATCH / SIZE
     assert used.numbers == shuffle.indices(tf.range(9 * BATCH, 10 * BATCH, dtype=tf.int64), SIZE, SEED).numpy().tolist()
 
@@ -252,9 +254,9 @@ def test_another_fit_begins_where_the_one_before_ended(single):
     """Each has its batch and the whole rate, and no example comes twice."""
     trainer, used = make_trainer(single), Used()
     for batch_size in (12, 8, 10):
-        history = trainer.fit((X, Y), batch_size=batch_size, steps=1, ledger=used)
+        history = trainer.fit((X, Y), batch_size=batch_size, steps=1, recording=tfdist.Recording(ledger=used))
         assert history.last("train")["learning_rate"] == pytest.approx(0.1)
-    trainer.fit((X, Y), batch_size=10, epochs=1, ledger=used)
+    trainer.fit((X, Y), batch_size=10, epochs=1, recording=tfdist.Recording(ledger=used))
     assert trainer.step == 7
     assert used.numbers[:40] == shuffle.indices(tf.range(40, dtype=tf.int64), SIZE, SEED).numpy().tolist()
 

@@ -68,7 +68,12 @@ def make_trainer(strategy, optimizer=None, make=model, **options):
 def fit(trainer, directory, steps=STEPS, every=SAVED_AT, **more):
     checkpoints = tfdist.Checkpoints(directory=str(directory), every=str(every), keep=10)
     return trainer.fit(
-        (IMAGES, LABELS), batch_size=8, steps=steps, log_every=4, steps_per_call=3, checkpoints=checkpoints, **more
+        (IMAGES, LABELS),
+        batch_size=8,
+        steps=steps,
+        schedule=tfdist.Schedule(log_every=4, steps_per_call=3),
+        checkpoints=checkpoints,
+        **more,
     )
 
 
@@ -115,13 +120,13 @@ def test_what_is_not_restored_shows(prefix, uninterrupted, mirrored2, tmp_path, 
     name = "dgc" if prefix == "state/" else "error_feedback"
     directory, _ = uninterrupted(name)
     trainer = make_trainer(mirrored2, **OPTIONS[name])
-    state = trainer._run_state()
+    state = trainer._variables()
     kept = {name: held for name, held in state._variables.items() if not name.startswith(prefix)}
     monkeypatch.setattr(state, "_names_in", lambda checkpoint: {name: name for name in kept})
     state._variables = kept
     states = state._states
     monkeypatch.setattr(state, "_states", lambda c, p: {} if p == prefix else states(c, p))
-    monkeypatch.setattr(trainer, "_run_state", lambda: state)
+    monkeypatch.setattr(trainer, "_variables", lambda: state)
     trainer.resume(directory / "step-000000007")
     monkeypatch.undo()
     fit(trainer, tmp_path)
@@ -134,7 +139,7 @@ def test_another_number_of_replicas(mirrored2, mirrored4, tmp_path):
     saved = Checkpoint.open(newest(tmp_path)[0])
     trainer = make_trainer(mirrored2, **FEEDBACK)
     trainer.resume(tmp_path)
-    trainer.steps.loop(8)  # creates the state of its compression
+    trainer.program.steps.loop(8)  # creates the state of its compression
     errors = {name: kept for name, kept in trainer.state.items() if kept.per_replica}
     assert errors
     for name, kept in errors.items():
@@ -152,7 +157,7 @@ def test_more_replicas_begin_with_nothing_unsent(single, mirrored2, tmp_path):
     fit(make_trainer(single, **FEEDBACK), tmp_path, steps=SAVED_AT)
     trainer = make_trainer(mirrored2, **FEEDBACK)
     trainer.resume(tmp_path)
-    trainer.steps.loop(8)
+    trainer.program.steps.loop(8)
     for kept in trainer.state.values():
         if kept.per_replica:
             assert not np.any(kept.values[1])

@@ -119,7 +119,7 @@ def test_or_is_a_warning_and_tried_again(single, tmp_path, caplog):
             (IMAGES, LABELS),
             batch_size=8,
             steps=STEPS,
-            steps_per_call=3,
+            schedule=tfdist.Schedule(steps_per_call=3),
             checkpoints=saved,
             callbacks=[At(8, where.unlink)],
         )
@@ -248,6 +248,6 @@ def test_what_another_process_alone_cannot_read_is_not_damaged(single, tmp_path,
             return [value, "it is missing."]
 
     state = make_trainer(single)._run_state()
-    with pytest.raises(CheckpointError, match="on rank 1: it is missing. Rank 0 finds it good"):
+    with pytest.raises(CheckpointError, match="on rank 1: it is missing. It is valid on rank 0"):
         restore.restore(state, [str(path) for path in newest(tmp_path)], TwoRanks())
     assert steps_of(tmp_path) == [STEPS, SAVED_AT]

@@ -13,8 +13,8 @@ import pytest
 import tfdist
 from tests.end_to_end.resume.exact_test import FEEDBACK, IMAGES, LABELS, STEPS, make_trainer, tensors
 from tests.end_to_end.resume.saving_test import At, steps_of
+from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.checkpoint.storage import Checkpoint, atomic_write, newest
-from tfdist.checkpoint.train_state import TrainState
 from tfdist.errors import InputError, Preempted
 
 
@@ -22,7 +22,12 @@ def fit(trainer, path, steps=STEPS, callbacks=(), **options):
     options = {"every": "5", "commit_every": 3, "in_background": False} | options
     saved = tfdist.Checkpoints(directory=str(path / "disk"), commit_directory=str(path / "memory"), **options)
     return trainer.fit(
-        (IMAGES, LABELS), batch_size=8, steps=steps, steps_per_call=4, checkpoints=saved, callbacks=callbacks
+        (IMAGES, LABELS),
+        batch_size=8,
+        steps=steps,
+        schedule=tfdist.Schedule(steps_per_call=4),
+        checkpoints=saved,
+        callbacks=callbacks,
     )
 
 
@@ -41,8 +46,8 @@ def test_without_checkpoints_the_commits_stay(single, tmp_path):
 
 def test_a_commit_has_the_bits_of_a_checkpoint_and_both_are_copied_once(mirrored2, tmp_path, monkeypatch):
     copies = []
-    parts = TrainState.parts
-    monkeypatch.setattr(TrainState, "parts", lambda state: copies.append(state) or parts(state))
+    parts = RunVariables.parts
+    monkeypatch.setattr(RunVariables, "parts", lambda state: copies.append(state) or parts(state))
     saved = [tmp_path / "copy-10", tmp_path / "copy-5"]
     look = At(11, lambda: [shutil.copytree(*each) for each in zip(newest(tmp_path / "memory"), saved, strict=True)])
     fit(make_trainer(mirrored2, **FEEDBACK), tmp_path, 11, [look], commit_every=5)
@@ -116,7 +121,7 @@ def test_commits_of_another_run_are_in_the_way(single, tmp_path):
     [
         (
             {"commit_every": 3},
-            "give commit_every of at least 1 and commit_directory or neither. Received: commit_every=3",
+            "give commit_every of at least 1 and commit_directory, or neither. Received: commit_every=3",
         ),
         ({"commit_directory": "b"}, "Received: commit_every=0, commit_directory='b'"),
         ({"commit_every": -1, "commit_directory": "b"}, "Received: commit_every=-1"),
@@ -134,9 +139,9 @@ def test_what_is_no_place_for_commits(options, message):
         (
             "mirrored4",
             "mirrored2",
-            "2 replicas resume a run of 4 stopped: .* replica r takes over that of r [+] 2, r [+] 4, ...",
+            "2 replicas resume a run of 4: .* replica r takes over that of r [+] 2, r [+] 4, ...",
         ),
-        ("mirrored2", "mirrored4", "4 replicas resume a run of 2 stopped: .*; replicas from 2 on begin with nothing."),
+        ("mirrored2", "mirrored4", "4 replicas resume a run of 2: .*; replicas from 2 on begin with nothing."),
         ("mirrored2", "mirrored2", ""),
     ],
 )

@@ -1,4 +1,4 @@
-"""The state of a run, except flags and data: variables by name, as blocks that this process has.
+"""The variables of a run by name, as the blocks that this process has.
 
 The prefix of a name determines what happens to a value if the number of replicas changes:
 
@@ -47,8 +47,8 @@ class _Held(NamedTuple):
     per_replica: bool
 
 
-class TrainState:
-    """The training state of one model under one strategy."""
+class RunVariables:
+    """The variables of one model, its optimizer and its steps, under one strategy."""
 
     def __init__(self, model: keras.Model, strategy: Strategy, kept: StateStore, memory: CallbackState):
         """Collects the variables of a model.

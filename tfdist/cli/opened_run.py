@@ -1,0 +1,158 @@
+"""The run of `tfdist.train`: its directory, from the choice of a path to the summary at the end."""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tfdist.checkpoint.manager import Checkpoints
+from tfdist.cli import run_start
+from tfdist.cli.session import Session
+from tfdist.config.train_config import TrainConfig
+from tfdist.coordination.timeouts import long_timeout
+from tfdist.errors import WriteError, exit_codes
+from tfdist.grammar.interval import parse_period
+from tfdist.launcher.attempt import LAUNCHED_VARIABLE
+from tfdist.reporting import (
+    NullLedger,
+    NullProfile,
+    ProfileWindow,
+    Reporter,
+    RunDirectory,
+    chief_reporter,
+    log,
+)
+from tfdist.reporting.writing import must_write
+from tfdist.trainer.history import History
+from tfdist.trainer.options import Recording
+from tfdist.trainer.trainer import Trainer
+
+_log = logging.getLogger(__name__)
+
+
+class Run(NamedTuple):
+    """A run whose state has been restored and whose directory is open.
+
+    Attributes:
+      directory: directory of the run.
+      is_chief: whether this process writes to it, besides its own log and ledger.
+      checkpoints: how the run is saved.
+      recording: where it is recorded.
+    """
+
+    directory: RunDirectory
+    is_chief: bool
+    checkpoints: Checkpoints
+    recording: Recording
+
+    def save_model(self, trainer: Trainer) -> None:
+        """Writes the trained model; every process must call it."""
+        path = self.directory.model
+        partial = path.with_suffix(f".partial{path.suffix}")
+        with must_write(path):
+            trainer.save(str(partial))
+            if self.is_chief:
+                partial.replace(path)
+
+    def print_summary(self, history: History) -> None:
+        """Prints the last record, and the directory, on the chief."""
+        if self.is_chief:
+            last = (history.records or self.directory.records())[-1]
+            numbers = "  ".join(f"{k} {v:.4f}" for k, v in last.items() if k == "loss" or "accuracy" in k)
+            print(f"{last['kind']} after {last['step']} steps: {numbers}\n{self.directory.path}", flush=True)
+
+
+@contextlib.contextmanager
+def opened_run(session: Session, trainer: Trainer) -> Iterator[Run]:
+    """Chooses and locks the directory of a run, restores its state, and records it; every process must enter it.
+
+    Args:
+      session: strategy, data and configuration of the run.
+      trainer: a built trainer.
+
+    Raises:
+      InputError: the directory contains something else; a checkpoint is of another model; its batch cannot be divided
+        between the current replicas; another process writes to the directory, or it cannot be written.
+    """
+    strategy = session.strategy
+    directory = RunDirectory(Path(_path(session)))
+    config = dataclasses.replace(session.config, output_dir=str(directory.path))
+    origin = run_start.origin(config, directory, strategy)
+    with contextlib.ExitStack() as stack:
+        begun = run_start.begin(origin, trainer, session.data.train.size, config, directory, stack)
+        stack.enter_context(log.setup(strategy.cluster.rank, directory.log(strategy.cluster.rank)))
+        _log.info("%s", session.detection.reason)
+        if trainer.train_state.resumed_from:
+            _log.info("Resuming from %s.", trainer.train_state.resumed_from)
+        if strategy.is_chief:
+            _warn_of_lost_progress(begun.checkpoints, trainer.train_state.resumed_from, config, directory)
+        recording = _recording(config, directory, begun.ledger, strategy.is_chief)
+        with _closing(recording.reporter):
+            yield Run(directory, strategy.is_chief, begun.checkpoints, recording)
+
+
+def _recording(config: TrainConfig, directory: RunDirectory, ledger: NullLedger, is_chief: bool) -> Recording:
+    if not is_chief:
+        return Recording(ledger=ledger)
+    profile = ProfileWindow(config.profile_steps, directory.tensorboard) if config.profile_steps else NullProfile()
+    reporter = chief_reporter(directory, sys.stderr, directory.records())
+    return Recording(reporter=reporter, profile=profile, ledger=ledger)
+
+
+def _path(session: Session) -> str:
+    """Returns the path of the run's directory, the same on every process."""
+    config, strategy = session.config, session.strategy
+    # A job restarted by a launcher continues in the same directory, although another size may imply another strategy.
+    own = os.environ.get(LAUNCHED_VARIABLE) or f"{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"runs/{_file_name(config.dataset)}-{_file_name(config.model)}-{own}"
+    with long_timeout("its data") as deadline:
+        return strategy.group.broadcast("output_dir", os.path.expanduser(config.output_dir or name), deadline)
+
+
+def _file_name(spec: str) -> str:
+    """Returns the name of a specification in a form suitable for a directory name."""
+    return "".join(c if c.isalnum() or c in "._" else "_" for c in spec.partition("(")[0])
+
+
+def _warn_of_lost_progress(
+    checkpoints: Checkpoints, resumed_from: str, config: TrainConfig, directory: RunDirectory
+) -> None:
+    if checkpoints.commit_every and not config.commit_dir and not any(parse_period(config.checkpoint_every)):
+        _log.warning(
+            "Commits without --commit_dir are in the launcher's memory, and go with it, whatever ends it. Received: "
+            "--commit_every=%d with --checkpoint_every=0. Add --checkpoint_every, or a --commit_dir of your own.",
+            config.commit_every,
+        )
+    *earlier, _ = directory.beginnings()
+    if earlier and not resumed_from and directory.has_trained:
+        _log.warning(
+            "A run resumes from a checkpoint or a commit. None is left of this run's %s, so it starts at step 0 with new "
+            "weights%s. To avoid this, set or lower --checkpoint_every, or give commits a --commit_dir.",
+            "earlier start" if len(earlier) == 1 else f"{len(earlier)} earlier starts",
+            f"; what was recorded is kept in {directory.dropped}" if directory.dropped.exists() else "",
+        )
+
+
+@contextlib.contextmanager
+def _closing(reporter: Reporter) -> Iterator[None]:
+    """Reports how the run ended, so that its directory is complete; the command prints the error."""
+    try:
+        yield
+    except BaseException as error:
+        _close(reporter, exit_codes.of_error(error), is_written_down=isinstance(error, WriteError))
+        raise
+    _close(reporter, "done")
+
+
+def _close(reporter: Reporter, outcome: str, is_written_down: bool = False) -> None:
+    """Closes the reporter; a failed last write is only a warning, as the outcome is known, and is reported once."""
+    try:
+        reporter.close(outcome)
+    except WriteError as error:
+        if not is_written_down:
+            _log.warning("%s", error)

@@ -1,0 +1,102 @@
+"""What `Trainer.fit` takes in addition to the arguments of Keras's `fit`, in three groups; fields have names of flags."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Self
+
+from tfdist.data.batch_schedule import GLOBAL
+from tfdist.errors import InputError
+from tfdist.reporting import NullLedger, NullProfile, NullReporter, Reporter
+
+
+class _FromConfig:
+    """Dataclass whose fields have the names of flags."""
+
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """Returns the values that the flags of a configuration have."""
+        return cls(**{field.name: getattr(config, field.name) for field in dataclasses.fields(cls)})  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule(_FromConfig):
+    """What happens at which step; numbers of updates.
+
+    Attributes:
+      log_every: steps between records of metrics, at least 1.
+      eval_every: steps between evaluations; 0 to evaluate at the end of each epoch.
+      steps_per_call: maximum number of steps per call of the compiled loop, at least 1; affects speed, never the result.
+      elastic_batch: what stays constant when a run resumes with another number of replicas: "global", the global batch
+        and the result; or "replica", the batch per replica: on N replicas instead of N0, batches have batch_size / N0 * N
+        examples and the learning rate is multiplied by N / N0.
+
+    Raises:
+      InputError: a number is too small.
+    """
+
+    log_every: int = 10
+    eval_every: int = 0
+    steps_per_call: int = 10
+    elastic_batch: str = GLOBAL
+
+    def __post_init__(self) -> None:
+        """Validates the values."""
+        least = {"log_every": 1, "eval_every": 0, "steps_per_call": 1}
+        for name, value in least.items():
+            given = getattr(self, name)
+            if not isinstance(given, int) or given < value:
+                raise InputError(f"{name} must be an integer of at least {value}. Received: {given!r}.")
+
+    def until(self, step: int, end: int, borders: Sequence[int]) -> int:
+        """Returns the number of steps for the call that starts at `step`.
+
+        Args:
+          step: updates done so far.
+          end: step at which the run ends.
+          borders: further steps at which a call has to end.
+
+        Returns:
+          The number of steps, at most `steps_per_call`, up to the next record, evaluation, border or the end of the
+          run.
+        """
+        periods = [period for period in (self.log_every, self.eval_every) if period]
+        nexts = [step - step % period + period for period in periods] + [border for border in borders if border > step]
+        return min(self.steps_per_call, min([end, *nexts]) - step)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checks(_FromConfig):
+    """What is measured and checked during a run.
+
+    Attributes:
+      measure_every: steps between measurements of exposed communication, the first by step 100; 0: never.
+      compression_check_every: steps between comparisons of compressed sums with exact sums; 0: never.
+      compression_max_error: relative error above which a gradient is summed exactly from then on; 0: no limit.
+      check_sync_every: steps between checks that all replicas hold the same values; 0: never.
+      check_sync: "variables", where a difference ends the run, or "gradients", whose norms are logged by replica.
+      stall_warning_seconds: a call of the compiled loop that takes this long beyond twice the usual is reported; 0: never.
+      stall_shutdown_seconds: one that takes this long beyond it ends all processes with exit code 4; 0: never.
+    """
+
+    measure_every: int = 1000
+    compression_check_every: int = 0
+    compression_max_error: float = 0.0
+    check_sync_every: int = 0
+    check_sync: str = "variables"
+    stall_warning_seconds: float = 60.0
+    stall_shutdown_seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recording:
+    """Where a run is recorded.
+
+    Attributes:
+      reporter: reports progress and metrics on the chief.
+      profile: when to profile.
+      ledger: records the examples that this process uses, for example `tfdist.reporting.LedgerFile`.
+    """
+
+    reporter: Reporter = dataclasses.field(default_factory=NullReporter)
+    profile: NullProfile = dataclasses.field(default_factory=NullProfile)
+    ledger: NullLedger = dataclasses.field(default_factory=NullLedger)

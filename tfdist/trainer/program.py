@@ -1,0 +1,104 @@
+"""`Program`: a built model with the functions that are compiled for it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.data import Examples
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.reporting.schema import check_metric_names
+from tfdist.step import metrics
+from tfdist.step.compiled_steps import Compression, Steps
+from tfdist.step.data_mismatch import must_fit
+from tfdist.step.evaluation import Evaluator
+from tfdist.step.state_store import StateStore
+from tfdist.step.step import Settings
+from tfdist.step.validation import check_micro_steps, check_trains
+from tfdist.trainer.consistency import check_alike
+
+
+class Program(NamedTuple):
+    """A compiled and built model, equal on all replicas, and what is compiled for it on its strategy.
+
+    Attributes:
+      model: the model.
+      strategy: strategy on which it is trained.
+      settings: options of the step.
+      kept: state of the steps besides weights and optimizer state.
+      steps: compiled training loops and trial steps.
+      metrics: metrics of the model that are recorded.
+      drain: see `tfdist.step.metrics.make_drain`.
+      average_statistics: see `tfdist.step.metrics.make_average_statistics`.
+      evaluator: evaluates the model.
+      trained: ids of the variables that are trained.
+    """
+
+    model: keras.Model
+    strategy: HasCollectives
+    settings: Settings
+    kept: StateStore
+    steps: Steps
+    metrics: metrics.ModelMetrics
+    drain: Callable[[], list[np.ndarray]]
+    average_statistics: Callable[[], None]
+    evaluator: Evaluator
+    trained: list[int]
+
+    def evaluate(self, examples: Examples, batch_size: int) -> dict[str, float]:
+        """Returns the loss and the metrics over a whole data set; see `Trainer.evaluate`."""
+        self.average_statistics()
+        self.drain()  # discards what earlier calls added to metrics of layers
+        return self.evaluator.evaluate(examples, batch_size)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The current factor of the loss; None without loss scaling."""
+        if self.settings.loss_scale is None:
+            return None
+        return float(self.kept.array("loss_scale/scale").values)
+
+
+def build(
+    model: keras.Model,
+    strategy: HasCollectives,
+    settings: Settings,
+    compression: Compression,
+    kept: StateStore,
+    element_spec: Any,
+) -> Program:
+    """Creates all variables of a compiled model, and makes them equal on all replicas; every process must call it.
+
+    Args:
+      model: compiled model.
+      strategy: strategy in whose scope it was created.
+      settings: options of the step.
+      compression: how gradients are summed over replicas.
+      kept: store of the steps' state.
+      element_spec: of the training data; see `Examples`.
+
+    Raises:
+      InputError: the model does not fit the data, or differs between processes.
+    """
+    batched = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), element_spec)
+    with strategy.scope():
+        with must_fit(element_spec):
+            keras_internals.build(model, batched)
+        check_trains(model)
+        check_alike(strategy.group, model)
+        strategy.synchronize([*model.variables, *model.optimizer.variables])
+    metrics.check_names(model)
+    metrics.check_sums(keras_internals.metrics_of(model))
+    check_metric_names(keras_internals.names_of_compiled_metrics(model))
+    check_metric_names(keras_internals.names_of_layers_metrics(model))
+    recorded = metrics.ModelMetrics(model)
+    drain = metrics.make_drain(recorded, strategy)
+    average_statistics = metrics.make_average_statistics(model, strategy)
+    evaluator = Evaluator(model, strategy, settings.seed, recorded, drain)
+    check_micro_steps(model, settings.micro_steps)
+    steps = Steps(model, strategy, settings, compression, kept, recorded)
+    trained = [id(variable) for variable in model.trainable_variables]
+    return Program(model, strategy, settings, kept, steps, recorded, drain, average_statistics, evaluator, trained)

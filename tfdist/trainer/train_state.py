@@ -1,0 +1,62 @@
+"""`TrainState`: what changes during a run, besides variables."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.checkpoint.callback_state import CallbackState
+from tfdist.checkpoint.storage import Checkpoint
+from tfdist.data.batch_schedule import BatchSchedule
+from tfdist.data.stream_position import StreamPosition
+from tfdist.step.running_metrics import Progress
+
+
+class TrainState:
+    """The step, the position in the data, running metrics and callbacks' state; a `FitLoop` owns it during a run.
+
+    Attributes:
+      step: number of updates done.
+      progress: running metrics since the last record and in the current epoch.
+      callbacks: state of the Keras callbacks.
+      resumed_from: path of the checkpoint from which it was restored; "" for none.
+    """
+
+    def __init__(self) -> None:
+        """Initializes the state of step 0."""
+        self.step = 0
+        self.progress = Progress()
+        self.callbacks = CallbackState()
+        self.resumed_from = ""
+        self._begun_at: int | None = None  # of an unfinished run
+        self._batches: BatchSchedule | None = None  # of an unfinished run
+        self._position: StreamPosition | None = None  # where the last run has ended
+
+    def batch_schedule(self, size: int, batch_size: int, parts: int, elastic_batch: str) -> BatchSchedule:
+        """Returns the schedule with which training continues; changes nothing.
+
+        Args:
+          size: number of examples per epoch.
+          batch_size: global batch size.
+          parts: number of parts into which a batch is split.
+          elastic_batch: see `Schedule`.
+        """
+        begun_at = self.step if self._begun_at is None else self._begun_at
+        begun = self._batches or BatchSchedule.begun(
+            self._position or StreamPosition(batch_size), begun_at, size, batch_size, parts
+        )
+        return begun.on(parts, self.step, batch_size, elastic_batch)
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Takes over the values of a checkpoint, whose variables have been restored."""
+        self.resumed_from = str(checkpoint.path)
+        self.step, self._begun_at = checkpoint.step, checkpoint.values["begun_at"]
+        self._batches, self._position = BatchSchedule.of(checkpoint.values), None
+        self.progress = Progress(checkpoint.values["progress"])
+
+    def values(self, batches: BatchSchedule) -> Mapping[str, Any]:
+        """Returns what a checkpoint contains of it, as JSON; `batches` is the schedule of the run in progress."""
+        return {"begun_at": batches.begun_at, "course": batches.to_json(), "progress": self.progress.to_json()}
+
+    def end_run(self, batches: BatchSchedule) -> None:
+        """Records that a run has ended, or failed: the next one continues at its position in the data."""
+        self.progress, self._begun_at = Progress(), None
+        self._batches, self._position = None, batches.position
