@@ -15,8 +15,8 @@ from tfdist.cluster.detection import Detection, detect
 from tfdist.cluster.environment import Cluster
 from tfdist.config.fields import names
 from tfdist.coordination import Group, watch
-from tfdist.distribution.registry import start
-from tfdist.distribution.strategy import Strategy, strategy_class
+from tfdist.distribution.registry import start, strategy_class
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import Preempted
 from tfdist.reporting.environment import versions
 

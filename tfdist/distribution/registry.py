@@ -1,5 +1,6 @@
 """Starts a strategy by name: detects the environment, joins the group and starts the engine, in this order."""
 
+import importlib
 import inspect
 import os
 import weakref
@@ -9,7 +10,11 @@ from typing import Any
 from tfdist.cluster.detection import Detection, detect
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import Group, join
-from tfdist.distribution.strategy import Strategy, create, strategy_class
+from tfdist.distribution.strategy import Strategy
+from tfdist.errors import InputError
+from tfdist.grammar.spec import load_object, nearest
+
+NAMES = ("single", "mirrored", "multiworker", "tpu", "horovod", "mesh")
 
 _started: list[weakref.ref[Strategy]] = []
 
@@ -73,3 +78,53 @@ def start(
 def started() -> list[Strategy]:
     """Returns the strategies that were started in this process and are still in use, in order."""
     return [strategy for found in _started if (strategy := found()) is not None]
+
+
+def strategy_class(name: str) -> type[Strategy]:
+    """Returns the class of a strategy.
+
+    Args:
+      name: one of `NAMES`, or `package.module:Class`.
+
+    Raises:
+      InputError: there is no such strategy.
+    """
+    if ":" in name:
+        found = load_object(name)
+        if not (isinstance(found, type) and issubclass(found, Strategy)):
+            raise InputError(f"--strategy={name} must name a subclass of tfdist.Strategy. Received: {found!r}.")
+        return found
+    if name not in NAMES:
+        raise InputError(f"--strategy={name} is not known.{nearest(name, ('auto', *NAMES))}")
+    try:
+        module = importlib.import_module(f"tfdist.strategies.{name}")
+    except ModuleNotFoundError as error:
+        if error.name == "tfdist.strategies":
+            raise InputError(
+                "tfdist is not installed: this is a bare checkout. Run `pip install -e .` in it."
+            ) from error
+        raise
+    return module.STRATEGY
+
+
+def create(
+    name: str, cluster: Cluster, join: Callable[[Cluster], Group], options: Mapping[str, Any] | None = None
+) -> Strategy:
+    """Creates a strategy.
+
+    Args:
+      name: see `strategy_class`.
+      cluster: this process in the job.
+      join: joins the job's group; called once, when the strategy knows the group's address.
+      options: keyword arguments of the strategy's constructor.
+
+    Raises:
+      InputError: the strategy has no such option, or is not available here.
+    """
+    chosen = strategy_class(name)
+    known = [p for p in inspect.signature(chosen).parameters if p not in ("cluster", "join")]
+    for option in options or {}:
+        if option not in known:
+            raise InputError(f"The strategy {name} has no option {option}.{nearest(option, known)}")
+    made: Strategy = chosen(cluster=cluster, join=join, **dict(options or {}))  # type: ignore[call-arg]  # a convention
+    return made

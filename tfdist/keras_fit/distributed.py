@@ -376,7 +376,7 @@ def _warn_of_eager_calls() -> None:
 
 
 def _suitable(strategy: Strategy) -> HasCollectives:
-    if not isinstance(strategy, HasCollectives) or strategy.global_view or strategy.compiles_replicas:
+    if not isinstance(strategy, HasCollectives) or strategy.compiles_replicas:
         raise InputError(
             "Keras's own fit runs on single, mirrored, multiworker and horovod. Received: "
             f"{strategy.name}. Use tfdist.Trainer there."

@@ -26,7 +26,8 @@ from tfdist.cluster.environment import Cluster
 from tfdist.config.train_config import VerifyConfig
 from tfdist.coordination import LocalGroup
 from tfdist.data import Pipeline
-from tfdist.distribution.strategy import Strategy, create
+from tfdist.distribution.registry import create
+from tfdist.distribution.strategy import Strategy
 from tfdist.trainer.trainer import Trainer
 
 MOST_ROUNDINGS = 4.0  # two runs in 16 bits differ by about one rounding, a bug by ten or more
@@ -237,7 +238,7 @@ def _introduce(session: Session, model: keras.Model, limit: float, say: Callable
     by_nature = [
         keras_internals.path_of(layer)
         for layer in keras_internals.layers_of(model)
-        if _differs_by_nature(layer, session.strategy.global_view)
+        if _differs_by_nature(layer, session.strategy)
     ]
     for path in by_nature:
         say(f"Differs by nature: {path} draws numbers or takes statistics for each replica; do not expect equality.")
@@ -249,8 +250,8 @@ def _introduce(session: Session, model: keras.Model, limit: float, say: Callable
     say(f"{'step':>5}  {'loss':<14} {'of one device':<14} {unit:>9} {'absolute':>9}  largest difference in")
 
 
-def _differs_by_nature(layer: keras.Layer, global_view: bool) -> bool:
-    local_norm = type(layer) is keras.layers.BatchNormalization and layer.trainable and not global_view
+def _differs_by_nature(layer: keras.Layer, strategy: Strategy) -> bool:
+    local_norm = type(layer) is keras.layers.BatchNormalization and layer.trainable and strategy.replicas > 1
     rate = getattr(layer, "rate", getattr(layer, "stddev", 0))
     return (
         local_norm or (bool(getattr(layer, "_seed_generators", ())) or hasattr(layer, "seed_generator")) and bool(rate)
