@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from tfdist.cluster.detection import detect
 from tfdist.cluster.environment import Cluster
+from tfdist.config.strategy_declaration import Declaration, Processes
+from tfdist.distribution.detection import detect
 from tfdist.errors import InputError
 
 
@@ -125,14 +126,17 @@ def test_multiworker_must_know_where_rank_0_is():
         detect(mpi("1", "2"), "multiworker")
 
 
-def test_sources_that_agree_complete_each_other():
-    found = detect(horovod("1", "2") | tf_config(2, 1), "multiworker").cluster
-    assert found == Cluster(1, 2, 0, 1, ("h0:1", "h1:1"), "h0:1001", "Horovod")
-
-
 def test_one_process_without_any_source():
     assert detect({}, "horovod").cluster == Cluster()
     assert detect({}, "third.party:Class").cluster == Cluster()
+
+
+def test_what_a_third_party_declares_is_required():
+    several = Declaration(name="own", processes=Processes.SEVERAL)
+    with pytest.raises(InputError, match="--strategy=third.party:Class needs to know its workers"):
+        detect({}, "third.party:Class", declaration=several)
+    with pytest.raises(InputError, match="--strategy=third.party:Class is for one process"):
+        detect(tf_config(2, 1), "third.party:Class", declaration=Declaration(name="own", processes=Processes.ONE))
 
 
 def test_the_reason_tells_what_was_not_taken_for_several_processes():
@@ -143,5 +147,5 @@ def test_the_reason_tells_what_was_not_taken_for_several_processes():
 
 
 def test_no_tensorflow():
-    code = "import sys, tfdist.cluster.detection; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    code = "import sys, tfdist.distribution.detection; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,7 +6,7 @@ import pytest
 
 import tfdist
 from tfdist import collectives, gradients, layers, models
-from tfdist.distribution import registry
+from tfdist.config import strategies
 from tfdist.errors import ExitCode
 
 
@@ -48,7 +48,7 @@ def test_other_names_are_attribute_errors():
 
 
 def test_strategies():
-    assert registry.NAMES == ("single", "mirrored", "multiworker", "tpu", "horovod", "mesh")
+    assert {"single", "mirrored", "multiworker", "tpu", "horovod", "mesh"} <= set(strategies.NAMES)
 
 
 def test_parts():

@@ -7,20 +7,20 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfdist.cluster.detection import Detection, detect
 from tfdist.cluster.environment import Cluster
+from tfdist.config.strategies import AUTO, declared
+from tfdist.config.strategy_declaration import Declaration
 from tfdist.coordination import Group, join
+from tfdist.distribution.detection import Detection, detect
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.grammar.spec import load_object, nearest
-
-NAMES = ("single", "mirrored", "multiworker", "tpu", "horovod", "mesh")
 
 _started: list[weakref.ref[Strategy]] = []
 
 
 def load_strategy(
-    name: str = "auto",
+    name: str = AUTO,
     *,
     start_timeout_seconds: float = 120.0,
     environment: Mapping[str, str] | None = None,
@@ -29,8 +29,8 @@ def load_strategy(
     """Starts a strategy. Call it on every process of the job, before anything else uses TensorFlow.
 
     Args:
-      name: "single", "mirrored", "multiworker", "tpu", "horovod", "mesh", "package.module:Class", or "auto" to detect
-        it from the environment.
+      name: as in `--strategy`: the name of a strategy, "package.module:Class", or "auto" to detect it from the
+        environment.
       start_timeout_seconds: how long to wait for the other processes.
       environment: environment variables; by default those of the process.
       **options: options of the strategy, for example `devices=2` for mirrored.
@@ -40,7 +40,7 @@ def load_strategy(
       PeerLostError: a process did not join in time.
     """
     variables = os.environ if environment is None else environment
-    detection = detect(variables, name, options.get("devices", 0) or 1)
+    detection = detect(variables, name, options.get("devices", 0) or 1, declaration(name))
     return start(detection, start_timeout_seconds, variables, options)
 
 
@@ -80,11 +80,21 @@ def started() -> list[Strategy]:
     return [strategy for found in _started if (strategy := found()) is not None]
 
 
+def declaration(name: str) -> Declaration:
+    """Returns what a strategy declares: in the registry or, for `package.module:Class`, as an attribute of the class.
+
+    Raises:
+      InputError: there is no such strategy.
+    """
+    own = strategy_class(name).declaration if ":" in name else None
+    return own or declared(name)
+
+
 def strategy_class(name: str) -> type[Strategy]:
     """Returns the class of a strategy.
 
     Args:
-      name: one of `NAMES`, or `package.module:Class`.
+      name: the name of a strategy, or `package.module:Class`.
 
     Raises:
       InputError: there is no such strategy.
@@ -94,8 +104,7 @@ def strategy_class(name: str) -> type[Strategy]:
         if not (isinstance(found, type) and issubclass(found, Strategy)):
             raise InputError(f"--strategy={name} must name a subclass of tfdist.Strategy. Received: {found!r}.")
         return found
-    if name not in NAMES:
-        raise InputError(f"--strategy={name} is not known.{nearest(name, ('auto', *NAMES))}")
+    declared(name)  # raises for unknown names
     try:
         module = importlib.import_module(f"tfdist.strategies.{name}")
     except ModuleNotFoundError as error:

@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Collectives, using
+from tfdist.config.strategy_declaration import Declaration
 from tfdist.coordination import Group
 from tfdist.distribution.tensor_layouts import TensorLayouts
 from tfdist.distribution.variable_adoption import VariableAdoption
@@ -47,6 +48,7 @@ class Strategy(abc.ABC):
     """Runs replica functions on the replicas of a job; this process hosts `local_replicas`.
 
     Attributes:
+      declaration: what a strategy outside of this repository declares; the registry has the others' declarations.
       name: as in `--strategy`.
       cluster: this process in the job.
       group: control plane of the job's processes.
@@ -59,6 +61,7 @@ class Strategy(abc.ABC):
       layouts: layouts of tensors inside replica functions.
     """
 
+    declaration: ClassVar[Declaration | None] = None
     name: str
     cluster: Cluster
     group: Group

@@ -9,10 +9,12 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.cluster.detection import detect
+from tfdist.cluster.detection import detect_cluster
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives.carriers import from_first
 from tfdist.collectives.replica_context import ReplicaContextCollectives
+from tfdist.config.strategies import DECLARATIONS
+from tfdist.config.strategy_declaration import Declaration, Processes
 from tfdist.coordination import Group, join
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.distribution.variable_adoption import VariableAdoption
@@ -183,15 +185,17 @@ def adopted(
     """
     if engine in _of_engines:
         return _of_engines[engine]
-    cluster = Cluster()
-    if isinstance(engine, tf.distribute.MultiWorkerMirroredStrategy):
-        cluster = detect(environment).cluster
-    elif not isinstance(engine, tf.distribute.MirroredStrategy | tf.distribute.OneDeviceStrategy):
+    found = next((known for known in DECLARATIONS if isinstance(engine, _classes(known))), None)
+    if found is None:
         raise InputError(
             "A model is trained under MirroredStrategy, MultiWorkerMirroredStrategy or tfdist's own strategies. Received: "
             f"{type(engine).__name__}. Make it under one of those."
         )
+    cluster = Cluster() if found.processes is Processes.ONE else detect_cluster(environment)
     group = join(cluster, start_timeout=start_timeout_seconds, environment=environment)
-    name = "multiworker" if cluster.size > 1 else "mirrored"
-    _of_engines[engine] = TensorFlowStrategy(name, engine, cluster=cluster, group=group)
+    _of_engines[engine] = TensorFlowStrategy(found.name, engine, cluster=cluster, group=group)
     return _of_engines[engine]
+
+
+def _classes(declaration: Declaration) -> tuple[type, ...]:
+    return tuple(getattr(tf.distribute, name) for name in declaration.adopts)

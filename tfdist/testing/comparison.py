@@ -23,6 +23,7 @@ import tensorflow as tf
 from tfdist import keras_internals, models
 from tfdist.cli.session import Session, make_trainer
 from tfdist.cluster.environment import Cluster
+from tfdist.config.strategies import REFERENCE
 from tfdist.config.train_config import VerifyConfig
 from tfdist.coordination import LocalGroup
 from tfdist.data import Pipeline
@@ -76,7 +77,7 @@ def verify(session: Session, say: Callable[[str], None]) -> bool:
     equal = _replicas_equal(session.strategy, tested.model)
     if not session.strategy.is_chief:
         return True
-    single = create("single", Cluster(), lambda _: LocalGroup())
+    single = create(REFERENCE, Cluster(), lambda _: LocalGroup())
     whole = dataclasses.replace(session.config, compression="none")
     rounding = _Rounding(dataclasses.replace(session, config=whole), single) if in_roundings(whole) else None
     reference = make_trainer(dataclasses.replace(session, config=whole), single)
