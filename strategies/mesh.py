@@ -6,13 +6,11 @@ Shazeer et al., Mesh-TensorFlow: Deep Learning for Supercomputers, 2018 (arXiv:1
 import contextlib
 import logging
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
-from tensorflow.experimental import dtensor
 
 from tfdist import keras_internals
 from tfdist.cluster.devices import share_cores
@@ -20,7 +18,9 @@ from tfdist.cluster.environment import Cluster
 from tfdist.collectives import OneReplica
 from tfdist.coordination import Group
 from tfdist.distribution.dtensor import Batches, Devices, engine_mesh, over_rows, refuse_crashes, sum_together
-from tfdist.distribution.strategy import HasCollectives, Read, State
+from tfdist.distribution.dtensor_variables import MeshBlocks, MeshVariables
+from tfdist.distribution.strategy import HasCollectives, State
+from tfdist.distribution.tensor_layouts import TensorLayouts
 from tfdist.errors.engine_errors import layout_refused
 from tfdist.layers.rematerialization import rematerialize, waiting
 from tfdist.sharding.dim_names import Dims
@@ -34,6 +34,118 @@ _SAME_SEED = (
 )
 
 
+class MeshLayouts(TensorLayouts):
+    """Layouts on a mesh, by the rules for the names of dims.
+
+    Attributes:
+      row_shards: number of devices over which rows are sharded.
+      dims: names of dims that a model has used so far.
+    """
+
+    def __init__(self, devices: Devices, rules: Mapping[str, str], gathers_all: bool):
+        """Initializes the layouts.
+
+        Args:
+          devices: devices of the mesh.
+          rules: mesh axes by name of dim.
+          gathers_all: whether parameters are sharded when no layer computes with them.
+        """
+        self._devices, self._rules, self._gathers_all = devices, rules, gathers_all
+        self.row_shards = devices.mesh.axes[rules["batch"]]
+        self.dims: set[str] = set()
+
+    def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
+        """See base class; outside of compiled functions, as in a functional model, the layout is only validated."""
+        mesh, names = self._devices.mesh, given_way(dims, self._rules)
+        self.dims |= {name for name in names if name}
+        shape = [mesh.size if size is None else size for size in x.shape]  # unknown dims count as divisible
+        layout = laid_out(name, names, shape, self._rules, mesh, lenient=("batch",))
+        if not tf.is_tensor(x) or not tf.inside_function():
+            return x
+
+        def place(tensor: tf.Tensor) -> tf.Tensor:
+            return self._devices.relaid(tensor, layout) if tensor.shape.rank == len(layout.axes) else tensor
+
+        return keras_internals.with_companions_of(place(x), x, place)
+
+    def by_rows(self, tensors: Any) -> Any:
+        """See base class; sharded by rows only.
+
+        Losses over sharded classes either do not compile or are silently wrong in float64
+        (tests/traps/dtensor_test.py), and rows cut out of a batch would be laid out as required by a layer with sharded
+        inputs.
+        """
+        axis = self._rules["batch"]
+
+        def place(tensor: tf.Tensor) -> tf.Tensor:
+            return self._devices.relaid(tensor, over_rows(tensor.shape, axis, self._devices.mesh.axes[axis]))
+
+        return keras.tree.map_structure(lambda x: keras_internals.with_companions_of(place(x), x, place), tensors)
+
+    @contextlib.contextmanager
+    def computing(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
+        """See base class."""
+        if not self._gathers_all:
+            yield
+            return
+        held = [tf.convert_to_tensor(keras_internals.value_of(variable)) for variable in variables]
+        values = [self.computed_from(variable, part, ()) for variable, part in zip(variables, held, strict=True)]
+        own = zip(variables, values, strict=True)
+        with keras_internals.RecordedScope(own, zip(variables, held, strict=True)) as scope:
+            yield
+        for variable, value in scope.assigned:
+            variable.assign(value)
+
+    def computed_from(self, variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """See base class; gathers a sharded parameter when its layer runs; its gradient is sharded again."""
+        placement = _placement_of(variable)
+        if not placement.is_gathered:
+            return held
+
+        @tf.custom_gradient
+        def gathered(part: tf.Tensor) -> Any:
+            if inputs:  # otherwise the engine would gather all layers up front
+                [part] = waiting([part], inputs[0])
+            whole = self._devices.relaid(part, placement.computed)
+            return whole, lambda gradient: _parted(self._devices, gradient, placement)
+
+        # Repeated, because TensorFlow appends an identity, which the engine might lay out as a later layer requires.
+        return self._devices.relaid(gathered(held), placement.computed)
+
+    def asking(self, name: str, query: tf.Tensor) -> tf.Tensor:
+        """Lays out an attention layer's input, so projections know it and its gradient is summed before it is sent."""
+        if not {"heads", "context"} & self._rules.keys() or query.shape.rank != 3:
+            return query
+        return self.constrain(query, ("batch", "context", None), f"the input of {name}")
+
+    def attending(
+        self, name: str, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, causal: bool
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
+        """Implements context parallelism: each device has its part of the queries, and all keys and values."""
+        if "context" not in self._rules or query.shape.rank != 4:
+            return query, key, value, None
+        mask = self._causal_mask(query.shape[1], key.shape[1], f"the mask of {name}") if causal else None
+        query = self.constrain(query, ("batch", "context", "heads", None), f"the queries of {name}")
+        key, value = (self.constrain(x, ("batch", None, "heads", None), f"the keys of {name}") for x in (key, value))
+        return query, key, value, mask
+
+    def _causal_mask(self, queries: int, keys: int, name: str) -> tf.Tensor:
+        """Returns a sharded causal mask; Keras's would be replicated, and so would everything combined with it."""
+        own = self.constrain(tf.expand_dims(tf.range(queries), 1), ("context", None), name)
+        return tf.expand_dims(own >= tf.expand_dims(tf.range(keys), 0), 0)
+
+    def attended(self, name: str, output: tf.Tensor) -> tf.Tensor:
+        """Lays out an attention layer's output, so that its gradient has the full sequence.
+
+        That is needed if the rest of the model shards the sequence over the axis of the heads: the projection's
+        gradient would move the axis between inner dims, which DTensor silently does wrong
+        (tests/traps/dtensor_test.py).
+        """
+        if "heads" not in self._rules or output.shape.rank != 3:
+            return output
+        return self.constrain(output, ("batch", "context", None), f"the output of {name}")
+
+
 class MeshOfDevices(HasCollectives):
     """One replica whose tensors are spread over a mesh: the engine shards its computation and adds communication."""
 
@@ -41,7 +153,8 @@ class MeshOfDevices(HasCollectives):
     replicas = 1
     local_replicas = range(1)
     compiles_replicas = True
-    global_view = True
+    compiles_loops = False
+    sums_gradients = True
 
     def __init__(
         self,
@@ -82,13 +195,18 @@ class MeshOfDevices(HasCollectives):
         self.collectives = OneReplica()
         self._abstract_model: list[keras_internals.UninitializedVariable] = []
         self._drawn: dict[str, int] = {}
-        self._dims: set[str] = set()
+        self.layouts: MeshLayouts = MeshLayouts(self.devices, self.rules, self.shard.stage == "parameters")
         self._warned = False
 
     @property
-    def batch_parts(self) -> int:
+    def blocks(self) -> MeshBlocks:
         """See base class."""
-        return self.devices.mesh.axes[self.rules["batch"]]
+        return MeshBlocks(self, self.devices)
+
+    @property
+    def adoption(self) -> MeshVariables:
+        """See base class."""
+        return MeshVariables(self.synchronize)
 
     @contextlib.contextmanager
     def _placement(self) -> Iterator[None]:
@@ -118,7 +236,7 @@ class MeshOfDevices(HasCollectives):
 
     def _bear(self, uninitialized: keras_internals.UninitializedVariable) -> None:
         variable = uninitialized.variable
-        self._dims |= {dim for dim in dims_of_uninitialized(uninitialized) if dim}
+        self.layouts.dims |= {dim for dim in dims_of_uninitialized(uninitialized) if dim}
         keras_internals.set_layout(variable, placement(uninitialized, self.rules, self.devices.mesh, self.shard))
         with tf.init_scope():
             value, name = keras_internals.initial_value(variable), variable.path.replace("/", "_")
@@ -161,7 +279,9 @@ class MeshOfDevices(HasCollectives):
 
         def checked(*args: Any) -> Any:
             products = keras_internals.products_keep_dims() if "context" in self.rules else contextlib.nullcontext()
-            attentions = keras_internals.attentions_placed(self._asking, self._attending, self._attended)
+            attentions = keras_internals.attentions_placed(
+                self.layouts.asking, self.layouts.attending, self.layouts.attended
+            )
             with products, attentions, keras_internals.captured_through(copied):
                 result = function(*args)
             self._agree_on_drawn()
@@ -185,42 +305,9 @@ class MeshOfDevices(HasCollectives):
     def _warn_of_what_is_idle(self) -> None:
         """Warns once about unused rules and axes, after all dims of a model have been seen."""
         if not self._warned and self.is_chief:
-            for line in idle(self.rules, self._dims, self.shard, self.devices.mesh):
+            for line in idle(self.rules, self.layouts.dims, self.shard, self.devices.mesh):
                 _log.warning("%s", line)
         self._warned = True
-
-    def _asking(self, name: str, query: tf.Tensor) -> tf.Tensor:
-        """Lays out an attention layer's input, so projections know it and its gradient is summed before it is sent."""
-        if not {"heads", "context"} & self.rules.keys() or query.shape.rank != 3:
-            return query
-        return self.constrain(query, ("batch", "context", None), f"the input of {name}")
-
-    def _attending(
-        self, name: str, query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, causal: bool
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
-        """Implements context parallelism: each device has its part of the queries, and all keys and values."""
-        if "context" not in self.rules or query.shape.rank != 4:
-            return query, key, value, None
-        mask = self._causal_mask(query.shape[1], key.shape[1], f"the mask of {name}") if causal else None
-        query = self.constrain(query, ("batch", "context", "heads", None), f"the queries of {name}")
-        key, value = (self.constrain(x, ("batch", None, "heads", None), f"the keys of {name}") for x in (key, value))
-        return query, key, value, mask
-
-    def _causal_mask(self, queries: int, keys: int, name: str) -> tf.Tensor:
-        """Returns a sharded causal mask; Keras's would be replicated, and so would everything combined with it."""
-        own = self.constrain(tf.expand_dims(tf.range(queries), 1), ("context", None), name)
-        return tf.expand_dims(own >= tf.expand_dims(tf.range(keys), 0), 0)
-
-    def _attended(self, name: str, output: tf.Tensor) -> tf.Tensor:
-        """Lays out an attention layer's output, so that its gradient has the full sequence.
-
-        That is needed if the rest of the model shards the sequence over the axis of the heads: the projection's
-        gradient would move the axis between inner dims, which DTensor silently does wrong
-        (tests/traps/dtensor_test.py).
-        """
-        if "heads" not in self.rules or output.shape.rank != 3:
-            return output
-        return self.constrain(output, ("batch", "context", None), f"the output of {name}")
 
     def local(self, value: Any) -> list[Any]:
         """See base class; outside of a compiled function, the value is an ordinary tensor with the full value."""
@@ -230,69 +317,12 @@ class MeshOfDevices(HasCollectives):
         """See base class."""
         return Batches(make_dataset(self.local_replicas, self.replicas), self.devices, self.rules["batch"])
 
-    def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
-        """See base class; outside of compiled functions, as in a functional model, the layout is only validated."""
-        mesh, names = self.devices.mesh, given_way(dims, self.rules)
-        self._dims |= {name for name in names if name}
-        shape = [mesh.size if size is None else size for size in x.shape]  # unknown dims count as divisible
-        layout = laid_out(name, names, shape, self.rules, mesh, lenient=("batch",))
-        if not tf.is_tensor(x) or not tf.inside_function():
-            return x
-
-        def place(tensor: tf.Tensor) -> tf.Tensor:
-            return self.devices.relaid(tensor, layout) if tensor.shape.rank == len(layout.axes) else tensor
-
-        return keras_internals.with_companions_of(place(x), x, place)
-
-    def by_rows(self, tensors: Any) -> Any:
-        """See base class; sharded by rows only.
-
-        Losses over sharded classes either do not compile or are silently wrong in float64
-        (tests/traps/dtensor_test.py), and rows cut out of a batch would be laid out as required by a layer with sharded
-        inputs.
-        """
-        axis = self.rules["batch"]
-
-        def place(tensor: tf.Tensor) -> tf.Tensor:
-            return self.devices.relaid(tensor, over_rows(tensor.shape, axis, self.devices.mesh.axes[axis]))
-
-        return keras.tree.map_structure(lambda x: keras_internals.with_companions_of(place(x), x, place), tensors)
-
-    @contextlib.contextmanager
-    def computing(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
-        """See base class."""
-        if self.shard.stage != "parameters":
-            yield
-            return
-        held = [tf.convert_to_tensor(keras_internals.value_of(variable)) for variable in variables]
-        values = [self.computed_from(variable, part, ()) for variable, part in zip(variables, held, strict=True)]
-        own = zip(variables, values, strict=True)
-        with keras_internals.RecordedScope(own, zip(variables, held, strict=True)) as scope:
-            yield
-        for variable, value in scope.assigned:
-            variable.assign(value)
-
-    def computed_from(self, variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """See base class; gathers a sharded parameter when its layer runs; its gradient is sharded again."""
-        placement = _placement_of(variable)
-        if not placement.is_gathered:
-            return held
-
-        @tf.custom_gradient
-        def gathered(part: tf.Tensor) -> Any:
-            if inputs:  # otherwise the engine would gather all layers up front
-                [part] = waiting([part], inputs[0])
-            return self.devices.relaid(part, placement.computed), lambda gradient: self._parted(gradient, placement)
-
-        # Repeated, because TensorFlow appends an identity, which the engine might lay out as a later layer requires.
-        return self.devices.relaid(gathered(held), placement.computed)
-
     def gradients(
         self, loss_fn: Callable[..., tuple[tf.Tensor, Any]], variables: Sequence[keras.Variable], *batch: Any
     ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
         """See base class."""
         stored = [keras_internals.value_of(variable) for variable in variables]
-        with tf.GradientTape() as tape, self.computing(variables):
+        with tf.GradientTape() as tape, self.layouts.computing(variables):
             tape.watch(stored)
             loss, rest = loss_fn(*batch)
         found = tape.gradient(loss, stored)
@@ -306,12 +336,7 @@ class MeshOfDevices(HasCollectives):
         """Lays out a gradient from the backward pass as it is stored."""
         if placement.is_gathered:  # sharded since its layer's backward pass
             return self.devices.relaid(gradient, placement.gradient)
-        return self._parted(gradient, placement)
-
-    def _parted(self, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
-        """Lays out a gradient as stored, via its computed layout, so that the backward pass keeps the latter."""
-        whole = self.devices.relaid(gradient, placement.computed)
-        return whole if placement.gradient == placement.computed else self.devices.relaid(whole, placement.gradient)
+        return _parted(self.devices, gradient, placement)
 
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
@@ -338,41 +363,11 @@ class MeshOfDevices(HasCollectives):
             found.append(self.devices.variable(initial, Layout.whole(len(state.shape)), state.name, trainable=False))
         return found
 
-    def written(self, variable: tf.Variable, per_replica: bool) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """See base class; each block is saved by the process of the first device that has it."""
-        blocks = self.devices.own_blocks(variable)
-        return [((0, *offset), values[np.newaxis]) for offset, values in blocks] if per_replica else blocks
 
-    def copies(self, variable: tf.Variable) -> list[tuple[str, tuple[int, ...], np.ndarray]]:
-        """See base class; one copy per device."""
-        return self.devices.copies(variable)
-
-    def assign(self, variable: tf.Variable, per_replica: bool, read: Read) -> None:
-        """See base class."""
-        if not per_replica:
-            self.devices.assign(variable, read)
-            return
-        self.devices.assign(variable, lambda offset, shape: read((0, *offset), (1, *shape))[0])
-
-    def owns(self, variable: keras.Variable) -> bool:
-        """See base class."""
-        value = keras_internals.value_of(variable)
-        return value is None or isinstance(value, dtensor.DVariable)
-
-    @contextlib.contextmanager
-    def whole(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
-        """See base class."""
-        spread = [keras_internals.value_of(variable) for variable in variables]
-        try:
-            for variable, value in zip(variables, spread, strict=True):
-                whole = self.devices.whole(value)
-                if self.is_chief:
-                    with tf.device("CPU:0"):
-                        keras_internals.give_value(variable, tf.Variable(whole))
-            yield
-        finally:
-            for variable, value in zip(variables, spread, strict=True):
-                keras_internals.give_value(variable, value)
+def _parted(devices: Devices, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:
+    """Lays out a gradient as stored, via its computed layout, so that the backward pass keeps the latter."""
+    whole = devices.relaid(gradient, placement.computed)
+    return whole if placement.gradient == placement.computed else devices.relaid(whole, placement.gradient)
 
 
 def _placement_of(variable: keras.Variable) -> Placement:

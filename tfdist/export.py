@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tfdist.cli import command, flags, startup
 from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import check_fields, flag_field, names
-from tfdist.config.job_config import CHECKS, OUTPUT
+from tfdist.config.strategies import REFERENCE
+from tfdist.config.topics import CHECKS, OUTPUT
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import CheckpointError, InputError
 from tfdist.grammar.spec import parse
@@ -80,7 +81,7 @@ def _trained(found: list[Path], run: str, config: ExportConfig) -> TrainConfig:
     known = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     given = {name: value for name, value in saved.flags.items() if name in known}
     not_exported = (*names(TrainConfig, "is_option"), *names(TrainConfig, "training_only"))
-    given |= {name: known[name] for name in not_exported} | {"strategy": "single"}
+    given |= {name: known[name] for name in not_exported} | {"strategy": REFERENCE}
     trained = TrainConfig(**given | ({"data_dir": config.data_dir} if config.data_dir else {}))
     if config.safe_mode:
         _check_runs_nothing(trained, saved.path)

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.collectives import OneReplica
-from tfdist.distribution.strategy import HasCollectives, State, create, strategy_class
+from tfdist.distribution.registry import create, strategy_class
+from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.errors import InputError
 
 
@@ -154,7 +155,7 @@ def test_what_is_written_is_a_copy(single, mirrored2):
     for strategy in (single, mirrored2):
         with strategy.scope():
             variable = tf.Variable(tf.ones([3]))
-        [(offset, values)] = strategy.written(variable, per_replica=False)
+        [(offset, values)] = strategy.blocks.written(variable, per_replica=False)
         variable.assign([2.0, 3.0, 4.0])
         assert (offset, values.tolist()) == ((0,), [1.0, 1.0, 1.0])
         assert values.flags.owndata

@@ -161,6 +161,30 @@ def test_private_corners_are_touched_in_one_place():
     assert not wrong, "\n".join(wrong)
 
 
+# Where the name of a strategy is quoted but means something else.
+OTHER_MEANINGS = {
+    "tfdist.benchmark.config": {"tpu"},  # the flag --tpu
+    "tfdist.horovod.process": {"horovod"},  # the Python package
+    "tfdist.install_horovod": {"horovod"},
+    "tfdist.reporting.environment": {"horovod"},
+    "tfdist.step.validation": {"horovod"},
+    "tfdist.launcher.engines": {"horovod"},  # a value of --launcher: what its processes find in their environment
+}
+REGISTRY = "tfdist.config.strategies"
+
+
+def quoted_strategies(name: str) -> set[str]:
+    """The names of strategies that a module quotes."""
+    constants = {node.value for node in ast.walk(TREES[name]) if isinstance(node, ast.Constant)}
+    return constants & {path.stem for path in (ROOT / "strategies").glob("*.py")} - {"__init__"}
+
+
+def test_only_the_registry_and_the_strategies_name_engines():
+    named = {name: quoted_strategies(name) for name in MODULES if not name.startswith("tfdist.strategies")}
+    assert named.pop(REGISTRY)
+    assert {name: found for name, found in named.items() if found} == OTHER_MEANINGS
+
+
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

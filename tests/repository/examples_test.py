@@ -15,8 +15,9 @@ import pytest
 from absl import flags as absl_flags
 
 from tfdist.cli import flags
-from tfdist.cluster import detection, environment
+from tfdist.cluster import environment
 from tfdist.config import train_config
+from tfdist.distribution.detection import detect
 from tfdist.errors import ExitCode
 from tfdist.launcher.restarts import PREEMPTIONS
 
@@ -190,7 +191,7 @@ def test_the_kubernetes_job_makes_a_cluster():
     strategy = parsed(container["command"][3:]).strategy
     given = {variable["name"]: variable.get("value", "secret") for variable in container["env"]}
     for index in range(spec["completions"]):
-        found = detection.detect(given | {"JOB_COMPLETION_INDEX": str(index)}, strategy).cluster
+        found = detect(given | {"JOB_COMPLETION_INDEX": str(index)}, strategy).cluster
         assert (found.rank, found.size, found.source) == (index, spec["completions"], "Kubernetes")
         assert found.coordinator.startswith(f"{job['metadata']['name']}-0.{pod['subdomain']}:")
     assert spec["parallelism"] == spec["completions"] and spec["completionMode"] == "Indexed"

@@ -6,7 +6,7 @@ import pytest
 
 import tfdist
 from tfdist import collectives, gradients, layers, models
-from tfdist.distribution import strategy
+from tfdist.config import strategies
 from tfdist.errors import ExitCode
 
 
@@ -51,7 +51,7 @@ def test_other_names_are_attribute_errors():
 
 
 def test_strategies():
-    assert strategy.NAMES == ("single", "mirrored", "multiworker", "tpu", "horovod", "mesh")
+    assert {"single", "mirrored", "multiworker", "tpu", "horovod", "mesh"} <= set(strategies.NAMES)
 
 
 def test_parts():

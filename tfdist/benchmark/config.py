@@ -6,7 +6,7 @@ from typing import Any
 
 from tfdist.benchmark.measured import TRAFFIC
 from tfdist.config.fields import check_fields, flag_field
-from tfdist.config.job_config import OUTPUT
+from tfdist.config.topics import OUTPUT
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.grammar.spec import nearest

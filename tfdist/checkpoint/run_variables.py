@@ -24,7 +24,8 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.checkpoint.callback_state import CallbackState
 from tfdist.checkpoint.storage import Checkpoint, Part
-from tfdist.distribution.strategy import Read, Strategy
+from tfdist.distribution.strategy import Strategy
+from tfdist.distribution.variable_blocks import Read
 from tfdist.distribution.variable_creation import without_numbers
 from tfdist.errors import InputError
 from tfdist.grammar.unique_names import unique_names
@@ -80,7 +81,7 @@ class RunVariables:
         return [
             Part(name, self._saved_shape(held), offset, values)
             for name, held in {**self._variables, **states}.items()
-            for offset, values in self._strategy.written(held.variable, held.per_replica)
+            for offset, values in self._strategy.blocks.written(held.variable, held.per_replica)
         ]
 
     def alike(self) -> dict[str, tf.Variable]:
@@ -99,7 +100,7 @@ class RunVariables:
         return [there.get(name) or self._whole(name, variable) for name, variable in self.alike().items()]
 
     def _whole(self, name: str, variable: tf.Variable) -> Part:
-        [(_, _, values), *_] = self._strategy.copies(variable)
+        [(_, _, values), *_] = self._strategy.blocks.copies(variable)
         return Part.whole(name, values)
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -113,7 +114,7 @@ class RunVariables:
         self._memory.restore(checkpoint)
         for name, held in ((name, self._variables[name]) for name in names):
             read = _reader(checkpoint, names[name], held.per_replica, self._strategy.replicas)
-            self._strategy.assign(held.variable, held.per_replica, read)
+            self._strategy.blocks.assign(held.variable, held.per_replica, read)
         states = {**self._states(checkpoint, _STATE), **self._states(checkpoint, _REPLICA_STATE)}
         self._kept.restore(states, _resized(checkpoint, self._strategy.replicas))
 
@@ -214,7 +215,7 @@ def _resized(checkpoint: Checkpoint, replicas: int) -> str:
 
 
 def _reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int) -> Read:
-    """Returns a reader for `Strategy.assign` that redistributes values if the number of replicas has changed."""
+    """Returns a reader for `VariableBlocks.assign` that redistributes values if the number of replicas has changed."""
     shape = checkpoint.tensors[name].shape
     if not per_replica or shape[0] == replicas:
         return lambda offset, block: checkpoint.read_block(name, offset, block)

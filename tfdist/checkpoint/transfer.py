@@ -115,8 +115,8 @@ class ByteTransfer:
 
 
 def can_transfer(strategy: Strategy) -> bool:
-    """Returns whether a strategy's processes can send each other bytes."""
-    return isinstance(strategy, HasCollectives) and not strategy.global_view and not strategy.compiles_replicas
+    """Returns whether a strategy's processes can send each other bytes, whose number is known only at run time."""
+    return isinstance(strategy, HasCollectives) and not strategy.compiles_replicas
 
 
 def check_can_transfer(strategy: Strategy) -> None:

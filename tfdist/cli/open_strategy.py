@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.cluster.detection import Detection, detect
 from tfdist.cluster.environment import Cluster
+from tfdist.config.conflicts import check_strategy
 from tfdist.config.fields import names
 from tfdist.coordination import Group, watch
-from tfdist.distribution.registry import start
-from tfdist.distribution.strategy import Strategy, strategy_class
+from tfdist.distribution.detection import Detection, detect
+from tfdist.distribution.registry import declaration, start, strategy_class
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import Preempted
 from tfdist.reporting.environment import versions
 
@@ -40,7 +41,7 @@ def choose(config: Any, environment: Mapping[str, str] = os.environ) -> Detectio
     gpus = len(tf.config.list_physical_devices("GPU"))
     if config.coordinator:
         environment = {**environment, "TFDIST_COORDINATOR": config.coordinator}
-    return detect(environment, config.strategy, config.devices or max(gpus, 1))
+    return detect(environment, config.strategy, config.devices or max(gpus, 1), declaration(config.strategy))
 
 
 def load(config: Any) -> Strategy:
@@ -63,6 +64,7 @@ def opened_strategy(config: Any, end_timeout_seconds: float = math.inf) -> Itera
     detection = choose(config)
     # Checks the rules between flags that depend on the strategy before anything starts.
     config = dataclasses.replace(config, strategy=detection.strategy)
+    check_strategy(config, declaration(detection.strategy))
     options = _options(config, detection.strategy)
     # Failure detection begins with the group, because an engine may wait forever at startup for a peer that is lost
     # meanwhile.

@@ -204,10 +204,10 @@ def _is_saved(config: TrainConfig) -> bool:
 
 
 def _ledgers(config: TrainConfig, strategy: Strategy) -> int:
-    """Returns how many processes record a ledger: all, except on a mesh, where each has all examples."""
+    """Returns how many processes record a ledger: those whose replicas are their own, as each of others has all examples."""
     if not _is_saved(config):
         return 0
-    return 1 if strategy.global_view else strategy.cluster.size
+    return strategy.replicas // len(strategy.local_replicas)
 
 
 def _check_shared(origin: Origin, config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> None:

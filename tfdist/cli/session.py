@@ -9,10 +9,10 @@ import keras
 
 from tfdist import data, models
 from tfdist.cli.open_strategy import opened_strategy
-from tfdist.cluster.detection import Detection
 from tfdist.config.train_config import TrainConfig
 from tfdist.data import check_batch_size, steps_in_epochs
 from tfdist.data.batch_schedule import GLOBAL
+from tfdist.distribution.detection import Detection
 from tfdist.distribution.strategy import Strategy
 from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.gradients.compression import check

@@ -13,6 +13,7 @@ from tfdist.errors import InputError
 
 Environment = Mapping[str, str]
 
+HOROVOD_LAUNCHERS = ("Horovod", "MPI")  # sources that are launchers, which are used for Horovod
 CONTROL_PORT = 12000  # for pods, which have all ports to themselves
 _SPECIAL_STEPS = 0xFFFFFFF0  # Slurm's own steps (batch script, interactive shell, ...) have numbers from here on
 _SOURCE_VARIABLES = re.compile(

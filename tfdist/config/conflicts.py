@@ -1,12 +1,13 @@
 """Combinations of flags that exclude each other: the flags, the condition, and the rule with its remedy."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from tfdist.config.strategies import declared, taking
+from tfdist.config.strategy_declaration import Declaration
 from tfdist.errors import InputError
 from tfdist.grammar.spec import parse
-
-_OTHERS_THAN_MESH = ("auto", "single", "mirrored", "multiworker", "tpu", "horovod")
 
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
@@ -15,44 +16,9 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         "The length of a run is given in steps or in epochs: one of --steps and --epochs must be 0.",
     ),
     (
-        ("devices", "strategy"),
-        lambda c: c.devices > 1 and c.strategy in ("single", "multiworker", "tpu", "horovod"),
-        "Only mirrored and mesh have several devices in one process: use --strategy=mirrored or mesh, or leave out --devices.",
-    ),
-    (
-        ("mesh_shape", "layout", "strategy"),
-        lambda c: (c.mesh_shape or c.layout) and c.strategy in _OTHERS_THAN_MESH,
-        "Meshes are for --strategy=mesh: use it or leave out --mesh_shape and --layout.",
-    ),
-    (
-        ("shard", "shard_axis", "strategy"),
-        lambda c: (c.shard != "none" or c.shard_axis) and c.strategy in _OTHERS_THAN_MESH,
-        "State is sharded over an axis of --strategy=mesh: use it or leave out --shard and --shard_axis.",
-    ),
-    (
         ("shard_axis", "shard"),
         lambda c: c.shard_axis and c.shard == "none",
         "--shard_axis is an axis for --shard: add --shard=optimizer, gradients or parameters or leave out --shard_axis.",
-    ),
-    (
-        ("compression", "strategy"),
-        lambda c: c.compression != "none" and c.strategy == "mesh",
-        "On a mesh the engine sums gradients: leave out --compression or use another --strategy.",
-    ),
-    (
-        ("jit_compile", "strategy"),
-        lambda c: c.jit_compile and c.strategy == "mesh",
-        "DTensor compiles a mesh's programs by itself: leave out --jit_compile or use another --strategy.",
-    ),
-    (
-        ("tpu", "strategy"),
-        lambda c: c.tpu and c.strategy in ("auto", "single", "mirrored", "multiworker", "horovod", "mesh"),
-        "--tpu is for --strategy=tpu: add it or leave out --tpu.",
-    ),
-    (
-        ("communication", "strategy"),
-        lambda c: c.communication != "auto" and c.strategy in ("single", "mirrored", "tpu", "horovod", "mesh"),
-        "--communication is for --strategy=multiworker: use it or leave out --communication.",
     ),
     (
         ("jit_compile", "batch_norm"),
@@ -95,11 +61,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         "A look needs a time: add --check_sync_every or leave out --check_sync.",
     ),
     (
-        ("check_sync", "strategy"),
-        lambda c: c.check_sync == "gradients" and c.strategy == "mesh",
-        "On a mesh, replicas have no gradients of their own: use --check_sync=variables.",
-    ),
-    (
         ("clip_norm", "clip_value"),
         lambda c: c.clip_norm and c.clip_value,
         "Gradients are clipped by their norm or by value: one of --clip_norm and --clip_value must be 0.",
@@ -119,11 +80,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         ("compression_max_error", "compression_check_every"),
         lambda c: c.compression_max_error and not c.compression_check_every,
         "A limit needs something to hold it against: add --compression_check_every or leave out --compression_max_error.",
-    ),
-    (
-        ("compression", "strategy"),
-        lambda c: c.strategy == "tpu" and c.compression != "none",
-        "No compression method has run on a TPU: use --compression=none there.",
     ),
     (
         ("learning_rate", "optimizer"),
@@ -153,9 +109,38 @@ def check_combinations(config: Any) -> None:
     """
     for names, broken, rule in _RULES:
         if all(hasattr(config, name) for name in names) and broken(config):
-            given = [(name, getattr(config, name)) for name in names]
-            received = " ".join(flag_text(name, value) for name, value in given if value != "")
-            raise InputError(f"{rule} Received: {received}.")
+            raise _refused(rule, config, names)
+    check_strategy(config, declared(config.strategy))
+
+
+def check_strategy(config: Any, strategy: Declaration) -> None:
+    """Raises `InputError` for the first flag with a value that a strategy refuses.
+
+    Args:
+      config: the configuration.
+      strategy: what its strategy declares.
+    """
+    for field in dataclasses.fields(config):
+        accepted, value = field.metadata["flag"].elsewhere, getattr(config, field.name)
+        if strategy.options is not None and field.name not in strategy.options and accepted and value not in accepted:
+            others = taking(field.name)
+            raise _refused(
+                f"--{field.name} is for --strategy={' or '.join(others)}: use {'it' if len(others) == 1 else 'one of them'} "
+                f"or leave out --{field.name}.",
+                config,
+                (field.name, "strategy"),
+            )
+    for refusal in strategy.refuses:
+        if getattr(config, refusal.flag, refusal.accepted) != refusal.accepted:
+            raise _refused(refusal.rule, config, (refusal.flag, "strategy"))
+    if strategy.check:
+        strategy.check(config)
+
+
+def _refused(rule: str, config: Any, names: Sequence[str]) -> InputError:
+    given = [(name, getattr(config, name)) for name in names]
+    received = " ".join(flag_text(name, value) for name, value in given if value != "")
+    return InputError(f"{rule} Received: {received}.")
 
 
 def flag_text(name: str, value: Any) -> str:

@@ -27,6 +27,7 @@ class Flag(NamedTuple):
       choices: the only allowed texts, if any.
       check: validates a text and returns its normalized form; raises `InputError`.
       is_option: whether it is passed to the strategy, if its constructor takes it.
+      elsewhere: of an option, the values that strategies without it accept; empty if they ignore it.
       per_process: whether it may differ between the processes of a job.
       fixed: whether a resumed run must have the same value.
       training_only: whether it affects training only, so that exporting a model ignores it.
@@ -39,6 +40,7 @@ class Flag(NamedTuple):
     choices: tuple[str, ...] = ()
     check: Callable[[str], str] = str
     is_option: bool = False
+    elsewhere: tuple[Any, ...] = ()
     per_process: bool = False
     fixed: bool = False
     training_only: bool = False

@@ -10,47 +10,21 @@ from tfdist.config.fields import (
     methods_text,
     number_or_spec_text,
 )
-
-MODEL = "Model and data"
-DURATION = "Duration"
-DEVICES = "Strategy and devices"
-TRAINING = "Training"
-GRADIENTS = "Gradients"
-OUTPUT = "Output and checkpoints"
-CHECKS = "Checks"
-TOPICS = (MODEL, DURATION, DEVICES, TRAINING, GRADIENTS, OUTPUT, CHECKS)  # in the order of --help
+from tfdist.config.strategies import JobOptions
+from tfdist.config.topics import DEVICES, GRADIENTS, TRAINING
 
 _LARGEST_SEED = 2**31 - 1
 OWN = "or your own package.module:name(...)"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class JobConfig:
+class JobConfig(JobOptions):
     """Strategy, devices, precision and gradients, for any kind of job. Each field has the name and meaning of its flag.
 
     Raises:
       InputError: a field is out of range, or two fields exclude each other.
     """
 
-    strategy: str = flag_field(
-        "auto",
-        DEVICES,
-        "Distribution strategy: auto, single, mirrored, multiworker, horovod, tpu, mesh, or package.module:Class.",
-    )
-    devices: int = flag_field(
-        0,
-        DEVICES,
-        "Number of devices per process, for mirrored and mesh. 0 uses all GPUs, or one CPU device; with a mesh, as "
-        "many as it needs.",
-        is_option=True,
-    )
-    communication: str = flag_field(
-        "auto",
-        DEVICES,
-        "Collective implementation for multiworker: auto, ring or nccl.",
-        choices=("auto", "ring", "nccl"),
-        is_option=True,
-    )
     coordinator: str = flag_field(
         "",
         DEVICES,
@@ -60,13 +34,6 @@ class JobConfig:
     )
     start_timeout_seconds: float = flag_field(
         120.0, DEVICES, "Seconds to wait for the other processes at start-up.", least=1
-    )
-    intra_op_threads: int = flag_field(
-        0,
-        DEVICES,
-        "Number of threads within an operation. 0 pins the process to its share of the host's cores.",
-        is_option=True,
-        per_process=True,
     )
     steps_per_call: int = flag_field(
         10, DEVICES, "Number of steps per call of the compiled loop. Affects speed only.", least=1
@@ -146,4 +113,4 @@ class JobConfig:
         check_combinations(self)
 
     def _complete(self) -> None:
-        """Sets defaults that depend on several fields, and makes checks that need more than the fields' values."""
+        """Sets defaults that depend on several fields."""

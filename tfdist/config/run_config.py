@@ -6,19 +6,26 @@ from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import (
     flag_field,
 )
-from tfdist.config.job_config import CHECKS, DEVICES, JobConfig
+from tfdist.config.job_config import JobConfig
+from tfdist.config.strategies import AUTO, RUN_KERAS_FIT, declared, strategy_help, taking
+from tfdist.config.topics import CHECKS, DEVICES
 from tfdist.errors import InputError
+
+KERAS_FIT_RULE = f"Keras's own fit runs on {', '.join(RUN_KERAS_FIT[:-1])} and {RUN_KERAS_FIT[-1]}."
+_WITH_DEVICES = tuple(name for name in taking("devices") if name in RUN_KERAS_FIT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig(JobConfig):
     """Configuration of a user's program that calls Keras's `fit`, `evaluate` and `predict`."""
 
-    strategy: str = flag_field(
-        "auto", DEVICES, "Distribution strategy: auto, single, mirrored, multiworker, horovod, or package.module:Class."
-    )
+    strategy: str = flag_field(AUTO, DEVICES, strategy_help(RUN_KERAS_FIT))
     devices: int = flag_field(
-        0, DEVICES, "Number of devices per process, for mirrored. 0 uses all GPUs, or one CPU device.", is_option=True
+        0,
+        DEVICES,
+        f"Number of devices per process, for {' and '.join(_WITH_DEVICES)}. 0 uses all GPUs, or one CPU device.",
+        is_option=True,
+        elsewhere=(0, 1),
     )
     stall_shutdown_seconds: float = flag_field(
         600.0,
@@ -35,8 +42,7 @@ class RunConfig(JobConfig):
 
     def _complete(self) -> None:
         """See base class."""
-        if self.strategy in ("mesh", "tpu"):
+        if not declared(self.strategy).runs_keras_fit:
             raise InputError(
-                "Keras's own fit runs on single, mirrored, multiworker and horovod. Received: "
-                f"{flag_text('strategy', self.strategy)}. Use one of these, or tfdist.Trainer."
+                f"{KERAS_FIT_RULE} Received: {flag_text('strategy', self.strategy)}. Use one of these, or tfdist.Trainer."
             )

@@ -8,22 +8,22 @@ from tfdist.config.fields import (
     decay_text,
     flag_field,
     layout_text,
-    mesh_text,
     names_text,
     period_text,
     spec_text,
     window_text,
 )
-from tfdist.config.job_config import CHECKS, DEVICES, DURATION, GRADIENTS, MODEL, OUTPUT, OWN, TRAINING, JobConfig
+from tfdist.config.job_config import OWN, JobConfig
+from tfdist.config.strategies import TrainerOptions, taking
+from tfdist.config.topics import CHECKS, DEVICES, DURATION, GRADIENTS, MODEL, OUTPUT, TRAINING
 from tfdist.errors import InputError
-from tfdist.sharding.layouts import STAGES, parse_layout, parse_shard
-from tfdist.sharding.mesh import mesh_of
 
 _DEFAULT_EPOCHS = 10
+_WITH_LAYOUT = taking("layout")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainConfig(JobConfig):
+class TrainConfig(TrainerOptions, JobConfig):
     """Configuration of a training run; `python -m tfdist.train --help` lists its fields."""
 
     model: str = flag_field(
@@ -48,38 +48,6 @@ class TrainConfig(JobConfig):
     )
     steps: int = flag_field(0, DURATION, "Number of steps (optimizer updates). 0 trains for --epochs.")
     epochs: int = flag_field(0, DURATION, f"Number of epochs. 0 means {_DEFAULT_EPOCHS}, unless --steps is given.")
-    tpu: str = flag_field(
-        "", DEVICES, "Name or address of the TPU, for --strategy=tpu; local on a TPU VM.", is_option=True
-    )
-    mesh_shape: str = flag_field(
-        "",
-        DEVICES,
-        "Axes of the device mesh for --strategy=mesh, such as data:2;model:4. Defaults to data:DEVICES.",
-        check=mesh_text,
-        is_option=True,
-    )
-    layout: str = flag_field(
-        "",
-        DEVICES,
-        "Mapping of named tensor dims to mesh axes for --strategy=mesh, such as batch:data;heads:model. By default, "
-        "the batch is sharded over the first axis.",
-        check=layout_text,
-        is_option=True,
-    )
-    shard: str = flag_field(
-        "none",
-        DEVICES,
-        "State to shard over the batch axis of a mesh, as in ZeRO: none, optimizer (optimizer state), gradients (and "
-        "gradients) or parameters (and parameters).",
-        choices=STAGES,
-        is_option=True,
-    )
-    shard_axis: str = flag_field(
-        "", DEVICES, "Mesh axis for --shard. Defaults to the axis of the batch.", is_option=True
-    )
-    shard_min_elements: int = flag_field(
-        1024, DEVICES, "Minimum number of elements of variables to shard with --shard.", is_option=True
-    )
     batch_size: int = flag_field(
         64, TRAINING, "Global batch size: number of examples per step, over all replicas.", least=1, fixed=True
     )
@@ -214,23 +182,22 @@ class TrainConfig(JobConfig):
         """See base class."""
         if not self.steps and not self.epochs:
             object.__setattr__(self, "epochs", _DEFAULT_EPOCHS)
-        if self.strategy == "mesh":
-            mesh = mesh_of(self.mesh_shape, 0 if self.mesh_shape else self.devices)
-            rules = parse_layout("" if self.layout == AUTO else self.layout, mesh)
-            parse_shard(self.shard, self.shard_axis or rules["batch"], self.shard_min_elements, mesh)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayoutConfig(TrainConfig):
-    """Configuration of `tfdist.layout`: the fields of training, with --strategy=mesh by default."""
+    """Configuration of `tfdist.layout`: the fields of training, for the strategy that has layouts."""
 
-    strategy: str = flag_field("mesh", DEVICES, "Distribution strategy: mesh.", choices=("mesh",))
+    strategy: str = flag_field(
+        _WITH_LAYOUT[0], DEVICES, f"Distribution strategy: {', '.join(_WITH_LAYOUT)}.", choices=_WITH_LAYOUT
+    )
     layout: str = flag_field(
         "",
         DEVICES,
         "As for training; auto searches for the layout that communicates least and fits into --memory_gb.",
         check=lambda text: text if text == AUTO else layout_text(text),
         is_option=True,
+        elsewhere=("",),
     )
     memory_gb: float = flag_field(
         0.0, DEVICES, "Memory per device in GiB for state and activations, for --layout=auto."

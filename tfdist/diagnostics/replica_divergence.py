@@ -51,16 +51,16 @@ class ReplicaDivergence(Periodic):
         mine = self._hashes(variables)
         whole = hashlib.sha256(repr([sorted(set(copies.values())) for copies in mine.values()]).encode()).hexdigest()
         alike = all(len(set(copies.values())) == 1 for copies in mine.values())
-        # One message from each process suffices if nothing differs. On a mesh, processes may hold different blocks.
+        # One message from each process suffices if nothing differs, unless processes have different blocks.
         said = self._strategy.group.gather("in_sync/whole", [alike, whole], TRIAL_SECONDS)
-        if self._strategy.global_view or not all(a and w == whole for a, w in said):
+        if self._strategy.blocks.spans_processes or not all(a and w == whole for a, w in said):
             compare(step, mine, list(variables), self._strategy.group)
         return {}
 
     def _hashes(self, variables: Mapping[str, tf.Variable]) -> Copies:
         found: Copies = defaultdict(dict)
         for name, variable in variables.items():
-            for owner, offset, values in self._strategy.copies(variable):
+            for owner, offset, values in self._strategy.blocks.copies(variable):
                 block = name if not any(offset) else f"{name} at {list(offset)}"
                 found[block][owner] = hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
         return found

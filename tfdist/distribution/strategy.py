@@ -1,33 +1,28 @@
-"""The `Strategy` contract: where and how a step runs; and creation of strategies by name.
+"""The `Strategy` contract: where and how a step runs.
 
 The trainer composes these methods and knows nothing else about a strategy. What only some strategies can do is a
-separate small interface.
+separate small interface: `HasCollectives`, `TensorLayouts`, `VariableBlocks` and `VariableAdoption`.
 """
 
 import abc
 import contextlib
 import contextvars
 import dataclasses
-import importlib
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Collectives, using
+from tfdist.config.strategy_declaration import Declaration
 from tfdist.coordination import Group
+from tfdist.distribution.tensor_layouts import TensorLayouts
+from tfdist.distribution.variable_adoption import VariableAdoption
+from tfdist.distribution.variable_blocks import VariableBlocks
 from tfdist.errors import InputError
-from tfdist.grammar.spec import load_object, nearest
-from tfdist.sharding.dim_names import Dims
-
-Read = Callable[[tuple[int, ...], tuple[int, ...]], np.ndarray]  # (offset, shape) -> that block of a saved value
-
-NAMES = ("single", "mirrored", "multiworker", "tpu", "horovod", "mesh")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +48,7 @@ class Strategy(abc.ABC):
     """Runs replica functions on the replicas of a job; this process hosts `local_replicas`.
 
     Attributes:
+      declaration: what a strategy outside of this repository declares; the registry has the others' declarations.
       name: as in `--strategy`.
       cluster: this process in the job.
       group: control plane of the job's processes.
@@ -60,22 +56,35 @@ class Strategy(abc.ABC):
       local_replicas: indices of this process's replicas, in order.
       compiles_replicas: whether replica functions are compiled by XLA: shapes are static, so every replica must get the
         same number of rows, and there is no clock.
-      global_view: whether a replica function sees global tensors, which the engine shards over devices and communicates
-        as needed: there is one replica, nothing to reduce, and each step is called from the host.
+      compiles_loops: whether a compiled function may loop over steps and take their batches from an iterator; otherwise
+        the host calls each step.
+      layouts: layouts of tensors inside replica functions.
     """
 
+    declaration: ClassVar[Declaration | None] = None
     name: str
     cluster: Cluster
     group: Group
     replicas: int
     local_replicas: range
     compiles_replicas: bool = False
-    global_view: bool = False
+    compiles_loops: bool = True
+    layouts: TensorLayouts = TensorLayouts()
+
+    @property
+    def blocks(self) -> VariableBlocks:
+        """Reads and writes variables on the host."""
+        return VariableBlocks(self)
+
+    @property
+    def adoption(self) -> VariableAdoption:
+        """Adopts variables that were created outside of the scope."""
+        return VariableAdoption(self.synchronize)
 
     @property
     def batch_parts(self) -> int:
-        """Number of parts into which a batch is split: one per replica, or the number of row shards on a mesh."""
-        return self.replicas
+        """Number of parts into which a global batch is split: one per replica, or per shard of a replica's rows."""
+        return self.replicas * self.layouts.row_shards
 
     @property
     def is_chief(self) -> bool:
@@ -148,28 +157,6 @@ class Strategy(abc.ABC):
             loss, rest = loss_fn(*batch)
         return tape.gradient(loss, [variable.value for variable in variables]), loss, rest
 
-    def computing(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
-        """Context, in a replica function, in which variables are as a forward pass without gradients needs them."""
-        return contextlib.nullcontext()
-
-    def computed_from(self, variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Returns the value that a layer computes with, differentiable w.r.t. the stored one; by default the same.
-
-        Args:
-          variable: variable of the layer.
-          held: its value as it is stored between layers.
-          inputs: inputs of the layer; the result is not needed before they are available.
-        """
-        return held
-
-    def constrain(self, x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
-        """Returns a tensor of a model in the layout of its dims; `name` is for messages. See `tfdist.constrain`."""
-        return x
-
-    def by_rows(self, tensors: Any) -> Any:
-        """Lays out model outputs for losses and metrics, or the rows of a micro-step; inside a replica function."""
-        return tensors
-
     def apply(
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
@@ -184,80 +171,6 @@ class Strategy(abc.ABC):
     def synchronize(self, variables: Sequence[tf.Variable]) -> None:
         """Copies the first replica's values to every replica; a no-op where the engine does so on variable creation."""
 
-    def send_from_first(self, variables: Sequence[keras.Variable]) -> None:
-        """Copies the first replica's values of placed variables to every replica; every process must call it."""
-        self.synchronize(variables)
-
-    def written(self, variable: tf.Variable, per_replica: bool) -> list[tuple[tuple[int, ...], np.ndarray]]:
-        """Returns what this process saves of a variable: copies on the host, each with its offset in the saved array.
-
-        There is no communication. The blocks of all processes cover the variable without overlap.
-
-        Args:
-          variable: TensorFlow variable of this strategy.
-          per_replica: whether each replica has its own value; the saved array then has an additional first dim over all
-            replicas.
-        """
-        values = [_copied(value) for value in self.local(variable)]
-        if per_replica:
-            return [
-                ((replica, *(0,) * value.ndim), value[np.newaxis])
-                for replica, value in zip(self.local_replicas, values, strict=True)
-            ]
-        return [((0,) * values[0].ndim, values[0])] if self.is_chief else []
-
-    def copies(self, variable: tf.Variable) -> list[tuple[str, tuple[int, ...], np.ndarray]]:
-        """Returns all copies of a variable, or of its blocks, on this process's devices: (owner, offset, values).
-
-        If replicas hold the same value, the copies of all processes with the same offset must be equal.
-        """
-        zeros = (0,) * len(variable.shape)
-        own = zip(self.local_replicas, self.local(variable), strict=True)
-        return [(f"replica {replica}", zeros, np.asarray(value)) for replica, value in own]
-
-    def assign(self, variable: tf.Variable, per_replica: bool, read: Read) -> None:
-        """Assigns a saved value to a variable on this process's devices.
-
-        Args:
-          variable: TensorFlow variable of this strategy.
-          per_replica: as for `written`.
-          read: called for the blocks that this process needs.
-        """
-        shape = tuple(variable.shape)
-        if not per_replica:
-            variable.assign(read((0,) * len(shape), shape))
-            return
-        for replica, own in zip(self.local_replicas, self.local(variable), strict=True):
-            own.assign(read((replica, *(0,) * len(shape)), (1, *shape))[0])
-
-    def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
-        """Places variables created outside of the scope as if they had been created inside; their values are kept.
-
-        Every process must call it, with the same variables.
-
-        Args:
-          variables: variables of models and optimizers.
-          optimizers: optimizers that own or update any of them.
-        """
-
-    def as_one_device(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
-        """Context, outside of replica functions, in which variables behave as on one device.
-
-        For code that trains beside `fit`: on exit, every replica of this process gets the values of its first one.
-
-        Args:
-          variables: the variables that the code uses.
-        """
-        return contextlib.nullcontext()
-
-    def owns(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable was created in this strategy's scope, if that makes a difference."""
-        return True
-
-    def whole(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
-        """Context in which the full variables can be read on the host, to save them; every process must enter it."""
-        return contextlib.nullcontext()
-
     def close(self) -> None:
         """Releases resources outside of this process's memory; whoever joined the group leaves it."""
 
@@ -267,9 +180,12 @@ class HasCollectives(Strategy):
 
     Attributes:
       collectives: collectives of the replicas.
+      sums_gradients: whether the engine sums the gradients of the global batch by itself, so that `gradients` returns
+        the sums: there is nothing left to reduce, to compress or to count, and the engine compiles the whole program.
     """
 
     collectives: Collectives
+    sums_gradients: bool = False
 
     def in_replica(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps a replica function so that layers inside it find the strategy and its collectives."""
@@ -284,12 +200,6 @@ class HasCollectives(Strategy):
                 _in_replica.reset(token)
 
         return replica_function
-
-
-def _copied(value: Any) -> np.ndarray:
-    """Copies a value to the host; TensorFlow copies a variable when it is read, but shares the memory of a tensor."""
-    found = np.asarray(value)
-    return found if found.flags.owndata else found.copy()
 
 
 def _variable(state: State) -> tf.Variable:
@@ -341,53 +251,3 @@ def current_strategy() -> Strategy:
             "A strategy's scope must be open here. Received: none. Write `with strategy.scope():` around it."
         )
     return strategy
-
-
-def strategy_class(name: str) -> type[Strategy]:
-    """Returns the class of a strategy.
-
-    Args:
-      name: one of `NAMES`, or `package.module:Class`.
-
-    Raises:
-      InputError: there is no such strategy.
-    """
-    if ":" in name:
-        found = load_object(name)
-        if not (isinstance(found, type) and issubclass(found, Strategy)):
-            raise InputError(f"--strategy={name} must name a subclass of tfdist.Strategy. Received: {found!r}.")
-        return found
-    if name not in NAMES:
-        raise InputError(f"--strategy={name} is not known.{nearest(name, ('auto', *NAMES))}")
-    try:
-        module = importlib.import_module(f"tfdist.strategies.{name}")
-    except ModuleNotFoundError as error:
-        if error.name == "tfdist.strategies":
-            raise InputError(
-                "tfdist is not installed: this is a bare checkout. Run `pip install -e .` in it."
-            ) from error
-        raise
-    return module.STRATEGY
-
-
-def create(
-    name: str, cluster: Cluster, join: Callable[[Cluster], Group], options: Mapping[str, Any] | None = None
-) -> Strategy:
-    """Creates a strategy.
-
-    Args:
-      name: see `strategy_class`.
-      cluster: this process in the job.
-      join: joins the job's group; called once, when the strategy knows the group's address.
-      options: keyword arguments of the strategy's constructor.
-
-    Raises:
-      InputError: the strategy has no such option, or is not available here.
-    """
-    chosen = strategy_class(name)
-    known = [p for p in inspect.signature(chosen).parameters if p not in ("cluster", "join")]
-    for option in options or {}:
-        if option not in known:
-            raise InputError(f"The strategy {name} has no option {option}.{nearest(option, known)}")
-    made: Strategy = chosen(cluster=cluster, join=join, **dict(options or {}))  # type: ignore[call-arg]  # a convention
-    return made

@@ -9,12 +9,15 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.cluster.detection import detect
+from tfdist.cluster.detection import detect_cluster
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives.carriers import from_first
 from tfdist.collectives.replica_context import ReplicaContextCollectives
+from tfdist.config.strategies import DECLARATIONS
+from tfdist.config.strategy_declaration import Declaration, Processes
 from tfdist.coordination import Group, join
 from tfdist.distribution.strategy import HasCollectives
+from tfdist.distribution.variable_adoption import VariableAdoption
 from tfdist.errors import InputError
 
 
@@ -48,6 +51,11 @@ class TensorFlowStrategy(HasCollectives):
         self.local_replicas = range(cluster.rank * local, (cluster.rank + 1) * local)
         self.collectives = ReplicaContextCollectives(self.replicas, options)
         self._adopted: dict[str, str] = {}  # old to new optimizer key of each adopted variable
+
+    @property
+    def adoption(self) -> "MirroredVariables":
+        """See base class."""
+        return MirroredVariables(self, self._adopted)
 
     def _placement(self) -> contextlib.AbstractContextManager:
         """See base class."""
@@ -87,15 +95,41 @@ class TensorFlowStrategy(HasCollectives):
         keras_internals.switch_off_second_sum(optimizer)
         super().apply(optimizer, gradients, variables)
 
+    def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
+        """See base class."""
+        dataset = make_dataset(self.local_replicas, self.replicas)
+        with keras_internals.untuned_device_iterators():
+            return iter(self.engine.distribute_datasets_from_function(lambda _: dataset))
+
+
+class MirroredVariables(VariableAdoption):
+    """Adoption by an engine that mirrors variables: the TensorFlow variable is created again in the engine's scope."""
+
+    def __init__(self, strategy: TensorFlowStrategy, adopted: dict[str, str]):
+        """Initializes the adoption.
+
+        Args:
+          strategy: strategy that adopts the variables.
+          adopted: old to new optimizer key of each variable adopted so far.
+        """
+        super().__init__(strategy.synchronize)
+        self._strategy = strategy
+        self._adopted = adopted
+
+    def owns(self, variable: keras.Variable) -> bool:
+        """See base class."""
+        return bool(self._strategy.engine.extended.variable_created_in_scope(variable.value))
+
     def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
-        """See base class; recreates the TensorFlow variables, so functions traced before still refer to the old ones.
+        """See base class; functions traced before still refer to the old TensorFlow variables.
 
         Raises:
           InputError: a variable belongs to another strategy.
         """
+        strategy = self._strategy
         for variable in variables:
             if self.owns(variable):
-                keras_internals.let_tapes_watch(self.local(variable.value))
+                keras_internals.let_tapes_watch(strategy.local(variable.value))
                 continue
             if isinstance(variable.value, tf.distribute.DistributedValues):
                 raise InputError(
@@ -103,41 +137,32 @@ class TensorFlowStrategy(HasCollectives):
                     f"{variable.path}, created under another one. Create it again."
                 )
             former = keras_internals.key_of(variable)
-            keras_internals.create_again(variable, self.scope())
-            keras_internals.let_tapes_watch(self.local(variable.value))
+            keras_internals.create_again(variable, strategy.scope())
+            keras_internals.let_tapes_watch(strategy.local(variable.value))
             self._adopted[former] = keras_internals.key_of(variable)
         for optimizer in optimizers:
-            keras_internals.follow_variables(optimizer, self.engine, self._adopted)
+            keras_internals.follow_variables(optimizer, strategy.engine, self._adopted)
 
     @contextlib.contextmanager
     def as_one_device(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
         """See base class."""
         mirrored = [v for v in variables if isinstance(v.value, tf.distribute.DistributedValues)]
-        adopted = [variable for variable in mirrored if self.owns(variable)]
-        with keras_internals.standing_for(adopted, [self.local(variable.value) for variable in adopted]):
+        own = [variable for variable in mirrored if self.owns(variable)]
+        with keras_internals.standing_for(own, [self._strategy.local(variable.value) for variable in own]):
             yield
 
     def send_from_first(self, variables: Sequence[keras.Variable]) -> None:
         """See base class."""
-        if self.cluster.size == 1 or not variables:
+        strategy = self._strategy
+        if strategy.cluster.size == 1 or not variables:
             return
 
         def replica_function() -> None:
             mine = [tf.identity(variable.value) for variable in variables]
-            for variable, value in zip(variables, from_first(mine, self.collectives), strict=True):
+            for variable, value in zip(variables, from_first(mine, strategy.collectives), strict=True):
                 variable.assign(value)
 
-        tf.function(lambda: self.run(replica_function), autograph=False)()
-
-    def owns(self, variable: keras.Variable) -> bool:
-        """See base class."""
-        return bool(self.engine.extended.variable_created_in_scope(variable.value))
-
-    def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
-        """See base class."""
-        dataset = make_dataset(self.local_replicas, self.replicas)
-        with keras_internals.untuned_device_iterators():
-            return iter(self.engine.distribute_datasets_from_function(lambda _: dataset))
+        tf.function(lambda: strategy.run(replica_function), autograph=False)()
 
 
 _of_engines: dict[tf.distribute.Strategy, TensorFlowStrategy] = {}  # one each: the job's group is joined only once
@@ -160,15 +185,17 @@ def adopted(
     """
     if engine in _of_engines:
         return _of_engines[engine]
-    cluster = Cluster()
-    if isinstance(engine, tf.distribute.MultiWorkerMirroredStrategy):
-        cluster = detect(environment).cluster
-    elif not isinstance(engine, tf.distribute.MirroredStrategy | tf.distribute.OneDeviceStrategy):
+    found = next((known for known in DECLARATIONS if isinstance(engine, _classes(known))), None)
+    if found is None:
         raise InputError(
             "A model is trained under MirroredStrategy, MultiWorkerMirroredStrategy or tfdist's own strategies. Received: "
             f"{type(engine).__name__}. Make it under one of those."
         )
+    cluster = Cluster() if found.processes is Processes.ONE else detect_cluster(environment)
     group = join(cluster, start_timeout=start_timeout_seconds, environment=environment)
-    name = "multiworker" if cluster.size > 1 else "mirrored"
-    _of_engines[engine] = TensorFlowStrategy(name, engine, cluster=cluster, group=group)
+    _of_engines[engine] = TensorFlowStrategy(found.name, engine, cluster=cluster, group=group)
     return _of_engines[engine]
+
+
+def _classes(declaration: Declaration) -> tuple[type, ...]:
+    return tuple(getattr(tf.distribute, name) for name in declaration.adopts)

@@ -9,7 +9,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from tfdist.cluster.detection import detect
+from tfdist.cluster.detection import detect_cluster
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Collectives, OneReplica
 from tfdist.collectives.horovod import HorovodCollectives
@@ -56,7 +56,7 @@ class HorovodEngine(Engine):
 
     @staticmethod
     def _started(group: Group | None, joined: Callable[[Group], None], options: dict[str, Any]) -> Group:
-        cluster = detect(os.environ, "horovod").cluster
+        cluster = detect_cluster(os.environ)
         sets = ranks_of(options.get("process_sets"), cluster.size)
         if "comm" in options and cluster.size > 1 and "HOROVOD_RANK" not in os.environ and cluster.source != "MPI":
             raise InputError(

@@ -188,7 +188,7 @@ class _RestoredTogether(keras.callbacks.Callback):
         epoch = self._strategy.group.broadcast("restored", epoch, float("inf"))  # reading may take long
         if epoch:
             keras_internals.set_initial_epoch(self.model, epoch)
-            self._strategy.send_from_first([*self.model.variables, *self.model.optimizer.variables])
+            self._strategy.adoption.send_from_first([*self.model.variables, *self.model.optimizer.variables])
 
 
 class _StopTogether(keras.callbacks.Callback):

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.config.fields import names
-from tfdist.config.run_config import RunConfig
+from tfdist.config.run_config import KERAS_FIT_RULE, RunConfig
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.data.batches import Dealt, checksum, part
 from tfdist.distribution.strategy import HasCollectives, Strategy
@@ -376,11 +376,8 @@ def _warn_of_eager_calls() -> None:
 
 
 def _suitable(strategy: Strategy) -> HasCollectives:
-    if not isinstance(strategy, HasCollectives) or strategy.global_view or strategy.compiles_replicas:
-        raise InputError(
-            "Keras's own fit runs on single, mirrored, multiworker and horovod. Received: "
-            f"{strategy.name}. Use tfdist.Trainer there."
-        )
+    if not isinstance(strategy, HasCollectives) or strategy.compiles_replicas:
+        raise InputError(f"{KERAS_FIT_RULE} Received: {strategy.name}. Use tfdist.Trainer there.")
     return strategy
 
 

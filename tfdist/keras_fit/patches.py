@@ -208,7 +208,7 @@ def _updating_one_device(variables: Sequence[keras.Variable], optimizers: Sequen
     with contextlib.ExitStack() as stack:
         stack.enter_context(keras_internals.updating_one_device(*optimizers))
         for strategy in _strategies:
-            stack.enter_context(strategy.as_one_device(everything))
+            stack.enter_context(strategy.adoption.as_one_device(everything))
         yield
 
 

@@ -40,7 +40,7 @@ class Placement:
         # Keras numbers names, and one process may have created more models than another.
         described = [(without_numbers(v.path), f"{v.dtype}{list(v.shape)}") for v in new]
         agree(self._strategy.group, "variable ", unique_names(described, mark=" #"))
-        self._strategy.adopt(new, with_inner(optimizers))
+        self._strategy.adoption.adopt(new, with_inner(optimizers))
         self._strategy.synchronize(new)
         self._placed |= {id(variable): weakref.ref(variable) for variable in new}
 
@@ -66,7 +66,7 @@ class Placement:
         differs = next((i for i in range(len(mine)) if any(theirs[i] != mine[i] for theirs in everyone)), None)
         if differs is not None:
             _log.warning("Processes have other weights, %s first: all take those of rank 0.", placed[differs].path)
-            self._strategy.send_from_first(placed)
+            self._strategy.adoption.send_from_first(placed)
 
 
 def with_inner(optimizers: Sequence[keras.Optimizer]) -> list[keras.Optimizer]:

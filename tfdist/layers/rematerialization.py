@@ -78,7 +78,7 @@ def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..
 
 def _computed(variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
     strategy = strategy_in_use()
-    return strategy.computed_from(variable, held, inputs) if strategy else held
+    return strategy.layouts.computed_from(variable, held, inputs) if strategy else held
 
 
 def _read(variable: keras.Variable, inputs: Sequence[tf.Tensor]) -> tf.Tensor | None:

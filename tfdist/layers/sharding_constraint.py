@@ -50,4 +50,4 @@ def constrain(x: tf.Tensor | keras.KerasTensor, dims: str, name: str | None = No
 
 def _laid_out(x: tf.Tensor, dims: Dims, name: str) -> tf.Tensor:
     strategy = strategy_in_use()
-    return x if strategy is None else strategy.constrain(x, dims, name)
+    return x if strategy is None else strategy.layouts.constrain(x, dims, name)

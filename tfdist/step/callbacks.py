@@ -72,7 +72,7 @@ def chosen(
             "Only one of several processes would restore its weights. Received: BackupAndRestore in a job of "
             f"{strategy.cluster.size} processes. Leave it out."
         )
-    if strategy.global_view and strategy.cluster.size > 1:
+    if strategy.blocks.spans_processes and strategy.cluster.size > 1:
         _refuse_reads_on_the_chief(callbacks)
     return [c for c in callbacks if strategy.is_chief or not isinstance(c, WRITE_FILES)]
 

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.collectives import Collectives, using
+from tfdist.collectives import Collectives, Recording, using
 from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.gradients import Reducer, Sum
 from tfdist.gradients.bucket import BUCKET_BYTES
@@ -40,6 +40,11 @@ class Compression:
     bucket_bytes: int = BUCKET_BYTES
 
     @property
+    def takes_rows(self) -> bool:
+        """Whether `reducer` supports gradients as rows, which a custom reducer may not."""
+        return not isinstance(self.methods, Reducer)
+
+    @property
     def choice(self) -> Choice | None:
         """When and among which methods to choose by measurement, for `auto`; None otherwise."""
         return None if isinstance(self.methods, Reducer) else parse_choice(self.methods)
@@ -68,6 +73,26 @@ class Compression:
             bucket_bytes=self.bucket_bytes,
         )
 
+    def payload_bytes(self, sent: Recording) -> int:
+        """Returns how many of the bytes that a replica has sent are gradients."""
+        return sent.payload_bytes
+
+
+class SummedByEngine(Compression):
+    """For a strategy whose engine sums gradients: they are taken as they are. A bucket would gather their shards."""
+
+    takes_rows = False
+
+    def reducer(
+        self, tensors: Sequence[tf.TensorSpec], overrides: Mapping[str, str], sparse: Collection[str]
+    ) -> Reducer:
+        """See base class."""
+        return Sum()
+
+    def payload_bytes(self, sent: Recording) -> int:
+        """See base class; `python -m tfdist.layout` predicts the engine's messages."""
+        return 0
+
 
 class Steps:
     """Creates the steps of a built model. Loops are compiled once for each set of options; all share the state."""
@@ -94,12 +119,11 @@ class Steps:
         self.model = model
         self.strategy = strategy
         self.specs = specs(model)
-        self.compression = compression
+        self.compression = SummedByEngine() if strategy.sums_gradients else compression
         self.overrides: dict[str, str] = {}
-        dense = isinstance(compression.methods, Reducer) or strategy.global_view  # these may not support rows
         large = [spec.name for spec in self.specs if spec.shape.num_elements() * spec.dtype.size >= SPARSE_MIN_BYTES]
         rows = {variable.path for variable in keras_internals.embeddings(model)} & set(large)
-        self._settings = replace(settings, sparse=frozenset() if dense else frozenset(rows))
+        self._settings = replace(settings, sparse=frozenset(rows) if self.compression.takes_rows else frozenset())
         self._kept = kept
         self._metrics = metrics
         self._loops: dict[Any, tuple[Step, Loop]] = {}
@@ -178,8 +202,6 @@ class Steps:
 
     def reducer(self) -> Reducer:
         """Returns the current reducer."""
-        if self.strategy.global_view:  # gradients are already reduced, and a bucket would gather shards
-            return Sum()
         return self.compression.reducer(self.specs, self.overrides, self._settings.sparse)
 
     def compressible(self) -> list[tf.TensorSpec]:
@@ -234,11 +256,11 @@ class Steps:
     def cost(self) -> dict[str, float]:
         """What a step sends: `payload_bytes` of one replica and the `compression_ratio`.
 
-        Empty before the first step, and if the engine itself communicates; `python -m tfdist.layout` predicts its
-        messages.
+        Empty before the first step, and if the engine itself sums the gradients.
         """
-        sent = self._current.sent if self._current and not self.strategy.global_view else None
-        if sent is None or not sent.payload_bytes:
+        sent = self._current.sent if self._current else None
+        payload = self.compression.payload_bytes(sent) if sent else 0
+        if not payload:
             return {}
         whole = sum(spec.shape.num_elements() * spec.dtype.size for spec in self.specs)
-        return {"payload_bytes": sent.payload_bytes, "compression_ratio": whole / sent.payload_bytes}
+        return {"payload_bytes": payload, "compression_ratio": whole / payload}

@@ -33,11 +33,11 @@ class Evaluator:
         self._strategy = strategy
         self._metrics = metrics
         self._drain = drain
-        if strategy.global_view:
+        if strategy.compiles_loops:
+            self._run = tf.function(self._batches, autograph=False, reduce_retracing=True)
+        else:
             self._one = strategy.compiled(lambda batch, number: strategy.run(self._batch, batch, number))
             self._run = self._batches_on_the_host
-        else:
-            self._run = tf.function(self._batches, autograph=False, reduce_retracing=True)
 
     def evaluate(self, data: Any, batch_size: int) -> dict[str, float]:
         """Returns the loss and the metrics over a whole data set, as if it were one batch.
@@ -86,8 +86,8 @@ class Evaluator:
         before = [tf.identity(variable) for variable in self._metrics.variables]
         collectives = self._strategy.collectives
         draws = randomness.not_training(self._seeds, self._seed, "evaluate", number, collectives.rank, collectives.size)
-        with self._strategy.computing(self._model.trainable_variables), draws:
-            outputs = self._strategy.by_rows(self._model(x, training=False))
+        with self._strategy.layouts.computing(self._model.trainable_variables), draws:
+            outputs = self._strategy.layouts.by_rows(self._model(x, training=False))
             parts = loss.terms(self._model, y, outputs, weight)
             sums = loss.evaluation_sums(self._model, parts, rows)
         keras_internals.update_metrics(self._model, y, outputs, weight)

@@ -62,7 +62,7 @@ def compile_loop(step: Step, strategy: HasCollectives) -> Loop:
 
     `with_norm` requests the gradient norm at the last step of the call.
     """
-    return loop_on_the_host(step, strategy) if strategy.global_view else _compiled(step, strategy)
+    return _compiled(step, strategy) if strategy.compiles_loops else loop_on_the_host(step, strategy)
 
 
 def not_finite(

@@ -93,7 +93,7 @@ class StateStore:
             begin = (offset[0] - first, *offset[1:]) if value.per_replica else offset
             return value.values[tuple(slice(b, b + n) for b, n in zip(begin, shape, strict=True))]
 
-        self._strategy.assign(variable, state.per_replica, read)
+        self._strategy.blocks.assign(variable, state.per_replica, read)
 
     def items(self) -> list[tuple[State, tf.Variable]]:
         """Returns the states and their variables."""

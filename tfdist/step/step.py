@@ -223,20 +223,20 @@ class Step:
         # The denominators of the whole batch are computed first, so that nothing is sent between micro-steps. Only the
         # masks of this forward pass are used; the rest of its graph is never run.
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        with self._strategy.computing(self.variables):
+        with self._strategy.layouts.computing(self.variables):
             values = [(variable, variable.value) for variable in self._model.variables]
             with keras.StatelessScope(state_mapping=values):  # it must not update metrics of layers
-                outputs = self._strategy.by_rows(self._model(x, training=False))
+                outputs = self._strategy.layouts.by_rows(self._model(x, training=False))
         parts = loss.terms(self._model, y, outputs, weight)
         totals = loss.totals(parts, batch_size, self._recorded)
         with using(_InMicroSteps(self._recorded)):
             return accumulated(
-                lambda rows: self._micro_step(differentiate, self._strategy.by_rows(rows), batch_size, totals),
+                lambda rows: self._micro_step(differentiate, self._strategy.layouts.by_rows(rows), batch_size, totals),
                 batch,
                 self.settings.micro_steps,
                 [tf.TensorSpec(v.shape, v.dtype) for v in self.variables],
                 tf.as_dtype(keras.config.floatx()),
-                self._strategy.batch_parts if self._strategy.global_view else 0,
+                0 if self._strategy.compiles_loops else self._strategy.layouts.row_shards,
             )
 
     def _of_rows(
@@ -297,7 +297,7 @@ class Step:
 
     def _loss(self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None) -> tuple[Share, Any]:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        outputs = self._strategy.by_rows(self._model(x, training=True))
+        outputs = self._strategy.layouts.by_rows(self._model(x, training=True))
         parts = loss.terms(self._model, y, outputs, weight)
         if totals is None:
             totals = loss.totals(parts, batch_size, self._recorded)

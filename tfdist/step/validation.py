@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 def check_born_here(strategy: Strategy, what: str, variables: Sequence[keras.Variable]) -> None:
     """Raises `InputError` if a variable was created outside of the strategy's scope and that makes a difference."""
-    strange = next((variable.path for variable in variables if not strategy.owns(variable)), None)
+    strange = next((variable.path for variable in variables if not strategy.adoption.owns(variable)), None)
     if strange is not None:
         raise InputError(
             f"The {what} must be created inside the strategy's scope, where its variables are placed for the strategy. "

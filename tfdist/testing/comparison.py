@@ -23,10 +23,12 @@ import tensorflow as tf
 from tfdist import keras_internals, models
 from tfdist.cli.session import Session, make_trainer
 from tfdist.cluster.environment import Cluster
+from tfdist.config.strategies import REFERENCE
 from tfdist.config.train_config import VerifyConfig
 from tfdist.coordination import LocalGroup
 from tfdist.data import Pipeline
-from tfdist.distribution.strategy import Strategy, create
+from tfdist.distribution.registry import create
+from tfdist.distribution.strategy import Strategy
 from tfdist.trainer.options import Schedule
 from tfdist.trainer.trainer import Trainer
 
@@ -76,7 +78,7 @@ def verify(session: Session, say: Callable[[str], None]) -> bool:
     equal = _replicas_equal(session.strategy, tested.model)
     if not session.strategy.is_chief:
         return True
-    single = create("single", Cluster(), lambda _: LocalGroup())
+    single = create(REFERENCE, Cluster(), lambda _: LocalGroup())
     whole = dataclasses.replace(session.config, compression="none")
     rounding = _Rounding(dataclasses.replace(session, config=whole), single) if in_roundings(whole) else None
     reference = make_trainer(dataclasses.replace(session, config=whole), single)
@@ -238,7 +240,7 @@ def _introduce(session: Session, model: keras.Model, limit: float, say: Callable
     by_nature = [
         keras_internals.path_of(layer)
         for layer in keras_internals.layers_of(model)
-        if _differs_by_nature(layer, session.strategy.global_view)
+        if _differs_by_nature(layer, session.strategy)
     ]
     for path in by_nature:
         say(f"Differs by nature: {path} draws numbers or takes statistics for each replica; do not expect equality.")
@@ -250,8 +252,8 @@ def _introduce(session: Session, model: keras.Model, limit: float, say: Callable
     say(f"{'step':>5}  {'loss':<14} {'of one device':<14} {unit:>9} {'absolute':>9}  largest difference in")
 
 
-def _differs_by_nature(layer: keras.Layer, global_view: bool) -> bool:
-    local_norm = type(layer) is keras.layers.BatchNormalization and layer.trainable and not global_view
+def _differs_by_nature(layer: keras.Layer, strategy: Strategy) -> bool:
+    local_norm = type(layer) is keras.layers.BatchNormalization and layer.trainable and strategy.replicas > 1
     rate = getattr(layer, "rate", getattr(layer, "stddev", 0))
     return (
         local_norm or (bool(getattr(layer, "_seed_generators", ())) or hasattr(layer, "seed_generator")) and bool(rate)

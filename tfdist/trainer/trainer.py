@@ -98,7 +98,7 @@ class Trainer:
         self.model = model
         self.train_state = TrainState()
         self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, bucket_bytes=bucket_bytes)
-        if self.strategy.global_view and (jit_compile or compression != "none"):
+        if self.strategy.sums_gradients and (jit_compile or compression != "none"):
             raise InputError(
                 "On a mesh the engine compiles and sums gradients by itself: leave out jit_compile and compression. Received: "
                 f"jit_compile={jit_compile}, compression={compression!r}."
@@ -338,7 +338,7 @@ class Trainer:
         this way or Keras does not know it: one of tfdist, or one whose learning rate has a warmup.
         """
         self.program.average_statistics()
-        with self.strategy.whole([*self.model.variables, *self.model.optimizer.variables]):
+        with self.strategy.blocks.whole([*self.model.variables, *self.model.optimizer.variables]):
             if self.strategy.is_chief:
                 self._save(path)
 

@@ -1,0 +1,214 @@
+"""The registry: what each strategy declares, and the flags that are options of strategies.
+
+The strategy NAME is the class `STRATEGY` of `strategies/NAME.py`. All other modules learn from this file which
+strategies there are and how they differ; it is read without importing TensorFlow.
+"""
+
+import dataclasses
+from typing import Any
+
+from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
+from tfdist.config import fields
+from tfdist.config.fields import flag_field, layout_text, mesh_text
+from tfdist.config.strategy_declaration import Declaration, Processes, Refusal
+from tfdist.config.topics import DEVICES
+from tfdist.errors import InputError
+from tfdist.grammar.spec import nearest
+from tfdist.sharding.layouts import STAGES, parse_layout, parse_shard
+from tfdist.sharding.mesh import mesh_of
+
+
+def _is_one_process(cluster: Cluster) -> bool:
+    return cluster.size == 1 and cluster.source not in HOROVOD_LAUNCHERS
+
+
+def _check_mesh(config: Any) -> None:
+    mesh = mesh_of(config.mesh_shape, 0 if config.mesh_shape else config.devices)
+    rules = parse_layout("" if config.layout == fields.AUTO else config.layout, mesh)
+    parse_shard(config.shard, config.shard_axis or rules["batch"], config.shard_min_elements, mesh)
+
+
+DECLARATIONS = (
+    Declaration(
+        name="single",
+        help="one device",
+        processes=Processes.ONE,
+        options=(),
+        auto=lambda cluster, devices: _is_one_process(cluster) and devices == 1,
+    ),
+    Declaration(
+        name="mirrored",
+        help="the devices of one process",
+        processes=Processes.ONE,
+        options=("devices",),
+        auto=lambda cluster, devices: _is_one_process(cluster) and devices > 1,
+        adopts=("MirroredStrategy", "OneDeviceStrategy"),
+    ),
+    Declaration(
+        name="multiworker",
+        help="several processes, by TensorFlow",
+        processes=Processes.SEVERAL,
+        options=("communication", "intra_op_threads"),
+        auto=lambda cluster, devices: cluster.size > 1 and cluster.source not in HOROVOD_LAUNCHERS,
+        adopts=("MultiWorkerMirroredStrategy",),
+    ),
+    Declaration(
+        name="tpu",
+        help="the cores of a TPU",
+        processes=Processes.ONE,
+        options=("tpu",),
+        refuses=(
+            Refusal("compression", "none", "No compression method has run on a TPU: use --compression=none there."),
+        ),
+        runs_keras_fit=False,
+    ),
+    Declaration(
+        name="horovod",
+        help="several processes, by Horovod",
+        options=("intra_op_threads",),
+        auto=lambda cluster, devices: cluster.source in HOROVOD_LAUNCHERS,
+    ),
+    Declaration(
+        name="mesh",
+        help="a mesh of devices over which the model is sharded",
+        options=(
+            "devices",
+            "mesh_shape",
+            "layout",
+            "shard",
+            "shard_axis",
+            "shard_min_elements",
+            "intra_op_threads",
+        ),
+        refuses=(
+            Refusal(
+                "compression",
+                "none",
+                "On a mesh the engine sums gradients: leave out --compression or use another --strategy.",
+            ),
+            Refusal(
+                "jit_compile",
+                False,
+                "DTensor compiles a mesh's programs by itself: leave out --jit_compile or use another --strategy.",
+            ),
+            Refusal(
+                "check_sync",
+                "variables",
+                "On a mesh, replicas have no gradients of their own: use --check_sync=variables.",
+            ),
+        ),
+        check=_check_mesh,
+        runs_keras_fit=False,
+    ),
+)
+AUTO = "auto"
+REFERENCE = "single"  # other strategies are compared with it, and a trained model is exported on it
+
+NAMES = tuple(declaration.name for declaration in DECLARATIONS)
+RUN_KERAS_FIT = tuple(declaration.name for declaration in DECLARATIONS if declaration.runs_keras_fit)
+_AUTOMATIC = Declaration(
+    name=AUTO,
+    options=tuple(option for found in DECLARATIONS if found.auto for option in found.options or ()),
+)
+_BY_NAME = {declaration.name: declaration for declaration in (_AUTOMATIC, *DECLARATIONS)}
+
+
+def declared(name: str) -> Declaration:
+    """Returns what a strategy declares; nothing for `package.module:Class`, which must be loaded first.
+
+    Raises:
+      InputError: there is no such strategy.
+    """
+    if name not in _BY_NAME and ":" not in name:
+        raise InputError(f"--strategy={name} is not known.{nearest(name, tuple(_BY_NAME))}")
+    return _BY_NAME.get(name) or Declaration(name=name)
+
+
+def taking(option: str) -> tuple[str, ...]:
+    """Returns the names of the strategies that take an option."""
+    return tuple(declaration.name for declaration in DECLARATIONS if option in (declaration.options or ()))
+
+
+def strategy_help(names: tuple[str, ...] = NAMES) -> str:
+    """Returns the help of a flag `--strategy` that accepts these names."""
+    known = ", ".join(f"{name} ({declared(name).help})" for name in names)
+    return f"Distribution strategy: auto, {known}, or package.module:Class."
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """The choice of a strategy, and options of those that run any job."""
+
+    strategy: str = flag_field(AUTO, DEVICES, strategy_help())
+    devices: int = flag_field(
+        0,
+        DEVICES,
+        f"Number of devices per process, for {' and '.join(taking('devices'))}. 0 uses all GPUs, or one CPU device; with a "
+        "mesh, as many as it needs.",
+        is_option=True,
+        elsewhere=(0, 1),
+    )
+    communication: str = flag_field(
+        "auto",
+        DEVICES,
+        f"Collective implementation for {' and '.join(taking('communication'))}: auto, ring or nccl.",
+        choices=("auto", "ring", "nccl"),
+        is_option=True,
+        elsewhere=("auto",),
+    )
+    intra_op_threads: int = flag_field(
+        0,
+        DEVICES,
+        "Number of threads within an operation. 0 pins the process to its share of the host's cores.",
+        is_option=True,
+        per_process=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainerOptions:
+    """Options of strategies on which `tfdist.Trainer` runs, but not Keras's own `fit`."""
+
+    tpu: str = flag_field(
+        "",
+        DEVICES,
+        "Name or address of the TPU, for --strategy=tpu; local on a TPU VM.",
+        is_option=True,
+        elsewhere=("",),
+    )
+    mesh_shape: str = flag_field(
+        "",
+        DEVICES,
+        "Axes of the device mesh for --strategy=mesh, such as data:2;model:4. Defaults to data:DEVICES.",
+        check=mesh_text,
+        is_option=True,
+        elsewhere=("",),
+    )
+    layout: str = flag_field(
+        "",
+        DEVICES,
+        "Mapping of named tensor dims to mesh axes for --strategy=mesh, such as batch:data;heads:model. By default, "
+        "the batch is sharded over the first axis.",
+        check=layout_text,
+        is_option=True,
+        elsewhere=("",),
+    )
+    shard: str = flag_field(
+        "none",
+        DEVICES,
+        "State to shard over the batch axis of a mesh, as in ZeRO: none, optimizer (optimizer state), gradients (and "
+        "gradients) or parameters (and parameters).",
+        choices=STAGES,
+        is_option=True,
+        elsewhere=("none",),
+    )
+    shard_axis: str = flag_field(
+        "",
+        DEVICES,
+        "Mesh axis for --shard. Defaults to the axis of the batch.",
+        is_option=True,
+        elsewhere=("",),
+    )
+    shard_min_elements: int = flag_field(
+        1024, DEVICES, "Minimum number of elements of variables to shard with --shard.", is_option=True
+    )

@@ -1,0 +1,59 @@
+"""What a strategy declares before it is loaded: its processes, its options, and the flag values that it refuses."""
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from typing import Any
+
+from tfdist.cluster.environment import Cluster
+
+
+class Processes(enum.Enum):
+    """The processes of a strategy's job."""
+
+    ONE = "one process"
+    SEVERAL = "one or several processes, of which the environment must say who they are and where rank 0 is"
+    ANY = "one or several processes; the strategy makes up for what the environment does not say"
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A flag of which a strategy accepts one value only.
+
+    Attributes:
+      flag: name of the flag.
+      accepted: the value.
+      rule: why, and what to do instead, as a sentence.
+    """
+
+    flag: str
+    accepted: Any
+    rule: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """What a strategy declares.
+
+    Attributes:
+      name: as in `--strategy`.
+      help: where it runs, in a few words.
+      processes: the processes of its job.
+      options: names of the flags that its constructor takes; None if that is not known.
+      refuses: flags of which it accepts one value only.
+      auto: called with this process's place in the job and its number of devices; returns whether `--strategy=auto`
+        means this strategy, which it may for one strategy only. None if it never does.
+      check: called with a configuration; raises `InputError` if the strategy's options do not suit each other.
+      runs_keras_fit: whether Keras's own `fit` runs on it, for which replicas must accept any number of rows.
+      adopts: names of the classes of tf.distribute whose objects it takes over from a program that made them.
+    """
+
+    name: str
+    help: str = ""
+    processes: Processes = Processes.ANY
+    options: tuple[str, ...] | None = None
+    refuses: tuple[Refusal, ...] = ()
+    auto: Callable[[Cluster, int], bool] | None = None
+    check: Callable[[Any], None] | None = None
+    runs_keras_fit: bool = True
+    adopts: tuple[str, ...] = ()

@@ -1,0 +1,70 @@
+"""What a process reads and writes of variables on a device mesh: the blocks that its own devices have."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from tfdist import keras_internals
+from tfdist.distribution.dtensor import Devices
+from tfdist.distribution.variable_adoption import VariableAdoption
+from tfdist.distribution.variable_blocks import Read, Replicas, VariableBlocks
+
+
+class MeshBlocks(VariableBlocks):
+    """Blocks of variables that are laid out on a mesh."""
+
+    spans_processes = True
+
+    def __init__(self, strategy: Replicas, devices: Devices):
+        """Initializes the blocks.
+
+        Args:
+          strategy: the strategy.
+          devices: its devices.
+        """
+        super().__init__(strategy)
+        self._devices = devices
+
+    def written(self, variable: tf.Variable, per_replica: bool) -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """See base class; each block is saved by the process of the first device that has it."""
+        blocks = self._devices.own_blocks(variable)
+        return [((0, *offset), values[np.newaxis]) for offset, values in blocks] if per_replica else blocks
+
+    def copies(self, variable: tf.Variable) -> list[tuple[str, tuple[int, ...], np.ndarray]]:
+        """See base class; one copy per device."""
+        return self._devices.copies(variable)
+
+    def assign(self, variable: tf.Variable, per_replica: bool, read: Read) -> None:
+        """See base class."""
+        if not per_replica:
+            self._devices.assign(variable, read)
+            return
+        self._devices.assign(variable, lambda offset, shape: read((0, *offset), (1, *shape))[0])
+
+    @contextlib.contextmanager
+    def whole(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
+        """See base class."""
+        spread = [keras_internals.value_of(variable) for variable in variables]
+        try:
+            for variable, value in zip(variables, spread, strict=True):
+                whole = self._devices.whole(value)
+                if self._replicas.is_chief:
+                    with tf.device("CPU:0"):
+                        keras_internals.give_value(variable, tf.Variable(whole))
+            yield
+        finally:
+            for variable, value in zip(variables, spread, strict=True):
+                keras_internals.give_value(variable, value)
+
+
+class MeshVariables(VariableAdoption):
+    """Variables of a mesh, which must be created in the strategy's scope."""
+
+    def owns(self, variable: keras.Variable) -> bool:
+        """See base class."""
+        value = keras_internals.value_of(variable)
+        return value is None or isinstance(value, dtensor.DVariable)

@@ -1,0 +1,95 @@
+"""Reading and writing the variables of a strategy on the host, block by block: for checkpoints and comparisons."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+Read = Callable[[tuple[int, ...], tuple[int, ...]], np.ndarray]  # (offset, shape) -> that block of a saved value
+
+
+class Replicas(Protocol):
+    """What the blocks need to know of a strategy."""
+
+    local_replicas: range
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes the run's files."""
+
+    def local(self, value: Any) -> list[Any]:
+        """Returns this process's values of a per-replica variable, in the order of `local_replicas`."""
+
+
+class VariableBlocks:
+    """The blocks of variables that this process has; here each replica has every variable as a whole.
+
+    Attributes:
+      spans_processes: whether processes may have different blocks of a variable; all of them are then needed to read a
+        full value.
+    """
+
+    spans_processes: bool = False
+
+    def __init__(self, replicas: Replicas):
+        """Initializes the blocks.
+
+        Args:
+          replicas: the strategy.
+        """
+        self._replicas = replicas
+
+    def written(self, variable: tf.Variable, per_replica: bool) -> list[tuple[tuple[int, ...], np.ndarray]]:
+        """Returns what this process saves of a variable: copies on the host, each with its offset in the saved array.
+
+        There is no communication. The blocks of all processes cover the variable without overlap.
+
+        Args:
+          variable: TensorFlow variable of this strategy.
+          per_replica: whether each replica has its own value; the saved array then has an additional first dim over all
+            replicas.
+        """
+        values = [_copied(value) for value in self._replicas.local(variable)]
+        if per_replica:
+            return [
+                ((replica, *(0,) * value.ndim), value[np.newaxis])
+                for replica, value in zip(self._replicas.local_replicas, values, strict=True)
+            ]
+        return [((0,) * values[0].ndim, values[0])] if self._replicas.is_chief else []
+
+    def copies(self, variable: tf.Variable) -> list[tuple[str, tuple[int, ...], np.ndarray]]:
+        """Returns all copies of a variable, or of its blocks, on this process's devices: (owner, offset, values).
+
+        If replicas hold the same value, the copies of all processes with the same offset must be equal.
+        """
+        zeros = (0,) * len(variable.shape)
+        own = zip(self._replicas.local_replicas, self._replicas.local(variable), strict=True)
+        return [(f"replica {replica}", zeros, np.asarray(value)) for replica, value in own]
+
+    def assign(self, variable: tf.Variable, per_replica: bool, read: Read) -> None:
+        """Assigns a saved value to a variable on this process's devices.
+
+        Args:
+          variable: TensorFlow variable of this strategy.
+          per_replica: as for `written`.
+          read: called for the blocks that this process needs.
+        """
+        shape = tuple(variable.shape)
+        if not per_replica:
+            variable.assign(read((0,) * len(shape), shape))
+            return
+        for replica, own in zip(self._replicas.local_replicas, self._replicas.local(variable), strict=True):
+            own.assign(read((replica, *(0,) * len(shape)), (1, *shape))[0])
+
+    def whole(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
+        """Context in which the chief can read the full variables, to save them; every process must enter it."""
+        return contextlib.nullcontext()
+
+
+def _copied(value: Any) -> np.ndarray:
+    """Copies a value to the host; TensorFlow copies a variable when it is read, but shares the memory of a tensor."""
+    found = np.asarray(value)
+    return found if found.flags.owndata else found.copy()
