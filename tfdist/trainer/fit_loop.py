@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.checkpoint.callback_state import CallbackState
+from tfdist.checkpoint.callback_state import CallbackStates
 from tfdist.checkpoint.manager import Saving
 from tfdist.coordination.watchdog import Watchdog
 from tfdist.data import Examples, Pipeline, steps_in_epochs
@@ -50,7 +50,7 @@ class Trains(Protocol):
       average_statistics: see `tfdist.step.metrics.make_average_statistics`.
       loss_scale: current loss scale; None without loss scaling.
       steps: compiled training loops and trial steps.
-      callback_memory: state of the callbacks, which the run registers with it.
+      callback_states: state of the callbacks, which the run registers with it.
     """
 
     model: keras.Model
@@ -62,7 +62,7 @@ class Trains(Protocol):
     drain: Callable[[], list[np.ndarray]]
     average_statistics: Callable[[], None]
     steps: Steps
-    callback_memory: CallbackState
+    callback_states: CallbackStates
 
     @property
     def loss_scale(self) -> float | None:
@@ -203,9 +203,9 @@ class Run:
         self._reporter.start(plan)
         self._note.note(trainer.step)
         trainer.drain()  # discards what earlier calls of the model added to its layers' metrics
-        trainer.callback_memory.attend(self._callbacks.callbacks, self._model.optimizer)
+        trainer.callback_states.start(self._callbacks.callbacks, self._model.optimizer)
         self._callbacks.on_train_begin()
-        trainer.callback_memory.begun(self._strategy.group)
+        trainer.callback_states.train_begun()
         over = self._was_stopped()
         with contextlib.closing(self._profile), contextlib.closing(self._note):
             # A resumed run that had reached its last step within an epoch still has to end that epoch.
@@ -218,10 +218,10 @@ class Run:
 
     def _was_stopped(self) -> bool:
         """Returns whether the resumed run was already over. Any one process may know; all have to agree."""
-        memory = self._trainer.callback_memory
-        if not memory.goes_on:
+        states = self._trainer.callback_states
+        if not states.resumes:
             return False
-        self._model.stop_training = memory.is_over
+        self._model.stop_training = states.is_over
         over = self._callbacks.stopped(self._trainer.step)
         if over and self._strategy.is_chief:
             _log.info("EarlyStopping has stopped this run at step %d: it is over.", self._trainer.step)
@@ -234,7 +234,7 @@ class Run:
         whole = self._position.end_of_epoch(epoch, self._source.size)
         end = min(self._schedule.steps, whole)
         self._callbacks.on_epoch_begin(epoch)
-        trainer.callback_memory.epoch_begun(again=bool(trainer.progress.epoch))
+        trainer.callback_states.epoch_begun(again=bool(trainer.progress.epoch))
         stopped = False
         while trainer.step < end and not stopped:
             stopped = self._one_call(end)

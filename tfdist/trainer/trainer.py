@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.checkpoint.callback_state import NOTHING, CallbackState
+from tfdist.checkpoint.callback_state import CallbackStates
 from tfdist.checkpoint.manager import Checkpoints, saver
 from tfdist.checkpoint.restore import restore, resume_candidates
 from tfdist.checkpoint.tiers import Saved
@@ -102,7 +102,7 @@ class Trainer:
             check_born_here(self.strategy, "optimizer", optimizer.variables)
         self.model = model
         self.step = 0
-        self.progress, self.callback_memory = Progress(), CallbackState()
+        self.progress, self.callback_states = Progress(), CallbackStates(self.strategy.is_chief)
         self.seed = seed
         self.resumed_from = ""
         self._begun_at: int | None = None
@@ -183,7 +183,7 @@ class Trainer:
           log_every: steps between records of metrics.
           eval_every: steps between evaluations; 0 to evaluate at the end of each epoch.
           steps_per_call: steps per call of the compiled loop; affects speed, never the result.
-          callbacks: Keras callbacks, the same on every process.
+          callbacks: Keras callbacks, the same on every process. Checkpoints contain what their `state_dict` returns.
           class_weight: weight of the examples of each class.
           reporter: reports the run on the chief.
           profile: when to profile.
@@ -228,9 +228,9 @@ class Trainer:
             return [inspection for inspection in chosen if isinstance(inspection, Inspection)]
 
         def saved() -> Saved:
-            state, known = self._run_state(), self.callback_memory.now() if self.strategy.is_chief else NOTHING
-            values = self._values(batch_schedule, state.order) | {"callbacks": known.values}
-            return Saved(self.step, self.seed, [*state.parts(), *known.parts], values, state)
+            state, (of_callbacks, arrays) = self._run_state(), self.callback_states.save()
+            values = self._values(batch_schedule, state.order) | {"callbacks": of_callbacks}
+            return Saved(self.step, self.seed, [*state.parts(), *arrays], values, state)
 
         group = self.strategy.group
         with (
@@ -311,7 +311,7 @@ class Trainer:
     def _run_state(self) -> TrainState:
         if not self._built:
             raise InputError("A model must be built before a run resumes. Received: none. Call trainer.build(data).")
-        return TrainState(self.model, self.strategy, self._kept, self.callback_memory)
+        return TrainState(self.model, self.strategy, self._kept, self.callback_states)
 
     def _sync(self, site: Site, every: int, what: str) -> Inspection:
         if what == "gradients":
