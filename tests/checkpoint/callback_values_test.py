@@ -1,11 +1,13 @@
-"""Values of callbacks' attributes through JSON, and what a stranger's may not be."""
+"""State of callbacks through JSON: each bit of plain data, and nothing else."""
 
 import json
 import types
 
+import keras
 import ml_dtypes
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdist.checkpoint.callback_values import decoded, encoded
 
@@ -13,22 +15,20 @@ VALUES = {
     "none": None,
     "flag": True,
     "count": -(10**30),
-    "text": "warm-up",
+    "text": "/etc/passwd",  # a string, for a callback to judge
     "exact": 0.1 + 0.2,
-    "infinite": [float("inf"), float("-inf")],
+    "zero": -0.0,
+    "infinite": [float("inf"), float("-inf"), float("nan")],
     "pair": (1, (2.5, None)),
-    "table": {3: "three", "four": [4], (5, 6): {}},
+    "table": {3: "three", "four": [4], (5, 6.5): {}, float("inf"): 1},
+    "float": {"float": "0x1p3"},  # a dict that looks like an encoded value
     "single": np.float32(0.1),
     "narrow": ml_dtypes.bfloat16(0.1),
     "truth": np.bool_(True),
     "array": np.arange(6, dtype="float64").reshape(2, 3),
-    "zero_axes": np.array(7, "int16"),
     "fortran": np.asfortranarray(np.arange(6, dtype="float32").reshape(2, 3)),
     "weights": [np.ones(2, "float32"), np.zeros((0, 4), "uint8")],
-    "mixed": {"best": np.full(3, 0.5), "at": 4},
-    "losses": {"val/loss": [1.5, float("nan")], "train/loss": [1 / n for n in range(1, 2000)]},
-    "limit": 9,
-    "_private": 1,
+    "mixed": {"best": np.full(3, 0.5), "best/0": [np.ones(1)], "at": 4},
 }
 
 
@@ -44,60 +44,43 @@ def same(one, other):
         same([*one], [*other])
         same([*one.values()], [*other.values()])
     else:
-        assert one == other or (one != one and other != other)
+        assert repr(one) == repr(other)
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_every_bit_comes_back(name):
-    held = encoded(VALUES[name], "of it")
-    arrays = dict(held.arrays)
-    same(decoded(json.loads(json.dumps(held.value)), arrays.pop), VALUES[name])
+    arrays = {}
+    text = json.dumps(encoded(VALUES[name], "of it", arrays), allow_nan=False)
+    same(decoded(json.loads(text), arrays.pop), VALUES[name])
     assert not arrays
 
 
+@pytest.mark.parametrize("of", [tf.constant, keras.Variable, lambda value: np.array(value, "float32")])
+def test_tensors_come_back_as_numpy(of):
+    arrays = {}
+    values = encoded([of([1.5, 2.5]), of(0.5)], "of it", arrays)
+    vector, scalar = decoded(values, arrays.pop)
+    same(vector, np.array([1.5, 2.5], "float32"))
+    same(scalar, np.float32(0.5))
+
+
 @pytest.mark.parametrize(
-    "value",
-    [
-        print,
-        "/etc/passwd",
-        "C:\\autoexec.bat",
-        "best.weights.h5",
-        "..",
-        ["words of a list", "logs.csv"],
-        ["word"] * 10_001,
-        {"/etc/passwd": 1.0},
-        {"~/.profile": 1.0},
-        {"out/../../one.keras": 1.0},
-        {tuple(n / 7 for n in range(101)): 1},
-        {1, 2},
-        [1, object()],
-        types.SimpleNamespace(a=1),
-        np.array(["text"]),
-        np.array([None]),
-        np.datetime64("2020-01-01"),
-        1j,
-    ],
+    "value", [print, {1, 2}, [1, object()], types.SimpleNamespace(a=1), np.array(["text"]), np.array([None]), 1j, b"x"]
 )
 def test_what_is_more_than_data_is_refused(value):
     with pytest.raises(TypeError):
-        encoded(value, "of it")
+        encoded(value, "of it", {})
 
 
 @pytest.mark.parametrize(
     "value",
-    [
-        {"scalar": "object", "value": 1},
-        {"scalar": "int8", "value": 300},
-        {"float": "0x1p99999"},
-        "..",
-        {"float": 3},
-        {"else": 3},
-        {"dict": [1], "keys": []},
-        {"dict": [1], "keys": [{"key": "/etc/passwd"}]},
-        {"dict": [1], "keys": [{"key": "..\\x"}]},
-        {"dict": [1], "keys": [{"key": 5}]},
-    ],
+    [{"scalar": "object", "value": 1}, {"float": "0x1p99999"}, {"float": 3}, {"else": 3}, {"dict": [1], "keys": []}],
 )
 def test_what_is_not_understood_is_refused(value):
     with pytest.raises((ArithmeticError, AttributeError, LookupError, TypeError, ValueError)):
-        decoded(value)
+        decoded(value, {}.pop)
+
+
+def test_forms_of_older_versions():
+    old = {"dict": [{"floats": "losses"}, {"float": "0x1.8p+0"}], "keys": [{"key": "loss"}, {"tuple": [1, 2]}]}
+    same(decoded(old, {"losses": np.array([0.5, 0.25])}.pop), {"loss": [0.5, 0.25], (1, 2): 1.5})

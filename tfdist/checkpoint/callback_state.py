@@ -1,123 +1,75 @@
 """State of Keras callbacks in checkpoints: how long `EarlyStopping` has waited, the best loss, the best weights."""
 
-import collections
 import copy
 import logging
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 
 from tfdist import keras_internals
-from tfdist.checkpoint.callback_values import Held, array_fingerprint, decoded, encoded, fill, fingerprint, is_like
+from tfdist.checkpoint.callback_values import decoded, encoded
 from tfdist.checkpoint.storage import Checkpoint, Damaged, Part
-from tfdist.coordination import Group, Json
+from tfdist.coordination import Json
+from tfdist.errors import InputError
 from tfdist.grammar.unique_names import unique_names
-from tfdist.step.callbacks import WRITE_FILES
 
-_PREFIX = "callbacks/"
-_OF_KERAS = frozenset(vars(keras.callbacks.Callback()))  # the model, and the arguments of `set_params`
-# Of TensorBoard; its other private attributes belong to the process.
-_COUNTERS = ("_global_train_batch", "_global_test_batch")
-_HASHED_BYTES = 2**26
-_MANY_BYTES = 2**26
+_STATE_DICT = "state_dict()"  # key of its result, beside the names of attributes
 
 _log = logging.getLogger(__name__)
 
-_Mark = str | weakref.ref  # identifies an array: its hash or, for a large array, a reference to it
 
+class CallbackStates:
+    """Saves and restores the state of a run's callbacks, by their names.
 
-class Known(NamedTuple):
-    """State of callbacks at one moment: JSON values, and the arrays to which they refer."""
-
-    values: Json
-    parts: list[Part]
-
-
-NOTHING = Known({}, [])
-
-
-class _Start(NamedTuple):
-    """The value of an attribute before the run."""
-
-    value: Json
-    marks: dict[str, _Mark]
-
-
-class CallbackState:
-    """The attributes of a run's callbacks that have changed since before it began.
-
-    Saved are numbers, words, arrays, and lists, tuples and dicts of them. An attribute with anything else is not saved,
-    and starts anew. For security, because a checkpoint from an untrusted source must not determine where files are
-    written, this includes a text that could be a file name, and a dict with a key that could name a file outside of the
-    working directory. It also includes a list or dict of more than 10,000 items that are not all floats. Unchanged
-    values that the program passed to a callback are not saved either, so that the program may pass other ones when the
-    run resumes. An array of more than 64 MiB that existed before counts as changed if it is another object.
-
-    Lists, dicts and arrays that the program passed are restored in place, because other callbacks, and the program, may
-    also refer to them.
+    The state of a callback is what its `state_dict()` returns, which `load_state_dict` receives when a run resumes. That
+    of Keras's callbacks, and of their subclasses, includes the attributes of `keras_internals.callback_state`.
     """
 
-    def __init__(self) -> None:
-        """Initializes without callbacks or state."""
+    def __init__(self, is_chief: bool):
+        """Initializes without callbacks; `is_chief`: whether this process is rank 0, whose state is saved."""
+        self._is_chief = is_chief
         self._callbacks: dict[str, keras.callbacks.Callback] = {}
-        self._start: dict[str, dict[str, _Start]] = {}
-        self._restored: dict[str, dict[str, Any]] | None = None  # the state with which the next run begins
-        self._known: dict[str, dict[str, Any]] | None = None  # the state with which this run began
-        self._own: set[tuple[str, str]] = set()  # attributes that are specific to this process
-        self._given: dict[tuple[str, str], Any] = {}  # values passed by the program; until the first epoch has begun
-        self._filled: dict[int, str] = {}  # by id of an object, the fingerprint of the value restored into it
+        self._next: dict[str, dict[str, Any]] | None = None  # the state with which the next run begins
+        self._saved: dict[str, dict[str, Any]] | None = None  # that of this run, until its first epoch has begun
         self._rate: float | None = None
-        self._said: set[str] = set()
+        self._unsaved: dict[
+            str, set[tuple[str, int]]
+        ] = {}  # attributes of callbacks that are not saved, as of the start
 
-    def attend(self, callbacks: Sequence[keras.callbacks.Callback], optimizer: keras.Optimizer) -> None:
-        """Registers the callbacks of this process's run, before their `on_train_begin`."""
+    def start(self, callbacks: Sequence[keras.callbacks.Callback], optimizer: keras.Optimizer) -> None:
+        """Registers the callbacks of a run, before their `on_train_begin`."""
         self._callbacks = unique_names((_kind(callback), callback) for callback in callbacks)
-        self._start = {
-            name: {
-                attribute: _Start(held.value, {key: _mark(array) for key, array in held.arrays.items()})
-                for attribute, held in _attributes(name, callback)
-            }
-            for name, callback in self._callbacks.items()
-        }
-        self._known, self._restored = self._restored, None
-        self._given = {
-            (name, attribute): value
-            for name, callback in (self._callbacks.items() if self.goes_on else ())
-            for attribute, value in vars(callback).items()
-        }
+        self._saved, self._next = self._next, None
         self._optimizer, self._rate = optimizer, keras_internals.constant_learning_rate(optimizer)
 
-    def begun(self, group: Group) -> None:
-        """Restores the callbacks after `on_train_begin`, which resets them; every process must call it.
-
-        Attributes that they have then set to other values than on the chief, such as the rank, are specific to this
-        process, and are not restored.
-        """
-        if self._known is not None:
-            noted = {
-                (name, key): fingerprint(held)
-                for name, c in self._callbacks.items()
-                for key, held in _attributes(name, c)
-            }
-            said = [[*place, text] for place, text in noted.items()]
-            chiefs = group.broadcast("callbacks/begun", said, deadline=float("inf"))  # a callback may take long
-            differ = {(name, key) for name, key, text in chiefs if noted.get((name, key), text) != text}
-            self._own = differ if group.rank else set()
-        self._go_on()
+    def train_begun(self) -> None:
+        """Restores the callbacks after `on_train_begin`, which resets those of Keras."""
+        self._load()
+        lost = [name for name, held in (self._saved or {}).items() if held and not self._takes(name, held)]
+        if lost and self._is_chief:
+            _log.warning(
+                "The checkpoint has state of callbacks that is not restored: %s. They are not callbacks of this run, have "
+                "no load_state_dict, or were saved by an older version.",
+                ", ".join(lost),
+            )
+        self._unsaved = {
+            name: _identities(callback)
+            for name, callback in self._callbacks.items()
+            if self._is_chief and not _has_state_dict(callback) and not _is_of_keras(callback)
+        }
 
     def epoch_begun(self, again: bool) -> None:
         """Restores the callbacks after `on_epoch_begin`, if the epoch had begun in the run before (`again`)."""
         if again:
-            self._go_on()
-        self._known, self._given = None, {}
+            self._load()
+        self._saved = None
 
     @property
-    def goes_on(self) -> bool:
-        """Whether there was a run before; valid until the first epoch begins."""
-        return self._known is not None
+    def resumes(self) -> bool:
+        """Whether this run resumes another one; valid until its first epoch begins."""
+        return self._saved is not None
 
     @property
     def is_over(self) -> bool:
@@ -129,113 +81,62 @@ class CallbackState:
             for callback in self._callbacks.values()
         )
 
-    def now(self) -> Known:
-        """Returns the current state, with copies of arrays."""
-        values: dict[str, Any] = {}
+    def save(self) -> tuple[Json, list[Part]]:
+        """Returns the current state: JSON, and copies of arrays on rank 0. Every process must call it.
+
+        Raises:
+          InputError: a `state_dict` returns something that cannot be saved.
+        """
+        self._warn_once()
         arrays: dict[str, np.ndarray] = {}
-        for name, callback in self._callbacks.items():
-            all_held = dict(_attributes(name, callback))
-            held = {key: one for key, one in all_held.items() if self._has_changed(name, key, one)}
-            self._warn(name, callback, all_held, held)
-            values[name] = {key: one.value for key, one in held.items()}
-            arrays.update(item for one in held.values() for item in one.arrays.items())
-        return Known(values, [Part.whole(name, np.array(array, order="C")) for name, array in arrays.items()])
+        values = {name: _encoded(name, callback, arrays) for name, callback in self._callbacks.items()}
+        copied = arrays if self._is_chief else {}
+        return values, [Part.whole(name, np.array(array, order="C")) for name, array in copied.items()]
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Reads the callbacks' state from a checkpoint, for the next run to resume with.
 
         Raises:
-          Damaged: it is not what `now` returns.
+          Damaged: it is not what `save` returns.
         """
         saved = checkpoint.values.get("callbacks", {})  # missing in checkpoints of older versions
-        names = {name for name in checkpoint.tensors if name.startswith(_PREFIX)}
-
-        def read(name: str) -> np.ndarray:
-            names.remove(name)  # each array is used once
-            return np.array(checkpoint.read(name))
-
         try:
-            self._restored = {
-                name: {attribute: decoded(value, read) for attribute, value in attributes.items()}
-                for name, attributes in saved.items()
+            self._next = {
+                name: {key: decoded(value, checkpoint.read) for key, value in held.items()}
+                for name, held in saved.items()
             }
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise Damaged(checkpoint.path, f"its values of callbacks are not understood ({error})") from error
 
-    def _go_on(self) -> None:
-        """Restores the callbacks' state and the optimizer's learning rate, if there was a run before.
-
-        The result is as if the callbacks had not been notified of this beginning, of which they had been notified in
-        the run before.
-        """
-        if self._known is None:
+    def _load(self) -> None:
+        """Restores the callbacks, and the learning rate, which they may have set."""
+        if self._saved is None:
             return
         if self._rate is not None and keras_internals.constant_learning_rate(self._optimizer) is not None:
             self._optimizer.learning_rate = self._rate
-        self._filled = {}
-        for name, known in self._known.items():
-            if name in self._callbacks:
-                self._put_back(name, known)
+        for name, callback in self._callbacks.items():
+            held = copy.deepcopy(self._saved.get(name, {}))  # callbacks may change what they get
+            keras_internals.restore_callback(callback, held)
+            if _STATE_DICT in held and _has_state_dict(callback):
+                callback.load_state_dict(held[_STATE_DICT])
 
-    def _put_back(self, name: str, known: Mapping[str, Any]) -> None:
-        callback, start = self._callbacks[name], self._start[name]
-        for attribute, _ in _attributes(name, callback):
-            # An attribute that was not saved had its initial value; but callbacks that write files record which ones
-            # they find.
-            was_given = attribute in start and attribute not in known and not isinstance(callback, WRITE_FILES)
-            if was_given and not start[attribute].marks:
-                self._set(name, attribute, decoded(start[attribute].value))
-        for attribute, value in known.items():
-            if _is_kept(callback, attribute, value):
-                self._set(name, attribute, copy.deepcopy(value))
+    def _takes(self, name: str, held: Mapping[str, Any]) -> bool:
+        """Returns whether a callback of this run is restored from this state."""
+        callback = self._callbacks.get(name)
+        if callback is None:
+            return False
+        return _has_state_dict(callback) if _STATE_DICT in held else _is_of_keras(callback)
 
-    def _set(self, name: str, attribute: str, value: Any) -> None:
-        """Sets an attribute of a callback, in place if it still has the object that the program passed."""
-        if (name, attribute) in self._own:
-            return
-        present = vars(self._callbacks[name]).get(attribute)
-        if isinstance(present, list | dict | np.ndarray) and present is self._given.get((name, attribute)):
-            wanted = fingerprint(encoded(value, ""))
-            # Attributes that shared an object may have diverged.
-            is_free = self._filled.setdefault(id(present), wanted) == wanted
-            if is_free and (is_like(present, wanted) or fill(present, value)):
-                return
-        setattr(self._callbacks[name], attribute, value)
-
-    def _has_changed(self, name: str, attribute: str, held: Held) -> bool:
-        start = self._start[name].get(attribute)
-        return (
-            start is None
-            or start.value != held.value
-            or not all(_is_marked(start.marks[key], array) for key, array in held.arrays.items())
-        )
-
-    def _warn(
-        self, name: str, callback: keras.callbacks.Callback, all_held: Mapping[str, Held], held: Mapping[str, Held]
-    ) -> None:
-        """Warns once per attribute of a user's callback that looks like state but cannot be saved, or is large."""
-        if type(callback).__module__.startswith("keras."):
-            return
-        for attribute, value in dict(vars(callback)).items():
-            looks_like_state = isinstance(value, list | tuple | dict | set | collections.deque) and value
-            if looks_like_state and attribute not in all_held and _is_kept(callback, attribute, value):
-                self._say(
-                    f"{name}.{attribute}", "is not saved, and starts anew when the run resumes: checkpoints keep "
-                    "numbers, words, arrays, and "
-                    f"plain lists, tuples and dicts of them, but not this {type(value).__name__}."
-                )  # fmt: skip
-        for attribute, one in held.items():
-            size = sum(array.nbytes for array in one.arrays.values())
-            if size > _MANY_BYTES:
-                self._say(
-                    f"{name}.{attribute}", f"has {size / 2**20:.0f} MiB, which each checkpoint and commit copies and writes. "
-                    "If it is not state, give it to the callback before the run."
-                )  # fmt: skip
-
-    def _say(self, of: str, text: str) -> None:
-        if of not in self._said:
-            self._said.add(of)
-            _log.warning("%s %s", of, text)
+    def _warn_once(self) -> None:
+        """Names the callbacks that have set attributes since the start and are not saved."""
+        unsaved = [name for name, before in self._unsaved.items() if _identities(self._callbacks[name]) != before]
+        if unsaved:
+            self._unsaved = {}
+            _log.warning(
+                "Checkpoints do not contain the attributes of %s: a resumed run starts with initial ones. Callbacks with "
+                "state need state_dict and load_state_dict.",
+                ", ".join(unsaved),
+            )
 
 
 def _kind(callback: keras.callbacks.Callback) -> str:
@@ -244,39 +145,30 @@ def _kind(callback: keras.callbacks.Callback) -> str:
     return type(callback).__name__ + (f":{monitor}" if isinstance(monitor, str) else "")
 
 
-def _attributes(name: str, callback: keras.callbacks.Callback) -> Iterator[tuple[str, Held]]:
-    """Yields the attributes of a callback that can be saved."""
-    for attribute, value in dict(vars(callback)).items():
-        if _is_kept(callback, attribute, value):
-            try:
-                yield attribute, encoded(value, f"{_PREFIX}{name}/{attribute}")
-            except (TypeError, RecursionError):  # not plain data
-                continue
+def _has_state_dict(callback: keras.callbacks.Callback) -> bool:
+    return all(callable(getattr(callback, method, None)) for method in ("state_dict", "load_state_dict"))
 
 
-def _is_kept(callback: keras.callbacks.Callback, attribute: str, value: Any) -> bool:
-    """Returns whether an attribute can be state, by its name and the type of its callback."""
-    in_class = getattr(type(callback), attribute, None)
-    is_of_the_process = isinstance(callback, keras.callbacks.TensorBoard) and attribute.startswith("_")
-    names_a_file = isinstance(callback, WRITE_FILES) and isinstance(value, str)
-    # Its sign depends on `monitor_op`, which Keras creates anew.
-    is_half = attribute == "min_delta" and hasattr(callback, "monitor_op")
-    return not (
-        attribute in _OF_KERAS
-        or attribute.startswith("__")
-        or (is_of_the_process and attribute not in _COUNTERS)
-        or names_a_file
-        or is_half
-        or callable(in_class)
-        or hasattr(in_class, "__set__")
-    )
+def _is_of_keras(callback: keras.callbacks.Callback) -> bool:
+    """Returns whether a callback is one of Keras's, or of a subclass of one that has state."""
+    return type(callback).__module__.startswith("keras.") or bool(keras_internals.callback_state(callback))
 
 
-def _mark(array: np.ndarray) -> _Mark:
-    return array_fingerprint(array) if array.nbytes <= _HASHED_BYTES else weakref.ref(array)
+def _identities(callback: keras.callbacks.Callback) -> set[tuple[str, int]]:
+    return {(name, id(value)) for name, value in vars(callback).items()}
 
 
-def _is_marked(mark: _Mark, array: np.ndarray) -> bool:
-    if isinstance(mark, weakref.ref):
-        return mark() is array
-    return array.nbytes <= _HASHED_BYTES and array_fingerprint(array) == mark
+def _encoded(name: str, callback: keras.callbacks.Callback, arrays: dict[str, np.ndarray]) -> dict[str, Json]:
+    """Returns the state of a callback as JSON; adds its arrays to `arrays`."""
+    state = keras_internals.callback_state(callback)
+    if _has_state_dict(callback):
+        state[_STATE_DICT] = callback.state_dict()
+        if type(state[_STATE_DICT]) is not dict:
+            raise InputError(f"state_dict() must return a dict. Received, from {name}: {state[_STATE_DICT]!r:.60}.")
+    try:
+        return {key: encoded(value, f"callbacks/{name}/{key}", arrays) for key, value in state.items()}
+    except (RecursionError, TypeError) as error:
+        raise InputError(
+            "The state of a callback must consist of numbers, strings, None, arrays, and lists, tuples and dicts of "
+            f"these. Received, from {name}: {error}. Convert it in state_dict."
+        ) from error

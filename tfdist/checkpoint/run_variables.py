@@ -9,7 +9,7 @@ The prefix of a name determines what happens to a value if the number of replica
     replica_state/     [replicas, ...]: what error feedback has not sent yet; the sum over replicas is preserved:
       replica r
                        of M gets those of r, r + M, r + 2 M ...
-    callbacks/         arrays of rank 0's Keras callbacks, restored on all processes
+    callbacks/         arrays of rank 0's callbacks, restored on all processes
 
 With an unchanged number of replicas, each gets its own values back, bit for bit.
 """
@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import keras_internals
-from tfdist.checkpoint.callback_state import CallbackState
+from tfdist.checkpoint.callback_state import CallbackStates
 from tfdist.checkpoint.storage import Checkpoint, Part
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.variable_blocks import Read
@@ -51,18 +51,18 @@ class _Held(NamedTuple):
 class RunVariables:
     """The variables of one model, its optimizer and its steps, under one strategy."""
 
-    def __init__(self, model: keras.Model, strategy: Strategy, kept: StateStore, memory: CallbackState):
+    def __init__(self, model: keras.Model, strategy: Strategy, kept: StateStore, callbacks: CallbackStates):
         """Collects the variables of a model.
 
         Args:
           model: compiled and built, with a built optimizer.
           strategy: the model's strategy.
           kept: other state of the steps.
-          memory: state of the callbacks.
+          callbacks: state of the callbacks.
         """
         self._strategy = strategy
         self._kept = kept
-        self._memory = memory
+        self._callbacks = callbacks
         moving = {id(variable) for variable in keras_internals.moving_statistics(model)}
         own = [variable for variable in model.variables if id(variable) in moving]
         alike = [variable for variable in model.variables if id(variable) not in moving]
@@ -111,7 +111,7 @@ class RunVariables:
           Damaged: the checkpoint is corrupted; some variables may have been changed.
         """
         names = self._names_in(checkpoint)
-        self._memory.restore(checkpoint)
+        self._callbacks.restore(checkpoint)
         for name, held in ((name, self._variables[name]) for name in names):
             read = _reader(checkpoint, names[name], held.per_replica, self._strategy.replicas)
             self._strategy.blocks.assign(held.variable, held.per_replica, read)

@@ -3,6 +3,7 @@
 `tests/keras_internals/` has a test for each, so that a new release of Keras or TensorFlow fails there first.
 """
 
+from tfdist.keras_internals.callbacks import callback_state, restore_callback
 from tfdist.keras_internals.draws import keyed, neutral
 from tfdist.keras_internals.engine import (
     captured_through,
@@ -107,6 +108,7 @@ __all__ = [
     "build",
     "build_losses",
     "bytes_of",
+    "callback_state",
     "captured_through",
     "companions_of",
     "compilation",
@@ -156,6 +158,7 @@ __all__ = [
     "products_keep_dims",
     "rate_times",
     "replace_call",
+    "restore_callback",
     "same_call_again",
     "set_companions",
     "set_initial_epoch",

@@ -106,9 +106,9 @@ class FitLoop:
         )
         self._note.note(state.step)
         self._program.drain()  # discards what earlier calls of the model added to its layers' metrics
-        state.callbacks.attend(self._callbacks.callbacks, self._model.optimizer)
+        state.callbacks.start(self._callbacks.callbacks, self._model.optimizer)
         self._callbacks.on_train_begin()
-        state.callbacks.begun(self._strategy.group)
+        state.callbacks.train_begun()
         over = self._was_stopped()
         with contextlib.closing(self._recording.profile), contextlib.closing(self._note):
             # A resumed run that had reached its last step within an epoch still has to end that epoch.
@@ -122,7 +122,7 @@ class FitLoop:
     def _was_stopped(self) -> bool:
         """Returns whether the resumed run was already over. Any one process may know; all have to agree."""
         callbacks = self._state.callbacks
-        if not callbacks.goes_on:
+        if not callbacks.resumes:
             return False
         self._model.stop_training = callbacks.is_over
         over = self._callbacks.stopped(self._state.step)

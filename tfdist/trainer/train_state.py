@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.checkpoint.callback_state import CallbackState
+from tfdist.checkpoint.callback_state import CallbackStates
 from tfdist.checkpoint.storage import Checkpoint
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.data.stream_position import StreamPosition
@@ -20,11 +20,11 @@ class TrainState:
       resumed_from: path of the checkpoint from which it was restored; "" for none.
     """
 
-    def __init__(self) -> None:
-        """Initializes the state of step 0."""
+    def __init__(self, is_chief: bool) -> None:
+        """Initializes the state of step 0; `is_chief`: whether callbacks' state is saved from this process."""
         self.step = 0
         self.progress = Progress()
-        self.callbacks = CallbackState()
+        self.callbacks = CallbackStates(is_chief)
         self.resumed_from = ""
         self._begun_at: int | None = None  # of an unfinished run
         self._batches: BatchSchedule | None = None  # of an unfinished run

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 
 from tfdist import keras_internals
-from tfdist.checkpoint.callback_state import NOTHING
 from tfdist.checkpoint.manager import Checkpoints, saver
 from tfdist.checkpoint.restore import restore, resume_candidates
 from tfdist.checkpoint.run_variables import RunVariables
@@ -96,7 +95,7 @@ class Trainer:
         if isinstance(optimizer, keras.Optimizer):
             check_born_here(self.strategy, "optimizer", optimizer.variables)
         self.model = model
-        self.train_state = TrainState()
+        self.train_state = TrainState(self.strategy.is_chief)
         self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, bucket_bytes=bucket_bytes)
         if self.strategy.sums_gradients and (jit_compile or compression != "none"):
             raise InputError(
@@ -161,7 +160,7 @@ class Trainer:
           batch_size: global batch size, over all replicas.
           epochs: number of passes over the data; 1 if `steps` is not given either.
           steps: number of updates, instead of `epochs`.
-          callbacks: Keras callbacks, the same on every process.
+          callbacks: Keras callbacks, the same on every process. Checkpoints contain what their `state_dict` returns.
           validation_data: data to evaluate as scheduled, in any of the forms of `x`.
           validation_split: fraction of the arrays, in [0, 1), to use as validation data: their last rows.
           class_weight: weight of the examples of each class.
@@ -319,16 +318,16 @@ class Trainer:
     def _saved(self, program: Program, batches: BatchSchedule) -> Saved:
         """Returns the current state, for a checkpoint; every process must call it."""
         state, variables = self.train_state, self._variables()
-        known = state.callbacks.now() if self.strategy.is_chief else NOTHING
+        callbacks, arrays = state.callbacks.save()
         values = {
             **state.values(batches),
             "compression": dict(program.steps.overrides),
             "replicas": self.strategy.replicas,
             "strategy": self.strategy.name,
             "order": variables.order,
-            "callbacks": known.values,
+            "callbacks": callbacks,
         }
-        return Saved(state.step, self._settings.seed, [*variables.parts(), *known.parts], values, variables)
+        return Saved(state.step, self._settings.seed, [*variables.parts(), *arrays], values, variables)
 
     def save(self, path: str) -> None:
         """Saves the model in Keras's format on the chief; call it on every process.

@@ -1,5 +1,7 @@
-"""What Keras callbacks know goes on with the run: it ends as if nobody had stopped it."""
+"""Callbacks resume with the run: it ends as if nobody had stopped it."""
 
+import pathlib
+import re
 import shutil
 
 import keras
@@ -11,10 +13,11 @@ from tests.end_to_end.resume.exact_test import IMAGES, LABELS, make_trainer, ten
 from tfdist.checkpoint.storage import Checkpoint, newest
 
 STEPS = 40  # epochs of 5; the early stop comes sooner
+DOCUMENT = pathlib.Path(__file__).parents[3] / "docs" / "checkpoints.md"
 
 
 class Average(keras.callbacks.Callback):
-    """Counts epochs and steps, and adds weights up in place: as programs write their own callbacks."""
+    """Counts epochs and steps, and adds weights up in place."""
 
     def __init__(self):
         super().__init__()
@@ -33,18 +36,37 @@ class Average(keras.callbacks.Callback):
             total += weights
         self.names[batch] = float(logs["loss"])
 
+    def state_dict(self):
+        return {"epochs": self._epochs, "sums": self.sums, "names": self.names}
 
-def callbacks():
+    def load_state_dict(self, state):
+        self._epochs, self.sums, self.names = state["epochs"], state["sums"], state["names"]
+
+
+def documented():
+    """The callback that the documents show."""
+    [code] = re.findall(r"```python\n(class .*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    names = {"keras": keras}
+    exec(code, names)
+    return names["WeightAverage"]()
+
+
+def callbacks(directory):
+    best = directory / "best.weights.h5"
     return [
         keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
         keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=10.0, cooldown=1),
         keras.callbacks.EarlyStopping("loss", patience=3, min_delta=0.3, restore_best_weights=True),
         Average(),
+        documented(),
+        keras.callbacks.History(),
+        keras.callbacks.ModelCheckpoint(best, "loss", save_best_only=True, save_weights_only=True, save_freq=4),
+        keras.callbacks.TensorBoard(directory / "events", write_graph=False),
     ]
 
 
 def train(trainer, directory):
-    own = callbacks()
+    own = callbacks(directory)
     checkpoints = tfdist.Checkpoints(directory=str(directory), every="1", keep=STEPS)
     data = (IMAGES, LABELS)
     trainer.fit(
@@ -59,11 +81,12 @@ def train(trainer, directory):
 
 
 def known(own):
-    rate, plateau, stop, average = own
+    _, plateau, stop, average, shown, *_ = own
     return (
         *(plateau.best, plateau.wait, plateau.cooldown_counter),
         *(stop.best, stop.wait, stop.best_epoch, stop.stopped_epoch),
         *(average._epochs, average.names, [total.tobytes() for total in average.sums]),
+        *(shown.epochs, [total.tobytes() for total in shown.sums]),
     )
 
 
@@ -73,7 +96,7 @@ def make(strategy):
 
 @pytest.fixture(scope="module")
 def whole(mirrored2, tmp_path_factory):
-    """A run that nobody stopped: its directory, what its callbacks know, and its weights."""
+    """A run that nobody stopped: its directory, the state of its callbacks, and its weights."""
     directory = tmp_path_factory.mktemp("whole")
     trainer = make(mirrored2)
     own = train(trainer, directory)

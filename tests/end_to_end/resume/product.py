@@ -4,6 +4,7 @@ import pathlib
 import time
 from typing import Any
 
+import keras
 import numpy as np
 
 import tfdist
@@ -28,12 +29,34 @@ JOBS = {"multiworker2": 2, "horovod3": 3, "horovod2": 2}
 SAVED_AT, END = 5, 10
 
 
+class Calls(keras.callbacks.Callback):
+    """Notes the rank and the last step of each call of the loop; a resumed run has those of rank 0 from before."""
+
+    def __init__(self, strategy: tfdist.Strategy):
+        super().__init__()
+        self.rank = strategy.group.rank
+        self.seen: list[tuple[int, int]] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.seen = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append((self.rank, batch + 1))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
 def save(strategy: tfdist.Strategy, case: str, directory: pathlib.Path) -> tfdist.Trainer:
     """Trains the first steps; returns the trainer."""
     trainer = parity.make_trainer(strategy, CASES[case])
     source = parity.source_of(CASES[case])
     checkpoints = tfdist.Checkpoints(directory=str(directory), every=str(SAVED_AT))
-    trainer.fit(source, batch_size=CASES[case].batch_size, steps=SAVED_AT, checkpoints=checkpoints)
+    callbacks = [Calls(strategy)]
+    trainer.fit(source, batch_size=CASES[case].batch_size, steps=SAVED_AT, checkpoints=checkpoints, callbacks=callbacks)
     return trainer
 
 
@@ -46,7 +69,10 @@ def go_on(trainer: tfdist.Trainer, case: str, directory: pathlib.Path) -> dict[s
         loaded = weights(trainer, variables)
         for name in (name for name in saved.tensors if name.startswith(prefix)):
             assert loaded[name.removeprefix(prefix)].tobytes() == saved.read(name).tobytes(), name
-    trainer.fit(parity.source_of(CASES[case]), batch_size=CASES[case].batch_size, steps=END)
+    calls = Calls(trainer.strategy)
+    trainer.fit(parity.source_of(CASES[case]), batch_size=CASES[case].batch_size, steps=END, callbacks=[calls])
+    assert (calls.seen[0][0], calls.seen[-1]) == (0, (calls.rank, END))
+    assert (0, SAVED_AT) in calls.seen, "rank 0's, on every process"
     return weights(trainer, trainer.model.variables)
 
 
