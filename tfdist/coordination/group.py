@@ -64,6 +64,10 @@ class Group(abc.ABC):
         """Exit code with which this process has left the job; None before."""
         return None
 
+    def named(self, members: Iterable[int]) -> str:
+        """Returns some members by their ranks in the job, for a message: `rank 2` or `ranks 2, 5`."""
+        return name_ranks([self.ranks[member] for member in members])
+
     @abc.abstractmethod
     def gather(self, name: str, value: Json, deadline: float = 60.0) -> list[Json]:
         """Returns every member's value, ordered by rank, on every member.

@@ -8,6 +8,7 @@ import abc
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,6 +72,15 @@ class Strategy(abc.ABC):
     local_replicas: range
     compiles_replicas: bool = False
     global_view: bool = False
+
+    @functools.cached_property
+    def peers(self) -> Group:
+        """The processes whose replicas make the same calls as this one's, with the same model: by default all.
+
+        What must be equal on them is compared among them. A strategy whose processes have different parts of a model
+        assigns a subgroup of `group` in its constructor.
+        """
+        return self.group
 
     @property
     def batch_parts(self) -> int:

@@ -351,7 +351,7 @@ class Trainer:
             with must_fit(data.element_spec):
                 keras_internals.build(self.model, batched)
             check_trains(self.model)
-            check_alike(self.strategy.group, self.model)
+            check_alike(self.strategy.peers, self.model)
             self.strategy.synchronize([*self.model.variables, *self.model.optimizer.variables])
         self._trained = [id(variable) for variable in self.model.trainable_variables]
         metrics.check_names(self.model)
