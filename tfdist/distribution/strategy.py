@@ -75,11 +75,7 @@ class Strategy(abc.ABC):
 
     @functools.cached_property
     def peers(self) -> Group:
-        """The processes whose replicas make the same calls as this one's, with the same model: by default all.
-
-        What must be equal on them is compared among them. A strategy whose processes have different parts of a model
-        assigns a subgroup of `group` in its constructor.
-        """
+        """Processes that must make the same calls, with equal variables; all, unless a subgroup is assigned."""
         return self.group
 
     @property
