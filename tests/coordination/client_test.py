@@ -149,7 +149,7 @@ def test_leaving_says_goodbye_last_and_once(scripted):
 def test_a_server_that_closes_at_the_goodbye_is_not_lost(scripted, monkeypatch):
     server = scripted(WELCOME)
     group = member(server.address)
-    send = group._send
+    send = group._client._send
 
     def slow(line):
         send(line)
@@ -157,7 +157,7 @@ def test_a_server_that_closes_at_the_goodbye_is_not_lost(scripted, monkeypatch):
             server.connection.shutdown(socket.SHUT_WR)
             time.sleep(0.2)
 
-    monkeypatch.setattr(group, "_send", slow)
+    monkeypatch.setattr(group._client, "_send", slow)
     group.leave(75)
     assert group.lost() is None
 

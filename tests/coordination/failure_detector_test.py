@@ -40,7 +40,7 @@ def watched(job, monkeypatch):
 
 
 def kill(three, rank):
-    three.members[rank]._hang_up()
+    three.members[rank]._client._hang_up()
 
 
 def test_a_main_thread_that_is_stuck_is_ended_after_one_line(watched):
@@ -56,7 +56,7 @@ def test_whoever_has_left_with_a_code_of_its_own_ends_with_that(watched):
     """A stall ends all at once; then peers and engines fail, too."""
     watched.members[0].leave(4, "stalled")
     with pytest.raises(RuntimeError), watched.watch:
-        watched.members[0]._loss = Loss(1, "ended with code 4 (stalled)", 4)
+        watched.members[0]._client._losses.append(Loss(1, "ended with code 4 (stalled)", 4))
         raise RuntimeError("the engine failed")
     assert set(watched.ends.codes) == {4} and watched.stream.getvalue() == ""
 

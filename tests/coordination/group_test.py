@@ -28,6 +28,9 @@ class Canned(Group):
     def on_loss(self, callback):
         pass
 
+    def subgroup(self, ranks):
+        raise NotImplementedError
+
     def leave(self, code=0, reason=""):
         pass
 

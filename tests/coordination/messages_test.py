@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.coordination.messages import BadMessage, Lines, encode, take
+from tfdist.coordination.messages import BadMessage, Lines, encode, take, take_ranks
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -42,3 +42,12 @@ def test_fields_are_taken_by_name_and_kind():
         take(message, value=object)
     with pytest.raises(BadMessage, match="'name' is 'x'"):
         take(message, name=int)
+
+
+def test_ranks_of_a_subgroup_are_taken_in_order_with_the_sender():
+    assert take_ranks({"type": "tell", "ranks": [0, 2]}, 2, 3) == (0, 2)
+    assert take_ranks({"type": "tell", "ranks": None}, 2, 3) is None
+    assert take_ranks({"type": "tell", "ranks": [0, 1, 2]}, 2, 3) is None
+    for ranks in (2, [2, 0], [2, 2], [2, 3], [True, 2], ["0", 2], [0, 1]):
+        with pytest.raises(BadMessage, match="ranks"):
+            take_ranks({"type": "tell", "ranks": ranks}, 2, 3)

@@ -1,5 +1,8 @@
 import math
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from tfdist.coordination.pending_operations import PendingOperations
 
 
@@ -58,7 +61,7 @@ def test_a_member_that_has_left_fails_what_still_needs_it_and_nothing_else():
 def test_after_a_loss_nothing_completes():
     rounds = PendingOperations(2)
     arrive(rounds, 0, 1)
-    (answer,) = rounds.break_off("rank 1 is lost: unplugged")
+    (answer,) = rounds.member_lost(1, "rank 1 is lost: unplugged")
     assert answer.message["failure"] == "'x' cannot complete: rank 1 is lost: unplugged."
     assert "rank 1 is lost" in arrive(rounds, 0, 2, name="later")[0][1]["failure"]
 
@@ -107,3 +110,66 @@ def test_who_waits_long_is_told_once_for_whom():
     assert answer.rank == 1
     assert answer.message == {"type": "waiting", "name": "fit", "missing": "ranks 0, 2", "place": "train.py, line 3"}
     assert rounds.late(30.0) == []
+
+
+def test_a_rank_that_waits_for_some_that_stand_still_is_told_with_them():
+    rounds = PendingOperations(4)
+    rounds.arrive(0, 1, "x", None, math.inf, 0.0, "a", (0, 1))
+    rounds.arrive(1, 1, "x", None, math.inf, 0.0, "b", (0, 1, 2))
+    rounds.arrive(3, 1, "end", None, math.inf, 5.0, "c")
+    assert [answer.rank for answer in rounds.expire(10.0)] == [0, 1]  # rank 3 has waited for 5 s
+    rounds = PendingOperations(4)
+    rounds.arrive(0, 1, "x", None, math.inf, 0.0, "a", (0, 1))
+    rounds.arrive(1, 1, "x", None, math.inf, 0.0, "b", (0, 1, 2))
+    rounds.arrive(3, 1, "end", None, math.inf, 0.0, "c")
+    assert [answer.rank for answer in rounds.expire(10.0)] == [0, 1, 3]
+
+
+def test_progress_elsewhere_does_not_hide_a_standstill():
+    rounds = PendingOperations(4)
+    rounds.arrive(0, 1, "x", None, math.inf, 0.0, "a", (0, 1))
+    rounds.arrive(1, 1, "y", None, math.inf, 0.0, "b", (0, 1))
+    for second in range(1, 10):
+        for rank in (2, 3):
+            rounds.arrive(rank, second, "step", None, math.inf, float(second), "c", (2, 3))
+        assert rounds.expire(float(second)) == []
+    assert {answer.rank for answer in rounds.expire(10.0)} == {0, 1}
+
+
+def test_a_lost_rank_fails_operations_at_which_it_has_arrived_too():
+    rounds = PendingOperations(3)
+    rounds.arrive(2, 1, "x", None, math.inf, 0.0)
+    rounds.arrive(0, 1, "x", None, math.inf, 0.0)
+    assert {answer.rank for answer in rounds.member_lost(2, "rank 2 is lost: unplugged")} == {0, 2}
+    assert "rank 2 is lost" in arrive(rounds, 1, 1)[0][1]["failure"]
+
+
+RANKS = 4
+subsets = st.sets(st.integers(0, RANKS - 1), min_size=1).map(sorted).map(tuple)
+programs = st.lists(st.tuples(subsets, st.sampled_from("xy")), max_size=12)
+
+
+@given(programs, st.randoms(use_true_random=False), st.booleans())
+def test_operations_of_any_subgroups_in_any_interleaving(operations, random, in_one_order):
+    """Ranks whose calls have one order all go on; others wait for each other, and whoever waits is known to."""
+    calls = {rank: [number for number, (ranks, _) in enumerate(operations) if rank in ranks] for rank in range(RANKS)}
+    if not in_one_order:
+        for numbers in calls.values():
+            random.shuffle(numbers)
+    rounds, waits, received = PendingOperations(RANKS), set(), {rank: [] for rank in range(RANKS)}
+    while ready := [rank for rank in calls if calls[rank] and rank not in waits]:
+        rank = random.choice(ready)
+        waits.add(rank)
+        number = calls[rank].pop(0)
+        ranks, name = operations[number]
+        for answer in rounds.arrive(rank, number, name, number, math.inf, 0.0, "here", ranks):
+            received[answer.rank].append((answer.message["ticket"], answer.message["values"]))
+            waits.remove(answer.rank)
+        assert not (in_one_order and rounds._stuck())
+    for got in received.values():
+        for number, values in got:
+            assert len(values) == len(operations[number][0])
+            assert {operations[theirs] for theirs in values} == {operations[number]}
+    assert {rank for entry in rounds._stuck() for rank in entry.places} == waits
+    assert {answer.rank for answer in rounds.expire(10.0)} == waits
+    assert not in_one_order or not waits and rounds._rounds == {}

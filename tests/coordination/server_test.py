@@ -72,7 +72,7 @@ def test_many_names_are_open_at_once_from_many_threads(job):
 def test_a_name_is_used_once_at_a_time(job):
     two = job(2)
     first = two.start(two.members[0].gather, "x", 1)
-    wait_for(lambda: two.members[0]._pending)
+    wait_for(lambda: two.members[0]._client._pending)
     with pytest.raises(ValueError, match="used once at a time"):
         two.members[0].gather("x", 2)
     assert two.members[1].gather("x", 3) == [1, 3] == first.result(timeout=5)
@@ -113,7 +113,7 @@ def test_a_member_never_come_is_named_with_its_place(job):
 def test_a_member_that_leaves_with_code_0_is_not_lost(job):
     two = job(2)
     pending = two.start(outcome, two.members[0].gather, "end", 0)
-    wait_for(lambda: two.members[0]._pending)
+    wait_for(lambda: two.members[0]._client._pending)
     two.members[1].leave()
     assert pending.result(timeout=5) == "'end' cannot complete: rank 1 has left with code 0."
     assert outcome(two.members[0].gather, "later", 0) == "'later' cannot complete: rank 1 has left with code 0."
@@ -130,7 +130,7 @@ def test_a_member_that_leaves_with_another_code_is_told_to_the_others_once(job):
 
     three.members[0].on_loss(callback)
     pending = three.start(outcome, three.members[2].gather, "x", 0)
-    wait_for(lambda: three.members[2]._pending)
+    wait_for(lambda: three.members[2]._client._pending)
     three.members[1].leave(3, "step 7: the loss is inf")
     loss = Loss(1, "ended with code 3 (loss not finite): step 7: the loss is inf", 3)
     assert three.members[0].lost(wait=5) == three.members[2].lost(wait=5) == loss
@@ -149,7 +149,7 @@ def test_a_member_that_leaves_with_another_code_is_told_to_the_others_once(job):
 def test_a_closed_connection_is_a_loss_at_once(job):
     two = job(2)
     began = time.monotonic()
-    two.members[1]._hang_up()
+    two.members[1]._client._hang_up()
     loss = two.members[0].lost(wait=5)
     assert loss and loss.rank == 1 and "without a goodbye" in loss.reason and loss.code is None
     assert time.monotonic() - began < 3.0
@@ -177,7 +177,7 @@ def test_a_process_that_is_killed_or_stopped_is_noticed(job, sign, expected):
 def test_the_servers_death_is_a_loss_and_its_farewell_is_none(job):
     two = job(2)
     pending = two.start(outcome, two.members[1].gather, "x", 0)
-    wait_for(lambda: two.members[1]._pending)
+    wait_for(lambda: two.members[1]._client._pending)
     two.server.close("rank 0 has left with code 0")
     assert pending.result(timeout=5) == "'x' cannot complete: rank 0 has left with code 0."
     assert two.members[1].lost(wait=0.2) is None
@@ -234,7 +234,7 @@ def test_a_message_above_the_limit_is_an_error_of_the_one_who_sends_it(job):
 
 def test_a_member_that_breaks_the_protocol_is_lost(job):
     two = job(2)
-    two.members[1]._send(b"x" * (LIMIT + 1))
+    two.members[1]._client._send(b"x" * (LIMIT + 1))
     loss = two.members[0].lost(wait=5)
     assert loss and loss.rank == 1 and "more than 1048576 bytes" in loss.reason
 
@@ -289,7 +289,7 @@ def test_the_process_that_may_serve_is_answered_last(job, monkeypatch):
         calls = []
         for rank in come:
             calls.append(three.start(three.members[rank].gather, "x", rank))
-            wait_for(lambda rank=rank: three.members[rank]._pending or len(order) == 3)
+            wait_for(lambda rank=rank: three.members[rank]._client._pending or len(order) == 3)
         assert [call.result(timeout=5) for call in calls] == [[0, 1, 2]] * 3
         assert order == [2, 1, 0]
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist.benchmark.measured import Measured
 from tfdist.benchmark.operations import OPERATIONS
+from tfdist.coordination import Group
 from tfdist.distribution.strategy import HasCollectives
 
 MOST_CALLS = 1000  # per repeat
@@ -30,9 +31,9 @@ def measure(
     true_bytes = 0 if name == "barrier" else true_bytes
     loop = compiled_loop(strategy, name, elements, dtype)
     loop(tf.constant(1))  # traces it, and triggers the engine's initialization at a first call
-    first = _slowest(strategy, [float(loop(tf.constant(1)))])[0]
+    first = _slowest(strategy.group, [float(loop(tf.constant(1)))])[0]
     calls = min(MOST_CALLS, max(1, math.ceil(repeat_seconds / max(first, 1e-9))))
-    times = _slowest(strategy, [float(loop(tf.constant(calls))) / calls for _ in range(repeats)])
+    times = _slowest(strategy.group, [float(loop(tf.constant(calls))) / calls for _ in range(repeats)])
     return Measured(name, true_bytes, dtype.name, strategy.name, strategy.replicas, calls, tuple(times))
 
 
@@ -80,7 +81,7 @@ def compiled_loop(
     return loop
 
 
-def _slowest(strategy: HasCollectives, times: list[float]) -> list[float]:
+def _slowest(group: Group, times: list[float]) -> list[float]:
     """Returns each time on the process where it was longest."""
-    everyone = strategy.group.gather("bench/times", times, deadline=DEADLINE)
+    everyone = group.gather("bench/times", times, deadline=DEADLINE)
     return [max(each) for each in zip(*everyone, strict=True)]

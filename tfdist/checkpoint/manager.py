@@ -10,6 +10,7 @@ from typing import Any
 
 from tfdist.checkpoint.storage import NoLock, lock, newest, step_of
 from tfdist.checkpoint.tiers import DurableTier, InMemoryTier, Saved, Tier
+from tfdist.coordination import Group
 from tfdist.coordination.sync_points import SyncPoints
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, Preempted
@@ -231,7 +232,7 @@ def saver(
         yield Saving()
         return
     with (
-        _claimed(options, strategy, step),
+        _claimed(options, strategy.group, step),
         SyncPoints(strategy.group) as sync_points,
         notices(lambda _: sync_points.request(_PREEMPTED)),
         machine_notices(lambda _: sync_points.request(_PREEMPTED)),
@@ -246,7 +247,7 @@ def saver(
 
 
 @contextlib.contextmanager
-def _claimed(options: Checkpoints, strategy: Strategy, step: int) -> Iterator[None]:
+def _claimed(options: Checkpoints, group: Group, step: int) -> Iterator[None]:
     """Reserves the directory of checkpoints for this run; the chief's result is sent to all ranks.
 
     Raises:
@@ -254,14 +255,14 @@ def _claimed(options: Checkpoints, strategy: Strategy, step: int) -> Iterator[No
     """
     with contextlib.ExitStack() as stack:
         refusal = ""
-        if strategy.is_chief:
+        if group.rank == 0:
             try:
                 _lock(Path(options.directory).expanduser(), stack)
                 for directory in filter(None, (options.directory, options.commit_directory)):
                     _check_nothing_is_ahead(Path(directory).expanduser(), step)
             except InputError as error:
                 refusal = str(error)
-        if refusal := strategy.group.broadcast("checkpoints/claimed", refusal, _SECONDS):
+        if refusal := group.broadcast("checkpoints/claimed", refusal, _SECONDS):
             raise InputError(refusal)
         yield
 

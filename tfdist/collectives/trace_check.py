@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from tfdist.collectives import Call
 from tfdist.coordination import Group
-from tfdist.coordination.group import name_ranks
 from tfdist.errors import InputError
 
 TRACING_SECONDS = 600.0  # by which tracing may take longer on one process than on another
@@ -16,7 +15,7 @@ def agree_on_plan(group: Group, calls: Sequence[Call]) -> None:
     """Checks that every process makes the same calls in the same order; called after the step has been traced.
 
     Args:
-      group: group of the job's processes.
+      group: processes whose replicas make the same calls.
       calls: calls that this process's replicas will make.
 
     Raises:
@@ -27,8 +26,9 @@ def agree_on_plan(group: Group, calls: Sequence[Call]) -> None:
     if len(set(group.gather("plan", digest, TRACING_SECONDS))) == 1:
         return
     everyone = group.gather("plan/lines", lines[:_MOST_LINES])
+    found = _first_difference(group, everyone)
     raise InputError(
-        f"Every process's replicas must make the same calls of collectives. Received as call {_first_difference(everyone)}. "
+        f"Every process's replicas must make the same calls of collectives. Received as call {found}. "
         "Make the same model, data and flags on every process."
     )
 
@@ -38,11 +38,11 @@ def _line(call: Call) -> str:
     return f"{call.operation} {call.name} of {shapes or 'nothing'}"
 
 
-def _first_difference(everyone: Sequence[Sequence[str]]) -> str:
+def _first_difference(group: Group, everyone: Sequence[Sequence[str]]) -> str:
     for number in range(_MOST_LINES):
         ranks: dict[str, list[int]] = {}
         for rank, lines in enumerate(everyone):
             ranks.setdefault(lines[number] if number < len(lines) else "none", []).append(rank)
         if len(ranks) > 1:
-            return f"{number}: " + "; ".join(f"{name_ranks(found)}: {line}" for line, found in ranks.items())
+            return f"{number}: " + "; ".join(f"{group.named(found)}: {line}" for line, found in ranks.items())
     return f"{_MOST_LINES} or later: they differ there"

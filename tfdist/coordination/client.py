@@ -1,4 +1,4 @@
-"""A member of a group that is served by another process or thread."""
+"""The connection of a process to the server of its job's group."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from tfdist.coordination.connect import connect
-from tfdist.coordination.group import NO_GOODBYE, Group, Json, Listener, Loss, name_member, silence
+from tfdist.coordination.group import NO_GOODBYE, Json, Listener, Loss, name_member, silence
 from tfdist.coordination.messages import DOUBTED_BEATS, LIMIT, VERSION, BadMessage, Message, encode, limited
 from tfdist.coordination.publishing import Publications
 from tfdist.errors import InputError, PeerLostError
@@ -21,11 +21,14 @@ PATIENCE_SECONDS = 2.0  # how much longer to wait for the server, after a deadli
 _CHUNK = 1 << 16
 _log = logging.getLogger("tfdist.coordination")
 
+Ranks = tuple[int, ...]  # in the whole job, in order; each set of ranks has operations and topics of its own
+
 
 @dataclasses.dataclass(eq=False)
 class _PendingGather:
     """A gather of this member that has not completed."""
 
+    ranks: Ranks
     name: str
     answered: threading.Event = dataclasses.field(default_factory=threading.Event)
     values: list[Json] = dataclasses.field(default_factory=list)
@@ -33,10 +36,16 @@ class _PendingGather:
     is_misuse: bool = False
 
 
-class RemoteGroup(Group):
-    """A group whose members communicate through a `Server`.
+class Client:
+    """What a process sends to the members of its job, and receives from them, through a `Server`.
 
-    One thread receives messages and sends heartbeats.
+    One thread receives messages and sends heartbeats. Operations are described in `Group`; each is one of some `ranks`
+    of the job, to which this process belongs.
+
+    Attributes:
+      rank: this process's rank.
+      size: number of members of the job.
+      left_with: exit code with which this process has left; None before.
     """
 
     def __init__(
@@ -69,17 +78,17 @@ class RemoteGroup(Group):
           InputError: the server refused this member.
         """
         self.rank, self.size = rank, size
+        self.left_with: int | None = None
         self._noun, self._server_rank, self._on_left = noun, server_rank, on_left
-        self._state = threading.Lock()  # guards the attributes below
+        self._state = threading.Condition()  # guards the attributes below; notifies of losses
         self._pending: dict[int, _PendingGather] = {}
         self._tickets = 0
-        self._loss: Loss | None = None
+        self._losses: list[Loss] = []  # in the order in which they were noticed
         self._over = ""  # why no gather can complete any more
-        self._callbacks: list[Callable[[Loss], None]] = []
+        self._callbacks: list[tuple[Ranks, Callable[[Loss], None]]] = []  # not called yet
         self._messengers: list[threading.Thread] = []
         self._left = False
         self._told = Publications(f"{noun}-{rank}-group-told")
-        self._news = threading.Event()
         self._sending = threading.Lock()
         hello = {"type": "hello", "rank": rank, "size": size, "token": token, "version": VERSION}
         hello |= {"pid": os.getpid(), "host": socket.gethostname()}
@@ -92,9 +101,9 @@ class RemoteGroup(Group):
         self._thread = threading.Thread(target=self._run, name=f"{noun}-{rank}-group-member", daemon=True)
         self._thread.start()
 
-    def gather(self, name: str, value: Json, deadline: float = 60.0) -> list[Json]:
-        """See base class."""
-        ticket, question, line = self._ask(name, value, deadline)
+    def gather(self, ranks: Ranks, name: str, value: Json, deadline: float) -> list[Json]:
+        """See `Group.gather`."""
+        ticket, question, line = self._ask(ranks, name, value, deadline)
         try:
             self._send(line)
             question.answered.wait(min(deadline + PATIENCE_SECONDS, threading.TIMEOUT_MAX))
@@ -108,34 +117,38 @@ class RemoteGroup(Group):
             raise (InputError if question.is_misuse else PeerLostError)(question.failure)
         return question.values
 
-    def tell(self, topic: str, value: Json) -> None:
-        """See base class."""
-        self._send(limited({"type": "tell", "topic": topic, "value": value}, topic))
+    def tell(self, ranks: Ranks, topic: str, value: Json) -> None:
+        """See `Group.tell`."""
+        self._send(limited({"type": "tell", "ranks": self._encoded(ranks), "topic": topic, "value": value}, topic))
 
-    def on_told(self, topic: str, callback: Listener) -> None:
-        """See base class."""
-        self._told.listen(topic, callback)
+    def on_told(self, ranks: Ranks, topic: str, callback: Listener) -> None:
+        """See `Group.on_told`."""
+        self._told.listen((ranks, topic), callback)
 
-    def on_loss(self, callback: Callable[[Loss], None]) -> None:
-        """See base class."""
+    def on_loss(self, ranks: Ranks, callback: Callable[[Loss], None]) -> None:
+        """See `Group.on_loss`."""
         with self._state:
-            self._callbacks.append(callback)
-            if self._loss:
-                self._tell_of(self._loss, callback)
+            if loss := self._first_loss(ranks):
+                self._tell_of(loss, callback)
+            else:
+                self._callbacks.append((ranks, callback))
 
-    def lost(self, wait: float = 0.0) -> Loss | None:
-        """See base class.
+    def lost(self, ranks: Ranks, wait: float) -> Loss | None:
+        """See `Group.lost`.
 
         Waiting implies a suspicion: the server is asked to detect a stopped member sooner.
         """
-        if wait and not self._news.is_set():
-            self._lost_after = min(self._lost_after, DOUBTED_BEATS * self._heartbeat)
-            self._send(encode({"type": "doubt"}))
-            self._news.wait(wait)
-        return self._loss
+        with self._state:
+            loss = self._first_loss(ranks)
+        if loss or not wait:
+            return loss
+        self._lost_after = min(self._lost_after, DOUBTED_BEATS * self._heartbeat)
+        self._send(encode({"type": "doubt"}))
+        with self._state:
+            return self._state.wait_for(lambda: self._first_loss(ranks), wait)
 
-    def leave(self, code: int = 0, reason: str = "") -> None:
-        """See base class.
+    def leave(self, code: int, reason: str) -> None:
+        """See `Group.leave`.
 
         All threads of the group have ended when this returns. A second goodbye is ignored.
         """
@@ -157,18 +170,22 @@ class RemoteGroup(Group):
         self._sock.close()
         self._on_left(f"{name_member(self.rank, self._noun)} has left with code {code}")
 
-    def _ask(self, name: str, value: Json, deadline: float) -> tuple[int, _PendingGather, bytes]:
+    def _ask(self, ranks: Ranks, name: str, value: Json, deadline: float) -> tuple[int, _PendingGather, bytes]:
         with self._state:
-            if any(question.name == name for question in self._pending.values()):
+            if any((question.ranks, question.name) == (ranks, name) for question in self._pending.values()):
                 raise ValueError(f"A name of the group is used once at a time. Received: {name!r}, which is under way.")
             self._tickets += 1
-            message = {"type": "gather", "ticket": self._tickets, "name": name, "value": value, "deadline": deadline}
+            message: Message = {"type": "gather", "ranks": self._encoded(ranks), "ticket": self._tickets, "name": name}
+            message |= {"value": value, "deadline": deadline}
             message["place"] = caller_location() if threading.current_thread() is threading.main_thread() else ""
             line = limited(message, name)
             if self._over:
                 raise PeerLostError(f"'{name}' cannot complete: {self._over}.")
-            question = self._pending[self._tickets] = _PendingGather(name)
+            question = self._pending[self._tickets] = _PendingGather(ranks, name)
             return self._tickets, question, line
+
+    def _encoded(self, ranks: Ranks) -> Ranks | None:
+        return None if len(ranks) == self.size else ranks
 
     def _run(self) -> None:
         try:
@@ -190,7 +207,7 @@ class RemoteGroup(Group):
                 heard = now if ready else heard
                 last = now
                 if now - heard > self._lost_after:
-                    self._lose(silence(self._lost_after))
+                    self._lose_server(silence(self._lost_after))
                     return
                 if now >= beaten + self._heartbeat:
                     beaten = now
@@ -203,20 +220,21 @@ class RemoteGroup(Group):
             for message in self._lines.feed(data):
                 self._handle(message)
         except (OSError, BadMessage) as error:
-            self._lose(f"its connection failed ({error})")
+            self._lose_server(f"its connection failed ({error})")
             return False
         if not data:
-            self._lose(NO_GOODBYE)
+            self._lose_server(NO_GOODBYE)
         return bool(data)
 
     def _handle(self, message: Message) -> None:
         kind = message["type"]
         if kind == "lost":
-            self._lose(message["reason"], message["rank"], message["code"])
+            self._lose(Loss(message["rank"], message["reason"], message["code"], self._noun))
         elif kind == "closed":
             self._finish(message["reason"])
         elif kind == "told":
-            self._told.put(message["topic"], message["value"])
+            ranks = range(self.size) if message["ranks"] is None else message["ranks"]
+            self._told.put((tuple(ranks), message["topic"]), message["value"])
         elif kind == "waiting" and self._noun == "rank":  # a launcher may wait for others for as long as it needs
             name, missing, place = message["name"], message["missing"], message["place"]
             _log.warning("Rank %d waits for %s in '%s', called at %s.", self.rank, missing, name, place)
@@ -228,27 +246,39 @@ class RemoteGroup(Group):
                 question.is_misuse = message.get("misuse", False)
                 question.answered.set()
 
-    def _lose(self, reason: str, rank: int | None = None, code: int | None = None) -> None:
-        """Reports the first loss, which by default is that of the server.
-
-        A server whose connection closes after a goodbye of either side is not lost.
-        """
+    def _lose_server(self, reason: str) -> None:
+        """Reports the loss of the server, unless its connection closes after a goodbye of either side."""
         with self._state:
-            if self._loss or (rank is None and self._over):
+            is_expected = bool(self._over)
+        if not is_expected:
+            self._lose(loss := Loss(self._server_rank, reason, None, self._noun))
+            self._finish(str(loss))
+
+    def _lose(self, loss: Loss) -> None:
+        """Reports the loss of a member; the server fails the operations that need it."""
+        with self._state:
+            if any(known.rank == loss.rank for known in self._losses):
                 return
-            self._loss = loss = Loss(self._server_rank if rank is None else rank, reason, code, self._noun)
-            for callback in self._callbacks:
-                self._tell_of(loss, callback)
-        self._news.set()
-        self._finish(str(loss))
+            self._losses.append(loss)
+            waiting, self._callbacks = self._callbacks, []
+            for ranks, callback in waiting:
+                if self._first_loss(ranks):
+                    self._tell_of(loss, callback)
+                else:
+                    self._callbacks.append((ranks, callback))
+            self._state.notify_all()
+
+    def _first_loss(self, ranks: Ranks) -> Loss | None:
+        """Returns the first loss among these ranks. Without the server, no operation of any ranks is possible."""
+        return next((loss for loss in self._losses if loss.rank in ranks or loss.rank == self._server_rank), None)
 
     def _finish(self, over: str) -> None:
-        """Fails all pending and future gathers."""
+        """Fails all pending and future gathers; the first loss, if there is one, is the cause that is named."""
         with self._state:
-            self._over = self._over or over
+            self._over = self._over or (str(self._losses[0]) if self._losses else over)
             questions = [question for question in self._pending.values() if not question.answered.is_set()]
         for question in questions:
-            question.failure = f"'{question.name}' cannot complete: {over}."
+            question.failure = f"'{question.name}' cannot complete: {self._over}."
             question.answered.set()
 
     def _tell_of(self, loss: Loss, callback: Callable[[Loss], None]) -> None:

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import InputError
@@ -36,62 +36,76 @@ class Loss:
 
 
 class Group(abc.ABC):
-    """All processes of a job, seen from one of them.
+    """All processes of a job, or some of them (`subgroup`), seen from one of them.
 
-    Every operation except `tell` is collective: all ranks must call it with the same name. Operations with different
+    Every operation except `tell` is collective: all members must call it with the same name. Operations with different
     names may be called in any order and from any thread. A name may be reused once its previous operation has
-    completed. The outcome is the same on all ranks: if the operation is not complete when the shortest `deadline` (in
-    seconds) of the waiting ranks has passed, it raises `PeerLostError` on every rank and names the missing ones. It
-    also does so if a member is lost or leaves before the operation is complete.
+    completed. The outcome is the same on all members: if the operation is not complete when the shortest `deadline`
+    (in seconds) of the waiting members has passed, it raises `PeerLostError` on every member and names the missing
+    ones. It also does so if a member is lost or leaves before the operation is complete.
+
+    Members are numbered from 0. Messages name them by their ranks in the job.
 
     Attributes:
-      rank: this process's rank, in [0, size).
+      rank: this process's rank among the members, in [0, size).
       size: number of members.
-      left_with: exit code with which this member has left; None before.
     """
 
     rank: int
     size: int
-    left_with: int | None = None
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The members' ranks in the job, in increasing order."""
+        return range(self.size)
+
+    @property
+    def left_with(self) -> int | None:
+        """Exit code with which this process has left the job; None before."""
+        return None
+
+    def named(self, members: Iterable[int]) -> str:
+        """Returns some members by their ranks in the job, for a message: `rank 2` or `ranks 2, 5`."""
+        return name_ranks([self.ranks[member] for member in members])
 
     @abc.abstractmethod
     def gather(self, name: str, value: Json, deadline: float = 60.0) -> list[Json]:
-        """Returns every rank's value, ordered by rank, on every rank.
+        """Returns every member's value, ordered by rank, on every member.
 
         Args:
-          name: name of the operation, the same on every rank.
+          name: name of the operation, the same on every member.
           value: at most 1 MiB as JSON; tuples arrive as lists.
-          deadline: seconds to wait, from the arrival of this rank's value.
+          deadline: seconds to wait, from the arrival of this member's value.
 
         Raises:
-          PeerLostError: a rank did not call in time, or is lost.
+          PeerLostError: a member did not call in time, or is lost.
           InputError: the value is too large.
         """
 
     def barrier(self, name: str, deadline: float = 60.0) -> None:
-        """Blocks until every rank has called it."""
+        """Blocks until every member has called it."""
         self.gather(name, None, deadline)
 
     def broadcast(self, name: str, value: Json, deadline: float = 60.0, root: int = 0) -> Json:
-        """Returns the root's value on every rank; the values of the others are ignored."""
+        """Returns the root's value on every member; the values of the others are ignored."""
         return self.gather(name, value if self.rank == root else None, deadline)[root]
 
     def agree(self, name: str, value: Mapping[str, Json], what: str = "", deadline: float = 60.0) -> None:
-        """Checks that every rank passes the same mapping.
+        """Checks that every member passes the same mapping.
 
         Args:
-          name: name of the operation, the same on every rank.
+          name: name of the operation, the same on every member.
           value: what must be equal, by key: flags, versions.
           what: prefix of a key in the message: "flag --" turns the key `seed` into "flag --seed differs: ...".
           deadline: seconds to wait.
 
         Raises:
-          InputError: on every rank, naming the first key that differs and which ranks have which value.
+          InputError: on every member, naming the first key that differs and which ranks have which value.
         """
         everyone = self.gather(name, dict(value), deadline)
         for key in sorted({key for one in everyone for key in one}):
             ranks: dict[str, list[int]] = {}
-            for rank, one in enumerate(everyone):
+            for rank, one in zip(self.ranks, everyone, strict=True):
                 ranks.setdefault(json.dumps(one[key], sort_keys=True) if key in one else "nothing", []).append(rank)
             if len(ranks) > 1:
                 said = ", ".join(f"{name_ranks(held)} {_has(held)} {text}" for text, held in ranks.items())
@@ -101,7 +115,7 @@ class Group(abc.ABC):
     def tell(self, topic: str, value: Json) -> None:
         """Publishes a value to every member, including this one, without waiting.
 
-        May be called on any rank and from any thread. All members receive all values in the same order, whoever sent
+        May be called on any member and from any thread. All members receive all values in the same order, whoever sent
         them. Values sent after the group has ended are lost.
 
         Args:
@@ -128,10 +142,13 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
-        """Calls back from another thread, at most once, when the first member is lost; at once if one already is."""
+        """Calls back from another thread, at most once, when the first member is lost; at once if one already is.
+
+        The loss of the process that serves the job's group counts in every subgroup, since nothing works without it.
+        """
 
     def lost(self, wait: float = 0.0) -> Loss | None:
-        """Returns the first loss, or None.
+        """Returns the first loss, as `on_loss` reports it, or None.
 
         Args:
           wait: seconds to wait for the notice of a loss, which an engine's error may precede; only to be given after
@@ -140,8 +157,23 @@ class Group(abc.ABC):
         return None
 
     @abc.abstractmethod
+    def subgroup(self, ranks: Sequence[int]) -> "Group":
+        """Returns the group of some members, without communication.
+
+        Its operations and topics are its own: they wait for its members only, reach them only, and do not meet those of
+        another set of members, whatever their names. The loss of another process does not fail them. Groups of the same
+        members are the same group.
+
+        Args:
+          ranks: ranks in this group, in any order; this process's is one of them.
+
+        Raises:
+          ValueError: they are not different ranks of this group, or this process's is not among them.
+        """
+
+    @abc.abstractmethod
     def leave(self, code: int = 0, reason: str = "") -> None:
-        """Leaves the group.
+        """Leaves the job: this group, the group that it is a subgroup of, and all other subgroups.
 
         A member that leaves with code 0 does not count as lost, nor with code 75, on which all members agree. Any other
         code is reported to the other members as a loss.
@@ -150,6 +182,18 @@ class Group(abc.ABC):
           code: exit code of this process.
           reason: description for the other members.
         """
+
+
+def members(group: Group, ranks: Iterable[int]) -> list[int]:
+    """Returns the members of a subgroup in order; see `Group.subgroup` for the argument and the exception."""
+    given = list(ranks)
+    found = sorted(set(given))
+    if len(found) < len(given) or not set(found) <= set(range(group.size)) or group.rank not in found:
+        raise ValueError(
+            f"The ranks of a subgroup must be different ones of {group.size}, and this process's one of them. "
+            f"Received: {given} on {name_member(group.rank)}."
+        )
+    return found
 
 
 def name_member(rank: int, noun: str = "rank") -> str:

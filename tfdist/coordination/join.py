@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination.addresses import LOOPBACK, join_address, listen, split_address
-from tfdist.coordination.client import RemoteGroup
 from tfdist.coordination.group import LAUNCHER, Group
 from tfdist.coordination.local import LocalGroup
+from tfdist.coordination.remote import RemoteGroup
 from tfdist.coordination.server import Server
 from tfdist.errors import InputError, TfdistError
 

@@ -1,9 +1,9 @@
 """The group of a single process, which is also the reference implementation of the contract."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from tfdist.coordination.group import Group, Json, Listener, Loss
+from tfdist.coordination.group import Group, Json, Listener, Loss, members
 from tfdist.coordination.publishing import Publications
 
 
@@ -30,6 +30,11 @@ class LocalGroup(Group):
 
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
         """See base class. There is no other member to lose."""
+
+    def subgroup(self, ranks: Sequence[int]) -> Group:
+        """See base class."""
+        members(self, ranks)
+        return self
 
     def leave(self, code: int = 0, reason: str = "") -> None:
         """See base class."""

@@ -3,6 +3,7 @@
 A connection begins with a `hello` (rank, size, token, version, pid, host), which is answered by `welcome` or `refused`.
 Members then send `gather`, `tell`, `doubt`, `beat` and, last, `goodbye`. The server answers a gather with `values` or
 `failed`, preceded by `waiting` if it takes long. It sends `told` to all members, `beat`, `lost` and, last, `closed`.
+`gather`, `tell` and `told` have the `ranks` of a subgroup, in order, or null for all members.
 """
 
 import json
@@ -11,7 +12,7 @@ from typing import Any
 
 from tfdist.errors import InputError
 
-VERSION = 5  # of the protocol; other versions are refused with a message
+VERSION = 6  # of the protocol; other versions are refused with a message
 LIMIT = 1 << 20  # maximum bytes per message
 DOUBTED_BEATS = 3  # missing heartbeats that count as a loss once an engine has reported a failure
 LIMIT_BEFORE_HELLO = 1 << 12  # for senders that have not shown the token yet
@@ -57,6 +58,28 @@ def take(message: Message, **kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
         if name not in message or not isinstance(message[name], kind):
             raise BadMessage(f"a {message['type']!r} whose {name!r} is {message.get(name)!r:.80}")
     return tuple(message[name] for name in kinds)
+
+
+def take_ranks(message: Message, sender: int, size: int) -> tuple[int, ...] | None:
+    """Returns the ranks of a message's subgroup, None for all members.
+
+    Args:
+      message: the message.
+      sender: rank of the member that sent it.
+      size: number of members of the job.
+
+    Raises:
+      BadMessage: they are not ranks in increasing order, or the sender is not among them.
+    """
+    (ranks,) = take(message, ranks=(list, type(None)))
+    if ranks is None:
+        return None
+    known = set(range(size))
+    if any(type(rank) is not int or rank not in known for rank in ranks) or sorted(set(ranks)) != ranks:
+        raise BadMessage(f"a {message['type']!r} whose 'ranks' are {ranks!r:.80}")
+    if sender not in ranks:
+        raise BadMessage(f"a {message['type']!r} of ranks without its own, {ranks!r:.80}")
+    return None if len(ranks) == size else tuple(ranks)
 
 
 class Lines:

@@ -2,13 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tfdist.coordination.group import Json, name_ranks
 from tfdist.coordination.messages import Message
 
-STANDSTILL_SECONDS = 10.0  # how long all members must wait for each other before this is an error
+STANDSTILL_SECONDS = 10.0  # how long members must wait for each other before this is an error
 REPORTED_SECONDS = 20.0  # after which a waiting member is told whom it waits for
 
 
@@ -19,12 +19,13 @@ class Answer(NamedTuple):
     message: Message
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class PendingOperation:
     """One use of a name: who has arrived, and the failure if there was one.
 
     Attributes:
       name: name of the operation.
+      ranks: the members that it waits for.
       tickets: by rank, the id under which the member knows its request.
       values: by rank.
       deadline: the shortest deadline of the waiting members, in seconds.
@@ -34,9 +35,11 @@ class PendingOperation:
       began: when the first member arrived.
       is_reported: whether the waiting members have been told whom they wait for.
       is_misuse: whether it failed because the programs of the ranks make different calls.
+      stuck_since: when the members that it waits for were found to wait, in the end, for those that wait in it.
     """
 
     name: str
+    ranks: Sequence[int]
     tickets: dict[int, int] = dataclasses.field(default_factory=dict)
     values: dict[int, Json] = dataclasses.field(default_factory=dict)
     deadline: float = math.inf
@@ -46,6 +49,11 @@ class PendingOperation:
     began: float = math.inf
     is_reported: bool = False
     is_misuse: bool = False
+    stuck_since: float = math.inf
+
+    def missing(self) -> list[int]:
+        """Returns the members that have not arrived."""
+        return [rank for rank in self.ranks if rank not in self.tickets]
 
     def fail(self, failure: str, is_misuse: bool = False) -> Iterator[Answer]:
         """Fails the operation for all waiting members; those that arrive later get the same outcome."""
@@ -56,29 +64,36 @@ class PendingOperation:
 
 
 class PendingOperations:
-    """All pending operations of a group.
+    """All pending operations of a job's group and its subgroups.
 
-    A member's value goes to the oldest pending operation of that name at which the member has not arrived yet.
+    A member's value goes to the oldest pending operation of these ranks and that name at which the member has not
+    arrived yet.
     """
 
     def __init__(self, size: int, noun: str = "rank", absence: Callable[[list[int]], str] = lambda missing: ""):
         """Initializes without pending operations.
 
         Args:
-          size: number of members of the group.
+          size: number of members of the job.
           noun: what a member is called in messages.
           absence: returns additional text about missing members.
         """
         self._size = size
         self._noun = noun
         self._absence = absence
-        self._rounds: dict[str, list[PendingOperation]] = {}
-        self._gone: dict[int, str] = {}
-        self._broken = ""
-        self._still_since = math.inf  # when the last member arrived, if all wait and nobody else can arrive
+        self._rounds: dict[tuple[Sequence[int], str], list[PendingOperation]] = {}
+        self._gone: dict[int, str] = {}  # why members can arrive nowhere any more, in the order of their ends
 
     def arrive(
-        self, rank: int, ticket: int, name: str, value: Json, deadline: float, now: float, place: str = ""
+        self,
+        rank: int,
+        ticket: int,
+        name: str,
+        value: Json,
+        deadline: float,
+        now: float,
+        place: str = "",
+        ranks: Sequence[int] | None = None,
     ) -> list[Answer]:
         """Records a member's value and returns the messages to send.
 
@@ -90,13 +105,13 @@ class PendingOperations:
           deadline: seconds that the member waits.
           now: current time.
           place: where in its program the member's main thread waits; empty if another thread does.
+          ranks: the members that the operation waits for, in order; None for all.
         """
-        if self._broken:
-            return [Answer(rank, _failed(ticket, f"'{name}' cannot complete: {self._broken}."))]
-        rounds = self._rounds.setdefault(name, [])
+        key = (range(self._size) if ranks is None else ranks, name)
+        rounds = self._rounds.setdefault(key, [])
         entry = next((one for one in rounds if rank not in one.tickets), None)
         if entry is None:
-            rounds.append(entry := PendingOperation(name))
+            rounds.append(entry := PendingOperation(name, key[0]))
         entry.tickets[rank] = ticket
         entry.began = min(entry.began, now)
         if place:
@@ -109,25 +124,25 @@ class PendingOperations:
             if now + deadline < entry.expires:
                 entry.deadline, entry.expires = deadline, now + deadline
             answers = self._outcome(entry)
-        if len(entry.tickets) == self._size:
+        if len(entry.tickets) == len(entry.ranks):
             rounds.remove(entry)
         if not rounds:
-            del self._rounds[name]
-        self._still_since = now if self._stand_still() else math.inf
+            del self._rounds[key]
+        self._note_stuck(now)
         return answers
 
     def expire(self, now: float) -> list[Answer]:
-        """Fails the operations whose deadline is over, and deadlocks."""
+        """Fails the operations whose deadline is over, and those that wait for each other."""
         answers: list[Answer] = []
         for entry in self._open():
             if entry.expires <= now:
-                missing = self._missing(entry)
+                missing = entry.missing()
                 names = name_ranks(missing, self._noun)
                 failure = f"{names} did not reach '{entry.name}' within {entry.deadline:g} s{self._absence(missing)}."
                 answers += entry.fail(failure)
-        if self._still_since + STANDSTILL_SECONDS <= now:
-            answers += self._end_standstill()
-        return answers
+        self._note_stuck(now)
+        stuck = [entry for entry in self._open() if entry.stuck_since + STANDSTILL_SECONDS <= now]
+        return answers + (self._end_standstill(stuck) if stuck else [])
 
     def late(self, now: float) -> list[Answer]:
         """Returns, once per operation, messages that tell long-waiting members whom they wait for."""
@@ -135,7 +150,7 @@ class PendingOperations:
         answers = []
         for entry in found:
             entry.is_reported = True
-            missing = name_ranks(self._missing(entry), self._noun)
+            missing = name_ranks(entry.missing(), self._noun)
             answers += [
                 Answer(rank, {"type": "waiting", "name": entry.name, "missing": missing, "place": place})
                 for rank, place in entry.places.items()
@@ -150,55 +165,65 @@ class PendingOperations:
         """Returns, by rank, the operation in which the member's main thread waits."""
         return {rank: entry for entry in self._open() for rank in entry.places}
 
-    def _stand_still(self) -> bool:
-        """Returns whether the main threads of all remaining members are waiting for another member."""
-        waiting = self._waiting()
-        return self._size > 1 and all(rank in waiting for rank in range(self._size) if rank not in self._gone)
+    def _note_stuck(self, now: float) -> None:
+        stuck = self._stuck()
+        for entry in self._open():
+            entry.stuck_since = min(entry.stuck_since, now) if entry in stuck else math.inf
 
-    def _end_standstill(self) -> list[Answer]:
-        self._still_since = math.inf
+    def _stuck(self) -> Sequence[PendingOperation]:
+        """Returns the operations that wait for each other, in a circle or for those in a circle.
+
+        One such operation waits for a member whose main thread waits in another one. Other threads of that member are
+        not known to be stuck.
+        """
         waiting = self._waiting()
+        stuck: Sequence[PendingOperation] = list(dict.fromkeys(waiting.values()))
+        while True:
+            still = [entry for entry in stuck if any(waiting.get(rank) in stuck for rank in entry.missing())]
+            if len(still) == len(stuck):
+                return stuck
+            stuck = still
+
+    def _end_standstill(self, stuck: Sequence[PendingOperation]) -> list[Answer]:
+        where = {rank: (entry, place) for entry in stuck for rank, place in entry.places.items()}
         places = "; ".join(
-            f"{self._noun} {rank} in '{waiting[rank].name}' at {waiting[rank].places[rank]}" for rank in sorted(waiting)
+            f"{self._noun} {rank} in '{entry.name}'{self._among(entry)} at {place}"
+            for rank, (entry, place) in sorted(where.items())
         )
         failure = (
             f"Every {self._noun} must make the same calls, in the same order. Received: each waits for another one: {places}. "
             f"Leave out conditions on the {self._noun} around them."
         )
-        entries = {id(entry): entry for entry in waiting.values()}.values()
-        return [answer for entry in entries for answer in entry.fail(failure, is_misuse=True)]
+        return [answer for entry in stuck for answer in entry.fail(failure, is_misuse=True)]
+
+    def _among(self, entry: PendingOperation) -> str:
+        is_of_all = len(entry.ranks) == self._size
+        return "" if is_of_all else f" of {name_ranks(list(entry.ranks), self._noun)}"
 
     def member_left(self, rank: int, how: str) -> list[Answer]:
-        """Records that a member left without an error, and fails the operations that need it."""
-        self._gone[rank] = how
+        """Records that a member left without an error, and fails the operations that still need it."""
+        self._gone[rank] = f"{self._noun} {rank} {how}"
         return [answer for entry in self._open() for answer in self._outcome(entry)]
 
-    def break_off(self, reason: str) -> list[Answer]:
-        """Fails all pending and future operations."""
-        self._broken = reason
-        answers = [a for entry in self._open() for a in entry.fail(f"'{entry.name}' cannot complete: {reason}.")]
-        self._rounds.clear()
-        return answers
+    def member_lost(self, rank: int, loss: str) -> list[Answer]:
+        """Records the loss of a member, and fails its operations: those of a subgroup without it go on."""
+        self._gone[rank] = loss
+        pending = [entry for entry in self._open() if rank in entry.ranks]
+        return [a for entry in pending for a in entry.fail(f"'{entry.name}' cannot complete: {loss}.")]
 
     def _open(self) -> Iterable[PendingOperation]:
         return [entry for rounds in self._rounds.values() for entry in rounds if not entry.failure]
 
-    def _missing(self, entry: PendingOperation) -> list[int]:
-        return [rank for rank in range(self._size) if rank not in entry.tickets]
-
     def _outcome(self, entry: PendingOperation) -> list[Answer]:
-        missing = self._missing(entry)
+        missing = entry.missing()
         if not missing:
-            values = [entry.values[rank] for rank in range(self._size)]
+            values = [entry.values[rank] for rank in entry.ranks]
             return [
                 Answer(rank, {"type": "values", "ticket": ticket, "values": values})
                 for rank, ticket in entry.tickets.items()
             ]
-        for rank in missing:
-            if rank in self._gone:
-                failure = f"'{entry.name}' cannot complete: {self._noun} {rank} {self._gone[rank]}."
-                return list(entry.fail(failure))
-        return []
+        gone = next((how for rank, how in self._gone.items() if rank in missing), "")
+        return list(entry.fail(f"'{entry.name}' cannot complete: {gone}.")) if gone else []
 
 
 def _failed(ticket: int, failure: str, is_misuse: bool = False) -> Message:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from tfdist.coordination.group import Json, Listener
 
@@ -21,18 +21,18 @@ class Publications:
         """Initializes with the `name` of the delivering thread."""
         self._name = name
         self._state = threading.Lock()  # guards the attributes below
-        self._values: list[tuple[str, Json]] = []
-        self._listeners: dict[str, list[Listener]] = {}  # by topic; only the first one receives values
+        self._values: list[tuple[Hashable, Json]] = []
+        self._listeners: dict[Hashable, list[Listener]] = {}  # by topic; only the first one receives values
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def put(self, topic: str, value: Json) -> None:
+    def put(self, topic: Hashable, value: Json) -> None:
         """Adds a published value."""
         with self._state:
             self._values.append((topic, value))
             self._start()
 
-    def listen(self, topic: str, callback: Listener) -> None:
+    def listen(self, topic: Hashable, callback: Listener) -> None:
         """See `Group.on_told`."""
         with self._state:
             self._listeners.setdefault(topic, []).append(callback)
@@ -70,7 +70,7 @@ class Publications:
                     self._listeners[topic].remove(callback)
 
 
-def _call(callback: Callable[[Json], object], topic: str, value: Json) -> bool:
+def _call(callback: Callable[[Json], object], topic: Hashable, value: Json) -> bool:
     try:
         return callback(value) is True
     except Exception:

@@ -12,7 +12,7 @@ from tfdist.coordination.addresses import join_address
 from tfdist.coordination.connection import Connection
 from tfdist.coordination.group import NO_GOODBYE, Loss, silence
 from tfdist.coordination.handshake import Handshake
-from tfdist.coordination.messages import DOUBTED_BEATS, LIMIT, BadMessage, Message, take
+from tfdist.coordination.messages import DOUBTED_BEATS, LIMIT, BadMessage, Message, take, take_ranks
 from tfdist.coordination.pending_operations import Answer, PendingOperations
 from tfdist.errors import ExitCode, exit_codes
 
@@ -59,6 +59,7 @@ class Server:
         """
         self.address = join_address(*listener.getsockname()[:2])
         self.loss: Loss | None = None
+        self._losses: list[Loss] = []
         self.size = size
         self._handshake = Handshake(size, token, noun)
         self._places = places
@@ -159,10 +160,13 @@ class Server:
             number = (int, float)
             fields = take(message, ticket=int, name=str, value=object, deadline=number, place=str)
             ticket, name, value, deadline, place = fields
-            self._send(self._rounds.arrive(rank, ticket, name, value, deadline, time.monotonic(), place))
+            ranks, now = take_ranks(message, rank, self.size), time.monotonic()
+            self._send(self._rounds.arrive(rank, ticket, name, value, deadline, now, place, ranks))
         elif message["type"] == "tell":
             topic, value = take(message, topic=str, value=object)
-            self._send([Answer(member, {"type": "told", "topic": topic, "value": value}) for member in self._members])
+            ranks = take_ranks(message, rank, self.size)
+            told = {"type": "told", "ranks": ranks, "topic": topic, "value": value}
+            self._send([Answer(member, told) for member in ranks or self._members])
         elif message["type"] == "doubt":
             self._lost_after = min(self._lost_after, DOUBTED_BEATS * self._heartbeat)
         elif message["type"] == "goodbye":
@@ -182,8 +186,8 @@ class Server:
         self._came[rank] = f"pid {hello['pid']} on {hello['host']}"
         self._members[rank] = connection
         connection.send({"type": "welcome", "heartbeat": self._heartbeat, "lost_after": self._lost_after})
-        if self.loss:
-            connection.send(_told(self.loss))
+        for loss in self._losses:
+            connection.send(_told(loss))
 
     def _goodbye(self, connection: Connection, rank: int, code: int, reason: str) -> None:
         if code not in (ExitCode.DONE, ExitCode.PREEMPTED):
@@ -196,14 +200,15 @@ class Server:
             self._send(self._rounds.member_left(rank, f"has left with {how}"))
 
     def _drop(self, connection: Connection, reason: str, code: int | None = None) -> None:
-        """Closes a connection; if it is a member's, that member is lost, and all members are told of the first loss."""
+        """Closes a connection; if it is a member's, that member is lost, and all members are told."""
         rank = connection.rank
         if rank is not None and rank in self._members:
-            if self.loss is None:
-                self.loss = Loss(rank, reason, code, self._handshake.noun)
-                for member in self._members.values():
-                    member.send(_told(self.loss))
-                self._send(self._rounds.break_off(str(self.loss)))
+            loss = Loss(rank, reason, code, self._handshake.noun)
+            self.loss = self.loss or loss
+            self._losses.append(loss)
+            for member in self._members.values():
+                member.send(_told(loss))
+            self._send(self._rounds.member_lost(rank, str(loss)))
             del self._members[rank]
         connection.end()
 

@@ -73,7 +73,7 @@ class Watchdog:
         """Initializes the watchdog, which starts in `__enter__`.
 
         Args:
-          group: the group of all ranks of the run.
+          group: the ranks of the run.
           warning_seconds: a longer call is reported, once; 0 for never. Also the interval of the queries during the
             first call.
           shutdown_seconds: a longer call, except the first, is reported and ends the job; 0 for never.
@@ -81,6 +81,7 @@ class Watchdog:
           end: ends the process with an exit code.
         """
         self._group, self._say, self._end = group, say, end
+        self._rank = group.ranks[group.rank]  # in the job, as reports name it
         self._warning, self._shutdown = warning_seconds, shutdown_seconds
         self._news = threading.Condition()  # guards the attributes below
         self._call: _Call | None = None  # the running call
@@ -131,9 +132,9 @@ class Watchdog:
 
     def __enter__(self) -> "Watchdog":
         self._group.on_told(TOPIC, self._told)
-        threading.Thread(target=self._watch, name=f"stalls-{self._group.rank}", daemon=True).start()
+        threading.Thread(target=self._watch, name=f"stalls-{self._rank}", daemon=True).start()
         if signals.can_set_handlers() and signals.is_free(signal.SIGUSR1):
-            asked = f"SIGUSR1 to rank {self._group.rank}"
+            asked = f"SIGUSR1 to rank {self._rank}"
             self._stack.enter_context(signals.heard({signal.SIGUSR1: lambda _: self.report(asked)}))
         return self
 
@@ -158,7 +159,7 @@ class Watchdog:
                 if not self._outlasts(call, limit):
                     break
                 # The name depends on the call, so that ranks that wait in the same call cause one query.
-                why = f"{call.what} has lasted {limit + call.usual:.3g} s on rank {self._group.rank}"
+                why = f"{call.what} has lasted {limit + call.usual:.3g} s on rank {self._rank}"
                 self._ask(f"{call.what} {limit}", why, first=call.first and not before < self._shutdown <= limit)
                 before = limit
             if self._shutdown and not call.first and self._outlasts(call, self._shutdown + 2 * ANSWER_SECONDS):
@@ -198,7 +199,7 @@ class Watchdog:
         elif "answer" in said:
             self._answers.setdefault(said["answer"], {})[said["rank"]] = said["where"]
         elif "end" in said:
-            rank = f"rank {self._group.rank} of {self._group.size}"
+            rank = f"rank {self._rank} of {self._group.size}"
             self._say(f"{rank}: {said['end']}. Ending with code {ExitCode.STALLED:d}.")
             # In its own thread, because `leave` would wait for this one, and longer than the failure detectors of other
             # ranks wait for a rank to end by itself.
@@ -214,7 +215,7 @@ class Watchdog:
         timer = threading.Timer(ANSWER_SECONDS, self._say_all, [asked])
         timer.daemon = True
         timer.start()
-        self._group.tell(TOPIC, {"answer": asked["ask"], "rank": self._group.rank, "where": self._where()})
+        self._group.tell(TOPIC, {"answer": asked["ask"], "rank": self._rank, "where": self._where()})
 
     def _where(self) -> Json:
         call = self._call
@@ -226,7 +227,7 @@ class Watchdog:
         answers = self._answers.pop(asked["ask"], {})
         arrived = [rank for rank, where in sorted(answers.items()) if where["call"]]
         elsewhere = [rank for rank, where in sorted(answers.items()) if not where["call"]]
-        silent = [rank for rank in range(self._group.size) if rank not in answers]
+        silent = [rank for rank in self._group.ranks if rank not in answers]
         kinds = {"in a call": arrived, "not in a call": elsewhere, "no answer": silent}
         summary = "; ".join(f"{kind}: {', '.join(map(str, ranks))}" for kind, ranks in kinds.items() if ranks)
         speakers = list(answers)
@@ -235,7 +236,7 @@ class Watchdog:
             # outdated answers.
             is_news = len(arrived) < self._group.size and summary != self._found
             speakers, self._found = arrived if is_news else [], summary
-        if min(speakers, default=None) != self._group.rank:
+        if min(speakers, default=None) != self._rank:
             return
         lines = [f"Where the ranks are ({asked['why']}). {summary}."]
         for rank, where in sorted(answers.items()):

@@ -60,7 +60,7 @@ class Auto(Inspection):
         link = measure(steps.strategy)
         costs = {spec.name: self._costs(spec) for spec in steps.compressible()}
         choice = {name: fastest(link, found) for name, found in costs.items()}
-        choice = steps.strategy.group.broadcast("auto", choice, TRIAL_SECONDS)
+        choice = steps.strategy.peers.broadcast("auto", choice, TRIAL_SECONDS)
         steps.choose(choice, self._candidates)
         if steps.strategy.is_chief:
             _explain(link, costs, choice)

@@ -45,7 +45,7 @@ class CompressionError(Periodic):
             return {}
         observed = self._observe(step)
         errors, cosines = ([float(strategy.local(x)[0]) for x in values] for values in zip(*observed, strict=True))
-        found = strategy.group.broadcast("guard", [errors, cosines], TRIAL_SECONDS)
+        found = strategy.peers.broadcast("guard", [errors, cosines], TRIAL_SECONDS)
         self._judge(step, dict(zip(watched, found[0], strict=True)))
         return {"compression_error": max(found[0]), "compression_cosine": min(found[1])}
 

@@ -52,9 +52,9 @@ class ReplicaDivergence(Periodic):
         whole = hashlib.sha256(repr([sorted(set(copies.values())) for copies in mine.values()]).encode()).hexdigest()
         alike = all(len(set(copies.values())) == 1 for copies in mine.values())
         # One message from each process suffices if nothing differs, unless processes have different blocks.
-        said = self._strategy.group.gather("in_sync/whole", [alike, whole], TRIAL_SECONDS)
+        said = self._strategy.peers.gather("in_sync/whole", [alike, whole], TRIAL_SECONDS)
         if self._strategy.blocks.spans_processes or not all(a and w == whole for a, w in said):
-            compare(step, mine, list(variables), self._strategy.group)
+            compare(step, mine, list(variables), self._strategy.peers)
         return {}
 
     def _hashes(self, variables: Mapping[str, tf.Variable]) -> Copies:
@@ -67,13 +67,13 @@ class ReplicaDivergence(Periodic):
 
 
 def compare(step: int, mine: Copies, names: list[str], group: Group) -> None:
-    """Compares the hashes of all processes, one variable at a time to keep messages small.
+    """Compares the hashes of these processes, one variable at a time to keep messages small.
 
     Args:
       step: step before which they are compared, for the message.
       mine: hashes of this process's copies.
       names: names of the variables, in the order in which to compare them.
-      group: group of the job's processes.
+      group: processes that hold the same variables.
 
     Raises:
       DesyncError: two copies of a block differ.
@@ -86,7 +86,8 @@ def compare(step: int, mine: Copies, names: list[str], group: Group) -> None:
             if whose == name
         }
         blocks: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        for rank, theirs in enumerate(group.gather(f"in_sync/{number}", own, TRIAL_SECONDS)):
+        everyone = group.gather(f"in_sync/{number}", own, TRIAL_SECONDS)
+        for rank, theirs in zip(group.ranks, everyone, strict=True):
             for block, copies in theirs.items():
                 for owner, digest in copies.items():
                     blocks[block][digest].append(f"{owner} of {name_member(rank)}")
@@ -126,7 +127,7 @@ class GradientNorms(Periodic):
         """See base class; returns no fields."""
         strategy = self._steps.strategy
         mine = [[float(value) for value in strategy.local(norm)] for norm in self._observe(step)]
-        everyone = strategy.group.gather("in_sync/norms", mine, TRIAL_SECONDS)
+        everyone = strategy.peers.gather("in_sync/norms", mine, TRIAL_SECONDS)
         if strategy.is_chief:
             for i, spec in enumerate(self._steps.specs[:-1]):
                 norms = [f"{value:.9g}" for rank in everyone for value in rank[i]]

@@ -8,6 +8,7 @@ import abc
 import contextlib
 import contextvars
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -80,6 +81,11 @@ class Strategy(abc.ABC):
     def adoption(self) -> VariableAdoption:
         """Adopts variables that were created outside of the scope."""
         return VariableAdoption(self.synchronize)
+
+    @functools.cached_property
+    def peers(self) -> Group:
+        """Processes that must make the same calls, with equal variables; all, unless a subgroup is assigned."""
+        return self.group
 
     @property
     def batch_parts(self) -> int:

@@ -90,8 +90,8 @@ class BothWays:
         return tf.nest.map_structure(lambda value: self._strategy.local(value)[0], values)
 
     def agree(self, problem: str) -> None:
-        """Raises `NeedsAllRowsError` on every process if any of them has a problem; empty for none."""
-        everyone = self._strategy.group.gather(f"first batch/{next(_numbers)}", problem, TRACING_SECONDS)
+        """Raises `NeedsAllRowsError` on every peer if any of them has a problem; empty for none."""
+        everyone = self._strategy.peers.gather(f"first batch/{next(_numbers)}", problem, TRACING_SECONDS)
         if found := next((each for each in everyone if each), ""):
             raise NeedsAllRowsError(found)
 

@@ -147,7 +147,7 @@ class CustomTrainStep:
 
     def traced(self) -> None:
         """Compares the traced collective calls with other processes; called when `run` has first been traced."""
-        agree_on_plan(self._strategy.group, self._recorded.calls)
+        agree_on_plan(self._strategy.peers, self._recorded.calls)
 
     def _applying(self, weights: Mapping[ReduceOp, tf.Tensor], collectives: Collectives) -> Apply:
         turns = itertools.count()

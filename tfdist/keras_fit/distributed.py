@@ -176,8 +176,8 @@ class Distributed:
         """Returns Keras's global batches, with rows distributed to replicas."""
         spec, in_a_pass = _present(batches.element_spec), self._call.passes.pop(0)
         with long_timeout("its data") as deadline:
-            said = {"form of a batch": str(spec), "batches": in_a_pass}
-            self.strategy.group.agree("data", said, "data: ", deadline)
+            self.strategy.peers.agree("data/form", {"form of a batch": str(spec)}, "data: ", deadline)
+            self.strategy.group.agree("data/size", {"batches": in_a_pass}, "data: ", deadline)
         self._make_ready(spec)
         name = f"{self._call.name} {self._call.number}"
         return GlobalBatches(batches, self.strategy, name, in_a_pass, self._options.stall_shutdown_seconds, spec)
@@ -251,7 +251,7 @@ class Distributed:
         with _must_fit(spec), keras_internals.updating_one_device(*with_inner([optimizer] if optimizer else [])):
             create_variables(self.model, spec, trains=self._call.name in ("fit", "train_on_batch"))
         self._normalize()
-        check_alike(self.strategy.group, self.model)
+        check_alike(self.strategy.peers, self.model)
         if self._was_eager:
             self._was_eager = False
             with on_one_device(self.model):
@@ -342,7 +342,7 @@ class Distributed:
         whole = tf.nest.map_structure(tf.convert_to_tensor, given)
         if self.strategy.cluster.size > 1:
             found = checksum([leaf.numpy() for leaf in tf.nest.flatten(whole)])
-            self.strategy.group.agree("batch", {"batch": found}, f"{self._call.name}: the bytes of the ")
+            self.strategy.peers.agree("batch", {"batch": found}, f"{self._call.name}: the bytes of the ")
         spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), whole)
         self._make_ready(spec)
         shares = [part(whole, replica, self.strategy.replicas) for replica in self.strategy.local_replicas]

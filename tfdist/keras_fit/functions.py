@@ -297,7 +297,7 @@ class Functions:
             self._test_logs.keep(found, mine.weights)
 
     def _test_traced(self) -> None:
-        agree_on_plan(self._strategy.group, self._recorded.calls)
+        agree_on_plan(self._strategy.peers, self._recorded.calls)
 
 
 def _check_zeros(model: keras.Model, strategy: HasCollectives) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.coordination.group import name_ranks
 from tfdist.data.batches import NOTE_EVERY, dealt
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
@@ -139,17 +138,17 @@ class BatchReader:
         name = f"more/{self._name}/{self._taken}"
         everyone = self._strategy.group.gather(name, found is not None, self._deadline)
         if len(set(everyone)) > 1:
-            ended = [rank for rank, more in enumerate(everyone) if not more]
+            ended = self._strategy.group.named(rank for rank, more in enumerate(everyone) if not more)
             raise InputError(
                 "Every process must read the same batches, so that all passes have one length. Received: data of "
-                f"{self._taken} batches on {name_ranks(ended)}, and more on the others. Leave out sharding by rank."
+                f"{self._taken} batches on {ended}, and more on the others. Leave out sharding by rank."
             )
         if found is None and self._taken:
             self._learn(self._taken)
         return found
 
     def _compare(self, number: int) -> None:
-        everyone = self._strategy.group.gather(f"batch/{self._name}/{number}", self._notes.pop(number), self._deadline)
+        everyone = self._strategy.peers.gather(f"batch/{self._name}/{number}", self._notes.pop(number), self._deadline)
         if len(set(everyone)) > 1:
             raise InputError(
                 "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. Received: "

@@ -31,7 +31,7 @@ class Placement:
         self._placed: dict[int, weakref.ref[keras.Variable]] = {}
 
     def place(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
-        """Places variables as the strategy requires; all processes must have the same, whose values become equal."""
+        """Places variables as the strategy requires; all peers must have the same, whose values become equal."""
         everything = [*variables, *(variable for optimizer in optimizers for variable in optimizer.variables)]
         new = [variable for variable in everything if not self._has(variable)]
         new = list({id(variable): variable for variable in new}.values())
@@ -39,7 +39,7 @@ class Placement:
             return
         # Keras numbers names, and one process may have created more models than another.
         described = [(without_numbers(v.path), f"{v.dtype}{list(v.shape)}") for v in new]
-        agree(self._strategy.group, "variable ", unique_names(described, mark=" #"))
+        agree(self._strategy.peers, "variable ", unique_names(described, mark=" #"))
         self._strategy.adoption.adopt(new, with_inner(optimizers))
         self._strategy.synchronize(new)
         self._placed |= {id(variable): weakref.ref(variable) for variable in new}
@@ -60,7 +60,7 @@ class Placement:
         placed = [variable for variable in variables if self._has(variable)]
         mine = [checksum([np.asarray(self._strategy.local(variable.value)[0])]) for variable in placed]
         with long_timeout("its weights") as deadline:
-            everyone = self._strategy.group.gather("weights", mine, deadline)
+            everyone = self._strategy.peers.gather("weights", mine, deadline)
         if any(len(theirs) != len(mine) for theirs in everyone):
             return  # models differ: reported in `place`
         differs = next((i for i in range(len(mine)) if any(theirs[i] != mine[i] for theirs in everyone)), None)

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 
 from tfdist.coordination import Group, LocalGroup
 from tfdist.coordination.addresses import LOOPBACK
-from tfdist.coordination.client import RemoteGroup
 from tfdist.coordination.group import LAUNCHER
 from tfdist.coordination.join import started
+from tfdist.coordination.remote import RemoteGroup
 from tfdist.launcher import nodes
 from tfdist.launcher.hosts import LOOPBACK_NAMES, own_names
 from tfdist.launcher.job import Job

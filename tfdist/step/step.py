@@ -196,9 +196,9 @@ class Step:
         return tf.logical_or(finite, skipped_in_a_row < self.settings.max_skipped_steps)
 
     def unused(self) -> frozenset[int]:
-        """Returns the variables for which no replica of the job has a gradient; to be called after `compute` is traced.
+        """Returns the variables for which no replica has a gradient; to be called after `compute` is traced.
 
-        All processes make their first trace together and compare it. Retraces for other shapes, which may happen on
+        Peers make their first trace together and compare it. Retraces for other shapes, which may happen on
         some processes only, are not compared.
 
         Raises:
@@ -206,9 +206,9 @@ class Step:
         """
         if self._unused is not None:
             return self._unused
-        agree_on_plan(self._strategy.group, self._recorded.calls)
+        agree_on_plan(self._strategy.peers, self._recorded.calls)
         mine = frozenset.intersection(*self._without_gradient) if self._without_gradient else frozenset()
-        everyone = self._strategy.group.gather("step/without_gradient", sorted(mine), TRACING_SECONDS)
+        everyone = self._strategy.peers.gather("step/without_gradient", sorted(mine), TRACING_SECONDS)
         self._unused = unused = frozenset.intersection(*(frozenset(indices) for indices in everyone))
         if unused:
             names = ", ".join(self.variables[i].path for i in sorted(unused))

@@ -148,14 +148,14 @@ def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras
 
 
 def check_same_data(strategy: Strategy, data: Examples) -> None:
-    """Raises `InputError` unless all processes have equally many examples of the same shapes and dtypes.
+    """Raises `InputError` unless all processes have equally many examples, and peers of the same shapes and dtypes.
 
     Otherwise their steps would not match, and one process would wait forever.
     """
     spec = str(keras.tree.map_structure(lambda s: (s.dtype.name, str(s.shape)), data.element_spec))
     with long_timeout("its data") as deadline:
-        said = {"number of examples": data.size, "form of an example": spec}
-        strategy.group.agree("data", said, "training data: ", deadline)
+        strategy.peers.agree("data/form", {"form of an example": spec}, "training data: ", deadline)
+        strategy.group.agree("data/size", {"number of examples": data.size}, "training data: ", deadline)
 
 
 def with_collectives(strategy: Strategy) -> HasCollectives:

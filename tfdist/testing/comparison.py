@@ -205,7 +205,7 @@ def _replicas_equal(strategy: Strategy, model: keras.Model) -> bool:
         for values in trainable:
             found.update(np.ascontiguousarray(tf.convert_to_tensor(values[i]).numpy()).tobytes())
         digests.append(found.hexdigest())
-    everyone = strategy.group.gather("verify/digests", digests, deadline=REFERENCE_SECONDS)
+    everyone = strategy.peers.gather("verify/digests", digests, deadline=REFERENCE_SECONDS)
     return len({digest for digests in everyone for digest in digests}) == 1
 
 

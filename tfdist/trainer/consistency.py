@@ -1,4 +1,4 @@
-"""Checks before training that all ranks have the same code, versions, model and optimizer, and names what differs.
+"""Checks before training that ranks have the same code, versions, model and optimizer, and names what differs.
 
 A rank with a different model would wait forever in a collective that no other rank enters or, worse, sum tensors that
 do not correspond. Unless something differs, only hashes are sent.
@@ -29,10 +29,10 @@ _PRIVATE = ("name", "seed", "input_layers", "output_layers")  # layer settings t
 
 
 def check_alike(group: Group, model: keras.Model) -> None:
-    """Checks that all ranks have the same versions, code and model, before any variable is sent.
+    """Checks that all ranks of a group have the same versions, code and model, before any variable is sent.
 
     Args:
-      group: group of all training ranks.
+      group: the ranks that train the same model.
       model: built model; its optimizer must be built too if the model is compiled.
 
     Raises:
@@ -47,9 +47,9 @@ def agree(group: Group, what: str, mine: Mapping[str, str], *, common: bool = Fa
     """Same as `Group.agree`, for any number of entries; reports the first difference in rank 0's order.
 
     Args:
-      group: group of all ranks.
+      group: the ranks that are compared.
       what: prefix of a key in the error message.
-      mine: entries that must be equal on all ranks.
+      mine: entries that must be equal on all of them.
       common: whether to ignore entries that are missing on a rank.
 
     Raises:

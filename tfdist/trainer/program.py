@@ -88,7 +88,7 @@ def build(
         with must_fit(element_spec):
             keras_internals.build(model, batched)
         check_trains(model)
-        check_alike(strategy.group, model)
+        check_alike(strategy.peers, model)
         strategy.synchronize([*model.variables, *model.optimizer.variables])
     metrics.check_names(model)
     metrics.check_sums(keras_internals.metrics_of(model))

@@ -1,0 +1,172 @@
+"""Subgroups: each is a group of its own, whose messages name members by their ranks in the job."""
+
+import threading
+import time
+
+import pytest
+
+from tfdist.coordination import LocalGroup, Loss
+from tfdist.errors import InputError, PeerLostError
+
+pytestmark = pytest.mark.alone
+
+
+def wait_for(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    assert condition()
+
+
+def outcome(call, *arguments):
+    try:
+        return call(*arguments)
+    except (InputError, PeerLostError) as error:
+        return str(error)
+
+
+def halves(member):
+    """The subgroup of ranks 0 and 2, or 1 and 3, that a rank is in."""
+    return member.subgroup([member.rank % 2, member.rank % 2 + 2])
+
+
+def test_disjoint_subgroups_use_one_name_at_the_same_time(job):
+    four = job(4)
+    first = four.start(halves(four.members[0]).gather, "x", 0)
+    assert four.start(halves(four.members[1]).gather, "x", 1) and not first.done()
+    assert halves(four.members[2]).gather("x", 2) == [0, 2] == first.result(5)
+    assert halves(four.members[3]).gather("x", 3) == [1, 3]
+    assert [(half.rank, half.size, half.ranks) for half in map(halves, four.members.values())] == [
+        (0, 2, (0, 2)),
+        (0, 2, (1, 3)),
+        (1, 2, (0, 2)),
+        (1, 2, (1, 3)),
+    ]
+    assert four.all(lambda m: halves(m).broadcast("y", m.rank, root=1)) == [2, 3, 2, 3]
+    assert four.all(lambda m: m.gather("x", m.rank)) == [[0, 1, 2, 3]] * 4
+
+
+def test_overlapping_subgroups_do_not_meet(job):
+    three = job(3)
+    pairs = [(0, 1), (1, 2), (0, 2)]
+    calls = {
+        (pair, rank): three.start(three.members[rank].subgroup(pair).gather, "x", f"{rank} in {pair}")
+        for pair in pairs
+        for rank in pair
+    }
+    for (pair, _), call in calls.items():
+        assert call.result(5) == [f"{rank} in {pair}" for rank in pair]
+
+
+def test_a_subgroup_of_a_subgroup_counts_its_own_ranks(job):
+    five = job(5)
+    within = {rank: five.members[rank].subgroup([4, 1, 2]).subgroup([2, 0]) for rank in (1, 4)}
+    assert [(one.ranks, one.rank, one.size) for one in within.values()] == [((1, 4), 0, 2), ((1, 4), 1, 2)]
+    other = five.start(within[4].gather, "x", "d")
+    assert within[1].gather("x", "a") == ["a", "d"] == other.result(5)
+
+
+def test_the_subgroup_of_all_is_the_group(job):
+    two = job(2)
+    other = two.start(two.members[0].gather, "x", 0)
+    assert two.members[1].subgroup([1, 0]).gather("x", 1) == [0, 1] == other.result(5)
+    one = LocalGroup()
+    assert one.subgroup([0]) is one and list(one.ranks) == [0]
+
+
+def test_messages_name_ranks_of_the_job(job):
+    four = job(4, members=False)
+    four.join(1), four.join(3)
+    ours = [four.members[rank].subgroup([1, 2, 3]) for rank in (1, 3)]
+    late = four.start(outcome, ours[1].barrier, "epoch", 30.0)
+    expected = "rank 2 did not reach 'epoch' within 0.2 s (never connected: rank 2)."
+    assert outcome(ours[0].barrier, "epoch", 0.2) == expected == late.result(5)
+    ours = [four.members[rank].subgroup([1, 3]) for rank in (1, 3)]
+    other = four.start(outcome, ours[1].agree, "flags", {"seed": 3}, "--")
+    said = "--seed differs: rank 1 has 7, rank 3 has 3. Start every process with the same."
+    assert outcome(ours[0].agree, "flags", {"seed": 7}, "--") == said == other.result(5)
+
+
+@pytest.mark.parametrize("ranks", [[0], [0, 0, 1], [1, 3], [-1, 1], []])
+def test_ranks_that_are_no_subgroup(job, ranks):
+    three = job(3)
+    with pytest.raises(ValueError, match="ranks of a subgroup must be different ones of 3"):
+        three.members[1].subgroup(ranks)
+
+
+def test_values_reach_the_members_alone(job):
+    three = job(3)
+    heard = {}
+    for rank, member in three.members.items():
+        for ranks in ((0, 1), (1, 2), (0, 1, 2)):
+            if rank in ranks:
+                member.subgroup(ranks).on_told("x", heard.setdefault((rank, ranks), []).append)
+    three.members[1].subgroup([0, 1]).tell("x", "to the first")
+    three.members[1].subgroup([1, 2]).tell("x", "to the last")
+    three.members[1].tell("x", "to all")
+    wait_for(lambda: all(heard.values()))
+    expected = {(0, 1): ["to the first"], (1, 2): ["to the last"], (0, 1, 2): ["to all"]}
+    assert all(values == expected[ranks] for (_, ranks), values in heard.items())
+    assert not any(member._client._told._values for member in three.members.values())  # nor anything without a listener
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_the_end_of_another_process_fails_no_operation_of_a_subgroup(job, leaves):
+    four = job(4)
+    ours = {rank: four.members[rank].subgroup([1, 2]) for rank in (1, 2)}
+    losses, of_all = [], []
+    ours[1].on_loss(losses.append)
+    four.members[1].on_loss(of_all.append)
+    pending = four.start(outcome, ours[1].gather, "x", "a")
+    whole = four.start(outcome, four.members[1].gather, "x", "a")
+    wait_for(lambda: len(four.members[1]._client._pending) == 2)
+    four.members[3].leave(0 if leaves else 3)
+    ending = "has left with code 0" if leaves else "is lost: ended with code 3 (loss not finite)"
+    assert whole.result(5) == f"'x' cannot complete: rank 3 {ending}."
+    assert ours[2].gather("x", "b") == ["a", "b"] == pending.result(5)
+    wait_for(lambda: len(of_all) == (not leaves))
+    assert ours[1].lost() is None and not losses
+    pending = four.start(outcome, ours[1].gather, "y", 0)
+    wait_for(lambda: four.members[1]._client._pending)
+    four.members[2].leave(3)
+    lost = Loss(2, "ended with code 3 (loss not finite)", 3)
+    assert pending.result(5) == f"'y' cannot complete: {lost}." and ours[1].lost(5) == lost
+    wait_for(lambda: losses)
+    assert losses == [lost] and len(of_all) == 1
+    assert ours[2].left_with == 3 and ours[1].left_with is None
+
+
+def test_nothing_goes_on_without_the_server(job):
+    three = job(3)
+    ours = three.members[1].subgroup([1, 2])
+    three.members[1]._client._lose_server("it was unplugged")
+    assert outcome(ours.barrier, "x") == "'x' cannot complete: rank 0 is lost: it was unplugged."
+    assert ours.lost() == Loss(0, "it was unplugged")
+
+
+def test_leaving_is_leaving_the_job(job):
+    two = job(2)
+    two.members[1].subgroup([1]).leave(3)
+    assert two.members[1].left_with == 3 and two.members[0].lost(5) == Loss(1, "ended with code 3 (loss not finite)", 3)
+
+
+def test_ranks_that_wait_for_each_other_in_subgroups_are_told_so(job, monkeypatch):
+    """Each of these threads passes for the main thread of its process."""
+    monkeypatch.setattr(threading, "main_thread", threading.current_thread)
+    monkeypatch.setattr("tfdist.coordination.pending_operations.STANDSTILL_SECONDS", 0.3)
+    four = job(4, heartbeat=0.05)
+    calls = [
+        four.start(outcome, four.members[rank].subgroup([rank, other]).barrier, "x", 8.0)
+        for rank, other in ((0, 1), (1, 2), (2, 0))
+    ]
+    end = time.monotonic() + 5
+    while not all(call.done() for call in calls) and time.monotonic() < end:
+        four.members[3].subgroup([3]).barrier("y")  # another rank's progress is none of theirs
+    (said,) = {call.result(0) for call in calls}
+    for part in (
+        "rank 0 in 'x' of ranks 0, 1 at ",
+        "rank 1 in 'x' of ranks 1, 2 at ",
+        "rank 2 in 'x' of ranks 0, 2 at ",
+    ):
+        assert part in said
+    assert "must make the same calls, in the same order" in said and "rank 3" not in said
