@@ -45,6 +45,27 @@ def test_rules_between_flags_hold_for_the_chosen_strategy(monkeypatch):
             pass
 
 
+def test_what_a_class_of_the_user_s_declares_is_checked_before_it_starts(monkeypatch, tmp_path):
+    (tmp_path / "declaring.py").write_text(
+        "import tfdist\n"
+        "from tfdist.config.strategy_declaration import Declaration, Processes, Refusal\n"
+        "rule = Refusal('compression', 'none', 'This engine sums by itself: leave out --compression.')\n"
+        "class Own(tfdist.Strategy):\n"
+        "    declaration = Declaration(name='own', processes=Processes.ONE, options=(), refuses=(rule,))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(open_strategy, "start", lambda *_: pytest.fail("the strategy was started"))
+    own = TrainConfig(strategy="declaring:Own", compression="fp16")
+    with pytest.raises(
+        InputError, match="leave out --compression. Received: --compression=fp16 --strategy=declaring:Own"
+    ):
+        with open_strategy.opened_strategy(own):
+            pass
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    with pytest.raises(InputError, match="--strategy=declaring:Own is for one process"):
+        open_strategy.choose(own, environment)
+
+
 def test_the_coordinator_flag_is_the_environment_s(monkeypatch):
     environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
     found = open_strategy.choose(TrainConfig(coordinator="elsewhere:3000"), environment)

@@ -149,13 +149,3 @@ class TestEngines:
             for rank, value in enumerate(run()):
                 np.testing.assert_array_equal(value, [times * (rank + 1)] * 2)
         assert int(self.strategy.local(same)[0]) == 0
-
-
-def test_what_is_written_is_a_copy(single, mirrored2):
-    for strategy in (single, mirrored2):
-        with strategy.scope():
-            variable = tf.Variable(tf.ones([3]))
-        [(offset, values)] = strategy.blocks.written(variable, per_replica=False)
-        variable.assign([2.0, 3.0, 4.0])
-        assert (offset, values.tolist()) == ((0,), [1.0, 1.0, 1.0])
-        assert values.flags.owndata

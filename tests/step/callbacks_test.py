@@ -7,7 +7,8 @@ from tfdist.strategies.single import Single
 
 import tfdist
 from tfdist.cluster.environment import Cluster
-from tfdist.step.callbacks import Callbacks, validation_logs
+from tfdist.errors import InputError
+from tfdist.step.callbacks import Callbacks, chosen, validation_logs
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((16, 3)).astype("float32")
@@ -140,6 +141,25 @@ def test_a_checkpoint_holds_the_epoch_s_weights(mirrored2, tmp_path):
     trainer.fit((X, Y), batch_size=4, epochs=1, callbacks=[keras.callbacks.ModelCheckpoint(path)])
     for a, b in zip(keras.saving.load_model(path).get_weights(), trainer.model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+class Spread(OtherRank):
+    """A strategy whose processes have different blocks of a variable."""
+
+    @property
+    def blocks(self):
+        blocks = super().blocks
+        blocks.spans_processes = True
+        return blocks
+
+
+def test_the_chief_reads_no_variables_that_span_processes(tmp_path):
+    saves = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras")
+    assert chosen([saves], OtherRank(OtherStops(0))) == []
+    with pytest.raises(InputError, match="the chief cannot read weights alone. Received: ModelCheckpoint"):
+        chosen([saves], Spread(OtherStops(0)))
+    logs = keras.callbacks.CSVLogger(tmp_path / "logs.csv")
+    assert chosen([logs], Spread(OtherStops(0))) == []
 
 
 def test_names_of_validation_logs():
