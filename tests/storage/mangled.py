@@ -15,6 +15,7 @@ from tfdist.storage import (
     StoragePath,
     StoredFile,
     Url,
+    register,
 )
 
 
@@ -71,3 +72,10 @@ class MangledStorage(Storage):
 
     def sync_directory(self, directory: StoragePath) -> None:
         self._files.sync_directory(self._at(directory, "sync_directory"))
+
+
+def registered(root: Path) -> MangledStorage:
+    """Returns the storage of `test://` from now on, below a directory."""
+    storage = MangledStorage(root)
+    register("test", lambda: storage)
+    return storage

@@ -54,7 +54,9 @@ def test_an_unknown_scheme_is_bad_input():
     register("other", Other)
     with pytest.raises(InputError) as caught:
         path_of("gs://bucket/run")
-    assert "file://, other://. Received: gs://. Install" in str(caught.value)
+    known = str(caught.value).split("Received")[0]
+    assert "file://" in known and "other://" in known
+    assert "Received: gs://. Install" in str(caught.value)
 
 
 @pytest.mark.parametrize("scheme", ["file", "S3", "", "a/b", "a b"])

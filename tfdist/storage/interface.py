@@ -55,6 +55,13 @@ class StoredFile(abc.ABC):
     def read_into(self, memory: memoryview, position: int) -> int:
         """Reads bytes from a position; returns their number, which may be less than requested, and 0 at the end."""
 
+    def read(self, size: int, position: int = 0) -> bytes:
+        """Returns bytes from a position; fewer than `size` only at the end."""
+        data, done = bytearray(size), 0
+        while done < size and (got := self.read_into(memoryview(data)[done:], position + done)):
+            done += got
+        return bytes(data[:done])
+
 
 class NewFile(abc.ABC):
     """A file that is being written; several threads may write different ranges of it at once."""

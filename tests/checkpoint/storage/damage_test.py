@@ -135,9 +135,10 @@ def test_what_the_system_refuses_is_no_damage(path, monkeypatch):
     def refuse(*_: object) -> int:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
+    checkpoint = Checkpoint.open(path)
     monkeypatch.setattr(os, "preadv", refuse)
     with pytest.raises(CheckpointError, match="shard-00000.safetensors: Stale file handle") as caught:
-        load(path)
+        checkpoint.verify()
     assert not isinstance(caught.value, (Damaged, InputError))
 
 
@@ -145,6 +146,7 @@ def test_what_the_disk_has_lost_is_damage(path, monkeypatch):
     def lose(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
+    checkpoint = Checkpoint.open(path)
     monkeypatch.setattr(os, "preadv", lose)
     with pytest.raises(Damaged, match="shard-00000.safetensors.*the disk cannot read it"):
-        load(path)
+        checkpoint.verify()

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfdist.checkpoint.storage import Checkpoint, Part, Spread, files, keeper, multi_host, newest, shard_bytes
+from tfdist.checkpoint.storage import Checkpoint, Part, Spread, keeper, multi_host, newest, shard_bytes
 from tfdist.coordination import LocalGroup
 from tfdist.errors import CheckpointError, Damaged
+from tfdist.storage import FileSystem
 
 HOSTS = [[0, 1], [2, 3], [4]]
 WEIGHTS = np.arange(12.0).reshape(3, 4)
@@ -111,14 +112,14 @@ def test_hosts_that_hold_other_bits_write_nothing(tmp_path, write, on_ranks):
 
 @pytest.mark.parametrize("rank", [0, 3, 4])
 def test_one_that_cannot_write_is_told_to_all(rank, tmp_path, write, on_ranks, monkeypatch):
-    created = files.created
+    create = FileSystem.create
 
-    def full(path: Path):
+    def full(storage: FileSystem, path: Path):
         if path.name == f"shard-{rank:05d}.safetensors" and path.parent.parent == place(tmp_path, rank):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        return created(path)
+        return create(storage, path)
 
-    monkeypatch.setattr(files, "created", full)
+    monkeypatch.setattr(FileSystem, "create", full)
     found = written(tmp_path, write, on_ranks)
     assert {type(error) for error in found} == {CheckpointError}
     assert f"rank {rank}: [Errno 28] No space left on device" in str(found[0])

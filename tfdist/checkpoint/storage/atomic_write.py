@@ -2,14 +2,12 @@
 
     rank 0: a partial directory -> every rank: its shard and its index, as files -> rank 0: the manifest, one rename
 
-Shards and indices go through the file system; the processes only exchange small messages, one after each stage. If
+Shards and indices go through the storage; the processes only exchange small messages, one after each stage. If
 there is no directory shared by all ranks, the first rank of each host does the work of rank 0 there (`multi_host.py`).
 """
 
-import os
-import shutil
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from tfdist.checkpoint.storage import directory as places
 from tfdist.checkpoint.storage import entries, files, json_validation, manifest
@@ -20,6 +18,7 @@ from tfdist.checkpoint.storage.part import Part
 from tfdist.checkpoint.storage.shard import write_shard
 from tfdist.coordination import Group, Json
 from tfdist.errors import CheckpointError
+from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
 _LONGEST = 500  # of a rank's error message
 _MOST = 3  # number of ranks whose errors are in a message
@@ -27,7 +26,7 @@ _MOST = 3  # number of ranks whose errors are in a message
 
 def commit(
     group: Group,
-    directory: str | os.PathLike[str],
+    directory: AnyPath,
     parts: Sequence[Part],
     *,
     step: int,
@@ -38,12 +37,12 @@ def commit(
     noun: str = "checkpoint",
     deadline: float = 3600.0,
     over: Spread | None = None,
-) -> Path:
+) -> StoragePath:
     """Writes a checkpoint and returns when it is on disk; every rank must call it, from any thread.
 
     Args:
       group: the processes that write together.
-      directory: directory of the run's checkpoints, on a file system shared by all ranks unless `over` is given;
+      directory: directory of the run's checkpoints, shared by all ranks unless `over` is given;
         created if necessary. Only one job may write there (see `lock`), one checkpoint at a time: other partial
         checkpoints are removed.
       parts: this rank's blocks. The blocks of all ranks must tile each tensor.
@@ -67,16 +66,16 @@ def commit(
     """
     if keep < 1:
         raise ValueError(f"At least one checkpoint must stay. Received: keep={keep}.")
-    home = Path(directory)
-    spread = MultiHost(group, over, flags, values) if over else None
-    place = spread or _InOne(group, flags, values)
+    home = path_of(directory)
     partial, whole = places.partial(home, step), home / places.name(step)
+    spread = MultiHost(group, over, flags, values) if over else None
+    place = spread or _InOne(group, partial, flags, values)
     stages = _Stages(group, noun, places.name(step), deadline)
 
     def publish() -> None:
         index, said_flags, said_values = place.content()
         content = Manifest(step, seed, said_flags, said_values, index)
-        _write(partial / manifest.NAME, manifest.dump(content))
+        files.write(partial / manifest.NAME, manifest.dump(content))
         places.publish(partial, whole)
 
     try:
@@ -90,7 +89,8 @@ def commit(
         stages.run("prune", lambda: places.prune(home, keep, whole), place.is_first)
     except BaseException:
         if place.is_first:  # what cannot be removed is removed by the next write
-            shutil.rmtree(partial, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                storage_of(partial).remove_directory(partial)
         raise
     return whole
 
@@ -122,42 +122,37 @@ class _Stages:
 class _InOne:
     """Writing by ranks that share a directory; their indices are files in it."""
 
-    def __init__(self, group: Group, flags: Json, values: Json):
-        self._group, self._flags, self._values = group, flags, values
+    def __init__(self, group: Group, partial: StoragePath, flags: Json, values: Json):
+        self._group, self._partial, self._flags, self._values = group, partial, flags, values
         self.is_first = group.rank == 0
-        self._partial = Path()
 
-    def write(self, partial: Path, parts: Sequence[Part]) -> None:
-        self._partial = partial
+    def write(self, partial: StoragePath, parts: Sequence[Part]) -> None:
         index = write_shard(partial, self._group.rank, parts)
-        _write(_index_file(partial, self._group.rank), manifest.sealed(manifest.dump_index(index)))
+        files.write(_index_file(partial, self._group.rank), manifest.sealed(manifest.dump_index(index)))
 
     def content(self) -> tuple[Index, Json, Json]:
         return _fold(self._partial, self._group.size), self._flags, self._values
 
 
-def _index_file(partial: Path, rank: int) -> Path:
+def _index_file(partial: StoragePath, rank: int) -> StoragePath:
     return partial / f"index-{rank:05d}.json"
 
 
-def _fold(partial: Path, size: int) -> Index:
+def _fold(partial: StoragePath, size: int) -> Index:
     """Merges the index files of all ranks, and removes them."""
+    storage = storage_of(partial)
     own = [_index_file(partial, rank) for rank in range(size)]
     for rank, file in enumerate(own):
-        if not file.exists():
+        if not storage.exists(file):
             raise FileNotFoundError(f"what rank {rank} has written is not here: there is no {file}")
     index = entries.merged(json_validation.index(manifest.unsealed(files.read(file))) for file in own)
     for name, size_there in index.shards.items():
-        if (partial / name).stat().st_size != size_there:
+        found = storage.info(partial / name)
+        if found is None or found.size != size_there:
             raise ValueError(f"{partial / name} does not have {size_there} bytes")
     for file in own:
-        file.unlink()
+        storage.remove(file)
     return index
-
-
-def _write(path: Path, data: bytes) -> None:
-    with files.created(path) as descriptor:
-        files.write(descriptor, data, 0)
 
 
 def _words(error: Exception) -> str:

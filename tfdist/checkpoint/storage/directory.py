@@ -14,13 +14,13 @@ import contextlib
 import functools
 import itertools
 import logging
-import os
 import re
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
+
+from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
 _WHOLE = re.compile(r"step-([0-9]{9,18})")
+_DAMAGED = re.compile(r"step-.*\.damaged.*")
 _LEFT = re.compile(r"\.(step-[0-9]{9,18})\.(partial|replaced|pruned(?:-[0-9]+)?)")
 
 _log = logging.getLogger(__name__)
@@ -36,54 +36,59 @@ def is_name(text: str) -> bool:
     return _WHOLE.fullmatch(text) is not None
 
 
-def step_of(path: Path) -> int:
+def step_of(path: StoragePath) -> int:
     """Returns the step of a checkpoint found by `newest`."""
     return int(path.name.removeprefix("step-"))
 
 
-def partial(directory: Path, step: int) -> Path:
+def partial(directory: StoragePath, step: int) -> StoragePath:
     """Returns the directory in which a step's checkpoint is written."""
     return directory / f".{name(step)}.partial"
 
 
-def newest(directory: str | os.PathLike[str]) -> list[Path]:
+def newest(directory: AnyPath) -> list[StoragePath]:
     """Returns the complete checkpoints by decreasing step; an empty list if there is no such directory.
 
     They may be corrupted, which is detected by `Checkpoint.open` and by reading.
     """
-    found = [(int(match[1]), path) for path, match in _matching(Path(directory), _WHOLE)]
-    return [path for _, path in sorted(found, reverse=True)]
+    found = [(int(match[1]), path) for path, match in _matching(path_of(directory), _WHOLE)]
+    return [path for _, path in sorted(found, key=lambda each: (each[0], each[1].name), reverse=True)]
 
 
-def checkpoints_at(path: str | os.PathLike[str]) -> list[Path]:
+def checkpoints_at(path: AnyPath) -> list[StoragePath]:
     """Returns the checkpoints at a path, the newest first: itself, those in it, or those of the run there."""
-    path = Path(path).expanduser()
-    if is_name(path.name) and not (path / "checkpoints").exists():
-        return [path]
-    return newest(path) or newest(path / "checkpoints")
+    place = path_of(path)
+    inner = place / "checkpoints"
+    if is_name(place.name) and not storage_of(inner).exists(inner):
+        return [place]
+    return newest(place) or newest(inner)
 
 
-def set_aside(path: str | os.PathLike[str]) -> Path:
+def set_aside(path: AnyPath) -> StoragePath:
     """Renames a checkpoint so that `newest` does not find it; returns its new path.
 
     Raises:
       OSError: it cannot be renamed.
     """
-    return _renamed(Path(path), f"{Path(path).name}.damaged")
+    whole = path_of(path)
+    return _renamed(whole, f"{whole.name}.damaged")
 
 
-def _renamed(path: Path, wanted: str) -> Path:
+def _renamed(path: StoragePath, wanted: str) -> StoragePath:
     """Renames a directory; appends a number if the name exists already."""
     names = itertools.chain([wanted], (f"{wanted}-{number}" for number in itertools.count(2)))
-    return path.rename(next(place for each in names if not (place := path.with_name(each)).exists()))
+    storage = storage_of(path)
+    target = next(place for each in names if not storage.exists(place := path.with_name(each)))
+    storage.rename(path, target)
+    return target
 
 
-def set_aside_in(*directories: Path) -> list[Path]:
+def set_aside_in(*directories: StoragePath) -> list[StoragePath]:
     """Returns the checkpoints in these directories that `set_aside` has renamed."""
-    return sorted(path for home in directories for path in home.glob("step-*.damaged*"))
+    return sorted(path for home in directories for path, _ in _matching(home, _DAMAGED))
 
 
-def clean_partial(directory: str | os.PathLike[str]) -> None:
+def clean_partial(directory: AnyPath) -> None:
     """Removes what killed processes have left; to be called while nobody writes there.
 
     Logs a warning about what cannot be removed.
@@ -91,16 +96,17 @@ def clean_partial(directory: str | os.PathLike[str]) -> None:
     Raises:
       OSError: the directory cannot be read, or the last checkpoint cannot be renamed back.
     """
-    for path, match in _matching(Path(directory), _LEFT):
+    for path, match in _matching(path_of(directory), _LEFT):
         whole = path.with_name(match[1])
-        if match[2] == "replaced" and not whole.exists():
-            path.rename(whole)  # killed between two renames, so the former one is the only one
+        storage = storage_of(path)
+        if match[2] == "replaced" and not storage.exists(whole):
+            storage.rename(path, whole)  # killed between two renames, so the former one is the only one
         else:
             _discard(path)
 
 
 @contextlib.contextmanager
-def _tried(path: Path) -> Iterator[None]:
+def _tried(path: StoragePath) -> Iterator[None]:
     """Turns an error into a warning, logged once per directory; the remains do no harm."""
     try:
         yield
@@ -109,26 +115,27 @@ def _tried(path: Path) -> Iterator[None]:
 
 
 @functools.cache  # because removal is retried with each checkpoint
-def _warn(path: Path, why: str) -> None:
+def _warn(path: StoragePath, why: str) -> None:
     _log.warning("%s could not be cleared away (%s). That is tried again.", path, why)
 
 
-def make_partial(directory: Path, step: int) -> Path:
+def make_partial(directory: StoragePath, step: int) -> StoragePath:
     """Creates an empty directory to write a step's checkpoint, and removes what killed processes have left.
 
     Raises:
-      OSError: as raised by the system.
+      OSError: as raised by the storage.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    storage = storage_of(directory)
+    storage.make_directory(directory)
     clean_partial(directory)
     path = partial(directory, step)
-    if path.is_dir():  # it could not be removed
+    if storage.is_directory(path):  # it could not be removed
         _renamed(path, _pruned(directory / name(step)))
-    path.mkdir()
+    storage.make_directory(path, is_new=True)
     return path
 
 
-def publish(written: Path, whole: Path) -> None:
+def publish(written: StoragePath, whole: StoragePath) -> None:
     """Renames a written checkpoint to its final name, replacing an existing one.
 
     If the replaced checkpoint cannot be removed, a warning is logged.
@@ -138,27 +145,28 @@ def publish(written: Path, whole: Path) -> None:
       whole: final name, in the same parent directory.
 
     Raises:
-      OSError: as raised by the system.
+      OSError: as raised by the storage.
     """
-    _synchronize(written)
+    storage = storage_of(whole)
+    storage.sync_directory(written)
     former = whole.with_name(f".{whole.name}.replaced")
-    replaces = whole.exists()
+    replaces = storage.exists(whole)
     if replaces:
-        if former.exists():  # it could not be removed
+        if storage.exists(former):  # it could not be removed
             _renamed(former, _pruned(whole))
-        whole.rename(former)
+        storage.rename(whole, former)
     try:
-        written.rename(whole)
+        storage.rename(written, whole)
     except OSError:
         if replaces:
-            former.rename(whole)
+            storage.rename(former, whole)
         raise
-    _synchronize(whole.parent)
+    storage.sync_directory(whole.parent)
     if replaces:
         _discard(former)
 
 
-def prune(directory: Path, keep: int, written: Path) -> None:
+def prune(directory: StoragePath, keep: int, written: StoragePath) -> None:
     """Removes all but the newest checkpoints; logs a warning about those that cannot be removed.
 
     Args:
@@ -175,37 +183,29 @@ def prune(directory: Path, keep: int, written: Path) -> None:
                 _discard(_renamed(path, _pruned(path)))
 
 
-def remove(path: Path) -> None:
+def remove(path: StoragePath) -> None:
     """Removes a checkpoint.
 
     Raises:
-      OSError: as raised by the system.
+      OSError: as raised by the storage.
     """
-    shutil.rmtree(_renamed(path, _pruned(path)))
+    storage_of(path).remove_directory(_renamed(path, _pruned(path)))
 
 
-def _pruned(whole: Path) -> str:
+def _pruned(whole: StoragePath) -> str:
     """Returns a checkpoint's name during removal: an incomplete one must not have the name of a complete one."""
     return f".{whole.name}.pruned"
 
 
-def _discard(path: Path) -> None:
+def _discard(path: StoragePath) -> None:
     with _tried(path):
-        shutil.rmtree(path)
+        storage_of(path).remove_directory(path)
 
 
-def _matching(directory: Path, pattern: re.Pattern[str]) -> Iterator[tuple[Path, re.Match[str]]]:
-    if directory.is_dir():
-        for path in list(directory.iterdir()):
-            match = pattern.fullmatch(path.name)
-            if match and path.is_dir() and not path.is_symlink():
-                yield path, match
-
-
-def _synchronize(directory: Path) -> None:
-    """Flushes the entries of a directory to disk, so that they survive a power failure."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _matching(directory: StoragePath, pattern: re.Pattern[str]) -> Iterator[tuple[StoragePath, re.Match[str]]]:
+    storage = storage_of(directory)
+    if storage.is_directory(directory):
+        for entry in storage.entries(directory):
+            match = pattern.fullmatch(entry.name)
+            if match and entry.is_directory:
+                yield directory / entry.name, match

@@ -1,13 +1,11 @@
-"""Opens the files of a checkpoint for writing or reading."""
+"""Reads and writes the files of a checkpoint; the storage's errors of reading become errors about the checkpoint."""
 
 import contextlib
 import errno
-import os
-import stat
 from collections.abc import Iterator
-from pathlib import Path
 
 from tfdist.errors import CheckpointError, Damaged
+from tfdist.storage import NotRegularFile, StoragePath, StoredFile, storage_of
 
 _IS_DAMAGE = {
     errno.ENOENT: "it is missing",
@@ -17,49 +15,29 @@ _IS_DAMAGE = {
 }
 
 
-@contextlib.contextmanager
-def created(path: Path) -> Iterator[int]:
-    """Yields the file descriptor of a new file for writing, which is flushed to disk on exit.
+def write(path: StoragePath, data: bytes | memoryview) -> None:
+    """Creates a file; it is durable.
 
     Raises:
-      OSError: as raised by the system, but with the path, which errors of `write` and `fsync` lack.
+      OSError: as raised by the storage.
     """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            yield descriptor
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
-
-
-def write(descriptor: int, data: bytes | memoryview, position: int) -> None:
-    """Writes all bytes, as `os.pwrite` may write fewer."""
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(descriptor, left, position)
-        left, position = left[written:], position + written
+    with storage_of(path).create(path) as file:
+        file.write(data, 0)
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """Yields the file descriptor of a regular file for reading; refuses links, devices and pipes.
+def opened(path: StoragePath) -> Iterator[StoredFile]:
+    """Yields a regular file for reading; refuses links, devices and pipes.
 
     Raises:
       Damaged: the file is missing or not a regular one, or cannot be read from the disk.
       CheckpointError: the system refuses to open or read it, which does not mean that its contents are corrupted.
     """
     try:
-        # O_NONBLOCK: opening a pipe would wait for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise Damaged(path, "it is no file")
-            yield descriptor
-        finally:
-            os.close(descriptor)
+        with storage_of(path).open(path) as file:
+            yield file
+    except NotRegularFile as error:
+        raise Damaged(path, "it is no file") from error
     except OSError as error:
         if error.errno in _IS_DAMAGE:
             raise Damaged(path, _IS_DAMAGE[error.errno]) from error
@@ -69,11 +47,11 @@ def opened(path: Path) -> Iterator[int]:
         ) from error
 
 
-def read(path: Path) -> bytes:
+def read(path: StoragePath) -> bytes:
     """Returns the contents of a file.
 
     Raises:
       Damaged, CheckpointError: see `opened`.
     """
-    with opened(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
-        return file.read()
+    with opened(path) as file:
+        return file.read(file.size)

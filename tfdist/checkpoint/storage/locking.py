@@ -2,16 +2,12 @@
 
 import contextlib
 import datetime
-import errno
-import fcntl
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
-from typing import IO
 
-from tfdist.checkpoint.storage import files
 from tfdist.errors import InputError
+from tfdist.storage import AnyPath, LockFile, StoragePath, path_of, storage_of
 
 NAME = "lock"
 
@@ -27,8 +23,8 @@ class Holder:
       is_told: whether the description has been written.
     """
 
-    def __init__(self, file: IO[bytes]):
-        """Initializes with the unbuffered lock `file`."""
+    def __init__(self, file: LockFile):
+        """Initializes with the lock `file`."""
         self._file = file
         started = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
         self._words = f"process {os.getpid()} on {socket.gethostname()} since {started}\n".encode()
@@ -39,10 +35,7 @@ class Holder:
         if self.is_written_down:
             return
         try:
-            self._file.truncate(0)
-            files.write(self._file.fileno(), self._words, 0)
-            # The file stays open, and NFS shows changes to others only after close or fsync.
-            os.fsync(self._file.fileno())
+            self._file.write(self._words)
             self.is_written_down = True
         except OSError:
             self.clear()  # an incomplete description would be misread
@@ -50,14 +43,14 @@ class Holder:
     def clear(self) -> None:
         """Removes the description."""
         with contextlib.suppress(OSError):
-            self._file.truncate(0)
+            self._file.clear()
 
 
 @contextlib.contextmanager
-def lock(directory: str | os.PathLike[str], remedy: str = "give another --output_dir") -> Iterator[Holder]:
+def lock(directory: AnyPath, remedy: str = "give another --output_dir") -> Iterator[Holder]:
     """Locks a directory against other processes, on any host that shares it.
 
-    The system releases the lock when the process ends for any reason.
+    The lock is released when the process ends for any reason.
 
     Args:
       directory: existing directory of a run, or of its checkpoints.
@@ -70,54 +63,42 @@ def lock(directory: str | os.PathLike[str], remedy: str = "give another --output
       InputError: another process holds the lock.
       NoLock: the directory cannot be locked.
     """
-    with _opened(directory, remedy) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise _refused(Path(directory) / NAME, error, remedy) from error
-        with _told(file) as holder:
-            yield holder
+    with _opened(directory, remedy, exclusive=True) as holder:
+        yield holder
 
 
 @contextlib.contextmanager
-def unlocked(directory: str | os.PathLike[str], remedy: str = "give another --output_dir") -> Iterator[Holder]:
+def unlocked(directory: AnyPath, remedy: str = "give another --output_dir") -> Iterator[Holder]:
     """Like `lock`, for directories whose files cannot be locked: writes the description, but excludes nobody.
 
     Raises:
       NoLock: the file cannot be opened either.
     """
-    with _opened(directory, remedy) as file, _told(file) as holder:
+    with _opened(directory, remedy, exclusive=False) as holder:
         yield holder
 
 
 @contextlib.contextmanager
-def _opened(directory: str | os.PathLike[str], remedy: str) -> Iterator[IO[bytes]]:
-    path = Path(directory) / NAME
-    try:
-        file = open(path, "a+b", buffering=0)  # not "w", which would truncate another process's file
-    except OSError as error:
-        raise _refused(path, error, remedy) from error
-    with file:
-        yield file
-
-
-@contextlib.contextmanager
-def _told(file: IO[bytes]) -> Iterator[Holder]:
-    holder = Holder(file)
-    holder.tell()
-    try:
+def _opened(directory: AnyPath, remedy: str, exclusive: bool) -> Iterator[Holder]:
+    path = path_of(directory) / NAME
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(storage_of(path).lock(path, exclusive=exclusive))
+        except BlockingIOError as error:
+            raise _in_use(path, remedy) from error
+        except OSError as error:
+            raise NoLock(
+                f"A run's directory must be one whose files can be locked. Received: {path}: {error.strerror}. "
+                f"{remedy[0].upper()}{remedy[1:]}."
+            ) from error
+        holder = Holder(file)
+        holder.tell()
+        stack.callback(holder.clear)
         yield holder
-    finally:
-        holder.clear()
 
 
-def _refused(path: Path, error: OSError, remedy: str) -> InputError:
-    if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN):
-        return NoLock(
-            f"A run's directory must be one whose files can be locked. Received: {path}: {error.strerror}. "
-            f"{remedy[0].upper()}{remedy[1:]}."
-        )
-    holder = " ".join(path.read_text(encoding="utf-8", errors="replace").split())
+def _in_use(path: StoragePath, remedy: str) -> InputError:
+    holder = " ".join(storage_of(path).read(path).decode(errors="replace").split())
     return InputError(
         f"One run at a time writes to a directory. Received: {path.parent}, where {holder or 'another process'} is at "
         f"work. Wait for it, end it, or {remedy}."

@@ -8,13 +8,13 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tfdist.checkpoint.storage import json_validation
 from tfdist.checkpoint.storage.entries import Index, check
 from tfdist.coordination import Json
 from tfdist.errors import Damaged, InputError
+from tfdist.storage import StoragePath
 
 VERSION = 1
 NAME = "manifest.json"
@@ -105,7 +105,7 @@ def dump_index(index: Index) -> dict[str, Json]:
     }
 
 
-def load(path: Path, data: bytes) -> Manifest:
+def load(path: StoragePath, data: bytes) -> Manifest:
     """Parses the bytes of `manifest.json`.
 
     Args:

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from tfdist.checkpoint.storage.entries import Index, merged
 from tfdist.checkpoint.storage.part import Part
 from tfdist.checkpoint.storage.shard import shard_name, write_shard
 from tfdist.coordination import Group, Json
+from tfdist.storage import StoragePath
 
 _MESSAGE = 1 << 19  # characters per message of a group, without its framing
 
@@ -70,15 +70,14 @@ class MultiHost:
         """Whether this rank does the work that is done once per directory."""
         return self._group.rank in self._firsts
 
-    def write(self, partial: Path, parts: Sequence[Part]) -> None:
+    def write(self, partial: StoragePath, parts: Sequence[Part]) -> None:
         """Writes this rank's files; the file of replicated parts has the number after those of the ranks.
 
         Raises:
           ValueError, TypeError: on rank 0, if flags or values are not JSON.
         """
         for rank, data in self._over.copies.items():
-            with files.created(partial / shard_name(rank)) as descriptor:
-                files.write(descriptor, data.data, 0)
+            files.write(partial / shard_name(rank), data.data)
         numbered = ((self._group.rank, parts), (self._group.size, self._over.alike))
         own, alike = (manifest.dump_index(write_shard(partial, number, those)) for number, those in numbered)
         # Encoded here, because a rank that failed in `exchange` would leave the others waiting.

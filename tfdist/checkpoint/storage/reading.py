@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from tfdist.checkpoint.storage.manifest import Manifest
 from tfdist.checkpoint.storage.shard import Plan
 from tfdist.coordination import Json
 from tfdist.errors import CheckpointError, Damaged
+from tfdist.storage import AnyPath, StoragePath, path_of
 
 AHEAD = 64 << 20  # bytes that `arrays` reads at once, to divide small tensors between threads
 _MOST_THREADS = 8
@@ -60,7 +60,7 @@ class Checkpoint:
       tensors: metadata of the tensors, by name.
     """
 
-    def __init__(self, path: Path, content: Manifest, plans: Mapping[str, Plan]):
+    def __init__(self, path: StoragePath, content: Manifest, plans: Mapping[str, Plan]):
         """Initializes a checkpoint.
 
         Args:
@@ -79,7 +79,7 @@ class Checkpoint:
         self._threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> "Checkpoint":
+    def open(cls, path: AnyPath) -> "Checkpoint":
         """Reads everything except the tensors' bytes, and checks that the shards have the right sizes and headers.
 
         Args:
@@ -90,13 +90,14 @@ class Checkpoint:
           InputError: a newer version of the format.
           CheckpointError: the system refuses to read it.
         """
-        found = cls._described(Path(path), files.read(Path(path) / manifest.NAME))
+        directory = path_of(path)
+        found = cls._described(directory, files.read(directory / manifest.NAME))
         for name, plan in found._plans.items():
             _check_shard(found.path / name, plan)
         return found
 
     @classmethod
-    def _described(cls, directory: Path, data: bytes) -> "Checkpoint":
+    def _described(cls, directory: StoragePath, data: bytes) -> "Checkpoint":
         """Parses the bytes of a manifest, without reading shards."""
         file = directory / manifest.NAME
         content = manifest.load(file, data)
@@ -107,7 +108,7 @@ class Checkpoint:
         return cls(directory, content, plans)
 
     @classmethod
-    def held(cls, path: str | os.PathLike[str]) -> Held:
+    def held(cls, path: AnyPath) -> Held:
         """Returns which files of a checkpoint are here and intact, reading every byte.
 
         Args:
@@ -116,8 +117,9 @@ class Checkpoint:
         Raises:
           Damaged, InputError, CheckpointError: the manifest cannot be read, see `open`.
         """
-        data = files.read(Path(path) / manifest.NAME)
-        found = cls._described(Path(path), data)
+        directory = path_of(path)
+        data = files.read(directory / manifest.NAME)
+        found = cls._described(directory, data)
         sizes = {name: plan.size for name, plan in found._plans.items()}
         intact = [name for name in sizes if found._is_intact(name)]
         own = manifest.NAME
@@ -228,14 +230,14 @@ class Checkpoint:
 
     def _check_in(self, file: str, blocks: Sequence[_Block]) -> None:
         path, positions = self.path / file, self._plans[file].positions
-        with files.opened(path) as descriptor:
+        with files.opened(path) as opened:
             each = [
                 piece
                 for block in blocks
-                for piece in hashed_io.pieces(descriptor, positions[block.part.key], block.size, block.into)
+                for piece in hashed_io.pieces(positions[block.part.key], block.size, block.into)
             ]
             try:
-                found = iter(hashed_io.read(each, self._threads))
+                found = iter(hashed_io.read(opened, each, self._threads))
             except EOFError as error:
                 raise Damaged(path, "it is too short") from error
         for block in blocks:
@@ -244,14 +246,12 @@ class Checkpoint:
             self._verified.add((file, block.part.key))
 
 
-def _check_shard(path: Path, plan: Plan) -> None:
-    with files.opened(path) as descriptor:
-        size = os.fstat(descriptor).st_size
-        if size != plan.size:
-            raise Damaged(path, f"it has {size} bytes, not {plan.size}")
-        with open(descriptor, "rb", closefd=False) as file:
-            if file.read(len(plan.header)) != plan.header:
-                raise Damaged(path, "its header is not what was written")
+def _check_shard(path: StoragePath, plan: Plan) -> None:
+    with files.opened(path) as file:
+        if file.size != plan.size:
+            raise Damaged(path, f"it has {file.size} bytes, not {plan.size}")
+        if file.read(len(plan.header)) != plan.header:
+            raise Damaged(path, "its header is not what was written")
 
 
 _Ranges = list[tuple[int, int]]

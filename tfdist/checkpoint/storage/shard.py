@@ -11,14 +11,14 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from tfdist.checkpoint.storage import dtypes, files, hashed_io
+from tfdist.checkpoint.storage import dtypes, hashed_io
 from tfdist.checkpoint.storage.entries import Index, PartEntry, TensorEntry, merged
 from tfdist.checkpoint.storage.part import Part
+from tfdist.storage import StoragePath, storage_of
 
 THREADS = 2  # that hash and write during training
 
@@ -69,7 +69,7 @@ def _plan(blocks: Mapping[str, _Block]) -> Plan:
     return Plan(len(text).to_bytes(8, "little") + text, positions, first + end)
 
 
-def write_shard(directory: Path, rank: int, parts: Sequence[Part]) -> Index:
+def write_shard(directory: StoragePath, rank: int, parts: Sequence[Part]) -> Index:
     """Writes the blocks of one process to disk, if it has any.
 
     Args:
@@ -118,15 +118,15 @@ def _entry(file: str, part: Part, sha256: tuple[str, ...]) -> TensorEntry:
     return TensorEntry(part.values.dtype.name, part.shape, (entry,))
 
 
-def _write(path: Path, plan: Plan, parts: Sequence[Part]) -> dict[str, tuple[str, ...]]:
+def _write(path: StoragePath, plan: Plan, parts: Sequence[Part]) -> dict[str, tuple[str, ...]]:
     """Writes a file; returns the hashes of each block's pieces by key."""
     ordered = sorted(parts, key=lambda part: plan.positions[part.key])  # in file order, which is faster
-    with files.created(path) as descriptor:
-        files.write(descriptor, plan.header, 0)
+    with storage_of(path).create(path) as file:
+        file.write(plan.header, 0)
         each = [
             piece
             for part in ordered
-            for piece in hashed_io.pieces(descriptor, plan.positions[part.key], part.values.nbytes, part.values)
+            for piece in hashed_io.pieces(plan.positions[part.key], part.values.nbytes, part.values)
         ]
-        found = iter(hashed_io.write(each, THREADS))
+        found = iter(hashed_io.write(file, each, THREADS))
     return {part.key: tuple(islice(found, hashed_io.count(part.values.nbytes))) for part in ordered}
