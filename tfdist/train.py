@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import pathlib
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -14,6 +13,7 @@ from tfdist.checkpoint import in_memory
 from tfdist.cli import command, flags, startup
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import WriteError, exit_codes
+from tfdist.storage import path_of
 
 if TYPE_CHECKING:
     from tfdist.cli.session import Session
@@ -49,7 +49,7 @@ def _train(opened: "Session") -> int:
     with long_timeout("its data") as deadline:
         path = strategy.group.broadcast("output_dir", os.path.expanduser(config.output_dir or name), deadline)
     config = dataclasses.replace(config, strategy=opened.detection.strategy, output_dir=path)
-    directory = reporting.RunDirectory(pathlib.Path(path))
+    directory = reporting.RunDirectory(path_of(path))
     origin = run_start.origin(config, directory, strategy)
     # Reports errors in the model before anything is written.
     trainer = session.make_trainer(opened, strategy)
@@ -90,11 +90,8 @@ def _train(opened: "Session") -> int:
                 stall_warning_seconds=config.stall_warning_seconds,
                 stall_shutdown_seconds=config.stall_shutdown_seconds,
             )
-            partial = directory.model.with_suffix(f".partial{directory.model.suffix}")
             with must_write(directory.model):
-                trainer.save(str(partial))
-                if strategy.is_chief:
-                    partial.replace(directory.model)
+                trainer.save(str(directory.model))
     if strategy.is_chief:
         last = (history.records or directory.records())[-1]
         numbers = "  ".join(f"{k} {v:.4f}" for k, v in last.items() if k == "loss" or "accuracy" in k)

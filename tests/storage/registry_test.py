@@ -56,7 +56,7 @@ def test_an_unknown_scheme_is_bad_input():
         path_of("gs://bucket/run")
     known = str(caught.value).split("Received")[0]
     assert "file://" in known and "other://" in known
-    assert "Received: gs://. Install" in str(caught.value)
+    assert "Received: gs://bucket/run. Give another path, install" in str(caught.value)
 
 
 @pytest.mark.parametrize("scheme", ["file", "S3", "", "a/b", "a b"])

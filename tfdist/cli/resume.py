@@ -118,7 +118,7 @@ def _own(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> li
 
 def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
     """Returns the record of each start of a run; one empty record if there is none."""
-    return (directory.beginnings() if directory.starts.exists() else []) or [{}]
+    return (directory.beginnings() if directory.is_run else []) or [{}]
 
 
 def _began_with(resume: str, directory: RunDirectory) -> bool:

@@ -49,7 +49,12 @@ def path_of(path: AnyPath) -> StoragePath:
         if not key.startswith("/"):
             raise InputError(f"A file URL has three slashes and no host. Received: {text}. Give file:///PATH.")
         return pathlib.Path(key)
-    _made(scheme)
+    if _made(scheme) is None:
+        raise InputError(
+            f"A path is one of this machine, or begins with the scheme of a known storage: {', '.join(_known())}. "
+            f"Received: {text}. Give another path, install a package that provides this storage, or call "
+            "tfdist.storage.register."
+        )
     return Url(scheme, key)
 
 
@@ -60,18 +65,19 @@ def storage_of(path: AnyPath) -> Storage:
       InputError: no storage is registered for its scheme.
     """
     found = path_of(path)
-    return _made(found.scheme if isinstance(found, Url) else "file")
+    storage = _made(found.scheme if isinstance(found, Url) else "file")
+    assert storage is not None, f"{found} was made without path_of"
+    return storage
 
 
 @functools.cache
-def _made(scheme: str) -> Storage:
+def _made(scheme: str) -> Storage | None:
     if scheme in _STORAGES:
         return _STORAGES[scheme]()
-    declared = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
-    if scheme in declared:
-        return cast(Storage, declared[scheme].load()())
-    known = ", ".join(f"{name}://" for name in sorted({*_STORAGES, *declared}))
-    raise InputError(
-        f"A path is one of this machine, or begins with the scheme of a known storage: {known}. Received: {scheme}://. "
-        f"Install a package that provides it, or call tfdist.storage.register({scheme!r}, ...)."
-    )
+    declared = importlib.metadata.entry_points(group=ENTRY_POINTS, name=scheme)
+    return cast(Storage, next(iter(declared)).load()()) if declared else None
+
+
+def _known() -> list[str]:
+    declared = importlib.metadata.entry_points(group=ENTRY_POINTS).names
+    return [f"{scheme}://" for scheme in sorted({*_STORAGES, *declared})]

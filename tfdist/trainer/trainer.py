@@ -22,7 +22,6 @@ from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
-from tfdist.models import with_batch_norm
 from tfdist.reporting import NullLedger, NullProfile, NullReporter, Reporter, synchronizer
 from tfdist.reporting.schema import check_metric_names
 from tfdist.step import metrics
@@ -42,12 +41,13 @@ from tfdist.step.validation import (
     check_trains,
     check_unchanged,
     default_loss_scale,
-    synchronized_layers,
     with_collectives,
     without_loss_scale,
 )
+from tfdist.storage import AnyPath
 from tfdist.trainer.consistency import check_alike
 from tfdist.trainer.fit_loop import History, Run, Schedule
+from tfdist.trainer.model_file import save_model
 
 
 class Trainer:
@@ -257,14 +257,14 @@ class Trainer:
                 self.progress, self._begun_at = Progress(), None
                 self._batch_schedule, self._position = None, batch_schedule.position
 
-    def resume(self, path: str | os.PathLike[str], commits: str | os.PathLike[str] = "") -> int:
+    def resume(self, path: AnyPath, commits: str | os.PathLike[str] = "") -> int:
         """Resumes from a checkpoint: restores weights, optimizer state, the step and all other state of the run.
 
         Call it on every process, with the model built. A damaged checkpoint is set aside; the newest intact one is
         used.
 
         Args:
-          path: a checkpoint, or a directory of checkpoints, which may be empty or missing.
+          path: a checkpoint, or a directory of checkpoints, which may be empty or missing; also as a URL.
           commits: directory of commits; a commit is used if it is newer.
 
         Returns:
@@ -378,8 +378,8 @@ class Trainer:
         """State of the step besides weights and optimizer state, by name: error feedback, loss scale and so on."""
         return self._kept.arrays()
 
-    def save(self, path: str) -> None:
-        """Saves the model in Keras's format on the chief; call it on every process.
+    def save(self, path: AnyPath) -> None:
+        """Saves the model in Keras's format on the chief; call it on every process. The path never has half a model.
 
         Keras alone can load the file, with tfdist imported if the model has layers of tfdist. Synchronized BatchNorm is
         saved as ordinary BatchNorm, its equal in inference. The optimizer is saved too, unless a layer was replaced in
@@ -388,13 +388,4 @@ class Trainer:
         self.average_statistics()
         with self.strategy.whole([*self.model.variables, *self.model.optimizer.variables]):
             if self.strategy.is_chief:
-                self._save(path)
-
-    def _save(self, path: str) -> None:
-        if synchronized_layers(self.model):
-            with_batch_norm(self.model, "local").save(path)
-        elif "tfdist" in str(keras.saving.serialize_keras_object(self.model.optimizer)):
-            with keras_internals.not_compiled(self.model) as plain:
-                plain.save(path)
-        else:
-            self.model.save(path)
+                save_model(self.model, path)
