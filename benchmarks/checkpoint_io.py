@@ -26,7 +26,7 @@ import numpy as np
 import starting
 from paired import ratio_of_medians
 
-from tfdist.checkpoint.storage import Checkpoint, Part, commit, hashed_io, write_shard
+from tfdist.checkpoint.format import Checkpoint, Part, commit, hashed_io, write_shard
 from tfdist.coordination import LocalGroup
 
 TENSOR = (1024, 2048)

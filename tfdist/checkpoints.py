@@ -4,8 +4,8 @@ import sys
 import time
 from typing import Any
 
-from tfdist.checkpoint.storage import Checkpoint, Damaged, checkpoints_at
-from tfdist.checkpoint.storage.manifest import NAME
+from tfdist.checkpoint.format import Checkpoint, Damaged, checkpoints_at
+from tfdist.checkpoint.format.manifest import NAME
 from tfdist.cli import command
 from tfdist.errors import CheckpointError, ExitCode, InputError
 from tfdist.storage import StoragePath, storage_of

@@ -48,7 +48,7 @@ class ExportConfig:
 def main(run: str, config: ExportConfig) -> int:
     """Exports the model and prints its path; returns the exit code."""
     startup.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
-    from tfdist.checkpoint.storage import checkpoints_at
+    from tfdist.checkpoint.format import checkpoints_at
     from tfdist.cli import session
 
     found = checkpoints_at(run)
@@ -98,7 +98,7 @@ def _check_any(found: list[StoragePath], run: str) -> None:
 
 def _restore(trainer: "Trainer", run: str) -> None:
     """Restores the newest checkpoint; retries once, as a running job may remove checkpoints while they are read."""
-    from tfdist.checkpoint.storage import checkpoints_at
+    from tfdist.checkpoint.format import checkpoints_at
 
     for is_last in (False, True):
         found = checkpoints_at(run)
@@ -200,7 +200,7 @@ def _safetensors(trainer: "Trainer", path: Path) -> None:
     import keras
     import numpy as np
 
-    from tfdist.checkpoint.storage import Part, write_shard
+    from tfdist.checkpoint.format import Part, write_shard
     from tfdist.grammar.unique_names import unique_names
     from tfdist.step import randomness
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdist.checkpoint.storage import newest, step_of
+from tfdist.checkpoint.format import newest, step_of
 from tfdist.cli import command
 from tfdist.errors import ExitCode, InputError
 from tfdist.reporting import RunDirectory

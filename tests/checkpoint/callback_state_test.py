@@ -12,7 +12,7 @@ from tests.checkpoint.callback_values_test import VALUES, same
 from tests.coordination.members import members
 from tfdist.checkpoint import callback_state
 from tfdist.checkpoint.callback_state import CallbackState
-from tfdist.checkpoint.storage import Checkpoint, Damaged, commit
+from tfdist.checkpoint.format import Checkpoint, Damaged, commit
 from tfdist.coordination import LocalGroup
 
 OPTIMIZER = keras.optimizers.SGD(0.5)

@@ -12,7 +12,7 @@ import numpy as np
 
 from tfdist import keras_internals
 from tfdist.checkpoint.callback_values import Held, array_fingerprint, decoded, encoded, fill, fingerprint, is_like
-from tfdist.checkpoint.storage import Checkpoint, Damaged, Part
+from tfdist.checkpoint.format import Checkpoint, Damaged, Part
 from tfdist.coordination import Group, Json
 from tfdist.grammar.unique_names import unique_names
 from tfdist.step.callbacks import WRITE_FILES

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdist.checkpoint.storage.dtypes import DTYPES, is_known
+from tfdist.checkpoint.format.dtypes import DTYPES, is_known
 from tfdist.coordination import Json
 
 _WORDS = re.compile(r"[\w -]*")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfdist.checkpoint.storage import NoLock, lock, newest, step_of
+from tfdist.checkpoint.format import NoLock, lock, newest, step_of
 from tfdist.checkpoint.tiers import DurableTier, InMemoryTier, Saved, Tier
 from tfdist.coordination.sync_points import SyncPoints
 from tfdist.distribution.strategy import Strategy

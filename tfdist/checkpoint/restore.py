@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tfdist.checkpoint.peers import share
-from tfdist.checkpoint.storage import (
+from tfdist.checkpoint.format import (
     Checkpoint,
     CheckpointError,
     Damaged,
@@ -17,6 +16,7 @@ from tfdist.checkpoint.storage import (
     set_aside_in,
     step_of,
 )
+from tfdist.checkpoint.peers import share
 from tfdist.checkpoint.train_state import TrainState
 from tfdist.coordination import Group
 from tfdist.coordination.timeouts import long_timeout

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfdist.checkpoint.peers import hosts
-from tfdist.checkpoint.storage import (
+from tfdist.checkpoint.format import (
     BackgroundWriter,
     CheckpointError,
     Part,
@@ -18,6 +17,7 @@ from tfdist.checkpoint.storage import (
     remove,
     shard_bytes,
 )
+from tfdist.checkpoint.peers import hosts
 from tfdist.checkpoint.train_state import TrainState
 from tfdist.checkpoint.transfer import ByteTransfer
 from tfdist.coordination import Group

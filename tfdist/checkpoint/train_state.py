@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.checkpoint.callback_state import CallbackState
-from tfdist.checkpoint.storage import Checkpoint, Part
+from tfdist.checkpoint.format import Checkpoint, Part
 from tfdist.distribution.strategy import Read, Strategy
 from tfdist.distribution.variable_creation import without_numbers
 from tfdist.errors import InputError

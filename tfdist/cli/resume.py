@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfdist.checkpoint import in_memory
+from tfdist.checkpoint.format import Damaged, checkpoints_at, newest, set_aside_in
 from tfdist.checkpoint.restore import first_readable, newest_first
-from tfdist.checkpoint.storage import Damaged, checkpoints_at, newest, set_aside_in
 from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import names
 from tfdist.config.train_config import TrainConfig

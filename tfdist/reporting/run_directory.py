@@ -215,7 +215,7 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> StoragePath:
-        """Directory of checkpoints; defined by `tfdist.checkpoint.storage`."""
+        """Directory of checkpoints; defined by `tfdist.checkpoint.format`."""
         return self.path / "checkpoints"
 
     def ledger(self, start: int, rank: int) -> StoragePath:

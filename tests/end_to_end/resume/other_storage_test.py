@@ -5,7 +5,7 @@ import pytest
 
 from tests.storage.mangled import registered
 from tfdist import checkpoints, export, ledger, train
-from tfdist.checkpoint.storage import newest
+from tfdist.checkpoint.format import newest
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.export import ExportConfig

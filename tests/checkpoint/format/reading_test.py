@@ -3,8 +3,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from tfdist.checkpoint.storage import Checkpoint, Damaged, Part, hashed_io
-from tfdist.checkpoint.storage.dtypes import DTYPES
+from tfdist.checkpoint.format import Checkpoint, Damaged, Part, hashed_io
+from tfdist.checkpoint.format.dtypes import DTYPES
 
 
 @pytest.fixture(scope="module")

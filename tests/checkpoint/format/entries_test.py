@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from tfdist.checkpoint.storage import hashed_io
-from tfdist.checkpoint.storage.entries import Index, PartEntry, TensorEntry, check, merged
+from tfdist.checkpoint.format import hashed_io
+from tfdist.checkpoint.format.entries import Index, PartEntry, TensorEntry, check, merged
 
 FILE = "shard-00000.safetensors"
 

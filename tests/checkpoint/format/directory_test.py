@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.checkpoint.storage import clean_partial, newest, set_aside
-from tfdist.checkpoint.storage.directory import name, prune, publish
+from tfdist.checkpoint.format import clean_partial, newest, set_aside
+from tfdist.checkpoint.format.directory import name, prune, publish
 
 
 def make(directory, *names: str, text: str = "as it was"):

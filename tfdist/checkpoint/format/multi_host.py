@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfdist.checkpoint.storage import files, json_validation, manifest
-from tfdist.checkpoint.storage.entries import Index, merged
-from tfdist.checkpoint.storage.part import Part
-from tfdist.checkpoint.storage.shard import shard_name, write_shard
+from tfdist.checkpoint.format import files, json_validation, manifest
+from tfdist.checkpoint.format.entries import Index, merged
+from tfdist.checkpoint.format.part import Part
+from tfdist.checkpoint.format.shard import shard_name, write_shard
 from tfdist.coordination import Group, Json
 from tfdist.storage import StoragePath
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.storage.mangled import registered
-from tfdist.checkpoint.storage import Checkpoint, Damaged, Part, checkpoints_at, lock, newest, set_aside, set_aside_in
+from tfdist.checkpoint.format import Checkpoint, Damaged, Part, checkpoints_at, lock, newest, set_aside, set_aside_in
 from tfdist.errors import CheckpointError, InputError
 from tfdist.storage import path_of
 

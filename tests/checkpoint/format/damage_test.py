@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfdist.checkpoint.storage import Checkpoint, Damaged, Part
+from tfdist.checkpoint.format import Checkpoint, Damaged, Part
 from tfdist.errors import CheckpointError, InputError
 
 FILES = ("manifest.json", "shard-00000.safetensors", "shard-00001.safetensors")

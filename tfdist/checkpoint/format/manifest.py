@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.checkpoint.storage import json_validation
-from tfdist.checkpoint.storage.entries import Index, check
+from tfdist.checkpoint.format import json_validation
+from tfdist.checkpoint.format.entries import Index, check
 from tfdist.coordination import Json
 from tfdist.errors import Damaged, InputError
 from tfdist.storage import StoragePath

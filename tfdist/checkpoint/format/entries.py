@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from tfdist.checkpoint.storage import dtypes, hashed_io
+from tfdist.checkpoint.format import dtypes, hashed_io
 
 _LONGEST = 2**63 - 1  # maximum number of bytes of an array
 _MOST_AXES = 32  # supported by every version of NumPy

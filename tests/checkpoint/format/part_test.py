@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tfdist.checkpoint.storage import Part
+from tfdist.checkpoint.format import Part
 
 SQUARE = np.ones((2, 2), np.float32)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfdist.checkpoint.storage import Checkpoint, Part, Spread, keeper, multi_host, newest, shard_bytes
+from tfdist.checkpoint.format import Checkpoint, Part, Spread, keeper, multi_host, newest, shard_bytes
 from tfdist.coordination import LocalGroup
 from tfdist.errors import CheckpointError, Damaged
 from tfdist.storage import FileSystem

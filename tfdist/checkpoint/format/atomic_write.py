@@ -9,13 +9,13 @@ there is no directory shared by all ranks, the first rank of each host does the 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
-from tfdist.checkpoint.storage import directory as places
-from tfdist.checkpoint.storage import entries, files, json_validation, manifest
-from tfdist.checkpoint.storage.entries import Index
-from tfdist.checkpoint.storage.manifest import Manifest
-from tfdist.checkpoint.storage.multi_host import MultiHost, Spread
-from tfdist.checkpoint.storage.part import Part
-from tfdist.checkpoint.storage.shard import write_shard
+from tfdist.checkpoint.format import directory as places
+from tfdist.checkpoint.format import entries, files, json_validation, manifest
+from tfdist.checkpoint.format.entries import Index
+from tfdist.checkpoint.format.manifest import Manifest
+from tfdist.checkpoint.format.multi_host import MultiHost, Spread
+from tfdist.checkpoint.format.part import Part
+from tfdist.checkpoint.format.shard import write_shard
 from tfdist.coordination import Group, Json
 from tfdist.errors import CheckpointError
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from tfdist.checkpoint.storage import BackgroundWriter
+from tfdist.checkpoint.format import BackgroundWriter
 
 
 def test_it_writes_beside_the_caller():

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tfdist.checkpoint.storage import Checkpoint, Damaged, Part, manifest
+from tfdist.checkpoint.format import Checkpoint, Damaged, Part, manifest
 from tfdist.errors import InputError
 
 

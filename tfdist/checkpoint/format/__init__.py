@@ -1,15 +1,15 @@
-"""Stores checkpoints: NumPy arrays are written, and read back unchanged or with an error about what is corrupted.
+"""The format of checkpoints: NumPy arrays are written, and read back unchanged or with an error about what is corrupted.
 
     commit(group, directory, parts)   all processes write one checkpoint, completely or not at all
     Checkpoint.open(path).read(name)  data is only returned after its hash has been verified
 
 A checkpoint is a directory with safetensors shards and a manifest; `manifest.py` and `shard.py` define the format. This
-package does not depend on the contents of a run's state, nor on TensorFlow.
+package does not depend on the contents of a run's state, nor on TensorFlow. Where the files are is `tfdist.storage`'s.
 """
 
-from tfdist.checkpoint.storage.atomic_write import commit
-from tfdist.checkpoint.storage.background import BackgroundWriter
-from tfdist.checkpoint.storage.directory import (
+from tfdist.checkpoint.format.atomic_write import commit
+from tfdist.checkpoint.format.background import BackgroundWriter
+from tfdist.checkpoint.format.directory import (
     checkpoints_at,
     clean_partial,
     newest,
@@ -18,11 +18,11 @@ from tfdist.checkpoint.storage.directory import (
     set_aside_in,
     step_of,
 )
-from tfdist.checkpoint.storage.locking import Holder, NoLock, lock, unlocked
-from tfdist.checkpoint.storage.multi_host import Spread, keeper
-from tfdist.checkpoint.storage.part import Part
-from tfdist.checkpoint.storage.reading import Checkpoint, Held
-from tfdist.checkpoint.storage.shard import shard_bytes, write_shard
+from tfdist.checkpoint.format.locking import Holder, NoLock, lock, unlocked
+from tfdist.checkpoint.format.multi_host import Spread, keeper
+from tfdist.checkpoint.format.part import Part
+from tfdist.checkpoint.format.reading import Checkpoint, Held
+from tfdist.checkpoint.format.shard import shard_bytes, write_shard
 from tfdist.errors import CheckpointError, Damaged
 
 __all__ = [

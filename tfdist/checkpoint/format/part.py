@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from tfdist.checkpoint.storage import dtypes
+from tfdist.checkpoint.format import dtypes
 
 
 @dataclasses.dataclass(frozen=True)

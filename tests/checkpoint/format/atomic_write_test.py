@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfdist.checkpoint.storage import Checkpoint, Part, atomic_write, clean_partial, newest
-from tfdist.checkpoint.storage.entries import Index
+from tfdist.checkpoint.format import Checkpoint, Part, atomic_write, clean_partial, newest
+from tfdist.checkpoint.format.entries import Index
 from tfdist.errors import CheckpointError, ExitCode, PeerLostError
 
 SMALL = [Part.whole("w", np.arange(12.0))]
@@ -264,7 +264,7 @@ def test_a_rank_that_does_not_come(tmp_path, write, on_ranks):
 _CHILD = """
 import os, resource, sys, time
 import numpy as np
-from tfdist.checkpoint.storage import Part, commit
+from tfdist.checkpoint.format import Part, commit
 from tfdist.coordination import LocalGroup
 assert "tensorflow" not in sys.modules
 directory, how, number = sys.argv[1], sys.argv[2], int(sys.argv[3])

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfdist.checkpoint.storage import dtypes, hashed_io
-from tfdist.checkpoint.storage.entries import Index, PartEntry, TensorEntry, merged
-from tfdist.checkpoint.storage.part import Part
+from tfdist.checkpoint.format import dtypes, hashed_io
+from tfdist.checkpoint.format.entries import Index, PartEntry, TensorEntry, merged
+from tfdist.checkpoint.format.part import Part
 from tfdist.storage import StoragePath, storage_of
 
 THREADS = 2  # that hash and write during training

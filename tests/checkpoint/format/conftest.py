@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.coordination.members import members
-from tfdist.checkpoint.storage import Part, commit
+from tfdist.checkpoint.format import Part, commit
 from tfdist.coordination import Group, LocalGroup
 
 

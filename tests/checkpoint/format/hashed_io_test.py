@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from tfdist.checkpoint.storage import hashed_io
+from tfdist.checkpoint.format import hashed_io
 from tfdist.storage import FileSystem
 
 SIZES = [0, 1, hashed_io.CHUNK, hashed_io.PIECE - 1, hashed_io.PIECE, hashed_io.PIECE + 1, 2 * hashed_io.PIECE + 7]

@@ -7,9 +7,9 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from tfdist.checkpoint.storage import Part, hashed_io, shard, write_shard
-from tfdist.checkpoint.storage.dtypes import DTYPES
-from tfdist.checkpoint.storage.shard import shard_name
+from tfdist.checkpoint.format import Part, hashed_io, shard, write_shard
+from tfdist.checkpoint.format.dtypes import DTYPES
+from tfdist.checkpoint.format.shard import shard_name
 
 RANDOM = np.random.default_rng(0)
 BY_TYPE = {name: RANDOM.integers(0, 2, (3, 5)).astype(dtype) for name, dtype in DTYPES.items()}

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdist.checkpoint.storage import files, hashed_io, manifest, shard
-from tfdist.checkpoint.storage.entries import PartEntry, TensorEntry
-from tfdist.checkpoint.storage.manifest import Manifest
-from tfdist.checkpoint.storage.shard import Plan
+from tfdist.checkpoint.format import files, hashed_io, manifest, shard
+from tfdist.checkpoint.format.entries import PartEntry, TensorEntry
+from tfdist.checkpoint.format.manifest import Manifest
+from tfdist.checkpoint.format.shard import Plan
 from tfdist.coordination import Json
 from tfdist.errors import CheckpointError, Damaged
 from tfdist.storage import AnyPath, StoragePath, path_of

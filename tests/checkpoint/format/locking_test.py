@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfdist.checkpoint.storage import NoLock, lock, unlocked
+from tfdist.checkpoint.format import NoLock, lock, unlocked
 from tfdist.errors import InputError
 
 HOLD = """
 import sys
-from tfdist.checkpoint.storage import lock
+from tfdist.checkpoint.format import lock
 with lock(sys.argv[1]):
     print("inside", flush=True)
     sys.stdin.read()

@@ -6,8 +6,8 @@ Each function returns its first argument, or raises a ValueError that names the 
 import re
 from typing import Any
 
-from tfdist.checkpoint.storage import dtypes
-from tfdist.checkpoint.storage.entries import Index, PartEntry, TensorEntry
+from tfdist.checkpoint.format import dtypes
+from tfdist.checkpoint.format.entries import Index, PartEntry, TensorEntry
 
 _SHARD = re.compile(r"shard-[0-9]{5,9}\.safetensors")  # a name in the checkpoint's own directory, without a path
 _SHA256 = re.compile(r"[0-9a-f]{64}")
