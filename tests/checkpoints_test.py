@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfdist import checkpoints
-from tfdist.checkpoint.storage import Checkpoint, Part, commit
+from tfdist.checkpoint.format import Checkpoint, Part, commit
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 

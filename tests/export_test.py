@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 import tfdist
 from tfdist import export, train
-from tfdist.checkpoint.storage import Checkpoint
+from tfdist.checkpoint.format import Checkpoint
 from tfdist.config.fields import names
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import CheckpointError, InputError
@@ -117,7 +117,7 @@ def test_one_checkpoint_of_a_run(run, capsys):
     [
         ("keras", "a.keras", "tfdist.Trainer", "save"),
         ("saved_model", "a", "keras.Model", "export"),
-        ("safetensors", "a.safetensors", "tfdist.checkpoint.storage", "write_shard"),
+        ("safetensors", "a.safetensors", "tfdist.checkpoint.format", "write_shard"),
     ],
 )
 def test_half_of_a_model_is_never_there(run, kind, name, owner, writer, tmp_path, monkeypatch):

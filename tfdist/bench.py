@@ -3,6 +3,7 @@
 Works in one process (`--strategy=mirrored --devices=2`), under `python -m tfdist.launch` and under horovodrun.
 """
 
+import contextlib
 import json
 import sys
 import time
@@ -27,6 +28,8 @@ def main(config: BenchConfig) -> int:
     from tfdist.benchmark import plot, table
     from tfdist.cli import open_strategy
     from tfdist.reporting import RunDirectory
+    from tfdist.reporting.writing import GrowingFile
+    from tfdist.storage import storage_of
 
     with open_strategy.opened_strategy(config) as (config, detection, strategy):
         measurements = _measurements(config, _measurable(strategy, config))
@@ -39,12 +42,13 @@ def main(config: BenchConfig) -> int:
         directory = RunDirectory.create(path, flags.flags_text(config), hosts).path
         print(f"{detection.reason}\n{table.header()}", flush=True)
         measured = []
-        with open(directory / "collectives.jsonl", "w", encoding="utf-8", buffering=1) as file:
+        with contextlib.closing(GrowingFile(directory / "collectives.jsonl")) as file:
             for each in measurements:
                 measured.append(each)
                 print(table.row(each), flush=True)
-                file.write(json.dumps(each.record()) + "\n")
-        plot.draw(measured).savefig(directory / "collectives.png", format="png")
+                file.write(json.dumps(each.record()).encode() + b"\n")
+        with storage_of(directory).staged(directory / "collectives.png") as picture:
+            plot.draw(measured).savefig(picture, format="png")
         print(path, flush=True)
     return 0
 

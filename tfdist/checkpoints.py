@@ -2,18 +2,18 @@
 
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from tfdist.checkpoint.storage import Checkpoint, Damaged, checkpoints_at
-from tfdist.checkpoint.storage.manifest import NAME
+from tfdist.checkpoint.format import Checkpoint, Damaged, checkpoints_at
+from tfdist.checkpoint.format.manifest import NAME
 from tfdist.cli import command
 from tfdist.errors import CheckpointError, ExitCode, InputError
+from tfdist.storage import StoragePath, storage_of
 
 
 def main(run: str) -> int:
     """Prints a line for each checkpoint, the newest first; returns the exit code."""
-    found = [path for path in checkpoints_at(run) if path.exists()]
+    found = [path for path in checkpoints_at(run) if storage_of(path).exists(path)]
     if not found:
         raise InputError(
             f"A run is looked at that has checkpoints. Received: {run}. Give its directory, or that of one checkpoint."
@@ -22,7 +22,7 @@ def main(run: str) -> int:
     return ExitCode.FAILED if any(problems) else ExitCode.DONE
 
 
-def _looked_at(path: Path) -> str:
+def _looked_at(path: StoragePath) -> str:
     """Prints a description of a checkpoint; returns what is wrong with it, or ""."""
     problem, described = "", ""
     try:
@@ -30,10 +30,10 @@ def _looked_at(path: Path) -> str:
         described = _described(checkpoint)
         checkpoint.verify()
     except Damaged as damaged:
-        problem = f"{Path(damaged.path).name}: {damaged.problem}"
+        problem = f"{str(damaged.path).rpartition('/')[2]}: {damaged.problem}"
     except (CheckpointError, InputError, OSError) as error:
         problem = str(error)
-    if problem and not path.exists():  # a running job has removed it meanwhile
+    if problem and not storage_of(path).exists(path):  # a running job has removed it meanwhile
         return ""
     print(f"{path.name}  {'bad ' if problem else 'good'}  {described}".rstrip())
     if problem:
@@ -42,8 +42,11 @@ def _looked_at(path: Path) -> str:
 
 
 def _described(checkpoint: Checkpoint) -> str:
-    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((checkpoint.path / NAME).stat().st_mtime))
-    size = sum(file.stat().st_size for file in checkpoint.path.iterdir())
+    path, storage = checkpoint.path, storage_of(checkpoint.path)
+    files = {entry.name: storage.info(path / entry.name) for entry in storage.entries(path)}
+    manifest = files[NAME]
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.modified if manifest else 0))
+    size = sum(file.size for file in files.values() if file)
     parts = [written, f"{size / 1e6:.1f} MB", f"{len(checkpoint.tensors)} tensors"]
     if strategy := checkpoint.flags.get("strategy"):
         parts.append(f"by {strategy}")

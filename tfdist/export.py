@@ -2,9 +2,9 @@
 
 import contextlib
 import dataclasses
+import errno
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from tfdist.config.topics import CHECKS, OUTPUT
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import CheckpointError, InputError
 from tfdist.grammar.spec import parse
+from tfdist.storage import StoragePath, path_of, storage_of
 
 if TYPE_CHECKING:
     from tfdist.trainer.trainer import Trainer
@@ -48,12 +49,12 @@ class ExportConfig:
 def main(run: str, config: ExportConfig) -> int:
     """Exports the model and prints its path; returns the exit code."""
     startup.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
-    from tfdist.checkpoint.storage import checkpoints_at
+    from tfdist.checkpoint.format import checkpoints_at
     from tfdist.cli import session
 
     found = checkpoints_at(run)
     trained = _trained(found, run, config)
-    given = Path(os.path.expanduser(config.output)) if config.output else None
+    given = path_of(config.output) if config.output else None
     _check_output(given or _folder(found) / f"export-STEP{_ENDINGS[config.format]}", config.format)
     with session.opened(trained) as opened:
         trainer = session.make_trainer(opened, opened.strategy)
@@ -66,7 +67,7 @@ def main(run: str, config: ExportConfig) -> int:
     return 0
 
 
-def _trained(found: list[Path], run: str, config: ExportConfig) -> TrainConfig:
+def _trained(found: list[StoragePath], run: str, config: ExportConfig) -> TrainConfig:
     """Returns the flags of the run, adapted to one device."""
     from tfdist.checkpoint.restore import first_readable
 
@@ -88,7 +89,7 @@ def _trained(found: list[Path], run: str, config: ExportConfig) -> TrainConfig:
     return trained
 
 
-def _check_any(found: list[Path], run: str) -> None:
+def _check_any(found: list[StoragePath], run: str) -> None:
     if not found:
         raise InputError(
             f"A run has checkpoints if it was started with --checkpoint_every. Received: {run}, which has none. Give "
@@ -98,7 +99,7 @@ def _check_any(found: list[Path], run: str) -> None:
 
 def _restore(trainer: "Trainer", run: str) -> None:
     """Restores the newest checkpoint; retries once, as a running job may remove checkpoints while they are read."""
-    from tfdist.checkpoint.storage import checkpoints_at
+    from tfdist.checkpoint.format import checkpoints_at
 
     for is_last in (False, True):
         found = checkpoints_at(run)
@@ -107,11 +108,11 @@ def _restore(trainer: "Trainer", run: str) -> None:
             trainer.resume_from([str(path) for path in found], sets_aside=False)
             return
         except CheckpointError:
-            if is_last or all(path.exists() for path in found):
+            if is_last or all(storage_of(path).exists(path) for path in found):
                 raise
 
 
-def _check_runs_nothing(trained: TrainConfig, checkpoint: Path) -> None:
+def _check_runs_nothing(trained: TrainConfig, checkpoint: StoragePath) -> None:
     """Refuses code named by a checkpoint, from any package: `keras.models:load_model` could execute anything."""
     from tfdist.data.catalog import is_own
 
@@ -125,55 +126,62 @@ def _check_runs_nothing(trained: TrainConfig, checkpoint: Path) -> None:
         )
 
 
-def _folder(found: list[Path]) -> Path:
+def _folder(found: list[StoragePath]) -> StoragePath:
     """Returns the directory of the run, given that of the run, of its checkpoints or of one checkpoint."""
     folder = found[0].parent
     return folder.parent if folder.name == "checkpoints" else folder
 
 
-def _check_output(path: Path, kind: str) -> None:
+def _check_output(path: StoragePath, kind: str) -> None:
     """Checks that a model could be written, without creating anything."""
     ending, others = _ENDINGS[kind], tuple(filter(None, _ENDINGS.values()))
-    is_one = path.suffix == ending if ending else path.suffix not in others
+    suffix, storage = os.path.splitext(path.name)[1], storage_of(path)
+    is_one = suffix == ending if ending else suffix not in others
     with _must_write(path):
-        if path.exists() or not is_one:
+        if storage.exists(path) or not is_one:
             wanted = f"ending in {ending}" if ending else f"not ending in {' or '.join(others)}"
             raise InputError(
                 f"--output must be a path {wanted} that is not there yet. Received: {path}. Give another --output."
             )
-        nearest = next(place for place in path.absolute().parents if place.exists())
-        if not nearest.is_dir():
-            raise _unwritable(path, f"{nearest} is not a directory")
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            raise _unwritable(path, f"no permission to write in {nearest}")
+        storage.check_writable(path.parent)
 
 
-def _write(trainer: "Trainer", kind: str, path: Path) -> None:
+def _write(trainer: "Trainer", kind: str, path: StoragePath) -> None:
     """Writes to a temporary directory, then renames, so that the path never has an incomplete model."""
     write = {"keras": _keras, "saved_model": _saved_model, "safetensors": _safetensors}[kind]
     with _must_write(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.absolute().parent) as beside:
-            written = Path(beside) / path.name
+        storage = storage_of(path)
+        storage.make_directory(path.parent)
+        with storage.staged(path) as written, _system_errors(written):
             write(trainer, written)
-            written.rename(path)
 
 
 @contextlib.contextmanager
-def _must_write(path: Path) -> Iterator[None]:
+def _must_write(path: StoragePath) -> Iterator[None]:
+    from tfdist.reporting.writing import cause
+
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(path, cause(error)) from error
+
+
+@contextlib.contextmanager
+def _system_errors(written: Path) -> Iterator[None]:
+    """Turns TensorFlow's errors about what it writes here, as on a full disk, into those of the system."""
     from tensorflow import errors
 
     from tfdist.reporting.writing import cause
 
     try:
         yield
-    except (OSError, errors.OpError) as error:
-        if not isinstance(error, OSError) and str(path.absolute().parent) not in str(error):
+    except errors.OpError as error:
+        if str(written.parent) not in str(error):
             raise  # not about a file
-        raise _unwritable(path, cause(error)) from error
+        raise OSError(errno.EIO, cause(error)) from error
 
 
-def _unwritable(path: Path, why: str) -> InputError:
+def _unwritable(path: StoragePath, why: str) -> InputError:
     return InputError(
         f"--output must be a path that can be written. Received: {path} ({why}). Give another --output, or free space "
         "or mend the permissions there."
@@ -193,7 +201,7 @@ def _safetensors(trainer: "Trainer", path: Path) -> None:
     import keras
     import numpy as np
 
-    from tfdist.checkpoint.storage import Part, write_shard
+    from tfdist.checkpoint.format import Part, write_shard
     from tfdist.grammar.unique_names import unique_names
     from tfdist.step import randomness
 

@@ -2,16 +2,16 @@
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdist.checkpoint.storage import newest, step_of
+from tfdist.checkpoint.format import newest, step_of
 from tfdist.cli import command
 from tfdist.errors import ExitCode, InputError
 from tfdist.reporting import RunDirectory
 from tfdist.reporting.ledger_file import read_ledger
+from tfdist.storage import StoragePath, path_of, storage_of
 
 _NAMED_AT_MOST = 10
 
@@ -36,12 +36,12 @@ class Start(NamedTuple):
     before: int
     batch_size: int
     examples: int
-    files: list[Path]
+    files: list[StoragePath]
 
 
 def main(run: str) -> int:
     """Prints the result; returns the exit code."""
-    directory = RunDirectory(Path(run).expanduser())
+    directory = RunDirectory(path_of(run))
     starts = _starts(directory)
     size = starts[0].examples
     epoch, before = divmod(starts[0].before, size)  # a run that began with another one's checkpoint
@@ -151,8 +151,8 @@ def _stream(starts: list[Start], done: int) -> Iterator[tuple[list[str], np.ndar
             expected = step + 1
 
 
-def _of_one_process(path: Path) -> dict[int, np.ndarray]:
-    return dict(read_ledger(path)) if path.exists() else {}
+def _of_one_process(path: StoragePath) -> dict[int, np.ndarray]:
+    return dict(read_ledger(path)) if storage_of(path).exists(path) else {}
 
 
 def _wrong_step(step: int, missing: list[int], count: int, start: Start) -> list[str]:

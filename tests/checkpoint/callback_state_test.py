@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfdist.checkpoint.callback_state import CallbackStates
-from tfdist.checkpoint.storage import Checkpoint, Damaged, commit
+from tfdist.checkpoint.format import Checkpoint, Damaged, commit
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tfdist.checkpoint.storage import Checkpoint, newest
+from tfdist.checkpoint.format import Checkpoint, newest
 
 pytestmark = pytest.mark.alone
 

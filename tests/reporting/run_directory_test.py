@@ -111,8 +111,10 @@ def test_what_the_system_refuses_is_told_in_its_words(tmp_path):
         create("/proc/nowhere")
 
 
-def test_an_address_is_no_path():
-    assert_refused("gs://bucket/run", "not a directory of this machine")
+def test_a_url_of_an_unknown_storage():
+    for action in (RunDirectory.check, create):
+        with pytest.raises(InputError, match="known storage: file://.* Received: gs://bucket/run. Give another path"):
+            action("gs://bucket/run")
 
 
 def test_the_home_directory_may_be_abbreviated(tmp_path, monkeypatch):

@@ -99,7 +99,6 @@ def test_metrics(tmp_path):
 
 
 def test_tensorboard(tmp_path):
-    """TensorFlow calls a full disk what it calls a full memory, whose code and remedy are others."""
     reporter = TensorBoardReporter(tmp_path)
     reporter.start(RunPlan(total_steps=10, batch_size=4))
     reporter.record(RECORD)

@@ -14,9 +14,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 # A package imports itself and those before it. The commands, the modules of tfdist/ itself, import any of them.
 PACKAGES = (
-    "errors grammar keras_internals cluster sharding config process coordination reporting collectives data distribution"
-    " gradients layers models optimizers step checkpoint diagnostics trainer keras_fit horovod launcher benchmark planner cli"
-    " testing"
+    "errors grammar storage keras_internals cluster sharding config process coordination reporting collectives data"
+    " distribution gradients layers models optimizers step checkpoint diagnostics trainer keras_fit horovod launcher"
+    " benchmark planner cli testing"
 ).split()
 STRATEGIES = "strategies"  # plug-ins, which import packages up to this one:
 BELOW_STRATEGIES = "layers"

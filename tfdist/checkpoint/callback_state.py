@@ -10,7 +10,7 @@ import numpy as np
 
 from tfdist import keras_internals
 from tfdist.checkpoint.callback_values import decoded, encoded
-from tfdist.checkpoint.storage import Checkpoint, Damaged, Part
+from tfdist.checkpoint.format import Checkpoint, Damaged, Part
 from tfdist.coordination import Json
 from tfdist.errors import InputError
 from tfdist.grammar.unique_names import unique_names

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.checkpoint.storage.dtypes import DTYPES, is_known
+from tfdist.checkpoint.format.dtypes import DTYPES, is_known
 from tfdist.coordination import Json
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tfdist.errors import InputError
+from tfdist.storage import StoragePath, storage_of
 
 VARIABLE = (
     "TFDIST_COMMITS"  # a directory on this host, created by a launcher for its job; it outlives the job's processes
@@ -51,7 +52,7 @@ def here(recorded: Path, given: str) -> Path:
     return recorded if recorded.is_dir() and not own.is_dir() else own
 
 
-def new_name(run: Path) -> str:
+def new_name(run: StoragePath) -> str:
     """Returns a unique name for the directory of a start's in-memory checkpoints.
 
     Each start has its own directory, so that those on a host that was temporarily missing are never attributed to a
@@ -63,7 +64,7 @@ def new_name(run: Path) -> str:
     return f"{_mark(run)}-{secrets.token_hex(8)}"
 
 
-def take_along(checkpoint: Path, folder: Path) -> None:
+def take_along(checkpoint: StoragePath, folder: Path) -> None:
     """Hard-links the in-memory checkpoint from which a start resumes into its own directory, to be used again.
 
     Does nothing for a durable checkpoint, or one on another device.
@@ -74,14 +75,14 @@ def take_along(checkpoint: Path, folder: Path) -> None:
         return
     try:
         arriving.mkdir()
-        for file in checkpoint.iterdir():
+        for file in Path(str(checkpoint)).iterdir():
             os.link(file, arriving / file.name)
         arriving.rename(target)
     except OSError:
         shutil.rmtree(arriving, ignore_errors=True)
 
 
-def remove_former(checkpoint: Path, folder: Path) -> None:
+def remove_former(checkpoint: StoragePath, folder: Path) -> None:
     """Removes the directories of other starts of the same run, unless this start could not link the one it needs."""
     if _run_of(checkpoint.parent) == _run_of(folder) and not (folder / checkpoint.name).exists():
         return
@@ -90,14 +91,14 @@ def remove_former(checkpoint: Path, folder: Path) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def _run_of(folder: Path) -> str:
+def _run_of(folder: StoragePath) -> str:
     return folder.name.partition("-")[0]
 
 
-def is_of(folder: Path, run: Path) -> bool:
+def is_of(folder: StoragePath, run: StoragePath) -> bool:
     """Returns whether a directory of in-memory checkpoints was made for the run in `run`, not for a copy of it."""
     return folder.name.startswith(f"{_mark(run)}-")
 
 
-def _mark(run: Path) -> str:
-    return hashlib.sha256(os.fsencode(run.resolve())).hexdigest()[:16]
+def _mark(run: StoragePath) -> str:
+    return hashlib.sha256(os.fsencode(str(storage_of(run).resolved(run)))).hexdigest()[:16]

@@ -5,10 +5,9 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from tfdist.checkpoint.storage import NoLock, lock, newest, step_of
+from tfdist.checkpoint.format import NoLock, lock, newest, step_of
 from tfdist.checkpoint.tiers import DurableTier, InMemoryTier, Saved, Tier
 from tfdist.coordination import Group
 from tfdist.coordination.sync_points import SyncPoints
@@ -17,6 +16,7 @@ from tfdist.errors import InputError, Preempted
 from tfdist.grammar.interval import parse_period
 from tfdist.process.gce_notice import machine_notices
 from tfdist.process.preemption import notices
+from tfdist.storage import StoragePath, path_of, storage_of
 
 _PREEMPTED, _DUE, _FAILED = "preempted", "checkpoint", "checkpoint failed"  # topics of sync points
 
@@ -39,8 +39,8 @@ class Checkpoints:
     logged.
 
     Attributes:
-      directory: gets a directory for each checkpoint, `step-...`; must be shared between hosts. Only one run may save
-        there at a time: a second one is refused, with the host, process and time of the first.
+      directory: path or URL of a storage that all hosts share; gets a directory for each checkpoint, `step-...`. Only
+        one run may save there at a time: a second one is refused, with the host, process and time of the first.
       every: interval in steps, such as "500", or in seconds, such as "600s"; "0" saves only on preemption.
       keep: number of checkpoints to keep, the newest ones.
       in_background: whether training continues while a checkpoint is written, once it has been copied to host memory.
@@ -80,7 +80,8 @@ class Checkpoints:
 
 
 def _same(one: str, other: str) -> bool:
-    return Path(one).expanduser().resolve() == Path(other).expanduser().resolve()
+    first, second = (storage_of(path).resolved(path_of(path)) for path in (one, other))
+    return first == second
 
 
 class Saving:
@@ -257,9 +258,9 @@ def _claimed(options: Checkpoints, group: Group, step: int) -> Iterator[None]:
         refusal = ""
         if group.rank == 0:
             try:
-                _lock(Path(options.directory).expanduser(), stack)
+                _lock(path_of(options.directory), stack)
                 for directory in filter(None, (options.directory, options.commit_directory)):
-                    _check_nothing_is_ahead(Path(directory).expanduser(), step)
+                    _check_nothing_is_ahead(path_of(directory), step)
             except InputError as error:
                 refusal = str(error)
         if refusal := group.broadcast("checkpoints/claimed", refusal, _SECONDS):
@@ -267,17 +268,17 @@ def _claimed(options: Checkpoints, group: Group, step: int) -> Iterator[None]:
         yield
 
 
-def _lock(directory: Path, stack: contextlib.ExitStack) -> None:
+def _lock(directory: StoragePath, stack: contextlib.ExitStack) -> None:
     """Locks the directory, or logs a warning. If it is not writable, the first checkpoint will fail."""
     with contextlib.suppress(OSError):
-        directory.mkdir(parents=True, exist_ok=True)
+        storage_of(directory).make_directory(directory)
     try:
         stack.enter_context(lock(directory, "give another directory"))
     except NoLock as error:
         _log.warning("%s Nothing keeps another run from writing there.", error)
 
 
-def _check_nothing_is_ahead(directory: Path, step: int) -> None:
+def _check_nothing_is_ahead(directory: StoragePath, step: int) -> None:
     """Raises `InputError` for a later checkpoint, which would count as this run's newest and displace its own ones."""
     found = newest(directory)
     if found and step_of(found[0]) > step:

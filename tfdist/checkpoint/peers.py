@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfdist.checkpoint.storage import Checkpoint, Held, clean_partial, newest
+from tfdist.checkpoint.format import Checkpoint, Held, clean_partial, newest
 from tfdist.checkpoint.transfer import ByteTransfer, can_transfer
 from tfdist.coordination import Group
 from tfdist.distribution.strategy import Strategy

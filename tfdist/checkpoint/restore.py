@@ -6,9 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tfdist.checkpoint.peers import share
-from tfdist.checkpoint.run_variables import RunVariables
-from tfdist.checkpoint.storage import (
+from tfdist.checkpoint.format import (
     Checkpoint,
     CheckpointError,
     Damaged,
@@ -18,6 +16,8 @@ from tfdist.checkpoint.storage import (
     set_aside_in,
     step_of,
 )
+from tfdist.checkpoint.peers import share
+from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.coordination import Group
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.data.batch_schedule import BatchSchedule
@@ -25,13 +25,14 @@ from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.grammar.rules import parse_rules
 from tfdist.step.running_metrics import Progress
+from tfdist.storage import AnyPath, StoragePath, path_of
 
 READING_SECONDS = 3600.0
 
 _log = logging.getLogger(__name__)
 
 
-def first_readable(paths: Sequence[Path]) -> Checkpoint:
+def first_readable(paths: Sequence[StoragePath]) -> Checkpoint:
     """Returns the first checkpoint whose manifest can be read; `paths` must not be empty.
 
     Raises:
@@ -43,14 +44,12 @@ def first_readable(paths: Sequence[Path]) -> Checkpoint:
     return Checkpoint.open(paths[-1])
 
 
-def newest_first(durable: Iterable[Path], commits: Iterable[Path]) -> list[Path]:
+def newest_first(durable: Iterable[StoragePath], commits: Iterable[StoragePath]) -> list[StoragePath]:
     """Returns durable and in-memory checkpoints by decreasing step; for equal steps, the durable one comes first."""
     return sorted([*durable, *commits], key=step_of, reverse=True)  # the sort is stable
 
 
-def resume_candidates(
-    strategy: Strategy, path: str | os.PathLike[str], commits: str | os.PathLike[str] = ""
-) -> list[str]:
+def resume_candidates(strategy: Strategy, path: AnyPath, commits: str | os.PathLike[str] = "") -> list[str]:
     """Returns the checkpoints at a path, and the in-memory ones in a directory of each host, the newest first.
 
     Every process must call it; rank 0's checkpoints are used.
@@ -58,7 +57,7 @@ def resume_candidates(
     group, folder = strategy.group, Path(commits).expanduser()
     mine = [str(found) for found in checkpoints_at(path)]
     with long_timeout("its data or its model") as deadline:
-        durable = [Path(found) for found in group.broadcast("resume", mine, deadline)]
+        durable = [path_of(found) for found in group.broadcast("resume", mine, deadline)]
     names: list[str] = []
     if commits:
         whole = share(strategy, folder)
@@ -66,12 +65,12 @@ def resume_candidates(
         names = group.broadcast("resume/commits", there)
     found = newest_first(durable, [folder / name for name in names])
     if not found:
-        folders = [Path(path).expanduser(), *([folder] if commits else [])]
+        folders = [path_of(path), *([folder] if commits else [])]
         _check_none_was_damaged(group, folders)
     return [str(one) for one in found]
 
 
-def _check_none_was_damaged(group: Group, folders: Sequence[Path]) -> None:
+def _check_none_was_damaged(group: Group, folders: Sequence[StoragePath]) -> None:
     """Raises `CheckpointError` if the run would silently start anew because all of its checkpoints were set aside."""
     damaged = [
         str(found) for found in set_aside_in(*(place for path in folders for place in (path, path / "checkpoints")))
@@ -100,7 +99,7 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, sets_aside:
     """
     chief, damages = group.rank == 0, []
     for number, path in enumerate(paths):
-        checkpoint, damage = _restored(state, Path(path), whole=chief)
+        checkpoint, damage = _restored(state, path_of(path), whole=chief)
         found = group.gather(f"checkpoint/read/{number}", damage, READING_SECONDS)
         if not any(found):
             return checkpoint
@@ -113,7 +112,7 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, sets_aside:
             )
         damages.append(found[0])
         if chief:
-            _log.warning("%s%s", damages[-1], _set_aside(Path(path)) if sets_aside else "")
+            _log.warning("%s%s", damages[-1], _set_aside(path_of(path)) if sets_aside else "")
     if damages:
         raise CheckpointError(
             f"A run resumes from a valid checkpoint. Received: {len(damages)} damaged. {damages[0]} Begin "
@@ -145,14 +144,14 @@ def _check_methods(compression: Mapping[str, str]) -> None:
             raise ValueError(str(error)) from error
 
 
-def _set_aside(path: Path) -> str:
+def _set_aside(path: StoragePath) -> str:
     try:
         return f" It is set aside as {set_aside(path)}."
     except OSError as error:
         return f" It could not be set aside ({error.strerror})."
 
 
-def _restored(state: RunVariables, path: Path, whole: bool) -> tuple[Checkpoint | None, str]:
+def _restored(state: RunVariables, path: StoragePath, whole: bool) -> tuple[Checkpoint | None, str]:
     """Restores a checkpoint; returns it, and an error if it is corrupted. `whole` verifies unneeded data, too."""
     try:
         checkpoint = Checkpoint.open(path)

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.checkpoint.callback_state import CallbackStates
-from tfdist.checkpoint.storage import Checkpoint, Part
+from tfdist.checkpoint.format import Checkpoint, Part
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.variable_blocks import Read
 from tfdist.distribution.variable_creation import without_numbers

@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfdist.checkpoint.peers import hosts
-from tfdist.checkpoint.run_variables import RunVariables
-from tfdist.checkpoint.storage import (
+from tfdist.checkpoint.format import (
     BackgroundWriter,
     CheckpointError,
     Part,
@@ -19,9 +17,12 @@ from tfdist.checkpoint.storage import (
     remove,
     shard_bytes,
 )
+from tfdist.checkpoint.peers import hosts
+from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.checkpoint.transfer import ByteTransfer
 from tfdist.coordination import Group
 from tfdist.distribution.strategy import Strategy
+from tfdist.storage import path_of
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Tier:
           flags: flags of the run.
         """
         self._group = group
-        self.directory = Path(directory).expanduser()
+        self.directory = path_of(directory)
         self._keep = keep
         self._flags = flags
         self.written: int | None = None
@@ -157,7 +158,7 @@ class InMemoryTier(Tier):
         """
         super().__init__(strategy.group, *args)
         self._fails = False
-        self._hosts = hosts(self._group, self.directory)
+        self._hosts = hosts(self._group, Path(str(self.directory)))
         self._is_first = any(host[0] == self._group.rank for host in self._hosts)
         self._carrier = ByteTransfer(strategy) if len(self._hosts) > 1 else None
 

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from tfdist.checkpoint.manager import Checkpoints
@@ -28,6 +27,7 @@ from tfdist.reporting import (
     log,
 )
 from tfdist.reporting.writing import must_write
+from tfdist.storage import path_of
 from tfdist.trainer.history import History
 from tfdist.trainer.options import Recording
 from tfdist.trainer.trainer import Trainer
@@ -52,12 +52,8 @@ class Run(NamedTuple):
 
     def save_model(self, trainer: Trainer) -> None:
         """Writes the trained model; every process must call it."""
-        path = self.directory.model
-        partial = path.with_suffix(f".partial{path.suffix}")
-        with must_write(path):
-            trainer.save(str(partial))
-            if self.is_chief:
-                partial.replace(path)
+        with must_write(self.directory.model):
+            trainer.save(self.directory.model)
 
     def print_summary(self, history: History) -> None:
         """Prints the last record, and the directory, on the chief."""
@@ -80,7 +76,7 @@ def opened_run(session: Session, trainer: Trainer) -> Iterator[Run]:
         between the current replicas; another process writes to the directory, or it cannot be written.
     """
     strategy = session.strategy
-    directory = RunDirectory(Path(_path(session)))
+    directory = RunDirectory(path_of(_path(session)))
     config = dataclasses.replace(session.config, output_dir=str(directory.path))
     origin = run_start.origin(config, directory, strategy)
     with contextlib.ExitStack() as stack:
@@ -134,7 +130,7 @@ def _warn_of_lost_progress(
             "A run resumes from a checkpoint or a commit. None is left of this run's %s, so it starts at step 0 with new "
             "weights%s. To avoid this, set or lower --checkpoint_every, or give commits a --commit_dir.",
             "earlier start" if len(earlier) == 1 else f"{len(earlier)} earlier starts",
-            f"; what was recorded is kept in {directory.dropped}" if directory.dropped.exists() else "",
+            f"; what was recorded is kept in {directory.dropped}" if directory.has_dropped else "",
         )
 
 

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfdist.checkpoint import in_memory
+from tfdist.checkpoint.format import Damaged, checkpoints_at, newest, set_aside_in
 from tfdist.checkpoint.restore import first_readable, newest_first
-from tfdist.checkpoint.storage import Damaged, checkpoints_at, newest, set_aside_in
 from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import names
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
+from tfdist.storage import StoragePath, path_of, storage_of
 
 AUTO, NEVER = "auto", "never"
 FIXED = names(TrainConfig, "fixed")  # with other values, the steps before and after would not belong together
@@ -86,21 +87,21 @@ def commit_folder(directory: RunDirectory, given: str) -> Path | None:
     return in_memory.here(last, given)
 
 
-def is_own(path: Path, directory: RunDirectory) -> bool:
+def is_own(path: StoragePath, directory: RunDirectory) -> bool:
     """Returns whether a checkpoint is in a directory for checkpoints, or in-memory ones, of this run."""
     return path.parent == directory.checkpoints or in_memory.is_of(path.parent, directory.path)
 
 
-def _commits(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> list[Path]:
+def _commits(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> list[StoragePath]:
     """Returns the in-memory checkpoints to resume from: those of the last start, and the one from which it resumed."""
     folder = commit_folder(directory, given)
     found = [path for path in newest(folder) if whole is None or path.name in whole] if folder else []
-    before = Path(_starts(directory)[-1].get("checkpoint", ""))
-    is_another = in_memory.is_of(before.parent, directory.path) and before.is_dir() and before not in found
-    return [*found, before] if is_another else found
+    before = path_of(_starts(directory)[-1].get("checkpoint", ""))
+    is_another = in_memory.is_of(before.parent, directory.path) and storage_of(before).is_directory(before)
+    return [*found, before] if is_another and before not in found else found
 
 
-def _own(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> list[Path]:
+def _own(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> list[StoragePath]:
     """Returns all checkpoints of a resumed run; before its first one, the one that it began with."""
     found = newest_first(newest(directory.checkpoints), _commits(directory, given, whole))
     if found:
@@ -112,12 +113,12 @@ def _own(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> li
             "the last. Start in another --output_dir, anew or with --resume=PATH of another run."
         )
     began_with = _starts(directory)[0].get("checkpoint", "")
-    return [Path(began_with)] if began_with else []
+    return [path_of(began_with)] if began_with else []
 
 
 def _starts(directory: RunDirectory) -> list[dict[str, Any]]:
     """Returns the record of each start of a run; one empty record if there is none."""
-    return (directory.beginnings() if directory.starts.exists() else []) or [{}]
+    return (directory.beginnings() if directory.is_run else []) or [{}]
 
 
 def _began_with(resume: str, directory: RunDirectory) -> bool:
@@ -125,7 +126,7 @@ def _began_with(resume: str, directory: RunDirectory) -> bool:
     return flag_text("resume", resume) in _starts(directory)[-1]["flags"]
 
 
-def _check_flags(found: list[Path], flags: Mapping[str, Any]) -> None:
+def _check_flags(found: list[StoragePath], flags: Mapping[str, Any]) -> None:
     """Compares the flags with those of the newest readable checkpoint; if there is none, restoring reports it."""
     try:
         saved = first_readable(found)

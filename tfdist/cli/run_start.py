@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from tfdist import keras_internals
 from tfdist.checkpoint import in_memory
+from tfdist.checkpoint.format import Checkpoint, Holder, NoLock, clean_partial, lock, unlocked
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.peers import hosts, share
-from tfdist.checkpoint.storage import Checkpoint, Holder, NoLock, clean_partial, lock, unlocked
 from tfdist.checkpoint.transfer import check_can_transfer
 from tfdist.cli import flags, open_strategy
 from tfdist.cli.resume import Origin, commit_folder, is_own
@@ -24,6 +24,7 @@ from tfdist.errors import InputError
 from tfdist.grammar.interval import parse_period
 from tfdist.launcher.attempt import LAUNCHED_VARIABLE, RESTART_VARIABLE
 from tfdist.reporting import LedgerFile, NullLedger, RunDirectory
+from tfdist.storage import path_of, storage_of
 from tfdist.trainer.trainer import Trainer
 
 _DISK = "a slow disk"  # what may delay rank 0 while the others wait
@@ -140,7 +141,7 @@ def begin(
     with long_timeout(_DISK) as deadline:
         start = strategy.group.broadcast("output_dir/made", start, deadline)
     if folder:
-        in_memory.remove_former(Path(checkpoint), Path(folder))
+        in_memory.remove_former(path_of(checkpoint), Path(folder))
     saved = Checkpoints(
         directory=str(directory.checkpoints),
         every=config.checkpoint_every,
@@ -182,7 +183,7 @@ def _under_lock(origin: Origin, config: TrainConfig, directory: RunDirectory, wh
 
 def _here(origin: Origin, folder: Path | None) -> Origin:
     """Replaces rank 0's paths of in-memory checkpoints by their paths on this host."""
-    paths = [Path(path) for path in origin.checkpoints]
+    paths = [path_of(path) for path in origin.checkpoints]
     here = [folder / path.name if folder and path.parent.name == folder.name else path for path in paths]
     return origin._replace(checkpoints=[str(path) for path in here])
 
@@ -190,7 +191,7 @@ def _here(origin: Origin, folder: Path | None) -> Origin:
 def _resumed(trainer: Trainer, origin: Origin, config: TrainConfig, directory: RunDirectory) -> int:
     """Restores the trainer's state, except a learning rate changed on the command line; returns the step."""
     rate = keras_internals.constant_learning_rate(trainer.model.optimizer)
-    own = any(is_own(Path(path), directory) for path in origin.checkpoints)
+    own = any(is_own(path_of(path), directory) for path in origin.checkpoints)
     step = trainer.resume_from(origin.checkpoints, sets_aside=own)
     if trainer.train_state.resumed_from and rate is not None:
         saved = Checkpoint.open(trainer.train_state.resumed_from).flags
@@ -238,9 +239,11 @@ def _check_shared(origin: Origin, config: TrainConfig, directory: RunDirectory, 
 
 def _seen_by_all(origin: Origin, directory: RunDirectory, strategy: Strategy) -> Origin:
     """Drops in-memory checkpoints that not all processes see, unless nothing else is left."""
-    everyone = strategy.group.gather("origin/seen", [Path(path).is_dir() for path in origin.checkpoints])
+    everyone = strategy.group.gather(
+        "origin/seen", [storage_of(path).is_directory(path_of(path)) for path in origin.checkpoints]
+    )
     seen = dict(zip(origin.checkpoints, map(all, zip(*everyone, strict=True)), strict=True))
-    kept = [path for path in seen if seen[path] or Path(path).parent == directory.checkpoints]
+    kept = [path for path in seen if seen[path] or path_of(path).parent == directory.checkpoints]
     if len(kept) < len(seen) and kept and strategy.is_chief:
         _log.warning("Not all processes see %s; using the newest that all of them see.", min(seen.keys() - kept))
     return origin._replace(checkpoints=kept or origin.checkpoints)
@@ -266,12 +269,12 @@ def _commit_folder(
             _log.warning("This start makes no commits. %s", error)
         return ""
     if checkpoint and strategy.cluster.rank in (host[0] for host in those):
-        in_memory.take_along(Path(checkpoint), folder)
+        in_memory.take_along(path_of(checkpoint), folder)
     return str(folder)
 
 
 def _lock_of(directory: RunDirectory) -> str:
     try:
-        return (directory.path / "lock").read_text(encoding="utf-8")
+        return storage_of(directory.path).read(directory.path / "lock").decode()
     except OSError as error:
         return f"none: {error.strerror}"

@@ -5,7 +5,6 @@ command prints its message as one line and exits with the right code.
 """
 
 import enum
-import os
 
 
 class ExitCode(enum.IntEnum):
@@ -63,15 +62,15 @@ class Damaged(CheckpointError):
     """A checkpoint is corrupted.
 
     Attributes:
-      path: the checkpoint, or the file in it.
+      path: path of the checkpoint, or of the file in it.
       problem: short description.
     """
 
-    def __init__(self, path: str | os.PathLike[str], problem: str):
+    def __init__(self, path: object, problem: str):
         """Initializes with the attributes `path` and `problem`."""
         problem = " ".join(problem.split())[:300]  # a message from a corrupted file may have any length
         super().__init__(
-            f"A checkpoint must be as it was written. Received: {os.fspath(path)}: {problem}. "
+            f"A checkpoint must be as it was written. Received: {path}: {problem}. "
             "Continue from another one, or bring this one back from a copy."
         )
         self.path = path

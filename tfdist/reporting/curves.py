@@ -1,7 +1,7 @@
 """Plots curves.png: loss and metrics over the steps of a run."""
 
+import io
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from tfdist.coordination import Json
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
 from tfdist.reporting.writing import must_write
+from tfdist.storage import AnyPath, path_of, storage_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,10 +36,8 @@ class CurvesReporter(Reporter):
       clock: monotonic clock in seconds.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], seconds_between: float = 10.0, clock: Callable[[], float] = monotonic
-    ):
-        self._path = os.fspath(path)
+    def __init__(self, path: AnyPath, seconds_between: float = 10.0, clock: Callable[[], float] = monotonic):
+        self._path = path_of(path)
         self._seconds_between = seconds_between
         self._clock = clock
         self._drawn = -math.inf
@@ -75,11 +74,10 @@ class CurvesReporter(Reporter):
             self._draw()
 
     def _draw(self) -> None:
-        partial = f"{self._path}.partial"
-        figure = draw(self._curves)
+        picture = io.BytesIO()
+        draw(self._curves).savefig(picture, format="png")
         with must_write(self._path):
-            figure.savefig(partial, format="png")
-            os.replace(partial, self._path)
+            storage_of(self._path).replace(self._path, picture.getvalue())
         self._drawn = self._clock()
 
 

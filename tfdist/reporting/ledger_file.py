@@ -5,14 +5,13 @@ examples), followed by the indices of the examples in the order of use. Every nu
 may leave the last call incomplete.
 """
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
 from tfdist.errors import InputError
 from tfdist.reporting.writing import GrowingFile, must_write
+from tfdist.storage import AnyPath, path_of, storage_of
 
 _NUMBER = np.dtype("<i8")
 _HEAD = 3
@@ -34,14 +33,14 @@ class NullLedger:
 class LedgerFile(NullLedger):
     """Appends the examples of each call; they survive the end of the process and, after `sync`, of the machine."""
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: AnyPath):
         """Creates the file, with its directory if necessary; it must not exist.
 
         Raises:
           WriteError: it cannot be created. The other methods raise it as well, as on a full disk.
         """
         with must_write(path):
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            storage_of(path).make_directory(path_of(path).parent)
         self._file = GrowingFile(path, is_new=True)
 
     def write(self, first_step: int, steps: int, numbers: np.ndarray) -> None:
@@ -64,13 +63,14 @@ class LedgerFile(NullLedger):
         self._file.close()
 
 
-def read_ledger(path: str | os.PathLike[str]) -> Iterator[tuple[int, np.ndarray]]:
+def read_ledger(path: AnyPath) -> Iterator[tuple[int, np.ndarray]]:
     """Yields the steps of a file in the order of writing, as pairs of step number and example indices.
 
     Raises:
       InputError: the file is no ledger.
     """
-    found = np.fromfile(path, _NUMBER)
+    data = storage_of(path).read(path_of(path))
+    found = np.frombuffer(data, _NUMBER, len(data) // _NUMBER.itemsize)
     at = 0
     while at + _HEAD <= len(found):
         first, steps, count = (int(number) for number in found[at : at + _HEAD])

@@ -2,20 +2,19 @@
 
 import contextlib
 import logging
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
 
 from tfdist.errors import TfdistError, WriteError
 from tfdist.errors.engine_errors import one_line
 from tfdist.reporting.writing import must_write
+from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
 _FORMAT = "%(asctime)s %(levelname)s rank {rank}: %(message)s"
 
 
-def setup(rank: int, path: str | os.PathLike[str]) -> contextlib.ExitStack:
+def setup(rank: int, path: AnyPath) -> contextlib.ExitStack:
     """Sends the process's log to a file and to stderr, until the result is closed.
 
     The file receives the warnings of all libraries, and messages of tfdist from INFO on. Stderr receives the same on
@@ -32,8 +31,9 @@ def setup(rank: int, path: str | os.PathLike[str]) -> contextlib.ExitStack:
     """
     formatter = logging.Formatter(_FORMAT.format(rank=rank))
     with must_write(path):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        file = _File(path, encoding="utf-8")
+        place = path_of(path)
+        storage_of(place).make_directory(place.parent)
+        file = _File(place)
     terminal = _StandardError(logging.INFO if rank == 0 else logging.WARNING)
     root, tfdist = logging.getLogger(), logging.getLogger("tfdist")
     with contextlib.ExitStack() as stack:
@@ -60,10 +60,20 @@ def _write_error(file: "_File", error: BaseException | None, trace: TracebackTyp
         file.handle(logging.LogRecord("tfdist", logging.ERROR, __file__, 0, text, None, behind))
 
 
-class _File(logging.FileHandler):
+class _File(logging.Handler):
     """Writes to the log file. A failure is printed once, in one line, and does not end the run."""
 
-    has_complained = False
+    def __init__(self, path: StoragePath):
+        super().__init__()
+        self._path, self._file = path, storage_of(path).append(path)
+        self.has_complained = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See base class."""
+        try:
+            self._file.write(f"{self.format(record)}\n".encode(errors="backslashreplace"))
+        except Exception:
+            self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """See base class."""
@@ -72,12 +82,13 @@ class _File(logging.FileHandler):
             super().handleError(record)
         elif not self.has_complained:
             self.has_complained = True
-            print(f"{self.baseFilename} misses lines from here on: {error.strerror}.", file=sys.stderr, flush=True)
+            print(f"{self._path} misses lines from here on: {error.strerror}.", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """See base class."""
+        super().close()
         with contextlib.suppress(OSError):  # about lines that could not be written
-            super().close()
+            self._file.close()
 
 
 class _StandardError(logging.Handler):

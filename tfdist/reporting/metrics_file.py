@@ -1,13 +1,13 @@
 """Writes metrics.jsonl, the machine-readable record of a run; `tfdist.reporting.schema` defines its contents."""
 
 import json
-import os
 from collections.abc import Mapping
 
 from tfdist.coordination import Json
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import SCHEMA, to_json
 from tfdist.reporting.writing import GrowingFile
+from tfdist.storage import AnyPath
 
 
 class MetricsFile(Reporter):
@@ -20,7 +20,7 @@ class MetricsFile(Reporter):
       path: path of the file, which is created or appended to.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: AnyPath):
         self._file = GrowingFile(path)
 
     def start(self, plan: RunPlan) -> None:

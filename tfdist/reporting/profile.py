@@ -1,9 +1,9 @@
 """Takes a TensorFlow profile of some steps of a run."""
 
 import logging
-import os
 
 from tfdist.errors import InputError
+from tfdist.storage import AnyPath
 
 _log = logging.getLogger(__name__)
 
@@ -32,18 +32,18 @@ class ProfileWindow(NullProfile):
 
     Args:
       steps: `A:B`, with 0 <= A < B.
-      directory: a TensorBoard log directory.
+      directory: a TensorBoard log directory, which TensorFlow itself must be able to write.
 
     Raises:
       InputError: `steps` is invalid.
     """
 
-    def __init__(self, steps: str, directory: str | os.PathLike[str]):
+    def __init__(self, steps: str, directory: AnyPath):
         # Imported late, because only profiles need TensorFlow here.
         import tensorflow as tf
 
         self._profiler = tf.profiler.experimental
-        self._directory = os.fspath(directory)
+        self._directory = str(directory)
         self._start, self._stop = self.boundaries = parse_steps(steps)
         self._running = False
 

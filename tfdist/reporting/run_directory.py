@@ -1,16 +1,16 @@
 """The directory of a run: its files, and how it is created and resumed."""
 
+import contextlib
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tfdist.coordination import Json
 from tfdist.errors import InputError
 from tfdist.reporting import environment
+from tfdist.storage import AnyPath, Storage, StoragePath, path_of, storage_of
 
 _LOGS = "logs"
 _STARTS = "starts.jsonl"
@@ -27,12 +27,16 @@ class RunDirectory:
       path: path of the directory.
     """
 
-    path: Path
+    path: StoragePath
+
+    @property
+    def _storage(self) -> Storage:
+        return storage_of(self.path)
 
     @classmethod
     def create(
         cls,
-        path: str | os.PathLike[str],
+        path: AnyPath,
         flags: str,
         hosts: Sequence[str],
         clock: Callable[[], float] = time.time,
@@ -40,7 +44,8 @@ class RunDirectory:
         """Creates the directory and writes flags.txt and environment.json; for the chief, once per run.
 
         Args:
-          path: an empty or missing directory; it may contain `logs`, which a launcher creates before.
+          path: an empty or missing directory, also as the URL of another storage; it may contain `logs`, which a
+            launcher creates before.
           flags: contents of flags.txt, to repeat the run.
           hosts: host name of each rank, by rank.
           clock: returns the time in seconds since 1970 (UTC).
@@ -49,7 +54,7 @@ class RunDirectory:
           InputError: the directory is not empty, or cannot be written.
         """
         cls.check(path)
-        directory = cls(Path(path).expanduser())
+        directory = cls(path_of(path))
         directory.begin(flags, hosts, clock=clock)
         return directory
 
@@ -84,14 +89,15 @@ class RunDirectory:
         described = environment.describe(hosts, clock())
         start = {"step": step, "checkpoint": checkpoint, **(facts or {}), "flags": flags.splitlines(), **described}
         try:
-            starts = self.starts.read_text(encoding="utf-8") if self.starts.exists() else ""
-            self.logs.mkdir(parents=True, exist_ok=True)
+            starts = self._text(self.starts)
+            self._storage.make_directory(self.logs)
+            self._storage.clean_staged(self.model)
             self._drop(lambda r: r["step"] < step or (r["step"] == step and (evaluated or r["kind"] == "train")))
             # First and atomically: if the process is killed afterwards, the run has begun, with all that the next start
             # needs.
-            _replace(self.starts, f"{starts}{json.dumps(start)}\n")
-            _replace(self.flags, flags)
-            _replace(self.environment, json.dumps(described, indent=2) + "\n")
+            self._storage.replace(self.starts, f"{starts}{json.dumps(start)}\n".encode())
+            self._storage.replace(self.flags, flags.encode())
+            self._storage.replace(self.environment, (json.dumps(described, indent=2) + "\n").encode())
         except OSError as error:
             raise _unwritable(self.path, error.strerror or str(error)) from error
         return len(starts.splitlines())
@@ -101,10 +107,17 @@ class RunDirectory:
         recorded = self._recorded()
         dropped = [line for line, record in recorded if not stays(record)]
         if dropped:
-            with open(self.dropped, "a", encoding="utf-8") as file:
-                file.writelines(dropped)
-        if self.metrics.exists():
-            _replace(self.metrics, "".join(line for line, record in recorded if stays(record)))
+            file = self._storage.append(self.dropped)
+            with contextlib.closing(file):
+                file.write("".join(dropped).encode())
+                file.sync()
+        if self._storage.exists(self.metrics):
+            kept = "".join(line for line, record in recorded if stays(record))
+            self._storage.replace(self.metrics, kept.encode())
+
+    def _text(self, path: StoragePath) -> str:
+        """Returns the contents of a file; "" if there is none."""
+        return self._storage.read(path).decode() if self._storage.exists(path) else ""
 
     def beginnings(self) -> list[dict[str, Any]]:
         """Returns the contents of starts.jsonl.
@@ -112,7 +125,7 @@ class RunDirectory:
         Raises:
           OSError: it cannot be read.
         """
-        return [json.loads(line) for line in self.starts.read_text(encoding="utf-8").splitlines()]
+        return [json.loads(line) for line in self._storage.read(self.starts).decode().splitlines()]
 
     def make(self) -> None:
         """Creates the directory if it does not exist.
@@ -121,7 +134,7 @@ class RunDirectory:
           InputError: it cannot be created.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self._storage.make_directory(self.path)
         except OSError as error:
             raise _unwritable(self.path, error.strerror or str(error)) from error
 
@@ -132,8 +145,7 @@ class RunDirectory:
     def _recorded(self) -> list[tuple[str, dict[str, Any]]]:
         """Returns lines with their contents, up to one that a crash has left incomplete."""
         found = []
-        text = self.metrics.read_text(encoding="utf-8") if self.metrics.exists() else ""
-        for line in text.splitlines(keepends=True):
+        for line in self._text(self.metrics).splitlines(keepends=True):
             try:
                 found.append((line, json.loads(line)))
             except ValueError:
@@ -143,114 +155,110 @@ class RunDirectory:
     @property
     def is_run(self) -> bool:
         """Whether a run has begun in it."""
-        return self.starts.is_file()
+        found = self._storage.info(self.starts)
+        return found is not None and not found.is_directory
 
     @property
     def is_done(self) -> bool:
         """Whether a run in it has finished."""
-        return self.model.exists()
+        return self._storage.exists(self.model)
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether records were moved to `dropped`."""
+        return self._storage.exists(self.dropped)
 
     @property
     def has_trained(self) -> bool:
         """Whether an earlier start has made any recorded step."""
-        ledgers = self.ledger(0, 0).parent.glob("start-*")
-        return self.dropped.exists() or any(path.stat().st_size for path in ledgers)
+        storage, ledgers = self._storage, self.ledger(0, 0).parent
+        if self.has_dropped:
+            return True
+        names = storage.entries(ledgers) if storage.is_directory(ledgers) else []
+        found = [storage.info(ledgers / name) for name, _ in names if name.startswith("start-")]
+        return any(info.size for info in found if info)
 
     @staticmethod
-    def check(path: str | os.PathLike[str]) -> None:
+    def check(path: AnyPath) -> None:
         """Checks that a run could begin in a directory, without creating it.
 
         Raises:
           InputError: it is not empty, or cannot be written.
         """
-        if "://" in os.fspath(path):
-            raise _unwritable(path, "not a directory of this machine")
-        directory = Path(path).expanduser()
+        directory = path_of(path)
+        storage = storage_of(directory)
         try:
-            if directory.is_dir() and any(entry.name not in _BEFORE for entry in directory.iterdir()):
+            is_there = storage.is_directory(directory)
+            if is_there and any(entry.name not in _BEFORE for entry in storage.entries(directory)):
                 raise InputError(
                     "The output directory must be empty or not there yet. "
-                    f"Received: {os.fspath(path)}, which has files in it. Give another --output_dir."
+                    f"Received: {path}, which has files in it. Give another --output_dir."
                 )
-            nearest = next(place for place in (directory, *directory.absolute().parents) if place.exists())
+            storage.check_writable(directory)
         except OSError as error:
             raise _unwritable(path, error.strerror or str(error)) from error
-        if not nearest.is_dir():
-            raise _unwritable(path, f"{nearest} is not a directory")
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            raise _unwritable(path, f"no permission to write in {nearest}")
 
     @property
-    def flags(self) -> Path:
+    def flags(self) -> StoragePath:
         """Flags that repeat the run, for `--flagfile`."""
         return self.path / "flags.txt"
 
     @property
-    def environment(self) -> Path:
+    def environment(self) -> StoragePath:
         """Versions, hosts, command and machine; defined by `tfdist.reporting.environment`."""
         return self.path / "environment.json"
 
     @property
-    def starts(self) -> Path:
+    def starts(self) -> StoragePath:
         """One line per start of the run, with its first step, flags and hosts."""
         return self.path / _STARTS
 
     @property
-    def checkpoints(self) -> Path:
-        """Directory of checkpoints; defined by `tfdist.checkpoint.storage`."""
+    def checkpoints(self) -> StoragePath:
+        """Directory of checkpoints; defined by `tfdist.checkpoint.format`."""
         return self.path / "checkpoints"
 
-    def ledger(self, start: int, rank: int) -> Path:
+    def ledger(self, start: int, rank: int) -> StoragePath:
         """Returns the file with the examples that a process has used, for the n-th start of the run, from 0."""
         return self.path / "ledger" / f"start-{start}-rank-{rank}.bin"
 
     @property
-    def metrics(self) -> Path:
+    def metrics(self) -> StoragePath:
         """Records of the run; defined by `tfdist.reporting.schema`."""
         return self.path / "metrics.jsonl"
 
     @property
-    def dropped(self) -> Path:
+    def dropped(self) -> StoragePath:
         """Records of steps that were repeated because the run stopped after its last checkpoint."""
         return self.path / "metrics-dropped.jsonl"
 
     @property
-    def curves(self) -> Path:
+    def curves(self) -> StoragePath:
         """Plot of loss and metrics."""
         return self.path / "curves.png"
 
     @property
-    def model(self) -> Path:
+    def model(self) -> StoragePath:
         """The trained model, for Keras."""
         return self.path / "model.keras"
 
     @property
-    def tensorboard(self) -> Path:
+    def tensorboard(self) -> StoragePath:
         """Directory for `tensorboard --logdir`."""
         return self.path / "tensorboard"
 
     @property
-    def logs(self) -> Path:
+    def logs(self) -> StoragePath:
         """Directory of the ranks' logs."""
         return self.path / _LOGS
 
-    def log(self, rank: int) -> Path:
+    def log(self, rank: int) -> StoragePath:
         """Returns the log file of a rank."""
         return self.logs / f"rank-{rank}.log"
 
 
-def _replace(path: Path, text: str) -> None:
-    """Writes a file atomically: after a crash, it has either the old or the new contents."""
-    partial = path.with_name(f"{path.name}{_PARTIAL}")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
-def _unwritable(path: str | os.PathLike[str], reason: str) -> InputError:
+def _unwritable(path: AnyPath, reason: str) -> InputError:
     return InputError(
-        f"The output directory must be one that can be written. Received: {os.fspath(path)} ({reason}). "
+        f"The output directory must be one that can be written. Received: {path} ({reason}). "
         "Give another --output_dir, or free space there, or mend its permissions."
     )

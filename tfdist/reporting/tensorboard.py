@@ -1,7 +1,5 @@
 """Writes records as TensorBoard scalars, with training and evaluation as two runs."""
 
-import os
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -9,34 +7,26 @@ from tfdist.coordination import Json
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import TRAIN, number
 from tfdist.reporting.writing import must_write
+from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
 if TYPE_CHECKING:
-    from tensorboard.summary import Writer
+    from tfdist.reporting.event_file import EventFile
 
-_EVENTS = "events.out.tfevents"  # prefix of TensorBoard's file names
-_NO_EVENTS = f"{_EVENTS}.0"  # sorts before all of them, whose prefix is followed by a time
 _NOT_CURVES = ("schema", "kind", "step", "time")
 
 
 class TensorBoardReporter(Reporter):
     """Writes every number of a record, named as in metrics.jsonl, so that both runs share their charts.
 
-    Uses TensorBoard's own writer, which runs no TensorFlow operations. Records are flushed before `record` returns. If
-    a run resumes, TensorBoard ignores earlier values of repeated steps.
+    Events are written before `record` returns. If a run resumes, TensorBoard ignores earlier values of repeated steps.
 
     Args:
       directory: directory for `tensorboard --logdir`; contains a run for each kind of record, `train` and `eval`.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]):
-        # Imported late, because TensorBoard imports TensorFlow for its file system.
-        import tensorboard.summary
-        import tensorflow as tf
-
-        self._open = tensorboard.summary.Writer
-        self._failure = tf.errors.OpError  # a full disk raises ResourceExhaustedError, as does insufficient memory
-        self._directory = os.fspath(directory)
-        self._writers: dict[str, Writer] = {}
+    def __init__(self, directory: AnyPath):
+        self._directory = path_of(directory)
+        self._files: dict[str, EventFile] = {}
         self._first: int | None = None
 
     def start(self, plan: RunPlan) -> None:
@@ -51,41 +41,34 @@ class TensorBoardReporter(Reporter):
         if "step" not in record:
             return
         kind = str(record.get("kind", TRAIN))
-        with must_write(self._directory, self._failure):
-            writer = self._writer(kind)
+        with must_write(self._directory):
+            if kind not in self._files:
+                self._files[kind] = _new_file(self._directory / kind, self._first)
             for name, value in record.items():
                 scalar = None if name in _NOT_CURVES else number(value)
                 if scalar is not None:
-                    writer.add_scalar(name, scalar, int(record["step"]), wall_time=number(record.get("time")))
-            writer.flush()
-
-    def _writer(self, kind: str) -> "Writer":
-        if kind not in self._writers:
-            directory = os.path.join(self._directory, kind)
-            if self._first is not None:
-                _mark_start(directory, self._first)
-            self._writers[kind] = self._open(directory)
-        return self._writers[kind]
+                    self._files[kind].scalar(name, scalar, int(record["step"]), number(record.get("time")))
 
     def close(self, outcome: str) -> None:
         """See base class."""
-        with must_write(self._directory, self._failure):
-            for writer in self._writers.values():
-                writer.close()
-        self._writers.clear()
+        with must_write(self._directory):
+            for file in self._files.values():
+                file.close()
+        self._files.clear()
 
 
-def _mark_start(directory: str, first: int) -> None:
-    """Marks, after the existing events of a directory, that this step and later ones replace earlier values.
+def _new_file(directory: StoragePath, first: int | None) -> "EventFile":
+    """Creates a file of events; if `first` is given, this step and later ones replace earlier values.
 
-    TensorBoard ignores the first mark of a directory, but not later ones. Its writer does not support marks, so this is
-    a separate file; files are read in the order of their names.
+    TensorBoard ignores the first mark of a directory, but not later ones. The mark is in a file of its own, between the
+    existing events and those to come.
     """
-    import tensorflow as tf
+    # Imported late, because TensorBoard imports TensorFlow.
+    from tfdist.reporting.event_file import EventFile, last_name, new_name
 
-    os.makedirs(directory, exist_ok=True)
-    last = max([_NO_EVENTS, *(name for name in os.listdir(directory) if name.startswith(_EVENTS))])
-    event, log, now = tf.compat.v1.Event, tf.compat.v1.SessionLog, time.time()
-    with tf.io.TFRecordWriter(os.path.join(directory, f"{last}.start")) as file:
-        file.write(event(wall_time=now, file_version="brain.Event:2").SerializeToString())
-        file.write(event(wall_time=now, step=first, session_log=log(status=log.START)).SerializeToString())
+    storage_of(directory).make_directory(directory)
+    if first is not None:
+        mark = EventFile(directory / f"{last_name(directory)}.start")
+        mark.start(first)
+        mark.close()
+    return EventFile(directory / new_name(directory))

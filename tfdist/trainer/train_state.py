@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.checkpoint.callback_state import CallbackStates
-from tfdist.checkpoint.storage import Checkpoint
+from tfdist.checkpoint.format import Checkpoint
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.data.stream_position import StreamPosition
 from tfdist.step.running_metrics import Progress

@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 
-from tfdist import keras_internals
 from tfdist.checkpoint.manager import Checkpoints, saver
 from tfdist.checkpoint.restore import restore, resume_candidates
 from tfdist.checkpoint.run_variables import RunVariables
@@ -20,7 +19,6 @@ from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
-from tfdist.models import with_batch_norm
 from tfdist.reporting import synchronizer
 from tfdist.step.compiled_steps import Compression
 from tfdist.step.state_store import StateArray, StateStore
@@ -33,12 +31,13 @@ from tfdist.step.validation import (
     check_same_data,
     check_unchanged,
     default_loss_scale,
-    synchronized_layers,
     with_collectives,
     without_loss_scale,
 )
+from tfdist.storage import AnyPath
 from tfdist.trainer.fit_loop import FitLoop
 from tfdist.trainer.history import History
+from tfdist.trainer.model_file import save_model
 from tfdist.trainer.options import Checks, Recording, Schedule
 from tfdist.trainer.program import Program, build
 from tfdist.trainer.train_state import TrainState
@@ -224,14 +223,14 @@ class Trainer:
             finally:
                 state.end_run(batches)
 
-    def resume(self, path: str | os.PathLike[str], commits: str | os.PathLike[str] = "") -> int:
+    def resume(self, path: AnyPath, commits: str | os.PathLike[str] = "") -> int:
         """Resumes from a checkpoint: restores weights, optimizer state, the step and all other state of the run.
 
         Call it on every process, with the model built. A damaged checkpoint is set aside; the newest intact one is
         used.
 
         Args:
-          path: a checkpoint, or a directory of checkpoints, which may be empty or missing.
+          path: a checkpoint, or a directory of checkpoints, which may be empty or missing; also as a URL.
           commits: directory of commits; a commit is used if it is newer.
 
         Returns:
@@ -329,8 +328,8 @@ class Trainer:
         }
         return Saved(state.step, self._settings.seed, [*variables.parts(), *arrays], values, variables)
 
-    def save(self, path: str) -> None:
-        """Saves the model in Keras's format on the chief; call it on every process.
+    def save(self, path: AnyPath) -> None:
+        """Saves the model in Keras's format on the chief, atomically; call it on every process.
 
         Keras alone can load the file, with tfdist imported if the model has layers of tfdist. Synchronized BatchNorm is
         saved as ordinary BatchNorm, its equal in inference. The optimizer is saved too, unless a layer was replaced in
@@ -339,13 +338,4 @@ class Trainer:
         self.program.average_statistics()
         with self.strategy.blocks.whole([*self.model.variables, *self.model.optimizer.variables]):
             if self.strategy.is_chief:
-                self._save(path)
-
-    def _save(self, path: str) -> None:
-        if synchronized_layers(self.model):
-            with_batch_norm(self.model, "local").save(path)
-        elif "tfdist" in str(keras.saving.serialize_keras_object(self.model.optimizer)):
-            with keras_internals.not_compiled(self.model) as plain:
-                plain.save(path)
-        else:
-            self.model.save(path)
+                save_model(self.model, path)

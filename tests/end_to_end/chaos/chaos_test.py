@@ -14,7 +14,7 @@ import pytest
 from tests.end_to_end.chaos.campaign import outcome, reference
 from tests.end_to_end.chaos.plan import START, STEP, WRITE, plan
 from tests.end_to_end.chaos.settings import SETTINGS
-from tfdist.checkpoint.storage import Checkpoint, newest
+from tfdist.checkpoint.format import Checkpoint, newest
 
 pytestmark = pytest.mark.alone
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tests.end_to_end.chaos.settings import STEPS
 from tfdist import ledger
-from tfdist.checkpoint.storage import Checkpoint
+from tfdist.checkpoint.format import Checkpoint
 
 _COMPARED = ("kind", "step", "epoch", "loss", "accuracy", "learning_rate", "gradient_norm")  # no clocks
 

@@ -10,7 +10,7 @@ import pytest
 
 import tfdist
 from tests.end_to_end.resume.exact_test import IMAGES, LABELS, make_trainer, tensors
-from tfdist.checkpoint.storage import Checkpoint, newest
+from tfdist.checkpoint.format import Checkpoint, newest
 
 STEPS = 40  # epochs of 5; the early stop comes sooner
 DOCUMENT = pathlib.Path(__file__).parents[3] / "docs" / "checkpoints.md"

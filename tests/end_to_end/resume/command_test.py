@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tfdist import ledger, train
-from tfdist.checkpoint.storage import Checkpoint, lock, newest
+from tfdist.checkpoint.format import Checkpoint, lock, newest
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError

@@ -13,7 +13,7 @@ import pytest
 from tests import processes
 from tests.end_to_end.resume.command_test import shown, weights
 from tfdist import ledger
-from tfdist.checkpoint.storage import step_of
+from tfdist.checkpoint.format import step_of
 from tfdist.reporting import RunDirectory
 
 pytestmark = pytest.mark.alone

@@ -11,7 +11,7 @@ from tests.end_to_end.resume.command_test import run, shown, weights
 from tests.end_to_end.resume.exact_test import tensors
 from tfdist import ledger
 from tfdist.checkpoint import in_memory
-from tfdist.checkpoint.storage import newest
+from tfdist.checkpoint.format import newest
 from tfdist.cli import run_start
 from tfdist.cli.resume import Origin
 from tfdist.errors import InputError

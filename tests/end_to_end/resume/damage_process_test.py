@@ -8,7 +8,7 @@ import pytest
 from tests.end_to_end.resume.command_test import shown, weights
 from tests.end_to_end.resume.commits_process_test import finish, train
 from tfdist import ledger
-from tfdist.checkpoint.storage import Checkpoint
+from tfdist.checkpoint.format import Checkpoint
 from tfdist.reporting import RunDirectory
 
 pytestmark = pytest.mark.alone

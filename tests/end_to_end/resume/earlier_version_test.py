@@ -8,7 +8,7 @@ import pytest
 from absl import flags as absl_flags
 
 from tfdist import ledger, train
-from tfdist.checkpoint.storage import Checkpoint, newest
+from tfdist.checkpoint.format import Checkpoint, newest
 from tfdist.cli import command, flags
 
 EARLIER = pathlib.Path(__file__).parent / "earlier_version"

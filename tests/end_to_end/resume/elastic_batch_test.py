@@ -12,8 +12,8 @@ import tfdist
 from tests.end_to_end.resume.command_test import run
 from tests.end_to_end.resume.exact_test import tensors
 from tfdist import ledger
-from tfdist.checkpoint.storage import Checkpoint, newest
-from tfdist.checkpoint.storage.manifest import sealed, unsealed
+from tfdist.checkpoint.format import Checkpoint, newest
+from tfdist.checkpoint.format.manifest import sealed, unsealed
 from tfdist.data import shuffle
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError

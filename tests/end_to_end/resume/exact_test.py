@@ -11,7 +11,7 @@ import pytest
 
 import tfdist
 from tfdist import models
-from tfdist.checkpoint.storage import Checkpoint, CheckpointError, Part, commit, newest
+from tfdist.checkpoint.format import Checkpoint, CheckpointError, Part, commit, newest
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 from tfdist.gradients import LossScale

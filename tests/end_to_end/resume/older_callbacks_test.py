@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tfdist
-from tfdist.checkpoint.storage import Checkpoint
+from tfdist.checkpoint.format import Checkpoint
 
 SAVED = pathlib.Path(__file__).with_name("older_callbacks") / "step-000000013"
 RANDOM = np.random.default_rng(0)

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from tfdist.checkpoint.storage import Part, commit
+from tfdist.checkpoint.format import Part, commit
 from tfdist.cli.resume import FIXED, origin
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError

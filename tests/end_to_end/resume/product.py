@@ -9,7 +9,7 @@ import numpy as np
 
 import tfdist
 from tfdist import keras_internals
-from tfdist.checkpoint.storage import Checkpoint, newest
+from tfdist.checkpoint.format import Checkpoint, newest
 from tfdist.testing import parity
 
 CASES = {

@@ -18,7 +18,7 @@ from tests.coordination.members import members
 from tests.end_to_end.resume.exact_test import IMAGES, LABELS, SAVED_AT, STEPS, fit, make_trainer, tensors
 from tfdist import checkpoints
 from tfdist.checkpoint import manager, restore, tiers
-from tfdist.checkpoint.storage import CheckpointError, lock, newest, step_of
+from tfdist.checkpoint.format import CheckpointError, lock, newest, step_of
 from tfdist.errors import InputError, Preempted
 
 

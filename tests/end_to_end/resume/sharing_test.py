@@ -13,7 +13,7 @@ import pytest
 from tests import processes
 from tests.coordination.members import members
 from tfdist.checkpoint import peers, transfer
-from tfdist.checkpoint.storage import Checkpoint, Part, Spread, commit, keeper, newest, shard_bytes
+from tfdist.checkpoint.format import Checkpoint, Part, Spread, commit, keeper, newest, shard_bytes
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 

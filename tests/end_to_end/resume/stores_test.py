@@ -13,8 +13,8 @@ import pytest
 import tfdist
 from tests.end_to_end.resume.exact_test import FEEDBACK, IMAGES, LABELS, STEPS, make_trainer, tensors
 from tests.end_to_end.resume.saving_test import At, steps_of
+from tfdist.checkpoint.format import Checkpoint, atomic_write, newest
 from tfdist.checkpoint.run_variables import RunVariables
-from tfdist.checkpoint.storage import Checkpoint, atomic_write, newest
 from tfdist.errors import InputError, Preempted
 
 

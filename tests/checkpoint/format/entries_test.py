@@ -1,0 +1,87 @@
+import math
+
+import pytest
+
+from tfdist.checkpoint.format import hashed_io
+from tfdist.checkpoint.format.entries import Index, PartEntry, TensorEntry, check, merged
+
+FILE = "shard-00000.safetensors"
+
+
+def part(offset: tuple[int, ...], shape: tuple[int, ...], file: str = FILE, key: str = "") -> PartEntry:
+    hashes = hashed_io.count(math.prod(shape))  # of one byte each
+    return PartEntry(file, key or f"{offset}{shape}", offset, shape, ("0" * 64,) * hashes)
+
+
+def index(shape: tuple[int, ...], *parts: PartEntry) -> Index:
+    return Index({part.file: 8 for part in parts}, {"w": TensorEntry("int8", shape, parts)})
+
+
+@pytest.mark.parametrize(
+    ("shape", "blocks"),
+    [
+        ((), [((), ())]),
+        ((0, 3), []),
+        ((0, 3), [((0, 0), (0, 3)), ((0, 1), (0, 1))]),
+        ((4, 6), [((0, 0), (4, 6))]),
+        ((4, 6), [((0, 0), (1, 6)), ((1, 0), (3, 6))]),
+        ((4, 6), [((0, 0), (4, 2)), ((0, 2), (0, 4)), ((0, 2), (4, 4))]),
+        # Turning around the middle, which no cut through the whole tensor makes.
+        ((3, 3), [((0, 0), (1, 2)), ((0, 2), (2, 1)), ((2, 1), (1, 2)), ((1, 0), (2, 1)), ((1, 1), (1, 1))]),
+    ],
+)
+def test_blocks_that_have_each_element_once(shape, blocks):
+    check(index(shape, *(part(*block) for block in blocks)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "blocks", "words"),
+    [
+        ((), [], "do not have its number of elements, 1"),
+        ((), [((), ()), ((), ())], "do not have its number of elements"),
+        ((4,), [((0,), (2,))], "do not have its number of elements, 4"),
+        ((4,), [((0,), (2,)), ((1,), (2,))], r"overlap at \(0,\)"),
+        ((4, 4), [((0, 0), (2, 4)), ((2, 0), (1, 4)), ((2, 0), (1, 4))], r"overlap at \(2, 0\)"),
+        ((4, 4), [((0, 0), (3, 2)), ((0, 2), (2, 2)), ((2, 1), (2, 3))], "overlap"),
+        ((4,), [((2,), (4,))], "outside of"),
+        ((4,), [((0, 0), (2, 2))], "outside of"),
+        ((0,), [((1,), (0,))], "outside of"),
+    ],
+)
+def test_blocks_that_do_not_are_refused(shape, blocks, words):
+    entries = [part(*block, key=str(number)) for number, block in enumerate(blocks)]
+    with pytest.raises(ValueError, match=words):
+        check(index(shape, *entries))
+
+
+@pytest.mark.parametrize(("size", "count"), [(0, 0), (1, 1), (hashed_io.PIECE, 1), (hashed_io.PIECE + 1, 2)])
+def test_each_piece_has_a_hash(size, count):
+    one = part((0,), (size,))
+    assert len(one.sha256) == count
+    check(index((size,), one))
+    more = PartEntry(one.file, one.key, one.offset, one.shape, (*one.sha256, "0" * 64))
+    with pytest.raises(ValueError, match=f"has {count + 1} hashes and needs {count}"):
+        check(index((size,), more))
+
+
+def test_many_parts_are_checked_in_reasonable_time():
+    rows = [part((row, 0), (1, 4)) for row in range(4096)]
+    check(index((4096, 4), *rows))
+
+
+def test_what_several_ranks_wrote_is_one_index():
+    first = index((4,), part((2,), (2,)))
+    second = index((4,), part((0,), (2,), "shard-00001.safetensors"))
+    whole = merged([first, second])
+    assert whole.shards == {FILE: 8, "shard-00001.safetensors": 8}
+    assert [part.offset for part in whole.tensors["w"].parts] == [(0,), (2,)]
+    check(whole)
+
+
+def test_ranks_agree_about_a_tensor_and_their_files():
+    one = index((4,), part((0,), (2,)))
+    with pytest.raises(ValueError, match="a shard has one writer; shard-00000.safetensors has two"):
+        merged([one, one])
+    for other in (TensorEntry("uint8", (4,), ()), TensorEntry("int8", (5,), ())):
+        with pytest.raises(ValueError, match="w is one tensor; its parts are of .* and of "):
+            merged([one, Index({}, {"w": other})])

@@ -1,0 +1,120 @@
+import contextlib
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tfdist.checkpoint.format import NoLock, lock, unlocked
+from tfdist.errors import InputError
+
+HOLD = """
+import sys
+from tfdist.checkpoint.format import lock
+with lock(sys.argv[1]):
+    print("inside", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """Inside, no file of this process gets longer than five bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_the_second_is_told_of_the_first(tmp_path):
+    with lock(tmp_path), pytest.raises(InputError) as caught, lock(tmp_path):
+        pass
+    message = str(caught.value)
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    for word in (str(tmp_path), f"process {os.getpid()} on {socket.gethostname()} since {today}", "--output_dir"):
+        assert word in message
+    assert "\n" not in message
+    with lock(tmp_path):
+        pass
+
+
+def test_the_refused_one_leaves_the_lock_as_it_is(tmp_path):
+    with lock(tmp_path):
+        for _ in range(2):
+            with pytest.raises(InputError, match=f"process {os.getpid()}"), lock(tmp_path):
+                pass
+    assert not (tmp_path / "lock").read_text()
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == "inside\n"
+        with pytest.raises(InputError, match=f"process {holder.pid} on "), lock(tmp_path):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        holder.wait(10)
+        with lock(tmp_path):
+            assert f"process {os.getpid()} on" in (tmp_path / "lock").read_text()
+
+
+def test_an_error_inside_gives_the_lock_back(tmp_path):
+    with pytest.raises(KeyError), lock(tmp_path):
+        raise KeyError
+    with lock(tmp_path):
+        pass
+
+
+def test_a_directory_that_cannot_be_locked_is_bad_input(tmp_path):
+    with pytest.raises(NoLock, match="lock: No such file or directory. Give another --output_dir"):
+        with lock(tmp_path / "nowhere"):
+            pass
+
+
+def test_who_is_inside_is_on_the_disk_for_other_hosts(tmp_path, monkeypatch):
+    synchronized = {}
+
+    def fsync(descriptor: int) -> None:
+        synchronized[os.readlink(f"/proc/self/fd/{descriptor}")] = (tmp_path / "lock").read_text()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with lock(tmp_path):
+        [(path, text)] = synchronized.items()
+    assert path == str(tmp_path / "lock")
+    assert text.startswith(f"process {os.getpid()} on ")
+
+
+def test_a_full_disk_is_no_reason_to_end(tmp_path):
+    """It may be full of what the run removes as soon as it is inside."""
+    with contextlib.ExitStack() as stack:
+        with full_disk():
+            holder = stack.enter_context(lock(tmp_path))
+        assert not holder.is_written_down
+        assert (tmp_path / "lock").read_text() == ""
+        with pytest.raises(InputError, match="where another process is at work"), lock(tmp_path):
+            pass
+        holder.tell()
+        with pytest.raises(InputError, match=f"process {os.getpid()} on "), lock(tmp_path):
+            pass
+    with lock(tmp_path):
+        pass
+
+
+def test_where_files_cannot_be_locked_the_words_are_there(tmp_path):
+    with unlocked(tmp_path) as holder:
+        assert holder.is_written_down
+        assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
+        with lock(tmp_path):
+            pass
+    assert not (tmp_path / "lock").read_text()
+    with pytest.raises(NoLock, match="lock: No such file or directory. Give another --output_dir"):
+        with unlocked(tmp_path / "nowhere"):
+            pass

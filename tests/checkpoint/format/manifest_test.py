@@ -1,0 +1,217 @@
+import copy
+import hashlib
+import json
+import shutil
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tfdist.checkpoint.format import Checkpoint, Damaged, Part, manifest
+from tfdist.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory, write) -> Path:
+    """A checkpoint of two tensors, `w` in four blocks."""
+    corners = [(row, column) for row in (0, 2) for column in (0, 3)]
+    parts = [Part("w", (4, 6), corner, np.full((2, 3), sum(corner), np.float32)) for corner in corners]
+    return write(tmp_path_factory.mktemp("checkpoints"), [*parts, Part.whole("b", np.arange(4))])
+
+
+@pytest.fixture(scope="module")
+def content(path) -> dict[str, Any]:
+    return manifest.unsealed((path / "manifest.json").read_bytes())
+
+
+@pytest.fixture
+def sealing(path):
+    """Writes a manifest whose own hash is right, whatever it says, beside the same shards; the true one comes back."""
+    file = path / "manifest.json"
+    data = file.read_bytes()
+
+    def seal(changed: Any) -> Path:
+        file.write_bytes(manifest.sealed(changed))
+        return path
+
+    yield seal
+    file.write_bytes(data)
+
+
+def load(path: Path) -> None:
+    checkpoint = Checkpoint.open(path)
+    list(checkpoint.arrays())
+    checkpoint.verify()
+
+
+Place = tuple[str | int, ...]
+
+
+def changed(content: dict[str, Any], place: Place, value: Any) -> dict[str, Any]:
+    """A copy in which something else is at a place."""
+    made = copy.deepcopy(content)
+    *before, last = place
+    inner: Any = made
+    for step in before:
+        inner = inner[step]
+    inner[last] = value
+    return made
+
+
+def test_it_is_loaded_as_it_is(content, sealing):
+    load(sealing(content))
+
+
+def test_every_byte_of_it_is_one_that_it_must_be(content):
+    data = manifest.sealed(content)
+    assert manifest.unsealed(data) == content
+    for other in (data.replace(b",", b", ", 1), data.strip(), data + b"\n", data.replace(b'"step"', b'"ste\\u0070"')):
+        with pytest.raises(ValueError, match="does not match its own hash"):
+            manifest.unsealed(other)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\0", b"\xff", b"{}", b"[]", b"null", b"7", b'"x"', b'{"sha256":7}', b"[" * 100_000, b"9" * 5000, b"NaN"],
+)
+def test_what_is_no_manifest_is_damage(data, tmp_path):
+    (tmp_path / "manifest.json").write_bytes(data)
+    with pytest.raises(Damaged, match="manifest.json: its content does not match its own hash"):
+        Checkpoint.open(tmp_path)
+
+
+def test_a_newer_version_is_no_damage(content, sealing):
+    with pytest.raises(InputError, match="that this version of tfdist reads, 1. Received: .* with format 2."):
+        load(sealing({"version": 2, "what": "is not known yet"}))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, b"bytes", np.float32(1)])
+def test_what_is_no_json_is_refused_when_it_is_written(value, content):
+    with pytest.raises((ValueError, TypeError)):
+        manifest.sealed({"values": value})
+
+
+HUGE = 2**62
+PART = "tensors w parts 0"
+REFUSED = {
+    "version": [0, -1, "1", 1.0, True, None],
+    "step": [-1, 1.5, True, 2**63, "120", None],
+    "seed": [1.0, False, "1", None],
+    "flags": [[], None, "x"],
+    "unknown": [1],
+    "shards": [{}, [], None, {"shard-00000.safetensors": 8}],
+    "shards shard-00000.safetensors": [0, 8, -1, HUGE, "304", True],
+    "shards shard-00001.safetensors": [0, 100],
+    "shards ../shard-00000.safetensors": [100],
+    "tensors": [{}, [], None],
+    "tensors w": [None, [], {}],
+    "tensors new": [
+        {"dtype": "int8", "shape": shape, "parts": []}
+        for shape in ([HUGE], [], [0, HUGE, HUGE], [0] * 33)  # of the last two, no byte is missing
+    ],
+    "tensors w dtype": ["float64", "int32", "float31", "object", "O", "", 7, None, ["float32"], "float32x"],
+    "tensors w shape": [[4], [4, 6, 1], [6, 4], [24], [HUGE, 6], [2**63, 1], [-4, -6], [4.0, 6], [True, 6], "46", None]
+    + [[0, HUGE, HUGE], [0] * 33, [1] * 100_000, [2**60] * 1000],
+    "tensors w parts": [None, {}, [], [None], [[]]],
+    f"{PART} file": ["/etc/passwd", "../shard-00000.safetensors", "shard-00001.safetensors", "manifest.json", "", None]
+    + ["shard-00000.safetensors\n", "shard-00000.safetensors/", "./shard-00000.safetensors", "shard-٠٠٠٠٠.safetensors"],
+    f"{PART} key": ["w", "b", "w[0:2,3:6]", "__metadata__", 7, None, "\ud800"],
+    f"{PART} offset": [
+        [0, 3],
+        [1, 0],
+        [0, 1],
+        [3, 0],
+        [-1, 0],
+        [0],
+        [0, 0, 0],
+        [HUGE, 0],
+        [2**63, 0],
+        None,
+        [0, False],
+    ],
+    f"{PART} shape": [[2, 2], [2, 4], [3, 2], [0, 0], [-2, -3], [6], [1, 6], [HUGE, HUGE], [2, None], None],
+    f"{PART} sha256": [[], ["0" * 64], ["0" * 63], ["x" * 64], [None], "0" * 64, None, ["0" * 64] * 2],
+    f"{PART} more": [1],
+}
+
+
+@pytest.mark.parametrize(("place", "value"), [(place, value) for place, values in REFUSED.items() for value in values])
+def test_what_cannot_be_is_refused_although_its_own_hash_is_right(place, value, content, sealing):
+    steps = tuple(int(step) if step.isdigit() else step for step in place.split())
+    with pytest.raises(Damaged) as caught:
+        load(sealing(changed(content, steps, value)))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "name", ["../{}", "{0}/../{0}", "./{}", "{}\n", "more/{}", "/{}", "other-00000.safetensors", ".."]
+)
+def test_a_shard_is_a_file_of_the_checkpoint_even_if_there_is_another(name, content, path, tmp_path):
+    shard = "shard-00000.safetensors"
+    checkpoint = tmp_path / "step-000000120"
+    other = name.format(shard) if name[0] != "/" else str(tmp_path / shard)
+    made = json.loads(json.dumps(content).replace(json.dumps(shard), json.dumps(other)))
+    for directory in (checkpoint, checkpoint / "more"):
+        directory.mkdir()
+    for place in (tmp_path / shard, checkpoint / "more" / shard, checkpoint / other):
+        if not place.exists() and place.parent.is_dir():
+            shutil.copy(path / shard, place)
+    (checkpoint / "manifest.json").write_bytes(manifest.sealed(made))
+    with pytest.raises(Damaged, match="a shard's name is "):
+        load(checkpoint)
+
+
+def test_two_names_for_the_same_bytes_are_refused(content, sealing):
+    twice = changed(content, ("tensors", "b2"), content["tensors"]["b"])
+    with pytest.raises(Damaged, match="a key in a shard is one block's"):
+        load(sealing(twice))
+
+
+def places(value: Any) -> list[Place]:
+    """Every place in a structure of JSON."""
+    inner: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, one in inner for place in ((key,), *((key, *below) for below in places(one)))]
+
+
+NUMBERS = st.integers() | st.sampled_from([0, 1, -1, 2, 3, 4, 6, 2**31, 2**62, 2**63, 2**64, 10**30])
+LEAVES = st.none() | st.booleans() | NUMBERS | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9)
+NAMES = st.sampled_from(["w", "b", "float32", "bool", "shard-00000.safetensors", "/etc/passwd", "..", "file", "shape"])
+ANYTHING = st.recursive(
+    LEAVES | NAMES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES | st.text(max_size=5), inner)
+)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_it_says_it_is_loaded_as_written_or_refused(data, content, sealing):
+    made = copy.deepcopy(content)
+    for _ in range(data.draw(st.integers(1, 3))):
+        made = changed(made, data.draw(st.sampled_from(places(made))), data.draw(ANYTHING))
+    told = ("step", "seed", "flags", "values")  # what nothing else in the checkpoint contradicts
+    tracemalloc.start()
+    try:
+        load(sealing(made))
+    except (Damaged, InputError) as error:
+        assert "\n" not in str(error)
+    else:
+        empty = {"shards": {}, "tensors": {}}  # which says nothing of any file: nothing of one is loaded
+        as_written = {key: value for key, value in content.items() if key not in told}
+        as_written |= empty if {**made, **empty} == made else {}
+        assert {key: value for key, value in made.items() if key not in told} == as_written
+    finally:
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert most < 20e6
+
+
+def test_what_is_in_it(content):
+    assert content.keys() == {"version", "step", "seed", "flags", "values", "shards", "tensors"}
+    b = content["tensors"]["b"]
+    assert (b["dtype"], b["shape"]) == ("int64", [4])
+    expected = hashlib.sha256(np.arange(4).tobytes()).hexdigest()
+    place = {"file": "shard-00000.safetensors", "key": "b", "offset": [0], "shape": [4]}
+    assert b["parts"] == [place | {"sha256": [expected]}]

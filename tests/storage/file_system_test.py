@@ -1,0 +1,73 @@
+import errno
+import os
+
+import pytest
+
+from tfdist.storage import Entry, FileSystem, NotRegularFile
+
+FILES = FileSystem()
+
+
+def test_links_devices_and_pipes_are_not_opened(tmp_path):
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError) as caught, FILES.open(tmp_path / "link"):
+        pass
+    assert caught.value.errno == errno.ELOOP
+    for path in (tmp_path, tmp_path / "pipe", "/dev/null"):
+        with pytest.raises(NotRegularFile), FILES.open(tmp_path / path):
+            pass
+    assert FILES.read(tmp_path / "link") == b"text"
+
+
+def test_a_link_to_a_directory_is_none_itself(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "b")
+    found = [Entry("a", True), Entry("link", False), Entry("nowhere", False)]
+    assert sorted(FILES.entries(tmp_path)) == found
+    assert FILES.is_directory(tmp_path / "link")
+    assert FILES.info(tmp_path / "nowhere") is None
+    assert FILES.resolved(tmp_path / "link" / "c") == (tmp_path / "a" / "c").resolve()
+
+
+@pytest.mark.parametrize("action", ["create", "replace", "lock", "sync_directory", "append"])
+def test_what_must_be_durable_is_flushed(action, tmp_path, monkeypatch):
+    flushed = []
+    true = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: (flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")), true(descriptor))
+    )
+    path = tmp_path / "a"
+    if action == "create":
+        with FILES.create(path) as file:
+            file.write(b"text", 0)
+            assert not flushed
+    elif action == "replace":
+        FILES.replace(path, b"text")
+        path = tmp_path / "a.partial"
+    elif action == "lock":
+        with FILES.lock(path) as held:
+            held.write(b"text")
+    elif action == "append":
+        grown = FILES.append(path)
+        grown.write(b"text")
+        assert not flushed
+        grown.sync()
+        grown.close()
+    else:
+        path = tmp_path
+        FILES.sync_directory(tmp_path)
+    assert flushed == [str(path)]
+
+
+def test_where_nothing_can_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="file is not a directory"):
+        FILES.check_writable(tmp_path / "file" / "a" / "b")
+    # The superuser may write anywhere, so the answer of the system is made up.
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(PermissionError, match=f"no permission to write in {tmp_path}"):
+        FILES.check_writable(tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()

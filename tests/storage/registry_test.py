@@ -1,0 +1,65 @@
+import pathlib
+import sys
+
+import pytest
+
+from tfdist.errors import InputError
+from tfdist.storage import FileSystem, Url, path_of, register, registry, storage_of
+
+
+class Other(FileSystem):
+    """Declared by a package, or registered by a program."""
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """A registry of this test's own."""
+    monkeypatch.setattr(registry, "_STORAGES", dict(registry._STORAGES))
+    registry._made.cache_clear()
+    yield
+    registry._made.cache_clear()
+
+
+def test_paths_of_this_machine(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert path_of("~/run") == tmp_path / "run"
+    assert path_of("runs/a") == pathlib.Path("runs/a")
+    assert path_of("file:///runs/a") == pathlib.Path("/runs/a")
+    assert isinstance(path_of(tmp_path), pathlib.Path)
+    for path in ("runs", "file:///runs", tmp_path):
+        assert type(storage_of(path)) is FileSystem
+    with pytest.raises(InputError, match="Received: file://host/runs. Give file:///PATH"):
+        path_of("file://host/runs")
+
+
+def test_a_program_registers_a_storage():
+    register("other", Other)
+    assert path_of("other://bucket/run/") == Url("other", "bucket/run") == path_of(Url("other", "bucket//run"))
+    assert type(storage_of("other://bucket/run")) is Other
+    assert storage_of(Url("other", "bucket")) is storage_of("other://")
+
+
+def test_an_installed_package_declares_a_storage(tmp_path, monkeypatch):
+    declared = tmp_path / "of_another-1.dist-info"
+    declared.mkdir()
+    (declared / "METADATA").write_text("Metadata-Version: 2.1\nName: of-another\nVersion: 1\n")
+    (declared / "entry_points.txt").write_text("[tfdist.storage]\nother = of_another:Other\n")
+    (tmp_path / "of_another.py").write_text("from tfdist.storage import FileSystem\nclass Other(FileSystem): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert type(storage_of("other://bucket/run")).__module__ == "of_another"
+    sys.modules.pop("of_another")
+
+
+def test_an_unknown_scheme_is_bad_input():
+    register("other", Other)
+    with pytest.raises(InputError) as caught:
+        path_of("gs://bucket/run")
+    known = str(caught.value).split("Received")[0]
+    assert "file://" in known and "other://" in known
+    assert "Received: gs://bucket/run. Give another path, install" in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["file", "S3", "", "a/b", "a b"])
+def test_a_scheme_is_a_word_of_its_own(scheme):
+    with pytest.raises(ValueError, match="scheme of its own"):
+        register(scheme, Other)

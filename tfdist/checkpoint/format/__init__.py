@@ -1,0 +1,51 @@
+"""The format of checkpoints: NumPy arrays are written, and read back unchanged or with an error about what is corrupted.
+
+    commit(group, directory, parts)   all processes write one checkpoint, completely or not at all
+    Checkpoint.open(path).read(name)  data is only returned after its hash has been verified
+
+A checkpoint is a directory with safetensors shards and a manifest; `manifest.py` and `shard.py` define the format. This
+package does not depend on the contents of a run's state, nor on TensorFlow. Where the files are is `tfdist.storage`'s.
+"""
+
+from tfdist.checkpoint.format.atomic_write import commit
+from tfdist.checkpoint.format.background import BackgroundWriter
+from tfdist.checkpoint.format.directory import (
+    checkpoints_at,
+    clean_partial,
+    newest,
+    remove,
+    set_aside,
+    set_aside_in,
+    step_of,
+)
+from tfdist.checkpoint.format.locking import Holder, NoLock, lock, unlocked
+from tfdist.checkpoint.format.multi_host import Spread, keeper
+from tfdist.checkpoint.format.part import Part
+from tfdist.checkpoint.format.reading import Checkpoint, Held
+from tfdist.checkpoint.format.shard import shard_bytes, write_shard
+from tfdist.errors import CheckpointError, Damaged
+
+__all__ = [
+    "BackgroundWriter",
+    "Checkpoint",
+    "CheckpointError",
+    "Damaged",
+    "Held",
+    "Holder",
+    "NoLock",
+    "Part",
+    "Spread",
+    "checkpoints_at",
+    "clean_partial",
+    "commit",
+    "keeper",
+    "lock",
+    "newest",
+    "remove",
+    "set_aside",
+    "set_aside_in",
+    "shard_bytes",
+    "step_of",
+    "unlocked",
+    "write_shard",
+]

@@ -1,0 +1,211 @@
+"""The directory of a run's checkpoints, and cleaning up after processes that were killed.
+
+step-000000120            a complete checkpoint; renamed to this once all of it was on disk
+.step-000000120.partial   one that is being written
+.step-000000120.replaced  the former one of the same step, until the new one has been renamed
+.step-000000120.pruned    an old one that is being removed
+step-000000120.damaged    one that was set aside
+
+Removing may fail: on NFS, a directory is not empty while somebody reads a file that was in it. The remains do no harm,
+and are removed at the next write.
+"""
+
+import contextlib
+import functools
+import itertools
+import logging
+import re
+from collections.abc import Iterator
+
+from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
+
+_WHOLE = re.compile(r"step-([0-9]{9,18})")
+_DAMAGED = re.compile(r"step-.*\.damaged.*")
+_LEFT = re.compile(r"\.(step-[0-9]{9,18})\.(partial|replaced|pruned(?:-[0-9]+)?)")
+
+_log = logging.getLogger(__name__)
+
+
+def name(step: int) -> str:
+    """Returns the directory name of a step's checkpoint."""
+    return f"step-{step:09d}"
+
+
+def is_name(text: str) -> bool:
+    """Returns whether this is the directory name of a checkpoint."""
+    return _WHOLE.fullmatch(text) is not None
+
+
+def step_of(path: StoragePath) -> int:
+    """Returns the step of a checkpoint found by `newest`."""
+    return int(path.name.removeprefix("step-"))
+
+
+def partial(directory: StoragePath, step: int) -> StoragePath:
+    """Returns the directory in which a step's checkpoint is written."""
+    return directory / f".{name(step)}.partial"
+
+
+def newest(directory: AnyPath) -> list[StoragePath]:
+    """Returns the complete checkpoints by decreasing step; an empty list if there is no such directory.
+
+    They may be corrupted, which is detected by `Checkpoint.open` and by reading.
+    """
+    found = [(int(match[1]), path) for path, match in _matching(path_of(directory), _WHOLE)]
+    return [path for _, path in sorted(found, key=lambda each: (each[0], each[1].name), reverse=True)]
+
+
+def checkpoints_at(path: AnyPath) -> list[StoragePath]:
+    """Returns the checkpoints at a path, the newest first: itself, those in it, or those of the run there."""
+    place = path_of(path)
+    inner = place / "checkpoints"
+    if is_name(place.name) and not storage_of(inner).exists(inner):
+        return [place]
+    return newest(place) or newest(inner)
+
+
+def set_aside(path: AnyPath) -> StoragePath:
+    """Renames a checkpoint so that `newest` does not find it; returns its new path.
+
+    Raises:
+      OSError: it cannot be renamed.
+    """
+    whole = path_of(path)
+    return _renamed(whole, f"{whole.name}.damaged")
+
+
+def _renamed(path: StoragePath, wanted: str) -> StoragePath:
+    """Renames a directory; appends a number if the name exists already."""
+    names = itertools.chain([wanted], (f"{wanted}-{number}" for number in itertools.count(2)))
+    storage = storage_of(path)
+    target = next(place for each in names if not storage.exists(place := path.with_name(each)))
+    storage.rename(path, target)
+    return target
+
+
+def set_aside_in(*directories: StoragePath) -> list[StoragePath]:
+    """Returns the checkpoints in these directories that `set_aside` has renamed."""
+    return sorted(path for home in directories for path, _ in _matching(home, _DAMAGED))
+
+
+def clean_partial(directory: AnyPath) -> None:
+    """Removes what killed processes have left; to be called while nobody writes there.
+
+    Logs a warning about what cannot be removed.
+
+    Raises:
+      OSError: the directory cannot be read, or the last checkpoint cannot be renamed back.
+    """
+    for path, match in _matching(path_of(directory), _LEFT):
+        whole = path.with_name(match[1])
+        storage = storage_of(path)
+        if match[2] == "replaced" and not storage.exists(whole):
+            storage.rename(path, whole)  # killed between two renames, so the former one is the only one
+        else:
+            _discard(path)
+
+
+@contextlib.contextmanager
+def _tried(path: StoragePath) -> Iterator[None]:
+    """Turns an error into a warning, logged once per directory; the remains do no harm."""
+    try:
+        yield
+    except OSError as error:
+        _warn(path, error.strerror or str(error))
+
+
+@functools.cache  # because removal is retried with each checkpoint
+def _warn(path: StoragePath, why: str) -> None:
+    _log.warning("%s could not be cleared away (%s). That is tried again.", path, why)
+
+
+def make_partial(directory: StoragePath, step: int) -> StoragePath:
+    """Creates an empty directory to write a step's checkpoint, and removes what killed processes have left.
+
+    Raises:
+      OSError: as raised by the storage.
+    """
+    storage = storage_of(directory)
+    storage.make_directory(directory)
+    clean_partial(directory)
+    path = partial(directory, step)
+    if storage.is_directory(path):  # it could not be removed
+        _renamed(path, _pruned(directory / name(step)))
+    storage.make_directory(path, is_new=True)
+    return path
+
+
+def publish(written: StoragePath, whole: StoragePath) -> None:
+    """Renames a written checkpoint to its final name, replacing an existing one.
+
+    If the replaced checkpoint cannot be removed, a warning is logged.
+
+    Args:
+      written: directory with all files, which have been flushed to disk.
+      whole: final name, in the same parent directory.
+
+    Raises:
+      OSError: as raised by the storage.
+    """
+    storage = storage_of(whole)
+    storage.sync_directory(written)
+    former = whole.with_name(f".{whole.name}.replaced")
+    replaces = storage.exists(whole)
+    if replaces:
+        if storage.exists(former):  # it could not be removed
+            _renamed(former, _pruned(whole))
+        storage.rename(whole, former)
+    try:
+        storage.rename(written, whole)
+    except OSError:
+        if replaces:
+            storage.rename(former, whole)
+        raise
+    storage.sync_directory(whole.parent)
+    if replaces:
+        _discard(former)
+
+
+def prune(directory: StoragePath, keep: int, written: StoragePath) -> None:
+    """Removes all but the newest checkpoints; logs a warning about those that cannot be removed.
+
+    Args:
+      directory: directory of checkpoints.
+      keep: number of checkpoints to keep.
+      written: the checkpoint that was just written, which is always kept.
+
+    Raises:
+      OSError: the directory cannot be read.
+    """
+    for path in newest(directory)[keep:]:
+        if path != written:
+            with _tried(path):
+                _discard(_renamed(path, _pruned(path)))
+
+
+def remove(path: StoragePath) -> None:
+    """Removes a checkpoint.
+
+    Raises:
+      OSError: as raised by the storage.
+    """
+    storage_of(path).remove_directory(_renamed(path, _pruned(path)))
+
+
+def _pruned(whole: StoragePath) -> str:
+    """Returns a checkpoint's name during removal: an incomplete one must not have the name of a complete one."""
+    return f".{whole.name}.pruned"
+
+
+def _discard(path: StoragePath) -> None:
+    with _tried(path):
+        storage_of(path).remove_directory(path)
+
+
+def _matching(directory: StoragePath, pattern: re.Pattern[str]) -> Iterator[tuple[StoragePath, re.Match[str]]]:
+    storage = storage_of(directory)
+    if storage.is_directory(directory):
+        for entry in storage.entries(directory):
+            match = pattern.fullmatch(entry.name)
+            if match and entry.is_directory:
+                yield directory / entry.name, match

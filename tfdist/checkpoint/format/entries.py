@@ -1,0 +1,142 @@
+"""Metadata of a checkpoint's tensors."""
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from tfdist.checkpoint.format import dtypes, hashed_io
+
+_LONGEST = 2**63 - 1  # maximum number of bytes of an array
+_MOST_AXES = 32  # supported by every version of NumPy
+
+
+@dataclasses.dataclass(frozen=True)
+class PartEntry:
+    """A block of a tensor and its location.
+
+    Attributes:
+      file: name of the shard in the checkpoint's directory.
+      key: name of the block in the shard.
+      offset: start of the block in the tensor, in elements along each axis.
+      shape: shape of the block.
+      sha256: hash of each piece of `hashed_io.PIECE` bytes of the block, in hexadecimal.
+    """
+
+    file: str
+    key: str
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    sha256: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorEntry:
+    """A tensor.
+
+    Attributes:
+      dtype: a key of `dtypes.DTYPES`.
+      shape: shape of the complete tensor.
+      parts: blocks, ordered by offset, which contain each element once.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[PartEntry, ...]
+
+    @property
+    def element(self) -> np.dtype:
+        """The NumPy dtype."""
+        return dtypes.DTYPES[self.dtype]
+
+    def size_of(self, part: PartEntry) -> int:
+        """Returns the size of a block in bytes."""
+        return math.prod(part.shape) * self.element.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """The shards of one or all processes, and the tensors whose blocks they contain.
+
+    Attributes:
+      shards: size in bytes by file name.
+      tensors: tensors by name.
+    """
+
+    shards: Mapping[str, int]
+    tensors: Mapping[str, TensorEntry]
+
+    def blocks(self) -> Iterator[tuple[TensorEntry, PartEntry]]:
+        """Yields every block with its tensor."""
+        return ((tensor, part) for tensor in self.tensors.values() for part in tensor.parts)
+
+
+def merged(indices: Iterable[Index]) -> Index:
+    """Merges the indices of several processes' shards.
+
+    Raises:
+      ValueError: two of them have a shard with the same name, or disagree about a tensor.
+    """
+    shards: dict[str, int] = {}
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
+    parts: dict[str, list[PartEntry]] = defaultdict(list)
+    for index in indices:
+        if twice := shards.keys() & index.shards.keys():
+            raise ValueError(f"a shard has one writer; {min(twice)} has two")
+        shards |= index.shards
+        for name, tensor in index.tensors.items():
+            kind = (tensor.dtype, tensor.shape)
+            if kinds.setdefault(name, kind) != kind:
+                raise ValueError(f"{name} is one tensor; its parts are of {kinds[name]} and of {kind}")
+            parts[name] += tensor.parts
+    for own in parts.values():
+        own.sort(key=lambda part: (part.offset, part.shape))
+    return Index(shards, {name: TensorEntry(*kinds[name], tuple(parts[name])) for name in kinds})
+
+
+def check(index: Index) -> None:
+    """Checks that an index is consistent; sizes still have to be compared with those of the files.
+
+    Raises:
+      ValueError: it is inconsistent.
+    """
+    used = set()
+    for name, tensor in index.tensors.items():
+        _check_size(name, tensor)
+        _check_tiling(name, tensor)
+        for part in tensor.parts:
+            if part.file not in index.shards:
+                raise ValueError(f"a block of {name} is in {part.file}, which is no shard of it")
+            if (part.file, part.key) in used or part.key == "__metadata__":
+                raise ValueError(f"a key in a shard is one block's; {part.key} of {part.file} is not")
+            used.add((part.file, part.key))
+            if len(part.sha256) != (needed := hashed_io.count(tensor.size_of(part))):
+                raise ValueError(f"{part.key} of {part.file} has {len(part.sha256)} hashes and needs {needed}")
+    if unused := index.shards.keys() - {file for file, _ in used}:
+        raise ValueError(f"no tensor is in {min(unused)}")
+
+
+def _check_size(name: str, tensor: TensorEntry) -> None:
+    shape = tensor.shape
+    if len(shape) > _MOST_AXES or math.prod(max(1, n) for n in shape) * tensor.element.itemsize > _LONGEST:
+        raise ValueError(f"{name} cannot have the shape {shape}")
+
+
+def _check_tiling(name: str, tensor: TensorEntry) -> None:
+    axes = len(tensor.shape)
+    for part in tensor.parts:
+        if not len(part.offset) == len(part.shape) == axes or any(
+            begin + size > whole for begin, size, whole in zip(part.offset, part.shape, tensor.shape, strict=True)
+        ):
+            raise ValueError(f"a block of {name} is {part.shape} at {part.offset}, outside of {tensor.shape}")
+    if sum(math.prod(part.shape) for part in tensor.parts) != math.prod(tensor.shape):
+        raise ValueError(f"the blocks of {name} do not have its number of elements, {math.prod(tensor.shape)}")
+    full = sorted((part.offset, part.shape) for part in tensor.parts if math.prod(part.shape))
+    begins = np.array([offset for offset, _ in full], np.int64).reshape(len(full), axes)
+    ends = begins + np.array([shape for _, shape in full], np.int64).reshape(len(full), axes)
+    for one in range(len(full) - 1):
+        beside = (begins[one + 1 :] >= ends[one]) | (ends[one + 1 :] <= begins[one])
+        if not beside.any(axis=1).all():
+            raise ValueError(f"two blocks of {name} overlap at {full[one][0]}")

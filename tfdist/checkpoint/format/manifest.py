@@ -1,0 +1,147 @@
+"""`manifest.json`: the contents of a checkpoint except the bytes of its tensors.
+
+The file is canonical JSON that includes the SHA-256 of the rest, so that any changed byte is detected. This, and the
+meaning of `version`, is the same for all versions of the format.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.checkpoint.format import json_validation
+from tfdist.checkpoint.format.entries import Index, check
+from tfdist.coordination import Json
+from tfdist.errors import Damaged, InputError
+from tfdist.storage import StoragePath
+
+VERSION = 1
+NAME = "manifest.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """Contents of a manifest.
+
+    Attributes:
+      step: number of updates done.
+      seed: seed of the run.
+      flags: resolved flags of the run by name.
+      values: other values of the state that are not tensors.
+      index: the tensors and their locations.
+    """
+
+    step: int
+    seed: int
+    flags: Mapping[str, Json]
+    values: Json
+    index: Index
+
+
+def sealed(content: Mapping[str, Json]) -> bytes:
+    """Returns canonical JSON of a mapping, including its own SHA-256.
+
+    Raises:
+      ValueError, TypeError: a value cannot be represented in JSON: inf, nan, an array.
+    """
+    return _canonical({**content, "sha256": hashlib.sha256(_canonical(content)).hexdigest()})
+
+
+def unsealed(data: bytes) -> dict[str, Any]:
+    """Returns the mapping that was passed to `sealed`.
+
+    Raises:
+      ValueError: the bytes are not a result of `sealed`.
+    """
+    try:
+        content = json.loads(data)
+        own = content.pop("sha256")
+        is_intact = isinstance(own, str) and sealed(content) == data
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        is_intact = False
+    if not is_intact:
+        raise ValueError("its content does not match its own hash")
+    return content
+
+
+def _canonical(content: Mapping[str, Json]) -> bytes:
+    return (json.dumps(content, sort_keys=True, allow_nan=False, separators=(",", ":")) + "\n").encode()
+
+
+def dump(manifest: Manifest) -> bytes:
+    """Returns the bytes of `manifest.json`, which `load` accepts.
+
+    Raises:
+      ValueError, TypeError: flags or values are not JSON, the parts do not tile their tensors, or `load` would refuse
+        it for another reason.
+    """
+    data = sealed(
+        {
+            "version": VERSION,
+            "step": manifest.step,
+            "seed": manifest.seed,
+            "flags": dict(manifest.flags),
+            "values": manifest.values,
+            **dump_index(manifest.index),
+        }
+    )
+    _manifest(unsealed(data))
+    return data
+
+
+def dump_index(index: Index) -> dict[str, Json]:
+    """Returns an index as JSON."""
+    return {
+        "shards": dict(index.shards),
+        "tensors": {
+            name: {
+                "dtype": tensor.dtype,
+                "shape": tensor.shape,
+                "parts": [dataclasses.asdict(part) for part in tensor.parts],
+            }
+            for name, tensor in index.tensors.items()
+        },
+    }
+
+
+def load(path: StoragePath, data: bytes) -> Manifest:
+    """Parses the bytes of `manifest.json`.
+
+    Args:
+      path: path of the file, for messages.
+      data: contents of the file.
+
+    Raises:
+      Damaged: they are not a result of `dump`.
+      InputError: a newer version of the format.
+    """
+    try:
+        content = unsealed(data)
+        version = json_validation.natural(content.get("version"), "version")
+    except ValueError as error:
+        raise Damaged(path, str(error)) from error
+    if version > VERSION:
+        raise InputError(
+            f"A checkpoint must have a format that this version of tfdist reads, {VERSION}. "
+            f"Received: {path} with format {version}. Continue with the tfdist that wrote it, or a newer one."
+        )
+    try:
+        return _manifest(content)
+    except ValueError as error:
+        raise Damaged(path, str(error)) from error
+
+
+def _manifest(content: dict[str, Any]) -> Manifest:
+    own = json_validation.fields(content, "manifest", "version", "step", "seed", "flags", "values", "shards", "tensors")
+    if own["version"] != VERSION:
+        raise ValueError(f"there is no version {own['version']}")
+    index = json_validation.index({"shards": own["shards"], "tensors": own["tensors"]})
+    check(index)
+    return Manifest(
+        step=json_validation.natural(own["step"], "step"),
+        seed=json_validation.integer(own["seed"], "seed"),
+        flags=json_validation.mapping(own["flags"], "flags"),
+        values=own["values"],
+        index=index,
+    )

@@ -1,0 +1,269 @@
+"""Reads a checkpoint; data is only returned after its hash has been verified."""
+
+import hashlib
+import itertools
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfdist.checkpoint.format import files, hashed_io, manifest, shard
+from tfdist.checkpoint.format.entries import PartEntry, TensorEntry
+from tfdist.checkpoint.format.manifest import Manifest
+from tfdist.checkpoint.format.shard import Plan
+from tfdist.coordination import Json
+from tfdist.errors import CheckpointError, Damaged
+from tfdist.storage import AnyPath, StoragePath, path_of
+
+AHEAD = 64 << 20  # bytes that `arrays` reads at once, to divide small tensors between threads
+_MOST_THREADS = 8
+
+
+class _Block(NamedTuple):
+    """A block to be read into `into`, an array of its shape, or only to be verified if that is None."""
+
+    part: PartEntry
+    size: int
+    into: np.ndarray | None
+
+    @property
+    def file(self) -> str:
+        return self.part.file
+
+
+class Held(NamedTuple):
+    """The files of a checkpoint that one directory has.
+
+    Attributes:
+      manifest: SHA-256 of the manifest's bytes, in hexadecimal.
+      sizes: size in bytes of all files that belong to it, by name; the manifest is the last.
+      intact: names of the existing files that are intact.
+    """
+
+    manifest: str
+    sizes: dict[str, int]
+    intact: list[str]
+
+
+class Checkpoint:
+    """A checkpoint on disk, created by `Checkpoint.open`. It keeps no file open.
+
+    Attributes:
+      path: its directory.
+      step: number of updates done.
+      seed: seed of the run.
+      flags: resolved flags of the run by name.
+      values: other values of the state that are not tensors.
+      tensors: metadata of the tensors, by name.
+    """
+
+    def __init__(self, path: StoragePath, content: Manifest, plans: Mapping[str, Plan]):
+        """Initializes a checkpoint.
+
+        Args:
+          path: its directory.
+          content: contents of its manifest.
+          plans: layouts of its shards, which have been checked.
+        """
+        self.path = path
+        self.step = content.step
+        self.seed = content.seed
+        self.flags: Mapping[str, Json] = content.flags
+        self.values: Json = content.values
+        self.tensors: Mapping[str, TensorEntry] = content.index.tensors
+        self._plans = plans
+        self._verified: set[tuple[str, str]] = set()  # file and key
+        self._threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+
+    @classmethod
+    def open(cls, path: AnyPath) -> "Checkpoint":
+        """Reads everything except the tensors' bytes, and checks that the shards have the right sizes and headers.
+
+        Args:
+          path: directory of the checkpoint.
+
+        Raises:
+          Damaged: it is corrupted.
+          InputError: a newer version of the format.
+          CheckpointError: the system refuses to read it.
+        """
+        directory = path_of(path)
+        found = cls._described(directory, files.read(directory / manifest.NAME))
+        for name, plan in found._plans.items():
+            _check_shard(found.path / name, plan)
+        return found
+
+    @classmethod
+    def _described(cls, directory: StoragePath, data: bytes) -> "Checkpoint":
+        """Parses the bytes of a manifest, without reading shards."""
+        file = directory / manifest.NAME
+        content = manifest.load(file, data)
+        plans = shard.plans(content.index)
+        for name, size in content.index.shards.items():
+            if size != plans[name].size:
+                raise Damaged(file, f"{name} cannot have {size} bytes")
+        return cls(directory, content, plans)
+
+    @classmethod
+    def held(cls, path: AnyPath) -> Held:
+        """Returns which files of a checkpoint are here and intact, reading every byte.
+
+        Args:
+          path: directory of the checkpoint, which may have some of its files only.
+
+        Raises:
+          Damaged, InputError, CheckpointError: the manifest cannot be read, see `open`.
+        """
+        directory = path_of(path)
+        data = files.read(directory / manifest.NAME)
+        found = cls._described(directory, data)
+        sizes = {name: plan.size for name, plan in found._plans.items()}
+        intact = [name for name in sizes if found._is_intact(name)]
+        own = manifest.NAME
+        return Held(hashlib.sha256(data).hexdigest(), {**sizes, own: len(data)}, [*intact, own])
+
+    def _is_intact(self, name: str) -> bool:
+        blocks = [
+            _Block(part, tensor.size_of(part), None)
+            for tensor in self.tensors.values()
+            for part in tensor.parts
+            if part.file == name
+        ]
+        try:
+            _check_shard(self.path / name, self._plans[name])
+            self._check(blocks)
+        except CheckpointError:
+            return False
+        return True
+
+    def read(self, name: str) -> np.ndarray:
+        """Returns a complete tensor.
+
+        Raises:
+          Damaged: it is corrupted.
+          CheckpointError: the system refuses to read it.
+        """
+        shape = self.tensors[name].shape
+        return self.read_block(name, (0,) * len(shape), shape)
+
+    def read_block(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+        """Returns a block of a tensor; only stored blocks that overlap it are read, completely.
+
+        Args:
+          name: name of the tensor.
+          offset: start of the block, in elements along each axis.
+          shape: shape of the block.
+
+        Raises:
+          Damaged: one of the stored blocks is corrupted.
+          CheckpointError: the system refuses to read it.
+        """
+        whole = self.tensors[name].shape
+        fits = (0 <= begin <= begin + size <= end for begin, size, end in zip(offset, shape, whole, strict=False))
+        if not len(offset) == len(shape) == len(whole) or not all(fits):
+            raise ValueError(f"A block of {name} must be inside of it. Received: {shape} at {offset} of {whole}.")
+        [values] = self._load([(name, tuple(offset), tuple(shape))])
+        return values
+
+    def arrays(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields complete tensors with their names, by default all; small ones are read several at once.
+
+        Raises:
+          Damaged, CheckpointError: see `read`.
+        """
+        together: list[str] = []
+        size = 0
+        for name in self.tensors if names is None else names:
+            together.append(name)
+            size += math.prod(self.tensors[name].shape) * self.tensors[name].element.itemsize
+            if size >= AHEAD:
+                yield from self._whole(together)
+                together, size = [], 0
+        yield from self._whole(together)
+
+    def verify(self, names: Iterable[str] | None = None) -> None:
+        """Verifies the bytes of tensors, by default of all, except those that have already been read.
+
+        Uses a constant amount of memory.
+
+        Raises:
+          Damaged, CheckpointError: see `read`.
+        """
+        tensors = self.tensors.values() if names is None else [self.tensors[name] for name in names]
+        blocks = [_Block(part, tensor.size_of(part), None) for tensor in tensors for part in tensor.parts]
+        self._check([block for block in blocks if (block.part.file, block.part.key) not in self._verified])
+
+    def _whole(self, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+        shapes = [self.tensors[name].shape for name in names]
+        wanted = [(name, (0,) * len(shape), shape) for name, shape in zip(names, shapes, strict=True)]
+        yield from zip(names, self._load(wanted), strict=True)
+
+    def _load(self, wanted: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]]) -> list[np.ndarray]:
+        results: list[np.ndarray] = []
+        blocks: list[_Block] = []
+        copies: list[tuple[np.ndarray, np.ndarray]] = []
+        for name, offset, shape in wanted:
+            tensor = self.tensors[name]
+            results.append(np.empty(shape, tensor.element))
+            for part in tensor.parts:
+                overlap = _overlap(part, offset, shape)
+                if overlap is None:
+                    continue
+                target = results[-1][_slices(overlap, offset)]
+                into = target
+                if target.shape != part.shape or not target.flags.c_contiguous:
+                    into = np.empty(part.shape, tensor.element)
+                    copies.append((target, into[_slices(overlap, part.offset)]))
+                blocks.append(_Block(part, tensor.size_of(part), into))
+        self._check(blocks)
+        for target, source in copies:
+            target[...] = source
+        return results
+
+    def _check(self, blocks: Sequence[_Block]) -> None:
+        """Reads blocks and verifies their hashes."""
+        for file, in_file in itertools.groupby(sorted(blocks, key=attrgetter("file")), attrgetter("file")):
+            self._check_in(file, list(in_file))
+
+    def _check_in(self, file: str, blocks: Sequence[_Block]) -> None:
+        path, positions = self.path / file, self._plans[file].positions
+        with files.opened(path) as opened:
+            each = [
+                piece
+                for block in blocks
+                for piece in hashed_io.pieces(positions[block.part.key], block.size, block.into)
+            ]
+            try:
+                found = iter(hashed_io.read(opened, each, self._threads))
+            except EOFError as error:
+                raise Damaged(path, "it is too short") from error
+        for block in blocks:
+            if tuple(itertools.islice(found, len(block.part.sha256))) != block.part.sha256:
+                raise Damaged(path, f"{block.part.key} is not what was written")
+            self._verified.add((file, block.part.key))
+
+
+def _check_shard(path: StoragePath, plan: Plan) -> None:
+    with files.opened(path) as file:
+        if file.size != plan.size:
+            raise Damaged(path, f"it has {file.size} bytes, not {plan.size}")
+        if file.read(len(plan.header)) != plan.header:
+            raise Damaged(path, "its header is not what was written")
+
+
+_Ranges = list[tuple[int, int]]
+
+
+def _overlap(part: PartEntry, offset: Sequence[int], shape: Sequence[int]) -> _Ranges | None:
+    """Returns the overlap of a stored block with a block, as ranges along each axis; None if there is none."""
+    axes = zip(part.offset, part.shape, offset, shape, strict=True)
+    ranges = [(max(p, b), min(p + p_size, b + b_size)) for p, p_size, b, b_size in axes]
+    return None if any(end <= begin for begin, end in ranges) else ranges
+
+
+def _slices(ranges: _Ranges, offset: Sequence[int]) -> tuple[Any, ...]:
+    """Returns the index of ranges in an array that begins at the offset; selects a view even without axes."""
+    return (..., *(slice(begin - at, end - at) for (begin, end), at in zip(ranges, offset, strict=True)))

@@ -1,0 +1,132 @@
+"""The files with a checkpoint's tensors, in the safetensors format: 8 bytes of length, a JSON header, the data.
+
+The positions of blocks follow from the contents of the shard: the largest elements first, so that each is aligned, then
+by name. So the header is a function of the index, and a shard with another header is corrupted.
+
+The files are not written by the safetensors package, because it uses one thread, and hashing would have to be done
+before or after. The tests read every file with it.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from tfdist.checkpoint.format import dtypes, hashed_io
+from tfdist.checkpoint.format.entries import Index, PartEntry, TensorEntry, merged
+from tfdist.checkpoint.format.part import Part
+from tfdist.storage import StoragePath, storage_of
+
+THREADS = 2  # that hash and write during training
+
+
+class Plan(NamedTuple):
+    """The layout of one shard.
+
+    Attributes:
+      header: first bytes of the file.
+      positions: positions of the blocks in the file, by key.
+      size: size of the file in bytes.
+    """
+
+    header: bytes
+    positions: Mapping[str, int]
+    size: int
+
+
+class _Block(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    size: int
+
+
+def shard_name(rank: int) -> str:
+    """Returns the file name of a rank's shard."""
+    return f"shard-{rank:05d}.safetensors"
+
+
+def plans(index: Index) -> dict[str, Plan]:
+    """Returns the layout of each shard of an index that `entries.check` has accepted."""
+    blocks: dict[str, dict[str, _Block]] = defaultdict(dict)
+    for tensor, part in index.blocks():
+        blocks[part.file][part.key] = _Block(tensor.dtype, part.shape, tensor.size_of(part))
+    return {file: _plan(own) for file, own in blocks.items()}
+
+
+def _plan(blocks: Mapping[str, _Block]) -> Plan:
+    header, starts, end = {}, {}, 0
+    for key in sorted(blocks, key=lambda key: (-dtypes.DTYPES[blocks[key].dtype].itemsize, key)):
+        dtype, shape, size = blocks[key]
+        starts[key], end = end, end + size
+        header[key] = {"dtype": dtypes.code(dtype), "shape": shape, "data_offsets": (starts[key], end)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    first = 8 + len(text)
+    positions = {key: first + start for key, start in starts.items()}
+    return Plan(len(text).to_bytes(8, "little") + text, positions, first + end)
+
+
+def write_shard(directory: StoragePath, rank: int, parts: Sequence[Part]) -> Index:
+    """Writes the blocks of one process to disk, if it has any.
+
+    Args:
+      directory: directory of the file.
+      rank: rank of the process.
+      parts: blocks with different names or offsets.
+
+    Returns:
+      Index of the written shard; empty without parts.
+
+    Raises:
+      OSError: it could not be written; the file is incomplete.
+      ValueError: two blocks have the same key.
+    """
+    if not parts:
+        return Index({}, {})
+    keys = [part.key for part in parts]
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"Parts need keys of their own. Received twice: {max(keys, key=keys.count)}.")
+    file = shard_name(rank)
+    plan = _plan(_blocks(parts))
+    hashes = _write(directory / file, plan, parts)
+    tensors = merged([Index({}, {part.name: _entry(file, part, hashes[part.key])}) for part in parts]).tensors
+    return Index({file: plan.size}, tensors)
+
+
+def shard_bytes(parts: Sequence[Part]) -> np.ndarray:
+    """Returns the contents, uint8, of the file that `write_shard` writes, for another host; empty without parts."""
+    if not parts:
+        return np.zeros(0, np.uint8)
+    plan = _plan(_blocks(parts))
+    data = np.empty(plan.size, np.uint8)
+    data[: len(plan.header)] = np.frombuffer(plan.header, np.uint8)
+    for part in parts:
+        at = plan.positions[part.key]
+        data[at : at + part.values.nbytes] = part.values.reshape(-1).view(np.uint8)
+    return data
+
+
+def _blocks(parts: Sequence[Part]) -> dict[str, _Block]:
+    return {part.key: _Block(part.values.dtype.name, part.values.shape, part.values.nbytes) for part in parts}
+
+
+def _entry(file: str, part: Part, sha256: tuple[str, ...]) -> TensorEntry:
+    entry = PartEntry(file, part.key, part.offset, part.values.shape, sha256)
+    return TensorEntry(part.values.dtype.name, part.shape, (entry,))
+
+
+def _write(path: StoragePath, plan: Plan, parts: Sequence[Part]) -> dict[str, tuple[str, ...]]:
+    """Writes a file; returns the hashes of each block's pieces by key."""
+    ordered = sorted(parts, key=lambda part: plan.positions[part.key])  # in file order, which is faster
+    with storage_of(path).create(path) as file:
+        file.write(plan.header, 0)
+        each = [
+            piece
+            for part in ordered
+            for piece in hashed_io.pieces(plan.positions[part.key], part.values.nbytes, part.values)
+        ]
+        found = iter(hashed_io.write(file, each, THREADS))
+    return {part.key: tuple(islice(found, hashed_io.count(part.values.nbytes))) for part in ordered}

@@ -1,0 +1,43 @@
+"""Where the durable files of a run are kept: one interface, `Storage`, and its implementation for file systems.
+
+    storage_of(path).read(path)              the storage is chosen by the scheme of the path
+    register("s3", S3Storage)                for a program; an installed package declares it as an entry point
+
+Checkpoints, run directories and exported models are read and written through it, so that another storage, such as an
+object store, is one file and one line in `registry.py`. This package knows nothing of what the files contain.
+
+What belongs to a machine does not go through it: in-memory checkpoints (/dev/shm) and their exchange between hosts,
+logs and progress files of launchers, builds of Horovod, data sets, what TensorFlow writes itself (profiles).
+"""
+
+from tfdist.storage.file_system import FileSystem
+from tfdist.storage.interface import (
+    AppendedFile,
+    Entry,
+    Info,
+    LockFile,
+    NewFile,
+    NotRegularFile,
+    Storage,
+    StoredFile,
+)
+from tfdist.storage.path import AnyPath, StoragePath, Url
+from tfdist.storage.registry import path_of, register, storage_of
+
+__all__ = [
+    "AnyPath",
+    "AppendedFile",
+    "Entry",
+    "FileSystem",
+    "Info",
+    "LockFile",
+    "NewFile",
+    "NotRegularFile",
+    "Storage",
+    "StoragePath",
+    "StoredFile",
+    "Url",
+    "path_of",
+    "register",
+    "storage_of",
+]

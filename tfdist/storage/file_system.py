@@ -1,0 +1,211 @@
+"""Files of this machine, including shared file systems such as NFS."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from tfdist.storage.interface import (
+    AppendedFile,
+    Entry,
+    Info,
+    LockFile,
+    NewFile,
+    NotRegularFile,
+    Storage,
+    StoredFile,
+    staged_prefix,
+)
+from tfdist.storage.path import StoragePath
+
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+class FileSystem(Storage):
+    """The file system of this machine. Every path is a `pathlib.Path`."""
+
+    @contextlib.contextmanager
+    def open(self, path: StoragePath) -> Iterator[StoredFile]:
+        """See base class."""
+        # O_NONBLOCK: opening a pipe would wait for a writer.
+        descriptor = os.open(_local(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise NotRegularFile(errno.EINVAL, "not a regular file", str(path))
+            yield _Stored(descriptor)
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def create(self, path: StoragePath) -> Iterator[NewFile]:
+        """See base class."""
+        try:
+            descriptor = os.open(_local(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                yield _New(descriptor)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:  # errors of `write` and `fsync` have no path
+            raise OSError(error.errno, error.strerror, str(path)) from error
+
+    def append(self, path: StoragePath, *, is_new: bool = False) -> AppendedFile:
+        """See base class."""
+        return _Appended(open(_local(path), "xb" if is_new else "ab", buffering=0))
+
+    def replace(self, path: StoragePath, data: bytes) -> None:
+        """See base class."""
+        partial = _local(path.with_name(f"{path.name}.partial"))
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, _local(path))
+
+    def read(self, path: StoragePath) -> bytes:
+        """See base class."""
+        return _local(path).read_bytes()
+
+    def remove(self, path: StoragePath) -> None:
+        """See base class."""
+        _local(path).unlink()
+
+    @contextlib.contextmanager
+    def lock(self, path: StoragePath, *, exclusive: bool = True) -> Iterator[LockFile]:
+        """See base class. The system releases the lock when the process ends for any reason."""
+        with open(_local(path), "a+b", buffering=0) as file:  # not "w", which would truncate another process's file
+            if exclusive:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield _Lock(file)
+
+    def info(self, path: StoragePath) -> Info | None:
+        """See base class."""
+        try:
+            found = os.stat(_local(path))
+        except OSError as error:
+            if error.errno in _MISSING:
+                return None
+            raise
+        return Info(stat.S_ISDIR(found.st_mode), found.st_size, found.st_mtime)
+
+    def entries(self, directory: StoragePath) -> list[Entry]:
+        """See base class."""
+        with os.scandir(_local(directory)) as found:
+            return [Entry(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+
+    def make_directory(self, directory: StoragePath, *, is_new: bool = False) -> None:
+        """See base class."""
+        _local(directory).mkdir(parents=not is_new, exist_ok=not is_new)
+
+    def remove_directory(self, directory: StoragePath) -> None:
+        """See base class. On NFS it fails while somebody reads a file that was in it."""
+        shutil.rmtree(_local(directory))
+
+    def rename(self, path: StoragePath, target: StoragePath) -> None:
+        """See base class."""
+        _local(path).rename(_local(target))
+
+    def sync_directory(self, directory: StoragePath) -> None:
+        """See base class."""
+        descriptor = os.open(_local(directory), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def check_writable(self, directory: StoragePath) -> None:
+        """See base class."""
+        whole = _local(directory).absolute()
+        nearest = next(place for place in (whole, *whole.parents) if self.exists(place))
+        if not nearest.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a directory", str(directory))
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, f"no permission to write in {nearest}", str(directory))
+
+    def resolved(self, path: StoragePath) -> Path:
+        """See base class."""
+        return _local(path).resolve()
+
+    @contextlib.contextmanager
+    def staged(self, path: StoragePath) -> Iterator[Path]:
+        """See base class. It is written to a directory beside the path, so that one rename is enough."""
+        target = _local(path).absolute()
+        with tempfile.TemporaryDirectory(prefix=staged_prefix(target), dir=target.parent) as beside:
+            written = Path(beside) / target.name
+            yield written
+            written.rename(target)
+
+
+class _Stored(StoredFile):
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def read_into(self, memory: memoryview, position: int) -> int:
+        return os.preadv(self._descriptor, [memory], position)
+
+
+class _New(NewFile):
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
+
+    def write(self, data: bytes | memoryview, position: int) -> None:
+        _write(self._descriptor, data, position)
+
+    def is_complete(self, position: int, size: int) -> None:
+        # The range is not needed soon, so this starts its writeback already, not only at the end of the file.
+        os.posix_fadvise(self._descriptor, position, size, os.POSIX_FADV_DONTNEED)
+
+
+class _Appended(AppendedFile):
+    """Nothing is buffered: `close` does not retry what a full disk has refused, which would hide the first error."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+
+    def write(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[self._file.write(left) :]
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Lock(LockFile):
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+
+    def write(self, data: bytes) -> None:
+        self._file.truncate(0)
+        _write(self._file.fileno(), data, 0)
+        # The file stays open, and NFS shows changes to others only after close or fsync.
+        os.fsync(self._file.fileno())
+
+    def clear(self) -> None:
+        self._file.truncate(0)
+
+
+def _local(path: StoragePath) -> Path:
+    return path if isinstance(path, Path) else Path(str(path))
+
+
+def _write(descriptor: int, data: bytes | memoryview, position: int) -> None:
+    """Writes all bytes, as `os.pwrite` may write fewer."""
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(descriptor, left, position)
+        left, position = left[written:], position + written

@@ -1,0 +1,240 @@
+"""The interface of storages."""
+
+import abc
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple
+
+from tfdist.storage.path import StoragePath
+
+_PIECE = 1 << 22  # bytes that are copied at once
+
+
+class Info(NamedTuple):
+    """What is at a path.
+
+    Attributes:
+      is_directory: whether it is a directory.
+      size: size in bytes of a file.
+      modified: time of the last change, in seconds since 1970 (UTC).
+    """
+
+    is_directory: bool
+    size: int
+    modified: float
+
+
+class Entry(NamedTuple):
+    """A file or directory in a directory.
+
+    Attributes:
+      name: its name there.
+      is_directory: whether it is a directory itself; False for a link to one.
+    """
+
+    name: str
+    is_directory: bool
+
+
+class NotRegularFile(OSError):
+    """A directory, device or pipe, where a file is required."""
+
+
+class StoredFile(abc.ABC):
+    """A file that is being read; several threads may read it at once."""
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """Size in bytes."""
+
+    @abc.abstractmethod
+    def read_into(self, memory: memoryview, position: int) -> int:
+        """Reads bytes from a position; returns their number, which may be less than requested, and 0 at the end."""
+
+    def read(self, size: int, position: int = 0) -> bytes:
+        """Returns bytes from a position; fewer than `size` only at the end."""
+        data, done = bytearray(size), 0
+        while done < size and (got := self.read_into(memoryview(data)[done:], position + done)):
+            done += got
+        return bytes(data[:done])
+
+
+class NewFile(abc.ABC):
+    """A file that is being written; several threads may write different ranges of it at once."""
+
+    @abc.abstractmethod
+    def write(self, data: bytes | memoryview, position: int) -> None:
+        """Writes all bytes at a position. Large arrays are passed as they are, to be written without a copy."""
+
+    def is_complete(self, position: int, size: int) -> None:
+        """Called when a range has been written; the storage may begin to make it durable."""
+
+
+class AppendedFile(abc.ABC):
+    """A file that grows for as long as a run lasts."""
+
+    @abc.abstractmethod
+    def write(self, data: bytes) -> None:
+        """Appends all bytes. They survive the end of the process, so they are not kept in its memory."""
+
+    @abc.abstractmethod
+    def sync(self) -> None:
+        """Returns when all bytes are durable."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Closes the file; writes nothing."""
+
+
+class LockFile(abc.ABC):
+    """A file that is locked. What it contains is for people to read: the lock does not depend on it."""
+
+    @abc.abstractmethod
+    def write(self, data: bytes) -> None:
+        """Replaces the contents, durably, so that other hosts can read them."""
+
+    @abc.abstractmethod
+    def clear(self) -> None:
+        """Makes the file empty."""
+
+
+class Storage(abc.ABC):
+    """A place for durable files: a tree of directories and files, seen alike by all processes of a run.
+
+    A storage has no state that differs between processes; its methods may be called by any thread. They raise the
+    subclasses of `OSError` that `os` raises (`FileNotFoundError`, `FileExistsError`, ...), with a `strerror` for the
+    user. A file is durable if it survives the failure of the machine.
+    """
+
+    # Files
+
+    @abc.abstractmethod
+    def open(self, path: StoragePath) -> AbstractContextManager[StoredFile]:
+        """Opens a file for reading.
+
+        Raises:
+          NotRegularFile: there is something else. A link to a file is refused, too, with `errno.ELOOP`.
+        """
+
+    @abc.abstractmethod
+    def create(self, path: StoragePath) -> AbstractContextManager[NewFile]:
+        """Creates a file that must not exist; it is durable when the context exits without an error.
+
+        The errors of the body are raised with the path.
+        """
+
+    @abc.abstractmethod
+    def append(self, path: StoragePath, *, is_new: bool = False) -> AppendedFile:
+        """Opens a file to append to, and creates it if necessary; with `is_new` it must not exist."""
+
+    @abc.abstractmethod
+    def replace(self, path: StoragePath, data: bytes) -> None:
+        """Writes a file, replacing an existing one: after a failure it has either the old or the new contents."""
+
+    @abc.abstractmethod
+    def read(self, path: StoragePath) -> bytes:
+        """Returns the contents of a file, or of the file that a link refers to."""
+
+    @abc.abstractmethod
+    def remove(self, path: StoragePath) -> None:
+        """Removes a file."""
+
+    @abc.abstractmethod
+    def lock(self, path: StoragePath, *, exclusive: bool = True) -> AbstractContextManager[LockFile]:
+        """Locks a file, which is created if necessary; releases it when the context exits or the process ends.
+
+        Args:
+          path: path of the file.
+          exclusive: False to open it in the same way without locking, where `lock` is not possible.
+
+        Raises:
+          BlockingIOError: another process has locked it, on any host.
+          OSError: files cannot be locked here.
+        """
+
+    # Directories
+
+    @abc.abstractmethod
+    def info(self, path: StoragePath) -> Info | None:
+        """Returns what is at a path; None if there is nothing."""
+
+    @abc.abstractmethod
+    def entries(self, directory: StoragePath) -> list[Entry]:
+        """Returns what a directory contains, in any order."""
+
+    @abc.abstractmethod
+    def make_directory(self, directory: StoragePath, *, is_new: bool = False) -> None:
+        """Creates a directory and its parents, unless it exists; with `is_new` it must not, and its parent must."""
+
+    @abc.abstractmethod
+    def remove_directory(self, directory: StoragePath) -> None:
+        """Removes a directory with everything in it. If it fails, any part of that may be left."""
+
+    @abc.abstractmethod
+    def rename(self, path: StoragePath, target: StoragePath) -> None:
+        """Renames a file, which replaces an existing one, or a directory to a path where there is none.
+
+        Every process sees all of it under one of the two names at any time.
+        """
+
+    @abc.abstractmethod
+    def sync_directory(self, directory: StoragePath) -> None:
+        """Returns when the entries of a directory are durable: what was created, renamed or removed in it."""
+
+    # What follows has an implementation for every storage.
+
+    def check_writable(self, directory: StoragePath) -> None:
+        """Raises an `OSError` if it is known that nothing could be created in a directory, which may be missing."""
+
+    def resolved(self, path: StoragePath) -> StoragePath:
+        """Returns the one path by which a file is known, whatever links or directories a path goes through."""
+        return path
+
+    def exists(self, path: StoragePath) -> bool:
+        """Returns whether there is anything at a path."""
+        return self.info(path) is not None
+
+    def is_directory(self, path: StoragePath) -> bool:
+        """Returns whether there is a directory at a path."""
+        found = self.info(path)
+        return found is not None and found.is_directory
+
+    @contextlib.contextmanager
+    def staged(self, path: StoragePath) -> Iterator[Path]:
+        """Yields a path of this machine with the same name, for libraries that write files or directories themselves.
+
+        When the context exits without an error, `path` has what was written there, replacing an existing file.
+        """
+        with tempfile.TemporaryDirectory(prefix="tfdist-") as beside:
+            written = Path(beside) / path.name
+            yield written
+            partial = path.with_name(f"{staged_prefix(path)}partial")
+            self.clean_staged(path)
+            self._upload(written, partial)
+            self.rename(partial, path)
+
+    def clean_staged(self, path: StoragePath) -> None:
+        """Removes what killed processes have left of `staged(path)`; to be called while nobody uses that."""
+        for name, is_directory in self.entries(path.parent):
+            if name.startswith(staged_prefix(path)):
+                (self.remove_directory if is_directory else self.remove)(path.with_name(name))
+
+    def _upload(self, local: Path, path: StoragePath) -> None:
+        if local.is_dir():
+            self.make_directory(path, is_new=True)
+            for inner in local.iterdir():
+                self._upload(inner, path / inner.name)
+            self.sync_directory(path)
+            return
+        with local.open("rb") as source, self.create(path) as file:
+            for position in range(0, local.stat().st_size, _PIECE):
+                file.write(source.read(_PIECE), position)
+
+
+def staged_prefix(path: StoragePath) -> str:
+    """Returns how the names begin that `Storage.staged` gives to incomplete files, in the directory of the path."""
+    return f".{path.name}."

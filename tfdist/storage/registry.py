@@ -1,0 +1,83 @@
+"""The storages by the scheme of their paths. A storage in this repository is one line in `_STORAGES`."""
+
+import functools
+import importlib.metadata
+import os
+import pathlib
+import re
+from collections.abc import Callable
+from typing import cast
+
+from tfdist.errors import InputError
+from tfdist.storage.file_system import FileSystem
+from tfdist.storage.interface import Storage
+from tfdist.storage.path import AnyPath, StoragePath, Url
+
+_STORAGES: dict[str, Callable[[], Storage]] = {"file": FileSystem}
+
+ENTRY_POINTS = "tfdist.storage"  # group in which an installed package declares storages by their schemes
+_URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
+
+
+def register(scheme: str, storage: Callable[[], Storage]) -> None:
+    """Registers the storage of all paths `SCHEME://...` of this process.
+
+    Args:
+      scheme: a lower-case letter, then lower-case letters, digits, `+`, `.` or `-`.
+      storage: class, or another function that returns a storage; called once.
+    """
+    if not _URL.fullmatch(f"{scheme}://") or scheme == "file":
+        raise ValueError(f"A storage needs a scheme of its own, such as `s3`. Received: {scheme!r}.")
+    _STORAGES[scheme] = storage
+    _made.cache_clear()
+
+
+def path_of(path: AnyPath) -> StoragePath:
+    """Returns a path as a value: a `pathlib.Path`, with `~` expanded, or a `Url`.
+
+    Raises:
+      InputError: no storage is registered for its scheme, or a file URL names a host.
+    """
+    if not isinstance(path, str | os.PathLike):
+        return path
+    text = os.fspath(path)
+    match = _URL.fullmatch(text)
+    if match is None:
+        return pathlib.Path(os.path.expanduser(text))
+    scheme, key = match.groups()
+    if scheme == "file":
+        if not key.startswith("/"):
+            raise InputError(f"A file URL has three slashes and no host. Received: {text}. Give file:///PATH.")
+        return pathlib.Path(key)
+    if _made(scheme) is None:
+        raise InputError(
+            f"A path is one of this machine, or begins with the scheme of a known storage: {', '.join(_known())}. "
+            f"Received: {text}. Give another path, install a package that provides this storage, or call "
+            "tfdist.storage.register."
+        )
+    return Url(scheme, key)
+
+
+def storage_of(path: AnyPath) -> Storage:
+    """Returns the storage of a path.
+
+    Raises:
+      InputError: no storage is registered for its scheme.
+    """
+    found = path_of(path)
+    storage = _made(found.scheme if isinstance(found, Url) else "file")
+    assert storage is not None, f"{found} was made without path_of"
+    return storage
+
+
+@functools.cache
+def _made(scheme: str) -> Storage | None:
+    if scheme in _STORAGES:
+        return _STORAGES[scheme]()
+    declared = importlib.metadata.entry_points(group=ENTRY_POINTS, name=scheme)
+    return cast(Storage, next(iter(declared)).load()()) if declared else None
+
+
+def _known() -> list[str]:
+    declared = importlib.metadata.entry_points(group=ENTRY_POINTS).names
+    return [f"{scheme}://" for scheme in sorted({*_STORAGES, *declared})]
