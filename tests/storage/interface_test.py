@@ -150,6 +150,8 @@ def test_what_a_library_writes_is_there_when_it_is_complete(storage, home):
     with pytest.raises(KeyError), storage.staged(home / "b") as local:
         local.write_text("half of it")
         raise KeyError
+    with pytest.raises(OSError), storage.staged(home / "model") as local:  # a directory is in the way
+        local.write_text("a file")
     assert names(storage, home) == ["a.keras", "model"]
 
 

@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -212,16 +213,23 @@ class Storage(abc.ABC):
         with tempfile.TemporaryDirectory(prefix="tfdist-") as beside:
             written = Path(beside) / path.name
             yield written
-            partial = path.with_name(f"{staged_prefix(path)}partial")
-            self.clean_staged(path)
-            self._upload(written, partial)
-            self.rename(partial, path)
+            partial = path.with_name(f"{staged_prefix(path)}{secrets.token_hex(4)}")
+            try:
+                self._upload(written, partial)
+                self.rename(partial, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self._remove_any(partial)
+                raise
 
     def clean_staged(self, path: StoragePath) -> None:
         """Removes what killed processes have left of `staged(path)`; to be called while nobody uses that."""
-        for name, is_directory in self.entries(path.parent):
-            if name.startswith(staged_prefix(path)):
-                (self.remove_directory if is_directory else self.remove)(path.with_name(name))
+        for entry in self.entries(path.parent):
+            if entry.name.startswith(staged_prefix(path)):
+                self._remove_any(path.with_name(entry.name))
+
+    def _remove_any(self, path: StoragePath) -> None:
+        (self.remove_directory if self.is_directory(path) else self.remove)(path)
 
     def _upload(self, local: Path, path: StoragePath) -> None:
         if local.is_dir():

@@ -1,17 +1,19 @@
 """The storages by the scheme of their paths. A storage in this repository is one line in `_STORAGES`."""
 
 import functools
-import importlib.metadata
 import os
 import pathlib
 import re
 from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from tfdist.errors import InputError
 from tfdist.storage.file_system import FileSystem
 from tfdist.storage.interface import Storage
 from tfdist.storage.path import AnyPath, StoragePath, Url
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 _STORAGES: dict[str, Callable[[], Storage]] = {"file": FileSystem}
 
@@ -74,10 +76,16 @@ def storage_of(path: AnyPath) -> Storage:
 def _made(scheme: str) -> Storage | None:
     if scheme in _STORAGES:
         return _STORAGES[scheme]()
-    declared = importlib.metadata.entry_points(group=ENTRY_POINTS, name=scheme)
-    return cast(Storage, next(iter(declared)).load()()) if declared else None
+    declared = [point for point in _declared() if point.name == scheme]
+    return cast(Storage, declared[0].load()()) if declared else None
 
 
 def _known() -> list[str]:
-    declared = importlib.metadata.entry_points(group=ENTRY_POINTS).names
-    return [f"{scheme}://" for scheme in sorted({*_STORAGES, *declared})]
+    return [f"{scheme}://" for scheme in sorted({*_STORAGES, *(point.name for point in _declared())})]
+
+
+def _declared() -> "EntryPoints":
+    # Imported late, because it takes 15 ms, and most runs are on the file system.
+    from importlib.metadata import entry_points
+
+    return entry_points(group=ENTRY_POINTS)
