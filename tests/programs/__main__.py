@@ -23,7 +23,7 @@ def main(*words: str) -> int:
 
     def run(program: Program) -> dict[str, str]:
         if "law" in words:
-            found = {strategy: law.verdict(program, strategy) for strategy in strategies if not program.own_strategy}
+            found = law.verdicts(program, strategies) if law.applies(program) else {}
         else:
             found = running.verdicts(program, strategies)
         for strategy, verdict in found.items():

@@ -18,18 +18,43 @@ _MOST_ERRORS = 5.0  # standard errors: with 2 x 5 runs, one comparison in a thou
 _NOTHING = 0.01
 
 
-def verdict(program: Program, strategy: str, seeds: int = SEEDS) -> str:
-    """Returns "law", and the largest difference in standard errors, or what is wrong."""
-    losses: dict[str, list[list[float]]] = {"plain": [], strategy: []}
-    for seed in range(seeds):
-        for where, found in losses.items():
-            outcome = running.start(program.path, where, precision="float32", quiet=(), seed=seed)
-            if outcome.code or not outcome.ranks:
-                return f"fails on {where} with seed {seed} and code {outcome.code}: {running.last_line(outcome.output)}"
-            found.append(_last_losses(outcome.ranks[0]["results"]))
-    errors = [_standard_errors(*pair) for pair in zip(*(np.transpose(found) for found in losses.values()), strict=True)]
-    worst = max(errors, default=0.0)
+def applies(program: Program) -> bool:
+    """Returns whether a program trains on the strategies that `tfdist.run` chooses."""
+    return not (program.own_strategy or program.refused)
+
+
+def verdicts(program: Program, strategies: Sequence[str], seeds: int = SEEDS) -> dict[str, str]:
+    """Returns "law" for each strategy, and the largest difference in standard errors, or what is wrong."""
+    try:
+        plain = _losses(program, "plain", seeds)
+    except _Failed as failure:
+        return dict.fromkeys(strategies, str(failure))
+    return {strategy: _verdict(program, strategy, plain) for strategy in strategies}
+
+
+class _Failed(Exception):
+    """A program has not run to its end."""
+
+
+def _verdict(program: Program, strategy: str, plain: np.ndarray) -> str:
+    try:
+        ours = _losses(program, strategy, len(plain))
+    except _Failed as failure:
+        return str(failure)
+    worst = max((_standard_errors(*pair) for pair in zip(ours.T, plain.T, strict=True)), default=0.0)
     return f"{'law' if worst <= _MOST_ERRORS else 'differs'}: {worst:.1f} standard errors"
+
+
+def _losses(program: Program, strategy: str, seeds: int) -> np.ndarray:
+    """Returns [seeds, losses], the last loss of each `fit` in each run."""
+    found = []
+    for seed in range(seeds):
+        outcome = running.start(program.path, strategy, precision="float32", quiet=(), seed=seed)
+        if outcome.code or not outcome.ranks:
+            last = running.last_line(outcome.output)
+            raise _Failed(f"fails on {strategy} with seed {seed} and code {outcome.code}: {last}")
+        found.append(_last_losses(outcome.ranks[0]["results"]))
+    return np.array(found)
 
 
 def _last_losses(results: Sequence[dict[str, Any]]) -> list[float]:

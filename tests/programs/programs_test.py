@@ -8,7 +8,7 @@ import functools
 
 import pytest
 
-from tests.programs import running
+from tests.programs import law, running
 from tests.programs.catalog import programs
 
 pytestmark = pytest.mark.alone
@@ -41,6 +41,20 @@ def test_a_program(path: str, strategy: str) -> None:
 def test_it_does_the_same_on_every_strategy(path: str) -> None:
     found = running.verdicts(PROGRAMS[path], ["mirrored", "multiworker", "horovod"])
     assert {strategy: verdict for strategy, verdict in found.items() if not running.is_good(verdict)} == {}
+
+
+# Each program on one of the three; `python -m tests.programs law` runs the product.
+AS_WRITTEN = [
+    (path, ("mirrored", "multiworker", "horovod")[place % 3])
+    for place, path in enumerate(path for path, program in PROGRAMS.items() if law.applies(program))
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("path", "strategy"), AS_WRITTEN)
+def test_as_written_its_losses_have_the_distribution_of_one_device(path: str, strategy: str) -> None:
+    found = law.verdicts(PROGRAMS[path], [strategy])
+    assert {name: verdict for name, verdict in found.items() if not running.is_good(verdict)} == {}
 
 
 def test_every_program_that_is_named_is_there() -> None:
