@@ -57,9 +57,14 @@ class Program(NamedTuple):
     @property
     def loss_scale(self) -> float | None:
         """The current factor of the loss; None without loss scaling."""
-        if self.settings.loss_scale is None:
-            return None
-        return float(self.kept.array("loss_scale/scale").values)
+        return loss_scale(self.settings, self.kept)
+
+
+def loss_scale(settings: Settings, kept: StateStore) -> float | None:
+    """Returns the current factor of the loss; None without loss scaling."""
+    if settings.loss_scale is None:
+        return None
+    return float(kept.array("loss_scale/scale").values)
 
 
 def build(

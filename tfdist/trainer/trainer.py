@@ -39,7 +39,7 @@ from tfdist.trainer.fit_loop import FitLoop
 from tfdist.trainer.history import History
 from tfdist.trainer.model_file import save_model
 from tfdist.trainer.options import Checks, Recording, Schedule
-from tfdist.trainer.program import Program, build
+from tfdist.trainer.program import Program, build, loss_scale
 from tfdist.trainer.train_state import TrainState
 
 
@@ -304,7 +304,7 @@ class Trainer:
     @property
     def loss_scale(self) -> float | None:
         """The current factor of the loss; None without loss scaling."""
-        return self._program.loss_scale if self._program else None
+        return loss_scale(self._settings, self._kept)
 
     @property
     def state(self) -> dict[str, StateArray]:
