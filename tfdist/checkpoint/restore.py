@@ -19,14 +19,12 @@ from tfdist.checkpoint.storage import (
 )
 from tfdist.checkpoint.train_state import TrainState
 from tfdist.coordination import Group
-from tfdist.coordination.timeouts import long_timeout
+from tfdist.coordination.timeouts import LONG_SECONDS, long_timeout
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.grammar.rules import parse_rules
 from tfdist.step.running_metrics import Progress
-
-READING_SECONDS = 3600.0
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +99,7 @@ def restore(state: TrainState, paths: Sequence[str], group: Group, sets_aside: b
     chief, damages = group.rank == 0, []
     for number, path in enumerate(paths):
         checkpoint, damage = _restored(state, Path(path), whole=chief)
-        found = group.gather(f"checkpoint/read/{number}", damage, READING_SECONDS)
+        found = group.gather(f"checkpoint/read/{number}", damage, LONG_SECONDS)
         if not any(found):
             return checkpoint
         if not found[0]:
