@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from tfdist.coordination.addresses import LOOPBACK, free_port
+
 pytestmark = pytest.mark.alone
 
 DEADLINE = 20.0
@@ -119,8 +121,7 @@ def member(body: str = "", absent: tuple[int, ...] = ()) -> tuple[str, ...]:
 
 
 def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"{LOOPBACK}:{free_port()}"
 
 
 def test_every_rank_gets_its_place_and_its_lines_and_its_log(launch, tmp_path):

@@ -52,7 +52,7 @@ def test_why_variables_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
     assert "fewer than 1024 elements (--shard_min_elements) " in sharded
     assert "no dim that the 3 devices of data divide " in sharded
     moving = ("--model=cnn(filters=(64,))", "--dataset=digits", "--batch_size=8", "--shard_min_elements=1")
-    assert "2 variables, 512 B, not trained, so its layer needs it as it is" in printed(
+    assert "2 variables, 512 bytes, not trained, so its layer needs it as it is" in printed(
         capsys, "--mesh_shape=data:2", "--shard=parameters", *moving
     )
 

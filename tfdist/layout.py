@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from tfdist.cli import command, flags, startup
 from tfdist.config.fields import AUTO
 from tfdist.config.train_config import LayoutConfig
+from tfdist.errors.byte_sizes import byte_size
 from tfdist.sharding.layouts import Shard, idle, parse_layout, parse_shard, rules_text, why_whole
 
 if TYPE_CHECKING:
     from tfdist.planner.layout_plan import Plan, Planned
 
-_UNITS = ("B", "KiB", "MiB", "GiB")
 _SHOWN = 3  # paths per group of variables
 
 
@@ -70,7 +70,7 @@ def _lines(
             str(v.placement.computed),
             str(v.placement.stored),
             str(v.placement.slots) if v.slots else "-",
-            _size(v.on_a_device(found.mesh)["parameters"]),
+            byte_size(v.on_a_device(found.mesh)["parameters"]),
         )
         for v in found.variables
     ]
@@ -78,14 +78,14 @@ def _lines(
     yield from _table([header, *rows])
     yield from _whole(found, shard)
     yield ""
-    yield "On each device: " + ", ".join(f"{kind} {_size(size)}" for kind, size in found.totals().items())
+    yield "On each device: " + ", ".join(f"{kind} {byte_size(size)}" for kind, size in found.totals().items())
     for line in idle(rules, found.dims, shard, found.mesh):
         yield f"Warning: {line}"
     if found.sent:
         each = f"Each of a step's {micro_steps} micro-steps" if micro_steps > 1 else "A step"
         yield f"{each} sends, of a device's tensors:"
         once = {"updated variables": "updated variables, once a step"} if micro_steps > 1 else {}
-        sent = [(once.get(one.what, one.what), one.kind, one.axis, _size(one.bytes)) for one in found.sent]
+        sent = [(once.get(one.what, one.what), one.kind, one.axis, byte_size(one.bytes)) for one in found.sent]
         yield from _table([("what", "operation", "axis", "bytes"), *sent])
     if found.unknown:
         yield f"Not counted: what these layers inside others send and hold: {', '.join(found.unknown)}."
@@ -104,20 +104,12 @@ def _whole(found: "Plan", shard: Shard) -> Iterator[str]:
     for why, alike in reasons.items():
         paths = ", ".join(v.path for v in alike[:_SHOWN]) + (", ..." if len(alike) > _SHOWN else "")
         count = f"{len(alike)} variable{'s' if len(alike) > 1 else ''}"
-        yield f"Whole on each device: {count}, {_size(sum(v.bytes for v in alike))}, {why} ({paths})"
+        yield f"Whole on each device: {count}, {byte_size(sum(v.bytes for v in alike))}, {why} ({paths})"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _size(count: float) -> str:
-    for unit in _UNITS:
-        if count < 1024 or unit == _UNITS[-1]:
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
 if __name__ == "__main__":

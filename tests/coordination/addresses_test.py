@@ -1,7 +1,9 @@
+import socket
+
 import psutil
 import pytest
 
-from tfdist.coordination.addresses import LOOPBACK, network_interface, route_to
+from tfdist.coordination.addresses import LOOPBACK, free_port, network_interface, route_to
 
 
 def test_the_way_to_a_host_has_an_address_of_this_one():
@@ -15,3 +17,8 @@ def test_the_interface_that_has_an_address():
     [loopback] = [name for name, addresses in held.items() if LOOPBACK in addresses]
     assert network_interface(LOOPBACK) == loopback
     assert network_interface("192.0.2.1") == ""  # of nobody, by RFC 5737
+
+
+def test_a_port_that_is_free():
+    with socket.create_server(("", free_port())) as server:
+        assert free_port() != server.getsockname()[1]

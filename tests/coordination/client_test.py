@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tfdist.coordination import Loss, RemoteGroup
-from tfdist.coordination.addresses import listen
+from tfdist.coordination.addresses import LOOPBACK, free_port, listen
 from tfdist.coordination.group import LAUNCHER
 from tfdist.coordination.messages import encode
 from tfdist.errors import InputError, PeerLostError
@@ -68,8 +68,7 @@ def wait_for_loss(group):
 
 
 def test_a_server_that_is_not_there_is_named():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"{LOOPBACK}:{free_port()}"
     with pytest.raises(PeerLostError) as raised:
         member(address, timeout=0.3)
     assert str(raised.value) == f"rank 0 did not answer at {address} within 0.3 s (Connection refused)."
@@ -84,8 +83,7 @@ def test_a_server_that_does_not_speak_is_named(scripted):
 
 
 def test_a_server_that_comes_later_is_found(scripted):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     found = []
     joining = threading.Thread(target=lambda: found.append(member(f"127.0.0.1:{port}")))
     joining.start()

@@ -1,5 +1,4 @@
 import io
-import socket
 import subprocess
 import sys
 import threading
@@ -9,6 +8,7 @@ import pytest
 
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import Loss, watch
+from tfdist.coordination.addresses import LOOPBACK, free_port
 from tfdist.errors import NotFiniteError, PeerLostError
 
 pytestmark = pytest.mark.alone
@@ -150,8 +150,7 @@ with watch(group, cluster, grace=0.5):
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_survivors_of_a_kill_end_by_themselves_and_name_it(victim):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+    coordinator = f"{LOOPBACK}:{free_port()}"
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", STUCK, str(rank), coordinator],

@@ -7,6 +7,7 @@ import pytest
 
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup, join
+from tfdist.coordination.addresses import LOOPBACK, free_port
 from tfdist.errors import InputError, PeerLostError
 
 pytestmark = pytest.mark.alone
@@ -16,8 +17,7 @@ TOKEN = "the job's token"
 
 @pytest.fixture
 def coordinator():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"{LOOPBACK}:{free_port()}"
 
 
 def outcomes(calls):

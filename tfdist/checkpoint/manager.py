@@ -11,6 +11,7 @@ from tfdist.checkpoint.format import NoLock, lock, newest, step_of
 from tfdist.checkpoint.tiers import DurableTier, InMemoryTier, Saved, Tier
 from tfdist.coordination import Group
 from tfdist.coordination.sync_points import SyncPoints
+from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, Preempted
 from tfdist.grammar.interval import parse_period
@@ -19,8 +20,6 @@ from tfdist.process.preemption import notices
 from tfdist.storage import StoragePath, path_of, storage_of
 
 _PREEMPTED, _DUE, _FAILED = "preempted", "checkpoint", "checkpoint failed"  # topics of sync points
-
-_SECONDS = 3600.0  # for the slowest rank to arrive at its first step
 
 _log = logging.getLogger(__name__)
 
@@ -263,7 +262,7 @@ def _claimed(options: Checkpoints, group: Group, step: int) -> Iterator[None]:
                     _check_nothing_is_ahead(path_of(directory), step)
             except InputError as error:
                 refusal = str(error)
-        if refusal := group.broadcast("checkpoints/claimed", refusal, _SECONDS):
+        if refusal := group.broadcast("checkpoints/claimed", refusal, LONG_SECONDS):
             raise InputError(refusal)
         yield
 

@@ -14,6 +14,7 @@ import numpy as np
 from tfdist.checkpoint.format import Checkpoint, Held, clean_partial, newest
 from tfdist.checkpoint.transfer import ByteTransfer, can_transfer
 from tfdist.coordination import Group
+from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError, TfdistError
 
@@ -21,7 +22,6 @@ _log = logging.getLogger(__name__)
 
 _MARK = ".host"  # a file that distinguishes directories of the same name on different hosts
 _TRIES, _PAUSE = 500, 0.01  # seconds
-_SECONDS = 3600.0  # for the slowest host to read or write its files
 
 
 def hosts(group: Group, directory: Path) -> list[list[int]]:
@@ -37,7 +37,7 @@ def hosts(group: Group, directory: Path) -> list[list[int]]:
         mark = _mark(directory)
     except OSError as error:
         failure = f"{directory} ({error.strerror})"
-    everyone = group.gather("commits/hosts", [mark, failure], _SECONDS)
+    everyone = group.gather("commits/hosts", [mark, failure], LONG_SECONDS)
     found: dict[str, list[int]] = {}
     for rank, (mark, failure) in enumerate(everyone):
         if failure:
@@ -78,7 +78,7 @@ def share(strategy: Strategy, folder: Path) -> list[str] | None:
     if len(those) == 1 or not can_transfer(strategy):
         return None
     firsts = [host[0] for host in those]
-    everyone = group.gather("commits/held", _all_held(folder) if group.rank in firsts else {}, _SECONDS)
+    everyone = group.gather("commits/held", _all_held(folder) if group.rank in firsts else {}, LONG_SECONDS)
     held = {rank: {name: Held(*one) for name, one in everyone[rank].items()} for rank in firsts}
     names = sorted(set().union(*held.values()), reverse=True)
     possible = [name for name in names if _is_whole(name, held)]
@@ -139,7 +139,7 @@ def _send(strategy: Strategy, path: Path, held: Mapping[int, Held | None]) -> bo
             piece = carrier.to_all(data)[holder]
             if me in lacking and not failure:
                 failure = _written(path / file, piece, begin, size)
-    failures = strategy.group.gather("commits/shared", failure, _SECONDS)
+    failures = strategy.group.gather("commits/shared", failure, LONG_SECONDS)
     for rank, said in enumerate(failures):
         if said and me == 0:
             _log.warning("Rank %d cannot write the commit %s, which the others have: %s.", rank, path.name, said)

@@ -19,15 +19,13 @@ from tfdist.checkpoint.format import (
 from tfdist.checkpoint.peers import share
 from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.coordination import Group
-from tfdist.coordination.timeouts import long_timeout
+from tfdist.coordination.timeouts import LONG_SECONDS, long_timeout
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.grammar.rules import parse_rules
 from tfdist.step.running_metrics import Progress
 from tfdist.storage import AnyPath, StoragePath, path_of
-
-READING_SECONDS = 3600.0
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +98,7 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, sets_aside:
     chief, damages = group.rank == 0, []
     for number, path in enumerate(paths):
         checkpoint, damage = _restored(state, path_of(path), whole=chief)
-        found = group.gather(f"checkpoint/read/{number}", damage, READING_SECONDS)
+        found = group.gather(f"checkpoint/read/{number}", damage, LONG_SECONDS)
         if not any(found):
             return checkpoint
         if not found[0]:

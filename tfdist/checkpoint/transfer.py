@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.distribution.strategy import HasCollectives, Strategy
 from tfdist.errors import InputError
 
 _AT_ONCE = 64 << 20  # total bytes that all processes send at once; an engine may deliver all of them to each process
-_SECONDS = 3600.0  # for the slowest process to arrive
 
 
 class ByteTransfer:
@@ -51,7 +51,7 @@ class ByteTransfer:
         Returns:
           What other processes have sent to this one, uint8, by rank.
         """
-        plans = self._strategy.group.gather("carrying/to one", [data.size, process], _SECONDS)
+        plans = self._strategy.group.gather("carrying/to one", [data.size, process], LONG_SECONDS)
         me = self._strategy.cluster.rank
         mine = {rank: np.empty(size, np.uint8) for rank, (size, to) in enumerate(plans) if to == me}
         for begin in range(0, max(size for size, _ in plans), self.piece):
@@ -69,7 +69,7 @@ class ByteTransfer:
         Returns:
           What each process has sent, uint8, by rank; empty arrays for those that sent nothing.
         """
-        sizes = self._strategy.group.gather("carrying/to all", data.size, _SECONDS)
+        sizes = self._strategy.group.gather("carrying/to all", data.size, LONG_SECONDS)
         received = self._sent(self._to_all, data)
         found = {}
         for rank, size in enumerate(sizes):

@@ -23,6 +23,14 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def free_port() -> int:
+    """Returns a port that no program of this host listens at; another one may take it before it is used."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def listen(address: str, remedy: str) -> socket.socket:
     """Opens the listening socket of a group.
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SECONDS = 3600.0
+LONG_SECONDS = 3600.0  # for a rank that may read or write large files, compile, or wait for one that does
 WARNING_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
@@ -28,12 +28,12 @@ def long_timeout(with_what: str) -> Iterator[float]:
             "where it is.",
             WARNING_SECONDS,
             with_what,
-            SECONDS,
+            LONG_SECONDS,
         ),
     )
     timer.daemon = True
     timer.start()
     try:
-        yield SECONDS
+        yield LONG_SECONDS
     finally:
         timer.cancel()

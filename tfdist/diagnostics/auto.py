@@ -12,8 +12,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tfdist.collectives import Call, Recording, Unsent
+from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.diagnostics.contract import Inspection, Site
-from tfdist.diagnostics.exposure import TRIAL_SECONDS
 from tfdist.diagnostics.link import Link, measure
 from tfdist.diagnostics.timing import median_seconds
 from tfdist.gradients.compression import EXACT, Choice, create
@@ -60,7 +60,7 @@ class Auto(Inspection):
         link = measure(steps.strategy)
         costs = {spec.name: self._costs(spec) for spec in steps.compressible()}
         choice = {name: fastest(link, found) for name, found in costs.items()}
-        choice = steps.strategy.peers.broadcast("auto", choice, TRIAL_SECONDS)
+        choice = steps.strategy.peers.broadcast("auto", choice, LONG_SECONDS)
         steps.choose(choice, self._candidates)
         if steps.strategy.is_chief:
             _explain(link, costs, choice)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
+from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.diagnostics.contract import Periodic, Site
-from tfdist.diagnostics.exposure import TRIAL_SECONDS
 from tfdist.diagnostics.observing import Observing, ObservingTrial
 from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
 
@@ -45,7 +45,7 @@ class CompressionError(Periodic):
             return {}
         observed = self._observe(step)
         errors, cosines = ([float(strategy.local(x)[0]) for x in values] for values in zip(*observed, strict=True))
-        found = strategy.peers.broadcast("guard", [errors, cosines], TRIAL_SECONDS)
+        found = strategy.peers.broadcast("guard", [errors, cosines], LONG_SECONDS)
         self._judge(step, dict(zip(watched, found[0], strict=True)))
         return {"compression_error": max(found[0]), "compression_cosine": min(found[1])}
 

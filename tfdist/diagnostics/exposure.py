@@ -14,13 +14,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collectives import Unsent
+from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.diagnostics.contract import Periodic, Site
 from tfdist.diagnostics.timing import REPEATS
 from tfdist.gradients import Bucketed, Sum
 
 MUCH = 0.2  # fraction of a step
 EARLY = 100  # step of the first measurement, if the period is longer
-TRIAL_SECONDS = 3600.0  # other processes may still be compiling
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Exposure(Periodic):
         seconds: dict[str, list[float]] = {name: [] for name in trials}
         for _ in range(REPEATS):
             for name, trial in trials.items():
-                group.barrier("exposure", TRIAL_SECONDS)
+                group.barrier("exposure", LONG_SECONDS)
                 began = time.perf_counter()
                 _wait(trial(batch, number))
                 seconds[name].append(time.perf_counter() - began)

@@ -14,8 +14,8 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.coordination import Group
 from tfdist.coordination.group import name_member
+from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.diagnostics.contract import Periodic, Site
-from tfdist.diagnostics.exposure import TRIAL_SECONDS
 from tfdist.diagnostics.observing import Observing, ObservingTrial
 from tfdist.errors import DesyncError
 from tfdist.gradients import Reduced
@@ -52,7 +52,7 @@ class ReplicaDivergence(Periodic):
         whole = hashlib.sha256(repr([sorted(set(copies.values())) for copies in mine.values()]).encode()).hexdigest()
         alike = all(len(set(copies.values())) == 1 for copies in mine.values())
         # One message from each process suffices if nothing differs, unless processes have different blocks.
-        said = self._strategy.peers.gather("in_sync/whole", [alike, whole], TRIAL_SECONDS)
+        said = self._strategy.peers.gather("in_sync/whole", [alike, whole], LONG_SECONDS)
         if self._strategy.blocks.spans_processes or not all(a and w == whole for a, w in said):
             compare(step, mine, list(variables), self._strategy.peers)
         return {}
@@ -86,7 +86,7 @@ def compare(step: int, mine: Copies, names: list[str], group: Group) -> None:
             if whose == name
         }
         blocks: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        everyone = group.gather(f"in_sync/{number}", own, TRIAL_SECONDS)
+        everyone = group.gather(f"in_sync/{number}", own, LONG_SECONDS)
         for rank, theirs in zip(group.ranks, everyone, strict=True):
             for block, copies in theirs.items():
                 for owner, digest in copies.items():
@@ -127,7 +127,7 @@ class GradientNorms(Periodic):
         """See base class; returns no fields."""
         strategy = self._steps.strategy
         mine = [[float(value) for value in strategy.local(norm)] for norm in self._observe(step)]
-        everyone = strategy.peers.gather("in_sync/norms", mine, TRIAL_SECONDS)
+        everyone = strategy.peers.gather("in_sync/norms", mine, LONG_SECONDS)
         if strategy.is_chief:
             for i, spec in enumerate(self._steps.specs[:-1]):
                 norms = [f"{value:.9g}" for rank in everyone for value in rank[i]]

@@ -16,6 +16,7 @@ from tfdist.coordination import Group
 from tfdist.coordination.addresses import (
     LOOPBACK,
     Route,
+    free_port,
     is_loopback,
     join_address,
     network_interface,
@@ -116,9 +117,7 @@ def _with_coordinator(cluster: Cluster) -> Cluster:
     if cluster.size == 1:
         return cluster
     host = LOOPBACK if cluster.local_size == cluster.size else socket.gethostname()
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        address = f"{host}:{probe.getsockname()[1]}"
+    address = join_address(host, free_port())
     return dataclasses.replace(cluster, coordinator=hvd.broadcast_object(address, 0, name="group_address"))
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import Group
+from tfdist.coordination.addresses import free_port
 from tfdist.coordination.failure_detector import LOSS_NOTICE_SECONDS
 from tfdist.errors import InputError, PeerLostError
 from tfdist.errors.exit_codes import sigterm_ends
@@ -45,14 +46,8 @@ def with_addresses(cluster: Cluster, group: Group) -> Cluster:
         group.barrier("servers/ports")
         return cluster
     host = "127.0.0.1" if cluster.local_size == cluster.size else socket.gethostname()
-    addresses = group.gather("servers/addresses", f"{host}:{_free_port()}")
+    addresses = group.gather("servers/addresses", f"{host}:{free_port()}")
     return dataclasses.replace(cluster, addresses=tuple(addresses))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
 
 
 def _check_free(address: str) -> None:

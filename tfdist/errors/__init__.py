@@ -1,6 +1,7 @@
 """The errors raised by tfdist, the exit codes of its commands, and the interpretation of engines' exceptions.
 
-Every error that a user can cause is defined here. `tfdist.cli.command` decides how errors are printed.
+Every error that a user can cause is defined here. `tfdist.cli.command` decides how errors are printed. `byte_sizes` has
+numbers of bytes as messages give them.
 """
 
 from tfdist.errors.exceptions import (

@@ -4,6 +4,7 @@ import math
 import re
 
 from tfdist.errors import InputError, OutOfMemoryError
+from tfdist.errors.byte_sizes import byte_size
 
 _ENGINE = frozenset(
     ("UnavailableError", "AbortedError", "InternalError", "CancelledError", "DeadlineExceededError")
@@ -93,14 +94,6 @@ def _asked_for(text: str) -> str:
     if found := _READY.search(text):
         return found[1]
     if (found := _TENSOR.search(text)) and found[2] in _ITEM_BYTES:
-        return _in_units(math.prod(int(dim) for dim in found[1].split(",") if dim) * _ITEM_BYTES[found[2]])
+        return byte_size(math.prod(int(dim) for dim in found[1].split(",") if dim) * _ITEM_BYTES[found[2]])
     found = _BYTES.search(text)
-    return _in_units(int(found[1])) if found else ""
-
-
-def _in_units(size: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
+    return byte_size(int(found[1])) if found else ""

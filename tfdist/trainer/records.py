@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist import keras_internals
+from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.diagnostics import advice
 from tfdist.reporting import Reporter, StepTimer
@@ -15,8 +16,6 @@ from tfdist.step.running_metrics import RunningMetrics
 from tfdist.trainer.history import History
 from tfdist.trainer.program import Program
 from tfdist.trainer.train_state import TrainState
-
-TIMING_DEADLINE_SECONDS = 3600.0
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class Recorder:
           inspected: results of inspections.
         """
         program, window = self._program, self._state.progress.window
-        everyone = program.strategy.group.gather("timing", self._timer.own_seconds, TIMING_DEADLINE_SECONDS)
+        everyone = program.strategy.group.gather("timing", self._timer.own_seconds, LONG_SECONDS)
         scale = program.loss_scale
         record = {
             **self._header("train"),
