@@ -10,7 +10,7 @@ import pytest
 from tfdist import bench
 from tfdist.__main__ import commands
 from tfdist.benchmark import table
-from tfdist.benchmark.measured import TRAFFIC
+from tfdist.benchmark.measurement import TRAFFIC
 from tfdist.cluster import environment
 
 pytestmark = pytest.mark.alone

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tfdist.cluster.environment import Cluster
     from tfdist.collectives import Collectives, gather_rows
     from tfdist.coordination import Group
-    from tfdist.distribution.registry import load_strategy
+    from tfdist.distribution.factory import load_strategy
     from tfdist.distribution.strategy import Strategy, current_strategy
     from tfdist.gradients import LossScaler
     from tfdist.launcher.spawn import spawn
@@ -66,7 +66,7 @@ _HOMES = {
     "current_strategy": "tfdist.distribution.strategy",
     "distribute": "tfdist.cli.distribute",
     "gather_rows": "tfdist.collectives",
-    "load_strategy": "tfdist.distribution.registry",
+    "load_strategy": "tfdist.distribution.factory",
     "name_dims": "tfdist.sharding.dim_names",
     "recompute": "tfdist.layers.recompute",
     "spawn": "tfdist.launcher.spawn",

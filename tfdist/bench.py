@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tfdist.benchmark.config import BenchConfig, parse_operations, parse_sizes
-from tfdist.cli import command, flags, startup
+from tfdist.cli import command, flags, tensorflow_import
 from tfdist.errors import InputError
 from tfdist.grammar.spec import nearest
 
 if TYPE_CHECKING:
-    from tfdist.benchmark.measured import Measured
+    from tfdist.benchmark.measurement import Measured
     from tfdist.distribution.strategy import HasCollectives, Strategy
 
 BENCHMARKS = ("collectives",)
@@ -24,11 +24,11 @@ BENCHMARKS = ("collectives",)
 
 def main(config: BenchConfig) -> int:
     """Measures the collectives; returns the exit code."""
-    startup.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.benchmark import plot, table
     from tfdist.cli import open_strategy
     from tfdist.reporting import RunDirectory
-    from tfdist.reporting.writing import GrowingFile
+    from tfdist.reporting.file_errors import GrowingFile
     from tfdist.storage import storage_of
 
     with open_strategy.opened_strategy(config) as (config, detection, strategy):

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli import command, flags, startup
+from tfdist.cli import command, flags, tensorflow_import
 from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import check_fields, flag_field, names
-from tfdist.config.strategies import REFERENCE
+from tfdist.config.strategy_registry import REFERENCE
 from tfdist.config.topics import CHECKS, OUTPUT
 from tfdist.config.train_config import TrainConfig
 from tfdist.errors import CheckpointError, InputError
@@ -48,7 +48,7 @@ class ExportConfig:
 
 def main(run: str, config: ExportConfig) -> int:
     """Exports the model and prints its path; returns the exit code."""
-    startup.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.checkpoint.format import checkpoints_at
     from tfdist.cli import session
 
@@ -158,7 +158,7 @@ def _write(trainer: "Trainer", kind: str, path: StoragePath) -> None:
 
 @contextlib.contextmanager
 def _must_write(path: StoragePath) -> Iterator[None]:
-    from tfdist.reporting.writing import cause
+    from tfdist.reporting.file_errors import cause
 
     try:
         yield
@@ -171,7 +171,7 @@ def _system_errors(written: Path) -> Iterator[None]:
     """Turns TensorFlow's errors about what it writes here, as on a full disk, into those of the system."""
     from tensorflow import errors
 
-    from tfdist.reporting.writing import cause
+    from tfdist.reporting.file_errors import cause
 
     try:
         yield

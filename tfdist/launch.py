@@ -14,8 +14,8 @@ from absl import flags
 
 from tfdist.cli import command
 from tfdist.errors import InputError
-from tfdist.launcher import running, signals
-from tfdist.launcher.engines import ENGINES
+from tfdist.launcher import job_runner, signals
+from tfdist.launcher.engine_environment import ENGINES
 from tfdist.launcher.job import Job
 from tfdist.launcher.restarts import MAX_EARLY_FAILURES, MAX_LATER_FAILURES
 
@@ -73,7 +73,7 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
         raise InputError("The command to start must follow: tfdist.launch --processes=2 -- python -m tfdist.train ...")
     said: dict[str, Any] = {field.name: values[field.name].value for field in _FIELDS}
     job = Job(**said | parse_processes(said["processes"]))
-    outcome = running.run(job, lambda rank: arguments, os.environ, interrupts=signals.received(), say=_say)
+    outcome = job_runner.run(job, lambda rank: arguments, os.environ, interrupts=signals.received(), say=_say)
     if outcome.code:
         _say(f"{outcome.reason}." + (f" Its log: {outcome.log}" if outcome.log else ""))
     command.flush(may_lose=True)  # returns the job's exit code even if its output could not be written

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist.cli import command, flags, startup
+from tfdist.cli import command, flags, tensorflow_import
 from tfdist.config.fields import AUTO
 from tfdist.config.train_config import LayoutConfig
 from tfdist.errors.byte_sizes import byte_size
@@ -18,7 +18,7 @@ _SHOWN = 3  # paths per group of variables
 
 def main(config: LayoutConfig) -> int:
     """Prints the plan."""
-    startup.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
 
     from tfdist import data, models

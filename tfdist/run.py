@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from absl import flags as absl_flags
 
-from tfdist.cli import command, flags, startup
+from tfdist.cli import command, flags, tensorflow_import
 from tfdist.config.run_config import RunConfig
 from tfdist.errors import ExitCode, InputError
 
@@ -26,7 +26,7 @@ def main(config: RunConfig, script: str, arguments: Sequence[str]) -> int:
     """
     if not pathlib.Path(script).is_file():
         raise InputError(f"The script must be a file. Received: {script}.")
-    startup.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
 
     from tfdist import keras_fit

@@ -3,14 +3,14 @@
 import sys
 
 from tfdist.checkpoint import in_memory
-from tfdist.cli import command, flags, startup
+from tfdist.cli import command, flags, tensorflow_import
 from tfdist.config.train_config import TrainConfig
 
 
 def main(config: TrainConfig) -> int:
     """Runs one training: strategy and data, model, directory and resume, fit; returns the exit code."""
     in_memory.home(config.commit_every, config.commit_dir)  # reports an invalid directory before anything starts
-    startup.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli import dry_run, opened_run, session
     from tfdist.trainer.options import Checks, Schedule
 

@@ -2,14 +2,14 @@
 
 import sys
 
-from tfdist.cli import command, flags, startup
+from tfdist.cli import command, flags, tensorflow_import
 from tfdist.config.train_config import VerifyConfig
 from tfdist.errors import ExitCode
 
 
 def main(config: VerifyConfig) -> int:
     """Trains twice and compares; returns 0 if the results are equal within the tolerance, else 1."""
-    startup.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
+    tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
 
     from tfdist.cli import session

@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from tfdist.benchmark.measured import TRAFFIC
+from tfdist.benchmark.measurement import TRAFFIC
 from tfdist.benchmark.operations import OPERATIONS, check_dtype
 from tfdist.collectives import Recording
 from tfdist.errors import InputError

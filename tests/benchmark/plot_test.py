@@ -1,6 +1,6 @@
 import io
 
-from tfdist.benchmark.measured import TRAFFIC, Measured
+from tfdist.benchmark.measurement import TRAFFIC, Measured
 from tfdist.benchmark.plot import draw
 
 SIZES = (4, 1024, 2**20)

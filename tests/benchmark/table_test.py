@@ -1,5 +1,5 @@
 from tfdist.benchmark import table
-from tfdist.benchmark.measured import Measured
+from tfdist.benchmark.measurement import Measured
 
 
 def line(operation, size, *seconds):

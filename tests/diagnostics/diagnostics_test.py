@@ -10,8 +10,8 @@ import tensorflow as tf
 import tfdist
 from tfdist.collectives import Call, Unsent
 from tfdist.diagnostics import advice
-from tfdist.diagnostics.auto import Cost, break_even, fastest
-from tfdist.diagnostics.link import Link, measure
+from tfdist.diagnostics.auto_compression import Cost, break_even, fastest
+from tfdist.diagnostics.link_model import Link, measure
 from tfdist.errors import InputError
 from tfdist.gradients.compression import Choice, parse_choice
 
@@ -104,7 +104,7 @@ def test_what_was_kept_is_sent_when_compression_is_given_up(mirrored2):
 def test_auto_chooses_by_what_was_measured(mirrored2, monkeypatch, caplog):
     """On a link of 1 kB/s anything small wins; the choice is state, and takes effect at its step."""
     slow = Link(latency=1e-6, bandwidth=1e3, replicas=2)
-    monkeypatch.setattr("tfdist.diagnostics.auto.measure", lambda strategy: slow)
+    monkeypatch.setattr("tfdist.diagnostics.auto_compression.measure", lambda strategy: slow)
     trainer = make(mirrored2, "auto(after=3, allow='topk(ratio=0.01)')")
     with caplog.at_level("INFO", "tfdist"):
         history = trainer.fit(DATA, batch_size=16, steps=6, schedule=tfdist.Schedule(log_every=1))
@@ -120,7 +120,7 @@ def test_auto_chooses_by_what_was_measured(mirrored2, monkeypatch, caplog):
 
 def test_what_auto_chose_is_state_of_the_run_that_goes_on(mirrored2, monkeypatch, tmp_path):
     slow = Link(latency=1e-6, bandwidth=1e3, replicas=2)
-    monkeypatch.setattr("tfdist.diagnostics.auto.measure", lambda strategy: slow)
+    monkeypatch.setattr("tfdist.diagnostics.auto_compression.measure", lambda strategy: slow)
     method = "auto(after=1, allow='topk(ratio=0.01)')"
     trainer = make(mirrored2, method)
     trainer.fit(DATA, batch_size=16, steps=3, checkpoints=tfdist.Checkpoints(directory=str(tmp_path), every="3"))
@@ -151,7 +151,7 @@ def test_code_that_a_checkpoint_alone_names_is_not_run(mirrored2, tmp_path, capl
 
 
 def test_one_s_own_code_that_auto_chose_goes_on(mirrored2):
-    own = "tfdist.gradients.compression.casts:FP16"
+    own = "tfdist.gradients.compression.methods.casts:FP16"
     trainer = make(mirrored2, f"auto(allow='{own}; int8')")
     trainer.build(tfdist.data.ArraySource(DATA))
     trainer.program.steps.go_on({"sequential/dense/kernel": own})

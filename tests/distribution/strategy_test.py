@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.collectives import OneReplica
-from tfdist.distribution.registry import create, strategy_class
+from tfdist.distribution.factory import create, strategy_class
 from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.errors import InputError
 

@@ -11,8 +11,8 @@ import pytest
 from tfdist.launcher.attempt import Host, _ordered, _supervise
 from tfdist.launcher.child import Task
 from tfdist.launcher.job import Job
+from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.orders import Kind, Order
-from tfdist.launcher.outcome import Outcome
 from tfdist.launcher.supervision import Stop, Watched
 
 pytestmark = pytest.mark.alone

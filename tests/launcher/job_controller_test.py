@@ -4,8 +4,8 @@ import pytest
 
 from tests.launcher.play import KILLED, SEVERAL, Play, elastic
 from tfdist.launcher.job_controller import SETTLE_SECONDS
+from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.orders import Kind, Order
-from tfdist.launcher.outcome import Outcome
 
 
 def test_a_job_runs_once_and_is_over():

@@ -4,8 +4,8 @@ import pytest
 
 from tests.launcher.play import SEVERAL, Play, elastic
 from tfdist.launcher.job_controller import SETTLE_SECONDS
+from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.orders import Kind, Order, Report
-from tfdist.launcher.outcome import Outcome
 
 
 def test_several_launchers_share_the_processes_in_the_order_in_which_they_came():

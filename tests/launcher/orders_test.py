@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist.coordination.messages import BadMessage, encode
+from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.orders import Kind, Order, Report, order_message, order_of, report_message, report_of
-from tfdist.launcher.outcome import Outcome
 
 OUTCOMES = st.builds(Outcome, st.integers(0, 255), st.text(), st.none() | st.integers(0, 99))
 NUMBERS = st.integers(0, 10**6)

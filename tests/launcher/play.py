@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_controller import JobController
+from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.orders import Kind, Order, Report
-from tfdist.launcher.outcome import Outcome
 
 KILLED = Outcome(137, "rank 1 ended with code 137 (killed by SIGKILL)", 1)
 SEVERAL = {"coordinator": "a:1", "hosts": "list", "names": ("a", "b"), "listed": {"a": 2, "b": 2}}

@@ -12,8 +12,8 @@ from tfdist.errors import InputError, PeerLostError
 from tfdist.launcher import rendezvous_server as lobbies
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_controller import JobController
+from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.orders import Kind, Report
-from tfdist.launcher.outcome import Outcome
 from tfdist.launcher.remote_agent import RemoteAgent
 from tfdist.launcher.rendezvous_server import RendezvousServer
 

@@ -1,7 +1,7 @@
 import pytest
 
 from tfdist.launcher.job import Job
-from tfdist.launcher.outcome import Outcome
+from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.restarts import MAX_EARLY_FAILURES, MAX_LATER_FAILURES, Restarts
 
 

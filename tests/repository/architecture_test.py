@@ -168,9 +168,11 @@ OTHER_MEANINGS = {
     "tfdist.install_horovod": {"horovod"},
     "tfdist.reporting.environment": {"horovod"},
     "tfdist.step.validation": {"horovod"},
-    "tfdist.launcher.engines": {"horovod"},  # a value of --launcher: what its processes find in their environment
+    "tfdist.launcher.engine_environment": {
+        "horovod"
+    },  # a value of --launcher: what its processes find in their environment
 }
-REGISTRY = "tfdist.config.strategies"
+REGISTRY = "tfdist.config.strategy_registry"
 
 
 def quoted_strategies(name: str) -> set[str]:

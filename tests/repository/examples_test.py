@@ -17,7 +17,7 @@ from absl import flags as absl_flags
 from tfdist.cli import flags
 from tfdist.cluster import environment
 from tfdist.config import train_config
-from tfdist.distribution.detection import detect
+from tfdist.distribution.strategy_selection import detect
 from tfdist.errors import ExitCode
 from tfdist.launcher.restarts import PREEMPTIONS
 

@@ -6,7 +6,7 @@ import pytest
 
 import tfdist
 from tfdist import collectives, gradients, layers, models
-from tfdist.config import strategies
+from tfdist.config import strategy_registry
 from tfdist.errors import ExitCode
 
 
@@ -51,7 +51,7 @@ def test_other_names_are_attribute_errors():
 
 
 def test_strategies():
-    assert {"single", "mirrored", "multiworker", "tpu", "horovod", "mesh"} <= set(strategies.NAMES)
+    assert {"single", "mirrored", "multiworker", "tpu", "horovod", "mesh"} <= set(strategy_registry.NAMES)
 
 
 def test_parts():

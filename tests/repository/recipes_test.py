@@ -64,7 +64,7 @@ def test_a_flag(tmp_path):
 
 
 def test_a_strategy(tmp_path):
-    assert applied("strategy", tmp_path) == ["strategies/eager.py", "tfdist/config/strategies.py"]
+    assert applied("strategy", tmp_path) == ["strategies/eager.py", "tfdist/config/strategy_registry.py"]
     code, text = run(tmp_path, "-m", "tfdist.train", "--strategy=eager", "--jit_compile")
     assert code == 2 and "leave out --jit_compile. Received: --jit_compile=true --strategy=eager." in text
     code, text = run(
@@ -74,9 +74,15 @@ def test_a_strategy(tmp_path):
 
 
 def test_a_compression_method(tmp_path):
-    code_files = ["tfdist/gradients/compression/catalog.py", "tfdist/gradients/compression/truncation.py"]
+    code_files = ["tfdist/gradients/compression/catalog.py", "tfdist/gradients/compression/methods/truncation.py"]
     assert applied("compression", tmp_path) == code_files
     code, text = run(
-        tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gradients/compression/truncation_test.py"
+        tmp_path,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "tests/gradients/compression/methods/truncation_test.py",
     )
     assert code == 0 and "2 passed" in text, text

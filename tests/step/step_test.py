@@ -12,7 +12,7 @@ from tfdist import models
 from tfdist.collectives import Recording
 from tfdist.data import ArraySource, Pipeline
 from tfdist.gradients import Bucketed, Sum
-from tfdist.step.loop import compile_loop
+from tfdist.step.compiled_loop import compile_loop
 from tfdist.step.metrics import ModelMetrics
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Settings, Step

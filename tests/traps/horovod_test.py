@@ -66,8 +66,8 @@ def test_in_a_graph_its_operations_are_free_of_effects(ranks: list[dict[str, Any
 def test_a_loop_makes_its_operations_once(ranks: list[dict[str, Any]]) -> None:
     """Guards: what does not depend on the turn of a loop is taken out of it, Horovod's operations too.
 
-    What rests on it: tfdist/collectives/horovod.py hides constants behind an operation with effects; tfdist/step/loop.py makes
-    many steps a call. Horovod looks at its queue every millisecond here.
+    What rests on it: tfdist/collectives/horovod.py hides constants behind an operation with effects;
+    tfdist/step/compiled_loop.py makes many steps a call. Horovod looks at its queue every millisecond here.
     """
     for rank in ranks:
         seconds = rank["seconds_of_a_turn"]

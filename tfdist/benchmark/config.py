@@ -4,7 +4,7 @@ import dataclasses
 import re
 from typing import Any
 
-from tfdist.benchmark.measured import TRAFFIC
+from tfdist.benchmark.measurement import TRAFFIC
 from tfdist.config.fields import check_fields, flag_field
 from tfdist.config.topics import OUTPUT
 from tfdist.config.train_config import TrainConfig

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tfdist.benchmark.measured import TRAFFIC, Measured
+from tfdist.benchmark.measurement import TRAFFIC, Measured
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,7 +1,7 @@
 """Formats measurements as lines of a table."""
 
-from tfdist.benchmark.measured import Measured
-from tfdist.reporting.plain import rounded
+from tfdist.benchmark.measurement import Measured
+from tfdist.reporting.plain_reporter import rounded
 
 _COLUMNS = (
     ("operation", 15),

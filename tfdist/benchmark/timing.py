@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdist.benchmark.measured import Measured
+from tfdist.benchmark.measurement import Measured
 from tfdist.benchmark.operations import OPERATIONS
 from tfdist.coordination import Group
 from tfdist.distribution.strategy import HasCollectives

@@ -16,7 +16,7 @@ from tfdist.checkpoint.format import (
     set_aside_in,
     step_of,
 )
-from tfdist.checkpoint.peers import share
+from tfdist.checkpoint.replication import share
 from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.coordination import Group
 from tfdist.coordination.timeouts import LONG_SECONDS, long_timeout

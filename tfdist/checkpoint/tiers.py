@@ -17,7 +17,7 @@ from tfdist.checkpoint.format import (
     remove,
     shard_bytes,
 )
-from tfdist.checkpoint.peers import hosts
+from tfdist.checkpoint.replication import hosts
 from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.checkpoint.transfer import ByteTransfer
 from tfdist.coordination import Group

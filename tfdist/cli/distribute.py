@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist import keras_fit
 from tfdist.cli import environment_flags, open_strategy
 from tfdist.config.run_config import RunConfig
-from tfdist.distribution import registry, tf_distribute
+from tfdist.distribution import factory, tf_distribute
 from tfdist.distribution.strategy import Strategy, strategy_in_use
 from tfdist.errors import InputError
 
@@ -59,7 +59,7 @@ def _found(model: keras.Model, config: RunConfig) -> Strategy:
     here = strategy_in_use()
     if here is not None:
         return here
-    started, engine = registry.started(), model.distribute_strategy
+    started, engine = factory.started(), model.distribute_strategy
     if tf.distribute.has_strategy() or engine is not tf.distribute.get_strategy():
         ours = [strategy for strategy in started if getattr(strategy, "engine", None) is engine]
         return ours[0] if ours else tf_distribute.adopted(engine, config.start_timeout_seconds)

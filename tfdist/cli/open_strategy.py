@@ -15,9 +15,9 @@ from tfdist.cluster.environment import Cluster
 from tfdist.config.conflicts import check_strategy
 from tfdist.config.fields import names
 from tfdist.coordination import Group, watch
-from tfdist.distribution.detection import Detection, detect
-from tfdist.distribution.registry import declaration, start, strategy_class
+from tfdist.distribution.factory import declaration, start, strategy_class
 from tfdist.distribution.strategy import Strategy
+from tfdist.distribution.strategy_selection import Detection, detect
 from tfdist.errors import Preempted
 from tfdist.reporting.environment import versions
 

@@ -26,7 +26,7 @@ from tfdist.reporting import (
     chief_reporter,
     log,
 )
-from tfdist.reporting.writing import must_write
+from tfdist.reporting.file_errors import must_write
 from tfdist.storage import path_of
 from tfdist.trainer.history import History
 from tfdist.trainer.options import Recording

@@ -12,7 +12,7 @@ from tfdist import keras_internals
 from tfdist.checkpoint import in_memory
 from tfdist.checkpoint.format import Checkpoint, Holder, NoLock, clean_partial, lock, unlocked
 from tfdist.checkpoint.manager import Checkpoints
-from tfdist.checkpoint.peers import hosts, share
+from tfdist.checkpoint.replication import hosts, share
 from tfdist.checkpoint.transfer import check_can_transfer
 from tfdist.cli import flags, open_strategy
 from tfdist.cli.resume import Origin, commit_folder, is_own

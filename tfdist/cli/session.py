@@ -12,8 +12,8 @@ from tfdist.cli.open_strategy import opened_strategy
 from tfdist.config.train_config import TrainConfig
 from tfdist.data import check_batch_size, steps_in_epochs
 from tfdist.data.batch_schedule import GLOBAL
-from tfdist.distribution.detection import Detection
 from tfdist.distribution.strategy import Strategy
+from tfdist.distribution.strategy_selection import Detection
 from tfdist.gradients import Clip, parse_loss_scale
 from tfdist.gradients.compression import check
 from tfdist.layers.recompute import recompute

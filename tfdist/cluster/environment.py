@@ -8,7 +8,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from tfdist.cluster import slurm, tf_config
+from tfdist.cluster import slurm_hostlist, tf_config
 from tfdist.errors import InputError
 
 Environment = Mapping[str, str]
@@ -102,7 +102,7 @@ def from_slurm(env: Environment) -> Cluster | None:
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise _missing("Slurm", "SLURM_STEP_NODELIST")
-    return _cluster(env, "Slurm", numbers, f"{slurm.expand(nodes)[0]}:{12000 + job % 20000}")
+    return _cluster(env, "Slurm", numbers, f"{slurm_hostlist.expand(nodes)[0]}:{12000 + job % 20000}")
 
 
 def from_kubernetes(env: Environment) -> Cluster | None:
@@ -191,6 +191,6 @@ def _slurm_local_size(env: Environment) -> int:
     text = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_NTASKS_PER_NODE")
     if not text:
         raise _missing("Slurm", "SLURM_STEP_TASKS_PER_NODE")
-    counts = slurm.counts(text)
+    counts = slurm_hostlist.counts(text)
     node = _number({"SLURM_NODEID": "0", **env}, "Slurm", "SLURM_NODEID")
     return counts[min(node, len(counts) - 1)]  # SLURM_NTASKS_PER_NODE is a single number for all nodes

@@ -5,12 +5,12 @@ All operations take and return lists of tensors. Messages between processes outs
 """
 
 from tfdist.collectives.context import current, using
-from tfdist.collectives.contract import Collectives, Op, Wire
 from tfdist.collectives.differentiable import all_gather, all_reduce
+from tfdist.collectives.interface import Collectives, Op, Wire
 from tfdist.collectives.no_communication import Unsent
 from tfdist.collectives.recording import Call, Recording
 from tfdist.collectives.rows import gather_rows
-from tfdist.collectives.single import OneReplica
+from tfdist.collectives.single_replica import OneReplica
 
 __all__ = [
     "Call",

@@ -4,8 +4,8 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 
-from tfdist.collectives.contract import Collectives
-from tfdist.collectives.single import OneReplica
+from tfdist.collectives.interface import Collectives
+from tfdist.collectives.single_replica import OneReplica
 
 _ALONE = OneReplica()
 _current: contextvars.ContextVar[Collectives] = contextvars.ContextVar("collectives", default=_ALONE)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tfdist.collectives.contract import Collectives
+from tfdist.collectives.interface import Collectives
 
 _weight: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar("weight of the loss", default=None)
 

@@ -6,7 +6,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from tfdist.collectives.contract import Collectives, Op, Wire
+from tfdist.collectives.interface import Collectives, Op, Wire
 from tfdist.collectives.no_constant_folding import not_constant
 
 _OPS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives.contract import Collectives, Op
+from tfdist.collectives.interface import Collectives, Op
 
 
 @dataclasses.dataclass(frozen=True)

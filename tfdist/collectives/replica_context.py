@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives.contract import Collectives, Op, Wire
+from tfdist.collectives.interface import Collectives, Op, Wire
 
 
 class ReplicaContextCollectives(Collectives):

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdist.collectives.carriers import carried
 from tfdist.collectives.context import current
-from tfdist.collectives.contract import Collectives
 from tfdist.collectives.differentiable import all_reduce, weighted
+from tfdist.collectives.dtype_casting import carried
+from tfdist.collectives.interface import Collectives
 
 
 def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:

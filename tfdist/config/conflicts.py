@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfdist.config.strategies import declared, taking
 from tfdist.config.strategy_declaration import Declaration
+from tfdist.config.strategy_registry import declared, taking
 from tfdist.errors import InputError
 from tfdist.grammar.spec import parse
 

@@ -10,7 +10,7 @@ from tfdist.config.fields import (
     methods_text,
     number_or_spec_text,
 )
-from tfdist.config.strategies import JobOptions
+from tfdist.config.strategy_registry import JobOptions
 from tfdist.config.topics import DEVICES, GRADIENTS, TRAINING
 
 _LARGEST_SEED = 2**31 - 1

@@ -7,7 +7,7 @@ from tfdist.config.fields import (
     flag_field,
 )
 from tfdist.config.job_config import JobConfig
-from tfdist.config.strategies import AUTO, RUN_KERAS_FIT, declared, strategy_help, taking
+from tfdist.config.strategy_registry import AUTO, RUN_KERAS_FIT, declared, strategy_help, taking
 from tfdist.config.topics import CHECKS, DEVICES
 from tfdist.errors import InputError
 

@@ -14,7 +14,7 @@ from tfdist.config.fields import (
     window_text,
 )
 from tfdist.config.job_config import OWN, JobConfig
-from tfdist.config.strategies import TrainerOptions, taking
+from tfdist.config.strategy_registry import TrainerOptions, taking
 from tfdist.config.topics import CHECKS, DEVICES, DURATION, GRADIENTS, MODEL, OUTPUT, TRAINING
 from tfdist.errors import InputError
 

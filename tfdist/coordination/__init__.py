@@ -5,10 +5,10 @@ points, at which all ranks act at the same step, and the watchdog, which reports
 imports TensorFlow.
 """
 
-from tfdist.coordination.failure_detector import FailureDetector, watch
 from tfdist.coordination.group import Group, Json, Loss
 from tfdist.coordination.join import join
 from tfdist.coordination.local import LocalGroup
+from tfdist.coordination.peer_failure import FailureDetector, watch
 from tfdist.coordination.remote import RemoteGroup
 from tfdist.coordination.server import Server
 

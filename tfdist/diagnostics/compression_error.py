@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.coordination.timeouts import LONG_SECONDS
-from tfdist.diagnostics.contract import Periodic, Site
-from tfdist.diagnostics.observing import Observing, ObservingTrial
+from tfdist.diagnostics.interface import Periodic, Site
+from tfdist.diagnostics.observed_reducer import Observing, ObservingTrial
 from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Unsent
 from tfdist.coordination.timeouts import LONG_SECONDS
-from tfdist.diagnostics.contract import Periodic, Site
+from tfdist.diagnostics.interface import Periodic, Site
 from tfdist.diagnostics.timing import REPEATS
 from tfdist.gradients import Bucketed, Sum
 

@@ -15,8 +15,8 @@ from tfdist.collectives import Collectives
 from tfdist.coordination import Group
 from tfdist.coordination.group import name_member
 from tfdist.coordination.timeouts import LONG_SECONDS
-from tfdist.diagnostics.contract import Periodic, Site
-from tfdist.diagnostics.observing import Observing, ObservingTrial
+from tfdist.diagnostics.interface import Periodic, Site
+from tfdist.diagnostics.observed_reducer import Observing, ObservingTrial
 from tfdist.errors import DesyncError
 from tfdist.gradients import Reduced
 from tfdist.process import progress_file

@@ -11,10 +11,10 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.cluster.detection import detect_cluster
 from tfdist.cluster.environment import Cluster
-from tfdist.collectives.carriers import from_first
+from tfdist.collectives.dtype_casting import from_first
 from tfdist.collectives.replica_context import ReplicaContextCollectives
-from tfdist.config.strategies import DECLARATIONS
 from tfdist.config.strategy_declaration import Declaration, Processes
+from tfdist.config.strategy_registry import DECLARATIONS
 from tfdist.coordination import Group, join
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.distribution.variable_adoption import VariableAdoption

@@ -11,7 +11,7 @@ from tfdist import keras_internals
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import Group
 from tfdist.coordination.addresses import free_port
-from tfdist.coordination.failure_detector import LOSS_NOTICE_SECONDS
+from tfdist.coordination.peer_failure import LOSS_NOTICE_SECONDS
 from tfdist.errors import InputError, PeerLostError
 from tfdist.errors.exit_codes import sigterm_ends
 

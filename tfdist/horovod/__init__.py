@@ -17,12 +17,30 @@ Objects (`broadcast_object`, `allgather_object`, elastic states) are sent pickle
 from typing import Any
 
 from tfdist.horovod import callbacks, elastic
+from tfdist.horovod.barrier import (
+    barrier,
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
 from tfdist.horovod.compression import Compression, Compressor
+from tfdist.horovod.data_movement import (
+    allgather,
+    alltoall,
+    broadcast,
+    grouped_allgather,
+    grouped_reducescatter,
+    reducescatter,
+)
 from tfdist.horovod.errors import UnknownNameError
-from tfdist.horovod.modules import executing_eagerly as _executing_eagerly  # noqa: F401 - used by scripts
-from tfdist.horovod.modules import mpi_ops, refs_to_vars, util, vars_to_refs
-from tfdist.horovod.moves import allgather, alltoall, broadcast, grouped_allgather, grouped_reducescatter, reducescatter
-from tfdist.horovod.objects import (
+from tfdist.horovod.keras2_names import provide_older_names
+from tfdist.horovod.load_model import load_model
+from tfdist.horovod.module_aliases import executing_eagerly as _executing_eagerly  # noqa: F401 - used by scripts
+from tfdist.horovod.module_aliases import mpi_ops, refs_to_vars, util, vars_to_refs
+from tfdist.horovod.object_exchange import (
     allgather_object,
     broadcast_,
     broadcast_global_variables,
@@ -30,7 +48,6 @@ from tfdist.horovod.objects import (
     broadcast_object_fn,
     broadcast_variables,
 )
-from tfdist.horovod.older_names import provide_older_names
 from tfdist.horovod.ops import (
     Adasum,
     Average,
@@ -73,18 +90,8 @@ from tfdist.horovod.process import (
 )
 from tfdist.horovod.process_sets import ProcessSet, global_process_set
 from tfdist.horovod.reductions import allreduce, grouped_allreduce
-from tfdist.horovod.saved import load_model
 from tfdist.horovod.sync_batch_norm import SyncBatchNormalization
 from tfdist.horovod.tape import DistributedGradientTape, PartialDistributedGradientTape
-from tfdist.horovod.waiting import (
-    barrier,
-    join,
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    size_op,
-)
 
 __all__ = [
     "Adasum",

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.errors import InputError
-from tfdist.horovod.objects import broadcast_variables
+from tfdist.horovod.object_exchange import broadcast_variables
 from tfdist.horovod.ops import Average, Min
 from tfdist.horovod.process import rank, size
 from tfdist.horovod.reductions import allreduce

@@ -16,11 +16,11 @@ import tensorflow as tf
 
 from tfdist.errors import InputError
 from tfdist.horovod import tape
-from tfdist.horovod.distributed import Distributed
 from tfdist.horovod.engine import needs_horovod
 from tfdist.horovod.errors import NoGraphError, check_eager, check_no_session
-from tfdist.horovod.objects import broadcast_object, broadcast_object_fn, broadcast_variables
+from tfdist.horovod.object_exchange import broadcast_object, broadcast_object_fn, broadcast_variables
 from tfdist.horovod.process import init, rank, shutdown
+from tfdist.horovod.wrapped_optimizer import Distributed
 from tfdist.step import randomness
 
 try:

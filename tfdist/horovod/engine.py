@@ -38,7 +38,7 @@ class Engine(abc.ABC):
     """The operations that `tfdist.horovod` needs from an engine.
 
     The operations take and return tensors on this rank. Gradients do not flow through them; `tfdist.horovod.reductions`
-    and `tfdist.horovod.moves` add gradients. A list of several tensors is sent together.
+    and `tfdist.horovod.data_movement` add gradients. A list of several tensors is sent together.
 
     Attributes:
       rank: index of this process, below `size`.

@@ -15,7 +15,7 @@ from tfdist.gradients import Reducer
 from tfdist.gradients.sparse import rows_send_less, sum_rows
 from tfdist.horovod.compression import Compression, is_lossless, reducer_of
 from tfdist.horovod.engine import Engine, scaled
-from tfdist.horovod.objects import broadcast_object
+from tfdist.horovod.object_exchange import broadcast_object
 from tfdist.horovod.ops import Average, ReduceOp, Sum
 from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set

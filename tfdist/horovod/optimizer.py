@@ -8,13 +8,13 @@ import keras
 
 from tfdist.errors import InputError
 from tfdist.horovod.accumulation import Accumulation
+from tfdist.horovod.argument_forms import also_called
 from tfdist.horovod.compression import Compression, known_compression
-from tfdist.horovod.distributed import distributed
-from tfdist.horovod.forms import also_called
 from tfdist.horovod.gradient_sums import GradientSums, Options
+from tfdist.horovod.keras_patches import train_with_communication
 from tfdist.horovod.ops import Average, Sum, known_op
 from tfdist.horovod.process_sets import global_process_set
-from tfdist.horovod.training import train_with_communication
+from tfdist.horovod.wrapped_optimizer import distributed
 
 
 def _in_the_form_of_tensorflow(optimizer: Any = None, name: Any = None, *more: Any) -> bool:

@@ -5,16 +5,16 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.horovod.argument_forms import also_called
+from tfdist.horovod.call_names import call_of
 from tfdist.horovod.compression import Compression, wire_compressor
+from tfdist.horovod.data_movement import gathered
+from tfdist.horovod.differentiable_sum import linear, listed, of_engine
 from tfdist.horovod.engine import Call, scaled
 from tfdist.horovod.errors import NotSupportedError
-from tfdist.horovod.forms import also_called
-from tfdist.horovod.moves import gathered
-from tfdist.horovod.names import call_of
 from tfdist.horovod.ops import Adasum, Average, Product, ReduceOp, Sum, chosen_op
 from tfdist.horovod.process import engine
 from tfdist.horovod.process_sets import global_process_set
-from tfdist.horovod.summing import linear, listed, of_engine
 
 
 def _in_the_form_of_keras(tensor: Any = None, name: Any = None, *more: Any) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collectives import Collectives, Op
-from tfdist.distribution.registry import load_strategy
+from tfdist.distribution.factory import load_strategy
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
-from tfdist.horovod.agreement import Agreement
+from tfdist.horovod.call_agreement import Agreement
 from tfdist.horovod.engine import Call, Engine, needs_horovod, scaled
 from tfdist.horovod.ops import Average, Max, Min, Product, ReduceOp, Sum
 from tfdist.horovod.process_sets import global_process_set

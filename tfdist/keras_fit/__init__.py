@@ -3,7 +3,7 @@
 `patches.py` has the table of all patched names of Keras.
 """
 
-from tfdist.keras_fit.distributed import Distributed
+from tfdist.keras_fit.distributed_model import Distributed
 from tfdist.keras_fit.patches import REPLACED, attach, attach_all, attached
 
 __all__ = ["REPLACED", "Distributed", "attach", "attach_all", "attached"]

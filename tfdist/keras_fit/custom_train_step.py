@@ -21,9 +21,9 @@ from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
 from tfdist.keras_fit.first_batch import ReduceOps
-from tfdist.keras_fit.logs import Logs, ReduceOp, inspect_step
 from tfdist.keras_fit.one_device import Apply, running
 from tfdist.keras_fit.replica_batch import rows_of
+from tfdist.keras_fit.step_outputs import Logs, ReduceOp, inspect_step
 from tfdist.step import randomness
 from tfdist.step.compiled_steps import Compression
 from tfdist.step.metrics import KerasMetrics

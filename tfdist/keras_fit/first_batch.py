@@ -23,10 +23,10 @@ from tfdist.collectives import Collectives, Recording, using
 from tfdist.collectives.differentiable import losses_weighted
 from tfdist.data.batches import Dealt, count_rows
 from tfdist.distribution.strategy import HasCollectives
-from tfdist.keras_fit.both_ways import BothWays, NeedsAllRowsError, either_draws
-from tfdist.keras_fit.logs import ReduceOp, flat
 from tfdist.keras_fit.one_device import Replica, running
 from tfdist.keras_fit.replica_batch import few_rows, warn_of_all_rows
+from tfdist.keras_fit.replica_vs_full_batch import BothWays, NeedsAllRowsError, either_draws
+from tfdist.keras_fit.step_outputs import ReduceOp, flat
 from tfdist.keras_fit.tolerance import Tolerance, norm
 from tfdist.layers.sync_batch_norm import is_synchronized, not_synchronized, synchronize
 from tfdist.step.loss import floating

@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.collectives.carriers import carried
+from tfdist.collectives.dtype_casting import carried
 from tfdist.collectives.rows import any_rows
 
 

@@ -22,7 +22,7 @@ from tfdist.distribution.strategy import Strategy, in_replica_function
 from tfdist.keras_fit import one_device
 from tfdist.step.metrics import KerasMetrics
 
-Distributed = Any  # tfdist.keras_fit.distributed.Distributed, which imports this module
+Distributed = Any  # tfdist.keras_fit.distributed_model.Distributed, which imports this module
 # Methods of a distributed model called by users: each is a method of `Distributed`.
 _CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 # Methods called by Keras's own methods: each is a method, or a property, of `Distributed`.

@@ -14,10 +14,10 @@ from tfdist.collectives import using
 from tfdist.data.batches import Dealt, with_any_rows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
-from tfdist.keras_fit.both_ways import BothWays, NeedsAllRowsError, either_draws
 from tfdist.keras_fit.first_batch import has_custom_code
 from tfdist.keras_fit.gathering import gathered
 from tfdist.keras_fit.replica_batch import all_rows, warn_of_all_rows
+from tfdist.keras_fit.replica_vs_full_batch import BothWays, NeedsAllRowsError, either_draws
 from tfdist.keras_fit.tolerance import Tolerance
 from tfdist.step import randomness
 

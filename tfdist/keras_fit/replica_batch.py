@@ -12,8 +12,8 @@ from tfdist.data.batches import Dealt, count_rows, with_any_rows
 from tfdist.data.row_partition import share
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.keras_fit.gathering import gathered
-from tfdist.keras_fit.logs import ReduceOp
 from tfdist.keras_fit.one_device import Apply, Replica
+from tfdist.keras_fit.step_outputs import ReduceOp
 from tfdist.step.loss import floating
 
 _log = logging.getLogger(__name__)

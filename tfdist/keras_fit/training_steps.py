@@ -11,12 +11,12 @@ from tfdist.config.run_config import RunConfig
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.gradients import Clip, parse_loss_scale
+from tfdist.keras_fit.batch_readers import BatchReader
 from tfdist.keras_fit.custom_train_step import CustomTrainStep, Place
 from tfdist.keras_fit.first_batch import ReduceOps
-from tfdist.keras_fit.global_batches import BatchReader
-from tfdist.keras_fit.loops import once, one_at_a_time, repeated
+from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
+from tfdist.step.compiled_loop import compile_loop, loop_on_the_host, not_finite
 from tfdist.step.compiled_steps import Compression, Steps
-from tfdist.step.loop import compile_loop, loop_on_the_host, not_finite
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Settings

@@ -5,19 +5,6 @@
 
 from tfdist.keras_internals.callbacks import callback_state, restore_callback
 from tfdist.keras_internals.draws import keyed, neutral
-from tfdist.keras_internals.engine import (
-    captured_through,
-    functions_inlined,
-    is_computed_from,
-    let_variables_be_numbers,
-    limit_start_of_workers,
-    no_gradients_recorded,
-    operations_of,
-    outside_scopes,
-    untuned_device_iterators,
-    variables_restored,
-    wait_for_devices,
-)
 from tfdist.keras_internals.fitting import (
     compilation,
     forget_functions,
@@ -80,6 +67,19 @@ from tfdist.keras_internals.optimizers import (
     updates_without_effects,
     updating_one_device,
     velocities_of,
+)
+from tfdist.keras_internals.tf_internals import (
+    captured_through,
+    functions_inlined,
+    is_computed_from,
+    let_variables_be_numbers,
+    limit_start_of_workers,
+    no_gradients_recorded,
+    operations_of,
+    outside_scopes,
+    untuned_device_iterators,
+    variables_restored,
+    wait_for_devices,
 )
 from tfdist.keras_internals.variables import (
     RecordedScope,

@@ -15,16 +15,16 @@ from tfdist.coordination.addresses import join_address, listen, split_address
 from tfdist.coordination.group import name_ranks
 from tfdist.coordination.join import ADDRESS_VARIABLE, TOKEN_VARIABLE
 from tfdist.errors import ExitCode, exit_codes
-from tfdist.launcher import failures, nodes
+from tfdist.launcher import failure_counts, node_group
 from tfdist.launcher.child import Child, Task
-from tfdist.launcher.console import Channel, Screen
-from tfdist.launcher.engines import ENGINES
+from tfdist.launcher.engine_environment import ENGINES
 from tfdist.launcher.job import Job
-from tfdist.launcher.logs import Log
+from tfdist.launcher.job_result import Outcome
+from tfdist.launcher.log_files import Log
 from tfdist.launcher.order_sources import OrderSource
 from tfdist.launcher.orders import Kind, Order, Report
 from tfdist.launcher.orphan_guard import OrphanGuard
-from tfdist.launcher.outcome import Outcome
+from tfdist.launcher.output_forwarding import Channel, Screen
 from tfdist.launcher.placement import Placement, arrange
 from tfdist.launcher.progress_files import ProgressFiles
 from tfdist.launcher.signals import ENDING
@@ -154,7 +154,7 @@ def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: conte
     supervisor = Supervisor(children, channels, watched)
     try:
         outcome = supervisor.run()
-        return Report(outcome, supervisor.stopped or bool(host.arrived), failures.own(children, outcome))
+        return Report(outcome, supervisor.stopped or bool(host.arrived), failure_counts.own(children, outcome))
     finally:
         for child in children:
             host.guard.forget(child.pid)
@@ -238,7 +238,7 @@ def _elsewhere(host: Host, launchers: Group) -> Ask:
     """
 
     def ask() -> Stop | None:
-        outcome = nodes.elsewhere(launchers)
+        outcome = node_group.elsewhere(launchers)
         if outcome and outcome.code - exit_codes.SIGNALLED in (*ENDING, signal.SIGPIPE):
             return Stop(outcome, asked=True, final=False, wait=host.job.grace_seconds)
         return Stop(outcome, final=False) if outcome else None

@@ -5,8 +5,8 @@ import math
 from collections.abc import Sequence
 
 from tfdist.errors import ExitCode
+from tfdist.launcher.job_result import SUCCESS, Outcome
 from tfdist.launcher.orders import Report
-from tfdist.launcher.outcome import SUCCESS, Outcome
 
 SURELY_BEGUN_SECONDS = 3600.0  # after which training is assumed to have begun, even without recorded steps
 

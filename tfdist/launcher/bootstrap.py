@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tfdist.coordination.addresses import listen, split_address
 from tfdist.errors import InputError
-from tfdist.launcher import nodes
+from tfdist.launcher import node_group
 from tfdist.launcher.hosts import LOOPBACK_NAMES, Hosts, is_named, own_names
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_controller import JobController
@@ -36,11 +36,11 @@ def opened(
     """
     with contextlib.ExitStack() as stack:
         if job.nodes > 1:
-            yield FixedNodes(job, stack.enter_context(nodes.launchers(job, environment)))
+            yield FixedNodes(job, stack.enter_context(node_group.launchers(job, environment)))
             return
         listener = _listener(job.coordinator) if job.is_elastic and job.coordinator else None
         if job.is_elastic and job.coordinator and listener is None:
-            yield stack.enter_context(RemoteAgent(job, nodes.token(job.coordinator, environment)))
+            yield stack.enter_context(RemoteAgent(job, node_group.token(job.coordinator, environment)))
             return
         hosts = stack.enter_context(Hosts(job.hosts, guard)) if job.hosts else None
         controller = JobController(job, say, listed=lambda: hosts.slots if hosts else None, launched=launched_now())
@@ -48,7 +48,7 @@ def opened(
         if listener:
             host = split_address(job.coordinator)[0]
             rendezvous_server = stack.enter_context(
-                RendezvousServer(listener, host, nodes.token(job.coordinator, environment))
+                RendezvousServer(listener, host, node_group.token(job.coordinator, environment))
             )
             controller.meet, controller.part = rendezvous_server.meet, rendezvous_server.part
             rendezvous_server.open(controller)

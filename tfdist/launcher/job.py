@@ -5,7 +5,7 @@ import dataclasses
 from tfdist.cluster.tf_config import is_address
 from tfdist.errors import InputError
 from tfdist.grammar.spec import nearest
-from tfdist.launcher.engines import ENGINES
+from tfdist.launcher.engine_environment import ENGINES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from tfdist.errors import ExitCode, exit_codes
-from tfdist.launcher import failures
+from tfdist.launcher import failure_counts
 from tfdist.launcher.attempt_state import AttemptState, loss_of
 from tfdist.launcher.child import REAP_SECONDS
 from tfdist.launcher.hosts import is_named
 from tfdist.launcher.job import Job
+from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.orders import Kind, Order, Report
-from tfdist.launcher.outcome import Outcome
 from tfdist.launcher.restarts import FINAL, PREEMPTIONS, Restarts
 from tfdist.launcher.slots import Slots
 
@@ -383,7 +383,7 @@ class JobController:
         """
         if not self._job.is_elastic:
             return False
-        dead = failures.by_launcher(attempt.processes, attempt.reports)
+        dead = failure_counts.by_launcher(attempt.processes, attempt.reports)
         if sum(dead.values()) == attempt.size:
             dead = {}
         dead |= {name: self._members[name].slots.offered for name in self._idle(attempt, cause)}

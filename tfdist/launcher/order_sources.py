@@ -10,12 +10,12 @@ from tfdist.coordination.addresses import LOOPBACK
 from tfdist.coordination.group import LAUNCHER
 from tfdist.coordination.join import started
 from tfdist.coordination.remote import RemoteGroup
-from tfdist.launcher import nodes
+from tfdist.launcher import node_group
 from tfdist.launcher.hosts import LOOPBACK_NAMES, own_names
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_controller import JobController
+from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.orders import Kind, Order, Report, launched_now
-from tfdist.launcher.outcome import Outcome
 from tfdist.launcher.placement import own_host
 
 OWN = "this launcher"  # name of the first launcher
@@ -119,7 +119,7 @@ class FixedNodes(OrderSource):
 
     def conclude(self, outcome: Outcome) -> Outcome:
         """See base class."""
-        return nodes.conclude(self.everyone, outcome)
+        return node_group.conclude(self.everyone, outcome)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import time
 from typing import NamedTuple
 
 from tfdist.coordination.messages import BadMessage, Message, take
-from tfdist.launcher.outcome import Outcome
+from tfdist.launcher.job_result import Outcome
 
 
 class Kind(enum.StrEnum):

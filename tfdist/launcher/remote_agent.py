@@ -14,9 +14,9 @@ from tfdist.errors import ExitCode
 from tfdist.launcher import orders
 from tfdist.launcher.hosts import own_names
 from tfdist.launcher.job import Job
+from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.order_sources import OrderSource, meeting
 from tfdist.launcher.orders import Kind, Order, Report
-from tfdist.launcher.outcome import Outcome
 from tfdist.launcher.placement import own_host
 from tfdist.launcher.rendezvous_server import BEAT_SECONDS, LOST_AFTER_SECONDS
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tfdist.errors import ExitCode, exit_codes
 from tfdist.launcher.job import Job
-from tfdist.launcher.outcome import Outcome
+from tfdist.launcher.job_result import Outcome
 
 LONGEST_BACKOFF_SECONDS = 60.0
 MAX_EARLY_FAILURES = 5  # failures in a row before training began; some may be due to the network or a host that is late

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import ExitCode, TfdistError, exit_codes
-from tfdist.launcher import calls, running, worker
+from tfdist.launcher import job_runner, pickled_call, spawn_entry
 from tfdist.launcher.job import Job
-from tfdist.launcher.outcome import Outcome
+from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.supervision import Stop
 
 
@@ -69,17 +69,17 @@ def spawn(
     job = Job(processes=processes, launcher=launcher, log_dir=log_dir)
     with tempfile.TemporaryDirectory(prefix="tfdist-spawn-") as path:
         directory = pathlib.Path(path)
-        calls.write_call(directory, fn, args, kwargs or {})
+        pickled_call.write_call(directory, fn, args, kwargs or {})
         if not log_dir:
             job = Job(processes=processes, launcher=launcher, log_dir=path)
         search = json.dumps([os.path.abspath(entry) for entry in sys.path])
-        outcome = running.run(
+        outcome = job_runner.run(
             job,
-            lambda rank: [sys.executable, "-c", worker.BOOT, search, path, str(rank)],
+            lambda rank: [sys.executable, "-c", spawn_entry.BOOT, search, path, str(rank)],
             os.environ,
             stops=[_deadline(timeout)] if timeout is not None else [],
         )
-        results = [calls.read_result(directory, rank) for rank in range(processes)]
+        results = [pickled_call.read_result(directory, rank) for rank in range(processes)]
     _raise_failure(outcome, results)
     return [_value(rank, result) for rank, result in enumerate(results)]
 
@@ -90,7 +90,7 @@ def _deadline(timeout: float) -> Callable[[], Stop | None]:
     return lambda: stop if time.monotonic() > end else None
 
 
-def _raise_failure(outcome: Outcome, results: Sequence[calls.Result | None]) -> None:
+def _raise_failure(outcome: Outcome, results: Sequence[pickled_call.Result | None]) -> None:
     if not outcome.code:
         return
     result = results[outcome.rank] if outcome.rank is not None else None
@@ -102,7 +102,7 @@ def _raise_failure(outcome: Outcome, results: Sequence[calls.Result | None]) -> 
     raise SpawnError(f"spawn: {outcome.reason}.", outcome.rank, outcome.code)
 
 
-def _value(rank: int, result: calls.Result | None) -> Any:
+def _value(rank: int, result: pickled_call.Result | None) -> Any:
     if result is None:
         said = exit_codes.describe(ExitCode.DONE)
         raise SpawnError(f"spawn: rank {rank} ended with {said} before its function returned.", rank, ExitCode.DONE)

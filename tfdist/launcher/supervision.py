@@ -9,8 +9,8 @@ from typing import NamedTuple
 from tfdist.coordination import Loss
 from tfdist.errors import ExitCode, exit_codes
 from tfdist.launcher.child import Child
-from tfdist.launcher.console import Channel
-from tfdist.launcher.outcome import Outcome, root_cause
+from tfdist.launcher.job_result import Outcome, root_cause
+from tfdist.launcher.output_forwarding import Channel
 
 POLL_SECONDS = 0.02
 SETTLE_SECONDS = 0.7  # for the cause to appear after a consequence was seen

@@ -7,7 +7,7 @@ from tfdist.reporting.chief import chief_reporter
 from tfdist.reporting.curves import CurvesReporter
 from tfdist.reporting.ledger_file import LedgerFile, NullLedger
 from tfdist.reporting.metrics_file import MetricsFile
-from tfdist.reporting.plain import PlainReporter
+from tfdist.reporting.plain_reporter import PlainReporter
 from tfdist.reporting.profile import NullProfile, ProfileWindow
 from tfdist.reporting.reporter import MultiReporter, NullReporter, Reporter, RunPlan, synchronizer
 from tfdist.reporting.run_directory import RunDirectory

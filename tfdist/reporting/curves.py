@@ -7,9 +7,9 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from tfdist.coordination import Json
+from tfdist.reporting.file_errors import must_write
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import EVAL, TRAIN, main_metrics, number
-from tfdist.reporting.writing import must_write
 from tfdist.storage import AnyPath, path_of, storage_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tfdist.errors import InputError
-from tfdist.reporting.writing import GrowingFile, must_write
+from tfdist.reporting.file_errors import GrowingFile, must_write
 from tfdist.storage import AnyPath, path_of, storage_of
 
 _NUMBER = np.dtype("<i8")

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from tfdist.errors import TfdistError, WriteError
 from tfdist.errors.engine_errors import one_line
-from tfdist.reporting.writing import must_write
+from tfdist.reporting.file_errors import must_write
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
 _FORMAT = "%(asctime)s %(levelname)s rank {rank}: %(message)s"

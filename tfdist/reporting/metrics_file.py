@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 
 from tfdist.coordination import Json
+from tfdist.reporting.file_errors import GrowingFile
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import SCHEMA, to_json
-from tfdist.reporting.writing import GrowingFile
 from tfdist.storage import AnyPath
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tfdist.coordination import Json
+from tfdist.reporting.file_errors import must_write
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import TRAIN, number
-from tfdist.reporting.writing import must_write
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from rich.table import Column
 from rich.text import Text
 
 from tfdist.coordination import Json
-from tfdist.reporting.plain import PlainReporter, communication, line, loss_and_metrics, printable, rounded
+from tfdist.reporting.plain_reporter import PlainReporter, communication, line, loss_and_metrics, printable, rounded
 from tfdist.reporting.reporter import Reporter, RunPlan
 from tfdist.reporting.schema import EVAL
 

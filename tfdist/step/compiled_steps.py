@@ -16,7 +16,7 @@ from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, chosen, compressed, parse_choice
 from tfdist.gradients.sparse import SPARSE_MIN_BYTES
 from tfdist.grammar.rules import own_code
-from tfdist.step.loop import Loop, Result, compile_loop
+from tfdist.step.compiled_loop import Loop, Result, compile_loop
 from tfdist.step.metrics import ModelMetrics
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Settings, Step, specs

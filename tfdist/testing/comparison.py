@@ -23,11 +23,11 @@ import tensorflow as tf
 from tfdist import keras_internals, models
 from tfdist.cli.session import Session, make_trainer
 from tfdist.cluster.environment import Cluster
-from tfdist.config.strategies import REFERENCE
+from tfdist.config.strategy_registry import REFERENCE
 from tfdist.config.train_config import VerifyConfig
 from tfdist.coordination import LocalGroup
 from tfdist.data import Pipeline
-from tfdist.distribution.registry import create
+from tfdist.distribution.factory import create
 from tfdist.distribution.strategy import Strategy
 from tfdist.trainer.options import Schedule
 from tfdist.trainer.trainer import Trainer

@@ -17,8 +17,8 @@ from tfdist.diagnostics import Site
 from tfdist.process.progress_file import ProgressFile
 from tfdist.reporting import RunPlan, StepTimer
 from tfdist.step.callbacks import Callbacks, validation_logs
+from tfdist.step.compiled_loop import Result, not_finite
 from tfdist.step.data_mismatch import must_fit
-from tfdist.step.loop import Result, not_finite
 from tfdist.step.running_metrics import RunningMetrics
 from tfdist.trainer.history import History
 from tfdist.trainer.inspections import inspections

@@ -12,7 +12,7 @@ import pytest
 
 from tests import processes
 from tests.coordination.members import members
-from tfdist.checkpoint import peers, transfer
+from tfdist.checkpoint import replication, transfer
 from tfdist.checkpoint.format import Checkpoint, Part, Spread, commit, keeper, newest, shard_bytes
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
@@ -124,7 +124,7 @@ def test_each_host_gets_what_only_others_have(name: str, tmp_path: pathlib.Path)
 
 def test_ranks_that_see_one_directory_are_on_one_host(tmp_path: pathlib.Path) -> None:
     def found(group) -> list[list[int]]:
-        return peers.hosts(group, tmp_path / f"host{group.rank % 2}" / "new")
+        return replication.hosts(group, tmp_path / f"host{group.rank % 2}" / "new")
 
     with members(5) as joined, ThreadPoolExecutor(5) as pool:
         for _ in range(2):
@@ -137,7 +137,7 @@ def test_a_directory_that_one_rank_cannot_write_is_named_to_all(tmp_path: pathli
 
     def found(group) -> str:
         with pytest.raises(InputError) as caught:
-            peers.hosts(group, tmp_path / f"host{group.rank}")
+            replication.hosts(group, tmp_path / f"host{group.rank}")
         return str(caught.value)
 
     with members(2) as joined, ThreadPoolExecutor(2) as pool:
@@ -165,17 +165,17 @@ def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, mon
         def __init__(self, group):
             self.group, self.is_chief = group, group.rank == 0
 
-    written = peers._written
+    written = replication._written
 
     def full(path, *given):
         wrong = written(path, *given)
         return f"{path.parent} (No space left on device)" if "host1" in str(path) else wrong
 
-    monkeypatch.setattr(peers, "ByteTransfer", Carrier)
-    monkeypatch.setattr(peers, "can_transfer", lambda strategy: True)
-    monkeypatch.setattr(peers, "_written", full)
+    monkeypatch.setattr(replication, "ByteTransfer", Carrier)
+    monkeypatch.setattr(replication, "can_transfer", lambda strategy: True)
+    monkeypatch.setattr(replication, "_written", full)
     with members(RANKS) as joined, ThreadPoolExecutor(RANKS) as pool, caplog.at_level(logging.WARNING):
-        found = list(pool.map(lambda g: peers.share(Strategy(g), hosts(tmp_path, "commits")[g.rank]), joined))
+        found = list(pool.map(lambda g: replication.share(Strategy(g), hosts(tmp_path, "commits")[g.rank]), joined))
     assert found == [[]] * RANKS
     assert [len(newest(host)) for host in hosts(tmp_path, "commits")] == [1, 0, 1]
     assert "Rank 1 cannot write the commit step-000000030, which the others have: " in caplog.text
@@ -192,9 +192,9 @@ def test_two_good_commits_of_one_step_are_not_one(tmp_path, monkeypatch) -> None
         same = {"flags": {}, "values": 0, "keep": 9}
         commit(LocalGroup(), tmp_path / f"host{rank}", [Part.whole("w", np.arange(9))], step=20, seed=0, **same)
         commit(LocalGroup(), tmp_path / f"host{rank}", [Part.whole("w", np.full(9, rank))], step=30, seed=0, **same)
-    monkeypatch.setattr(peers, "can_transfer", lambda strategy: True)
+    monkeypatch.setattr(replication, "can_transfer", lambda strategy: True)
     with members(2) as joined, ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda g: peers.share(Strategy(g), tmp_path / f"host{g.rank}"), joined))
+        found = list(pool.map(lambda g: replication.share(Strategy(g), tmp_path / f"host{g.rank}"), joined))
     assert found == [["step-000000020"]] * 2
 
 
@@ -202,7 +202,8 @@ def test_where_a_host_cannot_have_the_folder_it_is_left_out(tmp_path) -> None:
     (tmp_path / "host1").write_text("a file")
     with members(2) as joined, ThreadPoolExecutor(2) as pool:
         assert (
-            list(pool.map(lambda g: peers._hosts_that_are(g, tmp_path / f"host{g.rank}"), joined)) == [[[0], [1]]] * 2
+            list(pool.map(lambda g: replication._hosts_that_are(g, tmp_path / f"host{g.rank}"), joined))
+            == [[[0], [1]]] * 2
         )
 
 

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 import tfdist
-from tfdist.checkpoint import peers, transfer
+from tfdist.checkpoint import replication, transfer
 from tfdist.coordination import Group
 
 PIECE = 1000
@@ -25,7 +25,7 @@ def main(name: str, directory: str, rank: str, *folders: str) -> None:
     strategy = tfdist.load_strategy(name, start_timeout_seconds=100)
     carry(transfer.ByteTransfer(strategy), strategy.group)
     for folder in folders:
-        found = peers.share(strategy, pathlib.Path(directory, f"host{rank}", folder))
+        found = replication.share(strategy, pathlib.Path(directory, f"host{rank}", folder))
         print(f"{folder}: {found}", flush=True)
     strategy.group.barrier("done", 60.0)
     strategy.group.leave()

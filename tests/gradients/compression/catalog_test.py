@@ -22,8 +22,8 @@ from tfdist.gradients.compression import (
     create,
     parse_choice,
 )
-from tfdist.gradients.compression.coded import AllGatherReducer
-from tfdist.gradients.compression.shared import ReduceScatterReducer
+from tfdist.gradients.compression.all_gather_reducer import AllGatherReducer
+from tfdist.gradients.compression.reduce_scatter_reducer import ReduceScatterReducer
 from tfdist.grammar.rules import parse_rules
 
 TEXT = "path=.*embedding.*: none; size>=1000: topk(ratio=0.05)|fp16; *: int8"
@@ -57,7 +57,7 @@ def written(name):
 
 def method(name):
     module, attribute = METHODS[name].split(":")
-    return getattr(importlib.import_module(f"tfdist.gradients.compression.{module}"), attribute)
+    return getattr(importlib.import_module(f"tfdist.gradients.compression.methods.{module}"), attribute)
 
 
 def test_the_first_rule_that_holds_and_else_the_exact_sum():

@@ -1,5 +1,6 @@
 """Gradient compression: quantization, sparsification, low-rank factorization and sketching, one method per file."""
 
+from tfdist.gradients.compression.all_gather_reducer import AllGatherReducer, seed_of
 from tfdist.gradients.compression.catalog import (
     COMPRESSION_MIN_BYTES,
     EXACT,
@@ -12,7 +13,6 @@ from tfdist.gradients.compression.catalog import (
     parse_choice,
 )
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.coded import AllGatherReducer, seed_of
 
 __all__ = [
     "COMPRESSION_MIN_BYTES",

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdist.gradients.compression.bits import in_pieces, pack_bits, packed_length, unpack_bits
-from tfdist.gradients.compression.checked import checked_whole
+from tfdist.gradients.compression.arguments import checked_whole
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.noise import rounding_noise
+from tfdist.gradients.compression.kernels.bit_packing import in_pieces, pack_bits, packed_length, unpack_bits
+from tfdist.gradients.compression.kernels.counter_rng import rounding_noise
 
 LARGEST_BLOCK = 2**20
 

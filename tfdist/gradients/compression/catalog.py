@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from tfdist.errors import InputError
 from tfdist.gradients.bucket import BUCKET_BYTES, SMALL_BYTES, Bucketed
-from tfdist.gradients.compression.checked import checked_flag
+from tfdist.gradients.compression.all_gather_reducer import AllGatherReducer
+from tfdist.gradients.compression.arguments import checked_flag
 from tfdist.gradients.compression.codec import Codec
-from tfdist.gradients.compression.coded import AllGatherReducer
-from tfdist.gradients.compression.shared import ReduceScatterReducer
+from tfdist.gradients.compression.reduce_scatter_reducer import ReduceScatterReducer
 from tfdist.gradients.error_feedback import ErrorFeedback
 from tfdist.gradients.partitioned import Routed
 from tfdist.gradients.reducer import Reducer, Sum
@@ -194,4 +194,4 @@ def _make(spec: Spec) -> Codec | Reducer:
     if spec.name not in METHODS:
         raise InputError(f"--compression={spec.name} is not known.{nearest(spec.name, ('auto', 'none', *METHODS))}")
     module, name = METHODS[spec.name].split(":")
-    return call(getattr(importlib.import_module(f"tfdist.gradients.compression.{module}"), name), spec)
+    return call(getattr(importlib.import_module(f"tfdist.gradients.compression.methods.{module}"), name), spec)

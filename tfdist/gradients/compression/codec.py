@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.gradients.compression.folds import peaks
+from tfdist.gradients.compression.kernels.row_reductions import peaks
 
 
 class Codec(abc.ABC):

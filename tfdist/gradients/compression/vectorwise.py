@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import State
-from tfdist.gradients.compression.coded import like, seed_of
+from tfdist.gradients.compression.all_gather_reducer import like, seed_of
 from tfdist.gradients.reducer import Reduced, Reducer, split_at
 
 

@@ -1,0 +1,84 @@
+"""What strategies declare, and that it is true of them."""
+
+import inspect
+import pathlib
+
+import pytest
+
+from tfdist.config.conflicts import check_strategy
+from tfdist.config.fields import names
+from tfdist.config.run_config import RunConfig
+from tfdist.config.strategy_declaration import Declaration, Refusal
+from tfdist.config.strategy_registry import AUTO, DECLARATIONS, NAMES, REFERENCE, RUN_KERAS_FIT, declared, taking
+from tfdist.config.train_config import TrainConfig
+from tfdist.distribution.factory import strategy_class
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
+
+FILES = pathlib.Path(__file__).parents[2] / "strategies"
+
+
+def test_each_file_of_strategies_is_declared():
+    files = {path.stem for path in FILES.glob("*.py")} - {"__init__"}
+    assert files == set(NAMES)
+    assert REFERENCE in NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_declared_options_are_those_of_the_constructor(name):
+    parameters = set(inspect.signature(strategy_class(name)).parameters)
+    assert set(declared(name).options or ()) == parameters & set(names(TrainConfig, "is_option"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keras_fit_runs_where_replicas_take_any_number_of_rows(name):
+    found = strategy_class(name)
+    assert declared(name).runs_keras_fit == (issubclass(found, HasCollectives) and not found.compiles_replicas)
+
+
+@pytest.mark.parametrize("declaration", DECLARATIONS, ids=lambda declaration: declaration.name)
+def test_what_is_refused_is_a_flag_with_another_default(declaration):
+    for refusal in declaration.refuses:
+        assert getattr(TrainConfig(), refusal.flag) == refusal.accepted
+        assert f"--{refusal.flag}" in refusal.rule and refusal.rule.endswith(".")
+
+
+def test_auto_takes_the_options_of_the_strategies_that_it_may_choose():
+    assert set(declared(AUTO).options or ()) == {"devices", "communication", "intra_op_threads"}
+    TrainConfig(strategy=AUTO, devices=2, communication="ring")
+    with pytest.raises(
+        InputError, match="--tpu is for --strategy=tpu: use it or leave out --tpu. Received: --tpu=mine"
+    ):
+        TrainConfig(strategy=AUTO, tpu="mine")
+
+
+def test_unknown_strategies_are_refused_when_flags_are_read():
+    with pytest.raises(InputError, match='--strategy=mirorred is not known. Did you mean "mirrored"[?] Known: auto, '):
+        TrainConfig(strategy="mirorred")
+    assert declared("own.module:Class") == Declaration(name="own.module:Class")
+
+
+def test_a_message_names_every_strategy_that_takes_an_option():
+    assert taking("devices") == ("mirrored", "mesh")
+    with pytest.raises(InputError, match="for --strategy=mirrored or mesh: use one of them or leave out --devices"):
+        TrainConfig(strategy="single", devices=2)
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(RUN_KERAS_FIT)))
+def test_keras_fit_is_refused_when_flags_are_read(name):
+    with pytest.raises(
+        InputError, match=f"fit runs on single, mirrored, multiworker and horovod. Received: --strategy={name}"
+    ):
+        RunConfig(strategy=name)
+
+
+def test_a_third_party_s_declaration_refuses_flags():
+    own = Declaration(
+        name="own", options=("devices",), refuses=(Refusal("compression", "none", "Own sums by itself: use none."),)
+    )
+    config = TrainConfig(strategy="own.module:Class", devices=2)
+    check_strategy(config, own)
+    with pytest.raises(InputError, match="Own sums by itself: use none. Received: --compression=fp16 --strategy=own"):
+        check_strategy(TrainConfig(strategy="own.module:Class", compression="fp16"), own)
+    with pytest.raises(InputError, match="--tpu is for --strategy=tpu"):
+        check_strategy(TrainConfig(strategy="own.module:Class", tpu="mine"), own)

@@ -1,0 +1,177 @@
+import io
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tfdist.cluster.environment import Cluster
+from tfdist.coordination import Loss, watch
+from tfdist.coordination.addresses import LOOPBACK, free_port
+from tfdist.errors import NotFiniteError, PeerLostError
+
+pytestmark = pytest.mark.alone
+
+CLUSTER = Cluster(rank=0, size=3)
+LINE = "rank 0 of 3: rank 1 is lost: its connection closed without a goodbye (killed, crashed, or it ended silently). "
+
+
+class Ends:
+    """Stands for os._exit: remembers the code, and that it came."""
+
+    def __init__(self):
+        self.codes = []
+        self.came = threading.Event()
+
+    def __call__(self, code):
+        self.codes.append(int(code))
+        self.came.set()
+
+
+@pytest.fixture
+def watched(job, monkeypatch):
+    monkeypatch.setattr("tfdist.coordination.peer_failure.LOSS_NOTICE_SECONDS", 0.5)
+    monkeypatch.setattr("tfdist.coordination.peer_failure.OWN_FAILURE_SECONDS", 1.0)
+    three = job(3)
+    three.stream, three.ends = io.StringIO(), Ends()
+    three.watch = watch(three.members[0], CLUSTER, three.stream, grace=0.3, end=three.ends)
+    return three
+
+
+def kill(three, rank):
+    three.members[rank]._client._hang_up()
+
+
+def test_a_main_thread_that_is_stuck_is_ended_after_one_line(watched):
+    kill(watched, 1)
+    began = time.monotonic()
+    assert watched.ends.came.wait(5)
+    assert 0.2 < time.monotonic() - began < 2.0
+    assert watched.stream.getvalue() == LINE + "Ending with code 5.\n"
+    assert watched.ends.codes == [5]
+
+
+def test_whoever_has_left_with_a_code_of_its_own_ends_with_that(watched):
+    """A stall ends all at once; then peers and engines fail, too."""
+    watched.members[0].leave(4, "stalled")
+    with pytest.raises(RuntimeError), watched.watch:
+        watched.members[0]._client._losses.append(Loss(1, "ended with code 4 (stalled)", 4))
+        raise RuntimeError("the engine failed")
+    assert set(watched.ends.codes) == {4} and watched.stream.getvalue() == ""
+
+
+def test_an_engines_error_that_outruns_the_news_ends_with_code_5_and_one_line(watched):
+    threading.Timer(0.2, kill, (watched, 1)).start()
+    with pytest.raises(RuntimeError), watched.watch:
+        raise RuntimeError("UnavailableError: connection reset")
+    time.sleep(0.5)
+    assert watched.stream.getvalue().count("\n") == 1 and watched.stream.getvalue().startswith(LINE)
+    assert watched.ends.codes == [5]
+
+
+def test_an_error_without_a_loss_is_an_error(watched):
+    began = time.monotonic()
+    with pytest.raises(ZeroDivisionError), watched.watch:
+        1 / 0  # noqa: B018
+    assert 0.4 < time.monotonic() - began < 2.0  # the news had their time to come
+    assert watched.stream.getvalue() == "" and watched.ends.codes == []
+    told = watched.members[1].lost(wait=5)
+    assert str(told) == "rank 0 is lost: ended with code 1 (failed): ZeroDivisionError: division by zero"
+
+
+def test_what_ends_all_of_its_own_is_nobodys_loss(watched):
+    """All ranks see that the loss is not finite; who is told of another's end first still says its own word."""
+    watched.members[1].leave(3, "step 7")
+    with pytest.raises(NotFiniteError), watched.watch:
+        assert watched.members[0].lost(wait=5)
+        raise NotFiniteError("step 7")
+    time.sleep(1.5)
+    assert watched.stream.getvalue() == "" and watched.ends.codes == []
+
+
+def test_one_that_ended_with_a_code_is_told_of(watched):
+    watched.members[1].leave(3, "step 7")
+    assert watched.ends.came.wait(5)
+    assert watched.stream.getvalue() == (
+        "rank 0 of 3: rank 1 is lost: ended with code 3 (loss not finite): step 7. Ending with code 5.\n"
+    )
+
+
+def test_a_gather_that_fails_by_a_loss_is_told_of_once(watched):
+    kill(watched, 1)
+    with pytest.raises(PeerLostError), watched.watch:
+        watched.members[0].gather("x", 1)
+    assert watched.stream.getvalue().count("\n") == 1 and watched.ends.codes == [5]
+
+
+def test_without_a_loss_it_leaves_quietly(watched):
+    with watched.watch:
+        pass
+    assert watched.stream.getvalue() == "" and watched.ends.codes == []
+    assert watched.members[1].lost(wait=0.1) is None
+
+
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (SystemExit(0), "None"),
+        (SystemExit("no"), "rank 0 is lost: ended with code 1 (failed)"),
+        (SystemExit(75), "None"),  # all ranks agree on that
+        (SystemExit(42), "rank 0 is lost: ended with code 42"),
+        (KeyboardInterrupt(), "rank 0 is lost: ended with code 130 (killed by SIGINT)"),
+    ],
+)
+def test_ways_to_end_are_told_by_their_code(watched, error, told):
+    with pytest.raises(BaseException) as raised, watched.watch:
+        raise error
+    assert raised.value is error
+    assert str(watched.members[1].lost(wait=0.3)) == told
+
+
+def test_a_closed_watch_ends_nothing(watched):
+    watched.watch.close()
+    kill(watched, 1)
+    assert watched.members[0].lost(wait=5)
+    assert not watched.ends.came.wait(0.6)
+
+
+STUCK = """
+import sys, threading
+from tfdist.cluster.environment import Cluster
+from tfdist.coordination import join, watch
+cluster = Cluster(int(sys.argv[1]), 3, int(sys.argv[1]), 3, coordinator=sys.argv[2])
+group = join(cluster, environment={})
+with watch(group, cluster, grace=0.5):
+    print("joined", flush=True)
+    threading.Event().wait()  # a collective that nobody else will join
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_survivors_of_a_kill_end_by_themselves_and_name_it(victim):
+    coordinator = f"{LOOPBACK}:{free_port()}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", STUCK, str(rank), coordinator],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout and process.stdout.readline() == "joined\n"
+        processes[victim].kill()
+        began = time.monotonic()
+        for rank, process in enumerate(processes):
+            _, errors = process.communicate(timeout=10)
+            if rank != victim:
+                assert process.returncode == 5
+                assert errors.count("\n") == 1 and errors.startswith(f"rank {rank} of 3: rank {victim} is lost: ")
+        assert time.monotonic() - began < 5.0
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()

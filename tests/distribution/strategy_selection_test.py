@@ -1,0 +1,151 @@
+"""The rule that chooses the strategy, source by source."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tfdist.cluster.environment import Cluster
+from tfdist.config.strategy_declaration import Declaration, Processes
+from tfdist.distribution.strategy_selection import detect
+from tfdist.errors import InputError
+
+
+def tf_config(size, index):
+    workers = [f"h{i}:1" for i in range(size)]
+    return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})}
+
+
+def horovod(rank, size):
+    return {"HOROVOD_RANK": rank, "HOROVOD_SIZE": size, "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1"}
+
+
+def mpi(rank, size):
+    return {name.replace("HOROVOD", "OMPI_COMM_WORLD"): value for name, value in horovod(rank, size).items()}
+
+
+def slurm(rank, size):
+    step = {
+        "SLURM_STEP_ID": "0",
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_NODELIST": "n[0-9]",
+        "SLURM_STEP_TASKS_PER_NODE": "1",
+    }
+    return step | {"SLURM_PROCID": rank, "SLURM_NTASKS": size, "SLURM_LOCALID": "0"}
+
+
+def pod(rank, size):
+    return {"JOB_COMPLETION_INDEX": rank, "TFDIST_PROCESSES": size, "JOB_NAME": "j", "SERVICE": "s"}
+
+
+def torchrun(rank, size):
+    return {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "m", "MASTER_PORT": "5"}
+
+
+@pytest.mark.parametrize(
+    ("env", "devices", "strategy", "source", "rank"),
+    [
+        ({}, 1, "single", "one process", 0),
+        ({}, 2, "mirrored", "one process", 0),
+        (horovod("1", "2"), 2, "horovod", "Horovod", 1),
+        (horovod("0", "1"), 2, "horovod", "Horovod", 0),
+        (mpi("1", "2"), 1, "horovod", "MPI", 1),
+        (tf_config(2, 1), 2, "multiworker", "TF_CONFIG", 1),
+        (tf_config(1, 0), 1, "single", "TF_CONFIG", 0),
+        (tf_config(1, 0), 2, "mirrored", "TF_CONFIG", 0),
+        (slurm("1", "2"), 1, "multiworker", "Slurm", 1),
+        (slurm("0", "1"), 1, "single", "Slurm", 0),
+        (pod("1", "2"), 1, "multiworker", "Kubernetes", 1),
+        (torchrun("1", "2"), 1, "multiworker", "torchrun", 1),
+        # Sources that agree, in the rule's order.
+        (horovod("1", "2") | tf_config(2, 1), 1, "horovod", "Horovod", 1),
+        (tf_config(2, 1) | slurm("1", "2"), 1, "multiworker", "TF_CONFIG", 1),
+        (slurm("1", "2") | torchrun("1", "2"), 1, "multiworker", "Slurm", 1),
+        # A launcher inside a scheduler's task, and a source of one process.
+        (slurm("1", "2") | torchrun("2", "4"), 1, "multiworker", "torchrun", 2),
+        (slurm("0", "1") | mpi("3", "4"), 1, "horovod", "MPI", 3),
+        (slurm("0", "2") | mpi("5", "6"), 1, "horovod", "MPI", 5),
+        (pod("1", "2") | torchrun("3", "4"), 1, "multiworker", "torchrun", 3),
+        (tf_config(1, 0) | horovod("1", "2"), 1, "horovod", "Horovod", 1),
+        (tf_config(2, 1) | slurm("0", "1"), 1, "multiworker", "TF_CONFIG", 1),
+    ],
+)
+def test_auto(env, devices, strategy, source, rank):
+    found = detect(env, local_devices=devices)
+    assert (found.strategy, found.cluster.source, found.cluster.rank) == (strategy, source, rank)
+    assert strategy in found.reason
+    assert "\n" not in found.reason
+
+
+@pytest.mark.parametrize("strategy", ["auto", "horovod", "multiworker", "single", "third.party:Class"])
+@pytest.mark.parametrize(
+    ("env", "first", "second"),
+    [
+        (horovod("0", "2") | tf_config(3, 0), "Horovod says that this is rank 0 of 2", "TF_CONFIG says .* rank 0 of 3"),
+        (horovod("0", "2") | tf_config(2, 1), "Horovod .* rank 0 of 2", "TF_CONFIG .* rank 1 of 2"),
+        (horovod("0", "1") | tf_config(2, 1), "Horovod .* rank 0 of 1", "TF_CONFIG .* rank 1 of 2"),
+        (horovod("0", "2") | mpi("1", "2"), "Horovod .* rank 0 of 2", "MPI .* rank 1 of 2"),
+        (tf_config(2, 0) | slurm("0", "4"), "TF_CONFIG .* rank 0 of 2", "Slurm .* rank 0 of 4"),
+        (tf_config(4, 0) | slurm("0", "2"), "TF_CONFIG .* rank 0 of 4", "Slurm .* rank 0 of 2"),
+        (horovod("0", "2") | slurm("0", "4"), "Horovod .* rank 0 of 2", "Slurm .* rank 0 of 4"),
+        (slurm("0", "2") | torchrun("1", "2"), "Slurm .* rank 0 of 2", "torchrun .* rank 1 of 2"),
+        (tf_config(2, 0) | pod("0", "3"), "TF_CONFIG .* rank 0 of 2", "Kubernetes .* rank 0 of 3"),
+    ],
+)
+def test_sources_that_disagree(env, first, second, strategy):
+    with pytest.raises(InputError, match=f"must agree.*{first}; {second}"):
+        detect(env, strategy)
+
+
+@pytest.mark.parametrize("strategy", ["single", "mirrored", "tpu"])
+def test_a_strategy_of_one_process_among_several(strategy):
+    with pytest.raises(InputError, match=f"--strategy={strategy} is for one process.*TF_CONFIG .* rank 1 of 2.*auto"):
+        detect(tf_config(2, 1), strategy)
+    assert detect(tf_config(1, 0), strategy).cluster.size == 1
+    assert detect({}, strategy, local_devices=4).strategy == strategy
+
+
+@pytest.mark.parametrize(
+    "env", [horovod("1", "2"), mpi("1", "2"), tf_config(2, 1), slurm("1", "2"), torchrun("1", "2")]
+)
+def test_explicit_strategies_take_any_source(env):
+    for strategy in ("horovod", "third.party:Class"):
+        assert detect(env, strategy).cluster.rank == 1
+    assert detect(env | {"TFDIST_COORDINATOR": "h:1"}, "multiworker").cluster.size == 2
+
+
+def test_multiworker_without_a_cluster_shows_how():
+    with pytest.raises(InputError, match="no TF_CONFIG. Example: TF_CONFIG='{"):
+        detect({}, "multiworker")
+    assert detect(tf_config(1, 0), "multiworker").cluster.size == 1
+
+
+def test_multiworker_must_know_where_rank_0_is():
+    with pytest.raises(InputError, match="MPI's variables.*TFDIST_COORDINATOR"):
+        detect(mpi("1", "2"), "multiworker")
+
+
+def test_one_process_without_any_source():
+    assert detect({}, "horovod").cluster == Cluster()
+    assert detect({}, "third.party:Class").cluster == Cluster()
+
+
+def test_what_a_third_party_declares_is_required():
+    several = Declaration(name="own", processes=Processes.SEVERAL)
+    with pytest.raises(InputError, match="--strategy=third.party:Class needs to know its workers"):
+        detect({}, "third.party:Class", declaration=several)
+    with pytest.raises(InputError, match="--strategy=third.party:Class is for one process"):
+        detect(tf_config(2, 1), "third.party:Class", declaration=Declaration(name="own", processes=Processes.ONE))
+
+
+def test_the_reason_tells_what_was_not_taken_for_several_processes():
+    batch_script = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}
+    assert "srun did not start this process" in detect(batch_script).reason
+    assert "TFDIST_PROCESSES" in detect({"JOB_COMPLETION_INDEX": "1"}).reason
+    assert "(" not in detect(slurm("0", "1")).reason
+
+
+def test_no_tensorflow():
+    code = "import sys, tfdist.distribution.strategy_selection; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,198 @@
+"""Every codec as a reducer: equal totals, nothing lost, the stated bytes, and inf and NaN seen by all."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.collectives import OneReplica, Recording
+from tfdist.gradients.compression import AllGatherReducer, Codec, create
+from tfdist.gradients.compression.kernels.codec_compiler import CodecCompiler
+from tfdist.grammar.rules import parse_rules
+
+METHODS = [
+    "fp16",
+    "bf16",
+    "int8(block=64)",
+    "int8(bits=4,stochastic=True)",
+    "int8(symmetric=False)",
+    "onebit",
+    "terngrad(clip=2.5)",
+    "qsgd",
+    "signsgd",
+]
+SHAPES = [(), (0, 3), (40, 5), (2, 3, 4, 5), (9, 11), (31,)]
+DTYPES = ["float32", "float32", "float32", "float64", "float16", "float32"]
+REPLICAS = 3
+
+
+def named(text):
+    [rule] = parse_rules(text)
+    return create(rule.methods)
+
+
+def gradients(steps):
+    """For each step and rank a list of arrays; the last array has zeros and denormals alone."""
+    random = np.random.default_rng(0)
+
+    def one(step):
+        values = [random.standard_normal(s).astype(d) for s, d in zip(SHAPES, DTYPES, strict=True)]
+        return [*values[:-1], values[-1] * np.float32(1e-39 * step)]
+
+    return [[one(step) for _ in range(REPLICAS)] for step in range(steps)]
+
+
+def run(together, reducer, steps, wire):
+    """For each rank and step what `reduce` returned, and the bytes that a rank handed over in all."""
+    specs = [tf.TensorSpec(s, d, f"v{i}") for i, (s, d) in enumerate(zip(SHAPES, DTYPES, strict=True))]
+
+    def rank(collectives):
+        recording = Recording(collectives)
+        state, made = [tf.zeros(s.shape, s.dtype) for s in reducer.state(specs)], []
+        for number, step in enumerate(steps):
+            mine = [tf.constant(value) for value in step[collectives.rank]]
+            made.append(reducer.reduce(mine, state, recording, name=f"step{number}"))
+            state = made[-1].state
+        return made, recording.payload_bytes
+
+    return together(REPLICAS, rank, wire)
+
+
+def assert_near(found, wanted, i):
+    rounding = 2e-2 if DTYPES[i] == "float16" else 1e-5
+    np.testing.assert_allclose(found, wanted, rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize(
+    ("text", "wire"), [*((text, tf.uint8) for text in METHODS), ("bf16", tf.int32), ("onebit", tf.int32)]
+)
+def test_totals_are_equal_on_all_and_with_feedback_nothing_is_lost(together, text, wire):
+    steps, sizes = gradients(2), [int(np.prod(shape)) for shape in SHAPES if np.prod(shape)]
+    reducer = named(f"{text[:-1]},feedback=True)" if "(" in text else f"{text}(feedback=True)")
+    stated = sum(-(-(reducer.inner._codec.payload_bytes(size) + 4) // 4) * 4 for size in sizes)
+    ranks = run(together, reducer, steps, wire)
+    assert [payload for _, payload in ranks] == [stated * len(steps)] * REPLICAS
+    for step in zip(*(made for made, _ in ranks), strict=True):
+        for i, total in enumerate(step[0].totals):
+            assert (total.shape, total.dtype) == (SHAPES[i], DTYPES[i])
+            assert all(other.totals[i].numpy().tobytes() == total.numpy().tobytes() for other in step)
+            assert_near(sum(other.sent[i].numpy().astype("float64") for other in step), total, i)
+        for mine in step:
+            assert all(np.isfinite(witness).all() for witness in mine.witnesses)
+            assert len(mine.witnesses) == len(sizes)
+    for rank, (made, _) in enumerate(ranks):
+        for i in range(len(SHAPES)):
+            given = sum(step[rank][i].astype("float64") for step in steps)
+            sent = sum(reduced.sent[i].numpy().astype("float64") for reduced in made)
+            assert_near(sent + made[-1].state[i].numpy(), given, i)
+
+
+@pytest.mark.parametrize("text", METHODS)
+def test_a_bad_element_anywhere_is_seen_by_all(together, text):
+    reducer, [values] = named(text), gradients(1)
+    values[0][2].flat[0], values[1][3].flat[77], values[2][4].flat[-1] = np.nan, np.inf, -np.inf
+    found = [made[0].witnesses for made, _ in run(together, reducer, [values], tf.uint8)]
+    for mine in found:
+        assert [w.numpy().tobytes() for w in mine] == [w.numpy().tobytes() for w in found[0]]
+        good, (nan, inf, minus), zeros = mine[0], mine[1:4], mine[4]
+        assert np.isfinite(good).all()
+        assert np.isfinite(zeros).all()
+        assert [list(np.isfinite(w)) for w in (nan, inf, minus)] == [
+            [False, True, True],
+            [True, False, True],
+            [True, True, False],
+        ]
+
+
+@pytest.mark.parametrize("text", METHODS)
+def test_xla_sees_it_too_and_decodes_the_same(text):
+    size, reducer = 16 * 1024 + 13, named(text)
+    codec, wire, seed = getattr(reducer, "inner", reducer)._codec, OneReplica.wire, tf.constant([3, 4])
+    assert codec.compiles
+    coder, random = CodecCompiler(codec), np.random.default_rng(0)
+    x = random.standard_normal(size).astype("float32")
+    decoded, check = coder.decode(coder.encode(tf.constant(x), seed, wire), size, wire)
+    assert np.isfinite(check).all()
+    plain = codec.decode(codec.encode(tf.constant(x), seed), size)
+    different = ~np.isclose(decoded, plain, rtol=1e-5, atol=1e-6)
+    assert different.mean() < 1e-3, "but for ties, which another order of operations decides otherwise"
+    for place in (0, 777, size - 14, size - 1):
+        for bad in (np.nan, -np.nan, np.inf, -np.inf):
+            y = x.copy()
+            y[place] = bad
+            _, check = coder.decode(coder.encode(tf.constant(y), seed, wire), size, wire)
+            assert not np.isfinite(check).any(), (place, bad)
+
+
+def test_xla_sums_what_all_replicas_sent():
+    size, wire, seed = 16 * 1024 + 13, OneReplica.wire, tf.constant([3, 4])
+    for text in ("bf16", "qsgd"):
+        reducer = named(text)
+        coder = CodecCompiler(getattr(reducer, "inner", reducer)._codec)
+        vectors = np.random.default_rng(0).standard_normal((3, size)).astype("float32")
+        packed = [coder.encode(tf.constant(x), seed, wire) for x in vectors]
+        total, checks = coder.sum(tf.concat(packed, axis=0), 3, size, wire)
+        assert checks.shape == [3]
+        np.testing.assert_allclose(total, sum(coder.decode(p, size, wire)[0] for p in packed), rtol=1e-5, atol=1e-5)
+
+
+class Halves(Codec):
+    """A user's own, with the least that it must have: what it sends is half of x, and its seed."""
+
+    biased = True
+    randomized = True
+
+    def encode(self, x, seed):
+        return [x / 2, seed]
+
+    def decode(self, code, size):
+        return code[0]
+
+    def payload_bytes(self, size):
+        return 4 * size + 8
+
+
+def test_draws_are_counted_and_make_other_seeds(together):
+    reducer = AllGatherReducer(Halves())
+    specs = [tf.TensorSpec([3], name="a"), tf.TensorSpec([0], name="b")]
+    assert [(s.name, s.shape, s.dtype, s.per_replica) for s in reducer.state(specs)] == [
+        ("a/draws", (), tf.int32, False),
+        ("b/draws", (), tf.int32, False),
+    ]
+    seeds = []
+
+    class Seeing(Halves):
+        def decode(self, code, size):
+            seeds.append(tuple(code[1].numpy()))
+            return code[0]
+
+    def step(collectives, draws):
+        for name in ("g", "h"):
+            reduced = AllGatherReducer(Seeing()).reduce([tf.ones([3]), tf.ones([0])], draws, collectives, name=name)
+        return reduced
+
+    draws = [tf.constant(0), tf.constant(0)]
+    for number in (1, 2):
+        [first, second] = together(2, functools.partial(step, draws=draws))
+        assert [int(d) for d in first.state] == [int(d) for d in second.state] == [number, number]
+        np.testing.assert_array_equal(first.totals[0], [1, 1, 1])
+        draws = first.state
+    assert len(set(seeds)) == 2 * 2 * 2, "one for each step, name and replica"
+
+
+def test_it_has_its_codecs_attributes():
+    assert AllGatherReducer(Halves()).biased
+    assert not AllGatherReducer(Halves()).experimental
+    assert AllGatherReducer(type("Young", (Halves,), {"experimental": True})()).experimental
+
+
+def test_in_a_compiled_step_of_four_replicas(mirrored4, runner):
+    values = np.random.default_rng(0).standard_normal((2, 4, 200)).astype("float32")
+    values[1, 2, 150] = np.nan
+    good, bad = runner(mirrored4, named("int8(block=64)"), [values[0]]).steps([[step] for step in values])
+    assert len({totals[0].tobytes() for totals in good.totals}) == 1
+    np.testing.assert_allclose(sum(sent[0] for sent in good.sent), good.totals[0][0], rtol=1e-5, atol=1e-5)
+    assert [np.isfinite(witnesses[0]).all() for witnesses in good.witnesses] == [True] * 4
+    assert len({witnesses[0].tobytes() for witnesses in bad.witnesses}) == 1
+    assert [list(np.isfinite(witnesses[0])) for witnesses in bad.witnesses] == [[True, True, False, True]] * 4

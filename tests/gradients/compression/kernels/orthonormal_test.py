@@ -1,0 +1,53 @@
+"""Gram-Schmidt on rows of every kind."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdist.gradients.compression.kernels.orthonormal import orthonormal, scaled_rows
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 6),
+    st.integers(6, 60),
+    st.integers(0, 6),
+    st.sampled_from([1e-30, 1e-3, 1.0, 1e30]),
+    st.sampled_from(["float32", "float64"]),
+    st.integers(0, 99),
+)
+def test_orthonormal_with_the_same_span(rows, columns, rank, scale, dtype, seed):
+    random = np.random.default_rng(seed)
+    given_rows = random.standard_normal((rows, rank)) @ random.standard_normal((rank, columns)) * scale
+    given_rows = given_rows.astype(dtype)
+    found = orthonormal(tf.constant(given_rows)).numpy().astype("float64")
+    kept = np.any(found != 0, axis=1)
+    np.testing.assert_allclose(found @ found.T, np.diag(kept), atol=1e-5 if dtype == "float32" else 1e-13)
+    assert kept[: min(rows, rank)].all() and (dtype == "float32" or kept.sum() == min(rows, rank))
+    unit = given_rows.astype("float64") / scale
+    np.testing.assert_allclose(unit @ found.T @ found, unit, atol=1e-3 if dtype == "float32" else 1e-11)
+
+
+def test_follows_the_paper():
+    """Positive multiples: each row is what is left of it after those before it, normalised."""
+    rows = np.random.default_rng(0).standard_normal((4, 50))
+    found = orthonormal(tf.constant(rows)).numpy()
+    assert (np.diag(rows @ found.T) > 0).all()
+    np.testing.assert_allclose(np.triu(rows @ found.T, 1), 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-45, -1e-42, 3e38])
+def test_rows_of_one_value(value):
+    found = orthonormal(tf.fill([3, 20], tf.constant(value, tf.float32))).numpy()
+    assert np.isfinite(found).all() and not found[1:].any()
+    np.testing.assert_allclose(found[0], np.sign(value) / np.sqrt(20) if abs(value) > 1e-30 else 0, rtol=1e-6)
+
+
+def test_what_is_not_finite_does_not_raise():
+    orthonormal(tf.constant([[np.nan, 1.0, 2.0], [np.inf, 0.0, 1.0]]))
+
+
+def test_scaled_rows():
+    np.testing.assert_array_equal(scaled_rows(tf.constant([[1.0, -4.0], [0.0, 0.0]])), [[0.25, -1.0], [0.0, 0.0]])

@@ -1,0 +1,131 @@
+"""Deep gradient compression beside the paper's algorithm in NumPy."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.collectives import OneReplica, Recording
+from tfdist.errors import InputError
+from tfdist.gradients.compression.methods.dgc import DGC
+
+
+def reference(gradients, ratio, momentum, clip_norm=None, warmup_steps=0, warmup_ratio=0.25):
+    """Algorithms 1 and 4 of the paper for gradients [steps, replicas, n]: sums, velocities and residuals of each step."""
+    steps, replicas, size = gradients.shape
+    u, v = np.zeros((replicas, size)), np.zeros((replicas, size))
+    made = []
+    for t in range(steps):
+        share = ratio if t >= warmup_steps else warmup_ratio * (ratio / warmup_ratio) ** (t / warmup_steps)
+        k = max(1, round(share * size))
+        total = np.zeros(size)
+        for r in range(replicas):
+            g = gradients[t, r].astype("float64")
+            if clip_norm is not None:
+                threshold = clip_norm * replicas**-0.5
+                g = g * min(1, threshold / np.linalg.norm(g))
+            u[r] = momentum * u[r] + g
+            v[r] = v[r] + u[r]
+            mask = np.zeros(size, bool)
+            mask[np.argsort(-np.abs(v[r]))[:k]] = True
+            total += np.where(mask, v[r], 0)
+            u[r], v[r] = np.where(mask, 0, u[r]), np.where(mask, 0, v[r])
+        made.append((total, u.copy(), v.copy(), k))
+    return made
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"ratio": 0.05, "momentum": 0.9},
+        {"ratio": 0.05, "momentum": 0.5, "clip_norm": 3.0},
+        {"ratio": 0.01, "momentum": 0.9, "warmup_steps": 4},
+        {"ratio": 0.1, "momentum": 0.0, "warmup_steps": 2, "warmup_ratio": 1.0},
+    ],
+    ids=["plain", "clipped", "warm-up", "no momentum"],
+)
+def test_reference(mirrored4, runner, parameters):
+    shape, steps = (10, 20), 8
+    gradients = np.random.default_rng(0).standard_normal((steps, 4, 200)).astype("float32")
+    gradients[:, :, :20] *= 5
+    run = runner(mirrored4, DGC(**parameters), [gradients[0].reshape(4, *shape)])
+    made = run.steps([[step.reshape(4, *shape)] for step in gradients])
+    for t, (step, (total, u, v, k)) in enumerate(zip(made, reference(gradients, **parameters), strict=True)):
+        for replica in range(4):
+            np.testing.assert_allclose(step.totals[replica][0].ravel(), total, rtol=1e-4, atol=1e-5)
+            velocity, residual, count = step.state[replica]
+            np.testing.assert_allclose(velocity.ravel(), u[replica], rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(residual.ravel(), v[replica], rtol=1e-4, atol=1e-5)
+            assert np.count_nonzero(step.sent[replica][0]) == k
+            assert count == t + 1
+
+
+def test_contract(check_contract):
+    check_contract("dgc(ratio=0.1, momentum=0.5, clip_norm=2.0, warmup_steps=3)")
+
+
+def test_conservation_without_momentum(mirrored4, runner):
+    """What was sent and what is kept are the gradients; with momentum they are what momentum makes of them."""
+    gradients = np.random.default_rng(1).standard_normal((5, 4, 300)).astype("float32")
+    for momentum in (0.0, 0.9):
+        steps = runner(mirrored4, DGC(ratio=0.02, momentum=momentum), [gradients[0]]).steps([[g] for g in gradients])
+        sent = sum(np.stack([mine[0] for mine in step.sent]) for step in steps)
+        kept = np.stack([residual for _, residual, _ in steps[-1].state])
+        if momentum == 0:
+            np.testing.assert_allclose(sent + kept, gradients.sum(0), atol=1e-5)
+        else:
+            assert np.linalg.norm(sent + kept) > 2 * np.linalg.norm(gradients.sum(0))
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000, 40_000])
+def test_payload(size):
+    """As run, step by step: the warm-up sends what its own k needs, and no more."""
+    reducer = DGC(ratio=0.01, warmup_steps=2, warmup_ratio=0.16)
+    x = tf.constant(np.random.default_rng(2).standard_normal(size).astype("float32"))
+    state = [tf.zeros([size]), tf.zeros([size]), tf.constant(0)]
+    for ratio in (0.16, 0.04, 0.01, 0.01):
+        recording = Recording(OneReplica())
+        state = reducer.reduce([x], state, recording, name="g").state
+        assert recording.payload_bytes == 8 * (max(1, round(ratio * size)) + 1)
+
+
+def test_payload_is_known_when_traced(mirrored4, runner):
+    x = np.random.default_rng(3).standard_normal((4, 40_000)).astype("float32")
+    x[:, 100:] = 0  # fewer than k to send
+    run = runner(mirrored4, DGC(ratio=0.01), [x])
+    step = run([x], run.initial())
+    assert step.payload_bytes == 8 * (400 + 1)
+    np.testing.assert_allclose(step.totals[0][0], x.sum(0), rtol=1e-5, atol=1e-6)
+
+
+def test_state_is_named_by_the_variable():
+    states = DGC(ratio=0.1).state([tf.TensorSpec([2, 3], tf.float64, "dense/kernel")])
+    assert [(s.name, s.shape, s.dtype, s.per_replica) for s in states] == [
+        ("dense/kernel/velocity", (2, 3), tf.float32, True),
+        ("dense/kernel/residual", (2, 3), tf.float32, True),
+        ("dense/kernel/steps", (), tf.int32, False),
+    ]
+    assert DGC(ratio=0.1).keeps_shapes and not DGC(ratio=0.1).biased, "it has a memory of its own"
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"ratio": 0},
+        {"ratio": 1.5},
+        {"ratio": 0.1, "momentum": 1},
+        {"ratio": 0.1, "momentum": -0.1},
+        {"ratio": 0.1, "momentum": "a"},
+        {"ratio": 0.1, "clip_norm": 0},
+        {"ratio": 0.1, "clip_norm": math.inf},
+        {"ratio": 0.1, "warmup_steps": -1},
+        {"ratio": 0.1, "warmup_steps": 1.5},
+        {"ratio": 0.1, "warmup_ratio": 0},
+        {"ratio": 0.5, "warmup_steps": 10},
+    ],
+)
+def test_bad_parameters(parameters):
+    with pytest.raises(InputError, match="dgc.* .*Received: ") as caught:
+        DGC(**parameters)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,125 @@
+"""int8: the stated bounds block by block, rounding without a bias, and packed sizes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from tfdist.errors import InputError
+from tfdist.gradients.compression.all_gather_reducer import AllGatherReducer
+from tfdist.gradients.compression.methods.int8 import Int8
+
+SEED = tf.constant([5, 6])
+LARGEST = float(np.float32(3.4e38))
+VECTORS = arrays(
+    "float32",
+    st.integers(1, 60),
+    elements=st.floats(-LARGEST, LARGEST, width=32) | st.floats(-1, 1, width=32) | st.just(0.0),
+)
+
+
+def coded(codec, x, seed=SEED):
+    code = codec.encode(tf.constant(x), seed)
+    assert sum(part.shape.num_elements() * part.dtype.size for part in code) == codec.payload_bytes(x.size)
+    return codec.decode(code, x.size).numpy().astype("float64")
+
+
+def blocks(x, block):
+    return [x[start : start + block].astype("float64") for start in range(0, x.size, block)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(VECTORS, st.integers(2, 8), st.booleans())
+@example(np.array([LARGEST, -LARGEST, 1], "float32"), 8, False)
+@example(np.array([1e-45, 0, -1e-40], "float32"), 4, False)
+@example(np.array([2.0**-126, -(2.0**-127)], "float32"), 8, True)
+def test_symmetric_bound(x, bits, stochastic):
+    levels = 2 ** (bits - 1) - 1
+    found = coded(Int8(bits=bits, block=16, stochastic=stochastic), x)
+    for mine, theirs in zip(blocks(x, 16), blocks(found, 16), strict=True):
+        scale = np.abs(mine).max()
+        step = scale / levels * (1 if stochastic else 0.5)
+        assert (np.abs(theirs - mine) <= step * (1 + 1e-5) + 2.0**-125).all()
+        if scale >= 2.0**-126:
+            assert np.abs(theirs).max() == scale, "the largest comes back exactly"
+    assert (found[x == 0] == 0).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(VECTORS, st.integers(2, 8), st.booleans())
+@example(np.array([LARGEST, -LARGEST, 1], "float32"), 8, False)
+@example(np.array([7, 7, 7], "float32"), 2, True)
+def test_min_max_bound(x, bits, stochastic):
+    found = coded(Int8(bits=bits, block=16, symmetric=False, stochastic=stochastic), x)
+    for mine, theirs in zip(blocks(x, 16), blocks(found, 16), strict=True):
+        step = (mine.max() - mine.min()) / (2**bits - 1) * (1 if stochastic else 0.5)
+        rounding = np.abs(mine).max() * 1e-6 + 2.0**-125
+        assert (np.abs(theirs - mine) <= step * (1 + 1e-5) + rounding).all()
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_stochastic_rounding_has_no_bias(bits, symmetric):
+    size = 40_000
+    codec = Int8(bits=bits, block=size, symmetric=symmetric, stochastic=True)
+    levels = 2 ** (bits - 1) - 1 if symmetric else 2**bits - 1
+    step = (1 if symmetric else 2) / levels
+    for value in (0.3, -0.71, 0.0, 0.004):
+        x = np.full(size, value, "float32")
+        x[:2] = 1, -1
+        mean = coded(codec, x)[2:].mean()
+        assert abs(mean - np.float32(value)) <= 5 * step / 2 / np.sqrt(size) + 1e-6
+
+
+def test_rounding_to_the_nearest_is_biased_and_stochastic_rounding_is_not():
+    assert Int8().biased
+    assert not Int8(stochastic=True).biased
+    assert Int8(bits=8).recodes
+    assert not Int8(bits=4).recodes
+    assert AllGatherReducer(Int8()).state([tf.TensorSpec([3], name="v")]) == []
+    assert [s.name for s in AllGatherReducer(Int8(stochastic=True)).state([tf.TensorSpec([3], name="v")])] == [
+        "v/draws"
+    ]
+
+
+def test_another_seed_rounds_otherwise():
+    codec, x = Int8(stochastic=True), np.linspace(-1, 1, 500, dtype="float32")
+    np.testing.assert_array_equal(coded(codec, x), coded(codec, x))
+    assert (coded(codec, x) != coded(codec, x, tf.constant([5, 7]))).mean() > 0.2
+
+
+def test_the_last_block_has_noise_of_its_own():
+    codec, values = Int8(block=64, stochastic=True), np.linspace(-1, 1, 63, dtype="float32")
+    found = coded(codec, np.concatenate([values, values[:1], values]))
+    assert (found[:63] != found[64:]).any()
+
+
+def test_min_max_is_finer_where_a_block_is_not_about_zero():
+    x = np.random.default_rng(0).uniform(3, 4, 512).astype("float32")
+    errors = [np.abs(coded(Int8(symmetric=symmetric), x) - x).max() for symmetric in (True, False)]
+    assert errors[1] < errors[0] / 5
+
+
+def test_cost():
+    assert Int8().payload_bytes(8_388_608) == 8_388_608 + 4 * 32768
+    assert Int8(bits=4, block=64).payload_bytes(640) == 320 + 4 * 10
+    assert Int8(symmetric=False).payload_bytes(1024) == 1024 + 4 * 8
+    assert Int8(bits=3).payload_bytes(256 + 1) == 3 * 32 + 4 + 3 + 4
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"bits": 1}, "int8 needs bits to be a whole number from 2 to 8. Received: 1"),
+        ({"bits": 9}, "from 2 to 8. Received: 9"),
+        ({"block": 0}, "int8 needs block to be a multiple of 8"),
+        ({"block": 100}, "a multiple of 8 .* Received: 100"),
+        ({"symmetric": 1}, "int8 needs symmetric=True or False. Received: 1"),
+        ({"stochastic": "yes"}, "int8 needs stochastic=True or False. Received: 'yes'"),
+    ],
+)
+def test_bad_parameters(parameters, message):
+    with pytest.raises(InputError, match=message):
+        Int8(**parameters)

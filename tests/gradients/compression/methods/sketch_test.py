@@ -1,0 +1,83 @@
+"""Count sketch: estimates are right within their bound, heavy elements of the sum are found, and sums are exact."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdist.collectives import OneReplica, Recording
+from tfdist.errors import InputError
+from tfdist.gradients.compression.kernels.random_signs import sign_bits
+from tfdist.gradients.compression.methods.sketch import Sketch, _estimates, _median, _sketch
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 7), st.integers(0, 99))
+def test_median(count, seed):
+    values = np.random.default_rng(seed).integers(0, 9, (count, 20)).astype("float32")
+    np.testing.assert_array_equal(_median([tf.constant(v) for v in values]), np.median(values, axis=0))
+
+
+def estimates(x, rows, columns, seed):
+    blocks = -(-len(x) // columns)
+    bits = tf.stack([sign_bits(blocks, columns, tf.constant([seed, row])) for row in range(rows)])
+    offsets = tf.random.stateless_uniform([rows, blocks], [seed, rows], 0, columns, tf.int32)
+    tables = _sketch(len(x), rows, columns, tf.constant(x), bits, offsets)
+    return _estimates(len(x), rows, columns, tables, bits, offsets).numpy()
+
+
+def test_one_row_is_unbiased_within_a_confidence_interval_and_its_variance_is_that_of_the_paper():
+    x = np.random.default_rng(1).standard_normal(500).astype("float32")
+    many = np.stack([estimates(x, 1, 50, seed) for seed in range(400)])
+    error = many.std(0) / np.sqrt(len(many))
+    assert (np.abs(many.mean(0) - x) < 5 * error).all()
+    assert many.var(0).mean() <= 1.1 * (x**2).sum() / 50
+
+
+def test_most_estimates_of_the_median_are_within_the_bound():
+    """Charikar et al., lemma 4: off by more than 3 |x| / sqrt(columns) with a probability that falls with the rows."""
+    x = np.random.default_rng(2).standard_normal(5000).astype("float32")
+    off = np.abs(estimates(x, 5, 200, 0) - x) / (np.linalg.norm(x) / np.sqrt(200))
+    assert (off < 3).mean() > 0.99 and np.median(off) < 1
+
+
+def test_elements_that_are_large_in_the_sum_alone_are_found(mirrored4, runner):
+    """Each replica has larger elements of its own, which cancel; the sum's largest are those that all share."""
+    random = np.random.default_rng(3)
+    values = 0.01 * random.standard_normal((4, 4000)).astype("float32")
+    own, shared = np.arange(0, 40), np.arange(100, 110)
+    values[0, own], values[1, own] = 2, -2
+    values[:, shared] += 1
+    step = runner(mirrored4, Sketch(columns=200, rows=5, k=10), [values]).steps([[values]])[0]
+    for replica in range(4):
+        np.testing.assert_array_equal(np.flatnonzero(step.totals[replica][0]), shared)
+        np.testing.assert_array_equal(step.sent[replica][0][shared], values[replica, shared])
+    np.testing.assert_allclose(step.totals[0][0][shared], values[:, shared].sum(0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 300, 301, 5000])
+def test_payload(size):
+    recording = Recording(OneReplica())
+    x = tf.ones([size])
+    [total], *_ = Sketch(columns=100, rows=3, k=7).reduce([x], [tf.constant(0)], recording, name="g")
+    assert {call.operation for call in recording.calls} == {"all_reduce"}
+    assert recording.payload_bytes == (4 * size if size <= 300 else 4 * (300 + 1 + 7))
+    assert np.count_nonzero(total) == (size if size <= 300 else 7)
+
+
+def test_contract(check_contract):
+    steps = check_contract("sketch(columns=20, rows=3, k=5)")
+    assert [int(state[-1]) for state in steps[-1].state] == [5] * 4
+    assert np.count_nonzero(steps[0].totals[0][2]) == 5
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"columns": 0}, {"columns": 1.5}, {"columns": "a"}, {"columns": True}, {"columns": 9, "rows": 0}]
+    + [{"columns": 9, "k": 10}, {"columns": 9, "k": 0}],
+)
+def test_bad_parameters(parameters):
+    with pytest.raises(InputError, match="sketch .*Received: ") as caught:
+        Sketch(**parameters)
+    assert "\n" not in str(caught.value)

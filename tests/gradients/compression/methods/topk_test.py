@@ -1,0 +1,168 @@
+"""Top-k: the bound, the sampled search beside the exact one, slots that stay unused, and values coded once more."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdist.collectives import OneReplica, Recording
+from tfdist.errors import InputError
+from tfdist.gradients.compression import AllGatherReducer, Codec
+from tfdist.gradients.compression.methods.topk import TopK
+
+TINY = float(np.finfo("float32").tiny)  # below it arithmetic may flush to zero
+SEED = tf.constant([1, 2])
+SCALES = st.sampled_from([1e-40, 1e-20, 1.0, 1e20])
+
+
+def coded(codec, x, seed=SEED):
+    """decode(encode(x)) as float64, and the code."""
+    code = codec.encode(tf.constant(x), seed)
+    return codec.decode(code, len(x)).numpy().astype("float64"), code
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.sampled_from([1, 2, 63, 300]), st.sampled_from([0.01, 0.1, 0.5, 1.0]), SCALES, st.booleans(), st.integers(0, 99)
+)
+def test_bound(size, ratio, scale, sparse, seed):
+    random = np.random.default_rng(seed)
+    x = (random.standard_normal(size) * scale * (random.random(size) < (0.1 if sparse else 1))).astype("float32")
+    for method in ("exact", "sampled"):
+        y, code = coded(TopK(ratio=ratio, method=method), x)
+        k = max(1, round(ratio * size))
+        assert [part.shape for part in code] == [(k,), (k,)]
+        exact = x.astype("float64")
+        assert ((exact - y) ** 2).sum() <= (1 - k / size) * (exact**2).sum() * (1 + 1e-6) + size * TINY**2
+        np.testing.assert_allclose(np.sort(np.abs(y))[size - k :], np.sort(np.abs(exact))[size - k :], 0, TINY)
+        assert (exact[y != 0] == y[y != 0]).all(), "what is sent is sent as it is"
+
+
+@pytest.mark.parametrize("size", [160_000, 160_003])
+def test_the_sampled_search_finds_what_the_exact_one_does(size):
+    x = np.random.default_rng(1).standard_normal(size).astype("float32")
+    for ratio in (0.05, 0.2):
+        exact, _ = coded(TopK(ratio=ratio), x)
+        for seed in range(3):
+            sampled, _ = coded(TopK(ratio=ratio, method="sampled"), x, tf.constant([seed, 0]))
+            np.testing.assert_array_equal(sampled, exact)
+
+
+def test_a_threshold_that_too_few_reach_leaves_slots_unused(monkeypatch):
+    """A sample of 8 elements misleads now and then, by these seeds; the code is well formed all the same."""
+    monkeypatch.setattr("tfdist.gradients.compression.methods.topk.sample_size", lambda ratio: 8)
+    x = np.random.default_rng(2).standard_normal(1000).astype("float32")
+    unused = set()
+    for seed in (0, 64, 808):
+        y, (indices, values) = coded(TopK(ratio=0.1, method="sampled"), x, tf.constant([seed, 0]))
+        used = indices.numpy() >= 0
+        unused.add(100 - used.sum())
+        assert indices.shape == (100,) and len(set(indices.numpy()[used])) == used.sum() == np.count_nonzero(y)
+        np.testing.assert_array_equal(values.numpy()[used], x[indices.numpy()[used]])
+        np.testing.assert_array_equal(np.sort(np.abs(x))[1000 - used.sum() :], np.sort(np.abs(y))[1000 - used.sum() :])
+    assert 0 in unused and len(unused) == 3
+
+
+@pytest.mark.parametrize("method", ["exact", "sampled"])
+def test_ties_and_zeros(method):
+    ones = np.where(np.arange(50_000) % 2, 1, -1).astype("float32")
+    y, _ = coded(TopK(ratio=0.1, method=method), ones)
+    assert np.count_nonzero(y) == 5000
+    few = np.zeros(50_000, "float32")
+    few[[3, 49_999]] = 1, -2
+    np.testing.assert_array_equal(coded(TopK(ratio=0.1, method=method), few)[0], few)
+    np.testing.assert_array_equal(coded(TopK(ratio=0.1, method=method), few * 0)[0], 0)
+
+
+@pytest.mark.parametrize("method", ["exact", "sampled"])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_rescaling_keeps_the_norm(method, scale):
+    x = (np.random.default_rng(3).standard_normal(50_000) * scale).astype("float32")
+    y, _ = coded(TopK(ratio=0.05, method=method, rescale=True), x)
+    assert np.count_nonzero(y) == 2500
+    np.testing.assert_allclose(np.linalg.norm(y), np.linalg.norm(x.astype("float64")), rtol=1e-4)
+    np.testing.assert_array_equal(coded(TopK(ratio=0.05, method=method, rescale=True), x * 0)[0], 0)
+
+
+def test_a_rescaled_vector_has_no_feedback_unless_asked_for():
+    assert TopK(ratio=0.1).biased and not TopK(ratio=0.1, rescale=True).biased
+
+
+class Shifted(Codec):
+    """Halves of the bytes, and no value, not even zero, comes back as it was."""
+
+    biased = False
+
+    def encode(self, x, seed):
+        return [tf.cast(x + 1, tf.float16)]
+
+    def decode(self, code, size):
+        return tf.cast(code[0], tf.float32)
+
+    def payload_bytes(self, size):
+        return 2 * size
+
+
+def test_values_by_another_codec():
+    codec = TopK(ratio=0.1, method="sampled").then(Shifted())
+    few = np.zeros(50_000, "float32")
+    few[[3, 49_999]] = 1, -2
+    y, (indices, values) = coded(codec, few)
+    assert (indices.dtype, values.dtype, values.shape) == (tf.int32, tf.float16, (5000,))
+    np.testing.assert_array_equal(y[[3, 49_999]], [2, -1])
+    assert np.count_nonzero(y) == 2, "a slot that is not used adds nothing, whatever its value decodes to"
+    total = codec.sum([tf.stack([part, part, part]) for part in (indices, values)], 50_000)
+    np.testing.assert_array_equal(total, 3 * y)
+    assert codec.payload_bytes(50_000) == 4 * 5000 + 2 * 5000
+    assert codec.biased and codec.randomized
+
+
+def test_sum_is_the_sum_of_the_decoded():
+    random = np.random.default_rng(4)
+    vectors = random.standard_normal((4, 1000)).astype("float32")
+    codec = TopK(ratio=0.2)
+    codes = [codec.encode(tf.constant(x), SEED) for x in vectors]
+    total = codec.sum([tf.stack(parts) for parts in zip(*codes, strict=True)], 1000)
+    np.testing.assert_array_equal(total, sum(codec.decode(code, 1000).numpy() for code in codes))
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000, 50_000])
+@pytest.mark.parametrize("method", ["exact", "sampled"])
+def test_payload(size, method):
+    recording, codec = Recording(OneReplica()), TopK(ratio=0.03, method=method)
+    AllGatherReducer(codec).reduce([tf.ones([size])], [tf.constant(0)], recording, name="g")
+    assert codec.payload_bytes(size) == 8 * max(1, round(0.03 * size))
+    assert recording.payload_bytes == codec.payload_bytes(size) + 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "topk(ratio=0.1)",
+        "topk(ratio=0.3, method='sampled', rescale=True)",
+        "topk(ratio=0.1) | fp16",
+    ],
+)
+def test_contract(check_contract, text):
+    check_contract(text)
+
+
+@pytest.mark.parametrize("method", ["exact", "sampled"])
+def test_nan_is_sent_and_breaks_nothing(method):
+    x = np.random.default_rng(5).standard_normal(50_000).astype("float32")
+    x[::7] = np.nan
+    for ratio in (0.01, 1.0):
+        y, _ = coded(TopK(ratio=ratio, method=method), x)
+        assert np.isnan(y).any()
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"ratio": 0}, {"ratio": 1.1}, {"ratio": -1}, {"ratio": "a"}, {"ratio": True}, {"ratio": float("nan")}]
+    + [{"ratio": 0.1, "method": "fast"}, {"ratio": 0.1, "rescale": 1}],
+)
+def test_bad_parameters(parameters):
+    with pytest.raises(InputError, match="topk .*Received: ") as caught:
+        TopK(**parameters)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,84 @@
+"""How many batches a call of Keras takes, and whether its callbacks look at them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.keras_fit.call_agreement import ENDLESS as ENDLESS_PASS
+from tfdist.keras_fit.call_agreement import available, look_at_batches, passes, steps_at_a_time
+
+X = np.zeros((33, 2))
+ENDLESS = tf.data.Dataset.range(3).repeat().batch(2)
+
+
+class Pieces(keras.utils.PyDataset):
+    def __len__(self):
+        return 9
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"x": X}, [2]),
+        ({"x": [X, X], "batch_size": 10}, [4]),
+        ({"x": {"a": X}, "batch_size": 10, "steps_per_epoch": 3}, [3]),
+        ({"x": X, "batch_size": 8, "validation_split": 0.25}, [3, 2]),
+        ({"x": X, "batch_size": 8, "validation_data": (X, X), "validation_batch_size": 30}, [5, 2]),
+        ({"x": Pieces(), "validation_data": (X, X), "validation_steps": 1}, [9, 1]),
+        ({"x": tf.data.Dataset.range(7).batch(3)}, [3]),
+        ({"x": ENDLESS}, [ENDLESS_PASS]),
+        ({"x": tf.data.Dataset.range(7).filter(lambda i: i > 2).batch(3)}, [None]),
+        ({"x": X, "steps_per_epoch": 5}, [2]),
+        ({"x": ENDLESS, "steps_per_epoch": 5, "validation_data": ENDLESS}, [5, ENDLESS_PASS]),
+        ({"x": iter([X]), "steps": 6}, [6]),
+        ({"x": iter([X])}, [None]),
+    ],
+)
+def test_batches_in_a_pass(given, expected):
+    assert passes(given) == expected
+
+
+def test_keras_counts_the_same():
+    """What `fit` really takes."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    ends = []
+    count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(batch))
+    given = {"x": X, "y": X[:, :1], "batch_size": 8, "validation_split": 0.25}
+    model.fit(**given, callbacks=[count], verbose=0)
+    assert len(ends) == passes(given)[0]
+
+
+@pytest.mark.parametrize(
+    ("batches", "available", "expected"),
+    [(20, 20, 10), (15, 15, 5), (13, 13, 1), (6, 0, 6), (6, 4, 2), (6, None, 1), (None, None, 1)],
+)
+def test_a_pass_is_a_whole_number_of_calls(batches, available, expected):
+    """And so is all data that there is: where it ends in the middle of a pass, logs are those of the last step."""
+    assert steps_at_a_time(batches, available, 10) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"x": X, "batch_size": 10, "steps_per_epoch": 9}, 4),
+        ({"x": ENDLESS, "steps_per_epoch": 5}, 0),
+        ({"x": iter([X]), "steps_per_epoch": 5}, None),
+        ({"x": Pieces(), "steps_per_epoch": 5}, 9),
+    ],
+)
+def test_batches_that_there_are(given, expected):
+    assert available(given) == expected
+
+
+def test_who_looks_at_batches():
+    quiet = [
+        keras.callbacks.EarlyStopping(),
+        keras.callbacks.LambdaCallback(on_epoch_end=print),
+        keras.callbacks.History(),
+    ]
+    assert not look_at_batches(quiet, training=True)
+    assert look_at_batches([*quiet, keras.callbacks.LambdaCallback(on_train_batch_begin=print)], training=True)
+    assert look_at_batches([keras.callbacks.TensorBoard()], training=True)
+    assert not look_at_batches([keras.callbacks.LambdaCallback(on_train_batch_begin=print)], training=False)

@@ -1,0 +1,78 @@
+"""What a launcher does at its desk, without processes."""
+
+import errno
+import signal
+import tempfile
+from typing import Any, cast
+
+import pytest
+
+from tfdist.errors import InputError
+from tfdist.launcher import job_runner
+from tfdist.launcher.attempt import Host
+from tfdist.launcher.job import Job
+from tfdist.launcher.job_result import Outcome
+from tfdist.launcher.orders import Kind, Order, Report
+
+pytestmark = pytest.mark.alone
+
+LOST = Outcome(5, "launcher 2 is lost")
+
+
+class Desk:
+    """Gives its orders one after another, each until it is reported on; the last one ends."""
+
+    def __init__(self, *orders: Order):
+        self.orders, self.reports, self.ended = list(orders), [], []
+
+    def order(self) -> Order:
+        return self.orders.pop(0) if self.orders[0].kind == Kind.WAIT else self.orders[0]
+
+    def report(self, report: Report) -> None:
+        self.reports.append(report)
+        self.orders.pop(0)
+
+    def end(self, outcome: Outcome, at_once: bool = False) -> None:
+        self.ended.append((outcome, at_once))
+
+
+def until_over(order_source: Desk, arrived: list[int]) -> Outcome:
+    host = Host(Job(), cast(Any, None), {}, cast(Any, None), cast(Any, None), None, (), arrived, print)
+    return job_runner._until_over(host, cast(Any, order_source))
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(monkeypatch) -> None:
+    def fail(*arguments: object) -> Report:
+        raise AssertionError("nothing is to run")
+
+    monkeypatch.setattr(job_runner, "attempt", fail)
+
+
+def test_an_attempt_that_was_to_stop_before_it_was_seen_is_reported() -> None:
+    order_source = Desk(Order(Kind.WAIT), Order(Kind.STOP, 3, outcome=LOST), Order(Kind.OVER, outcome=LOST))
+    assert until_over(order_source, []) == LOST
+    assert order_source.reports == [Report(LOST)]
+
+
+def test_whoever_is_asked_to_end_begins_nothing() -> None:
+    order_source = Desk(Order(Kind.RUN, 1, processes=2), Order(Kind.OVER))
+    until_over(order_source, [signal.SIGTERM])
+    assert order_source.reports == [Report(Outcome(143, "ended by SIGTERM"), stopped=True)]
+
+
+def test_whoever_is_asked_twice_does_not_wait_for_the_others() -> None:
+    """Its own processes have ended."""
+    for arrived in [signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM]:
+        order_source = Desk(Order(Kind.WAIT), Order(Kind.OVER))
+        until_over(order_source, arrived)
+        assert order_source.ended == [(Outcome(143, "ended by SIGTERM"), len(arrived) > 1)]
+
+
+def test_a_launcher_that_finds_no_room_in_memory_says_so(monkeypatch, tmp_path) -> None:
+    def full(**options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+    with pytest.raises(InputError, match=r"Received: .* \(No space left on device\)\. Free space there\."):
+        job_runner.run(Job(log_dir=str(tmp_path)), lambda rank: ["true"], {})

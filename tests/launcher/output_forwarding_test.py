@@ -1,0 +1,73 @@
+import contextlib
+import errno
+import io
+import os
+
+import pytest
+
+from tfdist.launcher.output_forwarding import Channel, Screen
+
+
+class Notebook(io.StringIO):
+    """An output without bytes beneath it."""
+
+
+class Failing(io.StringIO):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def write(self, text):
+        raise self.error
+
+
+def bytes_stream():
+    raw = io.BytesIO()
+    return raw, io.TextIOWrapper(raw, encoding="ascii")
+
+
+@pytest.fixture
+def pipe():
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as reader, os.fdopen(write, "wb", buffering=0) as writer:
+        yield reader, writer
+
+
+def test_lines_stand_behind_their_rank_and_the_log_has_the_bytes(pipe):
+    raw, stream = bytes_stream()
+    stream.write("printed before ")
+    log = io.BytesIO()
+    channel = Channel(3, pipe[0], Screen(stream), log)
+    pipe[1].write(b"one\ntw\xff")
+    assert channel.pump()
+    assert channel.pump()  # nothing has arrived, and more may
+    pipe[1].close()
+    assert not channel.pump()
+    channel.close()
+    assert raw.getvalue() == b"printed before [3] one\n[3] tw\xff\n"
+    assert log.getvalue() == b"one\ntw\xff"
+
+
+def test_a_stream_without_bytes_gets_text():
+    stream = Notebook()
+    Screen(stream).write(b"caf\xc3\xa9 \xff")
+    assert stream.getvalue() == "café \ufffd\n"
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(errno.EPIPE, ""), OSError(errno.EIO, "")])
+def test_a_screen_that_nobody_reads_says_so(error):
+    screen = Screen(Failing(error))
+    screen.write(b"x")
+    assert screen.gone
+    screen.write(b"y")
+
+
+def test_what_finds_no_room_on_a_screen_is_lost():
+    with contextlib.suppress(OSError), open("/dev/full", "w") as stream:  # its end fails, too
+        screen = Screen(stream)
+        screen.write(b"x")
+        screen.write(b"y")
+    assert not screen.gone
+    screen = Screen(Failing(BlockingIOError(errno.EAGAIN, "")))
+    screen.write(b"x")
+    assert not screen.gone

@@ -1,0 +1,115 @@
+"""`--compression=auto`: chooses for each gradient the method that takes the least time on this machine and link.
+
+After the first steps, every candidate is timed on every shape without communication, the link is measured, and the sums
+of encoding time, latency and transfer time are compared. Rank 0 decides for all processes; the choice takes effect at
+the same step everywhere.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfdist.collectives import Call, Recording, Unsent
+from tfdist.coordination.timeouts import LONG_SECONDS
+from tfdist.diagnostics.interface import Inspection, Site
+from tfdist.diagnostics.link_model import Link, measure
+from tfdist.diagnostics.timing import median_seconds
+from tfdist.gradients.compression import EXACT, Choice, create
+from tfdist.grammar.rules import parse_rules
+
+CLEARLY = 0.9  # relative to the time of an exact sum
+
+_log = logging.getLogger(__name__)
+
+
+class Cost(NamedTuple):
+    """Cost of one method for one gradient.
+
+    Attributes:
+      codec_seconds: time to encode and decode.
+      calls: collective calls.
+    """
+
+    codec_seconds: float
+    calls: list[Call]
+
+
+class Auto(Inspection):
+    """Measures once and chooses a method for each gradient."""
+
+    def __init__(self, site: Site, choice: Choice):
+        """Initializes the inspection.
+
+        Args:
+          site: the run to inspect.
+          choice: when to choose, and the candidates.
+        """
+        self._site = site
+        self._after = choice.after
+        self._candidates = choice.candidates
+
+    def next(self, step: int) -> int | None:
+        """See base class."""
+        return self._after if step <= self._after else None
+
+    def look(self, step: int) -> dict[str, float]:
+        """See base class."""
+        steps = self._site.steps
+        link = measure(steps.strategy)
+        costs = {spec.name: self._costs(spec) for spec in steps.compressible()}
+        choice = {name: fastest(link, found) for name, found in costs.items()}
+        choice = steps.strategy.peers.broadcast("auto", choice, LONG_SECONDS)
+        steps.choose(choice, self._candidates)
+        if steps.strategy.is_chief:
+            _explain(link, costs, choice)
+        return {}
+
+    def _costs(self, spec: tf.TensorSpec) -> dict[str, Cost]:
+        return {method: self._cost(method, spec) for method in self._candidates}
+
+    def _cost(self, method: str, spec: tf.TensorSpec) -> Cost:
+        """Times a method on random numbers, on all local replicas at the same time as in a step."""
+        strategy = self._site.steps.strategy
+        reducer = create(parse_rules(method)[0].methods)
+        states = reducer.state([spec])
+        recordings: list[Recording] = []
+
+        def replica_function() -> tf.Tensor:
+            recordings.append(Recording(Unsent(strategy.collectives)))
+            tensor = tf.random.stateless_normal(spec.shape, [1, 2], dtype=spec.dtype)
+            state = [tf.broadcast_to(tf.cast(s.initial, s.dtype), s.shape) for s in states]
+            reduced = reducer.reduce([tensor], state, recordings[-1], name="auto")
+            return tf.add_n([tf.reduce_sum(tf.cast(x, tf.float32)) for x in (*reduced.totals, *reduced.state)])
+
+        return Cost(median_seconds(strategy, replica_function), recordings[-1].calls)
+
+
+def _seconds(link: Link, cost: Cost, bandwidth: float | None = None) -> float:
+    return cost.codec_seconds + link.seconds(cost.calls, bandwidth)
+
+
+def fastest(link: Link, costs: Mapping[str, Cost]) -> str:
+    """Returns the fastest method; the exact sum unless another one is faster by more than noise."""
+    best = min(costs, key=lambda method: _seconds(link, costs[method]))
+    return best if _seconds(link, costs[best]) < CLEARLY * _seconds(link, costs[EXACT]) else EXACT
+
+
+def break_even(link: Link, cost: Cost, plain: Cost) -> float | None:
+    """Returns the bandwidth, in bytes/s, above which `plain` is faster than a method; None if there is none."""
+    saved = link.sent_bytes(plain.calls) - link.sent_bytes(cost.calls)
+    extra = cost.codec_seconds - plain.codec_seconds + (len(cost.calls) - len(plain.calls)) * link.latency
+    return saved / extra if saved > 0 and extra > 0 else None
+
+
+def _explain(link: Link, costs: Mapping[str, dict[str, Cost]], choice: Mapping[str, str]) -> None:
+    _log.info(
+        "auto: the link takes %.3g ms per message and transfers %.3g Mbit/s per replica.",
+        1e3 * link.latency, 8e-6 * link.bandwidth
+    )  # fmt: skip
+    for name, method in choice.items():
+        table = ", ".join(f"{m} {1e3 * _seconds(link, cost):.3g} ms" for m, cost in costs[name].items())
+        edge = break_even(link, costs[name][method], costs[name][EXACT]) if method != EXACT else None
+        until = f", up to {8e-6 * edge:.3g} Mbit/s" if edge else ""
+        _log.info("auto: %s travels by %s%s. Predicted: %s.", name, method, until, table)

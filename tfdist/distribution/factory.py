@@ -1,0 +1,139 @@
+"""Starts a strategy by name: detects the environment, joins the group and starts the engine, in this order."""
+
+import importlib
+import inspect
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfdist.cluster.environment import Cluster
+from tfdist.config.strategy_declaration import Declaration
+from tfdist.config.strategy_registry import AUTO, declared
+from tfdist.coordination import Group, join
+from tfdist.distribution.strategy import Strategy
+from tfdist.distribution.strategy_selection import Detection, detect
+from tfdist.errors import InputError
+from tfdist.grammar.spec import load_object, nearest
+
+_started: list[weakref.ref[Strategy]] = []
+
+
+def load_strategy(
+    name: str = AUTO,
+    *,
+    start_timeout_seconds: float = 120.0,
+    environment: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Strategy:
+    """Starts a strategy. Call it on every process of the job, before anything else uses TensorFlow.
+
+    Args:
+      name: as in `--strategy`: the name of a strategy, "package.module:Class", or "auto" to detect it from the
+        environment.
+      start_timeout_seconds: how long to wait for the other processes.
+      environment: environment variables; by default those of the process.
+      **options: options of the strategy, for example `devices=2` for mirrored.
+
+    Raises:
+      InputError: the name, an option or the environment is invalid.
+      PeerLostError: a process did not join in time.
+    """
+    variables = os.environ if environment is None else environment
+    detection = detect(variables, name, options.get("devices", 0) or 1, declaration(name))
+    return start(detection, start_timeout_seconds, variables, options)
+
+
+def start(
+    detection: Detection,
+    start_timeout_seconds: float,
+    environment: Mapping[str, str],
+    options: Mapping[str, Any],
+    joined: Callable[[Group, Cluster], object] = lambda group, cluster: None,
+) -> Strategy:
+    """Starts the strategy that `detect` chose.
+
+    Args:
+      detection: the strategy and the cluster.
+      start_timeout_seconds: how long to wait for the other processes; also passed to the strategy's constructor if it
+        has this parameter.
+      environment: environment variables.
+      options: options of the strategy.
+      joined: called after the group is joined and before the engine starts, since the engine may wait forever for a
+        process that has been lost by then.
+    """
+
+    def join_group(cluster: Cluster) -> Group:
+        group = join(cluster, start_timeout=start_timeout_seconds, environment=environment)
+        joined(group, cluster)
+        return group
+
+    if "start_timeout_seconds" in inspect.signature(strategy_class(detection.strategy)).parameters:
+        options = {**options, "start_timeout_seconds": start_timeout_seconds}
+    strategy = create(detection.strategy, detection.cluster, join_group, options)
+    _started.append(weakref.ref(strategy))
+    return strategy
+
+
+def started() -> list[Strategy]:
+    """Returns the strategies that were started in this process and are still in use, in order."""
+    return [strategy for found in _started if (strategy := found()) is not None]
+
+
+def declaration(name: str) -> Declaration:
+    """Returns what a strategy declares: in the registry or, for `package.module:Class`, as an attribute of the class.
+
+    Raises:
+      InputError: there is no such strategy.
+    """
+    own = strategy_class(name).declaration if ":" in name else None
+    return own or declared(name)
+
+
+def strategy_class(name: str) -> type[Strategy]:
+    """Returns the class of a strategy.
+
+    Args:
+      name: the name of a strategy, or `package.module:Class`.
+
+    Raises:
+      InputError: there is no such strategy.
+    """
+    if ":" in name:
+        found = load_object(name)
+        if not (isinstance(found, type) and issubclass(found, Strategy)):
+            raise InputError(f"--strategy={name} must name a subclass of tfdist.Strategy. Received: {found!r}.")
+        return found
+    declared(name)  # raises for unknown names
+    try:
+        module = importlib.import_module(f"tfdist.strategies.{name}")
+    except ModuleNotFoundError as error:
+        if error.name == "tfdist.strategies":
+            raise InputError(
+                "tfdist is not installed: this is a bare checkout. Run `pip install -e .` in it."
+            ) from error
+        raise
+    return module.STRATEGY
+
+
+def create(
+    name: str, cluster: Cluster, join: Callable[[Cluster], Group], options: Mapping[str, Any] | None = None
+) -> Strategy:
+    """Creates a strategy.
+
+    Args:
+      name: see `strategy_class`.
+      cluster: this process in the job.
+      join: joins the job's group; called once, when the strategy knows the group's address.
+      options: keyword arguments of the strategy's constructor.
+
+    Raises:
+      InputError: the strategy has no such option, or is not available here.
+    """
+    chosen = strategy_class(name)
+    known = [p for p in inspect.signature(chosen).parameters if p not in ("cluster", "join")]
+    for option in options or {}:
+        if option not in known:
+            raise InputError(f"The strategy {name} has no option {option}.{nearest(option, known)}")
+    made: Strategy = chosen(cluster=cluster, join=join, **dict(options or {}))  # type: ignore[call-arg]  # a convention
+    return made

@@ -1,0 +1,75 @@
+"""Chooses the strategy: the rules of `--strategy=auto`, and what explicit strategies require of the environment."""
+
+import dataclasses
+
+from tfdist.cluster.detection import describe, detect_cluster, hint
+from tfdist.cluster.environment import Cluster, Environment
+from tfdist.cluster.tf_config import EXAMPLE
+from tfdist.config.strategy_declaration import Declaration, Processes
+from tfdist.config.strategy_registry import AUTO, DECLARATIONS, declared
+from tfdist.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Detection:
+    """Result of `detect`.
+
+    Attributes:
+      cluster: this process's place among the job's processes.
+      strategy: name of the strategy.
+      reason: one sentence for the log.
+    """
+
+    cluster: Cluster
+    strategy: str
+    reason: str
+
+
+def detect(
+    env: Environment, strategy: str = AUTO, local_devices: int = 1, declaration: Declaration | None = None
+) -> Detection:
+    """Chooses the strategy and determines this process's place among the job's processes.
+
+    An explicit strategy wins. Otherwise, it is the one whose declaration says that this environment means it.
+
+    Args:
+      env: environment of the process.
+      strategy: "auto", or name of a strategy, which may be a third party's `package.module:Class`.
+      local_devices: number of devices that this process would use by default, at least 1.
+      declaration: what the strategy declares; by default, what the registry knows of it.
+
+    Raises:
+      InputError: sources disagree about this process's rank or the job's size, or do not suit the strategy.
+    """
+    cluster = detect_cluster(env)
+    if strategy == AUTO:
+        return _automatic(env, cluster, local_devices)
+    _check(strategy, (declaration or declared(strategy)).processes, cluster)
+    return Detection(cluster, strategy, f"Using strategy {strategy}, set by --strategy; {describe(cluster)}.")
+
+
+def _check(strategy: str, processes: Processes, cluster: Cluster) -> None:
+    if processes is Processes.ONE and cluster.size > 1:
+        raise InputError(
+            f"--strategy={strategy} is for one process; several would each train alone, into one directory. Received: "
+            f"{describe(cluster)}. Use --strategy=auto, or start one process without {cluster.source}'s variables."
+        )
+    if processes is Processes.SEVERAL and cluster == Cluster():
+        raise InputError(f"--strategy={strategy} needs to know its workers. Received: no TF_CONFIG. Example: {EXAMPLE}")
+    if processes is Processes.SEVERAL and cluster.size > 1 and not cluster.coordinator:
+        raise InputError(
+            f"--strategy={strategy} must know where rank 0 is. Received: {cluster.source}'s variables, which do not "
+            "say. Set TFDIST_COORDINATOR=host:port."
+        )
+
+
+def _automatic(env: Environment, cluster: Cluster, local_devices: int) -> Detection:
+    chosen = next(found for found in DECLARATIONS if found.auto and found.auto(cluster, local_devices))
+    if chosen.processes is not Processes.ONE:
+        return Detection(cluster, chosen.name, f"Using strategy {chosen.name}, because {describe(cluster)}.")
+    devices = f"{local_devices} local devices" if local_devices > 1 else "one local device"
+    return Detection(
+        cluster,
+        chosen.name,
+        f"Using strategy {chosen.name}, because this is one process with {devices}{hint(env)}.",
+    )

@@ -1,0 +1,108 @@
+"""Count sketch: replicas sum small tables from which the largest elements of the reduced gradient are recovered."""
+
+import tensorflow as tf
+
+from tfdist.collectives import Collectives
+from tfdist.gradients.compression.arguments import checked_whole
+from tfdist.gradients.compression.compiled import compiled
+from tfdist.gradients.compression.kernels.random_signs import flipped, sign_bits
+from tfdist.gradients.compression.kernels.sparse_vector import dense
+from tfdist.gradients.compression.kernels.topk_kernels import filled, largest_sampled, sample_size
+from tfdist.gradients.compression.vectorwise import Drawing, mark
+
+
+class Sketch(Drawing):
+    """Finds the k elements that are largest in the sum over replicas, and sums those exactly.
+
+        T_r,j = sum over replicas and over i with h_r(i) = j of s_r(i) x_i     (`rows` tables of `columns`, all-reduced)
+        estimate_i = median over r of s_r(i) T_r,h_r(i);   C(x)_i = x_i if |estimate_i| is among the k largest, else 0
+
+    A sketch is linear, so the sum of sketches is the sketch of the sum: unlike topk, it finds an element that is large
+    only in the sum, and the bytes sent do not grow with N. Each estimate has an error of about |x| / sqrt(columns).
+    Signs and hashes are drawn anew at each step, the same on all replicas, from the message's name and a number of
+    draws. h_r splits the vector into blocks of `columns` elements and rotates each by a random offset, so two elements
+    collide with a probability of at most 1 / columns.
+
+    Cost: 4 (rows columns + 1 + k) bytes, all-reduced in two messages (the 1 shows whether the tensor was finite). A
+    vector of at most rows x columns elements is summed exactly. Experimental: sketching takes longer than any other
+    method, about 10 ns per element and row.
+
+    Charikar et al., Finding Frequent Items in Data Streams, 2002; Ivkin et al., Communication-efficient Distributed SGD
+    with Sketching, 2019 (arXiv:1903.04488), whose second message is used here; Rothchild et al., FetchSGD, 2020
+    (arXiv:2007.07682).
+    """
+
+    biased = True
+    experimental = True
+
+    def __init__(self, *, columns: int, rows: int = 5, k: int | None = None):
+        """Validates and stores the parameters.
+
+        Args:
+          columns: columns of a table, up to 2**24.
+          rows: number of tables, up to 99.
+          k: number of elements sent, from 1 to columns; by default a tenth of columns.
+        """
+        self._columns = checked_whole("sketch", "columns", columns, 1, 2**24)
+        self._rows = checked_whole("sketch", "rows", rows, 1, 99)
+        self._k = checked_whole("sketch", "k", max(1, columns // 10) if k is None else k, 1, columns)
+
+    def reduce_drawn(
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """See base class. Two messages; one if the vector is short."""
+        size = x.shape[0]
+        if size <= self._rows * self._columns:
+            [total] = collectives.all_reduce([x], name=name)
+            return total, x, total
+        places, check = self._places(x, seed, collectives, name)
+        values = tf.where(places < 0, 0.0, tf.gather(x, tf.maximum(places, 0)))
+        [summed] = collectives.all_reduce([values], name=f"{name}/values")
+        total, sent = (dense(places[None], each[None], size) for each in (summed, values))
+        return total, sent, check
+
+    def _places(
+        self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, name: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the indices of the largest sums, [k] int32, negative if unused, and the sum of all marks, [1]."""
+        size, blocks = x.shape[0], -(-x.shape[0] // self._columns)
+        seeds = tf.random.split(seed, self._rows + 2)
+        bits = tf.stack([sign_bits(blocks, self._columns, seeds[row]) for row in range(self._rows)])
+        offsets = tf.random.stateless_uniform([self._rows, blocks], seeds[-2], 0, self._columns, tf.int32)
+        static = (size, self._rows, self._columns)
+        message = tf.concat([compiled(_sketch, *static)(x, bits, offsets), mark(x)[None]], axis=0)
+        [summed] = collectives.all_reduce([message], name=f"{name}/sketch")
+        estimates = compiled(_estimates, *static)(summed, bits, offsets)
+        found = largest_sampled(estimates, self._k, seeds[-1], sample_size(self._k / size))
+        return filled(found, self._k).indices, summed[-1:]
+
+
+def _sketch(size: int, rows: int, columns: int, x: tf.Tensor, bits: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
+    """Returns the concatenated tables, [rows columns]."""
+    blocks = -(-size // columns)
+    cut = tf.reshape(tf.pad(x, [[0, blocks * columns - size]]), [blocks, columns])
+    tables = []
+    for row in range(rows):
+        turned = (tf.range(columns)[None] + offsets[row][:, None]) % columns
+        tables.append(tf.reduce_sum(tf.gather(flipped(cut, bits[row]), turned, batch_dims=1), axis=0))
+    return tf.concat(tables, axis=0)
+
+
+def _estimates(size: int, rows: int, columns: int, tables: tf.Tensor, bits: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
+    """Returns the median of the rows' estimates of each element, [size]; bitwise equal on any hardware: no rounding."""
+    found = []
+    for row in range(rows):
+        turned = (tf.range(columns)[None] - offsets[row][:, None]) % columns
+        table = tables[row * columns : (row + 1) * columns]
+        found.append(tf.reshape(flipped(tf.gather(table, turned), bits[row]), [-1])[:size])
+    return _median(found)
+
+
+def _median(values: list[tf.Tensor]) -> tf.Tensor:
+    """Returns the elementwise median of equally shaped tensors, by odd-even transposition sort."""
+    ordered, count = list(values), len(values)
+    for step in range(count):
+        for i in range(step % 2, count - 1, 2):
+            low, high = tf.minimum(ordered[i], ordered[i + 1]), tf.maximum(ordered[i], ordered[i + 1])
+            ordered[i], ordered[i + 1] = low, high
+    return (ordered[(count - 1) // 2] + ordered[count // 2]) * 0.5

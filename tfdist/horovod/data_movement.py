@@ -1,0 +1,316 @@
+"""All-gather, broadcast, all-to-all and reduce-scatter: Horovod's functions, including gradients.
+
+**Gradients.** Horovod's registered gradients are preserved, because scripts rely on them, although they are not all
+gradients of the same loss: with L the sum of the ranks' losses, all-reduce and all-to-all give dL/dx; all-gather and
+broadcast dL/dx divided by the number N of ranks (that of the mean loss); reduce-scatter N dL/dx.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist.collectives.no_constant_folding import zero_when_run
+from tfdist.errors import InputError
+from tfdist.horovod.argument_forms import also_called, names_a_device
+from tfdist.horovod.call_names import call_of
+from tfdist.horovod.compression import Compression, wire_compressor
+from tfdist.horovod.differentiable_sum import linear, listed
+from tfdist.horovod.dtype_casting import moved_as
+from tfdist.horovod.engine import Call, scaled
+from tfdist.horovod.errors import FailedPreconditionError, InvalidArgumentError
+from tfdist.horovod.ops import Average, ReduceOp, Sum, known_op
+from tfdist.horovod.process import engine
+from tfdist.horovod.process_sets import global_process_set
+
+
+@also_called(("value", "name"))
+def allgather(
+    tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: Any = global_process_set
+) -> tf.Tensor:
+    """Concatenates the tensors of all ranks along the first dim, in the order of ranks; differentiable.
+
+    Cost: n (N - 1) bytes received for n sent.
+
+    Args:
+      tensor: tensor of rank 1 or more and any dtype but string; equal on every rank except for the first dim, which may
+        be 0.
+      name: name of the call; see `allreduce`.
+      ignore_name_scope: see `allreduce`.
+      process_set: the ranks that make the call.
+    """
+    call = call_of("allgather", name, process_set, ignore_name_scope)
+    return gathered([_with_rows(tensor, "allgather")], call)[0]
+
+
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = global_process_set,
+) -> list[tf.Tensor]:
+    """Gathers several tensors like `allgather`, in one message per dtype; returns them in order."""
+    if not tensors:
+        return []
+    call = call_of("grouped_allgather", name, process_set, ignore_name_scope)
+    return gathered([_with_rows(tensor, "grouped_allgather") for tensor in tensors], call)
+
+
+def gathered(tensors: Sequence[tf.Tensor], call: Call) -> list[tf.Tensor]:
+    """Gathers tensors of any dtype through the engine; differentiable."""
+    used = engine()
+
+    @tf.custom_gradient
+    def differentiable(*xs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+        given = [tf.stop_gradient(x) for x in xs]
+        wholes = moved_as(used, given, lambda sent: used.gather(sent, call), f"allgather {call.name}")
+
+        def gradient(*upstream: tf.Tensor) -> list[tf.Tensor]:
+            means = linear(upstream, Average, call.then("gradient"))
+            mine = tf.stack([tf.shape(x)[0] for x in xs])[None]
+            [rows] = used.gather([mine], call.then("rows"))
+            place = call.process_set.rank()
+            starts = tf.reduce_sum(rows[:place], axis=0)
+            return [mean[starts[i] : starts[i] + mine[0, i]] for i, mean in enumerate(means)]
+
+        return wholes, gradient
+
+    return listed(differentiable(*tensors))
+
+
+@also_called(("value", "root_rank", "name"))
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = global_process_set,
+) -> tf.Tensor:
+    """Returns the tensor of one rank on every rank; differentiable.
+
+    Args:
+      tensor: tensor of the same shape and dtype on every rank; any dtype but string.
+      root_rank: a rank of the job that is in `process_set`.
+      name: name of the call; see `allreduce`.
+      ignore_name_scope: see `allreduce`.
+      process_set: the ranks that make the call.
+    """
+    used, call = engine(), call_of("broadcast", name, process_set, ignore_name_scope)
+    if root_rank not in process_set.ranks:
+        raise InvalidArgumentError(
+            f"root_rank must be one of the ranks {process_set.ranks}. Received: {root_rank}. Pass another root_rank."
+        )
+
+    @tf.custom_gradient
+    def differentiable(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        def move(sent: list[tf.Tensor]) -> list[tf.Tensor]:
+            return [used.broadcast(sent[0], root_rank, call)]
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            [mean] = linear([upstream], Average, call.then("gradient"))
+            if used.rank == root_rank:
+                return mean
+            # Zero, but computed from the mean, which must not be pruned from the graph: the root waits for it.
+            return tf.where(tf.equal(zero_when_run(), 0), tf.zeros_like(mean), mean)
+
+        [received] = moved_as(used, [tf.stop_gradient(x)], move, f"broadcast {call.name}")
+        return received, gradient
+
+    return differentiable(tf.convert_to_tensor(tensor))
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = global_process_set,
+) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
+    """Sends a part of the first dim to each rank; returns the parts received, in the order of senders; differentiable.
+
+    Cost: n (N - 1) / N bytes sent; without Horovod all tensors are gathered, n (N - 1) received.
+
+    Args:
+      tensor: tensor of rank 1 or more and any dtype but string; equal on every rank except for the first dim.
+      splits: [N] integers, number of rows for each rank; None for equal parts.
+      name: name of the call; see `allreduce`.
+      ignore_name_scope: see `allreduce`.
+      process_set: the ranks that make the call.
+
+    Returns:
+      The rows received; with splits, also the number of rows from each rank.
+    """
+    x = _with_rows(tensor, "alltoall")
+    call = call_of("alltoall", name, process_set, ignore_name_scope)
+    if splits is not None:
+        return exchanged(x, tf.cast(splits, tf.int32), call)
+    size = process_set.size()
+    divisible = tf.debugging.assert_equal(
+        tf.shape(x)[0] % size, 0, f"alltoall {call.name}: without splits the rows must be divisible by {size} ranks"
+    )
+    with tf.control_dependencies([] if divisible is None else [divisible]):
+        parts = tf.fill([size], tf.shape(x)[0] // size)
+    return exchanged(x, parts, call)[0]
+
+
+def exchanged(tensor: tf.Tensor, splits: tf.Tensor, call: Call) -> tuple[tf.Tensor, tf.Tensor]:
+    """Exchanges rows of any dtype through the engine's all-to-all; differentiable."""
+    used = engine()
+
+    @tf.custom_gradient
+    def differentiable(x: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., tf.Tensor]]:
+        counts: list[tf.Tensor] = []
+
+        def move(sent: list[tf.Tensor]) -> list[tf.Tensor]:
+            rows, came = used.exchange(sent[0], splits, call)
+            counts.append(came)
+            return [rows]
+
+        [received] = moved_as(used, [tf.stop_gradient(x)], move, f"alltoall {call.name}")
+        [came] = counts
+        return (received, came), lambda upstream, _: exchanged(upstream, came, call.then("gradient"))[0]
+
+    return differentiable(tensor)
+
+
+def _in_the_form_of_keras(tensor: Any = None, name: Any = "", *more: Any) -> bool:
+    """Detects `reducescatter(value, name, op)`; the other form has a device and a compression."""
+    if more and isinstance(more[0], int):
+        return True
+    return name is None or (isinstance(name, str) and not names_a_device(name))
+
+
+@also_called(("value", "name", "op"), _in_the_form_of_keras)
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: Any = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """Reduces a tensor over the ranks and returns this rank's rows of it; differentiable.
+
+    If the number of rows is not divisible, the first ranks get one more. Composed of an all-to-all and a local sum in
+    the order of ranks (16-bit floats are summed in float32), because Horovod's own makes every later all-reduce many
+    times slower under Gloo. Cost: n (N - 1) / N bytes sent, and before that a small message that compares shape and
+    operation.
+
+    Args:
+      tensor: tensor of rank 1 or more, of the same shape and dtype on every rank.
+      device_dense: device on which to run.
+      compression: see `allreduce`.
+      op: Average or Sum.
+      name: name of the call; see `allreduce`.
+      process_set: the ranks that make the call.
+      ignore_name_scope: see `allreduce`.
+      prescale_factor: factor of each rank's tensor before the reduction, in its own dtype.
+      postscale_factor: factor of the result.
+
+    Raises:
+      InputError: the tensor is a scalar, or the operation is not supported.
+      tf.errors.FailedPreconditionError: on every rank, if the ranks' shapes, dtypes, operations or factors differ.
+    """
+    if known_op(op) not in (Average, Sum):
+        raise InputError(
+            f"reducescatter takes op=Average or Sum. Received: {known_op(op).name}. Use allreduce and take the rows."
+        )
+    compressor = wire_compressor(compression)
+    call = call_of("reducescatter", name, process_set, ignore_name_scope)
+    with tf.device(device_dense or None):
+        sent, context = compressor.compress(_with_rows(tensor, "reducescatter"))
+        factors = Factors(ReduceOp(op), prescale_factor, postscale_factor)
+        return compressor.decompress(_scattered(sent, factors, call), context)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: Any = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[tf.Tensor]:
+    """Reduces and scatters several tensors, each like `reducescatter`."""
+    return [
+        reducescatter(
+            tensor,
+            device_dense,
+            compression,
+            op,
+            process_set=process_set,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+        )
+        for tensor in tensors
+    ]
+
+
+class Factors(NamedTuple):
+    """The operation of a reduce-scatter, Average or Sum, and the factors before and after it."""
+
+    op: ReduceOp
+    before: float
+    after: float
+
+
+def _scattered(tensor: tf.Tensor, factors: Factors, call: Call) -> tf.Tensor:
+    """Returns this rank's rows of the reduced tensor; the gradient is a gather of the ranks' own, times the factors."""
+    size, place = call.process_set.size(), call.process_set.rank()
+    after, back = factors.after, factors.before * factors.after
+    after, back = (after / size, back) if factors.op == Average else (after, back * size)
+
+    @tf.custom_gradient
+    def differentiable(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        agreed = _agreed(tf.stop_gradient(x), factors, call)
+        rows, more = agreed // size, agreed % size
+        splits = rows + tf.cast(tf.range(size) < more, tf.int32)
+        received, _ = exchanged(scaled(tf.stop_gradient(x), factors.before), splits, call)
+        by_sender = tf.reshape(received, tf.concat([[size], splits[place : place + 1], tf.shape(x)[1:]], 0))
+        exact = tf.float32 if x.dtype in (tf.float16, tf.bfloat16) else x.dtype
+        total = tf.cast(scaled(tf.reduce_sum(tf.cast(by_sender, exact), axis=0), after), x.dtype)
+        total = tf.ensure_shape(total, tf.TensorShape([None]).concatenate(x.shape[1:]))
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            return gathered([scaled(upstream, back)], call.then("gradient"))[0]
+
+        return total, gradient
+
+    return differentiable(tensor)
+
+
+def _agreed(tensor: tf.Tensor, factors: Factors, call: Call) -> tf.Tensor:
+    """Returns the number of rows; checks that all ranks have the same shape, dtype, operation and factors.
+
+    They are encoded in the shape of a gather without rows, which the engine compares: it raises
+    `tf.errors.FailedPreconditionError` on every rank if they differ. Nothing else is sent.
+    """
+    hashed = zlib.crc32(repr((float(factors.before), float(factors.after))).encode()) % _HASHES
+    row = tf.concat([[1 + int(factors.op), 1 + hashed], tf.shape(tensor)], 0)
+    nothing = tf.zeros(tf.concat([zero_when_run()[None], row], 0), tensor.dtype)
+    try:
+        [same] = gathered([nothing], call.then("agree"))
+    except tf.errors.FailedPreconditionError as error:
+        raise FailedPreconditionError(
+            f"reducescatter {call.name}: every rank must have the same shape, dtype, operation and factors. Received: "
+            f"{list(tensor.shape)} of {tensor.dtype.name}, {factors.op.name}, {factors.before:g} and {factors.after:g} on "
+            f"this rank ({' '.join(str(error).split())}). Make the same call on every rank."
+        ) from error
+    return tf.shape(tensor)[0] + tf.shape(same)[0]  # 0, but must not be pruned
+
+
+# The hash of factors is a dim of the rows, the product of whose dims must stay far below 2 ^ 63.
+_HASHES = 1021
+
+
+def _with_rows(tensor: Any, what: str) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.shape.rank == 0:
+        kind = FailedPreconditionError if what.endswith("allgather") else InvalidArgumentError
+        raise kind(f"{what} takes a tensor with rows. Received: a scalar. Pass tf.reshape(x, [1]).")
+    return tensor

@@ -1,0 +1,64 @@
+"""`mpi_ops` and `util`: modules with the names of Horovod's, from which scripts import functions."""
+
+import importlib
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.horovod import barrier, data_movement, object_exchange, ops, process, process_sets, reductions
+from tfdist.horovod.errors import UnknownNameError
+
+
+def executing_eagerly() -> bool:
+    """Returns whether calls run eagerly."""
+    return tf.executing_eagerly()
+
+
+def vars_to_refs(vars: Any) -> Any:
+    """Returns hashable references of a variable, or of the variables in nested lists."""
+    return tuple(vars_to_refs(one) for one in vars) if isinstance(vars, list) else vars.ref()
+
+
+def refs_to_vars(refs: Any) -> Any:
+    """Returns the variables of references from `vars_to_refs`."""
+    return [refs_to_vars(one) for one in refs] if isinstance(refs, tuple) else refs.deref()
+
+
+class HorovodModule(types.ModuleType):
+    """A module of this package with the names of one of Horovod's; other names are forwarded to Horovod."""
+
+    def __init__(self, name: str, names: Mapping[str, Any]):
+        """Creates the module.
+
+        Args:
+          name: name of the module in this package.
+          names: its contents.
+        """
+        super().__init__(f"tfdist.horovod.{name}", f"The names of Horovod's module `{name}`.")
+        self._theirs = f"horovod.tensorflow.{name}"
+        self.__dict__.update(names)
+        sys.modules[self.__name__] = self
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("__") and process.horovod_is_installed():
+            module = importlib.import_module(self._theirs)
+            if hasattr(module, name):
+                return getattr(module, name)
+        raise UnknownNameError(f"{self.__name__} has no {name}. Received: {name}. Use the names of tfdist.horovod.")
+
+
+def _of(*modules: types.ModuleType) -> dict[str, Any]:
+    """Returns the public functions and classes that modules define, and Horovod's operations and sets."""
+    names = {name: value for module in modules for name, value in vars(module).items() if not name.startswith("_")}
+    return {
+        name: value for name, value in names.items() if getattr(value, "__module__", "").startswith("tfdist.horovod")
+    }
+
+
+mpi_ops = HorovodModule("mpi_ops", _of(data_movement, object_exchange, ops, process, process_sets, reductions, barrier))
+util = HorovodModule(
+    "util", {"_executing_eagerly": executing_eagerly, "vars_to_refs": vars_to_refs, "refs_to_vars": refs_to_vars}
+)

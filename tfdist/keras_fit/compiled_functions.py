@@ -1,0 +1,326 @@
+"""The functions of one compilation of a model: training, evaluation and prediction on replicas, and logs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.collectives import Recording, using
+from tfdist.collectives.trace_check import agree_on_plan
+from tfdist.config.run_config import RunConfig
+from tfdist.data.batches import Dealt
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
+from tfdist.keras_fit.batch_readers import BatchReader
+from tfdist.keras_fit.custom_train_step import Place
+from tfdist.keras_fit.first_batch import FirstBatch, ReduceOps, has_custom_code
+from tfdist.keras_fit.one_device import running
+from tfdist.keras_fit.patches import overridden
+from tfdist.keras_fit.replica_batch import rows_of, warn_of_all_rows
+from tfdist.keras_fit.replica_loops import once, one_at_a_time, repeated
+from tfdist.keras_fit.step_outputs import Logs, Returned, inspect_step
+from tfdist.keras_fit.training_steps import CustomSteps, StepsResult, TrainerSteps
+from tfdist.step import randomness
+from tfdist.step.metrics import KerasMetrics, Totals, check_sums, make_average_statistics, make_drain
+from tfdist.step.state_store import StateStore
+from tfdist.step.step import restore_unless
+
+_OF_A_STEP = ("train_step", "compute_loss", "compute_metrics")  # methods that a model may override
+
+
+class Functions:
+    """The functions of a compiled and built model.
+
+    Attributes:
+      totals: sums of the metrics' variables since their last reset, as far as they have left the devices.
+    """
+
+    def __init__(self, model: keras.Model, strategy: HasCollectives, options: RunConfig, place: Place):
+        """Creates the state that the functions share.
+
+        Args:
+          model: compiled and built model.
+          strategy: strategy on which it runs.
+          options: options for its gradients and layers.
+          place: places variables as the strategy requires.
+        """
+        check_sums([metric for metric in model.metrics if metric.variables])
+        _check_zeros(model, strategy)
+        self.model, self._strategy, self._options, self._place = model, strategy, options, place
+        self.totals = Totals()
+        self._find_variables()
+        self._failed = False
+        self._tested = 0  # number of batches, which seeds random layers
+        self._training: TrainerSteps | CustomSteps | None = None
+        self._own: CustomSteps | None = None
+        self._undecided: CustomSteps | None = None
+        self._by_all_rows = False
+        # A single replica has all rows, and Keras's own code is right on any rows.
+        self._has_own_code = has_custom_code(model)
+        self._checks = options.check_first_batch and strategy.replicas > 1 and self._has_own_code
+        self._recorded = Recording(strategy.collectives)
+        self._test_logs: Logs | None = None
+        self._test_reduce_ops: ReduceOps | None = None
+        self._test_returned: Returned | None = None
+        self._tests = self._made_tests()
+
+    def _find_variables(self) -> None:
+        """Finds the model's current metrics and moving statistics; tracing a custom step may create some."""
+        self._metrics = KerasMetrics(self.model)
+        self._seeds = randomness.seed_states(self.model)
+        self._drain = make_drain(self._metrics, self._strategy)
+        self._zero = _zeroed(self._metrics.variables, self._strategy)
+        self.average_statistics = make_average_statistics(self.model, self._strategy)
+
+    def train(self, batches: Any, spec: Any, most: int, number: int, goes_on: bool) -> StepsResult:
+        """Runs training steps.
+
+        Args:
+          batches: a `BatchReader`, or a `Dealt` for `Strategy.run`.
+          spec: structure of `tf.TensorSpec` of a batch.
+          most: maximum number of steps; fewer if the pass over the data ends before.
+          number: number of the first step.
+          goes_on: whether to return after a step that is not finite, instead of raising.
+        """
+        if self._training is None:
+            made = self._first(batches, spec, most, number)
+        else:
+            self._computes(self._training.needs_all_rows)
+            made = self._training.go(batches, most, number)
+        if made.failure and not goes_on:
+            raise made.failure
+        self._failed = self._failed or made.failure is not None
+        return made
+
+    def _first(self, batches: Any, spec: Any, most: int, number: int) -> StepsResult:
+        """Runs the first steps; before them, inspects the first batch if the model has custom code."""
+        if self._own is None and any(overridden(self.model, name) for name in _OF_A_STEP):
+            self._own = self._own_steps(spec)
+        if self._own is None and not self._checks:
+            self._training = TrainerSteps(self.model, self._strategy, self._options, self._metrics)
+            return self._training.go(batches, most, number)
+        first = next(batches) if isinstance(batches, BatchReader) else batches
+        reduce_ops = self._reduce_ops("train_step", self._own.returned if self._own else None, first)
+        if reduce_ops is None:
+            made = self._undecided_steps(spec).go(first, 1, number)
+        else:
+            self._training = self._following(reduce_ops, spec)
+            self._computes(reduce_ops.needs_all_rows)
+            made = self._training.go(first, 1, number)
+        if most == 1 or made.failure or not isinstance(batches, BatchReader) or batches.at_end:
+            return made
+        more = self.train(batches, spec, most - 1, number + 1, goes_on=True)
+        return more._replace(steps=made.steps + more.steps)
+
+    def _reduce_ops(self, name: str, returned: Returned | None, first: Any) -> ReduceOps | None:
+        """Returns how the replicas' values are combined; None if the batch does not show it.
+
+        Args:
+          name: name of the model's step.
+          returned: description of what the step returns; None for Keras's own step, which returns results of metrics.
+          first: the first batch.
+        """
+        computed, of_metrics = (returned.computed_from_metrics, returned.sources) if returned else ((), None)
+        if computed:
+            # A metric's sum since its reset is available only on a replica that has all rows.
+            if self._strategy.replicas > 1:
+                reason = f'"{computed[0]}" is computed from a metric\'s result'
+                warn_of_all_rows(self.model, name, reason, self._strategy)
+            return ReduceOps(needs_all_rows=True)
+        if not self._checks:
+            return ReduceOps()
+        return FirstBatch(self.model, self._strategy, getattr(self.model, name), name, of_metrics).reduce_ops(first)
+
+    def _undecided_steps(self, spec: Any) -> CustomSteps:
+        """Returns steps on all rows, to use until a batch shows how values are combined."""
+        if self._undecided is None:
+            self._undecided = self._own_steps(spec)
+            self._undecided.follow(ReduceOps(needs_all_rows=True))
+        self._computes(by_all_rows=True)
+        return self._undecided
+
+    def _following(self, reduce_ops: ReduceOps, spec: Any) -> TrainerSteps | CustomSteps:
+        if self._own is None and reduce_ops.are_means:
+            return TrainerSteps(self.model, self._strategy, self._options, self._metrics)
+        made = self._own or self._own_steps(spec)
+        made.follow(reduce_ops)
+        return made
+
+    def _computes(self, by_all_rows: bool) -> None:
+        """Switches replicas to all rows or to their own; keeps what the metrics have summed so far."""
+        if by_all_rows != self._by_all_rows:
+            self.totals.add(self._since_drained())
+            self._zero()
+            self._by_all_rows = by_all_rows
+
+    def _since_drained(self) -> list[np.ndarray]:
+        """Returns the metrics' sums on the devices, where they stay if replicas have all rows: a step may read them."""
+        if not self._by_all_rows:
+            return self._drain()
+        return [np.asarray(self._strategy.local(v.value)[0], np.float64) for v in self._metrics.variables]
+
+    def _sums(self) -> list[np.ndarray]:
+        """Returns the sums of the metrics' variables since their last reset."""
+        if not self._by_all_rows:
+            self.totals.add(self._drain())
+            return self.totals.sums
+        return [before + since for before, since in zip(self.totals.sums, self._since_drained(), strict=True)]
+
+    def _own_steps(self, spec: Any) -> CustomSteps:
+        made = CustomSteps(self.model, self._strategy, self._options, spec, self._place)
+        self._find_variables()
+        self.reset_metrics()
+        return made
+
+    def test(self, batches: Any, spec: Any, most: int) -> StepsResult:
+        """Evaluates batches; see `train` for arguments and result."""
+        before = 0
+        if self._test_logs is None and not self._has_own_code:
+            self._begin_tests(None, spec)
+        while self._test_logs is None or self._test_reduce_ops is None:
+            first = next(batches) if isinstance(batches, BatchReader) else batches
+            self._begin_tests(first, spec)
+            self._computes(self._tests_need_all_rows)
+            self._test_one(first)
+            before += 1
+            if before == most or not isinstance(batches, BatchReader) or batches.at_end:
+                return self._found_by_test(before)
+        self._computes(self._tests_need_all_rows)
+        if not isinstance(batches, BatchReader):
+            self._test_one(batches)
+            return self._found_by_test(1)
+        steps, (repeatedly, once) = batches.ahead(most - before), self._tests
+        if self._recorded.has_unknown_shapes:
+            one_at_a_time(once, batches, steps, self._tested)
+        else:
+            repeatedly(batches.rows, self._tested, steps)
+            batches.took(steps)
+        self._tested += steps
+        return self._found_by_test(before + steps)
+
+    def _test_one(self, batch: Any) -> None:
+        self._tests[1](batch, self._tested)
+        self._tested += 1
+
+    def _found_by_test(self, steps: int) -> StepsResult:
+        assert self._test_logs is not None  # set when tests began
+        return StepsResult(steps, self._test_logs.read(), self._test_logs.sources)
+
+    @property
+    def _tests_need_all_rows(self) -> bool:
+        return self._test_reduce_ops is None or self._test_reduce_ops.needs_all_rows
+
+    def _begin_tests(self, first: Any, spec: Any) -> None:
+        """Traces the test step and inspects the first batch.
+
+        Tests use all rows until a batch shows how values are combined.
+        """
+        is_own = any(overridden(self.model, name) for name in ("test_step", "compute_metrics"))
+        if self._test_returned is None:
+            self._test_returned = self._looked_at_test(spec) if is_own else Returned()
+        found = self._reduce_ops("test_step", self._test_returned if is_own else None, first)
+        if found is None and self._test_logs is not None:
+            return
+        self._test_reduce_ops = found
+        kept, ops = StateStore(self._strategy), (found or ReduceOps()).logs
+        self._test_logs = Logs(self._test_returned, self._strategy, kept, "test_step", ops)
+        self._tests = self._made_tests()
+
+    def _made_tests(self) -> tuple[Any, Any]:
+        given = self._strategy, self._test, self._test_traced
+        return repeated(*given), once(*given)
+
+    def _looked_at_test(self, spec: Any) -> Returned:
+        returned = inspect_step(self.model, self.model.test_step, spec)
+        metrics = KerasMetrics(self.model).variables
+        self._place([*self.model.variables, *metrics])
+        if len(metrics) != len(self._metrics.variables):
+            self._find_variables()
+            self.reset_metrics()
+        return returned
+
+    def keep_loss_scale(self) -> None:
+        """Copies the loss scale to where Keras stores and saves it."""
+        scale, optimizer = self._training.loss_scale if self._training else None, self.model.optimizer
+        if scale is not None and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            optimizer.dynamic_scale.assign(scale)
+
+    def results(self) -> dict[str, Any]:
+        """Returns the metrics' results since their last reset."""
+        return self._results(self._sums())
+
+    def _results(self, sums: list[np.ndarray]) -> dict[str, Any]:
+        found = self._metrics.results(sums) if sums else {}
+        return found | {"loss": float("nan")} if self._failed else found
+
+    def logs(self, made: "StepsResult") -> dict[str, Any]:
+        """Returns the logs after steps: the metrics' results, or what a custom step returned."""
+        sums = self._sums()
+        if made.failure:
+            return {**self._results(sums), **made.returned}
+        if not made.returned:
+            return self._results(sums)
+        by_metric = self._metrics.by_metric(sums)
+        return {name: by_metric.get(made.sources.get(name, ""), value) for name, value in made.returned.items()}
+
+    def so_far(self) -> Totals:
+        """Returns the value of `totals` that restores the metrics as they are now after a reset."""
+        if not self._by_all_rows:
+            return self.totals
+        found = Totals()
+        found.add(self._sums())
+        return found
+
+    def reset_metrics(self) -> None:
+        """Resets the metrics."""
+        self._zero()
+        self._failed = False
+        self.totals = Totals()
+        self.totals.add([np.zeros(variable.shape) for variable in self._metrics.variables])
+
+    def _test(self, dealt: Dealt, number: tf.Tensor) -> None:
+        """Runs the model's `test_step` on one replica's rows."""
+        variables = self._metrics.variables
+        before = [tf.identity(variable) for variable in variables]
+        self._recorded = Recording(self._strategy.collectives)  # of the latest trace
+        mine = rows_of(dealt, self._recorded, self._tests_need_all_rows)
+        draws = randomness.not_training(
+            self._seeds, self._options.seed, "evaluate", number, mine.number, self._strategy.replicas
+        )
+        with using(mine.collectives), running(mine.replica()), draws, keras_internals.functions_inlined():
+            found = self.model.test_step(mine.batch)
+        restore_unless(mine.rows > 0, variables, before)
+        if self._test_logs is not None:  # always set while tests are traced
+            self._test_logs.keep(found, mine.weights)
+
+    def _test_traced(self) -> None:
+        agree_on_plan(self._strategy.peers, self._recorded.calls)
+
+
+def _check_zeros(model: keras.Model, strategy: HasCollectives) -> None:
+    """Raises `InputError` if a metric's variables, which are summed over replicas, do not start at 0.
+
+    Call it before the first batch.
+    """
+    for metric in model.metrics:
+        for variable in metric.variables:
+            if np.any(np.asarray(strategy.local(variable.value)[0])):
+                raise InputError(
+                    "A metric's variables must be 0 to begin with, as they are added up over replicas. Received: "
+                    f"{metric.name} with {variable.path}, which is not. Begin with zeros, and add in `result`."
+                )
+
+
+def _zeroed(variables: Sequence[keras.Variable], strategy: HasCollectives) -> Callable[[], None]:
+    def replica_function() -> None:
+        for variable in variables:
+            variable.assign(tf.zeros(variable.shape, variable.dtype))
+
+    @tf.function(autograph=False)
+    def zero() -> None:
+        strategy.run(replica_function)
+
+    return zero

@@ -1,0 +1,397 @@
+"""A Keras model whose `fit`, `evaluate` and `predict` run on a strategy's replicas.
+
+Keras's own methods handle callbacks, validation, epochs, history and the progress bar. Patched are the functions below
+them, which read batches and run steps: they are replaced by the trainer's.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import keras_internals
+from tfdist.config.fields import names
+from tfdist.config.run_config import KERAS_FIT_RULE, RunConfig
+from tfdist.coordination.timeouts import long_timeout
+from tfdist.data.batches import Dealt, checksum, part
+from tfdist.distribution.strategy import HasCollectives, Strategy
+from tfdist.errors import InputError
+from tfdist.keras_fit import call_agreement
+from tfdist.keras_fit.batch_readers import BatchReader, GlobalBatches
+from tfdist.keras_fit.build_variables import create_variables
+from tfdist.keras_fit.compiled_functions import Functions
+from tfdist.keras_fit.patches import on_one_device
+from tfdist.keras_fit.placement import Placement, with_inner
+from tfdist.keras_fit.prediction import predicting
+from tfdist.keras_fit.training_steps import StepsResult
+from tfdist.layers.recompute import recompute
+from tfdist.layers.sync_batch_norm import synchronize
+from tfdist.step.data_mismatch import must_fit
+from tfdist.step.metrics import KerasMetrics, Totals
+from tfdist.step.validation import check_not_wrapped
+from tfdist.trainer.consistency import check_alike
+
+Original = Callable[..., Any]  # the model's unpatched method
+_numbers = itertools.count(1)
+_log = logging.getLogger(__name__)
+_LOGGED_EVERY = 10  # steps between updates of the logs, if no callback inspects batches
+
+
+class Distributed:
+    """One model on one strategy. Its methods replace the model's; their first argument is the original method."""
+
+    def __init__(self, model: keras.Model, strategy: Strategy, options: RunConfig):
+        """Distributes a model.
+
+        Args:
+          model: model created under the strategy's scope.
+          strategy: strategy on which it runs.
+          options: options for its gradients and layers.
+        """
+        self.strategy = _suitable(strategy)
+        per_process = names(options, "per_process")
+        shared = {f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in per_process}
+        with long_timeout("its data or its model") as deadline:
+            strategy.group.agree("flags", shared, deadline=deadline)
+        keras_internals.leave_strategy(model)
+        recompute(model, options.recompute)
+        self.model, self._options = model, options
+        self._call = _Call("", 0, [], fresh=True, goes_on=False)
+        self._functions: tuple[Any, Functions] | None = None
+        self._predict: Callable[[Any], Any] | None = None
+        self._placement = Placement(self.strategy)
+        self._was_eager = False
+        self._step = 0
+        self._since_logged = 0
+        self._logs: dict[str, Any] = {}
+        self._before: tuple[Totals, dict[str, Any]] = Totals(), {}
+
+    # Methods called by users.
+
+    def fit(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.fit`."""
+        given = call_agreement.bound(original, args, kwargs)
+        callbacks = list(keras.tree.flatten(given.arguments["callbacks"] or []))
+        with self._calling("fit", given.arguments, callbacks) as call:
+            given.arguments["callbacks"] = call_agreement.with_agreement(
+                callbacks, self.strategy, self._average_statistics, call.fresh, self._options.stall_shutdown_seconds
+            )
+            history = original(*given.args, **given.kwargs)
+            self._average_statistics()
+            if self._functions is not None:
+                self._functions[1].keep_loss_scale()
+        return history
+
+    def evaluate(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.evaluate`."""
+        given = call_agreement.bound(original, args, kwargs)
+        with self._calling("evaluate", given.arguments, given.arguments["callbacks"]):
+            self._average_statistics()
+            return original(*given.args, **given.kwargs)
+
+    def predict(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.predict`; every process gets all predictions."""
+        given = call_agreement.bound(original, args, kwargs)
+        with self._calling("predict", given.arguments, given.arguments["callbacks"]):
+            self._average_statistics()
+            return original(*given.args, **given.kwargs)
+
+    def train_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.train_on_batch`, with a global batch that is the same on every process."""
+        return self._on_batch("train_on_batch", original, *args, **kwargs)
+
+    def test_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.test_on_batch`, with a global batch that is the same on every process."""
+        self._average_statistics()
+        return self._on_batch("test_on_batch", original, *args, **kwargs)
+
+    def predict_on_batch(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """`keras.Model.predict_on_batch`, with a global batch that is the same on every process."""
+        self._average_statistics()
+        return self._on_batch("predict_on_batch", original, *args, **kwargs)
+
+    def eagerly(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """Any of these with `run_eagerly=True`: every process computes whole batches."""
+        given = call_agreement.bound(original, args, kwargs)
+        self._announce(name)
+        self._placement.equalize(self.model)
+        _warn_of_eager_calls()
+        keras_internals.forget_functions(self.model)  # these may be compiled
+        if not self.strategy.is_chief and "verbose" in given.arguments:
+            given.arguments["verbose"] = 0
+        if name == "fit":
+            callbacks = list(keras.tree.flatten(given.arguments["callbacks"] or []))
+            deadline = self._options.stall_shutdown_seconds
+            given.arguments["callbacks"] = call_agreement.with_agreement(
+                callbacks, self.strategy, lambda: None, True, deadline
+            )
+        self._average_statistics()
+        optimizer = self.model.optimizer if self.model.compiled else None
+        self._place_all(
+            [optimizer] if optimizer is not None and optimizer.built else []
+        )  # all start with the same values
+        self._was_eager = True
+        try:
+            with on_one_device(self.model):
+                return original(*given.args, **given.kwargs)
+        finally:
+            keras_internals.forget_functions(self.model)
+
+    # Methods called by Keras's own methods.
+
+    def make_train_function(self, original: Original, force: bool = False) -> None:
+        """Sets the function with which Keras runs training steps."""
+        self.model.train_function = self._train
+
+    def make_test_function(self, original: Original, force: bool = False) -> None:
+        """Sets the function with which Keras evaluates batches."""
+        self.model.test_function = self._test
+
+    def make_predict_function(self, original: Original, force: bool = False) -> None:
+        """Sets the function with which Keras predicts; traces it again if Keras has dropped it, as `compile` does."""
+        if force or self._predict is None or self.model.predict_function is None:
+            self._predict = predicting(self.model, self.strategy, self._options.seed, self._options.check_first_batch)
+        self.model.predict_function = self._predicted
+
+    def reset_metrics(self, original: Original) -> None:
+        """Resets the metrics, on this process's replicas."""
+        self._since_logged, self._logs = 0, {}
+        original() if self._functions is None else self._functions[1].reset_metrics()
+
+    def get_metrics_result(self, original: Original) -> dict[str, Any]:
+        """Returns the metrics over all replicas."""
+        return original() if self._functions is None else self._functions[1].results()
+
+    @property
+    def distribute_strategy(self) -> "Distributed":
+        """The object from which Keras requests its data set."""
+        return self
+
+    def experimental_distribute_dataset(self, batches: tf.data.Dataset) -> GlobalBatches:
+        """Returns Keras's global batches, with rows distributed to replicas."""
+        spec, in_a_pass = _present(batches.element_spec), self._call.passes.pop(0)
+        with long_timeout("its data") as deadline:
+            self.strategy.peers.agree("data/form", {"form of a batch": str(spec)}, "data: ", deadline)
+            self.strategy.group.agree("data/size", {"batches": in_a_pass}, "data: ", deadline)
+        self._make_ready(spec)
+        name = f"{self._call.name} {self._call.number}"
+        return GlobalBatches(batches, self.strategy, name, in_a_pass, self._options.stall_shutdown_seconds, spec)
+
+    # Internal methods.
+
+    @contextlib.contextmanager
+    def _calling(self, name: str, given: dict[str, Any], callbacks: Any) -> Iterator["_Call"]:
+        """Context of a Keras method: silent except on the chief, with as many steps per call as callbacks allow."""
+        listed = getattr(callbacks, "callbacks", None) or list(keras.tree.flatten(callbacks or []))
+        looked = self._announce(name, call_agreement.look_at_batches(listed, training=name == "fit"))
+        if not self._call.name:  # a nested call has the same weights
+            self._placement.equalize(self.model)
+        passes = [] if given.get("kwargs", {}).get("_use_cached_eval_dataset") else call_agreement.passes(given)
+        if call_agreement.ENDLESS in passes:
+            raise InputError(
+                "A pass over the data must end. Received: a data set that repeats without end. Give "
+                f"{'steps_per_epoch (validation_steps for validation data)' if name == 'fit' else 'steps'}."
+            )
+        if not self.strategy.is_chief:
+            given["verbose"] = 0
+        goes_on = any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in listed)
+        most = self.model.steps_per_execution if self.model.compiled else 1
+        kept, self._call = self._call, _Call(name, next(_numbers), list(passes), fresh=looked, goes_on=goes_on)
+        if name == "fit" and most == 1 and not looked:
+            most_steps = self._options.steps_per_call
+            self.model.steps_per_execution = call_agreement.steps_at_a_time(
+                passes[0], call_agreement.available(given), most_steps
+            )
+        try:
+            yield self._call
+        finally:
+            self._call = kept
+            if self.model.compiled:
+                self.model.steps_per_execution = most
+
+    def _announce(self, name: str, looks: bool = False) -> bool:
+        """Announces a call to the other processes; returns whether callbacks of any process inspect batches.
+
+        From then on all processes have the same seed, by which Keras shuffles arrays.
+        """
+        seed = keras_internals.global_seed()
+        mine = call_agreement.Announced(name, looks, seed, secrets.randbelow(2**31))
+        everyone = call_agreement.announce(self.strategy.group, mine, self._options.stall_shutdown_seconds)
+        chosen = everyone[0].drawn if everyone[0].seed is None else everyone[0].seed
+        if self.strategy.cluster.size > 1 and seed != chosen:
+            tf.random.set_seed(chosen)
+        return any(each.looks for each in everyone)
+
+    def _on_batch(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
+        self._announce(name)
+        kept, self._call = self._call, _Call(name, next(_numbers), [], fresh=True, goes_on=False)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._call = kept
+
+    def _make_ready(self, spec: Any) -> None:
+        """Creates what the call needs if it is missing: variables, and the functions of a compilation."""
+        if self._call.name.startswith("predict"):
+            if not self.model.built:
+                x, *_ = keras.utils.unpack_x_y_sample_weight(spec)
+                self.model(keras.tree.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), x))
+            self._placement.place(self.model.variables)
+            return
+        compilation = keras_internals.compilation(self.model)
+        if self._functions is not None and self._functions[0] is compilation:
+            return
+        self._functions = None
+        optimizer = self.model.optimizer
+        if optimizer is not None:
+            check_not_wrapped(optimizer)
+        with _must_fit(spec), keras_internals.updating_one_device(*with_inner([optimizer] if optimizer else [])):
+            create_variables(self.model, spec, trains=self._call.name in ("fit", "train_on_batch"))
+        self._normalize()
+        check_alike(self.strategy.peers, self.model)
+        if self._was_eager:
+            self._was_eager = False
+            with on_one_device(self.model):
+                self.model.reset_metrics()
+        self._place_all([optimizer] if optimizer is not None else [])
+        self._functions = compilation, Functions(self.model, self.strategy, self._options, self._placement.place)
+        self._functions[1].reset_metrics()
+
+    def _place_all(self, optimizers: Sequence[keras.Optimizer] = ()) -> None:
+        metrics = KerasMetrics(self.model).variables if self.model.built else []
+        self._placement.place([*self.model.variables, *metrics], optimizers)
+
+    def _normalize(self) -> None:
+        """Applies `--batch_norm` to the model's batch normalization layers."""
+        if self._options.batch_norm == "synchronized":
+            for layer in keras_internals.layers_of(self.model):
+                if type(layer) is keras.layers.BatchNormalization and not layer.synchronized:
+                    synchronize(layer)
+
+    def _average_statistics(self) -> None:
+        if self._functions is not None:
+            self._functions[1].average_statistics()
+
+    def _train(self, batches: Any) -> dict[str, Any]:
+        """Keras's `train_function`."""
+        batches, functions, spec = self._begun(batches)
+        with self._unless_no_more_data(), _must_fit(spec):
+            made = functions.train(batches, spec, self.model.steps_per_execution, self._step, self._call.goes_on)
+        self._step += made.steps
+        return self._logged(functions, batches, made)
+
+    def _test(self, batches: Any) -> dict[str, Any]:
+        """Keras's `test_function`."""
+        batches, functions, spec = self._begun(batches)
+        with self._unless_no_more_data(), _must_fit(spec):
+            made = functions.test(batches, spec, self.model.steps_per_execution)
+        return self._logged(functions, batches, made)
+
+    def _begun(self, batches: Any) -> tuple[Any, Functions, Any]:
+        """Returns what Keras reads from, in our form; resets the metrics at the start of a pass.
+
+        That holds even if the model overrides `reset_metrics`.
+        """
+        if isinstance(batches, BatchReader):
+            given, spec = batches, batches.spec
+        else:
+            given, spec = self._placed(next(iter(batches)))
+        assert self._functions is not None  # created with the data
+        if isinstance(given, BatchReader) and not given.is_counted:
+            begins, given = given.at_begin, next(given)
+        else:
+            begins = not isinstance(given, BatchReader) or given.at_end
+        self._before = self._functions[1].so_far(), self._logs
+        if begins:
+            self._functions[1].reset_metrics()
+            self._since_logged, self._logs = 0, {}
+        return given, self._functions[1], spec
+
+    @contextlib.contextmanager
+    def _unless_no_more_data(self) -> Iterator[None]:
+        """Restores the state at the end of data: Keras requests one more batch, with which no new pass begins."""
+        assert self._functions is not None
+        try:
+            yield
+        except (tf.errors.OutOfRangeError, StopIteration):
+            self._functions[1].totals, self._logs = self._before
+            raise
+
+    def _logged(self, functions: Functions, batches: Any, made: StepsResult) -> dict[str, Any]:
+        """Returns the logs; the previous ones if no callback inspects them, since an update involves all replicas."""
+        self._since_logged += made.steps
+        ends = not isinstance(batches, BatchReader) or batches.at_end
+        if self._call.fresh or ends or not self._logs or self._since_logged >= _LOGGED_EVERY:
+            self._logs, self._since_logged = functions.logs(made), 0
+        return self._logs
+
+    def _predicted(self, data: Any) -> Any:
+        """Keras's `predict_function`."""
+        predict = self._predict
+        assert predict is not None  # set by make_predict_function
+        outputs = [predict(each if isinstance(each, Dealt) else self._placed(each)[0]) for each in data]
+        return keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
+
+    def _placed(self, batch: Any) -> tuple[Any, Any]:
+        """Returns a batch in memory, the same on every process, in the form for `Strategy.run`, and its spec."""
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        given = tuple(each for each in (x, y, weight) if each is not None)
+        whole = tf.nest.map_structure(tf.convert_to_tensor, given)
+        if self.strategy.cluster.size > 1:
+            found = checksum([leaf.numpy() for leaf in tf.nest.flatten(whole)])
+            self.strategy.peers.agree("batch", {"batch": found}, f"{self._call.name}: the bytes of the ")
+        spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), whole)
+        self._make_ready(spec)
+        shares = [part(whole, replica, self.strategy.replicas) for replica in self.strategy.local_replicas]
+        return self.strategy.per_replica(shares), spec
+
+
+class _Call(NamedTuple):
+    """A call of one of Keras's methods.
+
+    Attributes:
+      name: name of the method.
+      number: number of the call in this process.
+      passes: batches in a pass over each data set that Keras will request, in this order.
+      fresh: whether logs must be up to date after each batch.
+      goes_on: whether a loss that is not finite is only logged.
+    """
+
+    name: str
+    number: int
+    passes: list[int | None]
+    fresh: bool
+    goes_on: bool
+
+
+@functools.cache
+def _warn_of_eager_calls() -> None:
+    _log.warning(
+        "run_eagerly=True is for debugging: every process computes whole batches, as one device would. Leave it out to share "
+        "the work."
+    )
+
+
+def _suitable(strategy: Strategy) -> HasCollectives:
+    if not isinstance(strategy, HasCollectives) or strategy.compiles_replicas:
+        raise InputError(f"{KERAS_FIT_RULE} Received: {strategy.name}. Use tfdist.Trainer there.")
+    return strategy
+
+
+def _must_fit(batch: Any) -> contextlib.AbstractContextManager:
+    """Same as `must_fit`; does nothing for data without labels."""
+    if not (isinstance(batch, tuple) and len(batch) > 1):
+        return contextlib.nullcontext()
+    return must_fit(tf.nest.map_structure(lambda spec: spec and tf.TensorSpec(spec.shape[1:], spec.dtype), batch))
+
+
+def _present(spec: Any) -> Any:
+    """Returns the spec of a batch, with None for what Keras leaves out."""
+    return tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else None, spec)

@@ -1,0 +1,78 @@
+"""The group of launchers on a fixed number of hosts."""
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping
+
+from tfdist.coordination import Group
+from tfdist.coordination.addresses import LOOPBACK, split_address
+from tfdist.coordination.join import TOKEN_VARIABLE, meet, started
+from tfdist.errors import PeerLostError
+from tfdist.launcher.job import Job
+from tfdist.launcher.job_result import Outcome
+
+FOREVER = float("inf")
+
+_log = logging.getLogger("tfdist.launch")
+
+
+@contextlib.contextmanager
+def launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
+    """Yields the group of all launchers of a job, which node 0 serves at the coordinator's address.
+
+    Its token is TFDIST_TOKEN, to be set to the same value on all hosts. Without it, the token is a hash of the
+    coordinator's address, which separates jobs but protects nothing; a warning says so.
+
+    Raises:
+      PeerLostError: a launcher did not connect in time; the message names its node.
+      InputError: node 0 cannot listen there, or the token, --nodes or --node_rank differ.
+    """
+    group = meet(
+        job.coordinator,
+        rank=job.node_rank,
+        size=job.nodes,
+        token=token(job.coordinator, environment),
+        timeout=job.start_timeout_seconds,
+        remedy="Choose another --coordinator, the same on every host.",
+        noun="node",
+    )
+    try:
+        yield started(group, job.start_timeout_seconds)
+    except BaseException as error:
+        group.leave(1, f"{type(error).__name__}: {error}".partition("\n")[0])
+        raise
+    finally:
+        group.leave()
+
+
+def conclude(group: Group, mine: Outcome) -> Outcome:
+    """Returns how the job ended, after waiting for the other launchers if this one succeeded."""
+    if mine.code:
+        group.leave(mine.code, mine.reason)
+        return mine
+    try:
+        group.barrier("launch/end", FOREVER)
+        return mine
+    except PeerLostError as error:
+        return elsewhere(group) or Outcome(error.exit_code, str(error).rstrip("."))
+
+
+def elsewhere(group: Group) -> Outcome | None:
+    """Returns how the job ended if another launcher is lost, else None."""
+    loss = group.lost()
+    return Outcome(PeerLostError.exit_code if loss.code is None else loss.code, str(loss)) if loss else None
+
+
+def token(coordinator: str, environment: Mapping[str, str]) -> str:
+    """Returns the token of the launchers' group; see `launchers`."""
+    if environment.get(TOKEN_VARIABLE):
+        return environment[TOKEN_VARIABLE]
+    if split_address(coordinator)[0] not in (LOOPBACK, "localhost", "::1"):
+        _log.warning(
+            "tfdist.launch: whoever reaches %s can join this job: on a network that others use, set %s to the same "
+            "secret on every host.",
+            coordinator,
+            TOKEN_VARIABLE,
+        )
+    return hashlib.sha256(coordinator.encode()).hexdigest()
