@@ -1,7 +1,7 @@
-"""Programs as they are written, with random layers and local statistics: over several seeds, losses have one device's law.
+"""Unchanged programs, with random layers and local statistics: over several seeds, losses are distributed as on one device.
 
 The last loss of each `fit` is compared by Welch's t statistic. Differences below one hundredth of the loss do not count: local
-batch normalization takes its statistics over fewer rows, which is not quite the same law.
+batch normalization takes its statistics over fewer rows, so that its distribution is not quite the same.
 """
 
 import math
@@ -19,7 +19,7 @@ _NOTHING = 0.01
 
 
 def verdict(program: Program, strategy: str, seeds: int = SEEDS) -> str:
-    """Returns "law", and the largest difference in standard errors, or what is wrong."""
+    """Returns "distribution", and the largest difference in standard errors, or what is wrong."""
     losses: dict[str, list[list[float]]] = {"plain": [], strategy: []}
     for seed in range(seeds):
         for where, found in losses.items():
@@ -29,7 +29,7 @@ def verdict(program: Program, strategy: str, seeds: int = SEEDS) -> str:
             found.append(_last_losses(outcome.ranks[0]["results"]))
     errors = [_standard_errors(*pair) for pair in zip(*(np.transpose(found) for found in losses.values()), strict=True)]
     worst = max(errors, default=0.0)
-    return f"{'law' if worst <= _MOST_ERRORS else 'differs'}: {worst:.1f} standard errors"
+    return f"{'distribution' if worst <= _MOST_ERRORS else 'differs'}: {worst:.1f} standard errors"
 
 
 def _last_losses(results: Sequence[dict[str, Any]]) -> list[float]:
