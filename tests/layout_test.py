@@ -41,25 +41,25 @@ def test_what_the_document_shows(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("path", MESHES, ids=lambda path: path.stem)
 def test_flag_files_lay_their_model_out(path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(capsys, f"--flagfile={path}")
-    assert "A step sends" in found and "Warning" not in found
+    assert "Collectives of a step" in found and "Warning" not in found
 
 
 def test_why_variables_are_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Whole on each device: 22 variables, 46.9 KiB, no rule for" in printed(
+    assert "Replicated on each device: 22 variables, 46.9 KiB, no rule for" in printed(
         capsys, "--mesh_shape=data:2", *LANGUAGE
     )
     sharded = printed(capsys, "--mesh_shape=data:3", "--shard=optimizer", *LANGUAGE[:2], "--batch_size=9")
     assert "fewer than 1024 elements (--shard_min_elements) " in sharded
-    assert "no dim that the 3 devices of data divide " in sharded
+    assert "no dim that is divisible by the 3 devices of data " in sharded
     moving = ("--model=cnn(filters=(64,))", "--dataset=digits", "--batch_size=8", "--shard_min_elements=1")
-    assert "2 variables, 512 bytes, not trained, so its layer needs it as it is" in printed(
+    assert "2 variables, 512 bytes, not trainable " in printed(
         capsys, "--mesh_shape=data:2", "--shard=parameters", *moving
     )
 
 
 def test_micro_steps_and_what_has_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(capsys, "--mesh_shape=data:2;model:2", "--layout=hedas:model", "--accumulate_steps=4", *LANGUAGE)
-    assert "Each of a step's 4 micro-steps sends" in found
+    assert "Collectives of each of the 4 micro-steps of a step" in found
     assert "Warning: The rule hedas:model has no effect" in found and 'Did you mean "heads"' in found
 
 

@@ -50,10 +50,10 @@ def main(config: LayoutConfig) -> int:
     for line in _lines(found, chosen, shard, layout_plan.uncounted(chosen), config.accumulate_steps):
         print(line)
     if config.recompute != NONE:
-        print("Not counted: what layers send again that --recompute computes again.")
+        print("Not counted: communication that --recompute repeats.")
     if "16" in config.precision:
         print(
-            "Gradients and activations are counted in 32 bits where the engine sends those of layers that compute in 16."
+            "Gradients and activations are counted in 32 bits, although those of layers that compute in 16 are sent in 16."
         )
     return 0
 
@@ -61,7 +61,7 @@ def main(config: LayoutConfig) -> int:
 def _lines(
     found: "Plan", rules: Mapping[str, str], shard: Shard, missing: Sequence[str], micro_steps: int
 ) -> Iterator[str]:
-    header = ("variable", "dims", "shape", "computed", "stored", "slots", "a device")
+    header = ("variable", "dims", "shape", "computed", "stored", "optimizer", "per device")
     rows = [
         (
             v.path,
@@ -78,21 +78,22 @@ def _lines(
     yield from _table([header, *rows])
     yield from _whole(found, shard)
     yield ""
-    yield "On each device: " + ", ".join(f"{kind} {byte_size(size)}" for kind, size in found.totals().items())
+    totals = {kind.replace("slots", "optimizer state"): size for kind, size in found.totals().items()}
+    yield "On each device: " + ", ".join(f"{kind} {byte_size(size)}" for kind, size in totals.items())
     for line in idle(rules, found.dims, shard, found.mesh):
         yield f"Warning: {line}"
     if found.sent:
-        each = f"Each of a step's {micro_steps} micro-steps" if micro_steps > 1 else "A step"
-        yield f"{each} sends, of a device's tensors:"
-        once = {"updated variables": "updated variables, once a step"} if micro_steps > 1 else {}
+        each = f"each of the {micro_steps} micro-steps of a step" if micro_steps > 1 else "a step"
+        yield f"Collectives of {each}, with the bytes of the tensor on each device:"
+        once = {"updated variables": "updated variables, once per step"} if micro_steps > 1 else {}
         sent = [(once.get(one.what, one.what), one.kind, one.axis, byte_size(one.bytes)) for one in found.sent]
         yield from _table([("what", "operation", "axis", "bytes"), *sent])
     if found.unknown:
-        yield f"Not counted: what these layers inside others send and hold: {', '.join(found.unknown)}."
+        yield f"Not counted: communication and memory of these nested layers: {', '.join(found.unknown)}."
     if found.unclear:
-        yield f"Not all counted: what these layers send, laid out by the engine's own lights: {', '.join(found.unclear)}."
+        yield f"Not fully counted: communication of layers that the engine lays out: {', '.join(found.unclear)}."
     if missing:
-        yield f"Not counted: what is sent because of {'; '.join(missing)}."
+        yield f"Not counted: communication caused by {'; '.join(missing)}."
 
 
 def _whole(found: "Plan", shard: Shard) -> Iterator[str]:
@@ -104,7 +105,7 @@ def _whole(found: "Plan", shard: Shard) -> Iterator[str]:
     for why, alike in reasons.items():
         paths = ", ".join(v.path for v in alike[:_SHOWN]) + (", ..." if len(alike) > _SHOWN else "")
         count = f"{len(alike)} variable{'s' if len(alike) > 1 else ''}"
-        yield f"Whole on each device: {count}, {byte_size(sum(v.bytes for v in alike))}, {why} ({paths})"
+        yield f"Replicated on each device: {count}, {byte_size(sum(v.bytes for v in alike))}, {why} ({paths})"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

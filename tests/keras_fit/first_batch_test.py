@@ -211,7 +211,7 @@ def test_rows_that_are_gathered_are_compared_and_the_work_is_shared(
 
 
 def test_batch_normalization_is_no_reason(float64: None, mirrored2: tfdist.Strategy) -> None:
-    """Its local statistics follow the same law; synchronized they are one device's."""
+    """Its local statistics have the same distribution; synchronized, they are those of one device."""
 
     def make() -> keras.Model:
         layers = [keras.layers.Dense(3), keras.layers.BatchNormalization(), LossInALayer(lambda x: ops.mean(x**4))]

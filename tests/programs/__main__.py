@@ -1,8 +1,8 @@
 """Runs programs, plain and on replicas, and prints what came of each; `table` writes docs/programs.md.
 
-python -m tests.programs [table | law] [STRATEGY...] [PART OF A PATH...]
+python -m tests.programs [table | distribution] [STRATEGY...] [PART OF A PATH...]
 
-With `law` programs run as they are written, with several seeds; see `tests.programs.law`.
+With `distribution`, programs run as they are written, with several seeds; see `tests.programs.distribution`.
 """
 
 import concurrent.futures
@@ -10,7 +10,7 @@ import datetime
 import os
 import sys
 
-from tests.programs import law, running, table
+from tests.programs import distribution, running, table
 from tests.programs.catalog import Program, programs
 
 STRATEGIES = ("mirrored", "multiworker", "horovod")
@@ -18,12 +18,12 @@ STRATEGIES = ("mirrored", "multiworker", "horovod")
 
 def main(*words: str) -> int:
     strategies = [word for word in words if word in STRATEGIES] or [*STRATEGIES]
-    parts = [word for word in words if word not in (*STRATEGIES, "table", "law")]
+    parts = [word for word in words if word not in (*STRATEGIES, "table", "distribution")]
     chosen = [p for p in programs().values() if not parts or any(part in p.path for part in parts)]
 
     def run(program: Program) -> dict[str, str]:
-        if "law" in words:
-            found = law.verdicts(program, strategies) if law.applies(program) else {}
+        if "distribution" in words:
+            found = distribution.verdicts(program, strategies) if distribution.applies(program) else {}
         else:
             found = running.verdicts(program, strategies)
         for strategy, verdict in found.items():

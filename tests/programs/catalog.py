@@ -15,7 +15,7 @@ class Program(NamedTuple):
       quiet: how chance is taken out of it; see `observed`.
       tolerance: the largest relative difference from one device that is rounding; 0 for that of the precision.
       refused: a part of the line with which it is refused; empty if it trains.
-      law: why it follows the same law as on one device and not the same numbers; empty if it gives the same.
+      distribution: why it has the same distribution as on one device, but not the same numbers; empty if they are equal.
       own_strategy: the one strategy that the script makes by itself; empty if `tfdist.run` chooses.
     """
 
@@ -24,7 +24,7 @@ class Program(NamedTuple):
     quiet: tuple[str, ...] = ("--quiet",)
     tolerance: float = 0.0
     refused: str = ""
-    law: str = ""
+    distribution: str = ""
     own_strategy: str = ""
 
 
@@ -39,7 +39,7 @@ _SPECIAL = (
     Program("tutorials/multi_worker_with_keras.py", own_strategy="multiworker"),
     Program(
         "tutorials/overfit_and_underfit.py",
-        law="a data set that shuffles and repeats is read ahead, so that the next fit begins with another order",
+        distribution="a data set that shuffles and repeats is prefetched, so that the next fit starts with another order",
     ),
     # Its metric knows no float64, and AdamW makes weights of the rounding in the gradients of its keys' biases.
     Program("vision/vision_transformer.py", precision="float32", tolerance=1e-2),

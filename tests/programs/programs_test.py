@@ -8,7 +8,7 @@ import functools
 
 import pytest
 
-from tests.programs import law, running
+from tests.programs import distribution, running
 from tests.programs.catalog import programs
 
 pytestmark = pytest.mark.alone
@@ -43,17 +43,17 @@ def test_it_does_the_same_on_every_strategy(path: str) -> None:
     assert {strategy: verdict for strategy, verdict in found.items() if not running.is_good(verdict)} == {}
 
 
-# Each program on one of the three; `python -m tests.programs law` runs the product.
+# Each program on one of the three; `python -m tests.programs distribution` runs the product.
 AS_WRITTEN = [
     (path, ("mirrored", "multiworker", "horovod")[place % 3])
-    for place, path in enumerate(path for path, program in PROGRAMS.items() if law.applies(program))
+    for place, path in enumerate(path for path, program in PROGRAMS.items() if distribution.applies(program))
 ]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("path", "strategy"), AS_WRITTEN)
 def test_as_written_its_losses_have_the_distribution_of_one_device(path: str, strategy: str) -> None:
-    found = law.verdicts(PROGRAMS[path], [strategy])
+    found = distribution.verdicts(PROGRAMS[path], [strategy])
     assert {name: verdict for name, verdict in found.items() if not running.is_good(verdict)} == {}
 
 

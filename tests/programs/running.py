@@ -119,7 +119,7 @@ def _ended(command: list[str], root: pathlib.Path, precision: str, seconds: floa
 
 
 def verdicts(program: Program, strategies: Sequence[str]) -> dict[str, str]:
-    """What comes of a program on strategies, in a line each: "equal", "law", "refused: ..." or what is wrong."""
+    """What comes of a program on strategies, in a line each: "equal", "distribution", "refused: ..." or what is wrong."""
     given = {"precision": program.precision, "quiet": program.quiet}
     plain = start(program.path, "plain", **given)
     if plain.code:
@@ -131,7 +131,7 @@ def verdicts(program: Program, strategies: Sequence[str]) -> dict[str, str]:
 
 def is_good(verdict: str) -> bool:
     """Whether a program does as it is expected to."""
-    return verdict in ("equal", "law") or verdict.startswith(("refused:", "law:"))
+    return verdict in ("equal", "distribution") or verdict.startswith(("refused:", "distribution:"))
 
 
 def verdict(program: Program, ours: Outcome, plain: Outcome) -> str:
@@ -148,8 +148,8 @@ def verdict(program: Program, ours: Outcome, plain: Outcome) -> str:
     first = ours.ranks[0]["weights"]
     if any(not _same(found["weights"], first[: len(found["weights"])]) for found in ours.ranks[1:]):
         return "differs: processes are not equal bit for bit"
-    if program.law:
-        return "law"
+    if program.distribution:
+        return "distribution"
     tolerance = program.tolerance or TOLERANCE[program.precision]
     for rank, found in enumerate(
         ours.ranks[: 1 if program.own_strategy else None]

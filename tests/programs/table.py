@@ -1,16 +1,15 @@
 """The table of docs/programs.md: program by strategy."""
 
+import ast
 import collections
 import datetime
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 
 from tests.programs.catalog import HERE, programs
 
 DOCUMENT = HERE.parents[1] / "docs" / "programs.md"
 _BEGIN, _END = "<!-- table -->\n", "<!-- end of table -->\n"
-_DOCSTRING = re.compile(r'"""(.+?)"""', re.DOTALL)
 
 
 def write(verdicts: Mapping[str, Mapping[str, str]], strategies: Sequence[str], day: datetime.date) -> None:
@@ -49,16 +48,21 @@ def rendered(verdicts: Mapping[str, Mapping[str, str]], strategies: Sequence[str
     lines = [
         f"{day}: {len(verdicts)} programs, {sum(counts.values())} runs on replicas: {total}.",
         "",
-        f"| program | what it is | {' | '.join(strategies)} |",
+        f"| program | description | {' | '.join(strategies)} |",
         f"| --- | --- |{' --- |' * len(strategies)}",
     ]
     for path, row in verdicts.items():
         cells = " | ".join(_short(row[strategy]) if strategy in row else "-" for strategy in strategies)
         lines.append(f"| `{path}` | {_about(HERE / path)} | {cells} |")
     refused = [(path, program.refused) for path, program in programs().items() if program.refused and path in verdicts]
-    lines += ["", "The refused ones, and a part of their line:", ""]
+    lines += [
+        "",
+        "Programs that are refused, with a part of the message, or equal in distribution only, with the reason:",
+        "",
+    ]
     lines += [f"- `{path}`: {part}" for path, part in refused]
-    lines += [f"- `{path}` (law): {program.law}." for path, program in programs().items() if program.law]
+    reasons = {path: program.distribution for path, program in programs().items() if program.distribution}
+    lines += [f"- `{path}` (distribution): {reason}." for path, reason in reasons.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -67,5 +71,5 @@ def _short(verdict: str) -> str:
 
 
 def _about(path: pathlib.Path) -> str:
-    found = _DOCSTRING.match(path.read_text())
-    return " ".join(found[1].split()).rstrip(".") if found else ""
+    found = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return " ".join(found.split()).rstrip(".")

@@ -76,7 +76,7 @@ def test_operations_without_a_layout(devices, operation):
 
 
 def test_a_split_random_tensor_has_other_numbers(devices):
-    """So initial values are drawn on the host, and dropout under a mesh follows the law, not the numbers, of one device."""
+    """So initial values are drawn on the host, and dropout on a mesh has the distribution, not the numbers, of one device."""
     draw = tf.function(lambda: keras.random.uniform([4, 4], seed=3))
     split = dtensor.call_with_layout(draw, devices.layout(Layout(("data", "model"))))
     assert not np.allclose(devices.whole(split), draw())

@@ -67,7 +67,7 @@ def layout_refused(error: BaseException) -> InputError | None:
     cause = cause[:_LONGEST_CAUSE].strip().rstrip(".")
     return InputError(
         f"DTensor cannot compile the model in this layout. Received: {cause}. Leave out a rule of --layout, lay out what is in "
-        "front with tfdist.constrain, or write the operation in another way (docs/meshes.md, What DTensor cannot do)."
+        "front with tfdist.constrain, or write the operation in another way (docs/meshes.md, Limitations of DTensor)."
     )
 
 

@@ -131,12 +131,12 @@ def why_whole(shape: Sequence[int], trainable: bool, slots: int, mesh: Mesh, sha
     if shard.stage == "none" or not mesh.splits(shard.axis):
         return "no rule for its dims"
     if not trainable:
-        return "not trained, so its layer needs it as it is"
+        return "not trainable"
     if not slots and shard.stage == "optimizer":
-        return "without slots"
+        return "without optimizer state"
     if math.prod(shape) < shard.min_elements:
         return f"fewer than {shard.min_elements} elements (--shard_min_elements)"
-    return f"no dim that the {mesh.axes[shard.axis]} devices of {shard.axis} divide"
+    return f"no dim that is divisible by the {mesh.axes[shard.axis]} devices of {shard.axis}"
 
 
 def parse_layout(text: str, mesh: Mesh) -> dict[str, str]:

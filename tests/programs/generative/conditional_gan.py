@@ -1,4 +1,4 @@
-"""A conditional GAN which generates the digit that it is asked for."""
+"""A conditional GAN that generates the requested digit."""
 
 import keras
 import numpy as np

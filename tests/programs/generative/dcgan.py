@@ -1,4 +1,4 @@
-"""A deep convolutional GAN which generates faces, with its own train step."""
+"""A deep convolutional GAN that generates faces, with a custom train step."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""A denoising diffusion implicit model which generates flowers."""
+"""A denoising diffusion implicit model that generates flowers."""
 
 import math
 

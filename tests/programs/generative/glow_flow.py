@@ -1,4 +1,4 @@
-"""A normalizing flow after Glow: ActNorm with data-dependent initialization, mixing of the dimensions, affine coupling."""
+"""A normalizing flow as in Glow: ActNorm with data-dependent initialization, mixing of the dimensions, affine coupling."""
 
 import keras
 import numpy as np

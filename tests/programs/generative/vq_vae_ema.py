@@ -1,4 +1,4 @@
-"""A VQ-VAE whose codebook is no trained weight: it follows moving averages of the encoder's outputs."""
+"""A VQ-VAE whose codebook is not trained: it follows moving averages of the encoder's outputs."""
 
 import keras
 import numpy as np

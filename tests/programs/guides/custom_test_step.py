@@ -1,4 +1,4 @@
-"""A model whose own test_step replaces the one that evaluate calls."""
+"""A model with a custom test_step, which evaluate calls."""
 
 import os
 

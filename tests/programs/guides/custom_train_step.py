@@ -1,4 +1,4 @@
-"""A regression model whose own train_step replaces the one that fit calls."""
+"""A regression model with a custom train_step, which fit calls."""
 
 import os
 

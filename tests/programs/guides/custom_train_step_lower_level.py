@@ -1,4 +1,4 @@
-"""A regression model whose train_step computes its loss and its metrics by itself, without compile's."""
+"""A regression model whose train_step computes its loss and its metrics itself, without those of compile."""
 
 import os
 

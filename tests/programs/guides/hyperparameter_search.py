@@ -1,4 +1,4 @@
-"""A search for hyperparameters: a hypermodel, trials over a grid, and the best one trained again."""
+"""Hyperparameter search: a hypermodel, trials over a grid, and the best one trained again."""
 
 import itertools
 import os

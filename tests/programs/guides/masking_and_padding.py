@@ -1,4 +1,4 @@
-"""Masking and padding: embeddings with masks, layers that make, change and use masks."""
+"""Masking and padding: embeddings with masks, layers that create, change and use masks."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Saving, serializing and exporting models: whole files, configurations, clones, and weights alone."""
+"""Saving, serializing and exporting models: complete models, configurations, clones, and weights only."""
 
 import keras
 import numpy as np

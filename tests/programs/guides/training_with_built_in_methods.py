@@ -1,4 +1,4 @@
-"""Training and evaluation with fit and evaluate: own losses and metrics, data of several forms, schedules, TensorBoard."""
+"""Training and evaluation with fit and evaluate: custom losses and metrics, data of several forms, schedules, TensorBoard."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Recurrent networks: encoder states as a decoder's initial state, both directions, statefulness, and a cell of one's own."""
+"""Recurrent networks: encoder states as a decoder's initial state, both directions, statefulness, and a custom cell."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Callbacks of one's own: progress printed, early stopping at the least loss, a learning rate schedule."""
+"""Custom callbacks: printed progress, early stopping at the minimum loss, a learning rate schedule."""
 
 import keras
 import numpy as np

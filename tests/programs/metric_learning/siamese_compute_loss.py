@@ -1,4 +1,4 @@
-"""A siamese network on pairs of signatures, with a compute_loss of its own."""
+"""A siamese network on pairs of signatures, with a custom compute_loss."""
 
 import keras
 import numpy as np

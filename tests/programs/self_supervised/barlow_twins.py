@@ -1,4 +1,4 @@
-"""Barlow Twins: self-supervised learning which reduces the redundancy of the features."""
+"""Barlow Twins: self-supervised learning that reduces the redundancy of the features."""
 
 import keras
 import numpy as np

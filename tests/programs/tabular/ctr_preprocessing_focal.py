@@ -1,4 +1,4 @@
-"""Click-through rates with all preprocessing inside of the model, and a focal loss for the rare clicks."""
+"""Click-through rates with all preprocessing inside the model, and a focal loss for the rare clicks."""
 
 import keras
 import numpy as np

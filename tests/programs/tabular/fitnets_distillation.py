@@ -1,4 +1,4 @@
-"""Distillation of features and logits (FitNets): a subclassed model with trackers, and a student that goes on alone."""
+"""Distillation of features and logits (FitNets): a subclassed model with trackers, and a student that continues training alone."""
 
 import keras
 import numpy as np

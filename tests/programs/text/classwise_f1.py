@@ -1,4 +1,4 @@
-"""Intent classification with a metric that gives the F1 of each class, and a loss with weights for the classes."""
+"""Intent classification with a metric that returns the F1 score of each class, and a loss with weights for the classes."""
 
 import argparse
 

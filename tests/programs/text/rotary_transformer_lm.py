@@ -1,4 +1,4 @@
-"""A causal language model in the manner of LLaMA: rotary embeddings, RMS normalization, SwiGLU, tied embeddings."""
+"""A causal language model as in LLaMA: rotary embeddings, RMS normalization, SwiGLU, tied embeddings."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Part-of-speech tags with a recurrent network: weights for each time step leave out the padding."""
+"""Part-of-speech tags with a recurrent network: weights for each time step mask the padding."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Forecasting with dilated causal convolutions after WaveNet; a range test finds the learning rate first."""
+"""Forecasting with dilated causal convolutions as in WaveNet; a range test finds the learning rate first."""
 
 import keras
 import numpy as np

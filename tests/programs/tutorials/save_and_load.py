@@ -1,4 +1,4 @@
-"""Saving and loading models: checkpoints during training, weights by hand, and whole models."""
+"""Saving and loading models: checkpoints during training, manually saved weights, and complete models."""
 
 import os
 

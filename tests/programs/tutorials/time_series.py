@@ -1,4 +1,4 @@
-"""Time series forecasting of the weather with windows of data and models of several kinds."""
+"""Time series forecasting of the weather with windowed data and several kinds of models."""
 
 import numpy as np
 import tensorflow as tf

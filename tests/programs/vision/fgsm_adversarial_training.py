@@ -1,4 +1,4 @@
-"""Adversarial training: train_step perturbs the pictures by the fast gradient sign method."""
+"""Adversarial training: train_step perturbs the images by the fast gradient sign method."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Age, sex and mood from faces: three outputs with losses and metrics of their own, and batches from a generator."""
+"""Age, sex and mood from faces: three outputs with separate losses and metrics, and batches from a generator."""
 
 import os
 

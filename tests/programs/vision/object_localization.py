@@ -1,4 +1,4 @@
-"""A convnet with two heads which says what is in a picture and where."""
+"""A convnet with two heads that predict what is in an image and where."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""A network like U-Net which labels every pixel of pet pictures."""
+"""A network like U-Net that labels every pixel of images of pets."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""U-Net with batch normalization for nuclei in microscope pictures, trained with a Dice loss."""
+"""U-Net with batch normalization for nuclei in microscope images, trained with a Dice loss."""
 
 import numpy as np
 from tensorflow import keras

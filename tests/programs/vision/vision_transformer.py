@@ -1,4 +1,4 @@
-"""A vision transformer which classifies small images."""
+"""A vision transformer that classifies small images."""
 
 import keras
 import numpy as np

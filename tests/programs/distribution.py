@@ -1,7 +1,7 @@
-"""Programs as they are written, with random layers and local statistics: over several seeds, losses have one device's law.
+"""Unchanged programs, with random layers and local statistics: over several seeds, losses are distributed as on one device.
 
 The last loss of each `fit` is compared by Welch's t statistic. Differences below one hundredth of the loss do not count: local
-batch normalization takes its statistics over fewer rows, which is not quite the same law.
+batch normalization takes its statistics over fewer rows, so that its distribution is not quite the same.
 """
 
 import math
@@ -24,7 +24,7 @@ def applies(program: Program) -> bool:
 
 
 def verdicts(program: Program, strategies: Sequence[str], seeds: int = SEEDS) -> dict[str, str]:
-    """Returns "law" for each strategy, and the largest difference in standard errors, or what is wrong."""
+    """Returns "distribution" for each strategy, and the largest difference in standard errors, or what is wrong."""
     try:
         plain = _losses(program, "plain", seeds)
     except _Failed as failure:
@@ -42,7 +42,7 @@ def _verdict(program: Program, strategy: str, plain: np.ndarray) -> str:
     except _Failed as failure:
         return str(failure)
     worst = max((_standard_errors(*pair) for pair in zip(ours.T, plain.T, strict=True)), default=0.0)
-    return f"{'law' if worst <= _MOST_ERRORS else 'differs'}: {worst:.1f} standard errors"
+    return f"{'distribution' if worst <= _MOST_ERRORS else 'differs'}: {worst:.1f} standard errors"
 
 
 def _losses(program: Program, strategy: str, seeds: int) -> np.ndarray:
