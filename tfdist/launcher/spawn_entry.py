@@ -9,7 +9,7 @@ from tfdist.launcher import pickled_call
 # Sets the parent's search path before anything of tfdist is imported; `-m` would need it in the environment.
 BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from tfdist.launcher import worker; sys.exit(worker.main(sys.argv[2], int(sys.argv[3])))"
+    "from tfdist.launcher import spawn_entry; sys.exit(spawn_entry.main(sys.argv[2], int(sys.argv[3])))"
 )
 
 
