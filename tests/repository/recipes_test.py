@@ -73,6 +73,17 @@ def test_a_strategy(tmp_path):
     assert code == 0 and "Equal: the largest difference is 0.00e+00" in text, text
 
 
+def test_a_storage_backend(tmp_path, monkeypatch):
+    monkeypatch.setenv("SCRATCH", str(tmp_path / "files"))
+    assert sorted(applied("storage", tmp_path)) == ["tfdist/storage/registry.py", "tfdist/storage/scratch.py"]
+    small = ("--model=mlp(hidden=(8,))", "--steps=2", "--checkpoint_every=1", "--output_dir=scratch://runs/one")
+    code, text = run(tmp_path, "-m", "tfdist.train", *small)
+    assert code == 0 and text.endswith("scratch://runs/one\n"), text
+    assert (tmp_path / "files" / "runs" / "one" / "model.keras").exists()
+    code, text = run(tmp_path, "-m", "tfdist.checkpoints", "scratch://runs/one")
+    assert code == 0 and text.count("  good  ") == 2, text
+
+
 def test_a_compression_method(tmp_path):
     code_files = ["tfdist/gradients/compression/catalog.py", "tfdist/gradients/compression/methods/truncation.py"]
     assert applied("compression", tmp_path) == code_files
