@@ -1,15 +1,13 @@
 """All-to-all with splits: any number of rows from each replica to each, against NumPy; also on real ranks."""
 
-import pathlib
 import pickle
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import processes
-from tests.collectives.exchange_worker import SUMMED
+from tests.workers import running
+from tests.workers.exchange import SUMMED
 from tfdist.collectives import OneReplica, Recording, Unsent
 from tfdist.errors import InputError
 
@@ -17,7 +15,6 @@ pytestmark = pytest.mark.alone
 
 RANKS = 3
 CASES = ("uneven", "ring", "one_sender", "nothing")
-WORKER = pathlib.Path(__file__).with_name("exchange_worker.py")
 ROWS = {"float32": (3,), "float64": (), "int32": (2, 2), "int64": (1,)}  # by dtype: the dims behind the first
 
 
@@ -171,11 +168,8 @@ def test_real_ranks(name, tmp_path):
     tables = {case: splits_of(case, RANKS) for case in CASES}
     cases = {case: (table, arrays_of(table)) for case, table in tables.items()}
     (tmp_path / "cases.pickle").write_bytes(pickle.dumps(cases))
-    with processes.job([sys.executable, str(WORKER), name, str(tmp_path), "{rank}"], RANKS) as job:
-        failed = [end.output for end in job.wait(180) if end.code]
-    assert not failed, "\n".join(failed)
-    for rank in range(RANKS):
-        for received in pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()):
+    for rank, steps in enumerate(running.outcomes("exchange", name, RANKS, tmp_path, seconds=180)):
+        for received in steps:
             assert_same(received["sums"], [np.full(2, 1 + 2 + 3, dtype) for dtype in SUMMED])
             for case, (table, arrays) in cases.items():
                 assert_same(received[case], expected(table, arrays, rank))

@@ -4,20 +4,16 @@ A method joins by being registered.
 """
 
 import functools
-import json
-import pathlib
-import sys
 import tempfile
 
 import numpy as np
 import pytest
 
-from tests import processes
+from tests.workers import running
 from tfdist.gradients.compression import METHODS
 
 pytestmark = pytest.mark.alone
 
-WORKER = pathlib.Path(__file__).with_name("compression_worker.py")
 JOBS = (("horovod", 3), ("multiworker", 2))
 ARGUMENTS = {
     "topk": "topk(ratio=0.1)",
@@ -35,11 +31,7 @@ ALL = ("none", *(ARGUMENTS.get(name, name) for name in METHODS), "topk(ratio=0.1
 def outcomes(strategy: str, size: int) -> list[dict]:
     """What each rank made of each method."""
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, str(WORKER), strategy, directory, "{rank}", *ALL]
-        with processes.job(command, size) as job:
-            failed = [end.output for end in job.wait(400) if end.code]
-        assert not failed, "\n".join(failed)
-        return [json.loads(pathlib.Path(directory, f"{rank}.json").read_text()) for rank in range(size)]
+        return running.outcomes("compression", strategy, size, directory, *ALL, seconds=400)
 
 
 @pytest.mark.parametrize("method", ALL)

@@ -9,7 +9,6 @@ import functools
 import itertools
 import pathlib
 import pickle
-import sys
 import tempfile
 from typing import Any
 
@@ -18,11 +17,10 @@ import numpy as np
 import pytest
 
 import tfdist
-from tests import processes
+from tests.workers import running
 from tfdist.gradients import Clip
 from tfdist.testing import parity
 
-WORKER = pathlib.Path(__file__).with_name("worker.py")
 IN_PROCESS = ("mirrored2", "mirrored4")
 IN_PROCESSES = (("multiworker", 2), ("horovod", 2), ("horovod", 3))
 LAYOUTS = (  # sequence, context and expert parallel, beside others
@@ -85,12 +83,8 @@ def outcomes(strategy: str, size: int, floatx: str, cases: tuple[parity.Case, ..
     with tempfile.TemporaryDirectory() as directory:
         plan = pathlib.Path(directory, "cases.pickle")
         plan.write_bytes(pickle.dumps(cases))
-        command = [sys.executable, str(WORKER), strategy, floatx, directory, "{rank}"]
-        with processes.job(command, size) as job:
-            ended = job.wait(60 + 30 * len(cases))
-        failed = [end.output for end in ended if end.code]
-        assert not failed, "\n".join(failed)
-        return [pickle.loads(pathlib.Path(directory, f"{rank}.pickle").read_bytes()) for rank in range(size)]
+        seconds = 60 + 30 * len(cases)
+        return running.outcomes("conformance", strategy, size, directory, floatx, seconds=seconds)
 
 
 def assert_same(outcome: parity.Outcome, case: parity.Case, bound: float = 1e-9) -> None:

@@ -2,21 +2,18 @@
 
 import functools
 import pathlib
-import pickle
-import sys
 from typing import Any
 
 import keras
 import pytest
 
 import tfdist
-from tests import processes
 from tests.keras_fit.comparing import differences, plain_run
 from tests.keras_fit.models import PROGRAMS, run
+from tests.workers import running
 
 pytestmark = pytest.mark.alone
 
-WORKER = str(pathlib.Path(__file__).with_name("worker.py"))
 plain = functools.cache(plain_run)
 
 
@@ -72,10 +69,7 @@ HALF, OTHER_HALF = list(PROGRAMS)[::2], list(PROGRAMS)[1::2]
 def test_so_do_processes(strategy: str, size: int, names: list[str], float64: None, tmp_path: pathlib.Path) -> None:
     """The processes' weights are equal bit for bit, too. All programs on each strategy are in the full product."""
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-    with processes.job([sys.executable, WORKER, strategy, str(tmp_path), "{rank}", *names], size, threads) as job:
-        ends = job.wait(400)
-    assert [end.code for end in ends] == [0] * size, "\n".join(end.output for end in ends)
-    outcomes = [pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(size)]
+    outcomes = running.outcomes("keras_fit", strategy, size, tmp_path, *names, seconds=400, environment=threads)
     assert [*outcomes[0]] == names
     assert not {name: found for name in names if (found := differences(outcomes[0][name], plain(name)))}
     first = [weight.tobytes() for name in names for weight in outcomes[0][name]["weights"]]

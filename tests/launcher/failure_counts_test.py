@@ -1,5 +1,5 @@
 import pytest
-from tests.launcher.outcome_test import Ended
+from tests.launcher.job_result_test import Ended
 
 from tfdist.launcher import failure_counts
 from tfdist.launcher.job_result import Outcome

@@ -2,8 +2,6 @@
 
 import dataclasses
 import pathlib
-import pickle
-import sys
 from contextlib import ExitStack
 
 import pytest
@@ -11,11 +9,11 @@ import pytest
 import tfdist
 from tests import processes
 from tests.end_to_end.resume import product
+from tests.workers import running
 from tfdist.testing import parity
 
 pytestmark = pytest.mark.alone
 
-WORKER = str(pathlib.Path(__file__).with_name("worker.py"))
 TOLERANCE = 1e-9  # in float64
 
 
@@ -41,17 +39,16 @@ def test_every_strategy_goes_on_from_every_other(
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     strategies = {name: in_process(fixture, case, request) for name, fixture in product.IN_PROCESS.items()}
     savers = [*strategies, *jobs]
+    outcomes = {name: tmp_path / f"outcomes of {name}" for name in jobs}
     with ExitStack() as stack:
-        running = {
-            name: stack.enter_context(
-                processes.job(
-                    [sys.executable, WORKER, name, case, str(tmp_path), "{rank}", *savers], product.JOBS[name], threads
-                )
-            )
-            for name in jobs
-        }
+        started = {}
+        for name in jobs:
+            outcomes[name].mkdir()
+            arguments = ("resume", name.rstrip("0123456789"), outcomes[name], name, case, str(tmp_path), *savers)
+            job = processes.job(running.command(*arguments), product.JOBS[name], threads)
+            started[name] = stack.enter_context(job)
         trainers = {name: product.save(strategies[name], case, tmp_path / name) for name in strategies}
-        for name, job in running.items():
+        for name, job in started.items():
             ends = job.wait(300)
             assert [end.code for end in ends] == [0] * product.JOBS[name], "\n".join(end.output for end in ends)
     ended = {
@@ -59,7 +56,7 @@ def test_every_strategy_goes_on_from_every_other(
         for name, trainer in trainers.items()
     }
     for name in jobs:
-        ranks = [pickle.loads((tmp_path / f"{name}-{r}.pickle").read_bytes()) for r in range(product.JOBS[name])]
+        ranks = running.read(outcomes[name], product.JOBS[name])
         ended[name] = ranks[0]
         for saver in savers:
             for other in ranks[1:]:

@@ -4,7 +4,6 @@ import ast
 import logging
 import pathlib
 import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 
 from tests import processes
 from tests.coordination.members import members
+from tests.workers import running
 from tfdist.checkpoint import replication, transfer
 from tfdist.checkpoint.format import Checkpoint, Part, Spread, commit, keeper, newest, shard_bytes
 from tfdist.coordination import LocalGroup
@@ -21,7 +21,6 @@ pytestmark = pytest.mark.alone
 
 RANKS = 3
 HOSTS = [[rank] for rank in range(RANKS)]
-WORKER = pathlib.Path(__file__).with_name("sharing_worker.py")
 
 
 def own(rank: int, step: int) -> list[Part]:
@@ -102,8 +101,7 @@ def test_each_host_gets_what_only_others_have(name: str, tmp_path: pathlib.Path)
         for step in (20, 30):
             write(tmp_path, folder, step)
         happens([host / "step-000000030" for host in hosts(tmp_path, folder)])
-    command = [sys.executable, str(WORKER), name, str(tmp_path), "{rank}", *CASES]
-    with processes.job(command, RANKS, {"PYTHONPATH": str(WORKER.parents[3])}) as job:
+    with processes.job(running.command("sharing", name, tmp_path, *CASES), RANKS) as job:
         ended = job.wait(180)
     assert [end.code for end in ended] == [0] * RANKS, "\n".join(end.output for end in ended)
     for folder, (_, step) in CASES.items():

@@ -1,8 +1,6 @@
 """PowerSGD beside the paper's algorithm in NumPy, on real ranks; and its properties."""
 
-import pathlib
 import pickle
-import sys
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import processes
+from tests.workers import running
 from tfdist.collectives import OneReplica, Recording
 from tfdist.errors import InputError
 from tfdist.gradients import ErrorFeedback
@@ -63,11 +61,7 @@ def ranks(tmp_path_factory):
     """What three Horovod ranks made of the gradients."""
     directory = tmp_path_factory.mktemp("powersgd")
     (directory / "case.pickle").write_bytes(pickle.dumps(("powersgd(rank=2)", given_gradients())))
-    worker = pathlib.Path(__file__).with_name("powersgd_worker.py")
-    with processes.job([sys.executable, str(worker), str(directory), "{rank}"], RANKS) as job:
-        failed = [end.output for end in job.wait(300) if end.code]
-    assert not failed, "\n".join(failed)
-    return [pickle.loads((directory / f"{rank}.pickle").read_bytes()) for rank in range(RANKS)]
+    return running.outcomes("powersgd", "horovod", RANKS, directory, seconds=300)
 
 
 def test_equals_the_paper(ranks):

@@ -1,12 +1,8 @@
-"""One process of the test that runs repeat bit for bit: trains from the same start again and again, with random delays.
-
-python tests/conformance/repeat_worker.py REPEATS DIRECTORY RANK
-"""
+"""Trains from the same start again and again, with random delays; returns a digest of what came of each."""
 
 import hashlib
 import pathlib
 import random
-import sys
 import time
 
 import keras
@@ -18,10 +14,9 @@ from tfdist import models
 STEPS = 5
 
 
-def main(repeats: str, directory: str, rank: str) -> None:
-    strategy = tfdist.load_strategy("horovod", start_timeout_seconds=60)
+def work(strategy: tfdist.Strategy, directory: pathlib.Path, repeats: str) -> list[str]:
     keras.utils.set_random_seed(1)
-    random.seed(int(rank))
+    random.seed(strategy.cluster.rank)
     numbers = np.random.default_rng(2)
     data = numbers.standard_normal((60, 8, 8, 1)).astype("float32"), numbers.integers(0, 10, 60)
     with strategy.scope():
@@ -44,11 +39,4 @@ def main(repeats: str, directory: str, rank: str) -> None:
         trainer.train_state.step = 0
         trainer.fit(data, batch_size=20, steps=STEPS, schedule=tfdist.Schedule(steps_per_call=1), callbacks=[delay])
         digests.append(hashlib.sha256(b"".join(np.asarray(v).tobytes() for v in variables)).hexdigest())
-    pathlib.Path(directory, f"{rank}.txt").write_text("\n".join(digests))
-    strategy.group.barrier("done")
-    strategy.group.leave()
-    strategy.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return digests

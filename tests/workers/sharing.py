@@ -1,10 +1,6 @@
-"""One of several ranks, each with a directory of its own: what they send each other, and the commits that they share.
-
-python tests/end_to_end/resume/sharing_worker.py STRATEGY DIRECTORY RANK FOLDER...
-"""
+"""Several ranks, each with a directory of its own: what they send each other, and the commits that they share."""
 
 import pathlib
-import sys
 
 import numpy as np
 
@@ -20,16 +16,12 @@ def bytes_of(rank: int) -> np.ndarray:
     return np.random.default_rng(rank).integers(0, 256, (2501 + rank) * (rank != 1), np.uint8)
 
 
-def main(name: str, directory: str, rank: str, *folders: str) -> None:
+def work(strategy: tfdist.Strategy, directory: pathlib.Path, *folders: str) -> None:
     transfer._AT_ONCE = 3 * PIECE
-    strategy = tfdist.load_strategy(name, start_timeout_seconds=100)
     carry(transfer.ByteTransfer(strategy), strategy.group)
     for folder in folders:
-        found = replication.share(strategy, pathlib.Path(directory, f"host{rank}", folder))
+        found = replication.share(strategy, directory / f"host{strategy.cluster.rank}" / folder)
         print(f"{folder}: {found}", flush=True)
-    strategy.group.barrier("done", 60.0)
-    strategy.group.leave()
-    strategy.close()
 
 
 def carry(carrier: transfer.ByteTransfer, group: Group) -> None:
@@ -40,7 +32,3 @@ def carry(carrier: transfer.ByteTransfer, group: Group) -> None:
         }
         everyone = carrier.to_all(bytes_of(group.rank)[:PIECE])
         assert [everyone[rank].tolist() for rank in range(3)] == [bytes_of(rank)[:PIECE].tolist() for rank in range(3)]
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

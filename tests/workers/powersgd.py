@@ -1,14 +1,12 @@
-"""One of several Horovod ranks that reduce given gradients by PowerSGD with error feedback.
+"""Reduces given gradients by PowerSGD with error feedback.
 
-    python tests/gradients/compression/powersgd_worker.py DIRECTORY RANK
-
-DIRECTORY holds case.pickle: the text of the method and gradients [steps][tensors], each [ranks, ...]; what each step made of
-them is written beside it.
+The directory holds case.pickle: the text of the method and gradients [steps][tensors], each [ranks, ...]. Returns what each
+step made of them.
 """
 
 import pathlib
 import pickle
-import sys
+from typing import Any
 
 import tensorflow as tf
 
@@ -18,10 +16,9 @@ from tfdist.gradients.compression import create
 from tfdist.grammar.rules import parse_rules
 
 
-def main(directory: str, rank: str) -> None:
-    strategy = tfdist.load_strategy("horovod", start_timeout_seconds=60)
-    text, gradients = pickle.loads(pathlib.Path(directory, "case.pickle").read_bytes())
-    mine = [[tf.constant(values[int(rank)]) for values in step] for step in gradients]
+def work(strategy: tfdist.Strategy, directory: pathlib.Path) -> dict[str, Any]:
+    text, gradients = pickle.loads((directory / "case.pickle").read_bytes())
+    mine = [[tf.constant(values[strategy.cluster.rank]) for values in step] for step in gradients]
     [rule] = parse_rules(text)
     reducer, recording = create(rule.methods), Recording(strategy.collectives)
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype, f"variable{i}") for i, tensor in enumerate(mine[0])]
@@ -36,12 +33,4 @@ def main(directory: str, rank: str) -> None:
         return reduced.totals, reduced.state
 
     steps = [[[x.numpy() for x in part] for part in reduce(tensors)] for tensors in mine]
-    made = {"steps": steps, "names": [state.name for state in states], "payload": recording.payload_bytes}
-    pathlib.Path(directory, f"{rank}.pickle").write_bytes(pickle.dumps(made))
-    strategy.group.barrier("done")
-    strategy.group.leave()
-    strategy.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {"steps": steps, "names": [state.name for state in states], "payload": recording.payload_bytes}

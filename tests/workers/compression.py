@@ -1,12 +1,7 @@
-"""One process of the suite of compression methods: trains a few steps with each, and writes what came of it.
-
-python tests/conformance/compression_worker.py STRATEGY DIRECTORY RANK METHOD [METHOD ...]
-"""
+"""Trains a few steps with each of some compression methods, which are the arguments."""
 
 import hashlib
-import json
 import pathlib
-import sys
 
 import keras
 import numpy as np
@@ -42,14 +37,5 @@ def train(strategy: tfdist.Strategy, method: str) -> dict:
     }
 
 
-def main(name: str, directory: str, rank: str, *methods: str) -> None:
-    """Trains with each method under one strategy."""
-    strategy = tfdist.load_strategy(name)
-    outcomes = {method: train(strategy, method) for method in methods}
-    pathlib.Path(directory, f"{rank}.json").write_text(json.dumps(outcomes))
-    strategy.group.barrier("end")
-    strategy.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def work(strategy: tfdist.Strategy, directory: pathlib.Path, *methods: str) -> dict[str, dict]:
+    return {method: train(strategy, method) for method in methods}

@@ -1,0 +1,35 @@
+"""One process of a job that a test starts: works on a strategy, then ends together with the others.
+
+    python tests/workers/main.py WORKER STRATEGY DIRECTORY [ARGUMENTS...]
+
+WORKER is a module beside this one. What its `work(strategy, directory, *arguments)` returns is written to
+DIRECTORY/RANK.pickle. STRATEGY is a name, with options in brackets if it takes any: mesh(mesh_shape='data:4').
+"""
+
+import importlib
+import pathlib
+import pickle
+import sys
+
+import tfdist
+from tfdist.grammar.spec import parse
+
+
+def main(worker: str, strategy_name: str, directory: str, *arguments: str) -> None:
+    """Runs a worker."""
+    sys.path[0] = str(pathlib.Path(__file__).parents[2])  # instead of this folder, whose names others have too
+    module, chosen, folder = (
+        importlib.import_module(f"tests.workers.{worker}"),
+        parse(strategy_name),
+        pathlib.Path(directory),
+    )
+    strategy = tfdist.load_strategy(chosen.name, start_timeout_seconds=100, **chosen.args)
+    outcome = module.work(strategy, folder, *arguments)
+    (folder / f"{strategy.cluster.rank}.pickle").write_bytes(pickle.dumps(outcome))
+    strategy.group.barrier("done")
+    strategy.group.leave()
+    strategy.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

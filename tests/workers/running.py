@@ -1,0 +1,43 @@
+"""Jobs whose processes are workers of this folder."""
+
+import os
+import pathlib
+import pickle
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tests import processes
+
+
+def command(worker: str, strategy: str, directory: str | os.PathLike[str], *arguments: str) -> list[str]:
+    """The command of each process; see `main.py`."""
+    return [
+        sys.executable,
+        str(pathlib.Path(__file__).with_name("main.py")),
+        worker,
+        strategy,
+        str(directory),
+        *arguments,
+    ]
+
+
+def read(directory: str | os.PathLike[str], size: int) -> list[Any]:
+    """What each rank's work returned."""
+    return [pickle.loads(pathlib.Path(directory, f"{rank}.pickle").read_bytes()) for rank in range(size)]
+
+
+def outcomes(
+    worker: str,
+    strategy: str,
+    size: int,
+    directory: str | os.PathLike[str],
+    *arguments: str,
+    seconds: float,
+    environment: Mapping[str, str] | None = None,
+) -> list[Any]:
+    """Runs a job, which must end well within so many seconds, and returns what each rank's work returned."""
+    with processes.job(command(worker, strategy, directory, *arguments), size, environment) as job:
+        failed = [end.output for end in job.wait(seconds) if end.code]
+    assert not failed, "\n".join(failed)
+    return read(directory, size)
