@@ -19,7 +19,7 @@ from tfdist.checkpoint import manager
 from tfdist.cli import command, flags, session
 from tfdist.config.train_config import TrainConfig
 from tfdist.reporting import NullReporter, RunPlan
-from tfdist.trainer.options import Checks, Recording, Schedule
+from tfdist.trainer.options import Checks, Reporting, Schedule
 
 EPOCH = 100  # steps: longer than a run, so that no epoch's end cuts a call short
 
@@ -83,7 +83,7 @@ def train(config: TrainConfig, watch: stopwatch.Stopwatch) -> None:
             steps=config.steps,
             schedule=Schedule.of(config),
             checks=Checks.of(config),
-            recording=Recording(reporter=stamps),
+            reporting=Reporting(reporter=stamps),
             checkpoints=saved if config.checkpoint_every != "0" else None,
         )
         chief = opened.strategy.is_chief

@@ -212,29 +212,29 @@ class MeshOfDevices(HasCollectives):
     def _placement(self) -> Iterator[None]:
         """See base class; variables with initializers are laid out on exit, when the names of their dims are known."""
         try:
-            self._bear_all()
+            self._initialize_all()
             with (
-                keras_internals.deferred_creation(self._abstract_model, self._bear),
+                keras_internals.deferred_creation(self._abstract_model, self._initialize),
                 tf.variable_creator_scope(self._whole_variable),
             ):
                 yield
-            self._bear_all()
+            self._initialize_all()
         except BaseException:
             self._abstract_model.clear()  # variables created before the failure are abandoned
             self._drawn.clear()
             raise
 
-    def _bear_all(self) -> None:
+    def _initialize_all(self) -> None:
         while self._abstract_model:
-            self._bear(self._abstract_model.pop(0))
+            self._initialize(self._abstract_model.pop(0))
         self._agree_on_drawn()
 
     def _agree_on_drawn(self) -> None:
         if self._drawn:
             drawn, self._drawn = self._drawn, {}
-            self.group.agree("mesh/births", drawn, f"{_SAME_SEED} The first value of ")
+            self.group.agree("mesh/initial values", drawn, f"{_SAME_SEED} The first value of ")
 
-    def _bear(self, uninitialized: keras_internals.UninitializedVariable) -> None:
+    def _initialize(self, uninitialized: keras_internals.UninitializedVariable) -> None:
         variable = uninitialized.variable
         self.layouts.dims |= {dim for dim in dims_of_uninitialized(uninitialized) if dim}
         keras_internals.set_layout(variable, placement(uninitialized, self.rules, self.devices.mesh, self.shard))

@@ -25,7 +25,7 @@ def test_a_strategy_gives_the_result_of_one_device(capsys):
 
 
 def test_a_sum_too_many_is_found_at_the_first_step(capsys, monkeypatch):
-    monkeypatch.setattr(keras_internals, "switch_off_second_sum", lambda optimizer: None)
+    monkeypatch.setattr(keras_internals, "disable_gradient_aggregation", lambda optimizer: None)
     code, out = verified(capsys, optimizer="sgd(learning_rate=0.1)")
     assert code == 1
     [first] = [line for line in out.splitlines() if line.split()[:1] == ["1"]]
@@ -64,7 +64,7 @@ def test_bfloat16_is_held_against_its_own_rounding(capsys):
 
 
 def test_a_wrong_step_in_bfloat16_is_found(capsys, monkeypatch):
-    monkeypatch.setattr(keras_internals, "switch_off_second_sum", lambda optimizer: None)
+    monkeypatch.setattr(keras_internals, "disable_gradient_aggregation", lambda optimizer: None)
     code, out = verified(capsys, **IN_16_BITS, optimizer="sgd(learning_rate=0.1)")
     assert code == 1, out
 

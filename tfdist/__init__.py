@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tfdist.layers.recompute import recompute
     from tfdist.layers.sharding_constraint import constrain
     from tfdist.sharding.dim_names import name_dims
-    from tfdist.trainer.options import Checks, Recording, Schedule
+    from tfdist.trainer.options import Checks, Reporting, Schedule
     from tfdist.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -31,7 +31,7 @@ __all__ = [
     "Collectives",
     "Group",
     "LossScaler",
-    "Recording",
+    "Reporting",
     "Schedule",
     "Strategy",
     "Trainer",
@@ -58,7 +58,7 @@ _HOMES = {
     "Collectives": "tfdist.collectives",
     "Group": "tfdist.coordination",
     "LossScaler": "tfdist.gradients",
-    "Recording": "tfdist.trainer.options",
+    "Reporting": "tfdist.trainer.options",
     "Schedule": "tfdist.trainer.options",
     "Strategy": "tfdist.distribution.strategy",
     "Trainer": "tfdist.trainer.trainer",

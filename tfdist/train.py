@@ -28,7 +28,7 @@ def main(config: TrainConfig) -> int:
                 steps=config.steps or None,
                 schedule=Schedule.of(config),
                 checks=Checks.of(config),
-                recording=run.recording,
+                reporting=run.reporting,
                 checkpoints=run.checkpoints,
             )
             run.save_model(trainer)

@@ -241,7 +241,7 @@ def test_without_reduction_the_suite_fails(mirrored2: tfdist.Strategy, float64: 
 def test_with_keras_second_sum_the_suite_fails(
     mirrored2: tfdist.Strategy, float64: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfdist.keras_internals.switch_off_second_sum", lambda optimizer: None)
+    monkeypatch.setattr("tfdist.keras_internals.disable_gradient_aggregation", lambda optimizer: None)
     outcome = parity.run_case(mirrored2, parity.CASES[0])
     worst = parity.compare(outcome.variables, reference(parity.CASES[0], "float64").variables, "mlp")[0]
     assert worst.relative > 0.1

@@ -3,8 +3,8 @@ import signal
 import pytest
 
 from tfdist.cli import opened_run
-from tfdist.errors import ExitCode, NotFiniteError, PeerLostError, Preempted, WriteError
-from tfdist.errors.exit_codes import MEANINGS, describe, of_error
+from tfdist.errors import ExitCode, NotFiniteError, PeerLostError, Preempted, WriteError, describe_error
+from tfdist.errors.exit_codes import MEANINGS, describe
 from tfdist.reporting import NullReporter
 
 
@@ -34,7 +34,7 @@ def test_codes_in_words(code, words):
     ],
 )
 def test_errors_in_words(error, words):
-    assert of_error(error) == words
+    assert describe_error(error) == words
 
 
 def test_every_code_has_a_meaning():

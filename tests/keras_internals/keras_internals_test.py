@@ -45,7 +45,7 @@ def test_build_takes_sample_weights():
 
 def test_the_start_of_tensorflow_s_servers_has_a_deadline(monkeypatch):
     """That TensorFlow heeds it is shown with processes, in tests/end_to_end/exit_codes_test.py."""
-    current = keras_internals.engine.context.context()
+    current = keras_internals.tf_internals.context.context()
     monkeypatch.setattr(current, "_coordination_service_config", None)
     keras_internals.limit_start_of_workers(3, 1.5)
     config = current.config.experimental.coordination_config
@@ -75,7 +75,7 @@ def test_keras_sums_gradients_over_replicas_unless_it_is_switched_off(mirrored2)
             optimizer = keras.optimizers.SGD(1.0)
             optimizer.build([variable])
         if off:
-            keras_internals.switch_off_second_sum(optimizer)
+            keras_internals.disable_gradient_aggregation(optimizer)
         tf.function(lambda: mirrored2.run(lambda: optimizer.apply([tf.constant([1.0, 2.0])], [variable])))()
         return [value.numpy().tolist() for value in mirrored2.local(variable.value)]
 
@@ -225,13 +225,13 @@ def test_variables_are_born_when_told():
     """Reads, assignments and shapes work before that; a model that is traced has its variables at once."""
     abstract_model, at_once = [], []
 
-    def bear(uninitialized):
+    def initialize(uninitialized):
         at_once.append(uninitialized)
         keras_internals.give_value(
             uninitialized.variable, tf.Variable(keras_internals.initial_value(uninitialized.variable))
         )
 
-    with keras_internals.deferred_creation(abstract_model, bear):
+    with keras_internals.deferred_creation(abstract_model, initialize):
         dense = keras.layers.Dense(2, name="dense")
         dense.build((None, 3))
         assert keras_internals.value_of(dense.kernel) is None and dense.kernel.shape == (3, 2)
@@ -244,7 +244,7 @@ def test_variables_are_born_when_told():
     assert abstract_model[0].owners[-1] is dense
     assert {uninitialized.variable.path for uninitialized in at_once} >= {v.path for v in traced.trainable_variables}
     for uninitialized in abstract_model:
-        bear(uninitialized)
+        initialize(uninitialized)
     np.testing.assert_array_equal(keras_internals.value_of(dense.bias), [1.0, 2.0])
     assert isinstance(keras.Variable([1.0]).value, tf.Variable)  # outside nothing has changed
 

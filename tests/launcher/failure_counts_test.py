@@ -1,6 +1,6 @@
 import pytest
-from tests.launcher.job_result_test import Ended
 
+from tests.launcher.job_result_test import Ended
 from tfdist.launcher import failure_counts
 from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.orders import Report

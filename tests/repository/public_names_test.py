@@ -18,7 +18,7 @@ def test_tfdist():
         "Collectives",
         "Group",
         "LossScaler",
-        "Recording",
+        "Reporting",
         "Schedule",
         "Strategy",
         "Trainer",
@@ -123,7 +123,7 @@ def test_arguments_of_the_trainer():
         "sample_weight",
         "schedule",
         "checks",
-        "recording",
+        "reporting",
         "checkpoints",
     ]
     assert names(tfdist.Trainer.resume) == ["self", "path", "commits"]

@@ -48,7 +48,7 @@ def everywhere(strategy: tf.distribute.Strategy, function: Callable[[], tf.Tenso
 def test_the_optimizer_sums_over_replicas_itself(mirrored: tf.distribute.Strategy) -> None:
     """Guards: inside `apply`, Keras's optimizer adds up the gradients of all replicas, whole ones too.
 
-    What rests on it: `keras_internals.switch_off_second_sum`, which `Trainer.build` calls.
+    What rests on it: `keras_internals.disable_gradient_aggregation`, which `Trainer.build` calls.
     """
     with mirrored.scope():
         variable = keras.Variable(0.0)

@@ -14,7 +14,7 @@ from tfdist.cli import run_start
 from tfdist.cli.session import Session
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.timeouts import long_timeout
-from tfdist.errors import WriteError, exit_codes
+from tfdist.errors import WriteError, describe_error
 from tfdist.grammar.interval import parse_period
 from tfdist.launcher.attempt import LAUNCHED_VARIABLE
 from tfdist.reporting import (
@@ -29,7 +29,7 @@ from tfdist.reporting import (
 from tfdist.reporting.file_errors import must_write
 from tfdist.storage import path_of
 from tfdist.trainer.history import History
-from tfdist.trainer.options import Recording
+from tfdist.trainer.options import Reporting
 from tfdist.trainer.trainer import Trainer
 
 _log = logging.getLogger(__name__)
@@ -42,13 +42,13 @@ class Run(NamedTuple):
       directory: directory of the run.
       is_chief: whether this process writes to it, besides its own log and ledger.
       checkpoints: how the run is saved.
-      recording: where it is recorded.
+      reporting: where it is recorded.
     """
 
     directory: RunDirectory
     is_chief: bool
     checkpoints: Checkpoints
-    recording: Recording
+    reporting: Reporting
 
     def save_model(self, trainer: Trainer) -> None:
         """Writes the trained model; every process must call it."""
@@ -87,17 +87,17 @@ def opened_run(session: Session, trainer: Trainer) -> Iterator[Run]:
             _log.info("Resuming from %s.", trainer.train_state.resumed_from)
         if strategy.is_chief:
             _warn_of_lost_progress(begun.checkpoints, trainer.train_state.resumed_from, config, directory)
-        recording = _recording(config, directory, begun.ledger, strategy.is_chief)
-        with _closing(recording.reporter):
-            yield Run(directory, strategy.is_chief, begun.checkpoints, recording)
+        reporting = _reporting(config, directory, begun.ledger, strategy.is_chief)
+        with _closing(reporting.reporter):
+            yield Run(directory, strategy.is_chief, begun.checkpoints, reporting)
 
 
-def _recording(config: TrainConfig, directory: RunDirectory, ledger: NullLedger, is_chief: bool) -> Recording:
+def _reporting(config: TrainConfig, directory: RunDirectory, ledger: NullLedger, is_chief: bool) -> Reporting:
     if not is_chief:
-        return Recording(ledger=ledger)
+        return Reporting(ledger=ledger)
     profile = ProfileWindow(config.profile_steps, directory.tensorboard) if config.profile_steps else NullProfile()
     reporter = chief_reporter(directory, sys.stderr, directory.records())
-    return Recording(reporter=reporter, profile=profile, ledger=ledger)
+    return Reporting(reporter=reporter, profile=profile, ledger=ledger)
 
 
 def _path(session: Session) -> str:
@@ -140,7 +140,7 @@ def _closing(reporter: Reporter) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _close(reporter, exit_codes.of_error(error), is_written_down=isinstance(error, WriteError))
+        _close(reporter, describe_error(error), is_written_down=isinstance(error, WriteError))
         raise
     _close(reporter, "done")
 

@@ -14,7 +14,7 @@ from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
 _log = logging.getLogger(__name__)
 
 
-class CompressionError(Periodic):
+class CompressionErrorMonitor(Periodic):
     """Periodically reduces the compressed gradients also exactly; disables compression where the error is too large.
 
     The relative error of a gradient is ||sent - exact|| / ||exact||, of the sums over replicas of what the step was to

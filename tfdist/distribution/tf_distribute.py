@@ -92,7 +92,7 @@ class TensorFlowStrategy(HasCollectives):
         self, optimizer: keras.Optimizer, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]
     ) -> None:
         """See base class; disables the optimizer's own sum over replicas, because the gradients are already reduced."""
-        keras_internals.switch_off_second_sum(optimizer)
+        keras_internals.disable_gradient_aggregation(optimizer)
         super().apply(optimizer, gradients, variables)
 
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from tfdist.coordination import Group
 from tfdist.coordination.addresses import free_port
 from tfdist.coordination.peer_failure import LOSS_NOTICE_SECONDS
 from tfdist.errors import InputError, PeerLostError
-from tfdist.errors.exit_codes import sigterm_ends
+from tfdist.process.signals import sigterm_preserved
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def starting(group: Group, processes: int, seconds: float) -> Iterator[None]:
     """
     keras_internals.limit_start_of_workers(processes, seconds)
     try:
-        with sigterm_ends():
+        with sigterm_preserved():
             yield
     except tf.errors.DeadlineExceededError as error:
         loss = group.lost(LOSS_NOTICE_SECONDS)  # no other thread could run meanwhile

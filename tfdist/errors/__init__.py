@@ -8,7 +8,6 @@ from tfdist.errors.exceptions import (
     CheckpointError,
     Damaged,
     DesyncError,
-    ExitCode,
     InputError,
     NotFiniteError,
     OutOfMemoryError,
@@ -16,7 +15,9 @@ from tfdist.errors.exceptions import (
     Preempted,
     TfdistError,
     WriteError,
+    describe_error,
 )
+from tfdist.errors.exit_codes import ExitCode
 
 __all__ = [
     "CheckpointError",
@@ -30,4 +31,5 @@ __all__ = [
     "Preempted",
     "TfdistError",
     "WriteError",
+    "describe_error",
 ]

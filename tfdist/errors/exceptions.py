@@ -1,23 +1,10 @@
-"""Exit codes, and the errors that have them.
+"""Errors, with their exit codes.
 
-Every command exits with one of these codes. Every error that a user can cause is one of these classes, so that a
-command prints its message as one line and exits with the right code.
+Every error that a user can cause is one of these classes, so that a command prints its message as one line and exits
+with the right code.
 """
 
-import enum
-
-
-class ExitCode(enum.IntEnum):
-    """Exit code of a tfdist process, with the same meaning for every command and every rank."""
-
-    DONE = 0
-    FAILED = 1  # an unexpected error, or `verify` found a difference
-    BAD_INPUT = 2
-    NOT_FINITE = 3  # the loss became inf or NaN
-    STALLED = 4
-    PEER_LOST = 5
-    OUT_OF_MEMORY = 6
-    PREEMPTED = 75  # EX_TEMPFAIL: to be restarted
+from tfdist.errors.exit_codes import MEANINGS, ExitCode
 
 
 class TfdistError(Exception):
@@ -85,3 +72,10 @@ class Preempted(TfdistError):
     """All ranks were asked to end, and have stopped at an agreed step and saved; the run should be restarted."""
 
     exit_code = ExitCode.PREEMPTED
+
+
+def describe_error(error: BaseException) -> str:
+    """Returns the kind of an error, not its message: `loss not finite`, `interrupted`, or `failed`."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return MEANINGS[error.exit_code if isinstance(error, TfdistError) else ExitCode.FAILED]

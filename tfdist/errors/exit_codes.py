@@ -1,11 +1,21 @@
-"""Descriptions of exit codes."""
+"""Exit codes of all commands, and their descriptions."""
 
-import contextlib
+import enum
 import signal
-import threading
-from collections.abc import Iterator
 
-from tfdist.errors import ExitCode, TfdistError
+
+class ExitCode(enum.IntEnum):
+    """Exit code of a tfdist process, with the same meaning for every command and every rank."""
+
+    DONE = 0
+    FAILED = 1  # an unexpected error, or `verify` found a difference
+    BAD_INPUT = 2
+    NOT_FINITE = 3  # the loss became inf or NaN
+    STALLED = 4
+    PEER_LOST = 5
+    OUT_OF_MEMORY = 6
+    PREEMPTED = 75  # EX_TEMPFAIL: to be restarted
+
 
 MEANINGS = {
     ExitCode.DONE: "done",
@@ -30,25 +40,3 @@ def describe(code: int) -> str:
         return f"code {code} (killed by {signal.Signals(code - SIGNALLED).name})"
     meaning = MEANINGS.get(code)  # type: ignore[call-overload]  # an IntEnum equals its number
     return f"code {code} ({meaning})" if meaning else f"code {code}"
-
-
-def of_error(error: BaseException) -> str:
-    """Returns the kind of an error, not its message: `loss not finite`, `interrupted`, or `failed`."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    return MEANINGS[error.exit_code if isinstance(error, TfdistError) else ExitCode.FAILED]
-
-
-@contextlib.contextmanager
-def sigterm_ends() -> Iterator[None]:
-    """Restores the SIGTERM handler after the start of an engine that replaces it, so that SIGTERM keeps its effect.
-
-    Does nothing outside the main thread, where Python cannot set handlers.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if main:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)

@@ -105,7 +105,7 @@ def overridden(model: keras.Model, name: str) -> bool:
 @functools.cache
 def install() -> None:
     """Patches the names in the table, once per process."""
-    keras_internals.let_variables_be_numbers()
+    keras_internals.enable_float_conversion()
     for name in _OF_A_MODEL:
         original = getattr(keras.Model, name)
         replacement = _property(name, original) if isinstance(original, property) else _method(name, original)

@@ -11,7 +11,7 @@ from keras.src.optimizers import base_optimizer
 from tfdist.keras_internals.variables import UninitializedVariable, deferred_creation, value_of
 
 
-def switch_off_second_sum(optimizer: keras.Optimizer) -> None:
+def disable_gradient_aggregation(optimizer: keras.Optimizer) -> None:
     """Disables the optimizer's own sum of gradients over replicas: they are already reduced.
 
     Keras 3 sums them inside `apply` and has no public option to disable it.
@@ -35,7 +35,7 @@ def constant_learning_rate(optimizer: keras.Optimizer) -> float | None:
 
 
 @contextlib.contextmanager
-def rate_times(optimizer: keras.Optimizer, factor: float) -> Iterator[None]:
+def scaled_learning_rate(optimizer: keras.Optimizer, factor: float) -> Iterator[None]:
     """Context in which updates are traced with the learning rate, a variable's or a schedule's, times a factor.
 
     Code outside that reads or sets `optimizer.learning_rate`, such as a callback, uses the rate without the factor.

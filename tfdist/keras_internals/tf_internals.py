@@ -117,7 +117,7 @@ def outside_scopes() -> Iterator[None]:
 
 
 @functools.cache
-def let_variables_be_numbers() -> None:
+def enable_float_conversion() -> None:
     """Lets tf.distribute's variables be converted to numbers like ordinary ones, as in `float(learning_rate)`."""
     for name, kind in (("__int__", int), ("__float__", float)):
         if name not in values.DistributedVariable.__dict__:

@@ -27,7 +27,7 @@ class UninitializedVariable(NamedTuple):
 
 @contextlib.contextmanager
 def deferred_creation(
-    abstract_model: list[UninitializedVariable], bear: Callable[[UninitializedVariable], None]
+    abstract_model: list[UninitializedVariable], create: Callable[[UninitializedVariable], None]
 ) -> Iterator[None]:
     """Context in which variables with initializers are created without a value, for an abstract model.
 
@@ -36,7 +36,7 @@ def deferred_creation(
 
     Args:
       abstract_model: list to which the variables are appended.
-      bear: initializes a variable that Keras created while tracing a model and needs now.
+      create: initializes a variable that Keras created while tracing a model and needs now.
     """
     kind, optimizers = keras.Variable, tf_optimizer.TFOptimizer
     initialize, assign, register, key = (
@@ -50,7 +50,7 @@ def deferred_creation(
     def defer(variable: keras.Variable, initializer: Callable[..., Any]) -> None:
         variable._initializer = initializer
         if id(variable) in traced:
-            bear(traced.pop(id(variable)))
+            create(traced.pop(id(variable)))
         else:
             variable._value = None
             abstract_model.append(UninitializedVariable(variable, _callers()))
@@ -69,7 +69,7 @@ def deferred_creation(
     def key_of(optimizer: keras.Optimizer, variable: keras.Variable) -> Any:
         for i, uninitialized in enumerate(abstract_model):  # an optimizer built here needs the initialized variable
             if uninitialized.variable is variable:
-                bear(abstract_model.pop(i))
+                create(abstract_model.pop(i))
                 break
         return key(optimizer, variable)
 

@@ -27,6 +27,17 @@ def is_free(number: int) -> bool:
 
 
 @contextlib.contextmanager
+def sigterm_preserved() -> Iterator[None]:
+    """Restores the SIGTERM handler after the start of an engine that replaces it, so that SIGTERM keeps its effect."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if can_set_handlers():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
+
+
+@contextlib.contextmanager
 def heard(callbacks: Mapping[int, Callable[[int], object]]) -> Iterator[None]:
     """Calls a callback for each of these signals, instead of their usual effect.
 

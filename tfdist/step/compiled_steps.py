@@ -160,7 +160,7 @@ class Steps:
         optimizer = inner_optimizer(self.model.optimizer)
 
         def rescaled(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> Result:
-            with keras_internals.rate_times(optimizer, rate):
+            with keras_internals.scaled_learning_rate(optimizer, rate):
                 return loop(iterator, first_step, steps, with_norm)
 
         return rescaled

@@ -22,7 +22,7 @@ from tfdist.step.data_mismatch import must_fit
 from tfdist.step.running_metrics import RunningMetrics
 from tfdist.trainer.history import History
 from tfdist.trainer.inspections import inspections
-from tfdist.trainer.options import Checks, Recording, Schedule
+from tfdist.trainer.options import Checks, Reporting, Schedule
 from tfdist.trainer.program import Program
 from tfdist.trainer.records import Recorder
 from tfdist.trainer.train_state import TrainState
@@ -44,7 +44,7 @@ class FitLoop:
         callbacks: Sequence[keras.callbacks.Callback],
         schedule: Schedule,
         checks: Checks,
-        recording: Recording,
+        reporting: Reporting,
         saving: Saving,
         watchdog: Watchdog,
         replicated: Callable[[], Mapping[str, tf.Variable]],
@@ -60,7 +60,7 @@ class FitLoop:
           callbacks: Keras callbacks, the same on every process.
           schedule: what happens at which step.
           checks: what is measured and checked.
-          recording: where the run is recorded.
+          reporting: where the run is recorded.
           saving: saves the run.
           watchdog: watches the calls of the compiled loop.
           replicated: returns the variables that are equal on all replicas, by name.
@@ -71,7 +71,7 @@ class FitLoop:
         self._batches, self._position = batches, batches.position
         self._batch_size = batch_size = batches.position.batch_size
         self._end, self._schedule = end, schedule
-        self._recording, self._saving, self._watchdog = recording, saving, watchdog
+        self._reporting, self._saving, self._watchdog = reporting, saving, watchdog
         self._note = ProgressFile()
         self._callbacks = Callbacks(
             callbacks,
@@ -82,7 +82,7 @@ class FitLoop:
             verbose=0,
         )
         self._timer = StepTimer(batch_size=batch_size)
-        self._recorder = Recorder(program, state, batches, self._source.size, self._timer, recording.reporter)
+        self._recorder = Recorder(program, state, batches, self._source.size, self._timer, reporting.reporter)
         self._inspections = inspections(checks, Site(program.steps, batch_size, self._batch), replicated)
         self._inspected: dict[str, float] = {}
 
@@ -95,7 +95,7 @@ class FitLoop:
         pipeline = Pipeline(self._source, self._batch_size, self._program.settings.seed, first)
         iterator = self._strategy.distribute(pipeline.numbered)
         self._iterator = iterator
-        self._recording.reporter.start(
+        self._reporting.reporter.start(
             RunPlan(
                 total_steps=self._end,
                 batch_size=self._batch_size,
@@ -110,7 +110,7 @@ class FitLoop:
         self._callbacks.on_train_begin()
         state.callbacks.train_begun()
         over = self._was_stopped()
-        with contextlib.closing(self._recording.profile), contextlib.closing(self._note):
+        with contextlib.closing(self._reporting.profile), contextlib.closing(self._note):
             # A resumed run that had reached its last step within an epoch still has to end that epoch.
             while not over and (state.step < self._end or state.progress.epoch):
                 over = self._one_epoch()
@@ -160,14 +160,14 @@ class FitLoop:
         self._inspect()
         count = self._steps_of_call(epoch_end)
         log = (begin + count) % self._schedule.log_every == 0 or begin + count == self._end
-        self._recording.profile.at(begin)
+        self._reporting.profile.at(begin)
         self._callbacks.on_train_batch_begin(begin)
         self._saving.begin(begin + count)
         self._watchdog.begin(begin, begin + count)
         result = self._train(count, log)
         self._note.note(state.step)
         logs = state.progress.epoch.results(self._program.metrics)
-        self._recording.reporter.progress(
+        self._reporting.reporter.progress(
             state.step, logs | self._timer.fields() | self._program.steps.cost | self._inspected
         )
         if log:
@@ -186,7 +186,7 @@ class FitLoop:
         step = self._state.step
         looks = [i.next(step + 1) for i in self._inspections] + [self._saving.next(step)]
         borders = [look for look in looks if look is not None]
-        return self._schedule.until(step, self._end, [epoch_end, *self._recording.profile.boundaries, *borders])
+        return self._schedule.until(step, self._end, [epoch_end, *self._reporting.profile.boundaries, *borders])
 
     def _train(self, count: int, with_norm: bool) -> Result:
         """Runs steps, and adds them to the state; ends the run if one is not finite."""
@@ -199,7 +199,7 @@ class FitLoop:
         self._timer.inside(float(result.waited), float(result.busy.numpy().max()))
         if not bool(result.may_go_on):
             self._end_not_finite(result, losses, counted)
-        self._recording.ledger.write(state.step, count, result.numbers.numpy())
+        self._reporting.ledger.write(state.step, count, result.numbers.numpy())
         state.step += count
         state.progress.add(losses, counted, self._program.drain())
         return result

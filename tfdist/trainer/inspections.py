@@ -4,7 +4,15 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from tfdist.diagnostics import Auto, CompressionError, Exposure, GradientNorms, Inspection, ReplicaDivergence, Site
+from tfdist.diagnostics import (
+    Auto,
+    CompressionErrorMonitor,
+    Exposure,
+    GradientNorms,
+    Inspection,
+    ReplicaDivergence,
+    Site,
+)
 from tfdist.trainer.options import Checks
 
 
@@ -21,7 +29,7 @@ def inspections(checks: Checks, site: Site, replicated: Callable[[], Mapping[str
     if choice and several:
         found.append(Auto(site, choice))
     if checks.compression_check_every:
-        found.append(CompressionError(site, checks.compression_check_every, checks.compression_max_error))
+        found.append(CompressionErrorMonitor(site, checks.compression_check_every, checks.compression_max_error))
     if checks.measure_every and several:
         found.append(Exposure(site, checks.measure_every))
     if checks.check_sync_every and checks.check_sync == "gradients":

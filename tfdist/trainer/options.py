@@ -88,7 +88,7 @@ class Checks(_FromConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recording:
+class Reporting:
     """Where a run is recorded.
 
     Attributes:

@@ -38,7 +38,7 @@ from tfdist.storage import AnyPath
 from tfdist.trainer.fit_loop import FitLoop
 from tfdist.trainer.history import History
 from tfdist.trainer.model_file import save_model
-from tfdist.trainer.options import Checks, Recording, Schedule
+from tfdist.trainer.options import Checks, Reporting, Schedule
 from tfdist.trainer.program import Program, build, loss_scale
 from tfdist.trainer.train_state import TrainState
 
@@ -144,7 +144,7 @@ class Trainer:
         sample_weight: Any = None,
         schedule: Schedule | None = None,
         checks: Checks | None = None,
-        recording: Recording | None = None,
+        reporting: Reporting | None = None,
         checkpoints: Checkpoints | None = None,
     ) -> History:
         """Trains for a number of epochs or steps; after `resume`, counted from where the resumed run began.
@@ -166,7 +166,7 @@ class Trainer:
           sample_weight: weight of each example, as an array, with `y`.
           schedule: what happens at which step: records, evaluations, calls of the compiled loop.
           checks: what is measured and checked.
-          recording: where the run is recorded.
+          reporting: where the run is recorded.
           checkpoints: where and how often to save the run; by default never.
 
         Returns:
@@ -179,7 +179,7 @@ class Trainer:
           CheckpointError: a checkpoint could not be written.
           DesyncError: replicas have diverged.
         """
-        schedule, checks, recording = schedule or Schedule(), checks or Checks(), recording or Recording()
+        schedule, checks, reporting = schedule or Schedule(), checks or Checks(), reporting or Reporting()
         data = fit_data(x, y, sample_weight, validation_data, validation_split)
         size = data.train.size
         batches = self.batch_schedule(size, batch_size=batch_size, elastic_batch=schedule.elastic_batch)
@@ -201,7 +201,7 @@ class Trainer:
                 self.strategy,
                 state.step,
                 lambda: self._saved(program, batches),
-                synchronizer(recording.ledger, recording.reporter),
+                synchronizer(reporting.ledger, reporting.reporter),
             ) as saving,
         ):
             loop = FitLoop(
@@ -213,7 +213,7 @@ class Trainer:
                 callbacks=callbacks,
                 schedule=schedule,
                 checks=checks,
-                recording=recording,
+                reporting=reporting,
                 saving=saving,
                 watchdog=watchdog,
                 replicated=lambda: self._variables().alike(),

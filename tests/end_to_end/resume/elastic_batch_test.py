@@ -140,7 +140,7 @@ def test_three_two_one_and_three_replicas(optimizer, rate, strategies, float64, 
     used, records = Used(), []
     for replicas, end in LEGS:
         trainer, history = go_on(
-            strategies[replicas], tmp_path, end, optimizer, rate, recording=tfdist.Recording(ledger=used)
+            strategies[replicas], tmp_path, end, optimizer, rate, reporting=tfdist.Reporting(ledger=used)
         )
         records += [record for record in history.records if record["kind"] == "train"]
         assert trainer.step == end
@@ -244,7 +244,7 @@ def test_a_checkpoint_of_an_older_version(strategies, tmp_path):
     without_course(tmp_path / "old")
     used = Used()
     _, history = go_on(
-        strategies[3], tmp_path / "old", 10, recording=tfdist.Recording(ledger=used)
+        strategies[3], tmp_path / "old", 10, reporting=tfdist.Reporting(ledger=used)
     )  # begins with its batch where it is
     assert history.last("train")["epoch"] == 10 * BATCH / SIZE
     assert used.numbers == shuffle.indices(tf.range(9 * BATCH, 10 * BATCH, dtype=tf.int64), SIZE, SEED).numpy().tolist()
@@ -254,9 +254,9 @@ def test_another_fit_begins_where_the_one_before_ended(single):
     """Each has its batch and the whole rate, and no example comes twice."""
     trainer, used = make_trainer(single), Used()
     for batch_size in (12, 8, 10):
-        history = trainer.fit((X, Y), batch_size=batch_size, steps=1, recording=tfdist.Recording(ledger=used))
+        history = trainer.fit((X, Y), batch_size=batch_size, steps=1, reporting=tfdist.Reporting(ledger=used))
         assert history.last("train")["learning_rate"] == pytest.approx(0.1)
-    trainer.fit((X, Y), batch_size=10, epochs=1, recording=tfdist.Recording(ledger=used))
+    trainer.fit((X, Y), batch_size=10, epochs=1, reporting=tfdist.Reporting(ledger=used))
     assert trainer.step == 7
     assert used.numbers[:40] == shuffle.indices(tf.range(40, dtype=tf.int64), SIZE, SEED).numpy().tolist()
 
