@@ -1,10 +1,10 @@
-"""A training loop of your own, on `Strategy` and `Collectives` alone, that measures what a `Trainer` does not.
+"""A custom training loop that uses only `Strategy` and `Collectives`, and measures what a `Trainer` does not.
 
     python examples/custom_loop.py [STEPS] [STRATEGY]
 
 It prints the gradient noise scale (McCandlish et al., 2018, "An Empirical Model of Large-Batch Training", appendix A):
-the batch size beyond which more examples a step, and so more replicas, bring little. It needs the norm of each replica's
-own gradient beside that of the sum, so it cannot be seen from outside of the step. N replicas, N > 1.
+the batch size beyond which more examples per step, and so more replicas, gain little. It needs the gradient norm of each
+replica as well as that of the sum, so it cannot be measured outside the step. Requires more than one replica.
 """
 
 import sys
@@ -32,7 +32,7 @@ strategy.synchronize([*model.variables, *optimizer.variables])
 
 def loss_fn(x, y):
     values = keras.losses.sparse_categorical_crossentropy(y, model(x, training=True), from_logits=True)
-    # Divided by the size of the global batch, so that the replicas' losses and gradients are summed, never averaged.
+    # Divided by the size of the global batch, so that losses and gradients of replicas are summed, not averaged.
     return tf.reduce_sum(values) / BATCH_SIZE, None
 
 
@@ -45,7 +45,7 @@ def replica_step(x, y):
     return loss, squares / replicas, tf.square(tf.linalg.global_norm(whole))
 
 
-# Step k's batch depends on the seed and k alone; each replica gets its rows of it.
+# The batch of step k depends only on the seed and k; each replica gets its rows.
 batches = strategy.distribute(tfdist.data.Pipeline(digits.train, BATCH_SIZE, seed=0).dataset)
 
 
@@ -58,7 +58,7 @@ small, big = BATCH_SIZE / replicas, BATCH_SIZE
 noise = signal = 0.0
 for k in range(1, STEPS + 1):
     loss, square_small, square_big = (float(value) for value in step())
-    # Unbiased, but of one step they are mostly noise themselves: their sums are divided, not they.
+    # Unbiased, but estimates from one step are mostly noise, so their sums are divided.
     noise += (square_small - square_big) / (1 / small - 1 / big)
     signal += (big * square_big - small * square_small) / (big - small)
     if strategy.is_chief and k % max(STEPS // 5, 1) == 0:

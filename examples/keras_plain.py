@@ -1,4 +1,4 @@
-"""Handwritten digits in plain Keras, on one device. keras_tfdist.py beside it is the same script on several.
+"""Handwritten digits in plain Keras, on one device. keras_tfdist.py is the same script on several devices.
 
 python examples/keras_plain.py [EPOCHS]
 """

@@ -1,8 +1,8 @@
-"""Handwritten digits with tfdist: keras_plain.py on the devices that the strategy has.
+"""Handwritten digits with tfdist: keras_plain.py on the devices of a strategy.
 
     python examples/keras_tfdist.py [EPOCHS]
 
-The same file trains on two processes, unchanged but for the strategy's name (`auto` asks the environment):
+The same file trains on two processes, with another strategy (`auto` chooses by the environment):
 
     python -m tfdist.launch --processes=2 -- python examples/keras_tfdist.py 20 auto
 """

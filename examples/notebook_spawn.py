@@ -1,11 +1,11 @@
-"""Training on several processes from a notebook: each part between two lines of `# %%` is a cell.
+"""Training on several processes from a notebook: each part that starts with `# %%` is a cell.
 
     python examples/notebook_spawn.py [EPOCHS]
 
-The processes are new ones, which end with the call. So the notebook's own TensorFlow, if it has one, does not matter, and a
-training that crashes or runs out of memory leaves the notebook as it was. What a process prints appears here behind its
-rank; what the function returns comes back as a list, by rank. A function that a cell defines travels by value, which needs
-the package cloudpickle.
+Each call starts new processes, which end with it. The notebook may therefore use TensorFlow itself, and a run that crashes or
+exhausts memory does not affect the notebook. The output of each process is printed with its rank as a prefix, and the return
+values of the function are returned as a list, by rank. A function defined in a cell is pickled by value, which requires the
+package cloudpickle.
 """
 
 # %%

@@ -1,9 +1,9 @@
-"""A model and a data set of your own, by the names of two functions.
+"""A custom model and data set, given by the names of two functions.
 
     cd examples && python -m tfdist.train --model="own_model_and_data:network(width=32)" \
         --dataset=own_model_and_data:tumours --batch_size=32 --epochs=20
 
-The current directory and PYTHONPATH are searched for the module. What stands in parentheses is passed on.
+The module is searched for in the current directory and PYTHONPATH. Arguments in parentheses are passed to the function.
 """
 
 import keras
@@ -12,7 +12,7 @@ from sklearn.datasets import load_breast_cancer
 
 
 def network(input_shape, classes, width: int = 16, dropout: float = 0.1):
-    """Returns the model; `input_shape` and `classes` come from the data set, because the function asks for them."""
+    """Returns the model; `input_shape` and `classes` are passed by tfdist, because the function has these parameters."""
     return keras.Sequential(
         [
             keras.layers.Input(input_shape),
@@ -24,7 +24,7 @@ def network(input_shape, classes, width: int = 16, dropout: float = 0.1):
 
 
 def tumours(test_size: int = 114):
-    """Returns (x, y) for training and (x, y) for test. A `tf.data.Dataset` of single examples would do as well."""
+    """Returns (x, y) for training and (x, y) for testing. Each may also be a `tf.data.Dataset` of single examples."""
     x, y = load_breast_cancer(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(x))
     x, y = x[order], y[order]

@@ -1,9 +1,9 @@
-"""A strategy of your own: `mirrored`, with a report of what each replica hands to the others.
+"""A custom strategy: `mirrored`, with a report of what each replica sends.
 
     cd examples && python -m tfdist.train --strategy=own_strategy:Measured --steps=50
 
-A strategy subclasses `tfdist.Strategy`, or one that is there, as here. Its constructor takes `cluster` (this process among
-the job's) and `join` (makes the control plane), and its own options as keywords.
+A strategy subclasses `tfdist.Strategy` or an existing strategy, as here. Its constructor takes `cluster` (the processes of the
+job, and which of them this is), `join` (creates the control plane), and its own options as keywords.
 """
 
 import sys
@@ -15,17 +15,17 @@ from tfdist.collectives import Recording
 
 
 class Measured(Mirrored):
-    """Mirrored, with its collectives wrapped in those that count."""
+    """Mirrored, with collectives that record their calls."""
 
     def __init__(self, *, cluster, join, devices: int = 2):
-        """Args: devices: how many replicas."""
+        """Args: devices: number of replicas."""
         super().__init__(cluster=cluster, join=join, devices=devices)
         self.name = "measured"
         self.collectives = Recording(self.collectives)
 
     def close(self) -> None:
-        """Prints each message of the compiled functions; a name stands for one message of a step."""
-        # A function is traced once for each replica of this process, so each of its messages was recorded that often.
+        """Prints each message of the compiled functions; each name is one message of a step."""
+        # A function is traced once per replica of this process, so each of its messages was recorded once per replica.
         calls = {(call.operation, call.name): call for call in self.collectives.calls}
         for (operation, name), call in sorted(calls.items()):
             dtypes = ", ".join(sorted({tf.as_dtype(dtype).name for dtype in call.dtypes}))

@@ -1,4 +1,4 @@
-"""Digits with a loop and a gradient tape, as Horovod's example for TensorFlow 2: only the import line is another one."""
+"""Digits with a loop and a gradient tape, as in Horovod's example for TensorFlow 2. Only the import line differs."""
 
 import argparse
 
@@ -9,11 +9,11 @@ import tensorflow as tf
 import tfdist.horovod as hvd
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--batch_size", type=int, default=24, help="rows of all ranks")
+parser.add_argument("--batch_size", type=int, default=24, help="global batch size")
 parser.add_argument("--steps", type=int, default=8)
 parser.add_argument("--rate", type=float, default=0.1)
 parser.add_argument("--floatx", default="float32")
-parser.add_argument("--output", default="", help="where this rank's weights are written; {rank} in it is the rank")
+parser.add_argument("--output", default="", help="file for the weights of this rank; {rank} is replaced with the rank")
 args = parser.parse_args()
 
 # Horovod: initialize.
@@ -54,7 +54,7 @@ def training_step(images, labels, first_batch):
     grads = tape.gradient(loss_value, mnist_model.trainable_variables)
     opt.apply_gradients(zip(grads, mnist_model.trainable_variables, strict=True))
 
-    # Horovod: all ranks go on with rank 0's variables, once the optimizer has its own.
+    # Horovod: all ranks continue with the variables of rank 0, once those of the optimizer exist.
     if first_batch:
         hvd.broadcast_variables(mnist_model.variables, root_rank=0)
         hvd.broadcast_variables(opt.variables, root_rank=0)

@@ -1,4 +1,4 @@
-"""Digits with `model.fit`, as Horovod's example for Keras does it: only the import line is another one."""
+"""Digits with `model.fit`, as in Horovod's example for Keras. Only the import line differs."""
 
 import argparse
 
@@ -9,14 +9,14 @@ import tensorflow as tf
 import tfdist.horovod as hvd
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--batch_size", type=int, default=24, help="rows of all ranks")
+parser.add_argument("--batch_size", type=int, default=24, help="global batch size")
 parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--base_rate", type=float, default=0.002, help="of one rank")
+parser.add_argument("--base_rate", type=float, default=0.002, help="learning rate of one rank")
 parser.add_argument("--warmup_epochs", type=int, default=2)
-parser.add_argument("--plain", action="store_true", help="no callbacks, the same weights on every rank to begin with")
+parser.add_argument("--plain", action="store_true", help="no callbacks, and the same initial weights on every rank")
 parser.add_argument("--floatx", default="float32")
 parser.add_argument(
-    "--output", default="", help="where this rank's weights and history are written; {rank} in it is the rank"
+    "--output", default="", help="file for the weights and history of this rank; {rank} is replaced with the rank"
 )
 args = parser.parse_args()
 
@@ -32,7 +32,7 @@ keras.config.set_floatx(args.floatx)
 keras.config.set_dtype_policy(args.floatx)
 keras.utils.set_random_seed(7 if args.plain else 7 + hvd.rank())
 
-# Images of 8 x 8 and what they show, of which each rank takes its rows.
+# Images of 8 x 8 and their labels. Each rank takes its rows.
 random = np.random.default_rng(1)
 images = random.standard_normal((96, 8, 8, 1)).astype(args.floatx)
 labels = random.integers(0, 10, 96)
@@ -50,7 +50,7 @@ model = keras.Sequential(
     ]
 )
 
-# Horovod: the rate grows with the number of ranks.
+# Horovod: scale the learning rate by the number of ranks.
 scaled_rate = args.base_rate * hvd.size()
 opt = keras.optimizers.Adam(scaled_rate)
 
@@ -61,11 +61,11 @@ model.compile(loss=keras.losses.SparseCategoricalCrossentropy(), optimizer=opt, 
 callbacks = []
 if not args.plain:
     callbacks = [
-        # Horovod: all ranks begin with rank 0's variables.
+        # Horovod: all ranks start with the variables of rank 0.
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-        # Horovod: metrics of all ranks, before other callbacks read them.
+        # Horovod: average metrics over all ranks before other callbacks read them.
         hvd.callbacks.MetricAverageCallback(),
-        # Horovod: the scaled rate is reached little by little.
+        # Horovod: warm up to the scaled learning rate.
         hvd.callbacks.LearningRateWarmupCallback(initial_lr=scaled_rate, warmup_epochs=args.warmup_epochs, verbose=1),
     ]
 

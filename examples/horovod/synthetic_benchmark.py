@@ -1,4 +1,4 @@
-"""Images a second on random data, as Horovod's synthetic benchmark: only the import line is another one."""
+"""Images per second on random data, as in Horovod's synthetic benchmark. Only the import line differs."""
 
 import argparse
 import timeit
@@ -11,12 +11,12 @@ import tfdist.horovod as hvd
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
-parser.add_argument("--batch-size", type=int, default=24, help="rows of all ranks")
+parser.add_argument("--batch-size", type=int, default=24, help="global batch size")
 parser.add_argument("--num-warmup-batches", type=int, default=2)
 parser.add_argument("--num-batches-per-iter", type=int, default=3)
 parser.add_argument("--num-iters", type=int, default=2)
 parser.add_argument("--floatx", default="float32")
-parser.add_argument("--output", default="", help="where this rank's weights are written; {rank} in it is the rank")
+parser.add_argument("--output", default="", help="file for the weights of this rank; {rank} is replaced with the rank")
 args = parser.parse_args()
 
 hvd.init()
@@ -41,7 +41,7 @@ data = tf.constant(random.standard_normal((args.batch_size, 8, 8, 3))[mine], arg
 target = tf.constant(random.integers(0, 9, args.batch_size)[mine])
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-# Horovod: what gradients are sent as.
+# Horovod: the dtype in which gradients are sent.
 compression = hvd.Compression.fp16 if args.fp16_allreduce else hvd.Compression.none
 
 
@@ -75,7 +75,7 @@ rates = []
 for _ in range(args.num_iters):
     seconds = timeit.timeit(lambda: benchmark_step(first_batch=False), number=args.num_batches_per_iter)
     rates.append(args.batch_size * args.num_batches_per_iter / seconds)
-log(f"Images a second of all ranks: {np.mean(rates):.1f} +- {1.96 * np.std(rates):.1f}")
+log(f"Images per second on all ranks: {np.mean(rates):.1f} +- {1.96 * np.std(rates):.1f}")
 
 if args.output:
     weights = {f"weight{i}": value for i, value in enumerate(model.get_weights())}

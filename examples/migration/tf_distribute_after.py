@@ -1,4 +1,4 @@
-"""tf_distribute_before.py with one line more, and its import: it trains on as many processes as a TF_CONFIG names.
+"""tf_distribute_before.py with one added line, and its import. It trains on all processes that TF_CONFIG names.
 
 python -m tfdist.launch --processes=2 -- python examples/migration/tf_distribute_after.py [EPOCHS]
 """

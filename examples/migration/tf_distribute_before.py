@@ -1,4 +1,4 @@
-"""As in TensorFlow's tutorial for several workers: each process that a TF_CONFIG names runs this, and on two it fails.
+"""As in TensorFlow's multi-worker tutorial: each process that TF_CONFIG names runs this. It fails on two processes.
 
 python -m tfdist.launch --processes=2 -- python examples/migration/tf_distribute_before.py [EPOCHS]
 """

@@ -45,7 +45,7 @@ def test_scripts_with_the_import_changed_are_one_process(ranks, through, one_pro
         ended = job.wait(120)
     assert [end.code for end in ended] == [0] * ranks, "\n".join(end.output for end in ended)
     assert "finished gradual learning rate warmup to 0.006" in ended[0].output
-    assert "Images a second of all ranks" in ended[0].output
+    assert "Images per second on all ranks" in ended[0].output
     for name, reference in (
         ("keras_fit", f"keras_fit-{ranks}"),
         ("gradient_tape", "gradient_tape"),
