@@ -104,8 +104,8 @@ def test_data_that_differs_between_processes(single, monkeypatch):
     agreed = {}
     monkeypatch.setattr(single.group, "agree", lambda name, value, what="", deadline=60.0: agreed.update({name: value}))
     make(single).fit(DATA, batch_size=16, steps=1)
-    assert agreed["data"]["number of examples"] == 70
-    assert "float32" in agreed["data"]["form of an example"]
+    assert agreed["data/size"]["number of examples"] == 70
+    assert "float32" in agreed["data/form"]["form of an example"]
 
 
 class OwnLoss(keras.layers.Layer):

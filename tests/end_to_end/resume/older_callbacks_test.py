@@ -68,7 +68,7 @@ def test_keras_callbacks_resume(single, tmp_path, caplog):
         )
 
     look_first = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: look(batch))
-    trainer.fit(DATA, batch_size=4, steps=20, steps_per_call=1, callbacks=[look_first, *own])
+    trainer.fit(DATA, batch_size=4, steps=20, schedule=tfdist.Schedule(steps_per_call=1), callbacks=[look_first, *own])
     plateau, stop, history, best, board, _, average, rate = found[13]
     epochs, rates = [1.3179509162902832, 1.2348683655261994], [0.019999999552965164] * 2
     assert (plateau["best"], plateau["wait"], plateau["cooldown_counter"]) == (epochs[0], 0, 2)

@@ -247,7 +247,7 @@ def test_what_another_process_alone_cannot_read_is_not_damaged(single, tmp_path,
         def gather(self, name, value, deadline):
             return [value, "it is missing."]
 
-    state = make_trainer(single)._run_state()
+    state = make_trainer(single)._variables()
     with pytest.raises(CheckpointError, match="on rank 1: it is missing. It is valid on rank 0"):
         restore.restore(state, [str(path) for path in newest(tmp_path)], TwoRanks())
     assert steps_of(tmp_path) == [STEPS, SAVED_AT]
