@@ -54,8 +54,9 @@ def test_one_replica_has_nothing_to_measure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert bench.start(["bench", "collectives", "--strategy=single"]) == 2
     assert capsys.readouterr().err == (
-        "tfdist.bench collectives: A benchmark of collectives needs at least two replicas that have some. Received: "
-        "--strategy=single, 1 replicas. Use --strategy=mirrored --devices=2, `python -m tfdist.launch` or horovodrun.\n"
+        "tfdist.bench collectives: A benchmark of collectives needs a strategy with collectives and at least two replicas. "
+        "Received: --strategy=single, 1 replicas. Use --strategy=mirrored --devices=2, `python -m tfdist.launch` or "
+        "horovodrun.\n"
     )
     assert not list(tmp_path.iterdir())
 

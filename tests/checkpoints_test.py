@@ -63,5 +63,5 @@ def test_one_that_the_run_removes_meanwhile_is_not_bad(run, capsys, monkeypatch)
 
 @pytest.mark.parametrize("name", [".", "checkpoints/step-000000099", "nothing"])
 def test_where_there_is_none(name, tmp_path):
-    with pytest.raises(InputError, match="A run is looked at that has checkpoints. Received: .*. Give its directory"):
+    with pytest.raises(InputError, match="must be that of a run with checkpoints, or of a checkpoint. Received: .*"):
         checkpoints.main(str(tmp_path / name))

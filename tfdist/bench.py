@@ -62,7 +62,7 @@ def _measurable(strategy: "Strategy", config: BenchConfig) -> "HasCollectives":
 
     if not isinstance(strategy, HasCollectives) or strategy.replicas < 2:
         raise InputError(
-            "A benchmark of collectives needs at least two replicas that have some. Received: "
+            "A benchmark of collectives needs a strategy with collectives and at least two replicas. Received: "
             f"--strategy={config.strategy}, {strategy.replicas} replicas. Use --strategy=mirrored --devices=2, "
             "`python -m tfdist.launch` or horovodrun."
         )

@@ -15,9 +15,7 @@ def main(run: str) -> int:
     """Prints a line for each checkpoint, the newest first; returns the exit code."""
     found = [path for path in checkpoints_at(run) if storage_of(path).exists(path)]
     if not found:
-        raise InputError(
-            f"A run is looked at that has checkpoints. Received: {run}. Give its directory, or that of one checkpoint."
-        )
+        raise InputError(f"The directory must be that of a run with checkpoints, or of a checkpoint. Received: {run}.")
     problems = [_looked_at(path) for path in found]
     return ExitCode.FAILED if any(problems) else ExitCode.DONE
 
@@ -54,7 +52,7 @@ def _described(checkpoint: Checkpoint) -> str:
 
 
 def _run(values: Any, arguments: list[str]) -> int:
-    return main(command.only(arguments, "One run is looked at.", "Give the directory of a run."))
+    return main(command.only(arguments, "tfdist.checkpoints takes one directory.", "Give the directory of a run."))
 
 
 if __name__ == "__main__":

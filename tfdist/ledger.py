@@ -177,7 +177,7 @@ def _problems(epoch: str, numbers: np.ndarray, size: int, whole: bool) -> list[s
 
 
 def _run(values: Any, arguments: list[str]) -> int:
-    return main(command.only(arguments, "One run is looked at.", "Give the directory of a run."))
+    return main(command.only(arguments, "tfdist.ledger takes one directory.", "Give the directory of a run."))
 
 
 if __name__ == "__main__":

@@ -263,7 +263,7 @@ def test_a_strangers_checkpoint_sets_no_other_attribute():
     ],
 )
 def test_what_is_not_understood_is_damaged(values):
-    with pytest.raises(Damaged, match="of callbacks are not understood"):
+    with pytest.raises(Damaged, match="its callback state cannot be read"):
         CallbackStates(True).restore(checkpoint(values))
 
 

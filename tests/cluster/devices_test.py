@@ -29,7 +29,9 @@ def test_logical_cpus(count, names):
 
 def test_logical_cpus_are_made_when_tensorflow_starts():
     tf.constant(1)
-    with pytest.raises(InputError, match="Received: devices=5, after it has started with 4. Load the strategy before"):
+    with pytest.raises(
+        InputError, match="Received: devices=5, after TensorFlow has started with 4. Load the strategy before"
+    ):
         devices.local_device_names(5)
 
 
@@ -64,5 +66,5 @@ def test_processes_of_a_host_share_its_cores(monkeypatch, local_size, asked, exp
 
 def test_threads_are_fixed_once_tensorflow_runs():
     tf.constant(1)
-    with pytest.raises(InputError, match="Make the strategy first"):
+    with pytest.raises(InputError, match="Create the strategy first"):
         devices.share_cores(Cluster(), 7)

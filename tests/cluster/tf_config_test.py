@@ -64,9 +64,9 @@ def test_the_example_in_the_messages_is_right():
         (text({"worker": []}), "must have a worker"),
         (text({"evaluator": ["e:1"]}), "must have a worker"),
         (text({"chief": ["c:1", "d:1"], "worker": TWO}), "one chief at most"),
-        (text({"worker": ["a:1", "a:1"]}), "address of its own. Received: a:1 more than once"),
-        (text({"chief": ["a:1"], "worker": ["a:1"]}), "address of its own"),
-        (text({"worker": ["localhost:1", "127.0.0.1:1"]}), "address of its own"),
+        (text({"worker": ["a:1", "a:1"]}), "a different address. Received: a:1 more than once"),
+        (text({"chief": ["a:1"], "worker": ["a:1"]}), "a different address"),
+        (text({"worker": ["localhost:1", "127.0.0.1:1"]}), "a different address"),
     ],
 )
 def test_errors_are_one_line(config, message):

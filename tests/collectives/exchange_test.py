@@ -109,15 +109,13 @@ def test_splits_that_do_not_fit(mirrored2, splits):
 
     compiled = tf.function(lambda: mirrored2.run(exchange), autograph=False)
     for call in (lambda: mirrored2.run(exchange), compiled):
-        with pytest.raises(
-            tf.errors.InvalidArgumentError, match="all_to_all exchange: splits must be 0 or more each and"
-        ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="all_to_all exchange: splits must be at least 0, and"):
             call()
 
 
 def test_one_of_several_tensors_has_other_rows():
     tensors = [tf.zeros([4]), tf.zeros([5])]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="sum up to the rows of every tensor"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="sum must be the number of rows of every tensor"):
         OneReplica().all_to_all(tensors, name="exchange", splits=tf.constant([4]))
 
 

@@ -74,8 +74,8 @@ def test_keeps(given, kept):
         ("model", "", '--model: ""  -- column 1: expected a name.'),
         ("loss", "a b", "--loss: a b  -- column 3"),
         ("dataset", "digits(", "--dataset: digits(  -- column 7"),
-        ("metrics", "top_k(k=5)", "--metrics: top_k(k=5) must be names with commas between."),
-        ("metrics", "accuracy,", "--metrics: accuracy, must be names"),
+        ("metrics", "top_k(k=5)", "--metrics: top_k(k=5) must be comma-separated names."),
+        ("metrics", "accuracy,", "--metrics: accuracy, must be comma-separated names"),
         ("coordinator", "host", "--coordinator: host must be HOST:PORT"),
         ("coordinator", "host:70000", "--coordinator: host:70000 must be HOST:PORT"),
         ("profile_steps", "10", "--profile_steps: 10 must be A:B"),
@@ -172,7 +172,7 @@ def test_a_search_for_a_layout_has_a_limit():
     LayoutConfig(mesh_shape="data:2;model:2", layout="auto", memory_gb=0.5)
     with pytest.raises(InputError, match="give both --layout=auto and --memory_gb or neither"):
         LayoutConfig(mesh_shape="data:2", layout="auto")
-    with pytest.raises(InputError, match="--layout: auto is searched for by `python -m tfdist.layout`"):
+    with pytest.raises(InputError, match="--layout: auto is only for `python -m tfdist.layout`"):
         TrainConfig(strategy="mesh", layout="auto")
 
 

@@ -14,8 +14,8 @@ def test_a_member_is_welcome():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"token": "other"}, "token must be the group's"),
-        ({"token": "sécret"}, "token must be the group's"),
+        ({"token": "other"}, "token must be that of the group"),
+        ({"token": "sécret"}, "token must be that of the group"),
         ({"version": VERSION + 1}, f"version {VERSION + 1}, where the group's is {VERSION}"),
         ({"size": 3}, "Received: 3 from rank 1 (pid 12 on b), 2 from the one that serves"),
         ({"rank": 2}, "must be in [0, 2). Received: rank 2"),

@@ -127,7 +127,7 @@ def test_processes_of_another_job_are_refused_by_default(coordinator):
     threads[0].start()
     time.sleep(0.1)
     (error,) = members(2, coordinator, ranks=(1,), addresses=("a:1", "a:9"))
-    assert isinstance(error, InputError) and "another job is served there" in str(error)
+    assert isinstance(error, InputError) and "another job listens there" in str(error)
     threads[1].start()
     for thread in threads:
         thread.join(5)

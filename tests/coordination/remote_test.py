@@ -83,7 +83,7 @@ def test_messages_name_ranks_of_the_job(job):
     assert outcome(ours[0].barrier, "epoch", 0.2) == expected == late.result(5)
     ours = [four.members[rank].subgroup([1, 3]) for rank in (1, 3)]
     other = four.start(outcome, ours[1].agree, "flags", {"seed": 3}, "--")
-    said = "--seed differs: rank 1 has 7, rank 3 has 3. Start every process with the same."
+    said = "--seed differs: rank 1 has 7, rank 3 has 3. It must be the same on every process."
     assert outcome(ours[0].agree, "flags", {"seed": 7}, "--") == said == other.result(5)
 
 

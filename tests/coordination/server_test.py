@@ -73,7 +73,7 @@ def test_a_name_is_used_once_at_a_time(job):
     two = job(2)
     first = two.start(two.members[0].gather, "x", 1)
     wait_for(lambda: two.members[0]._client._pending)
-    with pytest.raises(ValueError, match="used once at a time"):
+    with pytest.raises(ValueError, match="used by one operation at a time"):
         two.members[0].gather("x", 2)
     assert two.members[1].gather("x", 3) == [1, 3] == first.result(timeout=5)
 
@@ -88,7 +88,7 @@ def test_agree_raises_the_same_everywhere(job):
 
     assert (
         three.all(agree)
-        == ["flag --seed differs: ranks 0, 1 have 1, rank 2 has 7. Start every process with the same."] * 3
+        == ["flag --seed differs: ranks 0, 1 have 1, rank 2 has 7. It must be the same on every process."] * 3
     )
 
 
@@ -186,7 +186,7 @@ def test_the_servers_death_is_a_loss_and_its_farewell_is_none(job):
 
 def test_a_wrong_token_is_refused_and_logged(job, caplog):
     two = job(2)
-    with pytest.raises(InputError, match="The token must be the group's"):
+    with pytest.raises(InputError, match="The token must be that of the group"):
         two.join(1, token="another")
     assert "The token must be" in caplog.text
     assert two.members[0].lost() is None

@@ -53,7 +53,7 @@ def test_who_comes_late_is_waited_for_and_a_warning_says_so(monkeypatch, caplog)
             assert here.gather("data", 1, deadline) == [1, 2]
         coming.join()
     (said,) = [record.getMessage() for record in caplog.records if "Other ranks" in record.getMessage()]
-    assert said.startswith("Other ranks have not come for 0.01 s: one may be busy with its data.")
+    assert said.startswith("Other ranks have not arrived for 0.01 s: one may be busy with its data.")
 
 
 def test_nothing_is_said_where_all_come_at_once(monkeypatch, caplog):

@@ -19,7 +19,7 @@ START_SECONDS = 120.0
 END_SECONDS = 30.0
 LONG = ("--dataset=digits", "--model=mlp", "--steps=100000", "--epochs=0", "--output_dir=run")
 
-OF_RANKS = r' differs: rank 0 has "{}", rank 1 has "{}"\. Start every process with the same\.'
+OF_RANKS = r' differs: rank 0 has "{}", rank 1 has "{}"\. It must be the same on every process\.'
 DIFFERENT_VARIABLES = {
     "horovod": (
         "variable sequential/dense/kernel" + OF_RANKS.format(r"float32\[5, 4\]", r"float32\[5, 5\]"),

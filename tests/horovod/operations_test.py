@@ -250,8 +250,8 @@ def test_a_start_that_is_refused_is_followed_by_one_that_works(ranks):
             "Each process set has other ranks, and not all of them. Received: [0, 1, 2] again. Use that set, or leave out "
             "process_set for all ranks.",
             "process_sets takes hvd.ProcessSet([...]). Received: 'set'. Make a set of it.",
-            "The hvd.init argument process_sets differs: rank 0 has [], ranks 1, 2 have [[0]]. Start every process with the "
-            "same.",
+            "The hvd.init argument process_sets differs: rank 0 has [], ranks 1, 2 have [[0]]. It must be the same on every "
+            "process.",
         ]
 
 

@@ -260,5 +260,5 @@ def test_different_models_are_named_on_every_rank(ranks):
     for rank in ranks:
         assert rank["different models"] == (
             'The gradient model/hidden/bias differs: rank 0 has "float64[8]", rank 1 has "float64[9]". '
-            "Start every process with the same."
+            "It must be the same on every process."
         )

@@ -36,7 +36,7 @@ MANY = {f"n{i}": str(i) for i in range(1000)}
         ([{}, {}, {}], None),
         (
             [{}, {"n700": "x", "n900": "y"}, {"n800": "z"}],
-            'part n700 differs: ranks 0, 2 have "700", rank 1 has "x". Start every process with the same.',
+            'part n700 differs: ranks 0, 2 have "700", rank 1 has "x". It must be the same on every process.',
         ),
         ([{}, {}, {"more": "1"}], 'part more differs: ranks 0, 1 have nothing, rank 2 has "1".'),
         ([{"more": "1"}, {}, {}], 'part more differs: rank 0 has "1", ranks 1, 2 have nothing.'),

@@ -69,6 +69,6 @@ def check_dtype(collectives: Collectives, names: Sequence[str], dtype: tf.DType)
         if name != "barrier" and dtype not in wire:
             known = ", ".join(sorted(each.name for each in wire))
             raise InputError(
-                f"--dtype must be one that the strategy's {name} carries: {known}. Received: {dtype.name}. Choose one of "
+                f"--dtype must be supported by {name} of this strategy: {known}. Received: {dtype.name}. Choose one of "
                 f"them, or leave {name} out of --operations."
             )

@@ -106,7 +106,7 @@ class CallbackStates:
                 for name, held in saved.items()
             }
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise Damaged(checkpoint.path, f"its values of callbacks are not understood ({error})") from error
+            raise Damaged(checkpoint.path, f"its callback state cannot be read ({error})") from error
 
     def _load(self) -> None:
         """Restores the callbacks, and the learning rate, which they may have set."""

@@ -65,7 +65,7 @@ class Checkpoints:
         """Validates the values; raises `InputError`."""
         parse_period(self.every)
         if self.keep < 1:
-            raise InputError(f"At least one checkpoint must stay. Received: keep={self.keep}. Leave it out for 3.")
+            raise InputError(f"keep must be at least 1. Received: keep={self.keep}. The default is 3.")
         if self.commit_every < 0 or bool(self.commit_every) != bool(self.commit_directory):
             raise InputError(
                 "Commits need an interval and a directory: give commit_every of at least 1 and commit_directory, or "
@@ -73,8 +73,8 @@ class Checkpoints:
             )
         if self.commit_directory and _same(self.commit_directory, self.directory):
             raise InputError(
-                "Commits and checkpoints push out the oldest of their own kind, so each has a directory. Received for both: "
-                f"{self.directory}. Give another commit_directory."
+                "Commits and checkpoints need different directories, because each removes its own oldest ones. "
+                f"Received for both: {self.directory}. Give another commit_directory."
             )
 
 
@@ -274,7 +274,7 @@ def _lock(directory: StoragePath, stack: contextlib.ExitStack) -> None:
     try:
         stack.enter_context(lock(directory, "give another directory"))
     except NoLock as error:
-        _log.warning("%s Nothing keeps another run from writing there.", error)
+        _log.warning("%s Another run could write there at the same time.", error)
 
 
 def _check_nothing_is_ahead(directory: StoragePath, step: int) -> None:

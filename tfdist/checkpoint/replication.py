@@ -42,7 +42,7 @@ def hosts(group: Group, directory: Path) -> list[list[int]]:
     for rank, (mark, failure) in enumerate(everyone):
         if failure:
             raise InputError(
-                f"Commits need a directory that can be written. Received, on rank {rank}: {failure}. Give another --commit_dir."
+                f"Commits need a writable directory. Received, on rank {rank}: {failure}. Give another --commit_dir."
             )
         found.setdefault(mark, []).append(rank)
     return list(found.values())
@@ -91,7 +91,7 @@ def share(strategy: Strategy, folder: Path) -> list[str] | None:
     left_out = [name for name in names if name > max(found, default="")]
     if left_out and strategy.is_chief:
         _log.warning(
-            "Left out, as the hosts that are here do not have all files of it: the commit %s.", ", ".join(left_out)
+            "Ignoring the commit %s: the hosts of this start do not have all of its files.", ", ".join(left_out)
         )
     return found
 

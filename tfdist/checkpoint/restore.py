@@ -76,8 +76,8 @@ def _check_none_was_damaged(group: Group, folders: Sequence[StoragePath]) -> Non
     known = next(filter(None, group.gather("resume/damaged", damaged)), None)
     if known:
         raise CheckpointError(
-            f"A run resumes from a valid checkpoint. Received: {folders[0]}, where all are damaged: {known[-1]} is the last. "
-            "Start in another directory, anew or from a checkpoint of another run."
+            f"A run resumes from a valid checkpoint. Received: {folders[0]}, where all are damaged: {known[-1]} is "
+            "the last. Start in another directory, with new weights or from a checkpoint of another run."
         )
 
 
@@ -113,8 +113,8 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, sets_aside:
             _log.warning("%s%s", damages[-1], _set_aside(path_of(path)) if sets_aside else "")
     if damages:
         raise CheckpointError(
-            f"A run resumes from a valid checkpoint. Received: {len(damages)} damaged. {damages[0]} Begin "
-            "in another directory, anew or from another run's checkpoint."
+            f"A run resumes from a valid checkpoint. Received: {len(damages)} damaged. {damages[0]} Start in another "
+            "directory, with new weights or from a checkpoint of another run."
         )
     return None
 
@@ -131,7 +131,7 @@ def _check_values(checkpoint: Checkpoint) -> None:
     except InputError:
         raise
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
-        raise Damaged(checkpoint.path, f"its values of the run are not understood ({error})") from error
+        raise Damaged(checkpoint.path, f"its run state cannot be read ({error})") from error
 
 
 def _check_methods(compression: Mapping[str, str]) -> None:
@@ -144,9 +144,9 @@ def _check_methods(compression: Mapping[str, str]) -> None:
 
 def _set_aside(path: StoragePath) -> str:
     try:
-        return f" It is set aside as {set_aside(path)}."
+        return f" It was renamed to {set_aside(path)}."
     except OSError as error:
-        return f" It could not be set aside ({error.strerror})."
+        return f" It could not be renamed ({error.strerror})."
 
 
 def _restored(state: RunVariables, path: StoragePath, whole: bool) -> tuple[Checkpoint | None, str]:

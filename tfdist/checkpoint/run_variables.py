@@ -159,7 +159,7 @@ class RunVariables:
             return dict(zip(here, saved, strict=True))
         raise InputError(
             f"A checkpoint must be of the same model and optimizer. Received: {checkpoint.path}, which differs: "
-            f"{_differences(here, there)}. Give the flags of its run, or --resume=never."
+            f"{_differences(here, there)}. Use the flags of its run, or --resume=never."
         )
 
     @property
@@ -211,7 +211,7 @@ def _resized(checkpoint: Checkpoint, replicas: int) -> str:
     )
     if before > replicas:
         return f"{what}; replica r takes over that of r + {replicas}, r + {2 * replicas}, ..."
-    return f"{what}; replicas from {before} on begin with nothing."
+    return f"{what}; replicas from {before} on start with zeros."
 
 
 def _reader(checkpoint: Checkpoint, name: str, per_replica: bool, replicas: int) -> Read:

@@ -123,6 +123,7 @@ def check_can_transfer(strategy: Strategy) -> None:
     """Raises `InputError` if a strategy's processes cannot send each other bytes."""
     if not can_transfer(strategy):
         raise InputError(
-            f"Between hosts that share no directory, commits go over a strategy's collectives. Received: {strategy.name}, "
-            "which has none for that. Give a --commit_dir that all hosts share, or leave out --commit_every."
+            "Commits of hosts that share no directory are sent over the collectives of the strategy. Received: "
+            f"{strategy.name}, which has none between processes. Give a --commit_dir that all hosts share, or leave "
+            "out --commit_every."
         )

@@ -44,11 +44,15 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
     """
     config = environment_flags.options(options)
     if keras_fit.attached(model) is not None:
-        raise InputError(f"A model is distributed once. Received: {model.name}, which is. Leave out the second call.")
+        raise InputError(
+            f"A model can be distributed only once. Received: {model.name}, which is distributed already. Leave out "
+            "the second call."
+        )
     if config.precision not in ("float32", model.dtype_policy.name):
         raise InputError(
-            f"--precision is a model's from its making on. Received: {config.precision} and {model.name}, which has "
-            f"{model.dtype_policy.name}. Call keras.config.set_dtype_policy before the model is made, or use tfdist.run."
+            f"--precision must be that with which the model was created. Received: {config.precision} and "
+            f"{model.name}, which has {model.dtype_policy.name}. Call keras.config.set_dtype_policy before the model "
+            "is created, or use tfdist.run."
         )
     keras_fit.attach(model, keras_fit.Distributed(model, strategy or _found(model, config), config))
     return model

@@ -43,4 +43,4 @@ def flags_of(environment: Mapping[str, str] = os.environ) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise InputError(f"{VARIABLE} must read like a command line. Received: {text!r}: {error}.") from error
+        raise InputError(f"{VARIABLE} must be written as on a command line. Received: {text!r}: {error}.") from error

@@ -120,17 +120,18 @@ def _warn_of_lost_progress(
 ) -> None:
     if checkpoints.commit_every and not config.commit_dir and not any(parse_period(config.checkpoint_every)):
         _log.warning(
-            "Commits without --commit_dir are in the launcher's memory, and go with it, whatever ends it. Received: "
-            "--commit_every=%d with --checkpoint_every=0. Add --checkpoint_every, or a --commit_dir of your own.",
+            "Commits without --commit_dir are in the launcher's memory, and are lost when it ends, for whatever "
+            "reason. Received: --commit_every=%d with --checkpoint_every=0. Add --checkpoint_every, or a "
+            "--commit_dir of your own.",
             config.commit_every,
         )
     *earlier, _ = directory.beginnings()
     if earlier and not resumed_from and directory.has_trained:
         _log.warning(
-            "A run resumes from a checkpoint or a commit. None is left of this run's %s, so it starts at step 0 with new "
-            "weights%s. To avoid this, set or lower --checkpoint_every, or give commits a --commit_dir.",
+            "No checkpoint or commit is left of this run's %s, so it starts at step 0 with new weights%s. To avoid "
+            "this, set or lower --checkpoint_every, or give commits a --commit_dir.",
             "earlier start" if len(earlier) == 1 else f"{len(earlier)} earlier starts",
-            f"; what was recorded is kept in {directory.dropped}" if directory.has_dropped else "",
+            f"; the old records are in {directory.dropped}" if directory.has_dropped else "",
         )
 
 

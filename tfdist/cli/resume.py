@@ -62,8 +62,8 @@ def origin(
         _check_flags(found, flags)
     elif not own:
         raise InputError(
-            f"--resume must be auto, never, or the folder of a checkpoint or of a run with one. Received: {resume}. "
-            "See what is in its folder `checkpoints`."
+            "--resume must be auto, never, or the directory of a checkpoint or of a run with checkpoints. Received: "
+            f"{resume}. See its directory `checkpoints`."
         )
     elif directory.is_done or _flags_of(directory) != _written(flags):
         directory.check(directory.path)  # fails if it is done, or of another run, and must not be overwritten
@@ -109,8 +109,9 @@ def _own(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> li
     homes = [directory.checkpoints, commit_folder(directory, given) or directory.checkpoints]
     if damaged := set_aside_in(*homes):
         raise InputError(
-            f"A run resumes from a valid checkpoint. Received: {directory.path}, where all are damaged: {damaged[-1].name} is "
-            "the last. Start in another --output_dir, anew or with --resume=PATH of another run."
+            f"A run resumes from a valid checkpoint. Received: {directory.path}, where all are damaged: "
+            f"{damaged[-1].name} is the last. Start in another --output_dir, with new weights or with --resume=PATH "
+            "of another run."
         )
     began_with = _starts(directory)[0].get("checkpoint", "")
     return [path_of(began_with)] if began_with else []
@@ -136,7 +137,7 @@ def _check_flags(found: list[StoragePath], flags: Mapping[str, Any]) -> None:
     if other:
         there, here = (" ".join(flag_text(name, said[name]) for name in other) for said in (saved.flags, flags))
         raise InputError(
-            f"A run must resume with the flags that it began with. Received: {here}, where {saved.path} is of a "
+            f"A run must resume with the flags with which it started. Received: {here}, where {saved.path} is of a "
             f"run with {there}. Give its flags, "
             "or another --output_dir, or --resume=never with an empty one."
         )

@@ -168,7 +168,7 @@ def _locked(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
         _log.warning(
             "%s The run continues without a lock, so that another run could write there. %s",
             error,
-            f"The last one was {last}: make sure that it has ended." if last else "None is known to.",
+            f"The last one was {last}: make sure that it has ended." if last else "No other run is known.",
         )
         return holder
 
@@ -220,9 +220,9 @@ def _check_shared(origin: Origin, config: TrainConfig, directory: RunDirectory, 
     # If rank 0 cannot write, its file is as empty as one that an earlier run has left elsewhere.
     ranks = ", ".join(str(rank) for rank, other in enumerate(others, 1) if other != text or not text)
     why = (
-        f"which is another one for rank {ranks}"
+        f"which is a different directory on rank {ranks}"
         if text
-        else "where rank 0 cannot write `lock`, by which they would know"
+        else "where rank 0 cannot write `lock`, which shows whether they do"
     )
     received = f"{json.dumps(str(directory.path))}, {why}"
     if ranks and (_is_saved(config) or origin.checkpoints):
@@ -231,8 +231,8 @@ def _check_shared(origin: Origin, config: TrainConfig, directory: RunDirectory, 
         )
     if ranks and strategy.is_chief:
         _log.warning(
-            "This run cannot be saved when it is preempted: it would end with code 1. That needs an output directory that all "
-            "processes share. Received: %s. Give another --output_dir.",
+            "This run cannot be saved on preemption, and would end with code 1. Saving needs an output directory "
+            "that all processes share. Received: %s. Give another --output_dir.",
             received,
         )
 

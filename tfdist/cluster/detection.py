@@ -43,8 +43,8 @@ def _agreed(found: list[Cluster]) -> Cluster:
     for other in speaking[1:]:
         if (other.rank, other.size) != (speaking[0].rank, speaking[0].size):
             raise InputError(
-                "The sources that say who this process is must agree. Received: "
-                f"{describe(speaking[0])}; {describe(other)}. Clear the environment of the wrong one."
+                "The sources of this process's rank must agree. Received: "
+                f"{describe(speaking[0])}; {describe(other)}. Unset the variables of the wrong one."
             )
     return functools.reduce(_complete, speaking)
 
@@ -69,5 +69,5 @@ def hint(env: Environment) -> str:
     if env.get("SLURM_NTASKS", "1") != "1" and sources.from_slurm(env) is None:
         return f" (Slurm's allocation has {env['SLURM_NTASKS']} tasks, but srun did not start this process)"
     if "JOB_COMPLETION_INDEX" in env and "TFDIST_PROCESSES" not in env:
-        return " (a Kubernetes indexed Job without TFDIST_PROCESSES: its pods are taken for independent runs)"
+        return " (a Kubernetes indexed Job without TFDIST_PROCESSES: its pods are treated as independent runs)"
     return ""

@@ -43,8 +43,8 @@ def share_cores(cluster: Cluster, intra_op_threads: int = 0) -> None:
             tf.config.threading.set_intra_op_parallelism_threads(threads)
         except RuntimeError as error:
             raise InputError(
-                "The number of threads is fixed when TensorFlow first runs an operation. Received: a strategy made after "
-                "that. Make the strategy first."
+                "The number of threads is fixed when TensorFlow first runs an operation. Received: a strategy "
+                "created after that. Create the strategy first."
             ) from error
 
 
@@ -57,8 +57,8 @@ def use_one_gpu(local_rank: int) -> None:
         local_rank = 0
     if local_rank >= len(gpus):
         raise InputError(
-            f"Every process of a host needs a GPU of its own. Received: local rank {local_rank}, with {len(gpus)} GPUs. Start "
-            f"at most {len(gpus)} processes on this host."
+            f"Each process on a host needs its own GPU. Received: local rank {local_rank}, with {len(gpus)} GPUs. "
+            f"Start at most {len(gpus)} processes on this host."
         )
     tf.config.set_visible_devices(gpus[local_rank], "GPU")
     tf.config.experimental.set_memory_growth(gpus[local_rank], True)
@@ -72,7 +72,8 @@ def _logical_cpus(count: int) -> list[str]:
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
         except (RuntimeError, ValueError) as error:
             raise InputError(
-                f"Logical CPU devices are made when TensorFlow starts. Received: devices={count}, after it has started with "
-                f"{len(have) if have else 1}. Load the strategy before anything else uses TensorFlow."
+                f"Logical CPU devices are created when TensorFlow starts. Received: devices={count}, after "
+                f"TensorFlow has started with {len(have) if have else 1}. Load the strategy before anything else "
+                "uses TensorFlow."
             ) from error
     return [f"CPU:{i}" for i in range(count)]

@@ -57,7 +57,7 @@ def _numbers(text: str, inside: str) -> list[str]:
     for item in inside.split(","):
         match = _RANGE.fullmatch(item)
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise _error(text, f"{item!r} is neither a number nor a rising range")
+            raise _error(text, f"{item!r} is neither a number nor an increasing range")
         first, last = int(match[1]), int(match[2] or match[1])
         if last - first >= _MAX_HOSTS:
             raise _error(text, f"it names more than {_MAX_HOSTS} hosts")

@@ -49,7 +49,7 @@ def parse(text: str) -> Members:
     repeated = [a for a, n in collections.Counter((host(a), port(a)) for a in addresses).items() if n > 1]
     if repeated:
         raise InputError(
-            f"TF_CONFIG must give each process an address of its own. Received: {repeated[0][0]}:{repeated[0][1]} "
+            f"TF_CONFIG must give each process a different address. Received: {repeated[0][0]}:{repeated[0][1]} "
             f"more than once in {list(addresses)}."
         )
     return Members(addresses, index + (len(jobs.get("chief", ())) if kind == "worker" else 0))

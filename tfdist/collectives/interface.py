@@ -147,6 +147,9 @@ class Collectives(abc.ABC):
         splits = tf.ensure_shape(splits, [self.size])
         rows, total = [tf.shape(tensor)[0] for tensor in tensors], tf.reduce_sum(splits)
         fits = tf.reduce_all([tf.reduce_all(splits >= 0), *(tf.equal(total, each) for each in rows)])
-        rule = f"all_to_all {name}: splits must be 0 or more each and sum up to the rows of every tensor. Received:"
+        rule = (
+            f"all_to_all {name}: splits must be at least 0, and their sum must be the number of rows of every "
+            "tensor. Received:"
+        )
         with tf.control_dependencies([tf.debugging.Assert(fits, [rule, splits, "for rows", *rows], self.size)]):
             return tf.identity(splits)

@@ -71,5 +71,7 @@ class ReplicaContextCollectives(Collectives):
 def _context() -> tf.distribute.ReplicaContext:
     context = tf.distribute.get_replica_context()
     if context is None:
-        raise RuntimeError("Collectives are called inside `strategy.run`. Received: a call in cross-replica context.")
+        raise RuntimeError(
+            "Collectives must be called inside `strategy.run`. Received: a call in cross-replica context."
+        )
     return context

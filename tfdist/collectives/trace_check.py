@@ -28,8 +28,8 @@ def agree_on_plan(group: Group, calls: Sequence[Call]) -> None:
     everyone = group.gather("plan/lines", lines[:_MOST_LINES])
     found = _first_difference(group, everyone)
     raise InputError(
-        f"Every process's replicas must make the same calls of collectives. Received as call {found}. "
-        "Make the same model, data and flags on every process."
+        f"All replicas must make the same calls of collectives. Received as call {found}. "
+        "Use the same model, data and flags on every process."
     )
 
 

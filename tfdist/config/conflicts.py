@@ -18,7 +18,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("shard_axis", "shard"),
         lambda c: c.shard_axis and c.shard == "none",
-        "--shard_axis is an axis for --shard: add --shard=optimizer, gradients or parameters or leave out --shard_axis.",
+        "--shard_axis needs --shard: add --shard=optimizer, gradients or parameters or leave out --shard_axis.",
     ),
     (
         ("jit_compile", "batch_norm"),
@@ -28,12 +28,13 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("lr_scaling", "base_batch_size"),
         lambda c: (c.lr_scaling != "none") != bool(c.base_batch_size),
-        "Scaling needs the batch size that --learning_rate suits: give both --lr_scaling and --base_batch_size or neither.",
+        "Scaling needs the batch size for which --learning_rate was tuned: give both --lr_scaling and "
+        "--base_batch_size or neither.",
     ),
     (
         ("warmup_start", "warmup_steps"),
         lambda c: c.warmup_start and not c.warmup_steps,
-        "A warm-up takes steps: add --warmup_steps or leave out --warmup_start.",
+        "A warm-up needs steps: add --warmup_steps or leave out --warmup_start.",
     ),
     (
         ("momentum_correction", "optimizer"),
@@ -48,7 +49,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("precision", "float64"),
         lambda c: c.float64 and c.precision != "float32",
-        "--float64 is a precision of its own: leave out --precision or --float64.",
+        "--float64 sets the precision: leave out --precision or --float64.",
     ),
     (
         ("commit_dir", "commit_every"),
@@ -58,7 +59,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("check_sync", "check_sync_every"),
         lambda c: c.check_sync != "variables" and not c.check_sync_every,
-        "A look needs a time: add --check_sync_every or leave out --check_sync.",
+        "A check needs an interval: add --check_sync_every or leave out --check_sync.",
     ),
     (
         ("clip_norm", "clip_value"),
@@ -68,7 +69,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("accumulate_steps", "batch_size"),
         lambda c: c.accumulate_steps > c.batch_size,
-        "Every part of a step needs a row: lower --accumulate_steps or raise --batch_size.",
+        "Every micro-step needs a row: lower --accumulate_steps or raise --batch_size.",
     ),
     (
         ("accumulate_steps", "batch_norm"),
@@ -79,12 +80,13 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("compression_max_error", "compression_check_every"),
         lambda c: c.compression_max_error and not c.compression_check_every,
-        "A limit needs something to hold it against: add --compression_check_every or leave out --compression_max_error.",
+        "A limit of the compression error needs a check: add --compression_check_every or leave out "
+        "--compression_max_error.",
     ),
     (
         ("learning_rate", "optimizer"),
         lambda c: c.learning_rate != type(c).learning_rate and "learning_rate" in parse(c.optimizer).args,
-        "The learning rate is given once: leave it out of --optimizer or leave out --learning_rate.",
+        "The learning rate must be given only once: leave it out of --optimizer or leave out --learning_rate.",
     ),
     (
         ("optimizer", "lr_scaling", "warmup_steps", "decay"),
@@ -92,7 +94,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
             "learning_rate" in parse(c.optimizer).args
             and (c.lr_scaling, c.warmup_steps, c.decay) != ("none", 0, "none")
         ),
-        "Scaling, warm-up and decay work on --learning_rate: give the rate there, and leave it out of --optimizer.",
+        "Scaling, warm-up and decay apply to --learning_rate: give the rate there, and leave it out of --optimizer.",
     ),
     (
         ("profile_steps", "steps"),

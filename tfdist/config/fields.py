@@ -76,7 +76,7 @@ def names_text(text: str) -> str:
     """Normalizes comma-separated names."""
     names = [name.strip() for name in text.split(",")] if text else []
     if not all(re.fullmatch(r"\w+", name) for name in names):
-        raise InputError(f"{text} must be names with commas between. Write accuracy, or accuracy,mean_absolute_error")
+        raise InputError(f"{text} must be comma-separated names. Write accuracy, or accuracy,mean_absolute_error")
     return ",".join(names)
 
 
@@ -91,7 +91,7 @@ AUTO = "auto"  # searches for a layout
 def layout_text(text: str) -> str:
     """Normalizes the rules of a layout."""
     if text == AUTO:
-        raise InputError("auto is searched for by `python -m tfdist.layout`, which prints it as a flag")
+        raise InputError("auto is only for `python -m tfdist.layout`, which prints the layout that it finds as a flag")
     return rules_text(split_rules(text))
 
 

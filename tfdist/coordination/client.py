@@ -173,7 +173,9 @@ class Client:
     def _ask(self, ranks: Ranks, name: str, value: Json, deadline: float) -> tuple[int, _PendingGather, bytes]:
         with self._state:
             if any((question.ranks, question.name) == (ranks, name) for question in self._pending.values()):
-                raise ValueError(f"A name of the group is used once at a time. Received: {name!r}, which is under way.")
+                raise ValueError(
+                    f"A name can be used by one operation at a time. Received: {name!r}, which is in progress."
+                )
             self._tickets += 1
             message: Message = {"type": "gather", "ranks": self._encoded(ranks), "ticket": self._tickets, "name": name}
             message |= {"value": value, "deadline": deadline}

@@ -109,7 +109,7 @@ class Group(abc.ABC):
                 ranks.setdefault(json.dumps(one[key], sort_keys=True) if key in one else "nothing", []).append(rank)
             if len(ranks) > 1:
                 said = ", ".join(f"{name_ranks(held)} {_has(held)} {text}" for text, held in ranks.items())
-                raise InputError(f"{what}{key} differs: {said}. Start every process with the same.")
+                raise InputError(f"{what}{key} differs: {said}. It must be the same on every process.")
 
     @abc.abstractmethod
     def tell(self, topic: str, value: Json) -> None:

@@ -35,19 +35,19 @@ class Handshake(NamedTuple):
         rank, size, token, pid, host = take(hello, rank=int, size=int, token=str, pid=int, host=str)
         if not hmac.compare_digest(token.encode(), self.token.encode()):
             return (
-                "The token must be the group's. Received: another, so another job is served there, or this process was "
-                "started with other addresses. Give all processes of a job the same TFDIST_TOKEN, or none, and the "
-                "same addresses."
+                "The token must be that of the group. Received: a different one: another job listens there, or this "
+                "process was started with other addresses. Give all processes of a job the same TFDIST_TOKEN, or "
+                "none, and the same addresses."
             )
         if hello.get("version") != VERSION:
             return (
-                f"Every process must speak the same protocol. Received: version {hello.get('version')}, where the "
-                f"group's is {VERSION}. Install the same tfdist everywhere."
+                f"Every process must use the same protocol version. Received: version {hello.get('version')}, where "
+                f"the group's is {VERSION}. Install the same tfdist everywhere."
             )
         mine = f"{self.noun} {rank} (pid {pid} on {host})"
         if size != self.size:
             return (
-                f"Every process must know the same number of processes. Received: {size} from {mine}, {self.size} from "
+                f"All processes must agree on the number of processes. Received: {size} from {mine}, {self.size} from "
                 "the one that serves the group. Correct the environment of one of them."
             )
         if not 0 <= rank < self.size:

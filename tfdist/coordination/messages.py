@@ -117,5 +117,5 @@ def _decode(line: bytes) -> Message:
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"a line that is not JSON: {line[:80]!r}") from error
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise BadMessage(f"a line that is no message: {line[:80]!r}")
+        raise BadMessage(f"a line that is not a message: {line[:80]!r}")
     return message

@@ -54,7 +54,7 @@ def test_only_the_newest_stay(tmp_path, write):
     for step in range(1, 5):
         write(tmp_path, SMALL, step=step, keep=2)
     assert names(tmp_path) == ["step-000000003", "step-000000004"]
-    with pytest.raises(ValueError, match="At least one checkpoint must stay. Received: keep=0"):
+    with pytest.raises(ValueError, match="keep must be at least 1. Received: keep=0"):
         write(tmp_path, SMALL, keep=0)
 
 
@@ -104,7 +104,7 @@ def test_an_old_one_that_cannot_be_removed_is_one_warning(tmp_path, write, on_ra
     left = [".step-000000001.pruned", ".step-000000003.pruned"]
     assert names(tmp_path) == [*left, "step-000000005"]
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path / name} could not be cleared away (Directory not empty). That is tried again." for name in left
+        f"{tmp_path / name} could not be removed (Directory not empty). This is tried again later." for name in left
     ]
     read_by_somebody.clear()
     write(tmp_path, SMALL, step=6, keep=1)
@@ -125,7 +125,7 @@ def test_an_old_one_that_cannot_be_renamed_is_one_warning(tmp_path, write, monke
             write(tmp_path, SMALL, step=step, keep=1)
     assert names(tmp_path) == ["step-000000001", "step-000000004"]
     [warning] = [record.getMessage() for record in caplog.records]
-    assert warning.startswith(f"{tmp_path / 'step-000000001'} could not be cleared away (Device or resource busy)")
+    assert warning.startswith(f"{tmp_path / 'step-000000001'} could not be removed (Device or resource busy)")
     write(tmp_path, SMALL, step=5, keep=1)
     assert names(tmp_path) == ["step-000000005"]
 

@@ -105,14 +105,14 @@ def test_a_link_is_not_followed(name, path, whole):
 def test_a_pipe_is_not_waited_for(name, path):
     (path / name).unlink()
     os.mkfifo(path / name)
-    assert_damaged(path, name, "it is no file")
+    assert_damaged(path, name, "it is not a file")
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_directory_is_no_file(name, path):
     (path / name).unlink()
     (path / name).mkdir()
-    assert_damaged(path, name, "it is no file")
+    assert_damaged(path, name, "it is not a file")
 
 
 def test_another_ranks_shard_is_not_taken_for_ones_own(path):

@@ -108,7 +108,7 @@ def test_a_tilde_is_the_home(tmp_path, monkeypatch):
 
 
 def test_a_directory_in_use_is_refused(whole):
-    with lock(whole), pytest.raises(InputError, match="One run at a time writes to a directory"):
+    with lock(whole), pytest.raises(InputError, match="Only one run at a time can write to a directory"):
         run(whole, steps=60)
     assert len((whole / "starts.jsonl").read_text().splitlines()) == 1
 
@@ -142,7 +142,7 @@ def not_shared(monkeypatch):
 def test_checkpoints_need_a_directory_that_all_share(tmp_path, not_shared, monkeypatch, flags):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        InputError, match=r'Received: ".*/run", which is another one for rank 1. Give another --output_dir'
+        InputError, match=r'Received: ".*/run", which is a different directory on rank 1. Give another --output_dir'
     ):
         run(tmp_path / "run", steps=1, **({"checkpoint_every": "0"} | flags))
 
@@ -151,8 +151,8 @@ def test_without_checkpoints_a_directory_that_is_not_shared_is_a_warning(tmp_pat
     """Such a run may go well; it cannot be saved when it is preempted."""
     assert run(tmp_path / "run", steps=1, checkpoint_every="0") == 0
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.startswith("This run cannot be saved when it is preempted")
-    assert warning.endswith('/run", which is another one for rank 1. Give another --output_dir.')
+    assert warning.startswith("This run cannot be saved on preemption")
+    assert warning.endswith('/run", which is a different directory on rank 1. Give another --output_dir.')
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_a_disk_that_a_partial_checkpoint_has_filled_ends_no_run(whole, tmp_path
 def test_where_rank_0_cannot_write_nobody_knows_whether_all_share_it(tmp_path, seen_by_two, monkeypatch):
     """An earlier run may have left an empty file in each host's own directory."""
     limit_lock(monkeypatch, lambda: True)
-    with pytest.raises(InputError, match='/run", where rank 0 cannot write `lock`, by which they would know. Give'):
+    with pytest.raises(InputError, match='/run", where rank 0 cannot write `lock`, which shows whether they do. Give'):
         run(tmp_path / "run", steps=1)
 
 
@@ -220,7 +220,7 @@ def test_where_files_cannot_be_locked_the_run_is_warned_and_goes_on(every, tmp_p
         f"Received: {path}/lock: No locks available. Give another --output_dir. The run continues without a lock"
         in first
     )
-    assert first.endswith("None is known to.")
+    assert first.endswith("No other run is known.")
     last = ["The last one was process 12 on alpha since noon: make sure" in said for said in second]
     assert last == [True] * (every != "0")
 

@@ -154,8 +154,8 @@ def test_and_without_one_the_run_begins_again_and_says_so(memory, tmp_path, caps
     shutil.rmtree(memory)
     assert go_on(path, checkpoint_every="0") == [0, 35, 0]
     [said] = [text for text in warnings(caplog) if "step 0" in text]
-    assert "None is left of this run's 2 earlier starts, so it starts at step 0" in said
-    assert f"what was recorded is kept in {path}/metrics-dropped.jsonl." in said
+    assert "No checkpoint or commit is left of this run's 2 earlier starts, so it starts at step 0" in said
+    assert f"the old records are in {path}/metrics-dropped.jsonl." in said
     assert '"step": 36' in RunDirectory(path).dropped.read_text()
     assert said in (path / "logs" / "rank-0.log").read_text()
     assert ledger.main(str(path)) == 0
@@ -170,7 +170,7 @@ def test_a_run_that_was_never_saved_says_so_too(records, tmp_path, caplog):
     die(path, at=4, log_every=records, **flags)
     go_on(path, steps=5, log_every=records, **flags)
     [said] = warnings(caplog)
-    assert "None is left of this run's earlier start, so it starts at step 0" in said
+    assert "No checkpoint or commit is left of this run's earlier start, so it starts at step 0" in said
     assert ("metrics-dropped.jsonl" in said) == RunDirectory(path).dropped.exists() == (records == 1)
 
 
@@ -299,7 +299,7 @@ def test_commits_without_a_directory_are_refused(tmp_path, monkeypatch):
     ):
         run(tmp_path / "run", commit_every=5)
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="a directory that can be written. Received, on rank 0: .*file"):
+    with pytest.raises(InputError, match="a writable directory. Received, on rank 0: .*file"):
         run(tmp_path / "run", steps=5, commit_every=5, commit_dir=str(tmp_path / "file"))
 
 

@@ -44,7 +44,7 @@ def test_both_ranks_take_the_last_good_one(tmp_path: pathlib.Path) -> None:
     for damaged, why in ((cut, "it has 100 bytes, not "), (flipped, " is not what was written")):
         [line] = [line for line in said[0].splitlines() if f"{damaged}/{SHARD}: " in line]
         assert why in line
-        assert f"It is set aside as {damaged}.damaged." in line
+        assert f"It was renamed to {damaged}.damaged." in line
         assert damaged.with_name(f"{damaged.name}.damaged").is_dir()
     for rank in range(2):
         assert f"Resuming from {good}." in RunDirectory(path).log(rank).read_text()

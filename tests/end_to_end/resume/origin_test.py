@@ -100,7 +100,7 @@ def test_another_run_s_checkpoint(directory, tmp_path):
 
 
 def test_nothing_to_go_on_with(directory, tmp_path):
-    with pytest.raises(InputError, match="--resume must be auto, never, or the folder of a checkpoint"):
+    with pytest.raises(InputError, match="--resume must be auto, never, or the directory of a checkpoint"):
         origin(str(tmp_path / "nowhere"), directory, FLAGS)
 
 

@@ -169,7 +169,10 @@ def test_later_checkpoints_of_another_run_are_in_the_way(single, tmp_path):
 def test_a_directory_that_another_run_saves_to_is_refused(single, tmp_path):
     """The two would remove what the other is writing."""
     trainer = make_trainer(single)
-    with lock(tmp_path), pytest.raises(InputError, match=r"One run at a time writes to a directory\.") as caught:
+    with (
+        lock(tmp_path),
+        pytest.raises(InputError, match=r"Only one run at a time can write to a directory\.") as caught,
+    ):
         fit(trainer, tmp_path)
     for words in (f"Received: {tmp_path}, where process {os.getpid()} on ", "end it, or give another directory."):
         assert words in str(caught.value)
@@ -218,7 +221,7 @@ def test_all_ranks_hear_that_a_directory_is_refused(reason, single, tmp_path):
     in_use = reason == "is in use"
     with members(2) as joined, ThreadPoolExecutor(2) as pool, lock(tmp_path) if in_use else contextlib.nullcontext():
         [said] = set(pool.map(refused, joined))
-    assert ("One run at a time" if in_use else "without later checkpoints") in said
+    assert ("one run at a time" if in_use else "without later checkpoints") in said
 
 
 def test_where_files_cannot_be_locked_a_run_is_warned(single, tmp_path, monkeypatch, caplog):
@@ -230,11 +233,11 @@ def test_where_files_cannot_be_locked_a_run_is_warned(single, tmp_path, monkeypa
         fit(make_trainer(single), tmp_path)
     assert steps_of(tmp_path) == [STEPS, SAVED_AT]
     [warning] = [record.getMessage() for record in caplog.records]
-    assert "lock: No locks available. Give another directory. Nothing keeps another run from" in warning
+    assert "lock: No locks available. Give another directory. Another run could write there" in warning
 
 
 def test_at_least_one_stays(tmp_path):
-    with pytest.raises(InputError, match="At least one checkpoint must stay"):
+    with pytest.raises(InputError, match="keep must be at least 1"):
         tfdist.Checkpoints(directory=str(tmp_path), keep=0)
 
 

@@ -125,7 +125,7 @@ def test_commits_of_another_run_are_in_the_way(single, tmp_path):
         ),
         ({"commit_directory": "b"}, "Received: commit_every=0, commit_directory='b'"),
         ({"commit_every": -1, "commit_directory": "b"}, "Received: commit_every=-1"),
-        ({"commit_every": 3, "commit_directory": "a/"}, "each has a directory. Received for both: a."),
+        ({"commit_every": 3, "commit_directory": "a/"}, "each removes its own oldest ones. Received for both: a."),
     ],
 )
 def test_what_is_no_place_for_commits(options, message):
@@ -141,7 +141,7 @@ def test_what_is_no_place_for_commits(options, message):
             "mirrored2",
             "2 replicas resume a run of 4: .* replica r takes over that of r [+] 2, r [+] 4, ...",
         ),
-        ("mirrored2", "mirrored4", "4 replicas resume a run of 2: .*; replicas from 2 on begin with nothing."),
+        ("mirrored2", "mirrored4", "4 replicas resume a run of 2: .*; replicas from 2 on start with zeros."),
         ("mirrored2", "mirrored2", ""),
     ],
 )

@@ -65,7 +65,7 @@ def commit(
       PeerLostError: a rank is lost or did not call in time.
     """
     if keep < 1:
-        raise ValueError(f"At least one checkpoint must stay. Received: keep={keep}.")
+        raise ValueError(f"keep must be at least 1. Received: keep={keep}.")
     home = path_of(directory)
     partial, whole = places.partial(home, step), home / places.name(step)
     spread = MultiHost(group, over, flags, values) if over else None
@@ -165,5 +165,5 @@ def _message(noun: str, name: str, failed: Mapping[int, str]) -> str:
     more = [f"and {len(failed) - _MOST} more ranks"] if len(failed) > _MOST else []
     return (
         f"Every rank must write its part of a {noun}. Received, for {name}: {'; '.join([*words, *more])}. "
-        f"Free space, or mend the directory, which all ranks share; the {noun}s before it are as they were."
+        f"Free space, or repair the directory, which all ranks share; earlier {noun}s are unchanged."
     )

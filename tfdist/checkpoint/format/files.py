@@ -37,13 +37,13 @@ def opened(path: StoragePath) -> Iterator[StoredFile]:
         with storage_of(path).open(path) as file:
             yield file
     except NotRegularFile as error:
-        raise Damaged(path, "it is no file") from error
+        raise Damaged(path, "it is not a file") from error
     except OSError as error:
         if error.errno in _IS_DAMAGE:
             raise Damaged(path, _IS_DAMAGE[error.errno]) from error
         raise CheckpointError(
             f"A checkpoint must be readable. Received: {path}: {error.strerror or error}. "
-            "Mend that, or continue from another one."
+            "Repair it, or use another checkpoint."
         ) from error
 
 

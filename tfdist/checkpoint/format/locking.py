@@ -88,7 +88,7 @@ def _opened(directory: AnyPath, remedy: str, exclusive: bool) -> Iterator[Holder
             raise _in_use(path, remedy) from error
         except OSError as error:
             raise NoLock(
-                f"A run's directory must be one whose files can be locked. Received: {path}: {error.strerror}. "
+                f"The directory of a run must support file locks. Received: {path}: {error.strerror}. "
                 f"{remedy[0].upper()}{remedy[1:]}."
             ) from error
         holder = Holder(file)
@@ -100,6 +100,6 @@ def _opened(directory: AnyPath, remedy: str, exclusive: bool) -> Iterator[Holder
 def _in_use(path: StoragePath, remedy: str) -> InputError:
     holder = " ".join(storage_of(path).read(path).decode(errors="replace").split())
     return InputError(
-        f"One run at a time writes to a directory. Received: {path.parent}, where {holder or 'another process'} is at "
-        f"work. Wait for it, end it, or {remedy}."
+        f"Only one run at a time can write to a directory. Received: {path.parent}, where "
+        f"{holder or 'another process'} is at work. Wait for it, end it, or {remedy}."
     )

@@ -124,7 +124,7 @@ def load(path: StoragePath, data: bytes) -> Manifest:
     if version > VERSION:
         raise InputError(
             f"A checkpoint must have a format that this version of tfdist reads, {VERSION}. "
-            f"Received: {path} with format {version}. Continue with the tfdist that wrote it, or a newer one."
+            f"Received: {path} with format {version}. Use the version of tfdist that wrote it, or a newer one."
         )
     try:
         return _manifest(content)
