@@ -1,6 +1,6 @@
 # make train        sets up .venv and trains a CNN on handwritten digits, on two logical devices
 # make test         the same set-up, Horovod built for the installed TensorFlow, then lint, types and every test: first in
-#                   parallel on all cores, then, one after the other, tests that start processes or wait for the clock
+#                   parallel on all cores, then, two at a time, tests that start processes or wait for the clock
 # make lint         ruff and mypy
 # make conformance  what make test leaves out: the full product of strategies, models, optimizers and batches; every program
 #                   through fit; every strategy's checkpoint under every other; elastic runs of every engine. SLICE=3/30 runs the
@@ -24,6 +24,7 @@ IS_SUPPORTED := 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3,
 PYTHONS := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 
 PARALLEL := --numprocesses=logical --maxprocesses=4 --dist=worksteal
+TWO_AT_A_TIME := --numprocesses=logical --maxprocesses=2 --dist=worksteal
 
 # Each stage of the set-up leaves a stamp in .venv: what is newer than its stamp is done again, all else is reused.
 CREATED := $(VENV)/.created
@@ -38,9 +39,12 @@ PEERS := .venv-peers
 train: $(EXAMPLES)
 	$(PY) -m tfdist.train $(TRAIN_FLAGS) --output_dir=$(OUTPUT_DIR)
 
-test: $(HOROVOD) lint
-	$(PY) -m pytest -m 'not full and not alone' $(PARALLEL) --junit-xml=.pytest_cache/parallel.xml
-	$(PY) -m pytest -m 'alone and not full' --junit-xml=.pytest_cache/alone.xml
+# Lint and types run beside the tests that start processes, which wait for much of their time.
+test: $(HOROVOD)
+	$(PY) -m pytest -m 'not full and not processes' $(PARALLEL) --junit-xml=.pytest_cache/parallel.xml
+	@$(MAKE) --no-print-directory lint >$(VENV)/lint.log 2>&1 & lint=$$!; \
+	$(PY) -m pytest -m 'processes and not full' $(TWO_AT_A_TIME) --junit-xml=.pytest_cache/processes.xml; tests=$$?; \
+	wait $$lint; linted=$$?; cat $(VENV)/lint.log; exit $$((tests | linted))
 
 lint: $(TESTS)
 	$(PY) -m ruff check .
@@ -48,8 +52,8 @@ lint: $(TESTS)
 	$(PY) -m mypy
 
 conformance: $(HOROVOD)
-	$(PY) -m pytest -m 'full and not alone' --slice=$(SLICE) $(PARALLEL)
-	$(PY) -m pytest -m 'full and alone' --slice=$(SLICE)
+	$(PY) -m pytest -m 'full and not processes' --slice=$(SLICE) $(PARALLEL)
+	$(PY) -m pytest -m 'full and processes' --slice=$(SLICE) $(TWO_AT_A_TIME)
 
 chaos: $(HOROVOD)
 	$(PY) -m tests.end_to_end.chaos --seeds=$(SEEDS)

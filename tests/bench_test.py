@@ -13,7 +13,7 @@ from tfdist.benchmark import table
 from tfdist.benchmark.measurement import TRAFFIC
 from tfdist.cluster import environment
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from tests import fork_server
 from tfdist.testing import processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 PROGRAM = """
 import atexit, json, os, sys, threading

@@ -16,7 +16,7 @@ import pytest
 
 from tfdist.coordination.addresses import LOOPBACK, free_port
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 DEADLINE = 20.0
 MEMBER = """

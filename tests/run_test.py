@@ -14,7 +14,7 @@ import pytest
 from tfdist import keras_fit
 from tfdist.cluster import environment
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPT = """

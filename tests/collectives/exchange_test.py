@@ -11,7 +11,7 @@ from tests.workers.exchange import SUMMED
 from tfdist.collectives import OneReplica, Recording, Unsent
 from tfdist.errors import InputError
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 RANKS = 3
 CASES = ("uneven", "ring", "one_sender", "nothing")

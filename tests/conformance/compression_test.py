@@ -12,7 +12,7 @@ import pytest
 from tests.workers import running
 from tfdist.gradients.compression import METHODS
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 JOBS = (("horovod", 3), ("multiworker", 2))
 ARGUMENTS = {

@@ -147,7 +147,7 @@ def test_logical_devices(strategy: str, case: parity.Case, float64: None, reques
     assert_same(outcome, case)
 
 
-@pytest.mark.alone
+@pytest.mark.processes
 @pytest.mark.parametrize(("strategy", "size"), [thorough(job != ("horovod", 2), *job) for job in IN_PROCESSES])
 @numbers(parity.CASES)
 def test_processes(strategy: str, size: int, number: int, float64: None) -> None:
@@ -190,7 +190,7 @@ def test_sharded_gradients_are_accumulated(float64: None) -> None:
     assert_same(parity.run_case(strategy, case, accumulate_steps=2), case)
 
 
-@pytest.mark.alone
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("strategy", "case"),
     [
@@ -224,7 +224,7 @@ def test_logical_devices_in_float32(case: parity.Case, mirrored2: tfdist.Strateg
     assert_same_in_float32(parity.run_case(mirrored2, case), case)
 
 
-@pytest.mark.alone
+@pytest.mark.processes
 @pytest.mark.parametrize(("strategy", "size"), [thorough(job != ("horovod", 2), *job) for job in IN_PROCESSES_FLOAT32])
 @numbers(FLOAT32)
 def test_processes_in_float32(strategy: str, size: int, number: int) -> None:

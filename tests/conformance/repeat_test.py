@@ -6,7 +6,7 @@ import pytest
 
 from tests.workers import running
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 REPEATS = 30
 

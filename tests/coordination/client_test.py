@@ -12,7 +12,7 @@ from tfdist.coordination.group import LAUNCHER
 from tfdist.coordination.messages import encode
 from tfdist.errors import InputError, PeerLostError
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 WELCOME = {"type": "welcome", "heartbeat": 0.05, "lost_after": 5.0}
 

@@ -4,7 +4,7 @@ from tfdist.coordination import Group, LocalGroup, Loss
 from tfdist.coordination.group import LAUNCHER, name_ranks
 from tfdist.errors import InputError
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 
 class Canned(Group):

@@ -10,7 +10,7 @@ from tfdist.coordination import LocalGroup, join
 from tfdist.coordination.addresses import LOOPBACK, free_port
 from tfdist.errors import InputError, PeerLostError
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 TOKEN = "the job's token"
 

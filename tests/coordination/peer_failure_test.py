@@ -11,7 +11,7 @@ from tfdist.coordination import Loss, watch
 from tfdist.coordination.addresses import LOOPBACK, free_port
 from tfdist.errors import NotFiniteError, PeerLostError
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 CLUSTER = Cluster(rank=0, size=3)
 LINE = "rank 0 of 3: rank 1 is lost: its connection closed without a goodbye (killed, crashed, or it ended silently). "

@@ -8,7 +8,7 @@ import pytest
 from tfdist.coordination import LocalGroup, Loss
 from tfdist.errors import InputError, PeerLostError
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 
 def wait_for(condition, seconds=5.0):

@@ -16,7 +16,7 @@ from tfdist.coordination.connection import Connection
 from tfdist.coordination.messages import LIMIT, VERSION, encode
 from tfdist.errors import InputError, PeerLostError
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 HELLO = {"type": "hello", "rank": 0, "size": 2, "token": "the job's token", "version": VERSION, "pid": 1, "host": "h"}
 MEMBER = """

@@ -8,7 +8,7 @@ import pytest
 
 from tfdist.checkpoint.format import Checkpoint, newest
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 PROGRAM = '''
 import keras

@@ -189,14 +189,14 @@ def start(argv: tuple[str, ...], environment: dict[str, str]) -> tuple[int, str,
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.alone
+@pytest.mark.processes
 @pytest.mark.parametrize("row", ["unknown flag", "TF_CONFIG no JSON", "no TPU", "model raises", "batch too small"])
 def test_as_a_process(row: str) -> None:
     argv, environment, words = ROWS[row]
     assert_one_line(*start(argv, environment), words)
 
 
-@pytest.mark.alone
+@pytest.mark.processes
 def test_without_horovod(tmp_path: pathlib.Path) -> None:
     package = tmp_path / "missing" / "horovod"
     package.mkdir(parents=True)
@@ -205,7 +205,7 @@ def test_without_horovod(tmp_path: pathlib.Path) -> None:
     assert_one_line(*result, ("no Horovod here", "python -m tfdist.install_horovod"))
 
 
-@pytest.mark.alone
+@pytest.mark.processes
 def test_the_coordinator_s_port_is_in_use() -> None:
     addresses = processes.free_addresses(2)
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}}
@@ -217,7 +217,7 @@ def test_the_coordinator_s_port_is_in_use() -> None:
     assert_one_line(*result, (taken, "TFDIST_COORDINATOR"))
 
 
-@pytest.mark.alone
+@pytest.mark.processes
 def test_the_worker_s_own_port_is_in_use() -> None:
     argv = ("train", *QUICK, "--output_dir=run", "--strategy=multiworker")
     with processes.job([sys.executable, "-c", PORT_OF_RANK_1, *argv], 2) as job:

@@ -11,7 +11,7 @@ import pytest
 
 from tests import processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 START_SECONDS = 90.0
 END_SECONDS = 15.0

@@ -12,7 +12,7 @@ import pytest
 from tests import processes
 from tfdist.testing import processes as started
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 HERE = pathlib.Path(__file__).parent
 START_SECONDS = 120.0

@@ -11,7 +11,7 @@ import pytest
 
 from tests import processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 HERE = pathlib.Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples" / "horovod"

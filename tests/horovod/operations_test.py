@@ -11,7 +11,7 @@ import pytest
 
 from tests import processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 WORKER = pathlib.Path(__file__).with_name("operations_worker.py")
 ENVIRONMENT = {

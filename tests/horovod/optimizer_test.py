@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tests import processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 pytest.importorskip("horovod")
 WORKER = pathlib.Path(__file__).with_name("optimizer_worker.py")

@@ -13,7 +13,7 @@ from tests import processes
 
 pytest.importorskip("horovod")
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 HERE = pathlib.Path(__file__).parent
 WORKER = HERE / "programs_worker.py"

@@ -8,7 +8,7 @@ pytest.importorskip("horovod")
 
 from tfdist.testing import processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 LATE = """
 import os, time

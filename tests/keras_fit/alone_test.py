@@ -10,7 +10,7 @@ import pytest
 
 from tests import processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 PROGRAM = str(pathlib.Path(__file__).with_name("alone_program.py"))
 LINES = re.compile(r"^(?:checkpoints|loaded|chief's|restored|epochs).*$", re.MULTILINE)

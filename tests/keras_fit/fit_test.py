@@ -12,7 +12,7 @@ from tests.keras_fit.comparing import differences, plain_run
 from tests.keras_fit.models import PROGRAMS, run
 from tests.workers import running
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 plain = functools.cache(plain_run)
 

@@ -7,7 +7,7 @@ import pytest
 from tests.programs import running
 from tests.programs.catalog import Program
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 PROGRAM = Program(str(pathlib.Path(__file__).with_name("gathered_program.py")))
 

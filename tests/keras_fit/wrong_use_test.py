@@ -14,7 +14,7 @@ import tfdist
 from tests import processes
 from tfdist.errors import InputError
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 WORKER = str(pathlib.Path(__file__).with_name("wrong_worker.py"))
 X, Y = np.zeros((12, 5), "float32"), np.zeros(12, "int64")

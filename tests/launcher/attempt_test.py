@@ -15,7 +15,7 @@ from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.orders import Kind, Order
 from tfdist.launcher.supervision import Stop, Watched
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 
 class Unguarded:

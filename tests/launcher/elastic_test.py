@@ -27,7 +27,7 @@ from tests.launcher.toy import DEADLINE, Launched, die, launched
 from tfdist.process.preemption import TOGETHER_SECONDS
 from tfdist.testing import processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 FOREVER = 10**6
 

@@ -11,7 +11,7 @@ from tfdist.errors import InputError
 from tfdist.launcher import hosts
 from tfdist.launcher.hosts import Hosts, Programs, is_named, parse, read
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 
 def test_lines_of_a_list():

@@ -14,7 +14,7 @@ from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.orders import Kind, Order, Report
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 LOST = Outcome(5, "launcher 2 is lost")
 

@@ -3,7 +3,7 @@ import pytest
 from tfdist.errors import InputError
 from tfdist.launcher.job import Job
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize(

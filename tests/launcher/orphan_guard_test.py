@@ -10,7 +10,7 @@ import pytest
 from tfdist.launcher import reaper
 from tfdist.launcher.orphan_guard import OrphanGuard
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 SLEEPERS = ["sh", "-c", "sleep 1000 & sleep 1000 & wait"]
 GUARDING = """

@@ -7,7 +7,7 @@ import pytest
 from tfdist.errors import InputError, NotFiniteError
 from tfdist.launcher import pickled_call
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 
 class Picky(Exception):

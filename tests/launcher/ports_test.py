@@ -5,7 +5,7 @@ import pytest
 from tfdist.errors import InputError
 from tfdist.launcher import ports
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 
 def test_ports_are_free_and_different():

@@ -17,7 +17,7 @@ from tfdist.launcher.orders import Kind, Report
 from tfdist.launcher.remote_agent import RemoteAgent
 from tfdist.launcher.rendezvous_server import RendezvousServer
 
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("no_thread_is_left")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_thread_is_left")]
 
 
 class Open:

@@ -12,7 +12,7 @@ import tfdist
 from tfdist.errors import InputError, PeerLostError
 from tfdist.launcher.spawn import SpawnError, spawn
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 # Whatever should be ended before sleeps for 15 s only: a test that fails does not hang.
 pytest.importorskip("cloudpickle")  # the functions of this file are not in a module that the new processes can import

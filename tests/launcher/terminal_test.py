@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 DEADLINE = 20.0
 # Says that it was asked to end, needs its time to save, and is ended at once by whoever asks again.

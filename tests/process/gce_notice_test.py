@@ -14,7 +14,7 @@ from tfdist.coordination.sync_points import SyncPoints
 from tfdist.errors import Preempted
 from tfdist.process import gce_notice
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 
 class Metadata:

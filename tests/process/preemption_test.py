@@ -12,7 +12,7 @@ import pytest
 
 from tfdist.process.preemption import TOGETHER_SECONDS, notices
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 DEADLINE = 20.0
 PROGRAM = """

@@ -8,7 +8,7 @@ import pytest
 
 from tfdist.process import signals
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from tests.programs import distribution, running
 from tests.programs.catalog import programs
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 PROGRAMS = programs()
 # One for each kind: a file that the chief writes, a loss in a layer, a step of its own, data of unknown length, a refusal.

@@ -21,7 +21,7 @@ from tfdist.distribution.strategy_selection import detect
 from tfdist.errors import ExitCode
 from tfdist.launcher.restarts import PREEMPTIONS
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -15,7 +15,7 @@ import pytest
 
 from tfdist import __main__ as listing
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 ROOT = pathlib.Path(__file__).parents[2]
 OPTIONAL = ("horovod", "sklearn", "mlxtend", "tensorflow_datasets", "pytest", "hypothesis")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 ROOT = pathlib.Path(__file__).parents[2]
 RECIPES = ROOT / "docs" / "contributing"

@@ -10,7 +10,7 @@ import pytest
 
 from tfdist.testing import processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 WORKER = pathlib.Path(__file__).with_name("horovod_worker.py")
 SIZE = 3

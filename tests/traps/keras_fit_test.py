@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.testing import processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 PROGRAM = pathlib.Path(__file__).parents[2] / "examples" / "migration" / "tf_distribute_before.py"
 

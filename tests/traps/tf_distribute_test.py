@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 TWO_SIZES = """
 import sys

@@ -16,7 +16,7 @@ from tests.end_to_end.chaos.plan import START, STEP, WRITE, plan
 from tests.end_to_end.chaos.settings import SETTINGS
 from tfdist.checkpoint.format import Checkpoint, newest
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 SEEDS = {
     "mesh1x4": (9,),  # SIGKILL in a write, with commits

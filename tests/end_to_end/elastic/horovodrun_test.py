@@ -14,7 +14,7 @@ from tfdist.testing import processes
 
 pytest.importorskip("horovod")
 
-pytestmark = [pytest.mark.alone, pytest.mark.full]
+pytestmark = [pytest.mark.processes, pytest.mark.full]
 
 WORKER = pathlib.Path(__file__).with_name("horovodrun_worker.py")
 ENVIRONMENT = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}

@@ -18,7 +18,7 @@ from tests.end_to_end.chaos.striking import child_of_rank
 from tests.end_to_end.chaos.watching import Watch
 from tfdist.testing import processes
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 DEADLINE_SECONDS = 120.0

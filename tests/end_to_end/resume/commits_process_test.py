@@ -16,7 +16,7 @@ from tfdist import ledger
 from tfdist.checkpoint.format import step_of
 from tfdist.reporting import RunDirectory
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 SECONDS = 240.0
 STEPS, DURABLE, COMMIT = 220, 100, 7

@@ -11,7 +11,7 @@ from tfdist import ledger
 from tfdist.checkpoint.format import Checkpoint
 from tfdist.reporting import RunDirectory
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 STEPS, EVERY = 20, 5
 FLAGS = ("--keep=3", "--steps_per_call=5", "--log_every=5")

@@ -17,7 +17,7 @@ from tfdist.checkpoint.format import Checkpoint, Part, Spread, commit, keeper, n
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.processes
 
 RANKS = 3
 HOSTS = [[rank] for rank in range(RANKS)]
