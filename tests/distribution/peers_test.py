@@ -14,7 +14,14 @@ PROGRAM = '''
 import keras
 
 import tfdist
+from tfdist.distribution.variable_blocks import VariableBlocks
 from tfdist.strategies.single import Single
+
+
+class Blocks(VariableBlocks):
+    def written(self, variable, per_replica):
+        values = variable.numpy()  # numbers, as the step, are those of both
+        return [((0,) * values.ndim, values)] if self._replicas.is_chief or values.ndim else []
 
 
 class Apart(Single):
@@ -25,9 +32,9 @@ class Apart(Single):
         self.name = "apart"
         self.peers = self.group.subgroup([cluster.rank])
 
-    def written(self, variable, per_replica):
-        values = variable.numpy()  # numbers, as the step, are those of both
-        return [((0,) * values.ndim, values)] if self.is_chief or values.ndim else []
+    @property
+    def blocks(self):
+        return Blocks(self)
 
 
 def network(input_shape, classes):
