@@ -223,7 +223,7 @@ def saver(
       step: number of updates done so far.
       saved: returns the current state, copied to the host; called on every process.
       synchronize: flushes data that belongs to a checkpoint but is stored elsewhere to disk. Not called for an
-        in-memory checkpoint on a single host, because what a process has written survives its death.
+        in-memory checkpoint on a single host, because written data survives the process.
 
     Raises:
       InputError: on all ranks, if another run saves to the directory, or has left later checkpoints there.

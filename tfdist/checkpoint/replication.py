@@ -61,7 +61,7 @@ def _mark(directory: Path) -> str:
 
 
 def share(strategy: Strategy, folder: Path) -> list[str] | None:
-    """Copies the newest in-memory checkpoint whose files exist on the hosts together to each host. Removes none.
+    """Copies the newest in-memory checkpoint that is complete across all hosts to each host. Removes none.
 
     Every process must call it before reading an in-memory checkpoint.
 

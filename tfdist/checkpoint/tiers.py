@@ -35,7 +35,7 @@ class Saved(NamedTuple):
       seed: seed of the run.
       parts: copies of what this process writes.
       values: what is not a tensor, as JSON.
-      state: state from which the parts are.
+      state: variables from which the parts were copied.
       over: hosts to which the files are distributed; None if all processes share a directory.
     """
 
@@ -142,8 +142,8 @@ class DurableTier(Tier):
 class InMemoryTier(Tier):
     """In-memory checkpoints; only the first of consecutive failures is logged.
 
-    If hosts share no directory, each has the replicated state. State of a single process is on its own host and, sent
-    while the run waits, on the next one.
+    If hosts share no directory, each has the replicated state. The state that only one process has is stored on
+    its host and copied to the next one while training waits.
     """
 
     noun = "commit"

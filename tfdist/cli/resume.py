@@ -73,9 +73,8 @@ def origin(
 def commit_folder(directory: RunDirectory, given: str) -> Path | None:
     """Returns the directory with the in-memory checkpoints of a run's last start on this host; None if it made none.
 
-    They all belong to the run's history: each start has its own directory, to which it adds the one that it resumes
-    from. This is not known of those in other directories, because a start that did not know of them may have resumed
-    from an earlier step.
+    Each start has its own directory, and links the checkpoint from which it resumed into it, so all checkpoints in it
+    belong to the run. Other directories may contain checkpoints of a start that was abandoned.
 
     Args:
       directory: directory of the run.

@@ -58,7 +58,7 @@ def _complete(first: Cluster, other: Cluster) -> Cluster:
 
 
 def describe(cluster: Cluster) -> str:
-    """Returns a clause that says what this process's place in the job is, and by which source."""
+    """Returns a phrase with the rank, the size and the launcher of this process."""
     if cluster == Cluster():
         return "this is one process"
     return f"{cluster.source} says that this is rank {cluster.rank} of {cluster.size}"

@@ -12,8 +12,8 @@ class Processes(enum.Enum):
     """The processes of a strategy's job."""
 
     ONE = "one process"
-    SEVERAL = "one or several processes, of which the environment must say who they are and where rank 0 is"
-    ANY = "one or several processes; the strategy makes up for what the environment does not say"
+    SEVERAL = "one or several processes, of which the environment gives rank, size and the address of rank 0"
+    ANY = "one or several processes; the strategy finds out what the environment does not give"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Declaration:
       options: names of the flags that its constructor takes; None if that is not known.
       refuses: flags of which it accepts one value only.
       auto: called with this process's place in the job and its number of devices; returns whether `--strategy=auto`
-        means this strategy, which it may for one strategy only. None if it never does.
-      check: called with a configuration; raises `InputError` if the strategy's options do not suit each other.
+        chooses this strategy; at most one may return True. None if it never does.
+      check: called with a configuration; raises `InputError` if the strategy's options exclude each other.
       runs_keras_fit: whether Keras's own `fit` runs on it, for which replicas must accept any number of rows.
-      adopts: names of the classes of tf.distribute whose objects it takes over from a program that made them.
+      adopts: names of the classes of tf.distribute whose objects, created by a program, it can use.
     """
 
     name: str

@@ -68,7 +68,7 @@ class Server:
         self._members: dict[int, Connection] = {}
         self._came: dict[int, str] = {}  # by rank, pid and host, including members that are gone
         self._listener = listener
-        self._wake_sender, self._wake_receiver = socket.socketpair()  # writing to the bell wakes the thread
+        self._wake_sender, self._wake_receiver = socket.socketpair()  # writing to the first one wakes the thread
         self._farewell = ""
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)

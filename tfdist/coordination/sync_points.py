@@ -83,7 +83,7 @@ class SyncPoints:
         with self._news:
             self._requests.append((said["request"], said["name"]))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._agree, name=f"meetings-{self._group.rank}", daemon=True)
+                self._thread = threading.Thread(target=self._agree, name=f"sync-points-{self._group.rank}", daemon=True)
                 self._thread.start()
         return False
 

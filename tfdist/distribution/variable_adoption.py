@@ -7,7 +7,7 @@ import keras
 
 
 class VariableAdoption:
-    """Adoption by an engine whose variables are ordinary ones: they may be created anywhere and need no preparation."""
+    """The default, for engines that use plain variables: they may be created anywhere and need no preparation."""
 
     def __init__(self, synchronize: Callable[[Sequence[keras.Variable]], None]):
         """Initializes the adoption.

@@ -21,7 +21,7 @@ from tfdist.gradients.reducer import Reduced, Reducer, split_at
 class ErrorFeedback(Reducer):
     """Stores what another reducer did not send, and adds it to the next sum.
 
-    Around an exact reducer, it sends the error left by a lossy one and stores nothing further.
+    Around an exact reducer, it sends the error that an earlier, lossy one has left; afterwards there is none.
     """
 
     def __init__(self, inner: Reducer):

@@ -260,7 +260,7 @@ class Factors(NamedTuple):
 
 
 def _scattered(tensor: tf.Tensor, factors: Factors, call: Call) -> tf.Tensor:
-    """Returns this rank's rows of the reduced tensor; the gradient is a gather of the ranks' own, times the factors."""
+    """Returns this rank's rows of the reduced tensor; its gradient is all-gathered, and scaled."""
     size, place = call.process_set.size(), call.process_set.rank()
     after, back = factors.after, factors.before * factors.after
     after, back = (after / size, back) if factors.op == Average else (after, back * size)

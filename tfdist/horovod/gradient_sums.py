@@ -23,7 +23,7 @@ from tfdist.horovod.reductions import allreduce
 
 Gradient = Any  # a tensor, tf.IndexedSlices or None
 _Key = tuple[str, tuple[int, ...]]  # name and shape of a state
-_PLAN_SECONDS = 600.0  # by which building and tracing may take longer on one rank
+_PLAN_SECONDS = 600.0  # that one rank may take longer than another to build and trace
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,8 @@ class Options:
       compression: see `reducer_of`.
       sparse_as_dense: whether slices are summed as dense tensors.
       op: Average, Sum, or another one, which the engine applies tensor by tensor.
-      gradient_predivide_factor: a mean divides by it before the sum, and by the remaining factor afterwards.
+      gradient_predivide_factor: with Average, gradients are divided by it before the sum, and by the rest of the
+        divisor after it.
       process_set: the ranks that reduce; other ranks keep their own gradients.
       scale_local_gradients: whether gradients of local variables are divided by the number of ranks.
       device_dense: device on which dense gradients are reduced.

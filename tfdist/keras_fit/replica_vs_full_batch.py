@@ -32,8 +32,8 @@ class NeedsAllRowsError(Exception):
 def either_draws(compare: Callable[[bool], Found]) -> Found:
     """Compares with draws that differ between rows and, if that fails, with draws that are equal; see `BothWays.run`.
 
-    Code that draws for other rows than those of the batch, for example for both a real and a generated image of each
-    row, numbers them differently: only equal draws then show what it computes.
+    If code draws numbers for rows that are not in the batch, such as for both a real and a generated image per row, the
+    numbers of the rows do not match, and only equal draws give comparable results.
 
     Args:
       compare: called with `rows_differ`; raises `NeedsAllRowsError` for a difference.

@@ -10,9 +10,7 @@ from tfdist.launcher.job_result import Outcome
 
 LONGEST_BACKOFF_SECONDS = 60.0
 MAX_EARLY_FAILURES = 5  # failures in a row before training began; some may be due to the network or a host that is late
-MAX_LATER_FAILURES = (
-    15  # the same after it had begun: with their pauses they outlast ten minutes without, say, a file system
-)
+MAX_LATER_FAILURES = 15  # in a row after training began; with the delays, an outage of ten minutes is tolerated
 # A finished job is done; bad input stays bad; a loss that is not finite recurs, because a resumed run repeats its
 # steps.
 FINAL = frozenset({ExitCode.DONE, ExitCode.BAD_INPUT, ExitCode.NOT_FINITE})

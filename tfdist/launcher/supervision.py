@@ -24,7 +24,7 @@ class Stop(NamedTuple):
     Attributes:
       outcome: outcome of the job, unless a process of this launcher turns out to be the cause.
       seconds: between SIGTERM and SIGKILL.
-      asked: whether the end was requested; then, if all processes end with the same code, it is the job's.
+      asked: whether the end was requested; if all processes then exit with the same code, it is the job's exit code.
       final: whether the job is over, so that it is not restarted.
       wait: seconds for the processes to end by themselves, before SIGTERM.
     """
@@ -45,7 +45,7 @@ class Watched(NamedTuple):
       hurry: returns whether the user has asked again for the end.
       loss: returns the first loss in the ranks' group.
       on_stop: called with a failure before the processes are ended.
-      grace: seconds for the other processes to end with code 75 once one has, as they have agreed on it.
+      grace: seconds to wait for the other processes after the first one has exited with code 75.
       together: whether to wait a moment after a failure, to see which other processes fail for the same reason.
     """
 

@@ -30,7 +30,7 @@ def create_optimizer(text: str, learning_rate: Any, momentum_correction: bool = 
       text: `name(key=value, ...)` with the lower-case name of a Keras optimizer, `lars`, or a user-defined
         `package.module:name(...)`.
       learning_rate: a float or a schedule; used unless `text` contains a learning rate.
-      momentum_correction: whether sgd and lars keep the learning rate out of their momentum.
+      momentum_correction: whether sgd and lars exclude the learning rate from the momentum.
 
     Raises:
       InputError: the name or an argument is unknown, or rejected by the optimizer.

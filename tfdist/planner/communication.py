@@ -68,7 +68,7 @@ def unclear(layers: Sequence[keras.Layer], held: Activations, mesh: Mesh, rules:
 
     These are dense layers whose kernel is sharded along its inputs while their input is replicated, attention with a
     sharded context and a replicated input, constraints that move an axis to another dim, LoRA, and other layers with a
-    sharded input and an output about which less is known.
+    sharded input and an output whose layout is not fully known.
     """
     context = rules.get("context")
     for layer in layers:

@@ -15,7 +15,7 @@ from tfdist.storage import AnyPath, Storage, StoragePath, path_of, storage_of
 _LOGS = "logs"
 _STARTS = "starts.jsonl"
 _PARTIAL = ".partial"
-# From a launcher, the process that begins, and one that was killed meanwhile.
+# May exist before a run begins: logs of a launcher, the lock, and a partial file of a killed process.
 _BEFORE = (_LOGS, "lock", f"{_STARTS}{_PARTIAL}")
 
 

@@ -152,7 +152,7 @@ class Step:
         self.sent = Recording(self._recorded)  # the calls that send gradients
         reduced = self._reducer.reduce([*gradients, value], state, self.sent, name="gradients")
         *whole, value = reduced.totals
-        # The sum of a witness shows any inf or NaN in it, in one pass.
+        # A sum is inf or NaN if any element is, in one pass over each tensor.
         finite = tf.reduce_all(tf.stack([tf.math.is_finite(tf.reduce_sum(x)) for x in (*reduced.witnesses, value)]))
         norm = self._norm(whole, with_norm)
         clipped = self.settings.clip(whole, norm)

@@ -75,7 +75,7 @@ def _masked(**_: Any) -> keras.Model:
 
 
 def _regularized(**_: Any) -> keras.Model:
-    """A model with losses of weights, which count once, and of activations, which count by rows."""
+    """A model with regularized weights, counted once, and activations, averaged over rows."""
     inputs = keras.Input((8, 8, 1), name="image")
     hidden = keras.layers.Flatten(name="flatten")(inputs)
     hidden = keras.layers.Dense(

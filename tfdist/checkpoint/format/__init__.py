@@ -4,7 +4,8 @@
     Checkpoint.open(path).read(name)  data is only returned after its hash has been verified
 
 A checkpoint is a directory with safetensors shards and a manifest; `manifest.py` and `shard.py` define the format. This
-package does not depend on the contents of a run's state, nor on TensorFlow. Where the files are is `tfdist.storage`'s.
+package does not depend on the contents of a run's state, nor on TensorFlow. Files are accessed through
+`tfdist.storage`.
 """
 
 from tfdist.checkpoint.format.atomic_write import commit
