@@ -50,7 +50,7 @@ def test_each_calls_its_own_operation(name, mirrored2):
 def test_what_an_engine_does_not_carry_is_refused(mirrored2):
     check_dtype(mirrored2.collectives, ("all_reduce",), tf.bfloat16)
     check_dtype(mirrored2.collectives, ("barrier",), tf.int8)
-    with pytest.raises(InputError, match="strategy's all_gather carries: float16, .* Received: bfloat16. Choose one"):
+    with pytest.raises(InputError, match=r"by all_gather of this strategy: float16, .* Received: bfloat16. Choose one"):
         check_dtype(mirrored2.collectives, ("all_reduce", "all_gather"), tf.bfloat16)
-    with pytest.raises(InputError, match="strategy's reduce_scatter carries"):
+    with pytest.raises(InputError, match="by reduce_scatter of this strategy"):
         check_dtype(mirrored2.collectives, ("reduce_scatter",), tf.int8)
