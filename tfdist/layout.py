@@ -102,10 +102,10 @@ def _whole(found: "Plan", shard: Shard) -> Iterator[str]:
     for v in found.variables:
         if v.is_whole(found.mesh):
             reasons.setdefault(why_whole(v.shape, v.trainable, v.slots, found.mesh, shard), []).append(v)
-    for why, alike in reasons.items():
-        paths = ", ".join(v.path for v in alike[:_SHOWN]) + (", ..." if len(alike) > _SHOWN else "")
-        count = f"{len(alike)} variable{'s' if len(alike) > 1 else ''}"
-        yield f"Replicated on each device: {count}, {byte_size(sum(v.bytes for v in alike))}, {why} ({paths})"
+    for why, variables in reasons.items():
+        paths = ", ".join(v.path for v in variables[:_SHOWN]) + (", ..." if len(variables) > _SHOWN else "")
+        count = f"{len(variables)} variable{'s' if len(variables) > 1 else ''}"
+        yield f"Replicated on each device: {count}, {byte_size(sum(v.bytes for v in variables))}, {why} ({paths})"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Saves a case under its own name in a folder, waits until all savers have saved there, and goes on from each."""
+"""Saves a case under its own name in a directory, waits until every saver has done so, and resumes from each."""
 
 import pathlib
 from typing import Any

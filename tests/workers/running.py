@@ -36,7 +36,7 @@ def outcomes(
     seconds: float,
     environment: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Runs a job, which must end well within so many seconds, and returns what each rank's work returned."""
+    """Runs a job that must succeed within a time limit; returns the result of each rank."""
     with processes.job(command(worker, strategy, directory, *arguments), size, environment) as job:
         failed = [end.output for end in job.wait(seconds) if end.code]
     assert not failed, "\n".join(failed)

@@ -200,7 +200,7 @@ class Server:
             self._send(self._rounds.member_left(rank, f"has left with {how}"))
 
     def _drop(self, connection: Connection, reason: str, code: int | None = None) -> None:
-        """Closes a connection; if it is a member's, that member is lost, and all members are told."""
+        """Closes a connection; if it is a member's, reports to all members that this one is lost."""
         rank = connection.rank
         if rank is not None and rank in self._members:
             loss = Loss(rank, reason, code, self._handshake.noun)

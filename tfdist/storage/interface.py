@@ -104,7 +104,7 @@ class LockFile(abc.ABC):
 
 
 class Storage(abc.ABC):
-    """A place for durable files: a tree of directories and files, seen alike by all processes of a run.
+    """A place for durable files: a tree of directories and files, with the same view from all processes of a run.
 
     A storage has no state that differs between processes; its methods may be called by any thread. They raise the
     subclasses of `OSError` that `os` raises (`FileNotFoundError`, `FileExistsError`, ...), with a `strerror` for the
