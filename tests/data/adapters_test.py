@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.data import ArraySource, DataSet, StreamSource
-from tfdist.data.adapters import as_data_set
+from tfdist.data.adapters import as_data_set, fit_data
 from tfdist.errors import InputError
 
 X = np.zeros((6, 4), np.float32)
@@ -47,3 +47,57 @@ def test_structures_have_no_single_shape():
 def test_anything_else_is_an_error(value):
     with pytest.raises(InputError, match="A data set must be arrays"):
         as_data_set(value, "mine")
+
+
+def sizes(*arguments):
+    found = fit_data(*arguments)
+    return found.train.size, found.test and found.test.size, len(found.train.element_spec)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (((X, Y), None, None, None, 0.0), (6, None, 2)),
+        ((X, Y, None, None, 0.0), (6, None, 2)),
+        ((X, Y, np.ones(6), None, 0.0), (6, None, 3)),
+        ((X, Y, None, (X[:2], Y[:2]), 0.0), (6, 2, 2)),
+        ((DATASET, None, None, DATASET, 0.0), (6, 6, 2)),
+        ((X, Y, None, None, 0.5), (3, 3, 2)),
+        ((X, Y, np.ones(6), None, 0.2), (4, 2, 3)),  # int(6 * 0.8), as in Keras
+        (((X, Y), None, None, None, 0.5), (3, 3, 2)),
+    ],
+)
+def test_the_data_arguments_of_keras_fit(arguments, wanted):
+    assert sizes(*arguments) == wanted
+
+
+def test_the_last_rows_are_split_off():
+    rows = np.arange(6, dtype=np.float32)
+    found = fit_data(rows, Y, None, None, 1 / 3)
+    assert [next(iter(part.fetch(tf.range(part.size)))).numpy().tolist() for part in (found.train, found.test)] == [
+        [0.0, 1.0, 2.0, 3.0],
+        [4.0, 5.0],
+    ]
+
+
+def test_with_targets_nothing_is_a_pair_of_data_sets():
+    """Two inputs and two outputs in tuples look like two data sets of x and y."""
+    found = fit_data((X, X), (Y, Y), None, None, 0.0)
+    assert found.test is None
+    assert [len(part) for part in found.train.element_spec] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((X, None, np.ones(6), None, 0.0), "`sample_weight` belongs to arrays `x` and `y`"),
+        ((X, Y, None, (X, Y), 0.5), "`validation_data` or `validation_split`, not both"),
+        ((DATASET, None, None, None, 0.5), "fraction .* of arrays. Received: 0.5 of .*Dataset"),
+        ((((X, Y), (X, Y)), None, None, None, 0.5), "fraction .* of arrays. Received: 0.5 of tuple"),
+        ((X, Y, None, None, 1.5), "Received: 1.5 of arrays"),
+        ((X[:1], Y[:1], None, None, 0.5), "must leave rows for both parts. Received: 0.5 of 1 rows"),
+    ],
+)
+def test_data_arguments_that_are_refused(arguments, words):
+    with pytest.raises(InputError, match=words):
+        fit_data(*arguments)

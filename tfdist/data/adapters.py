@@ -26,11 +26,15 @@ def as_data_set(value: Any, name: str) -> DataSet:
     """
     if isinstance(value, DataSet):
         return value
-    pair = isinstance(value, tuple | list) and len(value) == 2 and all(_is_whole(part) for part in value)
-    train, test = (as_examples(value[0]), as_examples(value[1])) if pair else (as_examples(value), None)
-    x, y = train.element_spec[:2]
+    train, test = value if _is_pair(value) else (value, None)
+    return _data_set(name, train, test)
+
+
+def _data_set(name: str, train: Any, test: Any) -> DataSet:
+    examples = as_examples(train)
+    x, y = examples.element_spec[:2]
     shape = tuple(x.shape) if isinstance(x, tf.TensorSpec) else ()
-    return DataSet(name, train, test, shape, _classes(value[0] if pair else value, y))
+    return DataSet(name, examples, None if test is None else as_examples(test), shape, _classes(train, y))
 
 
 def fit_data(x: Any, y: Any, sample_weight: Any, validation_data: Any, validation_split: float) -> DataSet:
@@ -43,31 +47,35 @@ def fit_data(x: Any, y: Any, sample_weight: Any, validation_data: Any, validatio
         raise InputError(
             "`sample_weight` belongs to arrays `x` and `y`. Received: it without `y`. Give (x, y, weights)."
         )
-    value = x if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
     if validation_split and validation_data is not None:
         raise InputError(
             f"Give `validation_data` or `validation_split`, not both. Received: validation_split={validation_split}."
         )
+    # With `y`, nothing is guessed: lists of inputs and of outputs are not a pair of data sets.
+    value = x if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
     if validation_split:
-        value = _split(value, validation_split)
-    found = as_data_set(value, "data")
+        _check_split(value, validation_split, y is not None)
+        return _data_set("data", *_split(value, validation_split))
+    found = as_data_set(x, "data") if y is None else _data_set("data", value, None)
     return found if validation_data is None else dataclasses.replace(found, test=as_examples(validation_data))
 
 
-def _split(value: Any, fraction: float) -> tuple[Any, Any]:
-    """Splits the last rows off arrays, as Keras does."""
-    arrays = isinstance(value, tuple | list) and len(value) in (2, 3) and not all(map(_is_whole, value))
-    if not arrays or not 0 < fraction < 1:
+def _check_split(value: Any, fraction: float, has_targets: bool) -> None:
+    is_arrays = has_targets or (isinstance(value, tuple | list) and len(value) in (2, 3) and not _is_pair(value))
+    if not is_arrays or not 0 < fraction < 1:
         raise InputError(
             "`validation_split` is a fraction in [0, 1) of arrays. Received: "
-            f"{fraction} of {'arrays' if arrays else type(value).__name__}. Give `validation_data`."
+            f"{fraction} of {'arrays' if is_arrays else type(value).__name__}. Give `validation_data`."
         )
-    rows = len(tf.nest.flatten(value)[0])
+
+
+def _split(arrays: Any, fraction: float) -> tuple[Any, Any]:
+    """Splits the last rows off arrays, as Keras does."""
+    rows = len(tf.nest.flatten(arrays)[0])
     begin = int(rows * (1.0 - fraction))
     if not 0 < begin < rows:
         raise InputError(f"`validation_split` must leave rows for both parts. Received: {fraction} of {rows} rows.")
-    first, last = (_rows(value, part) for part in (slice(begin), slice(begin, None)))
-    return first, last
+    return _rows(arrays, slice(begin)), _rows(arrays, slice(begin, None))
 
 
 def _rows(arrays: Any, part: slice) -> Any:
@@ -86,6 +94,11 @@ def as_examples(value: Any) -> Examples:
         "A data set must be arrays (x, y), a tf.data.Dataset of single examples, a Source, a pair of those for "
         f"training and test, or a DataSet. Received: {type(value).__name__}."
     )
+
+
+def _is_pair(value: Any) -> bool:
+    """Returns whether a value is a pair of data sets, for training and test, rather than the x and the y of one."""
+    return isinstance(value, tuple | list) and len(value) == 2 and all(_is_whole(part) for part in value)
 
 
 def _is_whole(part: Any) -> bool:
