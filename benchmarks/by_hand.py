@@ -109,4 +109,4 @@ if __name__ == "__main__":
     own_rank, one_step = sides[given.side](given)
     measured = stopwatch.from_arguments(given).measure(one_step, float)
     if own_rank == 0:
-        stopwatch.tell(*measured)
+        stopwatch.report(*measured)

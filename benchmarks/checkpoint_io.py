@@ -46,7 +46,7 @@ class Sides:
         random = np.random.default_rng(0)
         count = max(1, megabytes * 10**6 // (4 * TENSOR[0] * TENSOR[1]))
         self.parts = [
-            Part.whole(f"layer_{number}/kernel", random.standard_normal(TENSOR, np.float32)) for number in range(count)
+            Part.full(f"layer_{number}/kernel", random.standard_normal(TENSOR, np.float32)) for number in range(count)
         ]
         self.bytes = sum(part.values.nbytes for part in self.parts)
         self._directory = directory

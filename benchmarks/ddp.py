@@ -54,7 +54,7 @@ def main(arguments: argparse.Namespace) -> None:
 
     measured = stopwatch.from_arguments(arguments).measure(step, float)
     if rank == 0:
-        stopwatch.tell(*measured)
+        stopwatch.report(*measured)
     distributed.destroy_process_group()
 
 

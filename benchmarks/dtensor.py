@@ -71,7 +71,7 @@ def main(arguments: argparse.Namespace) -> None:
         optimizer.apply(gradients, model.trainable_variables)
         return loss
 
-    stopwatch.tell(*stopwatch.from_arguments(arguments).measure(step, lambda loss: float(loss.numpy())))
+    stopwatch.report(*stopwatch.from_arguments(arguments).measure(step, lambda loss: float(loss.numpy())))
 
 
 if __name__ == "__main__":

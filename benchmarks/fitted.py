@@ -60,7 +60,7 @@ def under_tfdist(config: RunConfig, given: argparse.Namespace) -> None:
         seconds, loss = fit(given.workload, _rows(given), stopwatch.from_arguments(given))
         chief = strategy.is_chief
     if chief:
-        stopwatch.tell(seconds, loss)
+        stopwatch.report(seconds, loss)
 
 
 def _rows(given: argparse.Namespace) -> int:
@@ -74,7 +74,7 @@ if __name__ == "__main__":
     stopwatch.add_arguments(parser)
     known, rest = parser.parse_known_args()
     if known.plain:
-        stopwatch.tell(*fit(known.workload, _rows(known), stopwatch.from_arguments(known)))
+        stopwatch.report(*fit(known.workload, _rows(known), stopwatch.from_arguments(known)))
         sys.exit()
     sys.exit(
         command.run(

@@ -60,7 +60,7 @@ def from_arguments(arguments: argparse.Namespace) -> Stopwatch:
     return Stopwatch(arguments.wait, arguments.warmup, arguments.calls)
 
 
-def tell(seconds: Sequence[float], loss: float) -> None:
+def report(seconds: Sequence[float], loss: float) -> None:
     """Prints what `compare.py` reads; the first rank calls it."""
     if not seconds:
         raise SystemExit("No whole call was measured: an epoch must be longer than --wait steps.")

@@ -88,7 +88,7 @@ def train(config: TrainConfig, watch: stopwatch.Stopwatch) -> None:
         )
         chief = opened.strategy.is_chief
     if chief:
-        stopwatch.tell(stamps.seconds_a_step(watch), stamps.loss)
+        stopwatch.report(stamps.seconds_a_step(watch), stamps.loss)
 
 
 if __name__ == "__main__":

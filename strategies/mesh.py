@@ -66,7 +66,7 @@ class MeshLayouts(TensorLayouts):
         def place(tensor: tf.Tensor) -> tf.Tensor:
             return self._devices.relaid(tensor, layout) if tensor.shape.rank == len(layout.axes) else tensor
 
-        return keras_internals.with_companions_of(place(x), x, place)
+        return keras_internals.with_mask_and_logits_of(place(x), x, place)
 
     def by_rows(self, tensors: Any) -> Any:
         """See base class; sharded by rows only.
@@ -80,7 +80,7 @@ class MeshLayouts(TensorLayouts):
         def place(tensor: tf.Tensor) -> tf.Tensor:
             return self._devices.relaid(tensor, over_rows(tensor.shape, axis, self._devices.mesh.axes[axis]))
 
-        return keras.tree.map_structure(lambda x: keras_internals.with_companions_of(place(x), x, place), tensors)
+        return keras.tree.map_structure(lambda x: keras_internals.with_mask_and_logits_of(place(x), x, place), tensors)
 
     @contextlib.contextmanager
     def computing(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
@@ -242,7 +242,7 @@ class MeshOfDevices(HasCollectives):
             value, name = keras_internals.initial_value(variable), variable.path.replace("/", "_")
             self._note_drawn(variable.path, value)
             born = self.devices.variable(value, _placement_of(variable).stored, name, variable.trainable)
-        keras_internals.give_value(variable, born)
+        keras_internals.set_tf_variable(variable, born)
         if _placement_of(variable).is_gathered and is_gathered_in_turn(uninitialized):
             rematerialize(uninitialized.owners[-1])
 
@@ -258,7 +258,7 @@ class MeshOfDevices(HasCollectives):
             value = tf.convert_to_tensor(value() if callable(value) else value, given.get("dtype"))
             name = given.get("name") or "variable"
             self._note_drawn(name, value)
-            return self.devices.variable(value, Layout.whole(value.shape.rank), name, given.get("trainable", True))
+            return self.devices.variable(value, Layout.replicated(value.shape.rank), name, given.get("trainable", True))
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """See base class."""
@@ -311,7 +311,7 @@ class MeshOfDevices(HasCollectives):
 
     def local(self, value: Any) -> list[Any]:
         """See base class; outside of a compiled function, the value is an ordinary tensor with the full value."""
-        return [value if tf.inside_function() else self.devices.whole(value)]
+        return [value if tf.inside_function() else self.devices.full_tensor(value)]
 
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
         """See base class."""
@@ -360,7 +360,9 @@ class MeshOfDevices(HasCollectives):
         found = []
         for state in states:
             initial = tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape)
-            found.append(self.devices.variable(initial, Layout.whole(len(state.shape)), state.name, trainable=False))
+            found.append(
+                self.devices.variable(initial, Layout.replicated(len(state.shape)), state.name, trainable=False)
+            )
         return found
 
 
@@ -373,7 +375,7 @@ def _parted(devices: Devices, gradient: tf.Tensor, placement: Placement) -> tf.T
 def _placement_of(variable: keras.Variable) -> Placement:
     """Returns the placement of a variable; replicated, if it had a value from the start."""
     found = keras_internals.layout_of(variable)
-    return found or Placement.same(Layout.whole(len(variable.shape)))
+    return found or Placement.same(Layout.replicated(len(variable.shape)))
 
 
 STRATEGY = MeshOfDevices

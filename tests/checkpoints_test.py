@@ -16,7 +16,7 @@ from tfdist.errors import InputError
 def run(tmp_path):
     for step in (5, 10, 15):
         flags = {"strategy": "mirrored"}
-        parts = [Part.whole("model/w", np.full(1000, step, np.float32)), Part.whole("model/b", np.zeros(3))]
+        parts = [Part.full("model/w", np.full(1000, step, np.float32)), Part.full("model/b", np.zeros(3))]
         commit(LocalGroup(), tmp_path / "checkpoints", parts, step=step, seed=0, flags=flags, values={}, keep=9)
     return tmp_path
 

@@ -4,7 +4,7 @@ import sys
 import time
 from typing import Any
 
-from tfdist.checkpoint.format import Checkpoint, Damaged, checkpoints_at
+from tfdist.checkpoint.format import Checkpoint, CorruptCheckpointError, checkpoints_at
 from tfdist.checkpoint.format.manifest import NAME
 from tfdist.cli import command
 from tfdist.errors import CheckpointError, ExitCode, InputError
@@ -27,7 +27,7 @@ def _looked_at(path: StoragePath) -> str:
         checkpoint = Checkpoint.open(path)
         described = _described(checkpoint)
         checkpoint.verify()
-    except Damaged as damaged:
+    except CorruptCheckpointError as damaged:
         problem = f"{str(damaged.path).rpartition('/')[2]}: {damaged.problem}"
     except (CheckpointError, InputError, OSError) as error:
         problem = str(error)

@@ -208,7 +208,7 @@ def _safetensors(trainer: "Trainer", path: Path) -> None:
     seeds = {id(state) for state in randomness.seed_states(trainer.model)}
     own = [v for v in trainer.model.variables if id(v) not in seeds]
     named = unique_names((v.path, v) for v in own)
-    parts = [Part.whole(name, np.array(keras.ops.convert_to_numpy(v))) for name, v in named.items()]
+    parts = [Part.full(name, np.array(keras.ops.convert_to_numpy(v))) for name, v in named.items()]
     [name] = write_shard(path.parent, 0, parts).shards
     (path.parent / name).rename(path)
 

@@ -8,7 +8,7 @@ from tfdist.cli import command, flags, tensorflow_import
 from tfdist.config.fields import AUTO
 from tfdist.config.train_config import LayoutConfig
 from tfdist.errors.byte_sizes import byte_size
-from tfdist.sharding.layouts import Shard, idle, parse_layout, parse_shard, rules_text, why_whole
+from tfdist.sharding.layouts import Shard, idle, parse_layout, parse_shard, rules_text, why_replicated
 
 if TYPE_CHECKING:
     from tfdist.planner.layout_plan import Plan, Planned
@@ -100,8 +100,8 @@ def _whole(found: "Plan", shard: Shard) -> Iterator[str]:
     """Yields lines about variables that are not sharded, by reason."""
     reasons: dict[str, list[Planned]] = {}
     for v in found.variables:
-        if v.is_whole(found.mesh):
-            reasons.setdefault(why_whole(v.shape, v.trainable, v.slots, found.mesh, shard), []).append(v)
+        if v.is_replicated(found.mesh):
+            reasons.setdefault(why_replicated(v.shape, v.trainable, v.slots, found.mesh, shard), []).append(v)
     for why, variables in reasons.items():
         paths = ", ".join(v.path for v in variables[:_SHOWN]) + (", ..." if len(variables) > _SHOWN else "")
         count = f"{len(variables)} variable{'s' if len(variables) > 1 else ''}"

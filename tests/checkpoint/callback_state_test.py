@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfdist.checkpoint.callback_state import CallbackStates
-from tfdist.checkpoint.format import Checkpoint, Damaged, commit
+from tfdist.checkpoint.format import Checkpoint, CorruptCheckpointError, commit
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 
@@ -263,7 +263,7 @@ def test_a_strangers_checkpoint_sets_no_other_attribute():
     ],
 )
 def test_what_is_not_understood_is_damaged(values):
-    with pytest.raises(Damaged, match="its callback state cannot be read"):
+    with pytest.raises(CorruptCheckpointError, match="its callback state cannot be read"):
         CallbackStates(True).restore(checkpoint(values))
 
 

@@ -24,17 +24,17 @@ def host(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("rank", "expected"), [*enumerate([{0, 4}, {1, 5}, {2, 6}, {3, 7}])])
 def test_both_threads_of_a_core_go_to_one_process(host, rank, expected):
-    assert affinity.keep_to_share(rank, 4) == 2
+    assert affinity.bind_to_share(rank, 4) == 2
     assert host == [expected]
 
 
 def test_a_process_stays_on_one_socket(host):
-    assert affinity.keep_to_share(0, 2) == 4
+    assert affinity.bind_to_share(0, 2) == 4
     assert host == [{0, 4, 1, 5}]
 
 
 def test_a_second_strategy_of_a_process_keeps_its_share(host):
-    assert [affinity.keep_to_share(2, 3), affinity.keep_to_share(2, 3)] == [2, 2]
+    assert [affinity.bind_to_share(2, 3), affinity.bind_to_share(2, 3)] == [2, 2]
     assert host == [{6, 3, 7}]
 
 
@@ -47,8 +47,8 @@ def test_shares_are_disjoint_complete_and_nearly_equal(processes):
 
 def test_a_choice_made_before_is_left_alone(host, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    assert affinity.keep_to_share(0, 2) == 1
-    assert affinity.keep_to_share(0, 2, dealt=True) == 2
+    assert affinity.bind_to_share(0, 2) == 1
+    assert affinity.bind_to_share(0, 2, assigned=True) == 2
     assert not host
 
 
@@ -57,15 +57,15 @@ def test_where_the_system_forbids_binding_threads_are_shared_still(host, monkeyp
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setaffinity", forbidden)
-    assert affinity.keep_to_share(0, 2) == 4
+    assert affinity.bind_to_share(0, 2) == 4
 
 
 def test_more_processes_than_cores_share_them_all(host):
-    assert affinity.keep_to_share(0, 9) == 1
+    assert affinity.bind_to_share(0, 9) == 1
     assert not host
 
 
 def test_without_topology_cores_are_taken_by_number(host, monkeypatch, tmp_path):
     monkeypatch.setattr(affinity, "TOPOLOGY", tmp_path / "missing")
-    affinity.keep_to_share(1, 2)
+    affinity.bind_to_share(1, 2)
     assert host == [{4, 5, 6, 7}]

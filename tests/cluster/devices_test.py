@@ -58,7 +58,7 @@ def test_without_gpus_there_is_nothing_to_choose():
 )
 def test_processes_of_a_host_share_its_cores(monkeypatch, local_size, asked, expected):
     noted: list[int] = []
-    monkeypatch.setattr(devices, "keep_to_share", lambda rank, size, dealt: max(1, 8 // size))
+    monkeypatch.setattr(devices, "bind_to_share", lambda rank, size, assigned: max(1, 8 // size))
     monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", noted.append)
     devices.share_cores(Cluster(size=local_size, local_size=local_size), asked)
     assert noted == expected

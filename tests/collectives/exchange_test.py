@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.workers import running
 from tests.workers.exchange import SUMMED
-from tfdist.collectives import OneReplica, Recording, Unsent
+from tfdist.collectives import NoCommunication, OneReplica, Recording
 from tfdist.errors import InputError
 
 pytestmark = pytest.mark.processes
@@ -152,7 +152,7 @@ def test_recording_passes_splits_on(mirrored2):
 
 
 def test_unsent_gives_as_many_rows_as_are_sent(mirrored2):
-    [received] = Unsent(mirrored2.collectives).all_to_all(
+    [received] = NoCommunication(mirrored2.collectives).all_to_all(
         [tf.zeros([5, 3])], name="exchange", splits=tf.constant([1, 4])
     )
     assert received.shape == (5, 3)

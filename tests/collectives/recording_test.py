@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.collectives import Call, OneReplica, Recording
+from tfdist.collectives import OneReplica, RecordedCall, Recording
 
 MATRIX, VECTOR = tf.ones([3, 4]), tf.ones([5], tf.float64)
 
@@ -15,7 +15,7 @@ def test_calls_and_payload(operation):
     matrix, vector = getattr(recording, operation)([MATRIX, VECTOR], name="call")
     np.testing.assert_array_equal(matrix, MATRIX)
     np.testing.assert_array_equal(vector, VECTOR)
-    assert recording.calls == [Call(operation, "call", (tf.float32, tf.float64), ((3, 4), (5,)))]
+    assert recording.calls == [RecordedCall(operation, "call", (tf.float32, tf.float64), ((3, 4), (5,)))]
     assert recording.payload_bytes == 3 * 4 * 4 + 5 * 8
 
 
@@ -39,7 +39,7 @@ def test_dims_that_are_not_known_when_tracing_count_as_0():
 
     step(tf.ones([7, 2]))
     step(tf.ones([8, 2]))
-    assert recording.calls == [Call("all_gather", "gather", (tf.float32,), ((None, 2),))]
+    assert recording.calls == [RecordedCall("all_gather", "gather", (tf.float32,), ((None, 2),))]
     assert recording.payload_bytes == 0
 
 

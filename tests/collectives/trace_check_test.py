@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import tensorflow as tf
 
-from tfdist.collectives import Call
+from tfdist.collectives import RecordedCall
 from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.coordination import RemoteGroup, Server
 from tfdist.coordination.addresses import listen
 from tfdist.errors import InputError
 
-SUM = Call("all_reduce", "gradients/0", (tf.float32, tf.float32), ((3, 4), (None,)))
-LOSS = Call("all_reduce", "loss", (tf.float32,), ((),))
+SUM = RecordedCall("all_reduce", "gradients/0", (tf.float32, tf.float32), ((3, 4), (None,)))
+LOSS = RecordedCall("all_reduce", "loss", (tf.float32,), ((),))
 
 
 @contextlib.contextmanager
@@ -27,10 +27,10 @@ def two() -> Iterator[list[RemoteGroup]]:
     server.close()
 
 
-def said(plans: Sequence[Sequence[Call]]) -> list[str]:
+def said(plans: Sequence[Sequence[RecordedCall]]) -> list[str]:
     """What each of two members is told."""
 
-    def tell(group: RemoteGroup, plan: Sequence[Call]) -> str:
+    def tell(group: RemoteGroup, plan: Sequence[RecordedCall]) -> str:
         try:
             agree_on_plan(group, plan)
         except InputError as error:
@@ -55,13 +55,15 @@ def test_equal_plans() -> None:
             "call 0: rank 0: all_reduce loss of float32[]; rank 1: all_reduce gradients/0 of float32[3, 4], ",
         ),
         (
-            [Call("all_gather", "x", (tf.float16,), ((2,),))],
-            [Call("all_gather", "x", (tf.float32,), ((2,),))],
+            [RecordedCall("all_gather", "x", (tf.float16,), ((2,),))],
+            [RecordedCall("all_gather", "x", (tf.float32,), ((2,),))],
             "call 0: rank 0: all_gather x of float16[2]; rank 1: all_gather x of float32[2].",
         ),
     ],
 )
-def test_the_first_difference_is_named_on_both(mine: list[Call], other: list[Call], difference: str) -> None:
+def test_the_first_difference_is_named_on_both(
+    mine: list[RecordedCall], other: list[RecordedCall], difference: str
+) -> None:
     first, second = said([mine, other])
     assert first == second
     assert difference in first and "\n" not in first

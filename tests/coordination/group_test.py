@@ -1,6 +1,6 @@
 import pytest
 
-from tfdist.coordination import Group, LocalGroup, Loss
+from tfdist.coordination import Group, LocalGroup, LostMember
 from tfdist.coordination.group import LAUNCHER, name_ranks
 from tfdist.errors import InputError
 
@@ -19,10 +19,10 @@ class Canned(Group):
     def gather(self, name, value, deadline=60.0):
         return [*self.others[:1], value, *self.others[1:]]
 
-    def tell(self, topic, value):
+    def publish(self, topic, value):
         pass
 
-    def on_told(self, topic, callback):
+    def subscribe(self, topic, callback):
         pass
 
     def on_loss(self, callback):
@@ -71,7 +71,7 @@ def test_the_group_of_one():
 
 
 def test_a_loss_in_words():
-    assert str(Loss(3, "gone")) == "rank 3 is lost: gone"
-    assert str(Loss(1, "gone", noun="node")) == "node 1 is lost: gone"
-    assert str(Loss(LAUNCHER, "gone")) == "the launcher is lost: gone"
+    assert str(LostMember(3, "gone")) == "rank 3 is lost: gone"
+    assert str(LostMember(1, "gone", noun="node")) == "node 1 is lost: gone"
+    assert str(LostMember(LAUNCHER, "gone")) == "the launcher is lost: gone"
     assert name_ranks([2]) == "rank 2" and name_ranks([2, 5], "node") == "nodes 2, 5"

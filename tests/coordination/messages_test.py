@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.coordination.messages import BadMessage, Lines, encode, take, take_ranks
+from tfdist.coordination.messages import BadMessage, MessageReader, encode, take, take_ranks
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -15,16 +15,16 @@ json_values = st.recursive(
 def test_messages_arrive_whole_however_the_stream_is_cut(values, cut):
     sent = [{"type": "gather", "value": value} for value in values]
     stream = b"".join(map(encode, sent))
-    lines = Lines(1 << 20)
+    lines = MessageReader(1 << 20)
     arrived = [message for at in range(0, len(stream), cut) for message in lines.feed(stream[at : at + cut])]
     assert arrived == sent
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n"])
 def test_a_message_above_the_limit_is_refused(ending):
-    assert list(Lines(100).feed(b'{"type":"' + b"x" * 89 + b'"}\n'))
+    assert list(MessageReader(100).feed(b'{"type":"' + b"x" * 89 + b'"}\n'))
     with pytest.raises(BadMessage, match="more than 100 bytes"):
-        list(Lines(100).feed(b'{"type":"' + b"x" * 90 + b'"}' + ending))
+        list(MessageReader(100).feed(b'{"type":"' + b"x" * 90 + b'"}' + ending))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_message_above_the_limit_is_refused(ending):
 )
 def test_what_is_no_message_is_refused(line):
     with pytest.raises(BadMessage):
-        list(Lines(1 << 20).feed(line))
+        list(MessageReader(1 << 20).feed(line))
 
 
 def test_fields_are_taken_by_name_and_kind():
@@ -45,9 +45,9 @@ def test_fields_are_taken_by_name_and_kind():
 
 
 def test_ranks_of_a_subgroup_are_taken_in_order_with_the_sender():
-    assert take_ranks({"type": "tell", "ranks": [0, 2]}, 2, 3) == (0, 2)
-    assert take_ranks({"type": "tell", "ranks": None}, 2, 3) is None
-    assert take_ranks({"type": "tell", "ranks": [0, 1, 2]}, 2, 3) is None
+    assert take_ranks({"type": "publish", "ranks": [0, 2]}, 2, 3) == (0, 2)
+    assert take_ranks({"type": "publish", "ranks": None}, 2, 3) is None
+    assert take_ranks({"type": "publish", "ranks": [0, 1, 2]}, 2, 3) is None
     for ranks in (2, [2, 0], [2, 2], [2, 3], [True, 2], ["0", 2], [0, 1]):
         with pytest.raises(BadMessage, match="ranks"):
-            take_ranks({"type": "tell", "ranks": ranks}, 2, 3)
+            take_ranks({"type": "publish", "ranks": ranks}, 2, 3)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tfdist.cluster.environment import Cluster
-from tfdist.coordination import Loss, watch
+from tfdist.coordination import LostMember, watch
 from tfdist.coordination.addresses import LOOPBACK, free_port
 from tfdist.errors import NotFiniteError, PeerLostError
 
@@ -56,7 +56,7 @@ def test_whoever_has_left_with_a_code_of_its_own_ends_with_that(watched):
     """A stall ends all at once; then peers and engines fail, too."""
     watched.members[0].leave(4, "stalled")
     with pytest.raises(RuntimeError), watched.watch:
-        watched.members[0]._client._losses.append(Loss(1, "ended with code 4 (stalled)", 4))
+        watched.members[0]._client._losses.append(LostMember(1, "ended with code 4 (stalled)", 4))
         raise RuntimeError("the engine failed")
     assert set(watched.ends.codes) == {4} and watched.stream.getvalue() == ""
 

@@ -6,15 +6,15 @@ from hypothesis import strategies as st
 from tfdist.coordination.pending_operations import PendingOperations
 
 
-def arrive(rounds, rank, ticket, name="x", value=None, deadline=10.0, now=0.0):
-    return [(answer.rank, answer.message) for answer in rounds.arrive(rank, ticket, name, value, deadline, now)]
+def add(rounds, rank, ticket, name="x", value=None, deadline=10.0, now=0.0):
+    return [(answer.rank, answer.message) for answer in rounds.add(rank, ticket, name, value, deadline, now)]
 
 
 def test_the_last_to_come_completes_the_round_for_all_in_the_order_of_ranks():
     rounds = PendingOperations(3)
-    assert arrive(rounds, 2, 7, value="c") == []
-    assert arrive(rounds, 0, 8, value="a") == []
-    answers = arrive(rounds, 1, 9, value="b")
+    assert add(rounds, 2, 7, value="c") == []
+    assert add(rounds, 0, 8, value="a") == []
+    answers = add(rounds, 1, 9, value="b")
     assert sorted(answers, key=lambda answer: answer[0]) == [
         (rank, {"type": "values", "ticket": ticket, "values": ["a", "b", "c"]})
         for rank, ticket in ((0, 8), (1, 9), (2, 7))
@@ -24,61 +24,61 @@ def test_the_last_to_come_completes_the_round_for_all_in_the_order_of_ranks():
 
 def test_a_member_that_is_ahead_opens_the_names_next_round():
     rounds = PendingOperations(2)
-    arrive(rounds, 0, 1, value="first")
-    arrive(rounds, 0, 2, value="second")
-    first, second = arrive(rounds, 1, 1, value="1"), arrive(rounds, 1, 2, value="2")
+    add(rounds, 0, 1, value="first")
+    add(rounds, 0, 2, value="second")
+    first, second = add(rounds, 1, 1, value="1"), add(rounds, 1, 2, value="2")
     assert first[0] == (0, {"type": "values", "ticket": 1, "values": ["first", "1"]})
     assert second[0] == (0, {"type": "values", "ticket": 2, "values": ["second", "2"]})
 
 
 def test_the_shortest_deadline_fails_the_round_for_all_and_for_those_who_come_later():
     rounds = PendingOperations(4, absence=lambda missing: f" ({missing})")
-    arrive(rounds, 0, 1, deadline=60.0, now=0.0)
-    arrive(rounds, 1, 1, deadline=5.0, now=2.0)
+    add(rounds, 0, 1, deadline=60.0, now=0.0)
+    add(rounds, 1, 1, deadline=5.0, now=2.0)
     assert rounds.next_expiry() == 7.0
     assert rounds.expire(6.9) == []
     answers = rounds.expire(7.0)
     assert {answer.rank for answer in answers} == {0, 1}
     assert answers[0].message["failure"] == "ranks 2, 3 did not reach 'x' within 5 s ([2, 3])."
-    assert arrive(rounds, 2, 1, now=8.0)[0][1]["failure"] == answers[0].message["failure"]
-    assert arrive(rounds, 0, 2, now=8.0) == []  # the name's next use
-    arrive(rounds, 3, 1, now=8.0)
+    assert add(rounds, 2, 1, now=8.0)[0][1]["failure"] == answers[0].message["failure"]
+    assert add(rounds, 0, 2, now=8.0) == []  # the name's next use
+    add(rounds, 3, 1, now=8.0)
     assert [len(open_rounds) for open_rounds in rounds._rounds.values()] == [1]  # the failed one is forgotten
 
 
 def test_a_member_that_has_left_fails_what_still_needs_it_and_nothing_else():
     rounds = PendingOperations(2)
-    arrive(rounds, 1, 1, name="came")
-    arrive(rounds, 0, 1, name="needs it")
+    add(rounds, 1, 1, name="came")
+    add(rounds, 0, 1, name="needs it")
     (answer,) = rounds.member_left(1, "has left with code 0")
     assert answer.rank == 0 and answer.message["failure"] == (
         "'needs it' cannot complete: rank 1 has left with code 0."
     )
-    assert arrive(rounds, 0, 2, name="came")[0][1]["type"] == "values"
-    assert arrive(rounds, 0, 3, name="later")[0][1]["type"] == "failed"
+    assert add(rounds, 0, 2, name="came")[0][1]["type"] == "values"
+    assert add(rounds, 0, 3, name="later")[0][1]["type"] == "failed"
 
 
 def test_after_a_loss_nothing_completes():
     rounds = PendingOperations(2)
-    arrive(rounds, 0, 1)
+    add(rounds, 0, 1)
     (answer,) = rounds.member_lost(1, "rank 1 is lost: unplugged")
     assert answer.message["failure"] == "'x' cannot complete: rank 1 is lost: unplugged."
-    assert "rank 1 is lost" in arrive(rounds, 0, 2, name="later")[0][1]["failure"]
+    assert "rank 1 is lost" in add(rounds, 0, 2, name="later")[0][1]["failure"]
 
 
 def test_names_that_are_used_once_leave_nothing_behind():
     rounds = PendingOperations(2)
     for step in range(100):
-        arrive(rounds, 0, step, name=f"timing/{step}")
-        arrive(rounds, 1, step, name=f"timing/{step}")
+        add(rounds, 0, step, name=f"timing/{step}")
+        add(rounds, 1, step, name=f"timing/{step}")
     assert rounds._rounds == {}
 
 
 def test_ranks_that_all_wait_for_each_other_are_told_so_and_where():
     rounds = PendingOperations(2)
-    rounds.arrive(0, 1, "fit", None, 600.0, 0.0, "train.py, line 3")
+    rounds.add(0, 1, "fit", None, 600.0, 0.0, "train.py, line 3")
     assert rounds.expire(100.0) == []  # rank 1 may come yet
-    rounds.arrive(1, 1, "end", None, 600.0, 100.0, "train.py, line 9")
+    rounds.add(1, 1, "end", None, 600.0, 100.0, "train.py, line 9")
     assert rounds.expire(109.0) == []
     answers = rounds.expire(110.0)
     assert {answer.rank for answer in answers} == {0, 1}
@@ -89,22 +89,22 @@ def test_ranks_that_all_wait_for_each_other_are_told_so_and_where():
 
 def test_a_thread_that_waits_beside_the_main_one_is_no_standstill():
     rounds = PendingOperations(2)
-    rounds.arrive(0, 1, "fit", None, math.inf, 0.0, "train.py, line 3")
-    rounds.arrive(1, 1, "meeting", None, math.inf, 0.0, "")
+    rounds.add(0, 1, "fit", None, math.inf, 0.0, "train.py, line 3")
+    rounds.add(1, 1, "meeting", None, math.inf, 0.0, "")
     assert rounds.expire(1000.0) == []
 
 
 def test_a_round_that_completes_ends_the_standstill():
     rounds = PendingOperations(2)
-    rounds.arrive(0, 1, "fit", None, math.inf, 0.0, "here")
-    rounds.arrive(1, 1, "saved", None, math.inf, 0.0, "there")
-    rounds.arrive(0, 2, "saved", None, math.inf, 5.0, "")  # another thread of rank 0
+    rounds.add(0, 1, "fit", None, math.inf, 0.0, "here")
+    rounds.add(1, 1, "saved", None, math.inf, 0.0, "there")
+    rounds.add(0, 2, "saved", None, math.inf, 5.0, "")  # another thread of rank 0
     assert rounds.expire(1000.0) == []
 
 
 def test_who_waits_long_is_told_once_for_whom():
     rounds = PendingOperations(3)
-    rounds.arrive(1, 1, "fit", None, math.inf, 0.0, "train.py, line 3")
+    rounds.add(1, 1, "fit", None, math.inf, 0.0, "train.py, line 3")
     assert rounds.late(19.0) == []
     (answer,) = rounds.late(20.0)
     assert answer.rank == 1
@@ -114,34 +114,34 @@ def test_who_waits_long_is_told_once_for_whom():
 
 def test_a_rank_that_waits_for_some_that_stand_still_is_told_with_them():
     rounds = PendingOperations(4)
-    rounds.arrive(0, 1, "x", None, math.inf, 0.0, "a", (0, 1))
-    rounds.arrive(1, 1, "x", None, math.inf, 0.0, "b", (0, 1, 2))
-    rounds.arrive(3, 1, "end", None, math.inf, 5.0, "c")
+    rounds.add(0, 1, "x", None, math.inf, 0.0, "a", (0, 1))
+    rounds.add(1, 1, "x", None, math.inf, 0.0, "b", (0, 1, 2))
+    rounds.add(3, 1, "end", None, math.inf, 5.0, "c")
     assert [answer.rank for answer in rounds.expire(10.0)] == [0, 1]  # rank 3 has waited for 5 s
     rounds = PendingOperations(4)
-    rounds.arrive(0, 1, "x", None, math.inf, 0.0, "a", (0, 1))
-    rounds.arrive(1, 1, "x", None, math.inf, 0.0, "b", (0, 1, 2))
-    rounds.arrive(3, 1, "end", None, math.inf, 0.0, "c")
+    rounds.add(0, 1, "x", None, math.inf, 0.0, "a", (0, 1))
+    rounds.add(1, 1, "x", None, math.inf, 0.0, "b", (0, 1, 2))
+    rounds.add(3, 1, "end", None, math.inf, 0.0, "c")
     assert [answer.rank for answer in rounds.expire(10.0)] == [0, 1, 3]
 
 
 def test_progress_elsewhere_does_not_hide_a_standstill():
     rounds = PendingOperations(4)
-    rounds.arrive(0, 1, "x", None, math.inf, 0.0, "a", (0, 1))
-    rounds.arrive(1, 1, "y", None, math.inf, 0.0, "b", (0, 1))
+    rounds.add(0, 1, "x", None, math.inf, 0.0, "a", (0, 1))
+    rounds.add(1, 1, "y", None, math.inf, 0.0, "b", (0, 1))
     for second in range(1, 10):
         for rank in (2, 3):
-            rounds.arrive(rank, second, "step", None, math.inf, float(second), "c", (2, 3))
+            rounds.add(rank, second, "step", None, math.inf, float(second), "c", (2, 3))
         assert rounds.expire(float(second)) == []
     assert {answer.rank for answer in rounds.expire(10.0)} == {0, 1}
 
 
 def test_a_lost_rank_fails_operations_at_which_it_has_arrived_too():
     rounds = PendingOperations(3)
-    rounds.arrive(2, 1, "x", None, math.inf, 0.0)
-    rounds.arrive(0, 1, "x", None, math.inf, 0.0)
+    rounds.add(2, 1, "x", None, math.inf, 0.0)
+    rounds.add(0, 1, "x", None, math.inf, 0.0)
     assert {answer.rank for answer in rounds.member_lost(2, "rank 2 is lost: unplugged")} == {0, 2}
-    assert "rank 2 is lost" in arrive(rounds, 1, 1)[0][1]["failure"]
+    assert "rank 2 is lost" in add(rounds, 1, 1)[0][1]["failure"]
 
 
 RANKS = 4
@@ -162,7 +162,7 @@ def test_operations_of_any_subgroups_in_any_interleaving(operations, random, in_
         waits.add(rank)
         number = calls[rank].pop(0)
         ranks, name = operations[number]
-        for answer in rounds.arrive(rank, number, name, number, math.inf, 0.0, "here", ranks):
+        for answer in rounds.add(rank, number, name, number, math.inf, 0.0, "here", ranks):
             received[answer.rank].append((answer.message["ticket"], answer.message["values"]))
             waits.remove(answer.rank)
         assert not (in_one_order and rounds._stuck())

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tfdist.coordination import LocalGroup, Loss
+from tfdist.coordination import LocalGroup, LostMember
 from tfdist.errors import InputError, PeerLostError
 
 pytestmark = pytest.mark.processes
@@ -100,10 +100,10 @@ def test_values_reach_the_members_alone(job):
     for rank, member in three.members.items():
         for ranks in ((0, 1), (1, 2), (0, 1, 2)):
             if rank in ranks:
-                member.subgroup(ranks).on_told("x", heard.setdefault((rank, ranks), []).append)
-    three.members[1].subgroup([0, 1]).tell("x", "to the first")
-    three.members[1].subgroup([1, 2]).tell("x", "to the last")
-    three.members[1].tell("x", "to all")
+                member.subgroup(ranks).subscribe("x", heard.setdefault((rank, ranks), []).append)
+    three.members[1].subgroup([0, 1]).publish("x", "to the first")
+    three.members[1].subgroup([1, 2]).publish("x", "to the last")
+    three.members[1].publish("x", "to all")
     wait_for(lambda: all(heard.values()))
     expected = {(0, 1): ["to the first"], (1, 2): ["to the last"], (0, 1, 2): ["to all"]}
     assert all(values == expected[ranks] for (_, ranks), values in heard.items())
@@ -129,11 +129,11 @@ def test_the_end_of_another_process_fails_no_operation_of_a_subgroup(job, leaves
     pending = four.start(outcome, ours[1].gather, "y", 0)
     wait_for(lambda: four.members[1]._client._pending)
     four.members[2].leave(3)
-    lost = Loss(2, "ended with code 3 (loss not finite)", 3)
+    lost = LostMember(2, "ended with code 3 (loss not finite)", 3)
     assert pending.result(5) == f"'y' cannot complete: {lost}." and ours[1].lost(5) == lost
     wait_for(lambda: losses)
     assert losses == [lost] and len(of_all) == 1
-    assert ours[2].left_with == 3 and ours[1].left_with is None
+    assert ours[2].goodbye_code == 3 and ours[1].goodbye_code is None
 
 
 def test_nothing_goes_on_without_the_server(job):
@@ -141,13 +141,15 @@ def test_nothing_goes_on_without_the_server(job):
     ours = three.members[1].subgroup([1, 2])
     three.members[1]._client._lose_server("it was unplugged")
     assert outcome(ours.barrier, "x") == "'x' cannot complete: rank 0 is lost: it was unplugged."
-    assert ours.lost() == Loss(0, "it was unplugged")
+    assert ours.lost() == LostMember(0, "it was unplugged")
 
 
 def test_leaving_is_leaving_the_job(job):
     two = job(2)
     two.members[1].subgroup([1]).leave(3)
-    assert two.members[1].left_with == 3 and two.members[0].lost(5) == Loss(1, "ended with code 3 (loss not finite)", 3)
+    assert two.members[1].goodbye_code == 3 and two.members[0].lost(5) == LostMember(
+        1, "ended with code 3 (loss not finite)", 3
+    )
 
 
 def test_ranks_that_wait_for_each_other_in_subgroups_are_told_so(job, monkeypatch):

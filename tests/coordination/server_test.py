@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tfdist.coordination import Loss
+from tfdist.coordination import LostMember
 from tfdist.coordination.addresses import split_address
 from tfdist.coordination.connection import Connection
 from tfdist.coordination.messages import LIMIT, VERSION, encode
@@ -132,13 +132,13 @@ def test_a_member_that_leaves_with_another_code_is_told_to_the_others_once(job):
     pending = three.start(outcome, three.members[2].gather, "x", 0)
     wait_for(lambda: three.members[2]._client._pending)
     three.members[1].leave(3, "step 7: the loss is inf")
-    loss = Loss(1, "ended with code 3 (loss not finite): step 7: the loss is inf", 3)
+    loss = LostMember(1, "ended with code 3 (loss not finite): step 7: the loss is inf", 3)
     assert three.members[0].lost(wait=5) == three.members[2].lost(wait=5) == loss
     assert pending.result(timeout=5) == f"'x' cannot complete: {loss}."
     assert f"{loss}" in outcome(three.members[0].gather, "later", 0)
     three.members[2].leave(5)  # a consequence
     wait_for(lambda: heard)
-    late: list[Loss] = []
+    late: list[LostMember] = []
     three.members[0].on_loss(late.append)  # comes after the loss, and is called all the same
     wait_for(lambda: late)
     time.sleep(0.05)

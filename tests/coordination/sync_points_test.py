@@ -185,7 +185,7 @@ def test_a_wish_behind_the_last_call_has_no_effect_and_holds_nobody() -> None:
 
 def test_a_wish_before_the_run_is_granted_in_it_and_the_next_run_begins_anew() -> None:
     with Job(2) as job:
-        job.groups[0].tell("sync_points", {"request": "preempt", "name": "sync_points/early"})
+        job.groups[0].publish("sync_points", {"request": "preempt", "name": "sync_points/early"})
 
         def rank(number: int) -> Acts:
             def call(end: int, sync_points: SyncPoints) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data.batches import NOTE_EVERY, checksum, count_rows, dealt, part
+from tfdist.data.batches import NOTE_EVERY, checksum, count_rows, part, split_batches
 from tfdist.errors import InputError
 
 BATCH = {"a": tf.reshape(tf.range(14), [7, 2]), "b": tf.ragged.constant([[1], [], [2, 3], [4], [], [5], [6, 7, 8]])}
@@ -33,7 +33,7 @@ def test_sparse_tensors_are_refused():
 @pytest.mark.parametrize(("replicas", "size"), [((0,), 1), ((1,), 2), ((2, 3), 4)])
 def test_replicas_rows_come_in_turn(replicas, size):
     batches = tf.data.Dataset.range(23).batch(10)
-    found = [(each.batch.numpy().tolist(), int(each.batch_size)) for each in dealt(batches, replicas, size)]
+    found = [(each.batch.numpy().tolist(), int(each.batch_size)) for each in split_batches(batches, replicas, size)]
     expected = []
     for batch in batches:
         for replica in replicas:
@@ -44,15 +44,15 @@ def test_replicas_rows_come_in_turn(replicas, size):
 
 def test_shapes_are_static_where_they_can_be():
     batches = tf.data.Dataset.from_tensors(tf.zeros([8, 3])).repeat(2)
-    assert dealt(batches, [0], 4).element_spec.batch.shape == [2, 3]
-    assert dealt(batches, [0], 3).element_spec.batch.shape == [None, 3]
+    assert split_batches(batches, [0], 4).element_spec.batch.shape == [2, 3]
+    assert split_batches(batches, [0], 3).element_spec.batch.shape == [None, 3]
 
 
 def test_the_first_batch_and_every_hundredth_are_noted():
     """By every byte of the batch, in each pass."""
     notes = []
     data = tf.data.Dataset.range(2 * NOTE_EVERY + 3).batch(1)
-    for _ in dealt(data, [0, 1], 2, lambda number, found: notes.append((number, found))):
+    for _ in split_batches(data, [0, 1], 2, lambda number, found: notes.append((number, found))):
         pass
     assert notes == [(i, checksum([np.array([i])])) for i in (0, NOTE_EVERY, 2 * NOTE_EVERY)]
 

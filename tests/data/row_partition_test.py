@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tfdist.data.row_partition import Deal, check_equal_shares, rows
+from tfdist.data.row_partition import RowPartition, check_equal_shares, rows
 from tfdist.errors import InputError
 
 
@@ -25,13 +25,13 @@ def deals(draw, endless):
     processes = [tuple(range(sum(local[:i]), sum(local[: i + 1]))) for i in range(len(local))]
     first = draw(st.integers(0, 10**13))
     total = None if endless else first + draw(st.integers((steps - 1) * batch_size + 1, steps * batch_size))
-    return [Deal(batch_size, replicas, size, first, total) for replicas in processes], steps
+    return [RowPartition(batch_size, replicas, size, first, total) for replicas in processes], steps
 
 
-def covered(deal, steps):
+def covered(partition, steps):
     """The positions of each element of some steps."""
-    elements = tf.range(steps * len(deal.replicas), dtype=tf.int64)
-    return [deal.positions(element).numpy().tolist() for element in elements]
+    elements = tf.range(steps * len(partition.replicas), dtype=tf.int64)
+    return [partition.positions(element).numpy().tolist() for element in elements]
 
 
 @pytest.mark.parametrize("endless", [True, False])
@@ -39,29 +39,29 @@ def covered(deal, steps):
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=60)
 def test_the_elements_of_all_processes_cover_each_position_once(endless, data):
     of_processes, steps = data.draw(deals(endless))
-    found = [(deal, covered(deal, steps)) for deal in of_processes]
+    found = [(partition, covered(partition, steps)) for partition in of_processes]
     batch_size, start, total = of_processes[0].batch_size, of_processes[0].first, of_processes[0].total
     end = total or start + steps * batch_size
     for step in range(steps):
         of_step = [
             position
-            for deal, elements in found
-            for positions in elements[step * len(deal.replicas) : (step + 1) * len(deal.replicas)]
+            for partition, elements in found
+            for positions in elements[step * len(partition.replicas) : (step + 1) * len(partition.replicas)]
             for position in positions
         ]
         low = start + step * batch_size
         assert of_step == list(range(low, min(low + batch_size, end)))
-    for deal, elements in found:
-        assert deal.elements in (len(elements), tf.data.INFINITE_CARDINALITY)
-        assert deal.static_count in (None, *(len(positions) for positions in elements))
+    for partition, elements in found:
+        assert partition.elements in (len(elements), tf.data.INFINITE_CARDINALITY)
+        assert partition.static_count in (None, *(len(positions) for positions in elements))
 
 
 def test_counts_are_static_where_they_can_be():
-    assert Deal(8, (0, 1), 2).static_count == 4
-    assert Deal(7, (0, 1), 3).static_count is None
-    assert Deal(7, (1, 2), 3).static_count == 2
-    assert Deal(8, (0, 1), 2, total=16).static_count == 4
-    assert Deal(8, (0, 1), 2, total=15).static_count is None
+    assert RowPartition(8, (0, 1), 2).static_count == 4
+    assert RowPartition(7, (0, 1), 3).static_count is None
+    assert RowPartition(7, (1, 2), 3).static_count == 2
+    assert RowPartition(8, (0, 1), 2, total=16).static_count == 4
+    assert RowPartition(8, (0, 1), 2, total=15).static_count is None
 
 
 def test_equal_shares_pass():

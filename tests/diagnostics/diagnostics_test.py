@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.collectives import Call, Unsent
+from tfdist.collectives import NoCommunication, RecordedCall
 from tfdist.diagnostics import advice
 from tfdist.diagnostics.auto_compression import Cost, break_even, fastest
 from tfdist.diagnostics.link_model import Link, measure
@@ -160,9 +160,9 @@ def test_one_s_own_code_that_auto_chose_goes_on(mirrored2):
 
 def test_auto_stays_with_none_unless_another_is_clearly_faster():
     link = Link(latency=0.0, bandwidth=1e3, replicas=2)
-    plain = Cost(0.0, [Call("all_reduce", "a", (tf.float32,), ((250,),))])
-    half = Cost(0.45, [Call("all_gather", "a", (tf.uint8,), ((500,),))])
-    less = Cost(0.3, [Call("all_gather", "a", (tf.uint8,), ((500,),))])
+    plain = Cost(0.0, [RecordedCall("all_reduce", "a", (tf.float32,), ((250,),))])
+    half = Cost(0.45, [RecordedCall("all_gather", "a", (tf.uint8,), ((500,),))])
+    less = Cost(0.3, [RecordedCall("all_gather", "a", (tf.uint8,), ((500,),))])
     assert fastest(link, {"none": plain, "half": half}) == "none", "0.95 s of 1 s are no difference"
     assert fastest(link, {"none": plain, "half": less}) == "half"
 
@@ -170,8 +170,8 @@ def test_auto_stays_with_none_unless_another_is_clearly_faster():
 def test_break_even():
     """Encoding takes 10 ms and saves 900 bytes of 1000 on two replicas: worth it below 90 kB/s."""
     link = Link(latency=0.0, bandwidth=1e3, replicas=2)
-    plain = Cost(0.0, [Call("all_reduce", "a", (tf.float32,), ((250,),))])
-    small = Cost(0.01, [Call("all_gather", "a", (tf.uint8,), ((100,),))])
+    plain = Cost(0.0, [RecordedCall("all_reduce", "a", (tf.float32,), ((250,),))])
+    small = Cost(0.01, [RecordedCall("all_gather", "a", (tf.uint8,), ((100,),))])
     assert break_even(link, small, plain) == pytest.approx(90e3)
     assert link.seconds(plain.calls) == pytest.approx(1.0)
     assert link.seconds(small.calls, bandwidth=100.0) == pytest.approx(1.0)
@@ -226,6 +226,6 @@ def test_unsent_collectives_give_the_shapes_of_real_ones(mirrored4):
             mirrored4.local(x)[1].numpy().tolist()
             for x in tf.function(lambda c=c: mirrored4.run(lambda: shapes(c)), autograph=False)()
         ]
-        for c in (mirrored4.collectives, Unsent(mirrored4.collectives))
+        for c in (mirrored4.collectives, NoCommunication(mirrored4.collectives))
     ]
     assert found[0] == found[1]

@@ -45,7 +45,7 @@ def test_there_is_a_copy_for_each_device(name, copies, request):
         dense.build((None, 8))
     found = strategy.blocks.copies(dense.bias.value)
     assert len({owner for owner, _, _ in found}) == len(found) == copies
-    with strategy.blocks.whole([dense.kernel]):
+    with strategy.blocks.full_variables([dense.kernel]):
         assert np.asarray(dense.kernel.value).shape == (8, 4)
 
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfdist.collectives import OneReplica, Recording
 from tfdist.distribution.strategy import State
-from tfdist.gradients import Reduced, Reducer, Routed, Sum
+from tfdist.gradients import PartitionedReducer, Reduced, Reducer, Sum
 
 
 class Scaling(Reducer):
@@ -24,7 +24,7 @@ class Scaling(Reducer):
 
 
 TENSORS = [tf.fill([size], float(size)) for size in range(1, 6)]
-ROUTED = Routed([([3, 0], Scaling(10.0)), ([2], Sum()), ([], Scaling(99.0)), ([1, 4], Scaling(100.0))])
+ROUTED = PartitionedReducer([([3, 0], Scaling(10.0)), ([2], Sum()), ([], Scaling(99.0)), ([1, 4], Scaling(100.0))])
 
 
 def test_each_tensor_comes_back_to_its_place():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import tfdist
 from tfdist.collectives import OneReplica, Recording
-from tfdist.gradients import Bucketed, ErrorFeedback, LossScale, Routed, Sum
+from tfdist.gradients import Bucketed, ErrorFeedback, LossScale, PartitionedReducer, Sum
 from tfdist.gradients.sparse import SparseRows
 
 ROWS, WIDTH = 40, (3, 2)
@@ -156,7 +156,7 @@ def test_an_embedding_of_keras_in_a_route_of_its_own(mirrored2):
         embedding.build()
         kernel = keras.Variable(np.ones((8, 1), "float32"))
     recording = Recording(mirrored2.collectives)
-    reducer = Routed([([0], SparseRows(Bucketed(Sum()))), ([1], Bucketed(Sum()))])
+    reducer = PartitionedReducer([([0], SparseRows(Bucketed(Sum()))), ([1], Bucketed(Sum()))])
     variables = [embedding.embeddings.value, kernel.value]
     words = tf.constant([[1, 2, 2], [2, 999, 999]])
 

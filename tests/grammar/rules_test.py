@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist.errors import InputError
-from tfdist.grammar.rules import first_that_holds, parse_rules
+from tfdist.grammar.rules import first_match, parse_rules
 from tfdist.grammar.spec import Spec
 
 TEXT = "path=.*embedding.*: none; size>=10000: topk(ratio=0.05)|fp16; *: int8(bits=4)"
 
 
 def chosen(text, path, size):
-    rule = first_that_holds(parse_rules(text), path, size)
+    rule = first_match(parse_rules(text), path, size)
     return None if rule is None else list(rule.methods)
 
 

@@ -227,7 +227,7 @@ def test_variables_are_born_when_told():
 
     def initialize(uninitialized):
         at_once.append(uninitialized)
-        keras_internals.give_value(
+        keras_internals.set_tf_variable(
             uninitialized.variable, tf.Variable(keras_internals.initial_value(uninitialized.variable))
         )
 
@@ -281,9 +281,9 @@ def test_an_update_without_effects_is_the_update(optimizer):
 
 def test_masks_go_along_through_a_place():
     tensor, other = tf.ones([2]), tf.ones([2])
-    keras_internals.set_companions(other, tf.constant([True, False]), None)
-    found = keras_internals.with_companions_of(tensor, other, tf.logical_not)
-    np.testing.assert_array_equal(keras_internals.companions_of(found)[0], [False, True])
+    keras_internals.set_mask_and_logits(other, tf.constant([True, False]), None)
+    found = keras_internals.with_mask_and_logits_of(tensor, other, tf.logical_not)
+    np.testing.assert_array_equal(keras_internals.mask_and_logits(found)[0], [False, True])
 
 
 def test_operations_of_a_graph_and_of_what_it_calls():

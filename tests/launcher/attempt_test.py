@@ -12,7 +12,7 @@ from tfdist.launcher.attempt import Host, _ordered, _supervise
 from tfdist.launcher.child import Task
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
-from tfdist.launcher.orders import Kind, Order
+from tfdist.launcher.orders import Order, OrderKind
 from tfdist.launcher.supervision import Stop, Watched
 
 pytestmark = pytest.mark.processes
@@ -45,5 +45,5 @@ def test_processes_of_a_launcher_that_was_given_up_end() -> None:
     """What it did not do for so long, as its disk did not answer, it must not do beside the others."""
     lost = Outcome(5, "this launcher has not said how its processes ended")
     host = Host(Job(), cast(Any, None), {}, cast(Any, None), cast(Any, None), None, (), (), print)
-    order_source = SimpleNamespace(order=lambda: Order(Kind.OVER, outcome=lost))
+    order_source = SimpleNamespace(order=lambda: Order(OrderKind.OVER, outcome=lost))
     assert _ordered(host, cast(Any, order_source))() == Stop(lost, final=False)

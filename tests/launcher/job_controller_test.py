@@ -5,14 +5,14 @@ import pytest
 from tests.launcher.play import KILLED, SEVERAL, Play, elastic
 from tfdist.launcher.job_controller import SETTLE_SECONDS
 from tfdist.launcher.job_result import Outcome
-from tfdist.launcher.orders import Kind, Order
+from tfdist.launcher.orders import Order, OrderKind
 
 
 def test_a_job_runs_once_and_is_over():
     play = Play(processes=2)
-    assert play.order() == Order(Kind.RUN, 0, 0, 1, 2)
+    assert play.order() == Order(OrderKind.RUN, 0, 0, 1, 2)
     play.report(code=0)
-    assert play.order() == Order(Kind.OVER, outcome=Outcome(0)) == play.order()
+    assert play.order() == Order(OrderKind.OVER, outcome=Outcome(0)) == play.order()
     assert play.said == []
 
 
@@ -22,7 +22,7 @@ def test_a_job_that_is_not_tried_again_ends_with_what_happened(code):
     play.runs()
     play.report(code=code, dead=1)
     order = play.order()
-    assert order.kind == Kind.OVER and order.outcome.code == code
+    assert order.kind == OrderKind.OVER and order.outcome.code == code
 
 
 def test_a_job_of_fixed_size_is_tried_again_as_large_as_before_after_a_pause():
@@ -30,7 +30,7 @@ def test_a_job_of_fixed_size_is_tried_again_as_large_as_before_after_a_pause():
     play.runs()
     play.report(code=137, dead=1, step=7)
     assert play.runs() == 0 and play.runs(after=4.9) == 0
-    assert play.order(after=0.2) == Order(Kind.RUN, 1, 0, 1, 2)
+    assert play.order(after=0.2) == Order(OrderKind.RUN, 1, 0, 1, 2)
     assert play.said == [f"{KILLED.reason}. In 5 s: restart 1 of 1 after step 7."]
 
 
@@ -38,13 +38,13 @@ def test_an_elastic_job_goes_on_at_once_without_the_dead_one_and_grows_when_its_
     play = elastic(rejoin_seconds=60.0)
     assert play.runs() == 3
     play.report(code=137, dead=1, step=7)
-    assert play.order() == Order(Kind.RUN, 1, 0, 1, 2)
+    assert play.order() == Order(OrderKind.RUN, 1, 0, 1, 2)
     assert play.said == [f"{KILLED.reason}. At once: restart 1 after step 7.", "Attempt 1: 2 processes."]
-    assert play.order(after=59.0).kind == Kind.RUN
+    assert play.order(after=59.0).kind == OrderKind.RUN
     stop = play.order(after=1.0)
-    assert stop.kind == Kind.STOP and stop.outcome.code == 75
+    assert stop.kind == OrderKind.STOP and stop.outcome.code == 75
     play.report(code=75)
-    assert play.order() == Order(Kind.RUN, 2, 0, 1, 3)
+    assert play.order() == Order(OrderKind.RUN, 2, 0, 1, 3)
 
 
 def test_fewer_than_the_least_wait_and_go_on_when_there_are_enough():
@@ -81,7 +81,7 @@ def test_whoever_waits_in_vain_gives_up_and_says_what_for():
     play = elastic(least=2, listed={"a": 1}, elastic_timeout_seconds=30.0)
     assert play.runs() == 0 and play.runs(after=30.0) == 0
     order = play.order(after=0.1)
-    assert (order.kind, order.outcome.code) == (Kind.OVER, 5)
+    assert (order.kind, order.outcome.code) == (OrderKind.OVER, 5)
     assert order.outcome.reason == "fewer than 2 processes could run for 30 s (--elastic_timeout_seconds)"
 
 
@@ -94,20 +94,20 @@ def test_waiting_may_last_for_ever():
 def test_a_host_list_that_shrinks_and_grows_resizes_the_job_and_counts_nothing():
     play = elastic(least=1, listed={"a": 3}, max_restarts=0, max_preemptions=0)
     for attempt, slots in enumerate((2, 3, 1, 3), 1):
-        assert play.order().kind == Kind.RUN
+        assert play.order().kind == OrderKind.RUN
         play.listed = {"a": slots}
-        assert play.order().kind == Kind.STOP
+        assert play.order().kind == OrderKind.STOP
         play.report(code=75)
-        assert play.order() == Order(Kind.RUN, attempt, 0, 1, slots)
+        assert play.order() == Order(OrderKind.RUN, attempt, 0, 1, slots)
 
 
 def test_a_job_that_was_done_when_it_was_told_to_stop_is_done():
     play = elastic(least=1, listed={"a": 3})
     play.runs()
     play.listed = {"a": 2}
-    assert play.order().kind == Kind.STOP
+    assert play.order().kind == OrderKind.STOP
     play.report(code=0)
-    assert play.order().kind == Kind.OVER
+    assert play.order().kind == OrderKind.OVER
 
 
 def test_a_program_that_does_not_save_is_resized_all_the_same():
@@ -131,7 +131,7 @@ def test_bad_input_of_more_processes_than_have_trained_keeps_the_job_to_those_fo
     play = elastic(least=1, most=4, listed={"a": 2}, max_restarts=0)
     assert play.runs() == 2
     play.listed = {"a": 3}
-    assert play.order().kind == Kind.STOP
+    assert play.order().kind == OrderKind.STOP
     play.report(code=75, step=20)
     assert play.runs() == 3
     play.report(code=2, dead=3)
@@ -161,10 +161,10 @@ def test_what_a_rank_forbids_to_start_again_ends_the_job_also_where_it_was_to_be
         play = elastic(least=1, listed={"a": 3})
         play.runs()
         play.listed = {"a": 2 if resized else 3}
-        assert play.order().kind == (Kind.STOP if resized else Kind.RUN)
+        assert play.order().kind == (OrderKind.STOP if resized else OrderKind.RUN)
         play.report(code=1, dead=3, step=7, final=True)
         order = play.order()
-        assert (order.kind, order.outcome.code) == (Kind.OVER, 1) and "not tried again" in order.outcome.reason
+        assert (order.kind, order.outcome.code) == (OrderKind.OVER, 1) and "not tried again" in order.outcome.reason
 
 
 def test_when_all_have_failed_no_slot_is_taken_and_the_second_time_at_the_same_step_ends_it():
@@ -174,7 +174,7 @@ def test_when_all_have_failed_no_slot_is_taken_and_the_second_time_at_the_same_s
     assert play.runs() == 0 and play.runs(after=1.0) == 3
     play.report(code=1, dead=3, step=7)
     order = play.order()
-    assert (order.kind, order.outcome.code) == (Kind.OVER, 1)
+    assert (order.kind, order.outcome.code) == (OrderKind.OVER, 1)
     assert order.outcome.reason == "code 1; the second failure in a row after step 7, so it is not tried again"
 
 
@@ -216,7 +216,7 @@ def test_a_failure_of_a_rank_s_own_that_comes_again_after_the_same_step_ends_the
 def attempts(play: Play, limit: int = 40, lasts: float = 0.0, **report) -> list[int]:
     """The number of processes of each attempt, where all end in one way; until the job is over, or the limit."""
     found: list[int] = []
-    while len(found) < limit and play.order().kind != Kind.OVER:
+    while len(found) < limit and play.order().kind != OrderKind.OVER:
         found.append(play.runs() or play.runs(after=60.0))  # after the pause
         play.now += lasts
         play.report(**report)
@@ -252,10 +252,10 @@ def test_peers_that_are_lost_before_training_began_are_waited_for_again_and_agai
 def test_a_launcher_of_an_attempt_that_stops_is_told_to_wait_no_more_for_the_others():
     play = elastic(**SEVERAL)
     parted = []
-    play.controller.part = lambda: parted.append(True)
+    play.controller.close_group = lambda: parted.append(True)
     play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
     play.controller.left("b")
-    assert play.order("a").kind == play.order("a").kind == Kind.STOP
+    assert play.order("a").kind == play.order("a").kind == OrderKind.STOP
     assert parted == [True]
 
 
@@ -263,7 +263,7 @@ def test_who_runs_nothing_ends_with_what_the_others_made_of_it():
     play = elastic(**SEVERAL | {"listed": {"b": 2}})
     play.order("a"), play.order("a", after=SETTLE_SECONDS)
     play.controller.end(Outcome(143, "ended by SIGTERM"))
-    assert play.order("b").kind == Kind.STOP
+    assert play.order("b").kind == OrderKind.STOP
     play.report("b", code=75)
     assert play.order("a").outcome.code == 75 == play.order("b").outcome.code
 
@@ -282,7 +282,7 @@ def test_whoever_is_asked_to_end_ends_the_job_and_what_has_saved_is_not_run_agai
     play = elastic()
     play.runs()
     play.report(code=75, stopped=True)
-    assert play.order() == Order(Kind.OVER, outcome=Outcome(75, "code 75"))
+    assert play.order() == Order(OrderKind.OVER, outcome=Outcome(75, "code 75"))
 
 
 def test_the_end_can_be_asked_for_while_nothing_runs():

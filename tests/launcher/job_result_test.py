@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from tfdist.coordination import Loss
+from tfdist.coordination import LostMember
 from tfdist.coordination.group import NO_GOODBYE, silence
 from tfdist.launcher.job_result import SUCCESS, Outcome, root_cause
 
@@ -37,7 +37,7 @@ def test_the_cause_is_the_first_that_is_no_consequence(ends, cause):
 
 
 def test_what_a_member_said_as_it_left_is_the_cause_before_its_process_ends():
-    loss = Loss(1, "ended with code 3 (loss not finite): step 7", 3)
+    loss = LostMember(1, "ended with code 3 (loss not finite): step 7", 3)
     found = root_cause([Ended(0, 1, 1.0), Ended(1, None)], loss)
     assert (found.rank, found.code) == (1, 3)
     assert found.reason == "rank 1 ended with code 3 (loss not finite): step 7"
@@ -45,20 +45,20 @@ def test_what_a_member_said_as_it_left_is_the_cause_before_its_process_ends():
 
 def test_the_group_knows_better_who_was_first():
     ends = [Ended(0, 1, 1.0), Ended(1, 137, 1.01)]
-    assert root_cause(ends, Loss(1, "its connection closed")).rank == 1
-    assert root_cause(ends, Loss(2, "its connection closed")).rank == 0  # another node's, or not ended yet
+    assert root_cause(ends, LostMember(1, "its connection closed")).rank == 1
+    assert root_cause(ends, LostMember(2, "its connection closed")).rank == 0  # another node's, or not ended yet
 
 
 def test_a_silent_end_with_code_0_is_no_failure():
-    assert root_cause([Ended(0, 0), Ended(1, None)], Loss(0, "its connection closed")) == SUCCESS
-    assert root_cause([Ended(0, 0), Ended(1, 5)], Loss(0, "its connection closed")).rank == 1
+    assert root_cause([Ended(0, 0), Ended(1, None)], LostMember(0, "its connection closed")) == SUCCESS
+    assert root_cause([Ended(0, 0), Ended(1, 5)], LostMember(0, "its connection closed")).rank == 1
 
 
 def test_in_words():
     assert root_cause([Ended(2, 137)]).reason == "rank 2 ended with code 137 (killed by SIGKILL)"
 
 
-SILENT = Loss(1, silence(20.0))
+SILENT = LostMember(1, silence(20.0))
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ SILENT = Loss(1, silence(20.0))
         ([Ended(0, 5), Ended(1, None), Ended(2, 5)], SILENT),
         ([Ended(0, 1), Ended(1, None)], SILENT),  # what an engine makes of it
         ([Ended(0, None), Ended(1, None)], SILENT),  # the others may hang with it
-        ([Ended(0, 5), Ended(1, None)], Loss(1, NO_GOODBYE)),
-        ([Ended(0, 5)], Loss(1, NO_GOODBYE)),  # another node's
+        ([Ended(0, 5), Ended(1, None)], LostMember(1, NO_GOODBYE)),
+        ([Ended(0, 5)], LostMember(1, NO_GOODBYE)),  # another node's
         ([Ended(0, None)], SILENT),
     ],
 )
@@ -82,8 +82,8 @@ def test_who_is_silent_and_still_runs_is_the_cause(ends, loss):
         ([Ended(0, 5, 1.0), Ended(1, 137, 2.0)], SILENT, 1),  # its own end says more
         ([Ended(0, 5, 1.0), Ended(1, 137, 2.0, signalled=True)], SILENT, 0),  # the launcher's own doing
         ([Ended(0, 1)], SILENT, 0),  # another node's is not to blame for all that happens here
-        ([Ended(0, None), Ended(1, None)], Loss(1, NO_GOODBYE), None),  # it may end well
-        ([Ended(0, None)], Loss(1, NO_GOODBYE), None),
+        ([Ended(0, None), Ended(1, None)], LostMember(1, NO_GOODBYE), None),  # it may end well
+        ([Ended(0, None)], LostMember(1, NO_GOODBYE), None),
     ],
 )
 def test_whoever_has_ended_or_is_not_missed_is_not(ends, loss, cause):

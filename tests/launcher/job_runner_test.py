@@ -12,7 +12,7 @@ from tfdist.launcher import job_runner
 from tfdist.launcher.attempt import Host
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
-from tfdist.launcher.orders import Kind, Order, Report
+from tfdist.launcher.orders import Order, OrderKind, Report
 
 pytestmark = pytest.mark.processes
 
@@ -26,7 +26,7 @@ class Desk:
         self.orders, self.reports, self.ended = list(orders), [], []
 
     def order(self) -> Order:
-        return self.orders.pop(0) if self.orders[0].kind == Kind.WAIT else self.orders[0]
+        return self.orders.pop(0) if self.orders[0].kind == OrderKind.WAIT else self.orders[0]
 
     def report(self, report: Report) -> None:
         self.reports.append(report)
@@ -50,13 +50,15 @@ def nothing_runs(monkeypatch) -> None:
 
 
 def test_an_attempt_that_was_to_stop_before_it_was_seen_is_reported() -> None:
-    order_source = Desk(Order(Kind.WAIT), Order(Kind.STOP, 3, outcome=LOST), Order(Kind.OVER, outcome=LOST))
+    order_source = Desk(
+        Order(OrderKind.WAIT), Order(OrderKind.STOP, 3, outcome=LOST), Order(OrderKind.OVER, outcome=LOST)
+    )
     assert until_over(order_source, []) == LOST
     assert order_source.reports == [Report(LOST)]
 
 
 def test_whoever_is_asked_to_end_begins_nothing() -> None:
-    order_source = Desk(Order(Kind.RUN, 1, processes=2), Order(Kind.OVER))
+    order_source = Desk(Order(OrderKind.RUN, 1, processes=2), Order(OrderKind.OVER))
     until_over(order_source, [signal.SIGTERM])
     assert order_source.reports == [Report(Outcome(143, "ended by SIGTERM"), stopped=True)]
 
@@ -64,7 +66,7 @@ def test_whoever_is_asked_to_end_begins_nothing() -> None:
 def test_whoever_is_asked_twice_does_not_wait_for_the_others() -> None:
     """Its own processes have ended."""
     for arrived in [signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM]:
-        order_source = Desk(Order(Kind.WAIT), Order(Kind.OVER))
+        order_source = Desk(Order(OrderKind.WAIT), Order(OrderKind.OVER))
         until_over(order_source, arrived)
         assert order_source.ended == [(Outcome(143, "ended by SIGTERM"), len(arrived) > 1)]
 

@@ -5,14 +5,14 @@ import pytest
 from tests.launcher.play import SEVERAL, Play, elastic
 from tfdist.launcher.job_controller import SETTLE_SECONDS
 from tfdist.launcher.job_result import Outcome
-from tfdist.launcher.orders import Kind, Order, Report
+from tfdist.launcher.orders import Order, OrderKind, Report
 
 
 def test_several_launchers_share_the_processes_in_the_order_in_which_they_came():
     play = elastic(**SEVERAL)
     assert play.runs("a") == 0 == play.runs("b")  # others may come
-    assert play.order("a", after=SETTLE_SECONDS) == Order(Kind.RUN, 0, 0, 2, 2, "host:1", "secret")
-    assert play.order("b") == Order(Kind.RUN, 0, 1, 2, 1, "host:1", "secret")
+    assert play.order("a", after=SETTLE_SECONDS) == Order(OrderKind.RUN, 0, 0, 2, 2, "host:1", "secret")
+    assert play.order("b") == Order(OrderKind.RUN, 0, 1, 2, 1, "host:1", "secret")
     assert play.met == [["a", "b"]]
 
 
@@ -29,8 +29,8 @@ def test_a_launcher_that_comes_later_waits_and_joins_when_the_others_have_saved(
     play = elastic(**SEVERAL | {"names": ("a",)})
     play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
     play.join("b")
-    assert play.order("b").kind == Kind.WAIT and play.order("a").kind == Kind.RUN
-    assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
+    assert play.order("b").kind == OrderKind.WAIT and play.order("a").kind == OrderKind.RUN
+    assert play.order("a", after=SETTLE_SECONDS).kind == OrderKind.STOP
     play.report("a", code=75)
     assert (play.runs("a"), play.runs("b")) == (2, 1)
 
@@ -56,7 +56,7 @@ def joined_by_another_program(**fields) -> Play:
 
 def test_a_launcher_that_brings_another_program_is_refused_and_the_others_go_on():
     play = joined_by_another_program()
-    assert play.order("b") == Order(Kind.OVER, outcome=Outcome(2, "code 2"))
+    assert play.order("b") == Order(OrderKind.OVER, outcome=Outcome(2, "code 2"))
     assert play.runs("a") == 2
     assert "b does not fit the others, and is refused: code 2." in play.said
 
@@ -69,9 +69,9 @@ def test_a_host_that_is_lost_again_and_again_stops_the_others_ever_more_rarely()
         play.report("a", code=5)
         assert play.runs("a") == 2
         play.controller.joined(f"{name} again", ["b"])
-        assert play.runs("a", after=pause - 1.0) == 2 and play.order(f"{name} again").kind == Kind.WAIT
+        assert play.runs("a", after=pause - 1.0) == 2 and play.order(f"{name} again").kind == OrderKind.WAIT
         play.order("a", after=2.0)
-        assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
+        assert play.order("a", after=SETTLE_SECONDS).kind == OrderKind.STOP
         play.report("a", code=75, step=9)
         assert (play.runs("a"), play.runs(f"{name} again")) == (2, 1)
 
@@ -94,7 +94,7 @@ def test_a_host_that_has_said_goodbye_may_come_again_at_once():
     assert play.runs("a") == 2
     play.join("b")
     play.order("a")
-    assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
+    assert play.order("a", after=SETTLE_SECONDS).kind == OrderKind.STOP
 
 
 @pytest.mark.parametrize("code, dead", [(5, (0, 0)), (1, (2, 1)), (1, (0, 1)), (137, (1, 0))])
@@ -104,11 +104,11 @@ def test_a_launcher_with_which_nothing_begins_stops_the_others_ever_more_rarely(
     for pause in (60.0, 120.0):
         play.report("a", code=code, dead=dead[0])
         play.report("b", code=5 if code == 137 else code, dead=dead[1])
-        assert play.order("b").kind == Kind.WAIT and play.order("a").nodes == 1  # at once
+        assert play.order("b").kind == OrderKind.WAIT and play.order("a").nodes == 1  # at once
         assert "Nothing has begun with b: the others do without for a while." in play.said
         assert play.runs("b", after=pause - 1.0) == 0
         play.order("a", after=2.0)
-        assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
+        assert play.order("a", after=SETTLE_SECONDS).kind == OrderKind.STOP
         play.report("a", code=75, step=20)
         assert play.runs("a") and play.runs("b")
 
@@ -124,7 +124,7 @@ def test_a_launcher_that_does_not_say_how_its_processes_ended_is_done_without():
     assert play.runs("a", after=1.0) == 2
     assert "b has not said how its processes ended." in play.said
     order = play.order("b")
-    assert (order.kind, order.outcome.code) == (Kind.OVER, 5)
+    assert (order.kind, order.outcome.code) == (OrderKind.OVER, 5)
     play.report("b", code=5)
     assert play.runs("a", after=1.0) == 2
 
@@ -132,10 +132,10 @@ def test_a_launcher_that_does_not_say_how_its_processes_ended_is_done_without():
 def test_nor_is_one_waited_for_that_was_told_to_stop():
     play = joined(elastic_timeout_seconds=0.0)
     play.listed = {"a": 2}
-    assert play.order("b").kind == Kind.STOP == play.order("a").kind
+    assert play.order("b").kind == OrderKind.STOP == play.order("a").kind
     play.report("a", code=75, step=20)
-    assert play.order("b", after=HEARD_BY - 1.0).kind == Kind.STOP
-    assert play.order("b", after=1.0).kind == Kind.OVER and play.runs("a") == 2
+    assert play.order("b", after=HEARD_BY - 1.0).kind == OrderKind.STOP
+    assert play.order("b", after=1.0).kind == OrderKind.OVER and play.runs("a") == 2
 
 
 @pytest.mark.parametrize("code", [0, 75])
@@ -144,10 +144,10 @@ def test_processes_that_end_well_may_end_long_after_the_others(code):
     play = joined()
     play.report("a", code=code, step=20)
     play.order("b")
-    assert play.order("b", after=1e6).kind == Kind.RUN and play.order("a").kind == Kind.WAIT
+    assert play.order("b", after=1e6).kind == OrderKind.RUN and play.order("a").kind == OrderKind.WAIT
     play.report("b", code=code, step=20)
     play.order("a")
-    assert play.order("a", after=5.0).kind == (Kind.RUN if code else Kind.OVER)
+    assert play.order("a", after=5.0).kind == (OrderKind.RUN if code else OrderKind.OVER)
 
 
 def test_the_launcher_that_decides_is_waited_for():
@@ -155,7 +155,7 @@ def test_the_launcher_that_decides_is_waited_for():
     play = joined()
     play.report("b", code=5)
     play.order("b")
-    assert play.order("b", after=1e6).kind == Kind.WAIT
+    assert play.order("b", after=1e6).kind == OrderKind.WAIT
     assert play.runs("a") == 2
 
 
@@ -163,16 +163,16 @@ def test_whoever_has_no_patience_waits_for_nobody():
     play = joined()
     play.report("a", code=75, stopped=True)
     play.controller.end(Outcome(143, "ended by SIGTERM"))
-    assert play.order("a").kind == Kind.WAIT and play.order("b").kind == Kind.STOP
+    assert play.order("a").kind == OrderKind.WAIT and play.order("b").kind == OrderKind.STOP
     play.controller.end(Outcome(143, "ended by SIGTERM"), at_once=True)
-    assert play.order("a") == Order(Kind.OVER, outcome=Outcome(143, "ended by SIGTERM"))
-    assert play.order("b").kind == Kind.OVER
+    assert play.order("a") == Order(OrderKind.OVER, outcome=Outcome(143, "ended by SIGTERM"))
+    assert play.order("b").kind == OrderKind.OVER
 
 
 def test_with_too_few_others_it_is_tried_again_after_a_pause():
     play = joined(restart_backoff_seconds=5.0)
     play.listed = {"a": 1, "b": 2}
-    assert play.order("a").kind == Kind.STOP
+    assert play.order("a").kind == OrderKind.STOP
     play.report("a", code=75)
     play.report("b", code=75)
     for pause in (5.0, 10.0):
@@ -184,7 +184,9 @@ def test_with_too_few_others_it_is_tried_again_after_a_pause():
     assert not any("do without" in line for line in play.said)
 
 
-@pytest.mark.parametrize("fields, kind", [({"rejoin_seconds": 0.0}, Kind.RUN), ({"max_restarts": 0}, Kind.OVER)])
+@pytest.mark.parametrize(
+    "fields, kind", [({"rejoin_seconds": 0.0}, OrderKind.RUN), ({"max_restarts": 0}, OrderKind.OVER)]
+)
 def test_that_the_others_do_without_it_is_said_only_where_they_do(fields, kind):
     play = joined(least=1, restart_backoff_seconds=0.0, **fields)
     play.report("a", code=5)
@@ -219,7 +221,7 @@ def test_the_death_of_one_host_s_process_is_not_another_host_s():
     play.report("a", code=137, dead=1)
     assert play.runs("a") == 1 and play.runs("a", after=59.0) == 1
     play.order("a", after=2.0)
-    assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
+    assert play.order("a", after=SETTLE_SECONDS).kind == OrderKind.STOP
 
 
 @pytest.mark.parametrize("code", [1, 137, 143])
@@ -260,9 +262,9 @@ def test_if_it_comes_again_and_again_the_others_are_stopped_ever_more_rarely():
     play = joined_by_another_program(rejoin_seconds=60.0)
     assert play.runs("a") == 2
     play.controller.joined("b again", ["b"])
-    assert play.runs("a", after=50.0) == 2 and play.order("b again").kind == Kind.WAIT
+    assert play.runs("a", after=50.0) == 2 and play.order("b again").kind == OrderKind.WAIT
     play.order("a", after=20.0)
-    assert play.order("a", after=SETTLE_SECONDS).kind == Kind.STOP
+    assert play.order("a", after=SETTLE_SECONDS).kind == OrderKind.STOP
 
 
 def test_bad_input_ends_a_job_of_several_launchers_that_has_never_trained():
@@ -279,7 +281,7 @@ def test_a_launcher_that_is_asked_to_end_leaves_and_the_job_goes_on():
     play.report("b", code=75, stopped=True)
     play.report("a", code=75)
     assert play.runs("a") == 2
-    assert play.order("b").kind == Kind.WAIT
+    assert play.order("b").kind == OrderKind.WAIT
 
 
 def test_the_cause_is_whose_end_is_no_consequence():

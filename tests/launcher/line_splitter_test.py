@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.launcher.line_splitter import LONGEST, Lines
+from tfdist.launcher.line_splitter import LONGEST, LineSplitter
 
 
 class Clock:
@@ -20,25 +20,25 @@ def shown(lines, *pieces):
 )
 def test_lines_are_whole_however_the_stream_is_cut(texts, cut):
     stream = b"".join(text + b"\n" for text in texts)
-    lines = Lines()
+    lines = LineSplitter()
     assert shown(lines, *(stream[at : at + cut] for at in range(0, len(stream), cut))) == texts
     assert list(lines.end()) == []
 
 
 def test_a_last_line_without_an_end_is_kept():
-    lines = Lines()
+    lines = LineSplitter()
     assert shown(lines, b"one\ntw", b"o") == [b"one"]
     assert list(lines.end()) == [b"two"]
     assert list(lines.end()) == []
 
 
 def test_a_carriage_return_before_the_end_belongs_to_it():
-    assert shown(Lines(), b"one\r\n", b"two\r", b"\nthree\n") == [b"one", b"two", b"three"]
+    assert shown(LineSplitter(), b"one\r\n", b"two\r", b"\nthree\n") == [b"one", b"two", b"three"]
 
 
 def test_of_a_progress_bar_one_state_a_second_is_shown_and_the_last():
     clock = Clock()
-    lines = Lines(clock)
+    lines = LineSplitter(clock)
     assert shown(lines, b"1%\r", b"2%\r", b"3%\r") == [b"1%"]
     clock.now = 0.9
     assert shown(lines, b"4%\r") == []
@@ -48,11 +48,11 @@ def test_of_a_progress_bar_one_state_a_second_is_shown_and_the_last():
 
 
 def test_a_bar_that_returns_first_is_shown_too():
-    assert shown(Lines(Clock()), b"\r1%", b"\r2%", b"\r3%", b"\n") == [b"1%", b"3%"]
+    assert shown(LineSplitter(Clock()), b"\r1%", b"\r2%", b"\r3%", b"\n") == [b"1%", b"3%"]
 
 
 def test_what_has_no_end_does_not_fill_the_memory():
-    lines = Lines()
+    lines = LineSplitter()
     pieces = shown(lines, *[b"x" * 1000] * 200)
     assert pieces and max(map(len, pieces)) == LONGEST
     assert sum(map(len, pieces)) + sum(map(len, lines.end())) == 200_000

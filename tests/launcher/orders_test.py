@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from tfdist.coordination.messages import BadMessage, encode
 from tfdist.launcher.job_result import Outcome
-from tfdist.launcher.orders import Kind, Order, Report, order_message, order_of, report_message, report_of
+from tfdist.launcher.orders import Order, OrderKind, Report, order_message, order_of, report_message, report_of
 
 OUTCOMES = st.builds(Outcome, st.integers(0, 255), st.text(), st.none() | st.integers(0, 99))
 NUMBERS = st.integers(0, 10**6)
-ORDERS = st.builds(Order, st.sampled_from(Kind), *[NUMBERS] * 4, st.text(), st.text(), OUTCOMES, st.text())
+ORDERS = st.builds(Order, st.sampled_from(OrderKind), *[NUMBERS] * 4, st.text(), st.text(), OUTCOMES, st.text())
 REPORTS = st.builds(
     Report, OUTCOMES, st.booleans(), NUMBERS, st.none() | NUMBERS, st.booleans(), st.lists(NUMBERS).map(tuple)
 )
@@ -35,7 +35,7 @@ def test_what_is_said_is_what_is_heard(order, report):
 )
 def test_what_is_no_order_is_refused(change):
     with pytest.raises(BadMessage):
-        order_of(order_message(Order(Kind.WAIT)) | change)
+        order_of(order_message(Order(OrderKind.WAIT)) | change)
 
 
 @pytest.mark.parametrize(

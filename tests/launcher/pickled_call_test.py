@@ -27,7 +27,7 @@ def test_a_call_comes_back(tmp_path, pickler):
     pickled_call.write_call(tmp_path, operator.add, (2, 3), {})
     assert pickled_call.read_result(tmp_path, 1) is None
     pickled_call.make_call(tmp_path, 1)
-    assert pickled_call.read_result(tmp_path, 1) == pickled_call.Result(5)
+    assert pickled_call.read_result(tmp_path, 1) == pickled_call.CallResult(5)
 
 
 def test_an_exception_comes_back_with_its_traceback(tmp_path, pickler):

@@ -5,7 +5,7 @@ import pytest
 from tfdist.coordination import LocalGroup
 from tfdist.coordination.addresses import Route
 from tfdist.launcher import placement as placing
-from tfdist.launcher.placement import Placement, arrange, own_host
+from tfdist.launcher.placement import Placement, own_host, place_processes
 
 UNEVEN = Placement(1, ("a", "::1"), ((1, 2, 3), (4,)))
 
@@ -39,7 +39,7 @@ def test_horovod_numbers_them_alike():
 
 
 def test_one_node_stays_on_the_loopback():
-    placement = arrange(3, "127.0.0.1", LocalGroup())
+    placement = place_processes(3, "127.0.0.1", LocalGroup())
     assert placement.hosts == ("127.0.0.1",) and len(set(placement.ports[0])) == 3
     for port in placement.ports[0]:
         socket.create_server(("127.0.0.1", port)).close()  # it is free

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.job_result import Outcome
-from tfdist.launcher.orders import Kind, Order, Report
+from tfdist.launcher.orders import Order, OrderKind, Report
 
 KILLED = Outcome(137, "rank 1 ended with code 137 (killed by SIGKILL)", 1)
 SEVERAL = {"coordinator": "a:1", "hosts": "list", "names": ("a", "b"), "listed": {"a": 2, "b": 2}}
@@ -18,11 +18,11 @@ class Play:
         self.now, self.listed, self.said = 0.0, listed, []
         self.met: list[list[str]] = []
         self.controller = JobController(Job(**fields), self.said.append, lambda: self.listed, lambda: self.now)
-        self.controller.meet = self.meet
+        self.controller.open_group = self.open_group
         for name in names:
             self.join(name)
 
-    def meet(self, names):
+    def open_group(self, names):
         self.met.append(list(names))
         return f"host:{len(self.met)}", "secret"
 
@@ -36,7 +36,7 @@ class Play:
     def runs(self, name: str = "a", after: float = 0.0) -> int:
         """How many processes a launcher is to run; 0 for none."""
         order = self.order(name, after)
-        assert order.kind in (Kind.RUN, Kind.WAIT), order
+        assert order.kind in (OrderKind.RUN, OrderKind.WAIT), order
         return order.processes
 
     def report(self, name: str = "a", code: int = 0, **fields) -> None:

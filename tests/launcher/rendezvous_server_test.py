@@ -13,7 +13,7 @@ from tfdist.launcher import rendezvous_server as lobbies
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.job_result import Outcome
-from tfdist.launcher.orders import Kind, Report
+from tfdist.launcher.orders import OrderKind, Report
 from tfdist.launcher.remote_agent import RemoteAgent
 from tfdist.launcher.rendezvous_server import RendezvousServer
 
@@ -31,7 +31,7 @@ class Open:
         self.listed = {"here": 2, "127.0.0.1": 1}
         self.rendezvous_server = RendezvousServer(listener, "127.0.0.1", "token")
         self.controller = JobController(self.job, self.said.append, lambda: self.listed)
-        self.controller.meet = self.rendezvous_server.meet
+        self.controller.open_group = self.rendezvous_server.open_group
         self.controller.joined("own", ["here"])
         self.rendezvous_server.open(self.controller)
 
@@ -57,28 +57,32 @@ def until(condition: Callable[[], object]) -> None:
 
 def test_a_guest_gets_its_orders_and_reports(opened) -> None:
     with opened.remote_agent() as remote_agent:
-        until(lambda: opened.controller.order("own").kind == Kind.RUN and remote_agent.order().kind == Kind.RUN)
+        until(
+            lambda: opened.controller.order("own").kind == OrderKind.RUN and remote_agent.order().kind == OrderKind.RUN
+        )
         own, other = opened.controller.order("own"), remote_agent.order()
         assert (own.node, own.processes, other.node, other.processes, own.nodes) == (0, 2, 1, 1, 2)
         assert own.address == other.address and own.token == other.token
         opened.controller.reported("own", Report(Outcome(0)))
         remote_agent.report(Report(Outcome(0)))
-        until(lambda: remote_agent.order().kind == Kind.OVER)
+        until(lambda: remote_agent.order().kind == OrderKind.OVER)
         assert remote_agent.order().outcome.code == 0
 
 
 def test_a_guest_that_leaves_is_gone(opened) -> None:
     with opened.remote_agent() as remote_agent:
-        until(lambda: remote_agent.order().kind == Kind.RUN)
+        until(lambda: remote_agent.order().kind == OrderKind.RUN)
         remote_agent.report(Report(Outcome(75), stopped=True))
-        assert remote_agent.order().kind == Kind.OVER
+        assert remote_agent.order().kind == OrderKind.OVER
         until(lambda: any("has left the job" in line for line in opened.said))
 
 
 def test_a_guest_that_vanishes_is_lost_and_the_others_stop(opened) -> None:
     with opened.remote_agent() as remote_agent:
-        until(lambda: remote_agent.order().kind == Kind.RUN and opened.controller.order("own").kind == Kind.RUN)
-    until(lambda: opened.controller.order("own").kind == Kind.STOP)
+        until(
+            lambda: remote_agent.order().kind == OrderKind.RUN and opened.controller.order("own").kind == OrderKind.RUN
+        )
+    until(lambda: opened.controller.order("own").kind == OrderKind.STOP)
     assert "is lost" in opened.controller.order("own").outcome.reason
 
 
@@ -94,12 +98,12 @@ def test_the_end_of_the_lobby_stops_a_guest_that_runs() -> None:
     opened = Open()
     with opened.rendezvous_server:
         remote_agent = opened.remote_agent()
-        until(lambda: remote_agent.order().kind == Kind.RUN)
+        until(lambda: remote_agent.order().kind == OrderKind.RUN)
     with remote_agent:
-        until(lambda: remote_agent.order().kind == Kind.STOP)
+        until(lambda: remote_agent.order().kind == OrderKind.STOP)
         assert "the coordinator's launcher is lost" in remote_agent.order().outcome.reason
         remote_agent.report(Report(Outcome(5)))
-        assert remote_agent.order().kind == Kind.OVER
+        assert remote_agent.order().kind == OrderKind.OVER
 
 
 def test_strangers_are_refused(opened) -> None:

@@ -57,7 +57,9 @@ def on_a_mesh(shape, layout, **arguments):
     with strategy.scope():
         layer = made(**arguments)
     rows = strategy.devices.lay(X, tfdist.sharding.layouts.Layout(("data", None, None)))
-    return strategy.devices.whole(strategy.compiled(lambda x: strategy.run(lambda x: layer(x, training=True), x))(rows))
+    return strategy.devices.full_tensor(
+        strategy.compiled(lambda x: strategy.run(lambda x: layer(x, training=True), x))(rows)
+    )
 
 
 LAYOUTS = [("data:2;model:2", "experts:model"), ("data:4", "experts:data")]

@@ -40,7 +40,7 @@ def laid_out(strategy, function, value, *axes):
     """A function's result on the mesh: as an array, and the axes that it is split over."""
     found = strategy.compiled(lambda x: strategy.run(function, x))(strategy.devices.lay(value, Layout(axes)))
     specs = [None if spec == dtensor.UNSHARDED else spec for spec in dtensor.fetch_layout(found).sharding_specs]
-    return strategy.devices.whole(found).numpy(), specs
+    return strategy.devices.full_tensor(found).numpy(), specs
 
 
 def test_without_a_mesh_it_is_the_identity(single, mirrored2):

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def heard():
+def handling():
     """What was heard, with a way to wait for it."""
 
     class Heard(list):
@@ -40,8 +40,8 @@ def send(number):
 
 def test_each_block_hears_its_own_signals_and_the_inner_one_those_of_both(heard):
     outer = {number: heard.by("outer") for number in (signal.SIGUSR1, signal.SIGUSR2)}
-    with signals.heard(outer):
-        with signals.heard({signal.SIGUSR2: heard.by("inner")}):
+    with signals.handling(outer):
+        with signals.handling({signal.SIGUSR2: heard.by("inner")}):
             send(signal.SIGUSR1)
             heard.wait_for(1)
             send(signal.SIGUSR2)
@@ -53,7 +53,7 @@ def test_each_block_hears_its_own_signals_and_the_inner_one_those_of_both(heard)
 
 def test_what_came_before_the_end_of_a_block_is_heard(heard):
     for _ in range(20):
-        with signals.heard({signal.SIGUSR1: heard.by("one")}):
+        with signals.handling({signal.SIGUSR1: heard.by("one")}):
             send(signal.SIGUSR1)
     assert len(heard) == 20
 
@@ -63,7 +63,7 @@ def test_an_error_in_a_callback_is_logged_and_the_next_signal_heard(heard, caplo
         heard.by("one")(number)
         raise KeyError("lost")
 
-    with signals.heard({signal.SIGUSR1: fails}):
+    with signals.handling({signal.SIGUSR1: fails}):
         send(signal.SIGUSR1)
         heard.wait_for(1)
         send(signal.SIGUSR1)

@@ -232,7 +232,7 @@ def test_dropout_differs_between_rows_of_a_batch(mesh2x2):
     with mesh2x2.scope():
         layer = Dropped()
     rows = mesh2x2.devices.lay(np.ones([4, 64], "float32"), Layout(("data", None)))
-    kept = mesh2x2.devices.whole(tf.function(lambda x: layer(x, training=True), autograph=False)(rows)).numpy()
+    kept = mesh2x2.devices.full_tensor(tf.function(lambda x: layer(x, training=True), autograph=False)(rows)).numpy()
     assert len({tuple(row) for row in kept}) == 4
     assert 0.3 < (kept == 0).mean() < 0.7
 

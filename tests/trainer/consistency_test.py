@@ -116,4 +116,4 @@ def test_own_modules_are_hashed_and_installed_ones_not(tmp_path, monkeypatch):
 
 
 def test_one_process_agrees_with_itself():
-    consistency.check_alike(LocalGroup(), network())
+    consistency.check_equal(LocalGroup(), network())

@@ -56,7 +56,7 @@ def test_cross_entropy_over_split_classes_is_wrong_in_float64(devices, dtype, ri
     logits, labels = random.standard_normal((8, 12)).astype(dtype), random.integers(0, 12, 8)
     expected = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     compute = tf.function(tf.nn.sparse_softmax_cross_entropy_with_logits)
-    found = devices.whole(compute(lay(devices, labels, "data"), lay(devices, logits, "data", "model")))
+    found = devices.full_tensor(compute(lay(devices, labels, "data"), lay(devices, logits, "data", "model")))
     assert np.allclose(found, expected, atol=1e-5) == right
 
 
@@ -79,7 +79,7 @@ def test_a_split_random_tensor_has_other_numbers(devices):
     """So initial values are drawn on the host, and dropout on a mesh has the distribution, not the numbers, of one device."""
     draw = tf.function(lambda: keras.random.uniform([4, 4], seed=3))
     split = dtensor.call_with_layout(draw, devices.layout(Layout(("data", "model"))))
-    assert not np.allclose(devices.whole(split), draw())
+    assert not np.allclose(devices.full_tensor(split), draw())
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,10 @@ def test_a_split_random_tensor_has_other_numbers(devices):
 def test_an_axis_that_moves_between_inner_dims_of_four_is_wrong(devices, before, after, right):
     value = np.arange(np.prod([4, 8, 12, 16][: len(before)]), dtype="float32").reshape([4, 8, 12, 16][: len(before)])
     moved = tf.function(lambda x: dtensor.relayout(x * 1, devices.layout(Layout(after))))(lay(devices, value, *before))
-    assert np.array_equal(devices.whole(moved), value) == right
+    assert np.array_equal(devices.full_tensor(moved), value) == right
     assert np.array_equal(
-        devices.whole(tf.function(lambda x: devices.relaid(x * 1, Layout(after)))(lay(devices, value, *before))), value
+        devices.full_tensor(tf.function(lambda x: devices.relaid(x * 1, Layout(after)))(lay(devices, value, *before))),
+        value,
     )
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist.collectives import Collectives
 from tfdist.errors import InputError
 
-Call = Callable[[Collectives, tf.Tensor, str], tf.Tensor]
+RecordedCall = Callable[[Collectives, tf.Tensor, str], tf.Tensor]
 
 
 class Operation(NamedTuple):
@@ -21,7 +21,7 @@ class Operation(NamedTuple):
       reduces: whether it sums, which fewer dtypes support.
     """
 
-    call: Call
+    call: RecordedCall
     parts: bool = False
     input_is_complete: bool = True
     reduces: bool = False

@@ -51,14 +51,14 @@ def draw(measured: Sequence[Measured]) -> "Figure":
             )
             right.plot(sizes, [m.bus_bandwidth / 1e9 for m in points], **style)
     left.set_yscale("log")
-    _dress(left, "Time of a call", "milliseconds: median, and the range of the repeats", measured)
-    _dress(right, "Bus bandwidth", "GB/s, by the median", measured)
+    _format_axes(left, "Time of a call", "milliseconds: median, and the range of the repeats", measured)
+    _format_axes(right, "Bus bandwidth", "GB/s, by the median", measured)
     right.set_ylim(bottom=0)
     left.legend(frameon=False)
     return figure
 
 
-def _dress(axes: "Axes", title: str, unit: str, measured: Sequence[Measured]) -> None:
+def _format_axes(axes: "Axes", title: str, unit: str, measured: Sequence[Measured]) -> None:
     axes.set_title(title, loc="left", fontweight="bold")
     axes.set_xlabel("bytes")
     axes.set_ylabel(unit)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfdist import keras_internals
 from tfdist.checkpoint.callback_values import decoded, encoded
-from tfdist.checkpoint.format import Checkpoint, Damaged, Part
+from tfdist.checkpoint.format import Checkpoint, CorruptCheckpointError, Part
 from tfdist.coordination import Json
 from tfdist.errors import InputError
 from tfdist.grammar.unique_names import unique_names
@@ -91,13 +91,13 @@ class CallbackStates:
         arrays: dict[str, np.ndarray] = {}
         values = {name: _encoded(name, callback, arrays) for name, callback in self._callbacks.items()}
         copied = arrays if self._is_chief else {}
-        return values, [Part.whole(name, np.array(array, order="C")) for name, array in copied.items()]
+        return values, [Part.full(name, np.array(array, order="C")) for name, array in copied.items()]
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Reads the callbacks' state from a checkpoint, for the next run to resume with.
 
         Raises:
-          Damaged: it is not what `save` returns.
+          CorruptCheckpointError: it is not what `save` returns.
         """
         saved = checkpoint.values.get("callbacks", {})  # missing in checkpoints of older versions
         try:
@@ -106,7 +106,7 @@ class CallbackStates:
                 for name, held in saved.items()
             }
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise Damaged(checkpoint.path, f"its callback state cannot be read ({error})") from error
+            raise CorruptCheckpointError(checkpoint.path, f"its callback state cannot be read ({error})") from error
 
     def _load(self) -> None:
         """Restores the callbacks, and the learning rate, which they may have set."""

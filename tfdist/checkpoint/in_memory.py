@@ -40,7 +40,7 @@ def place(given: str, environment: Mapping[str, str] = os.environ) -> str:
     return os.path.expanduser(given or environment.get(VARIABLE, ""))
 
 
-def here(recorded: Path, given: str) -> Path:
+def local_path(recorded: Path, given: str) -> Path:
     """Returns the path on this host of a directory of in-memory checkpoints that was recorded on this or another host.
 
     Args:

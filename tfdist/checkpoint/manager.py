@@ -83,7 +83,7 @@ def _same(one: str, other: str) -> bool:
     return first == second
 
 
-class Saving:
+class Saver:
     """What a run calls between its calls of the compiled loop; this base class saves nothing."""
 
     def next(self, step: int) -> int | None:
@@ -106,7 +106,7 @@ class Saving:
         """
 
 
-class _Saver(Saving):
+class _PeriodicSaver(Saver):
     """Saves a run as configured by `Checkpoints`."""
 
     def __init__(
@@ -198,7 +198,7 @@ class _Saver(Saving):
         for store in stores:
             store.wait()
         saved = self._saved()
-        if self._durable in stores or (self._commits and self._commits.outlives_a_host):
+        if self._durable in stores or (self._commits and self._commits.survives_host_loss):
             self._synchronize()
         for store in stores:
             store.start(saved)
@@ -214,7 +214,7 @@ def saver(
     step: int,
     saved: Callable[[], Saved],
     synchronize: Callable[[], object],
-) -> Iterator[Saving]:
+) -> Iterator[Saver]:
     """Yields the object that saves the run; everything has been written when the context exits.
 
     Args:
@@ -229,7 +229,7 @@ def saver(
       InputError: on all ranks, if another run saves to the directory, or has left later checkpoints there.
     """
     if options is None:
-        yield Saving()
+        yield Saver()
         return
     with (
         _claimed(options, strategy.group, step),
@@ -237,7 +237,7 @@ def saver(
         notices(lambda _: sync_points.request(_PREEMPTED)),
         machine_notices(lambda _: sync_points.request(_PREEMPTED)),
     ):
-        made = _Saver(options, strategy, sync_points, saved, synchronize)
+        made = _PeriodicSaver(options, strategy, sync_points, saved, synchronize)
         try:
             yield made
         except BaseException:

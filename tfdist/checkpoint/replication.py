@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfdist.checkpoint.format import Checkpoint, Held, clean_partial, newest
+from tfdist.checkpoint.format import Checkpoint, LocalFiles, clean_partial, newest
 from tfdist.checkpoint.transfer import ByteTransfer, can_transfer
 from tfdist.coordination import Group
 from tfdist.coordination.timeouts import LONG_SECONDS
@@ -79,7 +79,7 @@ def share(strategy: Strategy, folder: Path) -> list[str] | None:
         return None
     firsts = [host[0] for host in those]
     everyone = group.gather("commits/held", _all_held(folder) if group.rank in firsts else {}, LONG_SECONDS)
-    held = {rank: {name: Held(*one) for name, one in everyone[rank].items()} for rank in firsts}
+    held = {rank: {name: LocalFiles(*one) for name, one in everyone[rank].items()} for rank in firsts}
     names = sorted(set().union(*held.values()), reverse=True)
     possible = [name for name in names if _is_whole(name, held)]
     found = [name for name in possible if all(_is_whole(name, {rank: own}) for rank, own in held.items())]
@@ -104,7 +104,7 @@ def _hosts_that_are(group: Group, folder: Path) -> list[list[int]]:
         return [[rank] for rank in range(group.size)]
 
 
-def _all_held(folder: Path) -> dict[str, Held]:
+def _all_held(folder: Path) -> dict[str, LocalFiles]:
     found = {}
     with contextlib.suppress(OSError):
         clean_partial(folder)
@@ -114,7 +114,7 @@ def _all_held(folder: Path) -> dict[str, Held]:
     return found
 
 
-def _is_whole(name: str, held: Mapping[int, Mapping[str, Held]]) -> bool:
+def _is_whole(name: str, held: Mapping[int, Mapping[str, LocalFiles]]) -> bool:
     """Returns whether the hosts together have all files of an in-memory checkpoint."""
     there = [own[name] for own in held.values() if name in own]
     return len({one.manifest for one in there}) == 1 and all(
@@ -122,7 +122,7 @@ def _is_whole(name: str, held: Mapping[int, Mapping[str, Held]]) -> bool:
     )
 
 
-def _send(strategy: Strategy, path: Path, held: Mapping[int, Held | None]) -> bool:
+def _send(strategy: Strategy, path: Path, held: Mapping[int, LocalFiles | None]) -> bool:
     """Sends each missing file from a host that has it to those that do not; returns whether all have them now."""
     carrier = ByteTransfer(strategy)
     sizes = next(one for one in held.values() if one).sizes

@@ -9,7 +9,7 @@ from pathlib import Path
 from tfdist.checkpoint.format import (
     Checkpoint,
     CheckpointError,
-    Damaged,
+    CorruptCheckpointError,
     checkpoints_at,
     newest,
     set_aside,
@@ -34,10 +34,10 @@ def first_readable(paths: Sequence[StoragePath]) -> Checkpoint:
     """Returns the first checkpoint whose manifest can be read; `paths` must not be empty.
 
     Raises:
-      Damaged: none can be read; the error is that of the last one.
+      CorruptCheckpointError: none can be read; the error is that of the last one.
     """
     for path in paths[:-1]:
-        with contextlib.suppress(Damaged):
+        with contextlib.suppress(CorruptCheckpointError):
             return Checkpoint.open(path)
     return Checkpoint.open(paths[-1])
 
@@ -120,7 +120,7 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, sets_aside:
 
 
 def _check_values(checkpoint: Checkpoint) -> None:
-    """Raises `Damaged` if values that are not tensors are invalid, before anything of the checkpoint is restored."""
+    """Raises `CorruptCheckpointError` if values that are not tensors are invalid, before anything is restored."""
     try:
         BatchSchedule.of(checkpoint.values)
         Progress(checkpoint.values["progress"])
@@ -131,7 +131,7 @@ def _check_values(checkpoint: Checkpoint) -> None:
     except InputError:
         raise
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
-        raise Damaged(checkpoint.path, f"its run state cannot be read ({error})") from error
+        raise CorruptCheckpointError(checkpoint.path, f"its run state cannot be read ({error})") from error
 
 
 def _check_methods(compression: Mapping[str, str]) -> None:
@@ -157,6 +157,6 @@ def _restored(state: RunVariables, path: StoragePath, whole: bool) -> tuple[Chec
         state.restore(checkpoint)
         if whole:
             checkpoint.verify()
-    except Damaged as damaged:
+    except CorruptCheckpointError as damaged:
         return None, str(damaged)
     return checkpoint, ""

@@ -41,7 +41,7 @@ _MODEL, _OPTIMIZER, _STATE, _STATISTICS, _REPLICA_STATE = (
 _NAMED_AT_MOST = 10  # maximum number of reported differences between two models
 
 
-class _Held(NamedTuple):
+class _RunVariable(NamedTuple):
     """A TensorFlow variable, and whether each replica has its own value."""
 
     variable: tf.Variable
@@ -51,23 +51,23 @@ class _Held(NamedTuple):
 class RunVariables:
     """The variables of one model, its optimizer and its steps, under one strategy."""
 
-    def __init__(self, model: keras.Model, strategy: Strategy, kept: StateStore, callbacks: CallbackStates):
+    def __init__(self, model: keras.Model, strategy: Strategy, store: StateStore, callbacks: CallbackStates):
         """Collects the variables of a model.
 
         Args:
           model: compiled and built, with a built optimizer.
           strategy: the model's strategy.
-          kept: other state of the steps.
+          store: other state of the steps.
           callbacks: state of the callbacks.
         """
         self._strategy = strategy
-        self._kept = kept
+        self._store = store
         self._callbacks = callbacks
         moving = {id(variable) for variable in keras_internals.moving_statistics(model)}
         own = [variable for variable in model.variables if id(variable) in moving]
-        alike = [variable for variable in model.variables if id(variable) not in moving]
+        replicated = [variable for variable in model.variables if id(variable) not in moving]
         self._variables = {
-            **_named(_MODEL, alike, False),
+            **_named(_MODEL, replicated, False),
             **_named(_STATISTICS, own, True),
             **_named(_OPTIMIZER, model.optimizer.variables, False),
         }
@@ -75,8 +75,8 @@ class RunVariables:
     def parts(self) -> list[Part]:
         """Returns copies on the host of the blocks that this process writes, without communication."""
         states = {
-            f"{_REPLICA_STATE if state.per_replica else _STATE}{state.name}": _Held(variable, state.per_replica)
-            for state, variable in self._kept.items()
+            f"{_REPLICA_STATE if state.per_replica else _STATE}{state.name}": _RunVariable(variable, state.per_replica)
+            for state, variable in self._store.items()
         }
         return [
             Part(name, self._saved_shape(held), offset, values)
@@ -84,31 +84,31 @@ class RunVariables:
             for offset, values in self._strategy.blocks.written(held.variable, held.per_replica)
         ]
 
-    def alike(self) -> dict[str, tf.Variable]:
+    def replicated(self) -> dict[str, tf.Variable]:
         """Returns the replicated variables by name, except states of random layers, which differ between replicas."""
-        kept = {f"{_STATE}{state.name}": variable for state, variable in self._kept.items() if not state.per_replica}
+        store = {f"{_STATE}{state.name}": variable for state, variable in self._store.items() if not state.per_replica}
         own = {name: held.variable for name, held in self._variables.items() if not held.per_replica}
         return {
             name: v
-            for name, v in {**own, **kept}.items()
+            for name, v in {**own, **store}.items()
             if not name.partition("#")[0].endswith("seed_generator_state")
         }
 
-    def parts_alike(self, parts: Sequence[Part]) -> list[Part]:
+    def replicated_parts(self, parts: Sequence[Part]) -> list[Part]:
         """Returns the replicated variables as complete tensors: from `parts`, else copies of this process's values."""
         there = {part.name: part for part in parts}
-        return [there.get(name) or self._whole(name, variable) for name, variable in self.alike().items()]
+        return [there.get(name) or self._whole(name, variable) for name, variable in self.replicated().items()]
 
     def _whole(self, name: str, variable: tf.Variable) -> Part:
         [(_, _, values), *_] = self._strategy.blocks.copies(variable)
-        return Part.whole(name, values)
+        return Part.full(name, values)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restores every variable from a checkpoint; each process reads what it needs.
 
         Raises:
           InputError: the checkpoint is of another model or optimizer; nothing was changed.
-          Damaged: the checkpoint is corrupted; some variables may have been changed.
+          CorruptCheckpointError: the checkpoint is corrupted; some variables may have been changed.
         """
         names = self._names_in(checkpoint)
         self._callbacks.restore(checkpoint)
@@ -116,7 +116,7 @@ class RunVariables:
             read = _reader(checkpoint, names[name], held.per_replica, self._strategy.replicas)
             self._strategy.blocks.assign(held.variable, held.per_replica, read)
         states = {**self._states(checkpoint, _STATE), **self._states(checkpoint, _REPLICA_STATE)}
-        self._kept.restore(states, _resized(checkpoint, self._strategy.replicas))
+        self._store.restore(states, _resized(checkpoint, self._strategy.replicas))
 
     def _states(self, checkpoint: Checkpoint, prefix: str) -> dict[str, StateArray]:
         per_replica = prefix == _REPLICA_STATE
@@ -132,7 +132,7 @@ class RunVariables:
             found[name.removeprefix(prefix)] = StateArray(per_replica, values)
         return found
 
-    def _saved_shape(self, held: _Held) -> tuple[int, ...]:
+    def _saved_shape(self, held: _RunVariable) -> tuple[int, ...]:
         shape = tuple(held.variable.shape)
         return (self._strategy.replicas, *shape) if held.per_replica else shape
 
@@ -154,8 +154,8 @@ class RunVariables:
         if here == there:
             return {name: name for name in here}
         saved = [name for name in checkpoint.values["order"] if name in there]  # in the order that the mapping has lost
-        alike = [without_numbers(name) for name in here] == [without_numbers(name) for name in saved]
-        if alike and [*here.values()] == [there.get(name) for name in saved]:
+        replicated = [without_numbers(name) for name in here] == [without_numbers(name) for name in saved]
+        if replicated and [*here.values()] == [there.get(name) for name in saved]:
             return dict(zip(here, saved, strict=True))
         raise InputError(
             f"A checkpoint must be of the same model and optimizer. Received: {checkpoint.path}, which differs: "
@@ -168,12 +168,12 @@ class RunVariables:
         return list(self._variables)
 
 
-def _named(prefix: str, variables: list[keras.Variable], per_replica: bool) -> dict[str, _Held]:
-    held = ((f"{prefix}{v.path}", _Held(keras_internals.value_of(v), per_replica)) for v in variables)
+def _named(prefix: str, variables: list[keras.Variable], per_replica: bool) -> dict[str, _RunVariable]:
+    held = ((f"{prefix}{v.path}", _RunVariable(keras_internals.value_of(v), per_replica)) for v in variables)
     return unique_names(held)
 
 
-def _form(held: _Held) -> tuple[str, tuple[int, ...]]:
+def _form(held: _RunVariable) -> tuple[str, tuple[int, ...]]:
     return held.variable.dtype.name, tuple(held.variable.shape)
 
 

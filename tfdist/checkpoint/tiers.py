@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from tfdist.checkpoint.format import (
     BackgroundWriter,
     CheckpointError,
+    HostPlacement,
     Part,
-    Spread,
     commit,
-    keeper,
+    copy_holder,
     newest,
     remove,
     shard_bytes,
@@ -44,7 +44,7 @@ class Saved(NamedTuple):
     parts: Sequence[Part]
     values: Any
     state: RunVariables
-    over: Spread | None = None
+    over: HostPlacement | None = None
 
 
 class Tier:
@@ -163,7 +163,7 @@ class InMemoryTier(Tier):
         self._carrier = ByteTransfer(strategy) if len(self._hosts) > 1 else None
 
     @property
-    def outlives_a_host(self) -> bool:
+    def survives_host_loss(self) -> bool:
         """Whether the checkpoint survives the loss of a host."""
         return self._carrier is not None
 
@@ -172,10 +172,10 @@ class InMemoryTier(Tier):
         super().start(self._spread(saved, self._carrier) if self._carrier else saved)
 
     def _spread(self, saved: Saved, carrier: ByteTransfer) -> Saved:
-        alike = saved.state.alike()
-        own = [part for part in saved.parts if part.name not in alike]
-        copies = carrier.to_one(shard_bytes(own), keeper(self._group.rank, self._hosts))
-        over = Spread(self._hosts, saved.state.parts_alike(saved.parts) if self._is_first else (), copies)
+        replicated = saved.state.replicated()
+        own = [part for part in saved.parts if part.name not in replicated]
+        copies = carrier.to_one(shard_bytes(own), copy_holder(self._group.rank, self._hosts))
+        over = HostPlacement(self._hosts, saved.state.replicated_parts(saved.parts) if self._is_first else (), copies)
         return saved._replace(parts=own, over=over)
 
     def clear(self) -> None:

@@ -114,7 +114,7 @@ def _stack_on_sigusr1() -> Iterator[None]:
         def say(_: int) -> None:
             print("Where this process is (SIGUSR1):", *main_stack(), sep="\n  ", file=stream, flush=True)
 
-        with signals.heard({signal.SIGUSR1: say}):
+        with signals.handling({signal.SIGUSR1: say}):
             yield
 
 

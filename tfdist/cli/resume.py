@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfdist.checkpoint import in_memory
-from tfdist.checkpoint.format import Damaged, checkpoints_at, newest, set_aside_in
+from tfdist.checkpoint.format import CorruptCheckpointError, checkpoints_at, newest, set_aside_in
 from tfdist.checkpoint.restore import first_readable, newest_first
 from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import names
@@ -23,11 +23,11 @@ class Origin(NamedTuple):
 
     Attributes:
       checkpoints: checkpoints to try, including in-memory ones, the newest first; empty for step 0.
-      goes_on: whether its directory already contains this run.
+      continues_run: whether its directory already contains this run.
     """
 
     checkpoints: list[str]
-    goes_on: bool
+    continues_run: bool
 
 
 def origin(
@@ -83,7 +83,7 @@ def commit_folder(directory: RunDirectory, given: str) -> Path | None:
     last = Path(_starts(directory)[-1].get("commits", ""))
     if not in_memory.is_of(last, directory.path):
         return None
-    return in_memory.here(last, given)
+    return in_memory.local_path(last, given)
 
 
 def is_own(path: StoragePath, directory: RunDirectory) -> bool:
@@ -130,7 +130,7 @@ def _check_flags(found: list[StoragePath], flags: Mapping[str, Any]) -> None:
     """Compares the flags with those of the newest readable checkpoint; if there is none, restoring reports it."""
     try:
         saved = first_readable(found)
-    except Damaged:
+    except CorruptCheckpointError:
         return
     other = [name for name in FIXED if name in saved.flags and saved.flags[name] != flags[name]]
     if other:

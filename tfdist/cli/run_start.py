@@ -27,7 +27,7 @@ from tfdist.reporting import LedgerFile, NullLedger, RunDirectory
 from tfdist.storage import path_of, storage_of
 from tfdist.trainer.trainer import Trainer
 
-_DISK = "a slow disk"  # what may delay rank 0 while the others wait
+_DELAYED_BY = "a slow disk"  # what may delay rank 0 while the others wait
 _log = logging.getLogger(__name__)
 
 _RATE = ("learning_rate", "lr_scaling", "base_batch_size")
@@ -52,7 +52,7 @@ def origin(config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> 
       InputError: see `tfdist.cli.resume.origin`; on the chief.
     """
     found = _decided(config, directory) if strategy.is_chief else None
-    with long_timeout(_DISK) as deadline:
+    with long_timeout(_DELAYED_BY) as deadline:
         return Origin(*strategy.group.broadcast("origin", found, deadline))
 
 
@@ -63,11 +63,11 @@ def _last_commits(
     recorded = commit_folder(directory, config.commit_dir) if strategy.is_chief else None
     if recorded:
         clean_partial(recorded)
-    with long_timeout(_DISK) as deadline:
+    with long_timeout(_DELAYED_BY) as deadline:
         said = strategy.group.broadcast("commits/last", str(recorded or ""), deadline)
     if not said:
         return None, None
-    folder = in_memory.here(Path(said), config.commit_dir)
+    folder = in_memory.local_path(Path(said), config.commit_dir)
     can_have_it = strategy.group.gather("commits/place", bool(in_memory.place(config.commit_dir)))
     return folder, share(strategy, folder) if all(can_have_it) else None
 
@@ -106,17 +106,17 @@ def begin(
         directory.make()
         holder = _locked(directory, stack)
         clean_partial(directory.checkpoints)
-        holder.tell()  # the disk may have been full before the cleanup
+        holder.write_owner()  # the disk may have been full before the cleanup
     # Decided again under the lock: another process may have ended while the model was built.
     last, whole = _last_commits(config, directory, strategy)
     found = _under_lock(origin, config, directory, whole) if strategy.is_chief else None
-    with long_timeout(_DISK) as deadline:
+    with long_timeout(_DELAYED_BY) as deadline:
         origin = _here(Origin(*strategy.group.broadcast("origin/locked", found, deadline)), last)
     _check_shared(origin, config, directory, strategy)
     origin = _seen_by_all(origin, directory, strategy)
     step = _resumed(trainer, origin, config, directory)
     checkpoint = trainer.train_state.resumed_from
-    folder = _commit_folder(config, directory, checkpoint, origin.goes_on, strategy)
+    folder = _commit_folder(config, directory, checkpoint, origin.continues_run, strategy)
     batch_schedule = trainer.batch_schedule(examples, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
     start = 0
     if strategy.is_chief:
@@ -138,7 +138,7 @@ def begin(
                 "launched": os.environ.get(LAUNCHED_VARIABLE, ""),
             },
         )
-    with long_timeout(_DISK) as deadline:
+    with long_timeout(_DELAYED_BY) as deadline:
         start = strategy.group.broadcast("output_dir/made", start, deadline)
     if folder:
         in_memory.remove_former(path_of(checkpoint), Path(folder))
@@ -176,7 +176,7 @@ def _locked(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
 def _under_lock(origin: Origin, config: TrainConfig, directory: RunDirectory, whole: list[str] | None) -> Origin:
     """Decides again what to begin with; raises `InputError` if another run has begun here meanwhile."""
     found = _decided(config, directory, whole)
-    if found.goes_on and not origin.goes_on:
+    if found.continues_run and not origin.continues_run:
         directory.check(directory.path)
     return found
 
@@ -250,7 +250,7 @@ def _seen_by_all(origin: Origin, directory: RunDirectory, strategy: Strategy) ->
 
 
 def _commit_folder(
-    config: TrainConfig, directory: RunDirectory, checkpoint: str, goes_on: bool, strategy: Strategy
+    config: TrainConfig, directory: RunDirectory, checkpoint: str, continues_run: bool, strategy: Strategy
 ) -> str:
     """Creates this start's directory of in-memory checkpoints, with the one it resumes from; "" if it makes none."""
     home = in_memory.home(config.commit_every, config.commit_dir)
@@ -263,7 +263,7 @@ def _commit_folder(
         if len(those) > 1:
             check_can_transfer(strategy)
     except InputError as error:
-        if not goes_on:
+        if not continues_run:
             raise
         if strategy.is_chief:  # the new size of an elastic job is no reason to end it
             _log.warning("This start makes no commits. %s", error)

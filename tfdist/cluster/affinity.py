@@ -11,7 +11,7 @@ TOPOLOGY = pathlib.Path("/sys/devices/system/cpu")
 _OWN: dict[frozenset[int], int] = {}  # cores that this process has bound itself to, and the value returned then
 
 
-def keep_to_share(local_rank: int, local_size: int, *, dealt: bool = False) -> int:
+def bind_to_share(local_rank: int, local_size: int, *, assigned: bool = False) -> int:
     """Binds this process, and the threads that it starts later, to its share of the host's cores.
 
     Binds nothing if cores have been chosen before (by mpirun, Slurm, taskset, a container), if there are fewer cores
@@ -20,7 +20,7 @@ def keep_to_share(local_rank: int, local_size: int, *, dealt: bool = False) -> i
     Args:
       local_rank: rank of this process on its host.
       local_size: number of processes of the job on this host.
-      dealt: whether an earlier choice was made for this process only, instead of for the whole job on this host.
+      assigned: whether an earlier choice was made for this process only, instead of for the whole job on this host.
 
     Returns:
       Number of cores per process of the host, at least 1; the same for all, because the number of threads can affect
@@ -30,7 +30,7 @@ def keep_to_share(local_rank: int, local_size: int, *, dealt: bool = False) -> i
     if available in _OWN:
         return _OWN[available]
     chosen_before = len(available) != os.cpu_count()
-    if chosen_before and dealt:
+    if chosen_before and assigned:
         return len(available)
     each = max(1, len(available) // local_size)
     if not chosen_before and local_size <= len(available):

@@ -2,11 +2,11 @@
 
 import tensorflow as tf
 
-from tfdist.cluster.affinity import keep_to_share
+from tfdist.cluster.affinity import bind_to_share
 from tfdist.cluster.environment import Cluster
 from tfdist.errors import InputError
 
-_DEALERS = ("MPI", "Slurm")  # if they bind at all, they bind each process separately
+_BINDING_LAUNCHERS = ("MPI", "Slurm")  # if they bind at all, they bind each process separately
 
 
 def local_device_names(count: int) -> list[str]:
@@ -37,7 +37,7 @@ def share_cores(cluster: Cluster, intra_op_threads: int = 0) -> None:
     """
     threads = intra_op_threads
     if not threads and cluster.local_size > 1:
-        threads = keep_to_share(cluster.local_rank, cluster.local_size, dealt=cluster.source in _DEALERS)
+        threads = bind_to_share(cluster.local_rank, cluster.local_size, assigned=cluster.source in _BINDING_LAUNCHERS)
     if threads:
         try:
             tf.config.threading.set_intra_op_parallelism_threads(threads)

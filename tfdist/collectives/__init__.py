@@ -7,18 +7,18 @@ All operations take and return lists of tensors. Messages between processes outs
 from tfdist.collectives.context import current, using
 from tfdist.collectives.differentiable import all_gather, all_reduce
 from tfdist.collectives.interface import Collectives, Op, Wire
-from tfdist.collectives.no_communication import Unsent
-from tfdist.collectives.recording import Call, Recording
+from tfdist.collectives.no_communication import NoCommunication
+from tfdist.collectives.recording import RecordedCall, Recording
 from tfdist.collectives.rows import gather_rows
 from tfdist.collectives.single_replica import OneReplica
 
 __all__ = [
-    "Call",
+    "RecordedCall",
     "Collectives",
     "OneReplica",
     "Op",
     "Recording",
-    "Unsent",
+    "NoCommunication",
     "Wire",
     "all_gather",
     "all_reduce",

@@ -17,7 +17,7 @@ _CARRIERS = {
 }
 
 
-def carried(tensor: tf.Tensor, collectives: Collectives) -> tf.Tensor:
+def to_transferable(tensor: tf.Tensor, collectives: Collectives) -> tf.Tensor:
     """Casts a tensor to a dtype that the engine can gather and broadcast; casting back restores it exactly."""
     if tensor.dtype in collectives.wire.gathers:
         return tensor
@@ -26,5 +26,5 @@ def carried(tensor: tf.Tensor, collectives: Collectives) -> tf.Tensor:
 
 def from_first(tensors: Sequence[tf.Tensor], collectives: Collectives) -> list[tf.Tensor]:
     """Returns the first replica's tensors, on every replica."""
-    arrived = collectives.broadcast([carried(tensor, collectives) for tensor in tensors], name="from_first")
+    arrived = collectives.broadcast([to_transferable(tensor, collectives) for tensor in tensors], name="from_first")
     return [tf.cast(value, tensor.dtype) for value, tensor in zip(arrived, tensors, strict=True)]

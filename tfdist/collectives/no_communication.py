@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfdist.collectives.interface import Collectives, Op
 
 
-class Unsent(Collectives):
+class NoCommunication(Collectives):
     """Returns results of the right shapes and dtypes, computed from this replica's tensors only.
 
     The values are those of a group in which every replica has the same tensors, except that sums are not multiplied by

@@ -9,7 +9,7 @@ from tfdist.collectives.interface import Collectives, Op
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """A recorded call; recorded during tracing in `tf.function`, else when it is executed.
 
     Attributes:
@@ -47,7 +47,7 @@ class Recording(Collectives):
         self._inner = inner
         self.size = inner.size
         self.wire = inner.wire
-        self.calls: list[Call] = []
+        self.calls: list[RecordedCall] = []
 
     @property
     def rank(self) -> tf.Tensor | int:
@@ -98,4 +98,4 @@ class Recording(Collectives):
 
     def _record(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
         shapes = tuple(tuple(tf.convert_to_tensor(tensor).shape.as_list()) for tensor in tensors)
-        self.calls.append(Call(operation, name, tuple(tf.as_dtype(t.dtype) for t in tensors), shapes))
+        self.calls.append(RecordedCall(operation, name, tuple(tf.as_dtype(t.dtype) for t in tensors), shapes))

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdist.collectives.context import current
 from tfdist.collectives.differentiable import all_reduce, weighted
-from tfdist.collectives.dtype_casting import carried
+from tfdist.collectives.dtype_casting import to_transferable
 from tfdist.collectives.interface import Collectives
 
 
@@ -42,7 +42,7 @@ def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:
     @tf.custom_gradient
     def gathered(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            exact = carried(upstream, collectives)
+            exact = to_transferable(upstream, collectives)
             return tf.cast(all_reduce(collectives, exact, name=f"{name}/gradient"), x.dtype)[first : first + mine]
 
         return _gathered(tf.stop_gradient(x), collectives, name), weighted(gradient)
@@ -51,7 +51,7 @@ def gather_rows(rows: tf.Tensor, name: str = "rows") -> tf.Tensor:
 
 
 def _gathered(rows: tf.Tensor, collectives: Collectives, name: str) -> tf.Tensor:
-    [whole] = collectives.all_gather([any_rows(carried(rows, collectives))], name=name)
+    [whole] = collectives.all_gather([any_rows(to_transferable(rows, collectives))], name=name)
     return tf.cast(tf.ensure_shape(whole, [None, *rows.shape[1:]]), rows.dtype)
 
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 
-from tfdist.collectives import Call
+from tfdist.collectives import RecordedCall
 from tfdist.coordination import Group
 from tfdist.errors import InputError
 
@@ -11,7 +11,7 @@ TRACING_SECONDS = 600.0  # by which tracing may take longer on one process than 
 _MOST_LINES = 2000  # sent when plans differ
 
 
-def agree_on_plan(group: Group, calls: Sequence[Call]) -> None:
+def agree_on_plan(group: Group, calls: Sequence[RecordedCall]) -> None:
     """Checks that every process makes the same calls in the same order; called after the step has been traced.
 
     Args:
@@ -33,7 +33,7 @@ def agree_on_plan(group: Group, calls: Sequence[Call]) -> None:
     )
 
 
-def _line(call: Call) -> str:
+def _line(call: RecordedCall) -> str:
     shapes = ", ".join(f"{d.name}{list(shape)}" for d, shape in zip(call.dtypes, call.shapes, strict=True))
     return f"{call.operation} {call.name} of {shapes or 'nothing'}"
 

@@ -5,11 +5,11 @@ points, at which all ranks act at the same step, and the watchdog, which reports
 imports TensorFlow.
 """
 
-from tfdist.coordination.group import Group, Json, Loss
+from tfdist.coordination.group import Group, Json, LostMember
 from tfdist.coordination.join import join
 from tfdist.coordination.local import LocalGroup
 from tfdist.coordination.peer_failure import FailureDetector, watch
 from tfdist.coordination.remote import RemoteGroup
 from tfdist.coordination.server import Server
 
-__all__ = ["Group", "Json", "LocalGroup", "Loss", "RemoteGroup", "Server", "FailureDetector", "join", "watch"]
+__all__ = ["Group", "Json", "LocalGroup", "LostMember", "RemoteGroup", "Server", "FailureDetector", "join", "watch"]

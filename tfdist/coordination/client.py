@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from tfdist.coordination.connect import connect
-from tfdist.coordination.group import NO_GOODBYE, Json, Listener, Loss, name_member, silence
+from tfdist.coordination.group import NO_GOODBYE, Json, Listener, LostMember, name_member, silence
 from tfdist.coordination.messages import DOUBTED_BEATS, LIMIT, VERSION, BadMessage, Message, encode, limited
 from tfdist.coordination.publishing import Publications
 from tfdist.errors import InputError, PeerLostError
@@ -45,7 +45,7 @@ class Client:
     Attributes:
       rank: this process's rank.
       size: number of members of the job.
-      left_with: exit code with which this process has left; None before.
+      goodbye_code: exit code with which this process has left; None before.
     """
 
     def __init__(
@@ -78,17 +78,17 @@ class Client:
           InputError: the server refused this member.
         """
         self.rank, self.size = rank, size
-        self.left_with: int | None = None
+        self.goodbye_code: int | None = None
         self._noun, self._server_rank, self._on_left = noun, server_rank, on_left
         self._state = threading.Condition()  # guards the attributes below; notifies of losses
         self._pending: dict[int, _PendingGather] = {}
         self._tickets = 0
-        self._losses: list[Loss] = []  # in the order in which they were noticed
+        self._losses: list[LostMember] = []  # in the order in which they were noticed
         self._over = ""  # why no gather can complete any more
-        self._callbacks: list[tuple[Ranks, Callable[[Loss], None]]] = []  # not called yet
+        self._callbacks: list[tuple[Ranks, Callable[[LostMember], None]]] = []  # not called yet
         self._messengers: list[threading.Thread] = []
         self._left = False
-        self._told = Publications(f"{noun}-{rank}-group-told")
+        self._publications = Publications(f"{noun}-{rank}-group-publications")
         self._sending = threading.Lock()
         hello = {"type": "hello", "rank": rank, "size": size, "token": token, "version": VERSION}
         hello |= {"pid": os.getpid(), "host": socket.gethostname()}
@@ -117,23 +117,23 @@ class Client:
             raise (InputError if question.is_misuse else PeerLostError)(question.failure)
         return question.values
 
-    def tell(self, ranks: Ranks, topic: str, value: Json) -> None:
-        """See `Group.tell`."""
-        self._send(limited({"type": "tell", "ranks": self._encoded(ranks), "topic": topic, "value": value}, topic))
+    def publish(self, ranks: Ranks, topic: str, value: Json) -> None:
+        """See `Group.publish`."""
+        self._send(limited({"type": "publish", "ranks": self._encoded(ranks), "topic": topic, "value": value}, topic))
 
-    def on_told(self, ranks: Ranks, topic: str, callback: Listener) -> None:
-        """See `Group.on_told`."""
-        self._told.listen((ranks, topic), callback)
+    def subscribe(self, ranks: Ranks, topic: str, callback: Listener) -> None:
+        """See `Group.subscribe`."""
+        self._publications.listen((ranks, topic), callback)
 
-    def on_loss(self, ranks: Ranks, callback: Callable[[Loss], None]) -> None:
+    def on_loss(self, ranks: Ranks, callback: Callable[[LostMember], None]) -> None:
         """See `Group.on_loss`."""
         with self._state:
             if loss := self._first_loss(ranks):
-                self._tell_of(loss, callback)
+                self._report_loss(loss, callback)
             else:
                 self._callbacks.append((ranks, callback))
 
-    def lost(self, ranks: Ranks, wait: float) -> Loss | None:
+    def lost(self, ranks: Ranks, wait: float) -> LostMember | None:
         """See `Group.lost`.
 
         Waiting implies a suspicion: the server is asked to detect a stopped member sooner.
@@ -155,18 +155,18 @@ class Client:
         with self._state:
             if self._left:
                 return
-            self._left, self.left_with = True, code
+            self._left, self.goodbye_code = True, code
         self._finish("this process has left the group")  # first, as the server answers a goodbye by closing
         self._send(encode({"type": "goodbye", "code": code, "reason": reason[:1000]}))
         with contextlib.suppress(OSError):  # the server may be gone
             self._sock.shutdown(socket.SHUT_WR)
         _join(self._thread)
         if self._thread.is_alive():  # a stopped server does not close its side
-            self._hang_up()
+            self._disconnect()
             _join(self._thread)
         for messenger in self._messengers:
             _join(messenger)
-        self._told.close()
+        self._publications.close()
         self._sock.close()
         self._on_left(f"{name_member(self.rank, self._noun)} has left with code {code}")
 
@@ -193,7 +193,7 @@ class Client:
         try:
             self._listen()
         finally:
-            self._hang_up()
+            self._disconnect()
 
     def _listen(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -231,12 +231,12 @@ class Client:
     def _handle(self, message: Message) -> None:
         kind = message["type"]
         if kind == "lost":
-            self._lose(Loss(message["rank"], message["reason"], message["code"], self._noun))
+            self._lose(LostMember(message["rank"], message["reason"], message["code"], self._noun))
         elif kind == "closed":
             self._finish(message["reason"])
-        elif kind == "told":
+        elif kind == "published":
             ranks = range(self.size) if message["ranks"] is None else message["ranks"]
-            self._told.put((tuple(ranks), message["topic"]), message["value"])
+            self._publications.put((tuple(ranks), message["topic"]), message["value"])
         elif kind == "waiting" and self._noun == "rank":  # a launcher may wait for others for as long as it needs
             name, missing, place = message["name"], message["missing"], message["place"]
             _log.warning("Rank %d waits for %s in '%s', called at %s.", self.rank, missing, name, place)
@@ -253,10 +253,10 @@ class Client:
         with self._state:
             is_expected = bool(self._over)
         if not is_expected:
-            self._lose(loss := Loss(self._server_rank, reason, None, self._noun))
+            self._lose(loss := LostMember(self._server_rank, reason, None, self._noun))
             self._finish(str(loss))
 
-    def _lose(self, loss: Loss) -> None:
+    def _lose(self, loss: LostMember) -> None:
         """Reports the loss of a member; the server fails the operations that need it."""
         with self._state:
             if any(known.rank == loss.rank for known in self._losses):
@@ -265,12 +265,12 @@ class Client:
             waiting, self._callbacks = self._callbacks, []
             for ranks, callback in waiting:
                 if self._first_loss(ranks):
-                    self._tell_of(loss, callback)
+                    self._report_loss(loss, callback)
                 else:
                     self._callbacks.append((ranks, callback))
             self._state.notify_all()
 
-    def _first_loss(self, ranks: Ranks) -> Loss | None:
+    def _first_loss(self, ranks: Ranks) -> LostMember | None:
         """Returns the first loss among these ranks. Without the server, no operation of any ranks is possible."""
         return next((loss for loss in self._losses if loss.rank in ranks or loss.rank == self._server_rank), None)
 
@@ -283,7 +283,7 @@ class Client:
             question.failure = f"'{question.name}' cannot complete: {self._over}."
             question.answered.set()
 
-    def _tell_of(self, loss: Loss, callback: Callable[[Loss], None]) -> None:
+    def _report_loss(self, loss: LostMember, callback: Callable[[LostMember], None]) -> None:
         messenger = threading.Thread(target=callback, args=(loss,), name="group-loss", daemon=True)
         self._messengers.append(messenger)
         messenger.start()
@@ -293,9 +293,9 @@ class Client:
             with self._sending:
                 self._sock.sendall(line)
         except OSError:  # the receiving thread detects the end of the connection and reports it
-            self._hang_up()
+            self._disconnect()
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 

@@ -5,23 +5,23 @@ import time
 from typing import NamedTuple
 
 from tfdist.coordination.addresses import split_address
-from tfdist.coordination.messages import BadMessage, Lines, Message, encode
+from tfdist.coordination.messages import BadMessage, Message, MessageReader, encode
 from tfdist.errors import InputError, PeerLostError
 
 RETRY_SECONDS = 0.1
 _CHUNK = 1 << 16
 
 
-class Call(NamedTuple):
+class AcceptedConnection(NamedTuple):
     """An open connection that the server has welcomed."""
 
     sock: socket.socket
-    lines: Lines
+    lines: MessageReader
     welcome: Message
     following: list[Message]  # messages received together with the welcome
 
 
-def connect(address: str, hello: Message, limit: int, timeout: float, server: str) -> Call:
+def connect(address: str, hello: Message, limit: int, timeout: float, server: str) -> AcceptedConnection:
     """Connects and says hello, retrying until the server answers.
 
     Args:
@@ -46,20 +46,20 @@ def connect(address: str, hello: Message, limit: int, timeout: float, server: st
     raise PeerLostError(f"{server} did not answer at {address} within {timeout:g} s ({problem}).")
 
 
-def _try(address: str, hello: Message, limit: int, left: float) -> Call:
+def _try(address: str, hello: Message, limit: int, left: float) -> AcceptedConnection:
     sock = socket.create_connection(split_address(address), timeout=left)
     try:
         if sock.getsockname() == sock.getpeername():  # TCP can connect a port without a listener to itself
             raise ConnectionRefusedError("Connection refused")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.sendall(encode(hello))
-        lines = Lines(limit)
+        lines = MessageReader(limit)
         first, *following = _first_messages(sock, lines)
         if first["type"] == "refused":
             raise InputError(str(first["reason"]))
         if first["type"] != "welcome":
             raise BadMessage(f"{first['type']!r} for a welcome")
-        return Call(sock, lines, first, following)
+        return AcceptedConnection(sock, lines, first, following)
     except BadMessage as error:
         sock.close()
         raise InputError(
@@ -71,7 +71,7 @@ def _try(address: str, hello: Message, limit: int, left: float) -> Call:
         raise
 
 
-def _first_messages(sock: socket.socket, lines: Lines) -> list[Message]:
+def _first_messages(sock: socket.socket, lines: MessageReader) -> list[Message]:
     while True:
         data = sock.recv(_CHUNK)
         if not data:

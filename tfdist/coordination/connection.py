@@ -4,7 +4,7 @@ import selectors
 import socket
 import time
 
-from tfdist.coordination.messages import LIMIT_BEFORE_HELLO, Lines, Message, encode
+from tfdist.coordination.messages import LIMIT_BEFORE_HELLO, Message, MessageReader, encode
 
 _CHUNK = 1 << 16
 
@@ -27,7 +27,7 @@ class Connection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.rank: int | None = None
         self.heard = time.monotonic()
-        self.lines = Lines(LIMIT_BEFORE_HELLO)
+        self.lines = MessageReader(LIMIT_BEFORE_HELLO)
         self.peer = peer
         self.ending = False
         self.closed = False

@@ -16,7 +16,7 @@ Listener = Callable[[Json], object]  # returns True when it needs no more values
 
 
 @dataclasses.dataclass(frozen=True)
-class Loss:
+class LostMember:
     """The loss of a member.
 
     Attributes:
@@ -38,7 +38,7 @@ class Loss:
 class Group(abc.ABC):
     """All processes of a job, or some of them (`subgroup`), seen from one of them.
 
-    Every operation except `tell` is collective: all members must call it with the same name. Operations with different
+    Every operation except `publish` is collective: all members must call it with the same name. Operations with different
     names may be called in any order and from any thread. A name may be reused once its previous operation has
     completed. The outcome is the same on all members: if the operation is not complete when the shortest `deadline`
     (in seconds) of the waiting members has passed, it raises `PeerLostError` on every member and names the missing
@@ -60,7 +60,7 @@ class Group(abc.ABC):
         return range(self.size)
 
     @property
-    def left_with(self) -> int | None:
+    def goodbye_code(self) -> int | None:
         """Exit code with which this process has left the job; None before."""
         return None
 
@@ -112,14 +112,14 @@ class Group(abc.ABC):
                 raise InputError(f"{what}{key} differs: {said}. It must be the same on every process.")
 
     @abc.abstractmethod
-    def tell(self, topic: str, value: Json) -> None:
+    def publish(self, topic: str, value: Json) -> None:
         """Publishes a value to every member, including this one, without waiting.
 
         May be called on any member and from any thread. All members receive all values in the same order, whoever sent
         them. Values sent after the group has ended are lost.
 
         Args:
-          topic: topic of the value, see `on_told`.
+          topic: topic of the value, see `subscribe`.
           value: at most 1 MiB as JSON; tuples arrive as lists.
 
         Raises:
@@ -127,7 +127,7 @@ class Group(abc.ABC):
         """
 
     @abc.abstractmethod
-    def on_told(self, topic: str, callback: Listener) -> None:
+    def subscribe(self, topic: str, callback: Listener) -> None:
         """Subscribes to a topic.
 
         The callback receives every value of the topic from the first one on, including values published before this
@@ -141,13 +141,13 @@ class Group(abc.ABC):
         """
 
     @abc.abstractmethod
-    def on_loss(self, callback: Callable[[Loss], None]) -> None:
+    def on_loss(self, callback: Callable[[LostMember], None]) -> None:
         """Calls back from another thread, at most once, when the first member is lost; at once if one already is.
 
         The loss of the process that serves the job's group counts in every subgroup, since nothing works without it.
         """
 
-    def lost(self, wait: float = 0.0) -> Loss | None:
+    def lost(self, wait: float = 0.0) -> LostMember | None:
         """Returns the first loss, as `on_loss` reports it, or None.
 
         Args:

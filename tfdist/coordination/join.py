@@ -48,7 +48,7 @@ def join(
             launcher, rank=cluster.rank, size=cluster.size, token=token, timeout=start_timeout, server_rank=LAUNCHER
         )
     else:
-        group = meet(
+        group = serve_group(
             _coordinator(cluster),
             rank=cluster.rank,
             size=cluster.size,
@@ -60,7 +60,7 @@ def join(
     return started(group, start_timeout)
 
 
-def meet(
+def serve_group(
     address: str,
     *,
     rank: int,

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 
-from tfdist.coordination.group import Group, Json, Listener, Loss, members
+from tfdist.coordination.group import Group, Json, Listener, LostMember, members
 from tfdist.coordination.publishing import Publications
 
 
@@ -14,21 +14,21 @@ class LocalGroup(Group):
     size = 1
 
     def __init__(self) -> None:
-        self._told = Publications("group-told")
+        self._publications = Publications("group-publications")
 
     def gather(self, name: str, value: Json, deadline: float = 60.0) -> list[Json]:
         """See base class."""
         return [_json_round_trip(value)]
 
-    def tell(self, topic: str, value: Json) -> None:
+    def publish(self, topic: str, value: Json) -> None:
         """See base class."""
-        self._told.put(topic, _json_round_trip(value))
+        self._publications.put(topic, _json_round_trip(value))
 
-    def on_told(self, topic: str, callback: Listener) -> None:
+    def subscribe(self, topic: str, callback: Listener) -> None:
         """See base class."""
-        self._told.listen(topic, callback)
+        self._publications.listen(topic, callback)
 
-    def on_loss(self, callback: Callable[[Loss], None]) -> None:
+    def on_loss(self, callback: Callable[[LostMember], None]) -> None:
         """See base class. There is no other member to lose."""
 
     def subgroup(self, ranks: Sequence[int]) -> Group:
@@ -38,7 +38,7 @@ class LocalGroup(Group):
 
     def leave(self, code: int = 0, reason: str = "") -> None:
         """See base class."""
-        self._told.close()
+        self._publications.close()
 
 
 def _json_round_trip(value: Json) -> Json:

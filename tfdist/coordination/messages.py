@@ -1,9 +1,9 @@
 """The group's wire format: one JSON object per line, of limited size.
 
 A connection begins with a `hello` (rank, size, token, version, pid, host), which is answered by `welcome` or `refused`.
-Members then send `gather`, `tell`, `doubt`, `beat` and, last, `goodbye`. The server answers a gather with `values` or
-`failed`, preceded by `waiting` if it takes long. It sends `told` to all members, `beat`, `lost` and, last, `closed`.
-`gather`, `tell` and `told` have the `ranks` of a subgroup, in order, or null for all members.
+Members then send `gather`, `publish`, `doubt`, `beat` and, last, `goodbye`. The server answers a gather with `values` or
+`failed`, preceded by `waiting` if it takes long. It sends `published` to all members, `beat`, `lost` and, last, `closed`.
+`gather`, `publish` and `published` have the `ranks` of a subgroup, in order, or null for all members.
 """
 
 import json
@@ -82,7 +82,7 @@ def take_ranks(message: Message, sender: int, size: int) -> tuple[int, ...] | No
     return None if len(ranks) == size else tuple(ranks)
 
 
-class Lines:
+class MessageReader:
     """Splits a byte stream into messages."""
 
     def __init__(self, limit: int):

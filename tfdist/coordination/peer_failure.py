@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TextIO
 
 from tfdist.cluster.environment import Cluster
-from tfdist.coordination.group import Group, Loss
+from tfdist.coordination.group import Group, LostMember
 from tfdist.errors import ExitCode, PeerLostError, TfdistError, exit_codes
 
 LOSS_NOTICE_SECONDS = 2.0  # how much earlier than the notice of a loss the engine's error may be raised
@@ -44,7 +44,7 @@ class FailureDetector:
         self._closed = threading.Event()
         group.on_loss(self._lost)
 
-    def lost(self, wait: float = LOSS_NOTICE_SECONDS) -> Loss | None:
+    def lost(self, wait: float = LOSS_NOTICE_SECONDS) -> LostMember | None:
         """Returns the first loss, after printing its line, waiting up to `wait` seconds for it.
 
         To be called after an engine has raised an error: if there was a loss, the process should end with code 5.
@@ -67,9 +67,9 @@ class FailureDetector:
             self._group.leave(ExitCode.PEER_LOST)
             self._finish()
         self.close()
-        self._group.leave(*_farewell(error))
+        self._group.leave(*_goodbye_of(error))
 
-    def _lost(self, loss: Loss) -> None:
+    def _lost(self, loss: LostMember) -> None:
         patience = 0.0 if loss.code is None else OWN_FAILURE_SECONDS
         if self._closed.wait(patience):
             return
@@ -77,9 +77,9 @@ class FailureDetector:
         if not self._closed.wait(self._grace):
             self._finish()
 
-    def _say(self, loss: Loss) -> None:
+    def _say(self, loss: LostMember) -> None:
         with self._report_lock:
-            if not self._said and not self._group.left_with:
+            if not self._said and not self._group.goodbye_code:
                 self._said = True
                 said = str(loss).rstrip(".")  # the reason may be a complete sentence
                 print(f"{self._name}: {said}. Ending with code {ExitCode.PEER_LOST:d}.", file=self._stream, flush=True)
@@ -89,7 +89,7 @@ class FailureDetector:
             with contextlib.suppress(Exception):  # a closed or broken stream must not keep the process from ending
                 stream.flush()
         # Not a loss if this process has left the group with a code of its own.
-        self._end(self._group.left_with or ExitCode.PEER_LOST)
+        self._end(self._group.goodbye_code or ExitCode.PEER_LOST)
 
 
 def watch(
@@ -116,7 +116,7 @@ def _may_be_caused_by_a_loss(error: Exception) -> bool:
     return isinstance(error, PeerLostError) or not isinstance(error, TfdistError)
 
 
-def _farewell(error: BaseException | None) -> tuple[int, str]:
+def _goodbye_of(error: BaseException | None) -> tuple[int, str]:
     if error is None:
         return ExitCode.DONE, ""
     if isinstance(error, TfdistError):

@@ -84,7 +84,7 @@ class PendingOperations:
         self._rounds: dict[tuple[Sequence[int], str], list[PendingOperation]] = {}
         self._gone: dict[int, str] = {}  # why members can arrive nowhere any more, in the order of their ends
 
-    def arrive(
+    def add(
         self,
         rank: int,
         ticket: int,

@@ -33,7 +33,7 @@ class Publications:
             self._start()
 
     def listen(self, topic: Hashable, callback: Listener) -> None:
-        """See `Group.on_told`."""
+        """See `Group.subscribe`."""
         with self._state:
             self._listeners.setdefault(topic, []).append(callback)
             self._start()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.coordination.client import Client, Ranks
-from tfdist.coordination.group import Group, Json, Listener, Loss, members
+from tfdist.coordination.group import Group, Json, Listener, LostMember, members
 
 
 class _ClientGroup(Group):
@@ -21,27 +21,27 @@ class _ClientGroup(Group):
         return self._ranks
 
     @property
-    def left_with(self) -> int | None:
+    def goodbye_code(self) -> int | None:
         """See base class."""
-        return self._client.left_with
+        return self._client.goodbye_code
 
     def gather(self, name: str, value: Json, deadline: float = 60.0) -> list[Json]:
         """See base class."""
         return self._client.gather(self.ranks, name, value, deadline)
 
-    def tell(self, topic: str, value: Json) -> None:
+    def publish(self, topic: str, value: Json) -> None:
         """See base class."""
-        self._client.tell(self.ranks, topic, value)
+        self._client.publish(self.ranks, topic, value)
 
-    def on_told(self, topic: str, callback: Listener) -> None:
+    def subscribe(self, topic: str, callback: Listener) -> None:
         """See base class."""
-        self._client.on_told(self.ranks, topic, callback)
+        self._client.subscribe(self.ranks, topic, callback)
 
-    def on_loss(self, callback: Callable[[Loss], None]) -> None:
+    def on_loss(self, callback: Callable[[LostMember], None]) -> None:
         """See base class."""
         self._client.on_loss(self.ranks, callback)
 
-    def lost(self, wait: float = 0.0) -> Loss | None:
+    def lost(self, wait: float = 0.0) -> LostMember | None:
         """See base class."""
         return self._client.lost(self.ranks, wait)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tfdist.coordination.addresses import join_address
 from tfdist.coordination.connection import Connection
-from tfdist.coordination.group import NO_GOODBYE, Loss, silence
+from tfdist.coordination.group import NO_GOODBYE, LostMember, silence
 from tfdist.coordination.handshake import Handshake
 from tfdist.coordination.messages import DOUBTED_BEATS, LIMIT, BadMessage, Message, take, take_ranks
 from tfdist.coordination.pending_operations import Answer, PendingOperations
@@ -58,8 +58,8 @@ class Server:
             engine has failed), three heartbeats are enough.
         """
         self.address = join_address(*listener.getsockname()[:2])
-        self.loss: Loss | None = None
-        self._losses: list[Loss] = []
+        self.loss: LostMember | None = None
+        self._losses: list[LostMember] = []
         self.size = size
         self._handshake = Handshake(size, token, noun)
         self._places = places
@@ -92,7 +92,7 @@ class Server:
     def _run(self) -> None:
         try:
             self._serve()
-            self._say_farewell()
+            self._send_goodbyes()
         finally:
             for connection in self._connections():
                 connection.close()
@@ -105,7 +105,7 @@ class Server:
         while not self._farewell:
             until = min(beaten + self._heartbeat, self._rounds.next_expiry())
             for key, mask in self._selector.select(max(0.0, until - last)):
-                self._attend(key, mask)
+                self._handle_event(key, mask)
             now = time.monotonic()
             if now - last > self._heartbeat + 1.0:  # this process was suspended or starved, not the members
                 for connection in self._connections():
@@ -117,7 +117,7 @@ class Server:
                 beaten = now
                 self._beat(now)
 
-    def _attend(self, key: selectors.SelectorKey, mask: int) -> None:
+    def _handle_event(self, key: selectors.SelectorKey, mask: int) -> None:
         if key.fileobj is self._listener:
             self._accept()
         elif isinstance(key.data, Connection):
@@ -155,25 +155,25 @@ class Server:
             return
         rank = connection.rank
         if rank is None:
-            self._welcome(connection, message)
+            self._admit(connection, message)
         elif message["type"] == "gather":
             number = (int, float)
             fields = take(message, ticket=int, name=str, value=object, deadline=number, place=str)
             ticket, name, value, deadline, place = fields
             ranks, now = take_ranks(message, rank, self.size), time.monotonic()
-            self._send(self._rounds.arrive(rank, ticket, name, value, deadline, now, place, ranks))
-        elif message["type"] == "tell":
+            self._send(self._rounds.add(rank, ticket, name, value, deadline, now, place, ranks))
+        elif message["type"] == "publish":
             topic, value = take(message, topic=str, value=object)
             ranks = take_ranks(message, rank, self.size)
-            told = {"type": "told", "ranks": ranks, "topic": topic, "value": value}
-            self._send([Answer(member, told) for member in ranks or self._members])
+            published = {"type": "published", "ranks": ranks, "topic": topic, "value": value}
+            self._send([Answer(member, published) for member in ranks or self._members])
         elif message["type"] == "doubt":
             self._lost_after = min(self._lost_after, DOUBTED_BEATS * self._heartbeat)
         elif message["type"] == "goodbye":
             code, reason = take(message, code=int, reason=str)
             self._goodbye(connection, rank, code, reason)
 
-    def _welcome(self, connection: Connection, hello: Message) -> None:
+    def _admit(self, connection: Connection, hello: Message) -> None:
         refusal = self._handshake.refusal(hello, self._came)
         if refusal:
             _log.warning("Refused a connection from %s. %s", connection.peer, refusal)
@@ -203,7 +203,7 @@ class Server:
         """Closes a connection; if it is a member's, reports to all members that this one is lost."""
         rank = connection.rank
         if rank is not None and rank in self._members:
-            loss = Loss(rank, reason, code, self._handshake.noun)
+            loss = LostMember(rank, reason, code, self._handshake.noun)
             self.loss = self.loss or loss
             self._losses.append(loss)
             for member in self._members.values():
@@ -239,7 +239,7 @@ class Server:
     def _connections(self) -> list[Connection]:
         return [key.data for key in self._selector.get_map().values() if isinstance(key.data, Connection)]
 
-    def _say_farewell(self) -> None:
+    def _send_goodbyes(self) -> None:
         for connection in self._connections():
             connection.send({"type": "closed", "reason": self._farewell})
             connection.end()
@@ -247,8 +247,8 @@ class Server:
         while self._connections() and time.monotonic() < end:
             for key, mask in self._selector.select(0.05):
                 if isinstance(key.data, Connection):
-                    self._attend(key, mask)
+                    self._handle_event(key, mask)
 
 
-def _told(loss: Loss) -> Message:
+def _told(loss: LostMember) -> Message:
     return {"type": "lost", "rank": loss.rank, "reason": loss.reason, "code": loss.code}

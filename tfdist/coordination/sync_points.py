@@ -39,14 +39,14 @@ class SyncPoints:
         self._answered: int | None = None  # this rank's answer to the pending agreement
         self._agreed: list[tuple[str, int]] = []
         self._failure: PeerLostError | None = None
-        group.on_told(TOPIC, self._told)
+        group.subscribe(TOPIC, self._on_message)
 
     def request(self, topic: str) -> None:
         """Requests that all ranks act on a topic soon, at the same step. Does not wait; may be called from any thread.
 
         If several ranks request the same topic at about the same time, it may be returned once or several times.
         """
-        self._group.tell(TOPIC, {"request": topic, "name": f"{TOPIC}/{secrets.token_hex(8)}"})
+        self._group.publish(TOPIC, {"request": topic, "name": f"{TOPIC}/{secrets.token_hex(8)}"})
 
     def begin(self, end_step: int) -> None:
         """Records that the main thread enters a call of the compiled loop that ends at `end_step`."""
@@ -73,15 +73,15 @@ class SyncPoints:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Ends this rank's part. Its thread keeps answering until all ranks have ended."""
-        self._group.tell(TOPIC, {"over": True})
+        self._group.publish(TOPIC, {"over": True})
 
-    def _told(self, said: Json) -> bool:
+    def _on_message(self, message: Json) -> bool:
         """Receives requests and ends, in the same order on every rank, so that all ranks answer the same requests."""
-        if "request" not in said:
+        if "request" not in message:
             self._over += 1
             return self._over == self._group.size
         with self._news:
-            self._requests.append((said["request"], said["name"]))
+            self._requests.append((message["request"], message["name"]))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._agree, name=f"sync-points-{self._group.rank}", daemon=True)
                 self._thread.start()

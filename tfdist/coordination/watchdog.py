@@ -131,11 +131,11 @@ class Watchdog:
         self._ask(secrets.token_hex(8), why)
 
     def __enter__(self) -> "Watchdog":
-        self._group.on_told(TOPIC, self._told)
+        self._group.subscribe(TOPIC, self._on_message)
         threading.Thread(target=self._watch, name=f"stalls-{self._rank}", daemon=True).start()
         if signals.can_set_handlers() and signals.is_free(signal.SIGUSR1):
             asked = f"SIGUSR1 to rank {self._rank}"
-            self._stack.enter_context(signals.heard({signal.SIGUSR1: lambda _: self.report(asked)}))
+            self._stack.enter_context(signals.handling({signal.SIGUSR1: lambda _: self.report(asked)}))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -143,7 +143,7 @@ class Watchdog:
         with self._news:
             self._closed, self._call = True, None
             self._news.notify_all()
-        self._group.tell(TOPIC, {"over": True})
+        self._group.publish(TOPIC, {"over": True})
 
     def _watch(self) -> None:
         """Waits for a call, then for its limits in increasing order."""
@@ -156,17 +156,17 @@ class Watchdog:
             assert call is not None
             before = 0.0
             for limit in self._limits(call):
-                if not self._outlasts(call, limit):
+                if not self._exceeds(call, limit):
                     break
                 # The name depends on the call, so that ranks that wait in the same call cause one query.
                 why = f"{call.what} has lasted {limit + call.usual:.3g} s on rank {self._rank}"
                 self._ask(f"{call.what} {limit}", why, first=call.first and not before < self._shutdown <= limit)
                 before = limit
-            if self._shutdown and not call.first and self._outlasts(call, self._shutdown + 2 * ANSWER_SECONDS):
+            if self._shutdown and not call.first and self._exceeds(call, self._shutdown + 2 * ANSWER_SECONDS):
                 lasted = self._shutdown + call.usual
                 why = f"{call.what} has lasted {lasted:.3g} s, as long as --stall_shutdown_seconds allows"
-                self._group.tell(TOPIC, {"end": why})
-            self._outlasts(call, float("inf"))
+                self._group.publish(TOPIC, {"end": why})
+            self._exceeds(call, float("inf"))
 
     def _limits(self, call: _Call) -> Iterable[float]:
         """Returns the times, in seconds beyond the usual duration, at which the ranks are queried."""
@@ -174,7 +174,7 @@ class Watchdog:
             return itertools.count(self._warning, self._warning)
         return sorted({self._warning, self._shutdown} - {0.0})
 
-    def _outlasts(self, call: "_Call", limit: float) -> bool:
+    def _exceeds(self, call: "_Call", limit: float) -> bool:
         """Waits until a call has lasted `limit` seconds beyond its usual duration; returns whether it is still running.
 
         Time during which this process was suspended, as by Ctrl-Z, does not count.
@@ -188,22 +188,22 @@ class Watchdog:
             return self._call is call and not self._closed
 
     def _ask(self, name: str, why: str, first: bool = False) -> None:
-        self._group.tell(TOPIC, {"ask": name, "why": why, "first": first})
+        self._group.publish(TOPIC, {"ask": name, "why": why, "first": first})
 
-    def _told(self, said: Any) -> bool:
+    def _on_message(self, message: Any) -> bool:
         """Handles a message of the topic, on every rank in the same order."""
-        if "ask" in said:
-            if said["ask"] != self._asked:
-                self._asked = said["ask"]
-                self._answer(said)
-        elif "answer" in said:
-            self._answers.setdefault(said["answer"], {})[said["rank"]] = said["where"]
-        elif "end" in said:
+        if "ask" in message:
+            if message["ask"] != self._asked:
+                self._asked = message["ask"]
+                self._answer(message)
+        elif "answer" in message:
+            self._answers.setdefault(message["answer"], {})[message["rank"]] = message["where"]
+        elif "end" in message:
             rank = f"rank {self._rank} of {self._group.size}"
-            self._say(f"{rank}: {said['end']}. Ending with code {ExitCode.STALLED:d}.")
+            self._say(f"{rank}: {message['end']}. Ending with code {ExitCode.STALLED:d}.")
             # In its own thread, because `leave` would wait for this one, and longer than the failure detectors of other
             # ranks wait for a rank to end by itself.
-            farewell = threading.Thread(target=self._group.leave, args=(ExitCode.STALLED, said["end"]), daemon=True)
+            farewell = threading.Thread(target=self._group.leave, args=(ExitCode.STALLED, message["end"]), daemon=True)
             farewell.start()
             farewell.join(_FAREWELL_SECONDS)
             self._end(ExitCode.STALLED)
@@ -215,7 +215,7 @@ class Watchdog:
         timer = threading.Timer(ANSWER_SECONDS, self._say_all, [asked])
         timer.daemon = True
         timer.start()
-        self._group.tell(TOPIC, {"answer": asked["ask"], "rank": self._rank, "where": self._where()})
+        self._group.publish(TOPIC, {"answer": asked["ask"], "rank": self._rank, "where": self._where()})
 
     def _where(self) -> Json:
         call = self._call

@@ -19,7 +19,7 @@ from tfdist.errors import InputError
 NOTE_EVERY = 100  # batches between two whose checksums are compared over processes
 
 
-class Dealt(NamedTuple):
+class ReplicaRows(NamedTuple):
     """One replica's rows of a global batch.
 
     Attributes:
@@ -31,7 +31,7 @@ class Dealt(NamedTuple):
     batch_size: tf.Tensor
 
 
-def with_any_rows(dealt: Dealt) -> Dealt:
+def with_any_rows(own_rows: ReplicaRows) -> ReplicaRows:
     """Makes a static number of 0 rows unknown while a `tf.function` is traced, since layers do not expect it."""
 
     def leaf_with_any_rows(leaf: Any) -> Any:
@@ -39,10 +39,10 @@ def with_any_rows(dealt: Dealt) -> Dealt:
             return leaf
         return any_rows(leaf)
 
-    return dealt._replace(batch=tf.nest.map_structure(leaf_with_any_rows, dealt.batch))
+    return own_rows._replace(batch=tf.nest.map_structure(leaf_with_any_rows, own_rows.batch))
 
 
-def part(batch: Any, replica: int | tf.Tensor, size: int) -> Dealt:
+def part(batch: Any, replica: int | tf.Tensor, size: int) -> ReplicaRows:
     """Returns one replica's consecutive rows of a batch that is distributed as evenly as possible.
 
     Args:
@@ -52,7 +52,7 @@ def part(batch: Any, replica: int | tf.Tensor, size: int) -> Dealt:
     """
     batch = tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batch)
     number = tf.cast(replica, tf.int32)
-    return Dealt(tf.nest.map_structure(lambda leaf: _cut(leaf, number, size), batch), count_rows(batch))
+    return ReplicaRows(tf.nest.map_structure(lambda leaf: _cut(leaf, number, size), batch), count_rows(batch))
 
 
 def count_rows(batch: Any) -> tf.Tensor:
@@ -77,10 +77,10 @@ def _cut(leaf: Any, replica: tf.Tensor, size: int) -> Any:
     return tf.ensure_shape(mine, [equal, *leaf.shape[1:]])
 
 
-def dealt(
+def split_batches(
     batches: tf.data.Dataset, replicas: Sequence[int], size: int, note: Callable[[int, int], None] | None = None
 ) -> tf.data.Dataset:
-    """Returns a data set of the rows of this process's replicas in turn, each a `Dealt`.
+    """Returns a data set of the rows of this process's replicas in turn, each a `ReplicaRows`.
 
     Args:
       batches: global batches, the same on every process.

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.row_partition import Deal
+from tfdist.data.row_partition import RowPartition
 from tfdist.errors import InputError
 
 Element = tuple[Any, ...]  # (x, y) or (x, y, sample_weight); each a structure of tensors
@@ -29,15 +29,15 @@ class Examples(abc.ABC):
         """The structure of `tf.TensorSpec` of one example, without a batch dim."""
 
     @abc.abstractmethod
-    def deal(self, deal: Deal, seed: int | None) -> tf.data.Dataset:
-        """Returns the data set of one process: `IndexedBatch`es of the examples at the positions assigned by `deal`.
+    def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
+        """Returns the data set of one process: `IndexedBatch`es of the examples at the positions assigned by `partition`.
 
         Args:
-          deal: assignment of positions to the process's replicas.
+          partition: assignment of positions to the process's replicas.
           seed: seed of the order of examples in the endless stream of epochs; None for one pass in the natural order.
 
         Returns:
-          A data set of `deal.elements` elements, in order.
+          A data set of `partition.elements` elements, in order.
         """
 
     @abc.abstractmethod

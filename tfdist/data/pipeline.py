@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.data.examples import Element, Examples
 from tfdist.data.indexed_batch import IndexedBatch
-from tfdist.data.row_partition import Deal, check_equal_shares, in_words, what_shares
+from tfdist.data.row_partition import RowPartition, check_equal_shares, describe_replicas, what_shares
 from tfdist.errors import InputError
 
 _STEPS_AHEAD = 2
@@ -58,9 +58,9 @@ class Pipeline:
 
     def _dealt(self, replicas: Sequence[int], size: int, numbered: bool) -> tf.data.Dataset:
         check_batch_size(self.batch_size, size)
-        deal = Deal(self.batch_size, tuple(replicas), size, self.first)
-        dealt = self.source.deal(deal, self.seed)
-        return prepared(dealt if numbered else dealt.map(_batch), len(deal.replicas))
+        partition = RowPartition(self.batch_size, tuple(replicas), size, self.first)
+        batches = self.source.indexed_batches(partition, self.seed)
+        return prepared(batches if numbered else batches.map(_batch), len(partition.replicas))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +89,8 @@ class EvaluationPipeline:
 
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
         """Returns the rows of this process's replicas in turn, `steps * len(replicas)` elements; see `Pipeline`."""
-        deal = Deal(self.batch_size, tuple(replicas), size, total=self.source.size)
-        return prepared(self.source.deal(deal, seed=None).map(_batch), len(deal.replicas))
+        partition = RowPartition(self.batch_size, tuple(replicas), size, total=self.source.size)
+        return prepared(self.source.indexed_batches(partition, seed=None).map(_batch), len(partition.replicas))
 
 
 def _batch(element: IndexedBatch) -> Element:
@@ -121,7 +121,7 @@ def check_batch_size(batch_size: int, replicas: int, micro_steps: int = 1, equal
     if replicas * micro_steps > batch_size:
         raise InputError(
             f"--batch_size must be at least the number of {what_shares(micro_steps)}. Received: --batch_size={batch_size} and "
-            f"{in_words(replicas, micro_steps)}. Every replica needs a row of every step."
+            f"{describe_replicas(replicas, micro_steps)}. Every replica needs a row of every step."
         )
 
 

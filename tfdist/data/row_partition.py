@@ -47,7 +47,7 @@ def check_equal_shares(batch_size: int, replicas: int, micro_steps: int = 1) -> 
         near = " or ".join(str(size) for size in (below, below + shares) if size)
         raise InputError(
             f"--batch_size must be divisible by the number of {what_shares(micro_steps)} for this strategy. "
-            f"Received: --batch_size={batch_size} and {in_words(replicas, micro_steps)}. Use {near}."
+            f"Received: --batch_size={batch_size} and {describe_replicas(replicas, micro_steps)}. Use {near}."
         )
 
 
@@ -56,13 +56,13 @@ def what_shares(micro_steps: int) -> str:
     return "replicas times that of micro-steps" if micro_steps > 1 else "replicas"
 
 
-def in_words(replicas: int, micro_steps: int) -> str:
+def describe_replicas(replicas: int, micro_steps: int) -> str:
     """Describes how many share a batch, for messages."""
     return f"{replicas} replicas" + (f" of {micro_steps} micro-steps each" if micro_steps > 1 else "")
 
 
 @dataclasses.dataclass(frozen=True)
-class Deal:
+class RowPartition:
     """The positions in the stream that each element of one process's data set covers.
 
     Element i belongs to batch `i // len(replicas)`, counted from 0 here, and to replica `replicas[i % len(replicas)]`.

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.data import shuffle
 from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one
 from tfdist.data.indexed_batch import IndexedBatch
-from tfdist.data.row_partition import Deal
+from tfdist.data.row_partition import RowPartition
 from tfdist.errors import InputError
 
 
@@ -37,16 +37,16 @@ class Source(Examples):
         """See base class."""
         return spec_of_one(tf.data.Dataset.range(0).batch(1).map(self.fetch).element_spec)
 
-    def deal(self, deal: Deal, seed: int | None) -> tf.data.Dataset:
+    def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         """See base class."""
 
         def element(positions: tf.Tensor) -> IndexedBatch:
             if seed is None:
                 return IndexedBatch(self.fetch(positions), positions)
-            numbers = shuffle.indices(positions, self.size, seed, span=deal.batch_size)
+            numbers = shuffle.indices(positions, self.size, seed, span=partition.batch_size)
             return IndexedBatch(self.fetch(numbers), numbers)
 
-        return deal.map(element)
+        return partition.map(element)
 
 
 class Mapped(Source):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.data.examples import Element, Examples, Transform, as_is, chain, check_element, spec_of_one
 from tfdist.data.indexed_batch import IndexedBatch
-from tfdist.data.row_partition import Deal
+from tfdist.data.row_partition import RowPartition
 from tfdist.errors import InputError
 
 _BUFFER_BYTES = 2**28
@@ -59,24 +59,24 @@ class StreamSource(Examples):
         """See base class."""
         return StreamSource(self._dataset, self._buffer_size, chain(self._transform, transform))
 
-    def deal(self, deal: Deal, seed: int | None) -> tf.data.Dataset:
+    def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         """See base class."""
         numbered = self._dataset.enumerate()  # before shuffling
-        examples = numbered.skip(deal.first) if seed is None else self._endless(numbered, seed, deal.first)
-        batches = examples.batch(deal.batch_size, drop_remainder=deal.total is None)
+        examples = numbered.skip(partition.first) if seed is None else self._endless(numbered, seed, partition.first)
+        batches = examples.batch(partition.batch_size, drop_remainder=partition.total is None)
 
         def shares(number: tf.Tensor, batch: tuple[tf.Tensor, Element]) -> tf.data.Dataset:
             def share(local: tf.Tensor) -> IndexedBatch:
                 numbers, rows = tf.nest.map_structure(
-                    lambda tensor: _rows(tensor, *deal.share(number, local), deal.static_count), batch
+                    lambda tensor: _rows(tensor, *partition.share(number, local), partition.static_count), batch
                 )
                 return IndexedBatch(rows, numbers)
 
-            return tf.data.Dataset.range(len(deal.replicas)).map(share)
+            return tf.data.Dataset.range(len(partition.replicas)).map(share)
 
-        dealt = batches.enumerate().flat_map(shares)
-        dealt = dealt.apply(tf.data.experimental.assert_cardinality(deal.elements))
-        return dealt.map(
+        rows = batches.enumerate().flat_map(shares)
+        rows = rows.apply(tf.data.experimental.assert_cardinality(partition.elements))
+        return rows.map(
             lambda element: IndexedBatch(self._transform(*element.batch), element.numbers),
             num_parallel_calls=tf.data.AUTOTUNE,
         )

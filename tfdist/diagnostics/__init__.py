@@ -6,7 +6,7 @@ They run as inspections in `tfdist.trainer`; none of them changes a weight.
 from tfdist.diagnostics.auto_compression import Auto
 from tfdist.diagnostics.compression_error import CompressionErrorMonitor
 from tfdist.diagnostics.exposure import Exposure, advice
-from tfdist.diagnostics.interface import Inspection, Site
+from tfdist.diagnostics.interface import Inspection, RunView
 from tfdist.diagnostics.replica_divergence import GradientNorms, ReplicaDivergence
 
 __all__ = [
@@ -16,6 +16,6 @@ __all__ = [
     "CompressionErrorMonitor",
     "ReplicaDivergence",
     "Inspection",
-    "Site",
+    "RunView",
     "advice",
 ]

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfdist.collectives import Call, Recording, Unsent
+from tfdist.collectives import NoCommunication, RecordedCall, Recording
 from tfdist.coordination.timeouts import LONG_SECONDS
-from tfdist.diagnostics.interface import Inspection, Site
+from tfdist.diagnostics.interface import Inspection, RunView
 from tfdist.diagnostics.link_model import Link, measure
 from tfdist.diagnostics.timing import median_seconds
 from tfdist.gradients.compression import EXACT, Choice, create
@@ -33,20 +33,20 @@ class Cost(NamedTuple):
     """
 
     codec_seconds: float
-    calls: list[Call]
+    calls: list[RecordedCall]
 
 
 class Auto(Inspection):
     """Measures once and chooses a method for each gradient."""
 
-    def __init__(self, site: Site, choice: Choice):
+    def __init__(self, run_view: RunView, choice: Choice):
         """Initializes the inspection.
 
         Args:
-          site: the run to inspect.
+          run_view: the run to inspect.
           choice: when to choose, and the candidates.
         """
-        self._site = site
+        self._run_view = run_view
         self._after = choice.after
         self._candidates = choice.candidates
 
@@ -56,7 +56,7 @@ class Auto(Inspection):
 
     def look(self, step: int) -> dict[str, float]:
         """See base class."""
-        steps = self._site.steps
+        steps = self._run_view.steps
         link = measure(steps.strategy)
         costs = {spec.name: self._costs(spec) for spec in steps.compressible()}
         choice = {name: fastest(link, found) for name, found in costs.items()}
@@ -71,13 +71,13 @@ class Auto(Inspection):
 
     def _cost(self, method: str, spec: tf.TensorSpec) -> Cost:
         """Times a method on random numbers, on all local replicas at the same time as in a step."""
-        strategy = self._site.steps.strategy
+        strategy = self._run_view.steps.strategy
         reducer = create(parse_rules(method)[0].methods)
         states = reducer.state([spec])
         recordings: list[Recording] = []
 
         def replica_function() -> tf.Tensor:
-            recordings.append(Recording(Unsent(strategy.collectives)))
+            recordings.append(Recording(NoCommunication(strategy.collectives)))
             tensor = tf.random.stateless_normal(spec.shape, [1, 2], dtype=spec.dtype)
             state = [tf.broadcast_to(tf.cast(s.initial, s.dtype), s.shape) for s in states]
             reduced = reducer.reduce([tensor], state, recordings[-1], name="auto")

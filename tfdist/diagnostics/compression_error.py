@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.coordination.timeouts import LONG_SECONDS
-from tfdist.diagnostics.interface import Periodic, Site
-from tfdist.diagnostics.observed_reducer import Observing, ObservingTrial
+from tfdist.diagnostics.interface import Periodic, RunView
+from tfdist.diagnostics.observed_reducer import ObservingReducer, ObservingTrial
 from tfdist.gradients import Bucketed, Reduced, Reducer, Sum
 
 _log = logging.getLogger(__name__)
@@ -22,18 +22,18 @@ class CompressionErrorMonitor(Periodic):
     gradient exactly from this step on; the accumulated error is added to the first exact sum.
     """
 
-    def __init__(self, site: Site, every: int, max_error: float):
+    def __init__(self, run_view: RunView, every: int, max_error: float):
         """Initializes the inspection.
 
         Args:
-          site: the run to inspect.
+          run_view: the run to inspect.
           every: steps between measurements.
           max_error: largest relative error allowed; 0 for no limit.
         """
         super().__init__(every)
-        self._steps = site.steps
+        self._steps = run_view.steps
         self._max_error = max_error
-        self._observe = ObservingTrial(site, self._both_ways)
+        self._observe = ObservingTrial(run_view, self._both_ways)
 
     def _both_ways(self) -> "BothWays":
         return BothWays(self._steps.reducer(), self._steps.specs, self._steps.compressed_names())
@@ -60,7 +60,7 @@ class CompressionErrorMonitor(Periodic):
         self._steps.fall_back(list(far))
 
 
-class BothWays(Observing):
+class BothWays(ObservingReducer):
     """Reduces with another reducer, and measures the error of its sums against exact ones.
 
     Attributes:

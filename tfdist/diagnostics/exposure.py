@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collectives import Unsent
+from tfdist.collectives import NoCommunication
 from tfdist.coordination.timeouts import LONG_SECONDS
-from tfdist.diagnostics.interface import Periodic, Site
+from tfdist.diagnostics.interface import Periodic, RunView
 from tfdist.diagnostics.timing import REPEATS
 from tfdist.gradients import Bucketed, Sum
 
@@ -28,21 +28,21 @@ _log = logging.getLogger(__name__)
 class Exposure(Periodic):
     """Measures exposed communication periodically, the first time early in the run."""
 
-    def __init__(self, site: Site, every: int):
+    def __init__(self, run_view: RunView, every: int):
         """Initializes the inspection.
 
         Args:
-          site: the run to inspect.
+          run_view: the run to inspect.
           every: steps between measurements; the first is before step min(every, 100).
         """
         super().__init__(every, first=min(every, EARLY))
-        self._site = site
+        self._run_view = run_view
         self._plan: dict[str, str] | None = None
         self._trials: dict[str, Callable[[Any, tf.Tensor], Any]] = {}
 
     def look(self, step: int) -> dict[str, float]:
         """See base class; `exposed_communication_seconds` and `codec_seconds`."""
-        times = self._time(self._site.batch(step), tf.constant(step, tf.int64))
+        times = self._time(self._run_view.batch(step), tf.constant(step, tf.int64))
         found = {"exposed_communication_seconds": max(0.0, times["real"] - times["unsent"])}
         if "plain" in times:
             found["codec_seconds"] = max(0.0, times["unsent"] - times["plain"])
@@ -50,7 +50,7 @@ class Exposure(Periodic):
 
     def _time(self, batch: Any, number: tf.Tensor) -> dict[str, float]:
         """Returns the median seconds of each trial; trials alternate, synchronized over all processes."""
-        group = self._site.steps.strategy.group
+        group = self._run_view.steps.strategy.group
         trials = self._made()
         for trial in trials.values():
             _wait(trial(batch, number))  # compiles
@@ -64,8 +64,8 @@ class Exposure(Periodic):
         return {name: statistics.median(values) for name, values in seconds.items()}
 
     def _made(self) -> dict[str, Callable[[Any, tf.Tensor], Any]]:
-        steps, size = self._site.steps, self._site.batch_size
-        unsent = Unsent(steps.strategy.collectives)
+        steps, size = self._run_view.steps, self._run_view.batch_size
+        unsent = NoCommunication(steps.strategy.collectives)
         if self._plan != steps.overrides:
             self._plan = dict(steps.overrides)
             self._trials = {"real": steps.trial(size), "unsent": steps.trial(size, collectives=unsent)}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from tfdist.step.compiled_steps import Steps
 
 
-class Site(NamedTuple):
+class RunView(NamedTuple):
     """A run, as seen by an inspection.
 
     Attributes:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.collectives import Call
+from tfdist.collectives import RecordedCall
 from tfdist.diagnostics.timing import median_seconds
 from tfdist.distribution.strategy import HasCollectives
 
@@ -26,11 +26,11 @@ class Link:
     bandwidth: float
     replicas: int
 
-    def seconds(self, calls: Sequence[Call], bandwidth: float | None = None) -> float:
+    def seconds(self, calls: Sequence[RecordedCall], bandwidth: float | None = None) -> float:
         """Returns the predicted time of consecutive calls, on this link or on one of another bandwidth."""
         return len(calls) * self.latency + self.sent_bytes(calls) / (bandwidth or self.bandwidth)
 
-    def sent_bytes(self, calls: Sequence[Call]) -> float:
+    def sent_bytes(self, calls: Sequence[RecordedCall]) -> float:
         """Returns the bytes that one replica sends for these calls, by the costs stated in `Collectives`."""
         around, to_all = (self.replicas - 1) / self.replicas, self.replicas - 1
         shares = {"all_reduce": 2 * around, "all_gather": to_all, "all_to_all": around, "reduce_scatter": around}

@@ -5,12 +5,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.diagnostics.interface import Site
+from tfdist.diagnostics.interface import RunView
 from tfdist.distribution.strategy import State
 from tfdist.gradients import Reducer
 
 
-class Observing(Reducer):
+class ObservingReducer(Reducer):
     """Base class of reducers that wrap another one and observe it; subclasses implement `reduce`.
 
     Attributes:
@@ -36,23 +36,23 @@ class Observing(Reducer):
 class ObservingTrial:
     """A trial step with an observing reducer; compiled again when the choice of compression methods changes."""
 
-    def __init__(self, site: Site, make: Callable[[], Observing]):
+    def __init__(self, run_view: RunView, make: Callable[[], ObservingReducer]):
         """Initializes the trial.
 
         Args:
-          site: the run to inspect.
+          run_view: the run to inspect.
           make: creates the reducer for the current compression methods.
         """
-        self._site = site
+        self._run_view = run_view
         self._make = make
         self._plan: dict[str, str] | None = None
 
     def __call__(self, step: int) -> list[Any]:
         """Runs the trial of a step; returns a per-replica value for each entry of `observed`."""
-        steps = self._site.steps
+        steps = self._run_view.steps
         if self._plan != steps.overrides:
             self._plan = dict(steps.overrides)
             reducer = self._make()
-            self._trial = steps.trial(self._site.batch_size, reducer, read=lambda: reducer.observed)
-        _, _, observed = self._trial(self._site.batch(step), tf.constant(step, tf.int64))
+            self._trial = steps.trial(self._run_view.batch_size, reducer, read=lambda: reducer.observed)
+        _, _, observed = self._trial(self._run_view.batch(step), tf.constant(step, tf.int64))
         return observed

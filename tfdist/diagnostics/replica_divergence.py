@@ -15,8 +15,8 @@ from tfdist.collectives import Collectives
 from tfdist.coordination import Group
 from tfdist.coordination.group import name_member
 from tfdist.coordination.timeouts import LONG_SECONDS
-from tfdist.diagnostics.interface import Periodic, Site
-from tfdist.diagnostics.observed_reducer import Observing, ObservingTrial
+from tfdist.diagnostics.interface import Periodic, RunView
+from tfdist.diagnostics.observed_reducer import ObservingReducer, ObservingTrial
 from tfdist.errors import DesyncError
 from tfdist.gradients import Reduced
 from tfdist.process import progress_file
@@ -29,16 +29,16 @@ Copies = dict[str, dict[str, str]]  # {variable and block: {device or replica: h
 class ReplicaDivergence(Periodic):
     """Periodically compares all variables that must be equal on all replicas; ends the run if they differ."""
 
-    def __init__(self, site: Site, every: int, variables: Callable[[], Mapping[str, tf.Variable]]):
+    def __init__(self, run_view: RunView, every: int, variables: Callable[[], Mapping[str, tf.Variable]]):
         """Initializes the inspection.
 
         Args:
-          site: the run to inspect.
+          run_view: the run to inspect.
           every: steps between checks.
           variables: returns the current variables by name, in the order in which to compare them.
         """
         super().__init__(every)
-        self._strategy = site.steps.strategy
+        self._strategy = run_view.steps.strategy
         self._variables = variables
 
     def look(self, step: int) -> dict[str, float]:
@@ -50,9 +50,9 @@ class ReplicaDivergence(Periodic):
         variables = self._variables()
         mine = self._hashes(variables)
         whole = hashlib.sha256(repr([sorted(set(copies.values())) for copies in mine.values()]).encode()).hexdigest()
-        alike = all(len(set(copies.values())) == 1 for copies in mine.values())
+        replicated = all(len(set(copies.values())) == 1 for copies in mine.values())
         # One message from each process suffices if nothing differs, unless processes have different blocks.
-        said = self._strategy.peers.gather("in_sync/whole", [alike, whole], LONG_SECONDS)
+        said = self._strategy.peers.gather("divergence/digest", [replicated, whole], LONG_SECONDS)
         if self._strategy.blocks.spans_processes or not all(a and w == whole for a, w in said):
             compare(step, mine, list(variables), self._strategy.peers)
         return {}
@@ -86,7 +86,7 @@ def compare(step: int, mine: Copies, names: list[str], group: Group) -> None:
             if whose == name
         }
         blocks: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        everyone = group.gather(f"in_sync/{number}", own, LONG_SECONDS)
+        everyone = group.gather(f"divergence/{number}", own, LONG_SECONDS)
         for rank, theirs in zip(group.ranks, everyone, strict=True):
             for block, copies in theirs.items():
                 for owner, digest in copies.items():
@@ -112,22 +112,22 @@ def _message(step: int, block: str, holders: list[list[str]]) -> str:
 class GradientNorms(Periodic):
     """Periodically logs the norm of each reduced gradient by rank; different norms mean that the reduction is wrong."""
 
-    def __init__(self, site: Site, every: int):
+    def __init__(self, run_view: RunView, every: int):
         """Initializes the inspection.
 
         Args:
-          site: the run to inspect.
+          run_view: the run to inspect.
           every: steps between checks.
         """
         super().__init__(every)
-        self._steps = site.steps
-        self._observe = ObservingTrial(site, lambda: Norms(self._steps.reducer()))
+        self._steps = run_view.steps
+        self._observe = ObservingTrial(run_view, lambda: Norms(self._steps.reducer()))
 
     def look(self, step: int) -> dict[str, float]:
         """See base class; returns no fields."""
         strategy = self._steps.strategy
         mine = [[float(value) for value in strategy.local(norm)] for norm in self._observe(step)]
-        everyone = strategy.peers.gather("in_sync/norms", mine, LONG_SECONDS)
+        everyone = strategy.peers.gather("divergence/norms", mine, LONG_SECONDS)
         if strategy.is_chief:
             for i, spec in enumerate(self._steps.specs[:-1]):
                 norms = [f"{value:.9g}" for rank in everyone for value in rank[i]]
@@ -136,7 +136,7 @@ class GradientNorms(Periodic):
         return {}
 
 
-class Norms(Observing):
+class Norms(ObservingReducer):
     """Reduces with another reducer, and observes the norms of its sums.
 
     Attributes:

@@ -85,7 +85,7 @@ class Devices:
     def copied(self, tensor: tf.Tensor) -> tf.Tensor:
         """Replicates on every device a tensor that a function being traced captures from outside."""
         with tf.init_scope():
-            return tensor if dtensor.is_dtensor(tensor) else self.lay(tensor, Layout.whole(tensor.shape.rank))
+            return tensor if dtensor.is_dtensor(tensor) else self.lay(tensor, Layout.replicated(tensor.shape.rank))
 
     def relaid(self, value: Any, layout: Layout) -> tf.Tensor:
         """Returns a tensor or variable of this mesh in another layout, in a compiled function; differentiable.
@@ -111,7 +111,7 @@ class Devices:
         made.devices, made.placed = self, layout
         return made
 
-    def whole(self, value: Any) -> tf.Tensor:
+    def full_tensor(self, value: Any) -> tf.Tensor:
         """Returns the full value as an ordinary tensor; values that are not of this mesh are returned unchanged."""
         value = tf.convert_to_tensor(value)
         if not dtensor.is_dtensor(value):
@@ -177,7 +177,7 @@ class _Variable(dtensor.DVariable):
 
     def numpy(self) -> Any:
         """Returns the full value."""
-        return self.devices.whole(self.read_value()).numpy()
+        return self.devices.full_tensor(self.read_value()).numpy()
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assigns a tensor of the mesh, or a full value."""
@@ -248,9 +248,9 @@ class Batches(Iterator[Any]):
         """Returns the next batch, a structure of tensors; the indices of its examples stay on the host."""
         found = next(self._batches)
         if isinstance(found, IndexedBatch):
-            return found._replace(batch=tf.nest.map_structure(self._laid, found.batch))
-        return tf.nest.map_structure(self._laid, found)
+            return found._replace(batch=tf.nest.map_structure(self._with_layout, found.batch))
+        return tf.nest.map_structure(self._with_layout, found)
 
-    def _laid(self, value: tf.Tensor) -> tf.Tensor:
+    def _with_layout(self, value: tf.Tensor) -> tf.Tensor:
         size = self._devices.mesh.axes[self._axis]
         return self._devices.lay(value, over_rows(value.shape, self._axis, size))

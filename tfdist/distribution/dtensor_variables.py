@@ -46,19 +46,19 @@ class MeshBlocks(VariableBlocks):
         self._devices.assign(variable, lambda offset, shape: read((0, *offset), (1, *shape))[0])
 
     @contextlib.contextmanager
-    def whole(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
+    def full_tensor(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
         """See base class."""
         spread = [keras_internals.value_of(variable) for variable in variables]
         try:
             for variable, value in zip(variables, spread, strict=True):
-                whole = self._devices.whole(value)
+                whole = self._devices.full_tensor(value)
                 if self._replicas.is_chief:
                     with tf.device("CPU:0"):
-                        keras_internals.give_value(variable, tf.Variable(whole))
+                        keras_internals.set_tf_variable(variable, tf.Variable(whole))
             yield
         finally:
             for variable, value in zip(variables, spread, strict=True):
-                keras_internals.give_value(variable, value)
+                keras_internals.set_tf_variable(variable, value)
 
 
 class MeshVariables(VariableAdoption):

@@ -85,7 +85,7 @@ class TensorFlowStrategy(HasCollectives):
     ) -> tuple[list[tf.Tensor | tf.IndexedSlices | None], tf.Tensor, Any]:
         """See base class."""
         for variable in variables:
-            keras_internals.let_tapes_watch(self.local(variable.value))
+            keras_internals.watch_copies(self.local(variable.value))
         return super().gradients(loss_fn, variables, *batch)
 
     def apply(
@@ -129,7 +129,7 @@ class MirroredVariables(VariableAdoption):
         strategy = self._strategy
         for variable in variables:
             if self.owns(variable):
-                keras_internals.let_tapes_watch(strategy.local(variable.value))
+                keras_internals.watch_copies(strategy.local(variable.value))
                 continue
             if isinstance(variable.value, tf.distribute.DistributedValues):
                 raise InputError(
@@ -138,17 +138,17 @@ class MirroredVariables(VariableAdoption):
                 )
             former = keras_internals.key_of(variable)
             keras_internals.create_again(variable, strategy.scope())
-            keras_internals.let_tapes_watch(strategy.local(variable.value))
+            keras_internals.watch_copies(strategy.local(variable.value))
             self._adopted[former] = keras_internals.key_of(variable)
         for optimizer in optimizers:
-            keras_internals.follow_variables(optimizer, strategy.engine, self._adopted)
+            keras_internals.rebind_variables(optimizer, strategy.engine, self._adopted)
 
     @contextlib.contextmanager
     def as_one_device(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
         """See base class."""
         mirrored = [v for v in variables if isinstance(v.value, tf.distribute.DistributedValues)]
         own = [variable for variable in mirrored if self.owns(variable)]
-        with keras_internals.standing_for(own, [self._strategy.local(variable.value) for variable in own]):
+        with keras_internals.reading_first_copy(own, [self._strategy.local(variable.value) for variable in own]):
             yield
 
     def send_from_first(self, variables: Sequence[keras.Variable]) -> None:

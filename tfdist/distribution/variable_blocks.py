@@ -84,7 +84,7 @@ class VariableBlocks:
         for replica, own in zip(self._replicas.local_replicas, self._replicas.local(variable), strict=True):
             own.assign(read((replica, *(0,) * len(shape)), (1, *shape))[0])
 
-    def whole(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
+    def full_variables(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:
         """Context in which the chief can read the full variables, to save them; every process must enter it."""
         return contextlib.nullcontext()
 

@@ -6,7 +6,7 @@ numbers of bytes as messages give them.
 
 from tfdist.errors.exceptions import (
     CheckpointError,
-    Damaged,
+    CorruptCheckpointError,
     DesyncError,
     InputError,
     NotFiniteError,
@@ -21,7 +21,7 @@ from tfdist.errors.exit_codes import ExitCode
 
 __all__ = [
     "CheckpointError",
-    "Damaged",
+    "CorruptCheckpointError",
     "DesyncError",
     "ExitCode",
     "InputError",

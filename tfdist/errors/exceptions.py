@@ -45,7 +45,7 @@ class WriteError(TfdistError):
     """An output file of a run could not be written, because its disk is full or does not answer."""
 
 
-class Damaged(CheckpointError):
+class CorruptCheckpointError(CheckpointError):
     """A checkpoint is corrupted.
 
     Attributes:

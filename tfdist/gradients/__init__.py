@@ -9,7 +9,7 @@ from tfdist.gradients.bucket import Bucketed, plan
 from tfdist.gradients.clipping import Clip
 from tfdist.gradients.error_feedback import ErrorFeedback
 from tfdist.gradients.loss_scale import LossScale, LossScaler, parse_loss_scale, unscaled
-from tfdist.gradients.partitioned import Routed
+from tfdist.gradients.partitioned import PartitionedReducer
 from tfdist.gradients.reducer import Reduced, Reducer, Sum
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
     "LossScaler",
     "Reduced",
     "Reducer",
-    "Routed",
+    "PartitionedReducer",
     "Sum",
     "accumulated",
     "parse_loss_scale",

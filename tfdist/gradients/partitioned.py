@@ -9,7 +9,7 @@ from tfdist.distribution.strategy import State
 from tfdist.gradients.reducer import Reduced, Reducer, specs_of, split_at
 
 
-class Routed(Reducer):
+class PartitionedReducer(Reducer):
     """Passes each tensor of a list to the reducer of its partition."""
 
     def __init__(self, routes: Sequence[tuple[Sequence[int], Reducer]]):

@@ -25,7 +25,7 @@ class SparseRows(Reducer):
     Which tensors are sparse is known only when a step is traced, after the state has been requested. So the inner
     reducer has a separate call, and state, for each tensor: the choice for one tensor does not affect the state of
     others, and its own state stays unused while it is sent as rows. It should therefore wrap only the reducer of
-    variables that may be sparse (`Routed` puts them in a partition of their own), and not be inside error feedback,
+    variables that may be sparse (`PartitionedReducer` puts them in a partition of their own), and not be inside error feedback,
     which adds dense tensors.
     """
 

@@ -58,7 +58,7 @@ def own_code(text: str) -> set[str]:
     return {spec.name for rule in parse_rules(text) for spec in rule.methods if ":" in spec.name}
 
 
-def first_that_holds(rules: Sequence[Rule], path: str, size: int) -> Rule | None:
+def first_match(rules: Sequence[Rule], path: str, size: int) -> Rule | None:
     """Returns the rule for a variable, or None."""
     return next((rule for rule in rules if rule.holds(path, size)), None)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.horovod.engine import Call
+from tfdist.horovod.engine import CallId
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_./-]")
 _counters: weakref.WeakKeyDictionary[Any, itertools.count] = weakref.WeakKeyDictionary()
 
 
-def call_of(operation: str, name: str | None, process_set: Any, ignore_name_scope: bool = False) -> Call:
+def call_of(operation: str, name: str | None, process_set: Any, ignore_name_scope: bool = False) -> CallId:
     """Returns the call of an operation.
 
     Without a name, calls are numbered within their graph, in the order of tracing, so that ranks that trace the same
@@ -29,8 +29,8 @@ def call_of(operation: str, name: str | None, process_set: Any, ignore_name_scop
     if name:
         clean = _NOT_IN_NAMES.sub("_", name)
         clean = clean if clean[0].isalnum() else f"x{clean}"
-        return Call(clean, process_set, explicit=True, ignore_name_scope=ignore_name_scope)
+        return CallId(clean, process_set, explicit=True, ignore_name_scope=ignore_name_scope)
     if tf.executing_eagerly():
-        return Call(operation, process_set, ignore_name_scope=ignore_name_scope)
+        return CallId(operation, process_set, ignore_name_scope=ignore_name_scope)
     number = next(_counters.setdefault(tf.compat.v1.get_default_graph(), itertools.count()))
-    return Call(f"{operation}_{number}", process_set, ignore_name_scope=ignore_name_scope)
+    return CallId(f"{operation}_{number}", process_set, ignore_name_scope=ignore_name_scope)

@@ -18,7 +18,7 @@ from tfdist.horovod.call_names import call_of
 from tfdist.horovod.compression import Compression, wire_compressor
 from tfdist.horovod.differentiable_sum import linear, listed
 from tfdist.horovod.dtype_casting import moved_as
-from tfdist.horovod.engine import Call, scaled
+from tfdist.horovod.engine import CallId, scaled
 from tfdist.horovod.errors import FailedPreconditionError, InvalidArgumentError
 from tfdist.horovod.ops import Average, ReduceOp, Sum, known_op
 from tfdist.horovod.process import engine
@@ -57,7 +57,7 @@ def grouped_allgather(
     return gathered([_with_rows(tensor, "grouped_allgather") for tensor in tensors], call)
 
 
-def gathered(tensors: Sequence[tf.Tensor], call: Call) -> list[tf.Tensor]:
+def gathered(tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
     """Gathers tensors of any dtype through the engine; differentiable."""
     used = engine()
 
@@ -154,7 +154,7 @@ def alltoall(
     return exchanged(x, parts, call)[0]
 
 
-def exchanged(tensor: tf.Tensor, splits: tf.Tensor, call: Call) -> tuple[tf.Tensor, tf.Tensor]:
+def exchanged(tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
     """Exchanges rows of any dtype through the engine's all-to-all; differentiable."""
     used = engine()
 
@@ -259,7 +259,7 @@ class Factors(NamedTuple):
     after: float
 
 
-def _scattered(tensor: tf.Tensor, factors: Factors, call: Call) -> tf.Tensor:
+def _scattered(tensor: tf.Tensor, factors: Factors, call: CallId) -> tf.Tensor:
     """Returns this rank's rows of the reduced tensor; its gradient is all-gathered, and scaled."""
     size, place = call.process_set.size(), call.process_set.rank()
     after, back = factors.after, factors.before * factors.after
@@ -284,7 +284,7 @@ def _scattered(tensor: tf.Tensor, factors: Factors, call: Call) -> tf.Tensor:
     return differentiable(tensor)
 
 
-def _agreed(tensor: tf.Tensor, factors: Factors, call: Call) -> tf.Tensor:
+def _agreed(tensor: tf.Tensor, factors: Factors, call: CallId) -> tf.Tensor:
     """Returns the number of rows; checks that all ranks have the same shape, dtype, operation and factors.
 
     They are encoded in the shape of a gather without rows, which the engine compares: it raises

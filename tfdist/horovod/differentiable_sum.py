@@ -7,13 +7,13 @@ import tensorflow as tf
 
 from tfdist.horovod.adasum import adasum
 from tfdist.horovod.dtype_casting import moved_as, reduced_as
-from tfdist.horovod.engine import Call, scaled
+from tfdist.horovod.engine import CallId, scaled
 from tfdist.horovod.ops import Adasum, ReduceOp
 from tfdist.horovod.process import engine
 
 
 def linear(
-    tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call, prescale: float = 1.0, postscale: float = 1.0
+    tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float = 1.0, postscale: float = 1.0
 ) -> list[tf.Tensor]:
     """Reduces tensors by an operation that is its own gradient: Sum, Average and, as defined by Horovod, Adasum."""
 
@@ -26,7 +26,7 @@ def linear(
 
 
 def of_engine(
-    tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call, prescale: float = 1.0, postscale: float = 1.0
+    tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float = 1.0, postscale: float = 1.0
 ) -> list[tf.Tensor]:
     """Reduces tensors of any dtype through the engine; not differentiable.
 

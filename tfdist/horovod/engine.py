@@ -14,7 +14,7 @@ from tfdist.horovod.ops import ReduceOp
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class CallId:
     """Identifies one call of an operation; the same on every rank.
 
     Attributes:
@@ -29,7 +29,7 @@ class Call:
     explicit: bool = False
     ignore_name_scope: bool = False
 
-    def then(self, what: str) -> "Call":
+    def then(self, what: str) -> "CallId":
         """Returns another call that belongs to this one."""
         return dataclasses.replace(self, name=f"{self.name}_{what}")
 
@@ -74,7 +74,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def reduce(
-        self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call, prescale: float, postscale: float
+        self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float, postscale: float
     ) -> list[tf.Tensor]:
         """Reduces each tensor elementwise over the ranks, not by Adasum, and scales it before and after.
 
@@ -87,15 +87,15 @@ class Engine(abc.ABC):
         """
 
     @abc.abstractmethod
-    def gather(self, tensors: Sequence[tf.Tensor], call: Call) -> list[tf.Tensor]:
+    def gather(self, tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
         """Concatenates each tensor of all ranks along the first dim, which may differ between ranks."""
 
     @abc.abstractmethod
-    def broadcast(self, tensor: tf.Tensor, root: int, call: Call) -> tf.Tensor:
+    def broadcast(self, tensor: tf.Tensor, root: int, call: CallId) -> tf.Tensor:
         """Returns the tensor of rank `root` of the job, on every rank of the call."""
 
     @abc.abstractmethod
-    def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: Call) -> tuple[tf.Tensor, tf.Tensor]:
+    def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends `splits[r]` rows to rank r; returns the rows received, by sender, and their number from each sender."""
 
     @abc.abstractmethod

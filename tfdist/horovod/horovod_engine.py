@@ -17,7 +17,7 @@ from tfdist.collectives.no_constant_folding import not_constant
 from tfdist.coordination import Group, LocalGroup, join
 from tfdist.distribution.horovod_rendezvous import start_elastic, start_horovod, start_through
 from tfdist.errors import InputError
-from tfdist.horovod.engine import Call, Engine
+from tfdist.horovod.engine import CallId, Engine
 from tfdist.horovod.ops import ReduceOp
 from tfdist.horovod.process_sets import ranks_of
 
@@ -86,22 +86,22 @@ class HorovodEngine(Engine):
         return HorovodCollectives(process_set) if process_set.included() else OneReplica()
 
     def reduce(
-        self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call, prescale: float, postscale: float
+        self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float, postscale: float
     ) -> list[tf.Tensor]:
         """See base class."""
         scales = {"prescale_factor": prescale, "postscale_factor": postscale}
         reduced = _by_dtype(hvd.allreduce, _grouped_allreduce, tensors, call, op=int(op), **scales)
         return [_like(result, tensor) for result, tensor in zip(reduced, tensors, strict=True)]
 
-    def gather(self, tensors: Sequence[tf.Tensor], call: Call) -> list[tf.Tensor]:
+    def gather(self, tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
         """See base class."""
         return _by_dtype(hvd.allgather, _grouped_allgather, tensors, call)
 
-    def broadcast(self, tensor: tf.Tensor, root: int, call: Call) -> tf.Tensor:
+    def broadcast(self, tensor: tf.Tensor, root: int, call: CallId) -> tf.Tensor:
         """See base class."""
         return _like(_one(hvd.broadcast, [tensor], call, root_rank=root), tensor)
 
-    def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: Call) -> tuple[tf.Tensor, tf.Tensor]:
+    def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
         """See base class."""
         return _one(_alltoall, [tensor, tf.cast(splits, tf.int32)], call)
 
@@ -153,7 +153,7 @@ def _grouped_allgather(*tensors: tf.Tensor, **options: Any) -> list[tf.Tensor]:
 
 
 def _by_dtype(
-    single: Callable[..., Any], grouped: Callable[..., Any], tensors: Sequence[tf.Tensor], call: Call, **options: Any
+    single: Callable[..., Any], grouped: Callable[..., Any], tensors: Sequence[tf.Tensor], call: CallId, **options: Any
 ) -> list[tf.Tensor]:
     """Makes one call, or one per dtype if there are several tensors, since grouped calls take a single dtype."""
     if len(tensors) == 1:
@@ -167,7 +167,7 @@ def _by_dtype(
     return results
 
 
-def _one(function: Callable[..., Any], tensors: Sequence[tf.Tensor], call: Call, **options: Any) -> Any:
+def _one(function: Callable[..., Any], tensors: Sequence[tf.Tensor], call: CallId, **options: Any) -> Any:
     """Makes one call; a named eager call runs in a small graph, since TensorFlow does not name eager operations."""
     described = (("process_set", call.process_set), ("ignore_name_scope", call.ignore_name_scope), *options.items())
     if call.explicit and tf.executing_eagerly():

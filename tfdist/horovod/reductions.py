@@ -10,7 +10,7 @@ from tfdist.horovod.call_names import call_of
 from tfdist.horovod.compression import Compression, wire_compressor
 from tfdist.horovod.data_movement import gathered
 from tfdist.horovod.differentiable_sum import linear, listed, of_engine
-from tfdist.horovod.engine import Call, scaled
+from tfdist.horovod.engine import CallId, scaled
 from tfdist.horovod.errors import NotSupportedError
 from tfdist.horovod.ops import Adasum, Average, Product, ReduceOp, Sum, chosen_op
 from tfdist.horovod.process import engine
@@ -119,7 +119,7 @@ def grouped_allreduce(
 
 
 def reduced(
-    tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call, prescale: float = 1.0, postscale: float = 1.0
+    tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float = 1.0, postscale: float = 1.0
 ) -> list[tf.Tensor]:
     """Reduces tensors of any dtype through the engine; differentiable."""
     if op in (Sum, Average, Adasum):
@@ -128,7 +128,7 @@ def reduced(
     return [scaled(total, postscale) for total in _chosen(before, op, call)]
 
 
-def _chosen(tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call) -> list[tf.Tensor]:
+def _chosen(tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId) -> list[tf.Tensor]:
     """Returns a product, or a minimum or maximum, whose gradient goes in equal shares to the ranks that have it."""
 
     @tf.custom_gradient
@@ -148,7 +148,7 @@ def _chosen(tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call) -> list[tf.T
     return listed(differentiable(*tensors))
 
 
-def _gathered(slices: Sequence[tf.IndexedSlices], op: ReduceOp, call: Call) -> list[tf.IndexedSlices]:
+def _gathered(slices: Sequence[tf.IndexedSlices], op: ReduceOp, call: CallId) -> list[tf.IndexedSlices]:
     """Returns the rows of all ranks; for a mean divided by the number of ranks, whereby integers become float64."""
     values = gathered([one.values for one in slices], call.then("values"))
     indices = gathered([one.indices for one in slices], call.then("indices"))

@@ -13,7 +13,7 @@ from tfdist.distribution.factory import load_strategy
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.horovod.call_agreement import Agreement
-from tfdist.horovod.engine import Call, Engine, needs_horovod, scaled
+from tfdist.horovod.engine import CallId, Engine, needs_horovod, scaled
 from tfdist.horovod.ops import Average, Max, Min, Product, ReduceOp, Sum
 from tfdist.horovod.process_sets import global_process_set
 
@@ -126,7 +126,7 @@ class TensorFlowEngine(Engine):
         return self.collectives
 
     def reduce(
-        self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: Call, prescale: float, postscale: float
+        self, tensors: Sequence[tf.Tensor], op: ReduceOp, call: CallId, prescale: float, postscale: float
     ) -> list[tf.Tensor]:
         """See base class."""
         self._agreement.check(call.name, f"{op.name} (times {prescale:g} before, {postscale:g} after)", tensors)
@@ -141,15 +141,15 @@ class TensorFlowEngine(Engine):
             totals = [tf.cast(total, x.dtype) for total, x in zip(combined, tensors, strict=True)]
         return [scaled(tf.ensure_shape(total, x.shape), postscale) for total, x in zip(totals, tensors, strict=True)]
 
-    def gather(self, tensors: Sequence[tf.Tensor], call: Call) -> list[tf.Tensor]:
+    def gather(self, tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
         """See base class."""
         self._agreement.check(call.name, "gather", tensors, uneven=True)
         return self._gather(tensors, call)
 
-    def _gather(self, tensors: Sequence[tf.Tensor], call: Call) -> list[tf.Tensor]:
+    def _gather(self, tensors: Sequence[tf.Tensor], call: CallId) -> list[tf.Tensor]:
         return self.collectives_of(call.process_set).all_gather(tensors, name=call.name)
 
-    def broadcast(self, tensor: tf.Tensor, root: int, call: Call) -> tf.Tensor:
+    def broadcast(self, tensor: tf.Tensor, root: int, call: CallId) -> tf.Tensor:
         """See base class; a sum of bits that are zero except on the root; 2 n (N - 1) / N bytes sent."""
         self._agreement.check(call.name, f"broadcast from rank {root}", [tensor])
         bits = tf.bitcast(tensor, _BITS[tensor.dtype.size])
@@ -158,7 +158,7 @@ class TensorFlowEngine(Engine):
         [total] = self.collectives_of(call.process_set).all_reduce([sent], name=call.name)
         return tf.bitcast(tf.ensure_shape(tf.cast(total, bits.dtype), tensor.shape), tensor.dtype)
 
-    def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: Call) -> tuple[tf.Tensor, tf.Tensor]:
+    def exchange(self, tensor: tf.Tensor, splits: tf.Tensor, call: CallId) -> tuple[tf.Tensor, tf.Tensor]:
         """See base class."""
         self._agreement.check(call.name, "exchange", [tensor], uneven=True)
         whole, table = self._gather([tensor, tf.cast(splits, tf.int32)[None]], call)  # table: [sender, receiver]

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.batches import NOTE_EVERY, dealt
+from tfdist.data.batches import NOTE_EVERY, split_batches
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 
@@ -41,13 +41,13 @@ class GlobalBatches:
         self._spec = spec
         self._passes = 0
         self._notes: dict[int, int] = {}
-        self._dealt = functools.cache(self._deal)  # traced once and read in each pass
+        self._split_batches = functools.cache(self._split)  # traced once and read in each pass
 
     def __iter__(self) -> "BatchReader":
         """Starts a pass; only one may be in progress."""
         self._passes += 1
         self._notes.clear()
-        rows = self._strategy.distribute(lambda replicas, size: self._dealt(tuple(replicas), size))
+        rows = self._strategy.distribute(lambda replicas, size: self._split_batches(tuple(replicas), size))
         name = f"{self._name}/{self._passes}"
         return BatchReader(
             rows, self._notes, self._strategy, name, self._in_a_pass, self._deadline, self._spec, self._learn
@@ -56,9 +56,9 @@ class GlobalBatches:
     def _learn(self, in_a_pass: int) -> None:
         self._in_a_pass = in_a_pass
 
-    def _deal(self, replicas: tuple[int, ...], size: int) -> tf.data.Dataset:
+    def _split(self, replicas: tuple[int, ...], size: int) -> tf.data.Dataset:
         several = self._strategy.cluster.size > 1
-        return dealt(self._batches, replicas, size, self._notes.__setitem__ if several else None)
+        return split_batches(self._batches, replicas, size, self._notes.__setitem__ if several else None)
 
 
 class BatchReader:

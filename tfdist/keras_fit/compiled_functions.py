@@ -11,7 +11,7 @@ from tfdist import keras_internals
 from tfdist.collectives import Recording, using
 from tfdist.collectives.trace_check import agree_on_plan
 from tfdist.config.run_config import RunConfig
-from tfdist.data.batches import Dealt
+from tfdist.data.batches import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.keras_fit.batch_readers import BatchReader
@@ -75,22 +75,22 @@ class Functions:
         self._zero = _zeroed(self._metrics.variables, self._strategy)
         self.average_statistics = make_average_statistics(self.model, self._strategy)
 
-    def train(self, batches: Any, spec: Any, most: int, number: int, goes_on: bool) -> StepsResult:
+    def train(self, batches: Any, spec: Any, most: int, number: int, allows_not_finite: bool) -> StepsResult:
         """Runs training steps.
 
         Args:
-          batches: a `BatchReader`, or a `Dealt` for `Strategy.run`.
+          batches: a `BatchReader`, or a `ReplicaRows` for `Strategy.run`.
           spec: structure of `tf.TensorSpec` of a batch.
           most: maximum number of steps; fewer if the pass over the data ends before.
           number: number of the first step.
-          goes_on: whether to return after a step that is not finite, instead of raising.
+          allows_not_finite: whether to return after a step that is not finite, instead of raising.
         """
         if self._training is None:
             made = self._first(batches, spec, most, number)
         else:
             self._computes(self._training.needs_all_rows)
             made = self._training.go(batches, most, number)
-        if made.failure and not goes_on:
+        if made.failure and not allows_not_finite:
             raise made.failure
         self._failed = self._failed or made.failure is not None
         return made
@@ -112,7 +112,7 @@ class Functions:
             made = self._training.go(first, 1, number)
         if most == 1 or made.failure or not isinstance(batches, BatchReader) or batches.at_end:
             return made
-        more = self.train(batches, spec, most - 1, number + 1, goes_on=True)
+        more = self.train(batches, spec, most - 1, number + 1, allows_not_finite=True)
         return more._replace(steps=made.steps + more.steps)
 
     def _reduce_ops(self, name: str, returned: Returned | None, first: Any) -> ReduceOps | None:
@@ -138,7 +138,7 @@ class Functions:
         """Returns steps on all rows, to use until a batch shows how values are combined."""
         if self._undecided is None:
             self._undecided = self._own_steps(spec)
-            self._undecided.follow(ReduceOps(needs_all_rows=True))
+            self._undecided.set_reduce_ops(ReduceOps(needs_all_rows=True))
         self._computes(by_all_rows=True)
         return self._undecided
 
@@ -146,7 +146,7 @@ class Functions:
         if self._own is None and reduce_ops.are_means:
             return TrainerSteps(self.model, self._strategy, self._options, self._metrics)
         made = self._own or self._own_steps(spec)
-        made.follow(reduce_ops)
+        made.set_reduce_ops(reduce_ops)
         return made
 
     def _computes(self, by_all_rows: bool) -> None:
@@ -281,12 +281,12 @@ class Functions:
         self.totals = Totals()
         self.totals.add([np.zeros(variable.shape) for variable in self._metrics.variables])
 
-    def _test(self, dealt: Dealt, number: tf.Tensor) -> None:
+    def _test(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
         """Runs the model's `test_step` on one replica's rows."""
         variables = self._metrics.variables
         before = [tf.identity(variable) for variable in variables]
         self._recorded = Recording(self._strategy.collectives)  # of the latest trace
-        mine = rows_of(dealt, self._recorded, self._tests_need_all_rows)
+        mine = rows_of(own_rows, self._recorded, self._tests_need_all_rows)
         draws = randomness.not_training(
             self._seeds, self._options.seed, "evaluate", number, mine.number, self._strategy.replicas
         )

@@ -16,7 +16,7 @@ from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording, using
 from tfdist.collectives.differentiable import losses_weighted
 from tfdist.collectives.trace_check import agree_on_plan
-from tfdist.data.batches import Dealt
+from tfdist.data.batches import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.gradients import Reducer
@@ -121,20 +121,20 @@ class CustomTrainStep:
         """Whether the traced code sends a number of rows that may change from step to step."""
         return self._recorded.has_unknown_shapes
 
-    def follow(self, reduce_ops: ReduceOps) -> None:
+    def set_reduce_ops(self, reduce_ops: ReduceOps) -> None:
         """Sets how the replicas' values are combined; called once, before `run`."""
         self._reduce_ops = reduce_ops
         self.logs = Logs(self.returned, self._strategy, self._kept, "train_step", reduce_ops.logs)
 
-    def run(self, dealt: Dealt, number: tf.Tensor) -> None:
+    def run(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
         """Runs a step. A replica function.
 
         Args:
-          dealt: the replica's rows.
+          own_rows: the replica's rows.
           number: scalar int64; number of steps done so far.
         """
         self._recorded = collectives = Recording(self._strategy.collectives)  # of the latest trace
-        mine = rows_of(dealt, collectives, self._reduce_ops.needs_all_rows)
+        mine = rows_of(own_rows, collectives, self._reduce_ops.needs_all_rows)
         before = [tf.identity(variable) for variable in self._restored]
         randomness.reseed(self._seeds, self._settings.seed, number, mine.number)
         replica = mine.replica(self._applying(mine.weights, collectives))

@@ -20,7 +20,7 @@ from tfdist import keras_internals
 from tfdist.config.fields import names
 from tfdist.config.run_config import KERAS_FIT_RULE, RunConfig
 from tfdist.coordination.timeouts import long_timeout
-from tfdist.data.batches import Dealt, checksum, part
+from tfdist.data.batches import ReplicaRows, checksum, part
 from tfdist.distribution.strategy import HasCollectives, Strategy
 from tfdist.errors import InputError
 from tfdist.keras_fit import call_agreement
@@ -36,7 +36,7 @@ from tfdist.layers.sync_batch_norm import synchronize
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.metrics import KerasMetrics, Totals
 from tfdist.step.validation import check_not_wrapped
-from tfdist.trainer.consistency import check_alike
+from tfdist.trainer.consistency import check_equal
 
 Original = Callable[..., Any]  # the model's unpatched method
 _numbers = itertools.count(1)
@@ -63,7 +63,7 @@ class Distributed:
         keras_internals.leave_strategy(model)
         recompute(model, options.recompute)
         self.model, self._options = model, options
-        self._call = _Call("", 0, [], fresh=True, goes_on=False)
+        self._call = _Call("", 0, [], fresh=True, allows_not_finite=False)
         self._functions: tuple[Any, Functions] | None = None
         self._predict: Callable[[Any], Any] | None = None
         self._placement = Placement(self.strategy)
@@ -201,9 +201,12 @@ class Distributed:
             )
         if not self.strategy.is_chief:
             given["verbose"] = 0
-        goes_on = any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in listed)
+        allows_not_finite = any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in listed)
         most = self.model.steps_per_execution if self.model.compiled else 1
-        kept, self._call = self._call, _Call(name, next(_numbers), list(passes), fresh=looked, goes_on=goes_on)
+        kept, self._call = (
+            self._call,
+            _Call(name, next(_numbers), list(passes), fresh=looked, allows_not_finite=allows_not_finite),
+        )
         if name == "fit" and most == 1 and not looked:
             most_steps = self._options.steps_per_call
             self.model.steps_per_execution = call_agreement.steps_at_a_time(
@@ -231,7 +234,7 @@ class Distributed:
 
     def _on_batch(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
         self._announce(name)
-        kept, self._call = self._call, _Call(name, next(_numbers), [], fresh=True, goes_on=False)
+        kept, self._call = self._call, _Call(name, next(_numbers), [], fresh=True, allows_not_finite=False)
         try:
             return original(*args, **kwargs)
         finally:
@@ -255,7 +258,7 @@ class Distributed:
         with _must_fit(spec), keras_internals.updating_one_device(*with_inner([optimizer] if optimizer else [])):
             create_variables(self.model, spec, trains=self._call.name in ("fit", "train_on_batch"))
         self._normalize()
-        check_alike(self.strategy.peers, self.model)
+        check_equal(self.strategy.peers, self.model)
         if self._was_eager:
             self._was_eager = False
             with on_one_device(self.model):
@@ -283,7 +286,9 @@ class Distributed:
         """Keras's `train_function`."""
         batches, functions, spec = self._begun(batches)
         with self._unless_no_more_data(), _must_fit(spec):
-            made = functions.train(batches, spec, self.model.steps_per_execution, self._step, self._call.goes_on)
+            made = functions.train(
+                batches, spec, self.model.steps_per_execution, self._step, self._call.allows_not_finite
+            )
         self._step += made.steps
         return self._logged(functions, batches, made)
 
@@ -336,7 +341,7 @@ class Distributed:
         """Keras's `predict_function`."""
         predict = self._predict
         assert predict is not None  # set by make_predict_function
-        outputs = [predict(each if isinstance(each, Dealt) else self._placed(each)[0]) for each in data]
+        outputs = [predict(each if isinstance(each, ReplicaRows) else self._placed(each)[0]) for each in data]
         return keras.tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
 
     def _placed(self, batch: Any) -> tuple[Any, Any]:
@@ -361,14 +366,14 @@ class _Call(NamedTuple):
       number: number of the call in this process.
       passes: batches in a pass over each data set that Keras will request, in this order.
       fresh: whether logs must be up to date after each batch.
-      goes_on: whether a loss that is not finite is only logged.
+      allows_not_finite: whether a loss that is not finite is only logged.
     """
 
     name: str
     number: int
     passes: list[int | None]
     fresh: bool
-    goes_on: bool
+    allows_not_finite: bool
 
 
 @functools.cache

@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, Recording, using
 from tfdist.collectives.differentiable import losses_weighted
-from tfdist.data.batches import Dealt, count_rows
+from tfdist.data.batches import ReplicaRows, count_rows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.keras_fit.one_device import Replica, running
 from tfdist.keras_fit.replica_batch import few_rows, warn_of_all_rows
@@ -124,7 +124,7 @@ class FirstBatch:
         """Compares the results; warns if the code needs all rows of a batch.
 
         Args:
-          batch: a `Dealt` in the form that `Strategy.run` accepts.
+          batch: a `ReplicaRows` in the form that `Strategy.run` accepts.
 
         Returns:
           How to combine values; None if the batch has only one row, which shows nothing.
@@ -205,8 +205,8 @@ class FirstBatch:
     def _reduced(self, ours: Any, batch: Any) -> tuple[_Found, _Found]:
         """Returns the means over replicas, weighted by rows, and the sums."""
 
-        def replica_function(found: _Found, dealt: Dealt) -> tuple[_Found, _Found]:
-            few = few_rows(dealt, self._strategy.collectives)
+        def replica_function(found: _Found, own_rows: ReplicaRows) -> tuple[_Found, _Found]:
+            few = few_rows(own_rows, self._strategy.collectives)
             return _reduced(found, floating(few.rows) / floating(few.total), self._strategy.collectives)
 
         reduced = tf.function(lambda *given: self._strategy.run(replica_function, *given), autograph=False)

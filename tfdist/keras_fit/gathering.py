@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.collectives.dtype_casting import carried
+from tfdist.collectives.dtype_casting import to_transferable
 from tfdist.collectives.rows import any_rows
 
 
@@ -19,7 +19,7 @@ def gathered(rows: Any, collectives: Collectives) -> Any:
     """
     leaves = [leaf for leaf in tf.nest.flatten(rows) if leaf is not None]
     parts = [part for leaf in leaves for part in _parts(leaf, collectives)]
-    sent = [any_rows(carried(part, collectives)) for part in parts]
+    sent = [any_rows(to_transferable(part, collectives)) for part in parts]
     found = collectives.all_gather(sent, name="rows") if sent else []
     arrived = iter([_of_form(value, part) for value, part in zip(found, sent, strict=True)])
     whole = iter([_whole(leaf, arrived) for leaf in leaves])

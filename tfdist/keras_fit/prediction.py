@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collectives import using
-from tfdist.data.batches import Dealt, with_any_rows
+from tfdist.data.batches import ReplicaRows, with_any_rows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.keras_fit.first_batch import has_custom_code
@@ -26,7 +26,7 @@ Drawing = Callable[[tf.Tensor | int], contextlib.AbstractContextManager[None]]  
 
 
 def predicting(model: keras.Model, strategy: HasCollectives, seed: int, check: bool) -> Predict:
-    """Returns a function that maps a `Dealt`, in the form that `Strategy.run` accepts, to the outputs for all rows.
+    """Returns a function that maps a `ReplicaRows`, in the form that `Strategy.run` accepts, to the outputs for all rows.
 
     Args:
       model: built model.
@@ -40,12 +40,12 @@ def predicting(model: keras.Model, strategy: HasCollectives, seed: int, check: b
     )
     chosen: list[Predict] = [] if checks else [by_own_rows]
 
-    def predict(dealt: Any) -> Any:
+    def predict(own_rows: Any) -> Any:
         if chosen:
-            return chosen[0](dealt)
-        if int(strategy.local(dealt.batch_size)[0]) > 1:
-            chosen.append(by_all_rows if _needs_all_rows(model, strategy, dealt) else by_own_rows)
-        return by_all_rows(dealt) if not chosen else chosen[0](dealt)
+            return chosen[0](own_rows)
+        if int(strategy.local(own_rows.batch_size)[0]) > 1:
+            chosen.append(by_all_rows if _needs_all_rows(model, strategy, own_rows) else by_own_rows)
+        return by_all_rows(own_rows) if not chosen else chosen[0](own_rows)
 
     return predict
 
@@ -57,16 +57,18 @@ def _on_replicas(function: Callable[..., Any], model: keras.Model, strategy: Has
         return randomness.not_training(seeds, seed, "predict", number, replica, strategy.replicas)
 
     @tf.function(autograph=False, reduce_retracing=True)
-    def predict(dealt: Any, number: tf.Tensor) -> Any:
-        outputs = strategy.run(functools.partial(function, model, strategy, functools.partial(drawing, number)), dealt)
+    def predict(own_rows: Any, number: tf.Tensor) -> Any:
+        outputs = strategy.run(
+            functools.partial(function, model, strategy, functools.partial(drawing, number)), own_rows
+        )
         return tf.nest.map_structure(lambda value: strategy.local(value)[0], outputs)
 
-    return lambda dealt: predict(dealt, tf.constant(next(numbers), tf.int64))
+    return lambda own_rows: predict(own_rows, tf.constant(next(numbers), tf.int64))
 
 
-def _by_own_rows(model: keras.Model, strategy: HasCollectives, drawing: Drawing, dealt: Dealt) -> Any:
+def _by_own_rows(model: keras.Model, strategy: HasCollectives, drawing: Drawing, own_rows: ReplicaRows) -> Any:
     with drawing(strategy.collectives.rank):
-        outputs = _outputs(model, with_any_rows(dealt).batch)
+        outputs = _outputs(model, with_any_rows(own_rows).batch)
     return gathered(outputs, strategy.collectives)
 
 
@@ -81,25 +83,25 @@ def _outputs(model: keras.Model, batch: Any) -> Any:
     return outputs
 
 
-def _by_all_rows(model: keras.Model, strategy: HasCollectives, drawing: Drawing, dealt: Dealt) -> Any:
-    mine = all_rows(dealt, strategy.collectives)
+def _by_all_rows(model: keras.Model, strategy: HasCollectives, drawing: Drawing, own_rows: ReplicaRows) -> Any:
+    mine = all_rows(own_rows, strategy.collectives)
     with using(mine.collectives), drawing(mine.number):
         return _outputs(model, mine.batch)
 
 
-def _needs_all_rows(model: keras.Model, strategy: HasCollectives, dealt: Any) -> bool:
+def _needs_all_rows(model: keras.Model, strategy: HasCollectives, own_rows: Any) -> bool:
     """Returns whether outputs for a replica's rows differ from those for the same rows in the batch; warns if so."""
     try:
-        either_draws(functools.partial(_compare, model, strategy, dealt))
+        either_draws(functools.partial(_compare, model, strategy, own_rows))
     except NeedsAllRowsError as error:
         warn_of_all_rows(model, "predict", str(error), strategy)
         return True
     return False
 
 
-def _compare(model: keras.Model, strategy: HasCollectives, dealt: Any, rows_differ: bool) -> None:
+def _compare(model: keras.Model, strategy: HasCollectives, own_rows: Any, rows_differ: bool) -> None:
     both = BothWays(strategy, lambda batch, replica: _outputs(model, batch))
-    ours, whole = both.run(dealt, rows_differ)
+    ours, whole = both.run(own_rows, rows_differ)
     gathering = tf.function(
         lambda outputs: strategy.run(lambda mine: gathered(mine, strategy.collectives), outputs), autograph=False
     )

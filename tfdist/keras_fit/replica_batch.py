@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives import Collectives, OneReplica
-from tfdist.data.batches import Dealt, count_rows, with_any_rows
+from tfdist.data.batches import ReplicaRows, count_rows, with_any_rows
 from tfdist.data.row_partition import share
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.keras_fit.gathering import gathered
@@ -45,35 +45,35 @@ class ReplicaBatch(NamedTuple):
         return Replica(self.collectives, self.rows, self.batch_size, apply, self.has_all_rows)
 
 
-def rows_of(dealt: Dealt, collectives: Collectives, needs_all_rows: bool) -> ReplicaBatch:
+def rows_of(own_rows: ReplicaRows, collectives: Collectives, needs_all_rows: bool) -> ReplicaBatch:
     """Returns `all_rows` if the replica's code needs them, otherwise `replica_rows`."""
-    return all_rows(dealt, collectives) if needs_all_rows else replica_rows(dealt, collectives)
+    return all_rows(own_rows, collectives) if needs_all_rows else replica_rows(own_rows, collectives)
 
 
-def replica_rows(dealt: Dealt, collectives: Collectives) -> ReplicaBatch:
+def replica_rows(own_rows: ReplicaRows, collectives: Collectives) -> ReplicaBatch:
     """Returns this replica's own rows, of which there may be none; inside a replica function.
 
     Args:
-      dealt: this replica's rows.
+      own_rows: this replica's rows.
       collectives: collectives of all replicas.
     """
-    batch, batch_size = with_any_rows(dealt)
+    batch, batch_size = with_any_rows(own_rows)
     rows = count_rows(batch)
     weights: dict[ReduceOp, tf.Tensor] = {"mean": floating(rows) / floating(batch_size), "sum": floating(rows > 0)}
     return ReplicaBatch(batch, rows, batch_size, weights, collectives, collectives.rank, False)
 
 
-def all_rows(dealt: Dealt, collectives: Collectives) -> ReplicaBatch:
+def all_rows(own_rows: ReplicaRows, collectives: Collectives) -> ReplicaBatch:
     """Returns the rows of all replicas, on each of them: all compute the same.
 
     Cost: one all-gather of the batch. Gradients are averaged, which keeps the replicas equal even if the order of
     summation on a device varies. Inside a replica function.
 
     Args:
-      dealt: this replica's rows.
+      own_rows: this replica's rows.
       collectives: collectives of all replicas.
     """
-    batch = gathered(with_any_rows(dealt).batch, collectives)
+    batch = gathered(with_any_rows(own_rows).batch, collectives)
     rows = count_rows(batch)
     part = floating(tf.constant(1 / collectives.size, tf.float64))
     weights: dict[ReduceOp, tf.Tensor] = {"mean": part, "sum": part}
@@ -96,13 +96,13 @@ class FewRows(NamedTuple):
     total: tf.Tensor
 
 
-def few_rows(dealt: Dealt, collectives: Collectives) -> FewRows:
+def few_rows(own_rows: ReplicaRows, collectives: Collectives) -> FewRows:
     """Selects the first rows of this replica's part of a batch; inside a replica function, without communication."""
 
     def few(rows: tf.Tensor) -> tf.Tensor:
         return tf.maximum(rows // collectives.size, tf.minimum(rows, 2))
 
-    batch, batch_size = with_any_rows(dealt)
+    batch, batch_size = with_any_rows(own_rows)
     _, shares = share(batch_size, tf.range(collectives.size), collectives.size)
     counts = few(shares)
     mine = tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[: few(count_rows(leaf))], batch)

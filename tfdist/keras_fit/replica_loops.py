@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.distribution.strategy import HasCollectives
 
-ReplicaFunction = Callable[[Any, tf.Tensor], None]  # (`Dealt`, number of the step, scalar int64) -> None
+ReplicaFunction = Callable[[Any, tf.Tensor], None]  # (`ReplicaRows`, number of the step, scalar int64) -> None
 
 
 def repeated(

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import OneReplica, using
 from tfdist.collectives.trace_check import TRACING_SECONDS
-from tfdist.data.batches import Dealt
+from tfdist.data.batches import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import one_line
@@ -60,7 +60,7 @@ class BothWays:
         """Runs the code in both ways.
 
         Args:
-          batch: a `Dealt` in the form that `Strategy.run` accepts.
+          batch: a `ReplicaRows` in the form that `Strategy.run` accepts.
           rows_differ: whether the draw for a row depends on its index in the batch; otherwise all rows draw the same.
 
         Returns:
@@ -71,14 +71,14 @@ class BothWays:
         """
         collectives = self._strategy.collectives
 
-        def of_own_rows(dealt: Dealt) -> Any:
-            few = few_rows(dealt, collectives)
+        def of_own_rows(own_rows: ReplicaRows) -> Any:
+            few = few_rows(own_rows, collectives)
             return self._called(
                 few.batch, Replica(collectives, few.rows, few.total), few.first if rows_differ else None
             )
 
-        def of_all_rows(dealt: Dealt) -> Any:
-            few = few_rows(dealt, collectives)
+        def of_all_rows(own_rows: ReplicaRows) -> Any:
+            few = few_rows(own_rows, collectives)
             alone = Replica(OneReplica(), few.total, few.total, has_all_rows=True)
             return self._called(gathered(few.batch, collectives), alone, 0 if rows_differ else None)
 
@@ -99,8 +99,8 @@ class BothWays:
         with using(replica.collectives), keras_internals.neutral(first_row), keras_internals.functions_inlined():
             return self._code(batch, replica)
 
-    def _attempt(self, replica_function: Callable[[Dealt], Any], batch: Any) -> Any:
-        function = tf.function(lambda dealt: self._strategy.run(replica_function, dealt), autograph=False)
+    def _attempt(self, replica_function: Callable[[ReplicaRows], Any], batch: Any) -> Any:
+        function = tf.function(lambda own_rows: self._strategy.run(replica_function, own_rows), autograph=False)
         found, problem = None, ""
         try:
             with keras_internals.variables_restored(function.get_concrete_function(batch)):

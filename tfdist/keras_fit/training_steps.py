@@ -54,7 +54,7 @@ class TrainerSteps:
         self._steps = Steps(model, strategy, settings, _compression(options), self._kept, metrics)
 
     def go(self, batches: Any, most: int, number: int) -> StepsResult:
-        """Runs up to `most` steps of a `BatchReader`, or one of a `Dealt`; `number` is the number of the first step."""
+        """Runs up to `most` steps of a `BatchReader`, or one of a `ReplicaRows`; `number` is the number of the first step."""
         read = isinstance(batches, BatchReader)
         if read and self._steps.sends_rows:
             return self._one_at_a_time(batches, batches.ahead(most), number)
@@ -65,7 +65,7 @@ class TrainerSteps:
         losses = result.losses.numpy()  # fewer than `steps` if one was not finite
         if read:
             batches.took(len(losses))
-        if bool(result.may_go_on):
+        if bool(result.may_continue):
             return StepsResult(len(losses))
         last, variables = number + len(losses) - 1, self._model.trainable_variables
         return StepsResult(len(losses), failure=not_finite(last, losses[-1], result, variables, self.loss_scale))
@@ -111,10 +111,10 @@ class CustomSteps:
         self._repeated = repeated(strategy, self._step.run, self._step.traced)
         self._once = once(strategy, self._step.run, self._step.traced)
 
-    def follow(self, reduce_ops: ReduceOps) -> None:
+    def set_reduce_ops(self, reduce_ops: ReduceOps) -> None:
         """Sets how the replicas' values are combined."""
         self.needs_all_rows = reduce_ops.needs_all_rows
-        self._step.follow(reduce_ops)
+        self._step.set_reduce_ops(reduce_ops)
 
     def go(self, batches: Any, most: int, number: int) -> StepsResult:
         """Same as `TrainerSteps.go`."""

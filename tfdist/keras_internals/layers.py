@@ -20,14 +20,14 @@ def path_of(layer: keras.Layer) -> str:
     return layer.path or layer.name
 
 
-def with_companions_of(tensor: tf.Tensor, other: tf.Tensor, place: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+def with_mask_and_logits_of(tensor: tf.Tensor, other: tf.Tensor, place: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     """Attaches to a tensor the mask and logits of another one, mapped by `place`."""
-    mask, logits = companions_of(other)
-    set_companions(tensor, None if mask is None else place(mask), None if logits is None else place(logits))
+    mask, logits = mask_and_logits(other)
+    set_mask_and_logits(tensor, None if mask is None else place(mask), None if logits is None else place(logits))
     return tensor
 
 
-def companions_of(tensor: Any) -> tuple[tf.Tensor | None, tf.Tensor | None]:
+def mask_and_logits(tensor: Any) -> tuple[tf.Tensor | None, tf.Tensor | None]:
     """Returns what is attached to a tensor: its mask and, for probabilities, the logits, which Keras's losses use."""
     logits = getattr(tensor, "_keras_logits", None)
     if logits is None and tf.is_symbolic_tensor(tensor) and tensor.op.type in ("Softmax", "Sigmoid"):
@@ -35,7 +35,7 @@ def companions_of(tensor: Any) -> tuple[tf.Tensor | None, tf.Tensor | None]:
     return get_keras_mask(tensor), logits
 
 
-def set_companions(tensor: Any, mask: tf.Tensor | None, logits: tf.Tensor | None) -> None:
+def set_mask_and_logits(tensor: Any, mask: tf.Tensor | None, logits: tf.Tensor | None) -> None:
     """Attaches a mask and logits to a tensor."""
     if mask is not None:
         set_keras_mask(tensor, mask)
@@ -48,7 +48,7 @@ def same_call_again(layer: keras.Layer) -> Callable[[], contextlib.AbstractConte
     context, dtype = global_state.get_global_attribute("current_call_ctx"), layer.compute_dtype
 
     @contextlib.contextmanager
-    def surroundings() -> Iterator[None]:
+    def restored_context() -> Iterator[None]:
         now = global_state.get_global_attribute("current_call_ctx")
         global_state.set_global_attribute("current_call_ctx", context)
         try:
@@ -57,7 +57,7 @@ def same_call_again(layer: keras.Layer) -> Callable[[], contextlib.AbstractConte
         finally:
             global_state.set_global_attribute("current_call_ctx", now)
 
-    return surroundings
+    return restored_context
 
 
 def wrap_call(layer: keras.Layer, wrap: Callable[[keras.Layer, Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -110,7 +110,7 @@ def replace_call(layer: keras.Layer, call: Callable[..., Any]) -> None:
 def attentions_placed(
     before: Callable[[str, Any], Any],
     inside: Callable[[str, Any, Any, Any, bool], tuple[Any, Any, Any, Any]],
-    behind: Callable[[str, Any], Any],
+    replace_output: Callable[[str, Any], Any],
 ) -> Iterator[None]:
     """Context in which inputs, inner tensors and outputs of Keras's attention layers can be replaced, to lay them out.
 
@@ -120,7 +120,7 @@ def attentions_placed(
       inside: given a layer's path, query, key and value after the projections, [batch, sequence, heads, head_dim], and
         whether the only mask is a causal one, returns their replacements and the mask, [1, queries, keys] bool, or None
         for Keras's own. Not called in subclasses that override `_compute_attention`.
-      behind: given a layer's path and its output, returns the replacement.
+      replace_output: given a layer's path and its output, returns the replacement.
     """
     kinds = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
     kept = [(kind, name, getattr(kind, name)) for kind in kinds for name in ("_compute_attention", "call")]
@@ -148,8 +148,8 @@ def attentions_placed(
                 kwargs = {name: placed if x is query else x for name, x in kwargs.items()}
             outputs = method(layer, *args, **kwargs)
             if isinstance(outputs, tuple):  # the second element are the scores
-                return (behind(layer.path, outputs[0]), *outputs[1:])
-            return with_companions_of(behind(layer.path, outputs), outputs, tf.identity)
+                return (replace_output(layer.path, outputs[0]), *outputs[1:])
+            return with_mask_and_logits_of(replace_output(layer.path, outputs), outputs, tf.identity)
 
         return call
 

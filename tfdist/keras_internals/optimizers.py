@@ -62,7 +62,7 @@ def key_of(variable: keras.Variable) -> str:
     return tf_optimizer.TFOptimizer._var_key(None, variable)  # this method does not use its instance
 
 
-def follow_variables(optimizer: keras.Optimizer, engine: tf.distribute.Strategy, keys: Mapping[str, str]) -> None:
+def rebind_variables(optimizer: keras.Optimizer, engine: tf.distribute.Strategy, keys: Mapping[str, str]) -> None:
     """Updates an optimizer after variables have been created again.
 
     Args:

@@ -31,7 +31,7 @@ def deferred_creation(
 ) -> Iterator[None]:
     """Context in which variables with initializers are created without a value, for an abstract model.
 
-    Whoever enters it initializes them later with `give_value`. Until then, reading such a variable runs its
+    Whoever enters it initializes them later with `set_tf_variable`. Until then, reading such a variable runs its
     initializer, and assigning to it sets its initial value.
 
     Args:
@@ -87,7 +87,7 @@ def initial_value(variable: keras.Variable) -> tf.Tensor:
     return tf.cast(variable._initializer(variable._shape, dtype=variable._dtype), variable._dtype)
 
 
-def give_value(variable: keras.Variable, value: tf.Variable) -> None:
+def set_tf_variable(variable: keras.Variable, value: tf.Variable) -> None:
     """Sets the TensorFlow variable that stores the value of a Keras variable."""
     variable._value, variable._initializer = value, None
 
@@ -99,7 +99,7 @@ def create_again(variable: keras.Variable, scope: contextlib.AbstractContextMana
         variable._initialize(value)
 
 
-def let_tapes_watch(copies: Sequence[tf.Variable]) -> None:
+def watch_copies(copies: Sequence[tf.Variable]) -> None:
     """Makes gradient tapes watch the copies of a variable.
 
     They do not watch copies of a variable that was frozen when it was created: unfreezing it in Keras does not reach
@@ -110,7 +110,7 @@ def let_tapes_watch(copies: Sequence[tf.Variable]) -> None:
 
 
 @contextlib.contextmanager
-def standing_for(variables: Sequence[keras.Variable], copies: Sequence[Sequence[tf.Variable]]) -> Iterator[None]:
+def reading_first_copy(variables: Sequence[keras.Variable], copies: Sequence[Sequence[tf.Variable]]) -> Iterator[None]:
     """Context in which variables are the first of their copies; on exit, the other copies get its value.
 
     Args:

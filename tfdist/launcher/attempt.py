@@ -22,10 +22,10 @@ from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
 from tfdist.launcher.log_files import Log
 from tfdist.launcher.order_sources import OrderSource
-from tfdist.launcher.orders import Kind, Order, Report
+from tfdist.launcher.orders import Order, OrderKind, Report
 from tfdist.launcher.orphan_guard import OrphanGuard
 from tfdist.launcher.output_forwarding import Channel, Screen
-from tfdist.launcher.placement import Placement, arrange
+from tfdist.launcher.placement import Placement, place_processes
 from tfdist.launcher.progress_files import ProgressFiles
 from tfdist.launcher.signals import ENDING
 from tfdist.launcher.supervision import Stop, Supervisor, Watched
@@ -79,15 +79,15 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
     Raises:
       InputError: the command or the coordinator's address cannot be used, or there is no free memory.
     """
-    with order_source.meet(order) as launchers, contextlib.ExitStack() as stack:
-        placement = arrange(order.processes, order_source.host, launchers)
+    with order_source.launchers(order) as launchers, contextlib.ExitStack() as stack:
+        placement = place_processes(order.processes, order_source.host, launchers)
         server, variables = stack.enter_context(_served(host.job, placement, launchers))
         tasks = _tasks(host, placement, variables, order)
         if is_first:
             host.say(f"{name_ranks([task.rank for task in tasks])} of {placement.size}, logs in {host.logs}")
         timeout = _StartTimeout(host.job.start_timeout_seconds, server)
         watched = Watched(
-            stops=[*host.stops, timeout, _elsewhere(host, launchers), _ordered(host, order_source)],
+            stops=[*host.stops, timeout, _check_launchers(host, launchers), _ordered(host, order_source)],
             loss=lambda: server.loss if server else None,
             on_stop=lambda outcome: launchers.leave(outcome.code, outcome.reason),
             grace=host.job.grace_seconds,
@@ -221,7 +221,7 @@ def _ordered(host: Host, order_source: OrderSource) -> Ask:
 
     def ask() -> Stop | None:
         order = order_source.order()
-        if order.kind not in (Kind.STOP, Kind.OVER):  # OVER if this launcher was given up
+        if order.kind not in (OrderKind.STOP, OrderKind.OVER):  # OVER if this launcher was given up
             return None
         if order.outcome.code == ExitCode.PEER_LOST:  # nothing can be saved
             return Stop(order.outcome, final=False)
@@ -230,7 +230,7 @@ def _ordered(host: Host, order_source: OrderSource) -> Ask:
     return ask
 
 
-def _elsewhere(host: Host, launchers: Group) -> Ask:
+def _check_launchers(host: Host, launchers: Group) -> Ask:
     """Returns a check for launchers of other hosts that have ended.
 
     If another launcher was asked to end, or its output is no longer read, its ranks agree with ours on a step at which
@@ -238,7 +238,7 @@ def _elsewhere(host: Host, launchers: Group) -> Ask:
     """
 
     def ask() -> Stop | None:
-        outcome = node_group.elsewhere(launchers)
+        outcome = node_group.lost_launcher(launchers)
         if outcome and outcome.code - exit_codes.SIGNALLED in (*ENDING, signal.SIGPIPE):
             return Stop(outcome, asked=True, final=False, wait=host.job.grace_seconds)
         return Stop(outcome, final=False) if outcome else None

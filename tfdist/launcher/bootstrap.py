@@ -50,7 +50,7 @@ def opened(
             rendezvous_server = stack.enter_context(
                 RendezvousServer(listener, host, node_group.token(job.coordinator, environment))
             )
-            controller.meet, controller.part = rendezvous_server.meet, rendezvous_server.part
+            controller.open_group, controller.close_group = rendezvous_server.open_group, rendezvous_server.close_group
             rendezvous_server.open(controller)
         yield own
 

@@ -3,14 +3,14 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from tfdist.errors import ExitCode
-from tfdist.launcher.job_result import End, Outcome
+from tfdist.launcher.job_result import Outcome, ProcessEnd
 from tfdist.launcher.orders import Report
 
 # Exit codes that are not a process's own failure: done, preempted, lost a peer; and a stall, which ends all processes.
 _NOT_OWN_FAILURES = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST, ExitCode.STALLED)
 
 
-def own(ends: Collection[End], cause: Outcome) -> int:
+def own(ends: Collection[ProcessEnd], cause: Outcome) -> int:
     """Returns how many of a launcher's processes ended by a failure of their own.
 
     The process that is the cause may have been signalled after it announced its failure, or because it had become

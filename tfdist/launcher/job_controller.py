@@ -13,7 +13,7 @@ from tfdist.launcher.child import REAP_SECONDS
 from tfdist.launcher.hosts import is_named
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
-from tfdist.launcher.orders import Kind, Order, Report
+from tfdist.launcher.orders import Order, OrderKind, Report
 from tfdist.launcher.restarts import FINAL, PREEMPTIONS, Restarts
 from tfdist.launcher.slots import Slots
 
@@ -22,7 +22,7 @@ _MESSAGE_SECONDS = 30.0  # for orders and reports to arrive, and for an attempt'
 
 _RESIZED = Outcome(ExitCode.PREEMPTED, "the processes stop so that others can join them, or leave")
 
-Meet = Callable[[Sequence[str]], tuple[str, str]]  # launchers -> address and token of their group
+OpenGroup = Callable[[Sequence[str]], tuple[str, str]]  # launchers -> address and token of their group
 
 
 @dataclasses.dataclass
@@ -55,8 +55,8 @@ class JobController:
     end is lost: it hangs, as if its disk did not answer.
 
     Attributes:
-      meet: serves the group of an attempt's launchers if there are several; to be set where that is possible.
-      part: closes that group for launchers that still wait for others.
+      open_group: serves the group of an attempt's launchers if there are several; to be set where that is possible.
+      close_group: closes that group for launchers that still wait for others.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class JobController:
           launched: see `Order`.
         """
         self._job, self._say, self._listed, self._clock, self._launched = job, say, listed, clock, launched
-        self.meet: Meet = lambda names: ("", "")
-        self.part: Callable[[], object] = lambda: None
+        self.open_group: OpenGroup = lambda names: ("", "")
+        self.close_group: Callable[[], object] = lambda: None
         self._least = job.min_processes or job.processes
         self._restarts = Restarts(job)
         # A process that has to end may still be starting or saving before it is killed.
@@ -146,14 +146,14 @@ class JobController:
             if attempt and name in attempt.processes and name not in attempt.reports:
                 return self._order_in(attempt, name)
             over = self._refused.get(name) or (None if attempt else self._over)
-            return Order(Kind.OVER, outcome=over) if over else Order(Kind.WAIT)
+            return Order(OrderKind.OVER, outcome=over) if over else Order(OrderKind.WAIT)
 
     def _order_in(self, attempt: AttemptState, name: str) -> Order:
         if attempt.stops:
-            return Order(Kind.STOP, attempt.number, outcome=attempt.stops)
+            return Order(OrderKind.STOP, attempt.number, outcome=attempt.stops)
         names = list(attempt.processes)
         return Order(
-            Kind.RUN,
+            OrderKind.RUN,
             attempt.number,
             names.index(name),
             len(names),
@@ -195,7 +195,7 @@ class JobController:
         elif self._is_other(attempt.processes, free, now):
             attempt.stops = _RESIZED
         if attempt.stops and len(attempt.processes) > 1:
-            self.part()
+            self.close_group()
 
     def _free(self, now: float) -> dict[str, int]:
         """Returns how many processes each launcher may run."""
@@ -263,7 +263,7 @@ class JobController:
         if not self._number and not self._is_settled(plan, now):
             return
         self._short_since = None
-        address, token = self.meet(list(plan)) if len(plan) > 1 else ("", "")
+        address, token = self.open_group(list(plan)) if len(plan) > 1 else ("", "")
         if self._job.is_elastic and self._number:
             self._say(f"Attempt {self._number}: {sum(plan.values())} processes.")
         self._attempt = AttemptState(self._number, plan, address, token, now)
@@ -318,10 +318,10 @@ class JobController:
 
     def _misfits(self, attempt: AttemptState, cause: Outcome) -> list[str]:
         """Returns the new launchers that cause a bad-input error, if others have trained before."""
-        strangers = self._strangers(attempt) if cause.code == ExitCode.BAD_INPUT else []
+        strangers = self._never_trained(attempt) if cause.code == ExitCode.BAD_INPUT else []
         return [name for name in strangers if name != self._first]
 
-    def _strangers(self, attempt: AttemptState) -> list[str]:
+    def _never_trained(self, attempt: AttemptState) -> list[str]:
         """Returns the launchers whose processes have never trained, if those of others have."""
         if self._fit.isdisjoint(attempt.processes):
             return []
@@ -331,7 +331,7 @@ class JobController:
         """Returns the connected strangers if training has not begun and nothing was preempted."""
         if attempt.step is not None or cause.code in PREEMPTIONS:
             return []
-        return [name for name in self._strangers(attempt) if name in self._members]
+        return [name for name in self._never_trained(attempt) if name in self._members]
 
     def _refuse(self, misfits: Sequence[str], cause: Outcome, now: float) -> None:
         for name in misfits:  # some may have left already

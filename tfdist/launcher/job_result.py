@@ -5,12 +5,12 @@ import pathlib
 from collections.abc import Sequence
 from typing import Protocol
 
-from tfdist.coordination import Loss
+from tfdist.coordination import LostMember
 from tfdist.coordination.group import NO_GOODBYE
 from tfdist.errors import ExitCode, exit_codes
 
 
-class End(Protocol):
+class ProcessEnd(Protocol):
     """How a process ended; implemented by `Child`."""
 
     rank: int
@@ -39,7 +39,7 @@ class Outcome:
 SUCCESS = Outcome(ExitCode.DONE)
 
 
-def root_cause(ends: Sequence[End], loss: Loss | None = None) -> Outcome:
+def root_cause(ends: Sequence[ProcessEnd], loss: LostMember | None = None) -> Outcome:
     """Finds the process whose end caused the others'.
 
     Processes that the launcher has signalled, or that ended because they lost a peer, are consequences. A preempted
@@ -69,7 +69,7 @@ def root_cause(ends: Sequence[End], loss: Loss | None = None) -> Outcome:
     return Outcome(first.code, f"rank {first.rank} ended with {exit_codes.describe(first.code)}", first.rank)
 
 
-def _is_gone(loss: Loss, ends: Sequence[End], failed: Sequence[End]) -> bool:
+def _is_gone(loss: LostMember, ends: Sequence[ProcessEnd], failed: Sequence[ProcessEnd]) -> bool:
     """Returns whether a member that disappeared without a goodbye is the cause.
 
     Its process is still running, or belongs to another node and all failures here are lost peers. A member whose

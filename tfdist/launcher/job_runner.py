@@ -15,7 +15,7 @@ from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import SUCCESS, Outcome
 from tfdist.launcher.log_files import log_directory
 from tfdist.launcher.order_sources import OrderSource
-from tfdist.launcher.orders import Kind, Order, Report
+from tfdist.launcher.orders import Order, OrderKind, Report
 from tfdist.launcher.orphan_guard import OrphanGuard
 from tfdist.launcher.progress_files import ProgressFiles
 from tfdist.launcher.supervision import POLL_SECONDS
@@ -72,13 +72,13 @@ def _until_over(host: Host, order_source: OrderSource) -> Outcome:
     """Follows orders until the job is over."""
     last = SUCCESS
     begun = False
-    while (order := order_source.order()).kind != Kind.OVER:
+    while (order := order_source.order()).kind != OrderKind.OVER:
         stop = asked(host)
-        if order.kind == Kind.STOP:  # the order to run was replaced before it was seen
+        if order.kind == OrderKind.STOP:  # the order to run was replaced before it was seen
             order_source.report(Report(order.outcome))
-        elif order.kind == Kind.RUN and stop:
+        elif order.kind == OrderKind.RUN and stop:
             order_source.report(Report(stop.outcome, stopped=True))
-        elif order.kind == Kind.RUN:
+        elif order.kind == OrderKind.RUN:
             report = _attempt(host, order_source, order, is_first=not begun)
             begun, last = True, report.outcome
             order_source.report(report)

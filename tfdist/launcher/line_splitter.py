@@ -7,7 +7,7 @@ LONGEST = 1 << 16  # bytes; a longer line is shown in pieces
 PROGRESS_SECONDS = 1.0  # minimum interval between two shown states of a progress bar
 
 
-class Lines:
+class LineSplitter:
     """Splits a stream of bytes into lines.
 
     Text that ends in a carriage return will be overwritten, as by a progress bar: at most one such state per second is

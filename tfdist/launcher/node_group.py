@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from tfdist.coordination import Group
 from tfdist.coordination.addresses import LOOPBACK, split_address
-from tfdist.coordination.join import TOKEN_VARIABLE, meet, started
+from tfdist.coordination.join import TOKEN_VARIABLE, serve_group, started
 from tfdist.errors import PeerLostError
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
@@ -28,7 +28,7 @@ def launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
       PeerLostError: a launcher did not connect in time; the message names its node.
       InputError: node 0 cannot listen there, or the token, --nodes or --node_rank differ.
     """
-    group = meet(
+    group = serve_group(
         job.coordinator,
         rank=job.node_rank,
         size=job.nodes,
@@ -55,10 +55,10 @@ def conclude(group: Group, mine: Outcome) -> Outcome:
         group.barrier("launch/end", FOREVER)
         return mine
     except PeerLostError as error:
-        return elsewhere(group) or Outcome(error.exit_code, str(error).rstrip("."))
+        return lost_launcher(group) or Outcome(error.exit_code, str(error).rstrip("."))
 
 
-def elsewhere(group: Group) -> Outcome | None:
+def lost_launcher(group: Group) -> Outcome | None:
     """Returns how the job ended if another launcher is lost, else None."""
     loss = group.lost()
     return Outcome(PeerLostError.exit_code if loss.code is None else loss.code, str(loss)) if loss else None

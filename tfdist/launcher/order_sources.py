@@ -15,7 +15,7 @@ from tfdist.launcher.hosts import LOOPBACK_NAMES, own_names
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.job_result import Outcome
-from tfdist.launcher.orders import Kind, Order, Report, launched_now
+from tfdist.launcher.orders import Order, OrderKind, Report, launched_now
 from tfdist.launcher.placement import own_host
 
 OWN = "this launcher"  # name of the first launcher
@@ -41,7 +41,7 @@ class OrderSource(abc.ABC):
         """Reports how the ordered attempt ended."""
 
     @abc.abstractmethod
-    def meet(self, order: Order) -> AbstractContextManager[Group]:
+    def launchers(self, order: Order) -> AbstractContextManager[Group]:
         """Returns a context with the group of the attempt's launchers."""
 
     def end(self, outcome: Outcome, at_once: bool = False) -> None:
@@ -79,9 +79,9 @@ class LocalController(OrderSource):
         """See base class."""
         self._controller.reported(OWN, report)
 
-    def meet(self, order: Order) -> AbstractContextManager[Group]:
+    def launchers(self, order: Order) -> AbstractContextManager[Group]:
         """See base class."""
-        return meeting(order, self._job.start_timeout_seconds)
+        return attempt_group(order, self._job.start_timeout_seconds)
 
     def end(self, outcome: Outcome, at_once: bool = False) -> None:
         """See base class."""
@@ -106,14 +106,16 @@ class FixedNodes(OrderSource):
     def order(self) -> Order:
         """See base class."""
         if self._ended:
-            return Order(Kind.OVER, outcome=self._ended)
-        return Order(Kind.RUN, 0, self._job.node_rank, self._job.nodes, self._job.processes, launched=self._launched)
+            return Order(OrderKind.OVER, outcome=self._ended)
+        return Order(
+            OrderKind.RUN, 0, self._job.node_rank, self._job.nodes, self._job.processes, launched=self._launched
+        )
 
     def report(self, report: Report) -> None:
         """See base class."""
         self._ended = report.outcome
 
-    def meet(self, order: Order) -> AbstractContextManager[Group]:
+    def launchers(self, order: Order) -> AbstractContextManager[Group]:
         """See base class."""
         return contextlib.nullcontext(self.everyone)
 
@@ -123,7 +125,7 @@ class FixedNodes(OrderSource):
 
 
 @contextlib.contextmanager
-def meeting(order: Order, timeout: float) -> Iterator[Group]:
+def attempt_group(order: Order, timeout: float) -> Iterator[Group]:
     """Yields the group of the launchers of an elastic job's attempt, at the address of the order.
 
     Args:

@@ -8,7 +8,7 @@ from tfdist.coordination.messages import BadMessage, Message, take
 from tfdist.launcher.job_result import Outcome
 
 
-class Kind(enum.StrEnum):
+class OrderKind(enum.StrEnum):
     """What a launcher should do."""
 
     WAIT = "wait"
@@ -32,7 +32,7 @@ class Order(NamedTuple):
       launched: start time of the job, the same in all attempts.
     """
 
-    kind: Kind
+    kind: OrderKind
     attempt: int = 0
     node: int = 0
     nodes: int = 1
@@ -77,10 +77,10 @@ def order_of(message: Message) -> Order:
     """Decodes an order; raises `BadMessage` if it is invalid."""
     kinds = {"kind": str, "attempt": int, "node": int, "nodes": int, "processes": int, "address": str, "token": str}
     kind, *numbers = take(message, **kinds)
-    if kind not in list(Kind):
+    if kind not in list(OrderKind):
         raise BadMessage(f"an order to {kind!r:.80}")
     outcome, launched = take(message, outcome=list, launched=str)
-    return Order(Kind(kind), *numbers)._replace(outcome=_outcome_of(outcome), launched=launched)
+    return Order(OrderKind(kind), *numbers)._replace(outcome=_outcome_of(outcome), launched=launched)
 
 
 def report_message(report: Report) -> Message:

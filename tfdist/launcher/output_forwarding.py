@@ -4,7 +4,7 @@ import errno
 import os
 from typing import IO, BinaryIO, TextIO
 
-from tfdist.launcher.line_splitter import Lines
+from tfdist.launcher.line_splitter import LineSplitter
 from tfdist.launcher.log_files import Log
 
 _CHUNK = 1 << 16
@@ -50,7 +50,7 @@ class Channel:
         """Takes ownership of `pipe`, the read end. `log` receives the unmodified bytes."""
         self._prefix = f"[{rank}] ".encode()
         self._pipe, self._screen, self._log = pipe, screen, log
-        self._lines = Lines()
+        self._lines = LineSplitter()
         os.set_blocking(pipe.fileno(), False)
 
     def fileno(self) -> int:

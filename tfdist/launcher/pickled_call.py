@@ -16,7 +16,7 @@ from tfdist.errors import InputError
 pickler: Any = importlib.import_module("cloudpickle") if importlib.util.find_spec("cloudpickle") else pickle
 
 
-class Result(NamedTuple):
+class CallResult(NamedTuple):
     """Result of a call.
 
     Attributes:
@@ -47,14 +47,14 @@ def write_call(directory: pathlib.Path, fn: Callable[..., Any], args: Sequence[A
     (directory / "call.pickle").write_bytes(data)
 
 
-def make_call(directory: pathlib.Path, rank: int) -> Result:
+def make_call(directory: pathlib.Path, rank: int) -> CallResult:
     """Makes the call in a new process, and writes its result."""
     try:
         fn, args, kwargs = pickle.loads((directory / "call.pickle").read_bytes())
-        result = Result(fn(*args, **kwargs))
+        result = CallResult(fn(*args, **kwargs))
         data = pickler.dumps(result)
     except Exception as error:
-        result = Result(error=error, trace=traceback.format_exc())
+        result = CallResult(error=error, trace=traceback.format_exc())
         data = _dump_error(result)
     path = _result_path(directory, rank)
     unfinished = path.with_suffix(".unfinished")
@@ -63,7 +63,7 @@ def make_call(directory: pathlib.Path, rank: int) -> Result:
     return result
 
 
-def read_result(directory: pathlib.Path, rank: int) -> Result | None:
+def read_result(directory: pathlib.Path, rank: int) -> CallResult | None:
     """Returns the result of a rank's call, or None if its process ended without one."""
     path = _result_path(directory, rank)
     return pickle.loads(path.read_bytes()) if path.exists() else None
@@ -73,7 +73,7 @@ def _result_path(directory: pathlib.Path, rank: int) -> pathlib.Path:
     return directory / f"result-{rank}.pickle"
 
 
-def _dump_error(result: Result) -> bytes:
+def _dump_error(result: CallResult) -> bytes:
     try:
         data = pickler.dumps(result)
         pickle.loads(data)  # an exception whose constructor takes other arguments can be pickled but not unpickled

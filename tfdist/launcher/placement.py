@@ -70,7 +70,7 @@ class Placement:
         ]
 
 
-def arrange(processes: int, host: str, launchers: Group) -> Placement:
+def place_processes(processes: int, host: str, launchers: Group) -> Placement:
     """Finds free ports on each node, and exchanges them between all launchers.
 
     Args:

@@ -15,8 +15,8 @@ from tfdist.launcher import orders
 from tfdist.launcher.hosts import own_names
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
-from tfdist.launcher.order_sources import OrderSource, meeting
-from tfdist.launcher.orders import Kind, Order, Report
+from tfdist.launcher.order_sources import OrderSource, attempt_group
+from tfdist.launcher.orders import Order, OrderKind, Report
 from tfdist.launcher.placement import own_host
 from tfdist.launcher.rendezvous_server import BEAT_SECONDS, LOST_AFTER_SECONDS
 
@@ -42,23 +42,23 @@ class RemoteAgent(OrderSource):
         call = connect(job.coordinator, hello, LIMIT, job.start_timeout_seconds, "the coordinator's launcher")
         self._sock, self._lines = call.sock, call.lines
         self.host = own_host(job.coordinator, serves=False)
-        self._order = Order(Kind.WAIT)
+        self._order = Order(OrderKind.WAIT)
         self._done: int | None = None  # the last attempt that was reported
         self._left = False
         self._lost: Outcome | None = None
         self._sending = threading.Lock()
         for message in call.following:
-            self._hear(message)
+            self._receive_order(message)
         self._thread = threading.Thread(target=self._listen, name="guest", daemon=True)
         self._thread.start()
 
     def order(self) -> Order:
         """See base class. An order for an attempt that has already ended here is ignored."""
         order, lost = self._order, self._lost
-        runs = order.kind in (Kind.RUN, Kind.STOP) and order.attempt != self._done
-        if lost and order.kind != Kind.OVER:
-            return Order(Kind.STOP if runs else Kind.OVER, order.attempt, outcome=lost)
-        return order if runs or order.kind == Kind.OVER else Order(Kind.WAIT)
+        runs = order.kind in (OrderKind.RUN, OrderKind.STOP) and order.attempt != self._done
+        if lost and order.kind != OrderKind.OVER:
+            return Order(OrderKind.STOP if runs else OrderKind.OVER, order.attempt, outcome=lost)
+        return order if runs or order.kind == OrderKind.OVER else Order(OrderKind.WAIT)
 
     def report(self, report: Report) -> None:
         """See base class. A launcher that was asked to end leaves afterwards."""
@@ -67,15 +67,15 @@ class RemoteAgent(OrderSource):
         if report.stopped:
             self.end(report.outcome)
 
-    def meet(self, order: Order) -> AbstractContextManager[Group]:
+    def launchers(self, order: Order) -> AbstractContextManager[Group]:
         """See base class."""
-        return meeting(order, self._job.start_timeout_seconds)
+        return attempt_group(order, self._job.start_timeout_seconds)
 
     def end(self, outcome: Outcome, at_once: bool = False) -> None:
         """See base class."""
         self._left = True
         self._send({"type": "goodbye"})
-        self._order = Order(Kind.OVER, outcome=outcome)
+        self._order = Order(OrderKind.OVER, outcome=outcome)
 
     def __enter__(self) -> "RemoteAgent":
         return self
@@ -112,11 +112,11 @@ class RemoteAgent(OrderSource):
                 continue
             heard = time.monotonic()
             for message in self._lines.feed(data):
-                self._hear(message)
+                self._receive_order(message)
             if not data:
                 return
 
-    def _hear(self, message: dict[str, object]) -> None:
+    def _receive_order(self, message: dict[str, object]) -> None:
         if message["type"] == "order" and not self._left:
             self._order = orders.order_of(message)
 

@@ -13,7 +13,16 @@ from types import TracebackType
 from tfdist.coordination import Server
 from tfdist.coordination.addresses import join_address, listen, split_address
 from tfdist.coordination.group import NO_GOODBYE, silence
-from tfdist.coordination.messages import LIMIT, LIMIT_BEFORE_HELLO, VERSION, BadMessage, Lines, Message, encode, take
+from tfdist.coordination.messages import (
+    LIMIT,
+    LIMIT_BEFORE_HELLO,
+    VERSION,
+    BadMessage,
+    Message,
+    MessageReader,
+    encode,
+    take,
+)
 from tfdist.launcher import orders
 from tfdist.launcher.job_controller import JobController
 
@@ -42,7 +51,7 @@ class RendezvousServer:
         self._controller: JobController | None = None
         self._ended = threading.Event()
         self._numbers = itertools.count(1)
-        self._meeting: Server | None = None
+        self._group: Server | None = None
         self._threads: list[threading.Thread] = []
 
     def open(self, controller: JobController) -> None:
@@ -50,13 +59,13 @@ class RendezvousServer:
         self._controller = controller
         self._start(self._accept)
 
-    def meet(self, names: Sequence[str]) -> tuple[str, str]:
+    def open_group(self, names: Sequence[str]) -> tuple[str, str]:
         """Serves a group of the named launchers, in place of the last one; returns its address and its token."""
-        self.part()
+        self.close_group()
         token = secrets.token_hex(16)
         listener = listen(join_address(self._host, 0), "Choose another --coordinator, the same on every host.")
-        self._meeting = Server(listener, size=len(names), token=token, noun="node")
-        return join_address(self._host, split_address(self._meeting.address)[1]), token
+        self._group = Server(listener, size=len(names), token=token, noun="node")
+        return join_address(self._host, split_address(self._group.address)[1]), token
 
     def __enter__(self) -> "RendezvousServer":
         return self
@@ -69,12 +78,12 @@ class RendezvousServer:
         for thread in self._threads:
             thread.join(LOST_AFTER_SECONDS)
         self._listener.close()
-        self.part()
+        self.close_group()
 
-    def part(self) -> None:
+    def close_group(self) -> None:
         """Closes the last group, so that launchers stop waiting for others in it; does not affect running processes."""
-        if self._meeting:
-            self._meeting.close("the attempt is over")
+        if self._group:
+            self._group.close("the attempt is over")
 
     def _start(self, target: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=target, args=arguments, name="lobby", daemon=True)
@@ -91,7 +100,7 @@ class RendezvousServer:
             self._start(self._serve, sock, str(peer[0]))
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
-        lines = Lines(LIMIT_BEFORE_HELLO)
+        lines = MessageReader(LIMIT_BEFORE_HELLO)
         with sock, contextlib.suppress(OSError, BadMessage):
             sock.settimeout(_HELLO_SECONDS)
             hello = _first(sock, lines)
@@ -101,7 +110,7 @@ class RendezvousServer:
             lines.limit = LIMIT
             [places] = take(hello, places=list)
             sock.sendall(encode({"type": "welcome"}))
-            self._attend(sock, lines, f"launcher {next(self._numbers)} ({peer})", [*map(str, places), peer])
+            self._serve_launcher(sock, lines, f"launcher {next(self._numbers)} ({peer})", [*map(str, places), peer])
             with contextlib.suppress(OSError):  # until the last order has been received
                 sock.shutdown(socket.SHUT_WR)
                 sock.settimeout(_HELLO_SECONDS)
@@ -118,18 +127,18 @@ class RendezvousServer:
             return "The launcher's token is not the job's. Set TFDIST_TOKEN to the same on every host."
         return ""
 
-    def _attend(self, sock: socket.socket, lines: Lines, name: str, places: Sequence[str]) -> None:
+    def _serve_launcher(self, sock: socket.socket, lines: MessageReader, name: str, places: Sequence[str]) -> None:
         """Exchanges orders and reports with a launcher until it leaves or the job is over."""
         assert self._controller
         self._controller.joined(name, places)
         try:
-            self._talk(sock, lines, name)
+            self._exchange_orders(sock, lines, name)
         except (OSError, BadMessage) as error:
             self._controller.lost(name, f"is lost: {error}")
         finally:
             self._controller.left(name)
 
-    def _talk(self, sock: socket.socket, lines: Lines, name: str) -> None:
+    def _exchange_orders(self, sock: socket.socket, lines: MessageReader, name: str) -> None:
         """Returns when the launcher has left or the job is over; raises `OSError` if it is gone or silent."""
         assert self._controller
         said, heard, beaten = None, time.monotonic(), 0.0
@@ -140,7 +149,7 @@ class RendezvousServer:
                 sock.settimeout(LOST_AFTER_SECONDS)
                 sock.sendall(encode(orders.order_message(order)))
                 said = order
-                if order.kind == orders.Kind.OVER:
+                if order.kind == orders.OrderKind.OVER:
                     return
             elif self._ended.is_set():
                 return
@@ -165,7 +174,7 @@ class RendezvousServer:
                 raise OSError(NO_GOODBYE)
 
 
-def _first(sock: socket.socket, lines: Lines) -> Message:
+def _first(sock: socket.socket, lines: MessageReader) -> Message:
     while data := sock.recv(_CHUNK):
         for message in lines.feed(data):
             return message

@@ -90,7 +90,7 @@ def _deadline(timeout: float) -> Callable[[], Stop | None]:
     return lambda: stop if time.monotonic() > end else None
 
 
-def _raise_failure(outcome: Outcome, results: Sequence[pickled_call.Result | None]) -> None:
+def _raise_failure(outcome: Outcome, results: Sequence[pickled_call.CallResult | None]) -> None:
     if not outcome.code:
         return
     result = results[outcome.rank] if outcome.rank is not None else None
@@ -102,7 +102,7 @@ def _raise_failure(outcome: Outcome, results: Sequence[pickled_call.Result | Non
     raise SpawnError(f"spawn: {outcome.reason}.", outcome.rank, outcome.code)
 
 
-def _value(rank: int, result: pickled_call.Result | None) -> Any:
+def _value(rank: int, result: pickled_call.CallResult | None) -> Any:
     if result is None:
         said = exit_codes.describe(ExitCode.DONE)
         raise SpawnError(f"spawn: rank {rank} ended with {said} before its function returned.", rank, ExitCode.DONE)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tfdist.coordination import Loss
+from tfdist.coordination import LostMember
 from tfdist.errors import ExitCode, exit_codes
 from tfdist.launcher.child import Child
 from tfdist.launcher.job_result import Outcome, root_cause
@@ -52,7 +52,7 @@ class Watched(NamedTuple):
     stops: Sequence[Callable[[], Stop | None]] = ()
     look: Callable[[], object] = lambda: None
     hurry: Callable[[], bool] = lambda: False
-    loss: Callable[[], Loss | None] = lambda: None
+    loss: Callable[[], LostMember | None] = lambda: None
     on_stop: Callable[[Outcome], None] = lambda outcome: None
     grace: float = 60.0
     together: bool = False

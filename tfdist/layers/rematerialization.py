@@ -45,7 +45,7 @@ def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..
             filled = list(given)
             for place, tensor in zip(places, tensors, strict=True):
                 filled[place] = tensor
-                keras_internals.set_companions(tensor, keras_internals.companions_of(given[place])[0], None)
+                keras_internals.set_mask_and_logits(tensor, keras_internals.mask_and_logits(given[place])[0], None)
             own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
             values = [_computed(variable, x, tensors) for variable, x in zip(weights, held, strict=True)]
             scope = keras_internals.RecordedScope(
@@ -56,7 +56,7 @@ def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..
             with surroundings(), scope:
                 outputs = call(*own_args, **own_kwargs)
             found = [x for x in keras.tree.flatten(outputs) if tf.is_tensor(x)]
-            masks, logits = zip(*map(keras_internals.companions_of, found), strict=True) if found else ((), ())
+            masks, logits = zip(*map(keras_internals.mask_and_logits, found), strict=True) if found else ((), ())
             adders = keras_internals.adders_of(layer, scope.losses)
             first.append(_First(outputs, masks, [x is not None for x in logits], scope.assigned, adders))
             return found, [x for x in logits if x is not None], list(scope.losses)
@@ -69,7 +69,7 @@ def _rematerialized(layer: keras.Layer, call: Callable[..., Any]) -> Callable[..
             adder.add_loss(loss)
         behind = iter(logits)
         for output, mask, has_logits in zip(found, first[0].masks, first[0].has_logits, strict=True):
-            keras_internals.set_companions(output, mask, next(behind) if has_logits else None)
+            keras_internals.set_mask_and_logits(output, mask, next(behind) if has_logits else None)
         made = iter(found)
         return keras.tree.map_structure(lambda x: next(made) if tf.is_tensor(x) else x, first[0].outputs)
 

@@ -57,7 +57,7 @@ class Planned:
             "slots": self.slots * part(self.placement.slots),
         }
 
-    def is_whole(self, mesh: Mesh) -> bool:
+    def is_replicated(self, mesh: Mesh) -> bool:
         """Returns whether nothing of it is sharded."""
         held = (self.placement.stored, self.placement.gradient, *([self.placement.slots] if self.slots else []))
         return all(layout.parts(mesh) == 1 for layout in held)

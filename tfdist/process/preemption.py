@@ -42,7 +42,7 @@ def notices(on_notice: Callable[[str], object]) -> Iterator[None]:
         yield
         return
     notice = _Notice(on_notice)
-    with signals.heard({n: notice for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN}):
+    with signals.handling({n: notice for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN}):
         yield
 
 

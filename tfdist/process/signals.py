@@ -38,7 +38,7 @@ def sigterm_preserved() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def heard(callbacks: Mapping[int, Callable[[int], object]]) -> Iterator[None]:
+def handling(callbacks: Mapping[int, Callable[[int], object]]) -> Iterator[None]:
     """Calls a callback for each of these signals, instead of their usual effect.
 
     Python writes the number of each signal to a socket, whatever code is running, and a thread reads from it. The

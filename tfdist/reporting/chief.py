@@ -21,7 +21,7 @@ def chief_reporter(directory: RunDirectory, stream: TextIO, earlier: Sequence[Ma
       earlier: records of the run from before it resumed, for curves.png.
     """
     curves = CurvesReporter(directory.curves)
-    curves.recall(earlier)
+    curves.preload(earlier)
     return MultiReporter(
         [
             MetricsFile(directory.metrics),  # first, so that a record is stored even if another reporter fails

@@ -51,11 +51,11 @@ class CurvesReporter(Reporter):
 
     def record(self, record: Mapping[str, Json]) -> None:
         """See base class."""
-        self.recall([record])
+        self.preload([record])
         if record.get("kind") == EVAL and self._clock() - self._drawn >= self._seconds_between:
             self._draw()
 
-    def recall(self, records: Iterable[Mapping[str, Json]]) -> None:
+    def preload(self, records: Iterable[Mapping[str, Json]]) -> None:
         """Adds records without plotting: those from before a run resumed."""
         for record in records:
             if "step" in record:

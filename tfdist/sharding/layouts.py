@@ -28,7 +28,7 @@ class Layout:
     axes: tuple[str | None, ...]
 
     @classmethod
-    def whole(cls, rank: int) -> "Layout":
+    def replicated(cls, rank: int) -> "Layout":
         """Returns the fully replicated layout of a tensor with `rank` dims."""
         return cls((None,) * rank)
 
@@ -126,7 +126,7 @@ def _with_axis(axes: tuple[str | None, ...], shape: Sequence[int], mesh: Mesh, s
     return axes
 
 
-def why_whole(shape: Sequence[int], trainable: bool, slots: int, mesh: Mesh, shard: Shard) -> str:
+def why_replicated(shape: Sequence[int], trainable: bool, slots: int, mesh: Mesh, shard: Shard) -> str:
     """Returns why a variable that no rule splits is not sharded; see `placed`."""
     if shard.stage == "none" or not mesh.splits(shard.axis):
         return "no rule for its dims"

@@ -18,14 +18,14 @@ from tfdist.errors import NotFiniteError
 from tfdist.step.step import Step
 
 
-class Result(NamedTuple):
-    """Result of one call of the loop.
+class LoopResult(NamedTuple):
+    """LoopResult of one call of the loop.
 
     Attributes:
       losses: [steps done], the global loss of each step.
       counted: [steps done] bool, whether each step was finite and so updated the weights.
       norm: scalar; global gradient norm of the last step.
-      may_go_on: scalar bool; False if the run must end here.
+      may_continue: scalar bool; False if the run must end here.
       gradient_finite: [variables] bool, whether each variable's gradient was finite at the last step.
       waited: scalar float64; seconds that this process waited for data.
       busy: [local replicas] float64; seconds that each replica needed to compute its own gradients.
@@ -36,29 +36,29 @@ class Result(NamedTuple):
     losses: tf.Tensor
     counted: tf.Tensor
     norm: tf.Tensor
-    may_go_on: tf.Tensor
+    may_continue: tf.Tensor
     gradient_finite: tf.Tensor
     waited: tf.Tensor
     busy: tf.Tensor
     numbers: tf.Tensor
 
 
-class _Made(NamedTuple):
-    """Result of one step; see `Result`."""
+class _StepResult(NamedTuple):
+    """LoopResult of one step; see `LoopResult`."""
 
     loss: tf.Tensor
     counted: tf.Tensor
     norm: tf.Tensor
-    may_go_on: tf.Tensor
+    may_continue: tf.Tensor
     gradient_finite: tf.Tensor
     busy: tf.Tensor
 
 
-Loop = Callable[[Iterator[Any], tf.Tensor, tf.Tensor, tf.Tensor], Result]
+Loop = Callable[[Iterator[Any], tf.Tensor, tf.Tensor, tf.Tensor], LoopResult]
 
 
 def compile_loop(step: Step, strategy: HasCollectives) -> Loop:
-    """Returns a function (iterator, first_step int64, steps int32, with_norm bool) -> Result, traced once.
+    """Returns a function (iterator, first_step int64, steps int32, with_norm bool) -> LoopResult, traced once.
 
     `with_norm` requests the gradient norm at the last step of the call.
     """
@@ -66,7 +66,7 @@ def compile_loop(step: Step, strategy: HasCollectives) -> Loop:
 
 
 def not_finite(
-    step: int, loss: float, result: Result, variables: Sequence[keras.Variable], scale: float | None
+    step: int, loss: float, result: LoopResult, variables: Sequence[keras.Variable], scale: float | None
 ) -> NotFiniteError:
     """Returns the error to raise when a run cannot continue.
 
@@ -95,37 +95,37 @@ def _compiled(step: Step, strategy: HasCollectives) -> Loop:
     dtype = keras.config.floatx()
 
     @tf.function(autograph=False, reduce_retracing=True)
-    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> Result:
-        def body(done: tf.Tensor, so_far: Result) -> tuple[tf.Tensor, Result]:
+    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
+        def body(done: tf.Tensor, so_far: LoopResult) -> tuple[tf.Tensor, LoopResult]:
             started = tf.timestamp()
             with tf.control_dependencies([started]):
                 batch, numbers = _taken_apart(next(iterator), strategy)
             waited = _after(_first_local(strategy, batch)) - started
             wanted = tf.logical_and(with_norm, tf.equal(done, steps - 1))
             made = _one(step, strategy, batch, first_step + tf.cast(done, tf.int64), wanted)
-            return done + 1, Result(
+            return done + 1, LoopResult(
                 losses=so_far.losses.write(done, made.loss),
                 counted=so_far.counted.write(done, made.counted),
                 norm=made.norm,
-                may_go_on=made.may_go_on,
+                may_continue=made.may_continue,
                 gradient_finite=made.gradient_finite,
                 waited=so_far.waited + waited,
                 busy=so_far.busy + made.busy,
                 numbers=so_far.numbers.write(done, numbers),
             )
 
-        start = Result(
+        start = LoopResult(
             losses=tf.TensorArray(dtype, size=0, dynamic_size=True, element_shape=[]),
             counted=tf.TensorArray(tf.bool, size=0, dynamic_size=True, element_shape=[]),
             norm=tf.zeros([], dtype),
-            may_go_on=tf.constant(True),
+            may_continue=tf.constant(True),
             gradient_finite=tf.ones([len(step.variables)], tf.bool),
             waited=tf.zeros([], tf.float64),
             busy=tf.zeros([len(strategy.local_replicas)], tf.float64),
             numbers=tf.TensorArray(tf.int64, size=0, dynamic_size=True, infer_shape=False, element_shape=[None]),
         )
         _, end = tf.while_loop(
-            lambda done, so_far: tf.logical_and(done < steps, so_far.may_go_on),
+            lambda done, so_far: tf.logical_and(done < steps, so_far.may_continue),
             body,
             (tf.constant(0), start),
             parallel_iterations=1,
@@ -142,13 +142,13 @@ def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
     applied.
     """
 
-    def numbered(batch: Any, number: tf.Tensor, *args: Any) -> _Made:
+    def numbered(batch: Any, number: tf.Tensor, *args: Any) -> _StepResult:
         return _one(step, strategy, batch, tf.cast(number, tf.int64), *args)
 
     one = strategy.compiled(numbered)
 
-    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> Result:
-        made: list[_Made] = []
+    def loop(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> LoopResult:
+        made: list[_StepResult] = []
         numbers: list[tf.Tensor] = []
         waited, going = 0.0, tf.constant(True)
         for done in range(int(steps)):
@@ -160,19 +160,19 @@ def loop_on_the_host(step: Step, strategy: HasCollectives) -> Loop:
             # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
             number = tf.cast(first_step + done, tf.uint64)
             made.append(one(batch, number, wanted, going))
-            going = made[-1].may_go_on
-        ended = [not whole(each.may_go_on) for each in made]
+            going = made[-1].may_continue
+        ended = [not whole(each.may_continue) for each in made]
         made = made[: ended.index(True) + 1] if True in ended else made
         losses, counted = (
             tf.stack([whole(each.loss) for each in made]),
             tf.stack([whole(each.counted) for each in made]),
         )
-        last = _Made(*map(whole, made[-1]))
-        return Result(
+        last = _StepResult(*map(whole, made[-1]))
+        return LoopResult(
             losses,
             counted,
             last.norm,
-            last.may_go_on,
+            last.may_continue,
             last.gradient_finite,
             np.float64(waited),
             last.busy,
@@ -192,7 +192,7 @@ def _one(
     number: tf.Tensor,
     with_norm: tf.Tensor,
     going: tf.Tensor | None = None,
-) -> _Made:
+) -> _StepResult:
     """Runs one step, inside a compiled function; if `going` is False, it changes nothing."""
     computed = strategy.run(step.compute, batch, number, with_norm)
     if going is not None:
@@ -210,11 +210,13 @@ def _one(
         first = [strategy.local(gradient)[0] for gradient in computed.gradients]
         return tf.stack([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in first])
 
-    return _Made(
+    return _StepResult(
         loss,
         finite,
         norm,
-        may_go_on=step.may_go_on(computed) if going is None else tf.logical_and(going, step.may_go_on(computed)),
+        may_continue=step.may_continue(computed)
+        if going is None
+        else tf.logical_and(going, step.may_continue(computed)),
         gradient_finite=tf.cond(finite, update, skip),
         busy=tf.stack(strategy.local(computed.busy)),
     )

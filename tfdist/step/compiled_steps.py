@@ -16,7 +16,7 @@ from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES, EXACT, Choice, chosen, compressed, parse_choice
 from tfdist.gradients.sparse import SPARSE_MIN_BYTES
 from tfdist.grammar.rules import own_code
-from tfdist.step.compiled_loop import Loop, Result, compile_loop
+from tfdist.step.compiled_loop import Loop, LoopResult, compile_loop
 from tfdist.step.metrics import ModelMetrics
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Settings, Step, specs
@@ -159,7 +159,9 @@ class Steps:
         """Returns a loop whose updates are traced with the learning rate multiplied by a factor."""
         optimizer = inner_optimizer(self.model.optimizer)
 
-        def rescaled(iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor) -> Result:
+        def rescaled(
+            iterator: Iterator[Any], first_step: tf.Tensor, steps: tf.Tensor, with_norm: tf.Tensor
+        ) -> LoopResult:
             with keras_internals.scaled_learning_rate(optimizer, rate):
                 return loop(iterator, first_step, steps, with_norm)
 

@@ -17,7 +17,7 @@ from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
 
 
-class Share(NamedTuple):
+class LossShare(NamedTuple):
     """One replica's part in the loss of some rows of a global batch.
 
     Attributes:
@@ -49,7 +49,7 @@ class ModelMetrics:
         self._model = model
         self.variables = keras_internals.metric_variables(model)
 
-    def update(self, y: Any, outputs: Any, weight: Any, share: Share) -> None:
+    def update(self, y: Any, outputs: Any, weight: Any, share: LossShare) -> None:
         """Updates the metrics with one replica's rows; inside a replica function.
 
         Args:
@@ -77,7 +77,7 @@ class KerasMetrics(ModelMetrics):
         self._model = model
         self.variables = [variable for metric in model.metrics for variable in metric.variables]
 
-    def update(self, y: Any, outputs: Any, weight: Any, share: Share) -> None:
+    def update(self, y: Any, outputs: Any, weight: Any, share: LossShare) -> None:
         """See base class."""
         super().update(y, outputs, weight, share)
         whole, *outputs = keras_internals.loss_means(self._model)

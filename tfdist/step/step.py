@@ -16,13 +16,13 @@ import tensorflow as tf
 from tfdist import keras_internals
 from tfdist.collectives import Collectives, OneReplica, Recording, using
 from tfdist.collectives.trace_check import TRACING_SECONDS, agree_on_plan
-from tfdist.data.batches import Dealt, count_rows, with_any_rows
+from tfdist.data.batches import ReplicaRows, count_rows, with_any_rows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale, Reducer, accumulated, unscaled
 from tfdist.step import loss, randomness
 from tfdist.step.data_mismatch import not_compilable
-from tfdist.step.metrics import ModelMetrics, Share
+from tfdist.step.metrics import LossShare, ModelMetrics
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer, statistics_of_all_replicas
 
@@ -34,7 +34,7 @@ class Settings:
     """Options of a step.
 
     Attributes:
-      batch_size: rows of a global batch; None if they vary, in which case each batch is a `Dealt`, which contains its
+      batch_size: rows of a global batch; None if they vary, in which case each batch is a `ReplicaRows`, which contains its
         size.
       seed: seed of random layers.
       jit_compile: whether to compile the forward and backward pass with XLA.
@@ -88,7 +88,7 @@ class Step:
         model: keras.Model,
         strategy: HasCollectives,
         reducer: Reducer,
-        kept: StateStore,
+        store: StateStore,
         settings: Settings,
         metrics: ModelMetrics,
         collectives: Collectives | None = None,
@@ -99,7 +99,7 @@ class Step:
           model: model compiled and built under the strategy's scope.
           strategy: strategy whose replicas run the step.
           reducer: sums gradients over replicas.
-          kept: store of the state.
+          store: store of the state.
           settings: options of the step.
           metrics: metrics of the model.
           collectives: collectives of the replicas; by default the strategy's.
@@ -114,8 +114,8 @@ class Step:
         self._seeds = randomness.seed_states(model)
         self._without_gradient: list[frozenset[int]] = []
         self._unused: frozenset[int] | None = None
-        self._state = kept.variables(reducer.state(specs(model)))
-        self._scale = kept.variables(settings.loss_scale.state()) if settings.loss_scale else []
+        self._state = store.variables(reducer.state(specs(model)))
+        self._scale = store.variables(settings.loss_scale.state()) if settings.loss_scale else []
         self._restored = [*keras_internals.moving_statistics(model), *metrics.variables]
         whole = statistics_of_all_replicas(model)
         self._own = [i for i, variable in enumerate(self._restored) if id(variable) not in whole]
@@ -127,7 +127,7 @@ class Step:
         """Runs forward pass, backward pass and reduction. A replica function.
 
         Args:
-          batch: this replica's rows, (x, y) or (x, y, sample_weight), or a `Dealt` of these.
+          batch: this replica's rows, (x, y) or (x, y, sample_weight), or a `ReplicaRows` of these.
           step: scalar int64; number of steps done so far.
           with_norm: scalar bool; whether to compute the global norm, which costs a pass over the gradients.
         """
@@ -137,7 +137,7 @@ class Step:
 
     def _computed(self, batch: Any, step: tf.Tensor, with_norm: tf.Tensor) -> Computed:
         arrived = self._now(batch)
-        is_dealt = isinstance(batch, Dealt)
+        is_dealt = isinstance(batch, ReplicaRows)
         batch, batch_size = with_any_rows(batch) if is_dealt else (batch, self.settings.batch_size)
         before = [tf.identity(variable) for variable in self._restored]
         randomness.reseed(self._seeds, self.settings.seed, step, self._collectives.rank)
@@ -187,7 +187,7 @@ class Step:
         ]
         return computed._replace(finite=tf.logical_and(computed.finite, going), scale=scale)
 
-    def may_go_on(self, computed: Computed) -> tf.Tensor:
+    def may_continue(self, computed: Computed) -> tf.Tensor:
         """Returns whether the run may continue after this step, a scalar bool; outside of replica functions."""
         finite = self._strategy.local(computed.finite)[0]
         if not self._scale:
@@ -278,7 +278,7 @@ class Step:
 
     def _differentiate(
         self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None = None
-    ) -> tuple[list[tf.Tensor], Share, Any]:
+    ) -> tuple[list[tf.Tensor], LossShare, Any]:
         scale = tf.convert_to_tensor(self._scale[0]) if self._scale else None
 
         def scaled_loss(batch: Any) -> tuple[tf.Tensor, Any]:
@@ -295,7 +295,7 @@ class Step:
         ]
         return (whole if scale is None else [unscaled(g, scale) for g in whole]), share, outputs
 
-    def _loss(self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None) -> tuple[Share, Any]:
+    def _loss(self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None) -> tuple[LossShare, Any]:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         outputs = self._strategy.layouts.by_rows(self._model(x, training=True))
         parts = loss.terms(self._model, y, outputs, weight)
@@ -303,7 +303,7 @@ class Step:
             totals = loss.totals(parts, batch_size, self._recorded)
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
         value = loss.training_loss(self._model, parts, totals, rows, batch_size=batch_size)
-        return Share(value, loss.shares_of(parts, totals), rows, batch_size), outputs
+        return LossShare(value, loss.shares_of(parts, totals), rows, batch_size), outputs
 
     def _now(self, after: Any) -> tf.Tensor:
         """Returns the time, in seconds, at which all tensors of a structure are available."""

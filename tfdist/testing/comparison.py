@@ -85,7 +85,7 @@ def verify(session: Session, say: Callable[[str], None]) -> bool:
     reference.build(session.data.train)
     noise = _noise(session, reference)
     limit = tolerance(session.config, reference.model.optimizer)
-    _introduce(session, reference.model, limit, say)
+    _print_header(session, reference.model, limit, say)
     lines: list[tuple[str, float, float]] = []
 
     def compare() -> None:
@@ -235,7 +235,7 @@ def _first_batch(session: Session) -> Any:
     return next(iter(pipeline.dataset([0], 1)))
 
 
-def _introduce(session: Session, model: keras.Model, limit: float, say: Callable[[str], None]) -> None:
+def _print_header(session: Session, model: keras.Model, limit: float, say: Callable[[str], None]) -> None:
     say(f"{session.detection.reason}")
     by_nature = [
         keras_internals.path_of(layer)

@@ -28,7 +28,7 @@ _LONGEST = 500  # values are compared up to this number of characters
 _PRIVATE = ("name", "seed", "input_layers", "output_layers")  # layer settings that Keras numbers or draws at random
 
 
-def check_alike(group: Group, model: keras.Model) -> None:
+def check_equal(group: Group, model: keras.Model) -> None:
     """Checks that all ranks of a group have the same versions, code and model, before any variable is sent.
 
     Args:
@@ -57,25 +57,25 @@ def agree(group: Group, what: str, mine: Mapping[str, str], *, common: bool = Fa
     """
     whole = hashlib.sha256(json.dumps([*mine.items()]).encode()).hexdigest()
     with long_timeout("its model") as deadline:
-        everyone = group.gather(f"alike/{what}whole", whole, deadline)
+        everyone = group.gather(f"models/{what}digest", whole, deadline)
     if len(set(everyone)) == 1:
         return
     theirs = dict(_of_rank_0(group, what, mine))
     order = {key: number for number, key in enumerate([*theirs, *(key for key in mine if key not in theirs)])}
     both = theirs.keys() & mine.keys() if common else order.keys()
     first = next((key for key in order if key in both and theirs.get(key) != mine.get(key)), None)
-    found = [said for said in group.gather(f"alike/{what}first", first and [order[first], first]) if said]
+    found = [said for said in group.gather(f"models/{what}first_difference", first and [order[first], first]) if said]
     if found:
         key = min(found)[1]
-        group.agree(f"alike/{what}differs", {key: mine[key]} if key in mine else {}, what)
+        group.agree(f"models/{what}differs", {key: mine[key]} if key in mine else {}, what)
 
 
 def _of_rank_0(group: Group, what: str, mine: Mapping[str, str]) -> Iterator[list[str]]:
     """Yields rank 0's entries on every rank; sent in pieces, because the size of a message is limited."""
     entries = [*mine.items()]
     pieces = [entries[start : start + _PIECE] for start in range(0, len(entries), _PIECE)]
-    for number in range(group.broadcast(f"alike/{what}pieces", len(pieces))):
-        yield from group.broadcast(f"alike/{what}{number}", pieces[number] if group.rank == 0 else None)
+    for number in range(group.broadcast(f"models/{what}pieces", len(pieces))):
+        yield from group.broadcast(f"models/{what}{number}", pieces[number] if group.rank == 0 else None)
 
 
 @functools.cache

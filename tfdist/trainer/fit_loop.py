@@ -9,15 +9,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.checkpoint.manager import Saving
+from tfdist.checkpoint.manager import Saver
 from tfdist.coordination.watchdog import Watchdog
 from tfdist.data import DataSet, Pipeline, steps_in_epochs
 from tfdist.data.batch_schedule import BatchSchedule
-from tfdist.diagnostics import Site
+from tfdist.diagnostics import RunView
 from tfdist.process.progress_file import ProgressFile
 from tfdist.reporting import RunPlan, StepTimer
 from tfdist.step.callbacks import Callbacks, validation_logs
-from tfdist.step.compiled_loop import Result, not_finite
+from tfdist.step.compiled_loop import LoopResult, not_finite
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.running_metrics import RunningMetrics
 from tfdist.trainer.history import History
@@ -45,7 +45,7 @@ class FitLoop:
         schedule: Schedule,
         checks: Checks,
         reporting: Reporting,
-        saving: Saving,
+        saving: Saver,
         watchdog: Watchdog,
         replicated: Callable[[], Mapping[str, tf.Variable]],
     ):
@@ -83,7 +83,7 @@ class FitLoop:
         )
         self._timer = StepTimer(batch_size=batch_size)
         self._recorder = Recorder(program, state, batches, self._source.size, self._timer, reporting.reporter)
-        self._inspections = inspections(checks, Site(program.steps, batch_size, self._batch), replicated)
+        self._inspections = inspections(checks, RunView(program.steps, batch_size, self._batch), replicated)
         self._inspected: dict[str, float] = {}
 
     def run(self) -> History:
@@ -188,7 +188,7 @@ class FitLoop:
         borders = [look for look in looks if look is not None]
         return self._schedule.until(step, self._end, [epoch_end, *self._reporting.profile.boundaries, *borders])
 
-    def _train(self, count: int, with_norm: bool) -> Result:
+    def _train(self, count: int, with_norm: bool) -> LoopResult:
         """Runs steps, and adds them to the state; ends the run if one is not finite."""
         state = self._state
         with self._timer.call(count), must_fit(self._source.element_spec), _naming(state.step):
@@ -197,14 +197,14 @@ class FitLoop:
             )
             losses, counted = result.losses.numpy(), result.counted.numpy()
         self._timer.inside(float(result.waited), float(result.busy.numpy().max()))
-        if not bool(result.may_go_on):
+        if not bool(result.may_continue):
             self._end_not_finite(result, losses, counted)
         self._reporting.ledger.write(state.step, count, result.numbers.numpy())
         state.step += count
         state.progress.add(losses, counted, self._program.drain())
         return result
 
-    def _end_not_finite(self, result: Result, losses: np.ndarray, counted: np.ndarray) -> NoReturn:
+    def _end_not_finite(self, result: LoopResult, losses: np.ndarray, counted: np.ndarray) -> NoReturn:
         state, program = self._state, self._program
         state.step += len(losses) - 1
         state.progress.add(losses[:-1], counted[:-1], program.drain())

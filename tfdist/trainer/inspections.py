@@ -11,29 +11,31 @@ from tfdist.diagnostics import (
     GradientNorms,
     Inspection,
     ReplicaDivergence,
-    Site,
+    RunView,
 )
 from tfdist.trainer.options import Checks
 
 
-def inspections(checks: Checks, site: Site, replicated: Callable[[], Mapping[str, tf.Variable]]) -> list[Inspection]:
+def inspections(
+    checks: Checks, run_view: RunView, replicated: Callable[[], Mapping[str, tf.Variable]]
+) -> list[Inspection]:
     """Returns the inspections of a run, the same on every process.
 
     Args:
       checks: what to inspect.
-      site: the run.
+      run_view: the run.
       replicated: returns the variables that are equal on all replicas, by name.
     """
-    choice, several = site.steps.compression.choice, site.steps.strategy.replicas > 1
+    choice, several = run_view.steps.compression.choice, run_view.steps.strategy.replicas > 1
     found: list[Inspection] = []
     if choice and several:
-        found.append(Auto(site, choice))
+        found.append(Auto(run_view, choice))
     if checks.compression_check_every:
-        found.append(CompressionErrorMonitor(site, checks.compression_check_every, checks.compression_max_error))
+        found.append(CompressionErrorMonitor(run_view, checks.compression_check_every, checks.compression_max_error))
     if checks.measure_every and several:
-        found.append(Exposure(site, checks.measure_every))
+        found.append(Exposure(run_view, checks.measure_every))
     if checks.check_sync_every and checks.check_sync == "gradients":
-        found.append(GradientNorms(site, checks.check_sync_every))
+        found.append(GradientNorms(run_view, checks.check_sync_every))
     elif checks.check_sync_every:
-        found.append(ReplicaDivergence(site, checks.check_sync_every, replicated))
+        found.append(ReplicaDivergence(run_view, checks.check_sync_every, replicated))
     return found

@@ -18,7 +18,7 @@ from tfdist.step.evaluation import Evaluator
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Settings
 from tfdist.step.validation import check_micro_steps, check_trains
-from tfdist.trainer.consistency import check_alike
+from tfdist.trainer.consistency import check_equal
 
 
 class Program(NamedTuple):
@@ -93,7 +93,7 @@ def build(
         with must_fit(element_spec):
             keras_internals.build(model, batched)
         check_trains(model)
-        check_alike(strategy.peers, model)
+        check_equal(strategy.peers, model)
         strategy.synchronize([*model.variables, *model.optimizer.variables])
     metrics.check_names(model)
     metrics.check_sums(keras_internals.metrics_of(model))

@@ -216,7 +216,7 @@ class Trainer:
                 reporting=reporting,
                 saving=saving,
                 watchdog=watchdog,
-                replicated=lambda: self._variables().alike(),
+                replicated=lambda: self._variables().replicated(),
             )
             try:
                 return loop.run()
@@ -336,6 +336,6 @@ class Trainer:
         this way or Keras does not know it: one of tfdist, or one whose learning rate has a warmup.
         """
         self.program.average_statistics()
-        with self.strategy.blocks.whole([*self.model.variables, *self.model.optimizer.variables]):
+        with self.strategy.blocks.full_variables([*self.model.variables, *self.model.optimizer.variables]):
             if self.strategy.is_chief:
                 save_model(self.model, path)

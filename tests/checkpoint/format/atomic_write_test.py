@@ -12,7 +12,7 @@ from tfdist.checkpoint.format import Checkpoint, Part, atomic_write, clean_parti
 from tfdist.checkpoint.format.entries import Index
 from tfdist.errors import CheckpointError, ExitCode, PeerLostError
 
-SMALL = [Part.whole("w", np.arange(12.0))]
+SMALL = [Part.full("w", np.arange(12.0))]
 
 
 def rows(rank: int, size: int) -> list[Part]:

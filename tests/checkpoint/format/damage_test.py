@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfdist.checkpoint.format import Checkpoint, Damaged, Part
+from tfdist.checkpoint.format import Checkpoint, CorruptCheckpointError, Part
 from tfdist.errors import CheckpointError, InputError
 
 FILES = ("manifest.json", "shard-00000.safetensors", "shard-00001.safetensors")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, write, on_ranks) -> Path:
+def full(tmp_path_factory, write, on_ranks) -> Path:
     """A small checkpoint of two ranks."""
 
     def parts(rank: int) -> list[Part]:
         values = np.arange(12, dtype=np.float32).reshape(3, 4) + rank
-        own = [Part("kernel", (6, 4), (3 * rank, 0), values), Part.whole(f"moment/{rank}", np.ones(5, np.int8))]
-        return own if rank else [*own, Part.whole("iterations", np.array(120))]
+        own = [Part("kernel", (6, 4), (3 * rank, 0), values), Part.full(f"moment/{rank}", np.ones(5, np.int8))]
+        return own if rank else [*own, Part.full("iterations", np.array(120))]
 
     directory = tmp_path_factory.mktemp("checkpoints")
     [path, _] = on_ranks(2, lambda group: write(directory, parts(group.rank), group))
@@ -44,7 +44,7 @@ def verify(path: Path) -> None:
 
 def assert_damaged(path: Path, *words: str) -> None:
     for look in (load, verify):
-        with pytest.raises(Damaged) as caught:
+        with pytest.raises(CorruptCheckpointError) as caught:
             look(path)
         message = str(caught.value)
         assert "\n" not in message
@@ -123,7 +123,7 @@ def test_another_ranks_shard_is_not_taken_for_ones_own(path):
 def test_a_shard_that_shrinks_after_it_was_opened_is_found(path):
     checkpoint = Checkpoint.open(path)
     os.truncate(path / FILES[1], (path / FILES[1]).stat().st_size - 1)
-    with pytest.raises(Damaged, match="it is too short"):
+    with pytest.raises(CorruptCheckpointError, match="it is too short"):
         checkpoint.verify()
 
 
@@ -139,7 +139,7 @@ def test_what_the_system_refuses_is_no_damage(path, monkeypatch):
     monkeypatch.setattr(os, "preadv", refuse)
     with pytest.raises(CheckpointError, match="shard-00000.safetensors: Stale file handle") as caught:
         checkpoint.verify()
-    assert not isinstance(caught.value, (Damaged, InputError))
+    assert not isinstance(caught.value, (CorruptCheckpointError, InputError))
 
 
 def test_what_the_disk_has_lost_is_damage(path, monkeypatch):
@@ -148,5 +148,5 @@ def test_what_the_disk_has_lost_is_damage(path, monkeypatch):
 
     checkpoint = Checkpoint.open(path)
     monkeypatch.setattr(os, "preadv", lose)
-    with pytest.raises(Damaged, match="shard-00000.safetensors.*the disk cannot read it"):
+    with pytest.raises(CorruptCheckpointError, match="shard-00000.safetensors.*the disk cannot read it"):
         checkpoint.verify()

@@ -101,7 +101,7 @@ def test_a_full_disk_is_no_reason_to_end(tmp_path):
         assert (tmp_path / "lock").read_text() == ""
         with pytest.raises(InputError, match="where another process is at work"), lock(tmp_path):
             pass
-        holder.tell()
+        holder.write_owner()
         with pytest.raises(InputError, match=f"process {os.getpid()} on "), lock(tmp_path):
             pass
     with lock(tmp_path):

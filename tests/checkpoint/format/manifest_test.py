@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tfdist.checkpoint.format import Checkpoint, Damaged, Part, manifest
+from tfdist.checkpoint.format import Checkpoint, CorruptCheckpointError, Part, manifest
 from tfdist.errors import InputError
 
 
@@ -20,7 +20,7 @@ def path(tmp_path_factory, write) -> Path:
     """A checkpoint of two tensors, `w` in four blocks."""
     corners = [(row, column) for row in (0, 2) for column in (0, 3)]
     parts = [Part("w", (4, 6), corner, np.full((2, 3), sum(corner), np.float32)) for corner in corners]
-    return write(tmp_path_factory.mktemp("checkpoints"), [*parts, Part.whole("b", np.arange(4))])
+    return write(tmp_path_factory.mktemp("checkpoints"), [*parts, Part.full("b", np.arange(4))])
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_every_byte_of_it_is_one_that_it_must_be(content):
 )
 def test_what_is_no_manifest_is_damage(data, tmp_path):
     (tmp_path / "manifest.json").write_bytes(data)
-    with pytest.raises(Damaged, match="manifest.json: its content does not match its own hash"):
+    with pytest.raises(CorruptCheckpointError, match="manifest.json: its content does not match its own hash"):
         Checkpoint.open(tmp_path)
 
 
@@ -142,7 +142,7 @@ REFUSED = {
 @pytest.mark.parametrize(("place", "value"), [(place, value) for place, values in REFUSED.items() for value in values])
 def test_what_cannot_be_is_refused_although_its_own_hash_is_right(place, value, content, sealing):
     steps = tuple(int(step) if step.isdigit() else step for step in place.split())
-    with pytest.raises(Damaged) as caught:
+    with pytest.raises(CorruptCheckpointError) as caught:
         load(sealing(changed(content, steps, value)))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
 
@@ -161,13 +161,13 @@ def test_a_shard_is_a_file_of_the_checkpoint_even_if_there_is_another(name, cont
         if not place.exists() and place.parent.is_dir():
             shutil.copy(path / shard, place)
     (checkpoint / "manifest.json").write_bytes(manifest.sealed(made))
-    with pytest.raises(Damaged, match="a shard's name is "):
+    with pytest.raises(CorruptCheckpointError, match="a shard's name is "):
         load(checkpoint)
 
 
 def test_two_names_for_the_same_bytes_are_refused(content, sealing):
     twice = changed(content, ("tensors", "b2"), content["tensors"]["b"])
-    with pytest.raises(Damaged, match="a key in a shard is one block's"):
+    with pytest.raises(CorruptCheckpointError, match="a key in a shard is one block's"):
         load(sealing(twice))
 
 
@@ -195,7 +195,7 @@ def test_whatever_it_says_it_is_loaded_as_written_or_refused(data, content, seal
     tracemalloc.start()
     try:
         load(sealing(made))
-    except (Damaged, InputError) as error:
+    except (CorruptCheckpointError, InputError) as error:
         assert "\n" not in str(error)
     else:
         empty = {"shards": {}, "tensors": {}}  # which says nothing of any file: nothing of one is loaded

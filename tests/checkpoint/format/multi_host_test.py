@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfdist.checkpoint.format import Checkpoint, Part, Spread, keeper, multi_host, newest, shard_bytes
+from tfdist.checkpoint.format import Checkpoint, HostPlacement, Part, copy_holder, multi_host, newest, shard_bytes
 from tfdist.coordination import LocalGroup
-from tfdist.errors import CheckpointError, Damaged
+from tfdist.errors import CheckpointError, CorruptCheckpointError
 from tfdist.storage import FileSystem
 
 HOSTS = [[0, 1], [2, 3], [4]]
@@ -22,20 +22,20 @@ SIZE = 5
 def own(rank: int) -> list[Part]:
     """What a rank alone holds: its row, and rank 0 something more."""
     row = Part("error", (SIZE, 3), (rank, 0), np.full((1, 3), rank, np.float32))
-    return [row, Part.whole("seed", np.arange(2, dtype=np.uint32))] if rank == 0 else [row]
+    return [row, Part.full("seed", np.arange(2, dtype=np.uint32))] if rank == 0 else [row]
 
 
 def host_of(rank: int) -> int:
     return next(number for number, host in enumerate(HOSTS) if rank in host)
 
 
-def written(tmp_path, write, on_ranks, alike=lambda rank: [Part.whole("w", WEIGHTS)], **given) -> list:
+def written(tmp_path, write, on_ranks, replicated=lambda rank: [Part.full("w", WEIGHTS)], **given) -> list:
     """A checkpoint over three hosts; the bytes that go to others are handed over here."""
 
     def one(group):
-        copies = {rank: shard_bytes(own(rank)) for rank in range(SIZE) if keeper(rank, HOSTS) == group.rank}
+        copies = {rank: shard_bytes(own(rank)) for rank in range(SIZE) if copy_holder(rank, HOSTS) == group.rank}
         first = any(host[0] == group.rank for host in HOSTS)
-        over = Spread(HOSTS, alike(group.rank) if first else (), copies)
+        over = HostPlacement(HOSTS, replicated(group.rank) if first else (), copies)
         said = {"rank": group.rank}
         return write(place(tmp_path, group.rank), own(group.rank), group, over=over, values=said, flags=said, **given)
 
@@ -54,9 +54,9 @@ def whole(paths: list[Path], target: Path) -> Checkpoint:
 
 
 def test_the_next_host_keeps_copies():
-    assert [keeper(rank, HOSTS) for rank in range(SIZE)] == [2, 3, 4, 4, 0]
-    assert [keeper(rank, [[0], [1, 2]]) for rank in range(3)] == [1, 0, 0]
-    assert [keeper(rank, [[0, 2], [1, 3]]) for rank in range(4)] == [1, 0, 3, 2]
+    assert [copy_holder(rank, HOSTS) for rank in range(SIZE)] == [2, 3, 4, 4, 0]
+    assert [copy_holder(rank, [[0], [1, 2]]) for rank in range(3)] == [1, 0, 0]
+    assert [copy_holder(rank, [[0, 2], [1, 3]]) for rank in range(4)] == [1, 0, 3, 2]
 
 
 def test_every_host_has_the_manifest_and_without_one_nothing_is_lost(tmp_path, write, on_ranks):
@@ -64,13 +64,13 @@ def test_every_host_has_the_manifest_and_without_one_nothing_is_lost(tmp_path, w
     assert paths == [place(tmp_path, rank) / "step-000000120" for rank in range(SIZE)]
     hosts = sorted(set(paths))
     assert len({(path / "manifest.json").read_bytes() for path in hosts}) == 1
-    alike = "shard-00005.safetensors"
+    replicated = "shard-00005.safetensors"
     assert [sorted(int(file.name[6:11]) for file in path.glob("shard-*")) for path in hosts] == [
         [0, 1, 4, 5],
         [0, 1, 2, 3, 5],
         [2, 3, 4, 5],
     ]
-    assert len({(path / alike).read_bytes() for path in hosts}) == 1
+    assert len({(path / replicated).read_bytes() for path in hosts}) == 1
     for number, left in enumerate(itertools.combinations(hosts, 2)):
         checkpoint = whole(list(left), tmp_path / f"whole{number}")
         checkpoint.verify()
@@ -87,7 +87,7 @@ def test_what_a_host_has_is_told_by_every_byte(tmp_path, write, on_ranks):
     assert sorted(held.sizes) == sorted([*names, "manifest.json"])
     assert sorted(held.intact) == sorted([names[0], names[1], names[4], names[5], "manifest.json"])
     assert all((path / name).stat().st_size == held.sizes[name] for name in held.intact)
-    with pytest.raises(Damaged, match=r"shard-0000[23].*missing"):
+    with pytest.raises(CorruptCheckpointError, match=r"shard-0000[23].*missing"):
         Checkpoint.open(path)
     for name in (names[1], names[5]):
         data = bytearray((path / name).read_bytes())
@@ -101,7 +101,7 @@ def test_hosts_that_hold_other_bits_write_nothing(tmp_path, write, on_ranks):
     def drifted(rank: int) -> list[Part]:
         values = WEIGHTS.copy()
         values.reshape(-1).view(np.uint8)[5] ^= rank == 2
-        return [Part.whole("b", WEIGHTS), Part.whole("w", values)]
+        return [Part.full("b", WEIGHTS), Part.full("w", values)]
 
     found = written(tmp_path, write, on_ranks, drifted)
     assert {type(error) for error in found} == {CheckpointError}
@@ -137,7 +137,7 @@ def test_only_the_newest_stay_on_every_host(tmp_path, write, on_ranks):
 def test_what_is_not_json_is_told_to_all_at_once(tmp_path, write, on_ranks):
     def one(group):
         said = {"lr": np.float32(1)}
-        return write(tmp_path / str(group.rank), [], group, over=Spread([[0], [1]]), flags=said, deadline=20.0)
+        return write(tmp_path / str(group.rank), [], group, over=HostPlacement([[0], [1]]), flags=said, deadline=20.0)
 
     found = on_ranks(2, one)
     assert [type(error) for error in found] == [CheckpointError] * 2
@@ -153,7 +153,7 @@ def test_all_that_is_said_has_the_deadline(tmp_path, write):
             deadlines.add(deadline)
             return super().gather(name, value, deadline)
 
-    write(tmp_path, [], Alone(), over=Spread([[0]], [Part.whole("w", WEIGHTS)]), deadline=77.0)
+    write(tmp_path, [], Alone(), over=HostPlacement([[0]], [Part.full("w", WEIGHTS)]), deadline=77.0)
     assert deadlines == {77.0}
 
 

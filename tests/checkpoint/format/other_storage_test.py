@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from tests.storage.mangled import registered
-from tfdist.checkpoint.format import Checkpoint, Damaged, Part, checkpoints_at, lock, newest, set_aside, set_aside_in
+from tfdist.checkpoint.format import (
+    Checkpoint,
+    CorruptCheckpointError,
+    Part,
+    checkpoints_at,
+    lock,
+    newest,
+    set_aside,
+    set_aside_in,
+)
 from tfdist.errors import CheckpointError, InputError
 from tfdist.storage import path_of
 
@@ -33,8 +42,8 @@ def test_ranks_write_one_and_read_it(write, on_ranks, tmp_path, storage):
 
 def test_the_newest_stay_and_damaged_ones_are_set_aside(write, storage):
     for step in (1, 2, 3):
-        write(HOME, [Part.whole("w", LARGE)], step=step, keep=2)
-    write(HOME, [Part.whole("w", LARGE)], step=3, values=2, keep=2)
+        write(HOME, [Part.full("w", LARGE)], step=step, keep=2)
+    write(HOME, [Part.full("w", LARGE)], step=3, values=2, keep=2)
     found = checkpoints_at("test://bucket/run")
     assert [path.name for path in found] == ["step-000000003", "step-000000002"]
     assert checkpoints_at(str(found[1])) == [found[1]]
@@ -42,7 +51,7 @@ def test_the_newest_stay_and_damaged_ones_are_set_aside(write, storage):
     data = bytearray(storage.read(shard))
     data[-1] ^= 1
     storage.replace(shard, bytes(data))
-    with pytest.raises(Damaged, match=f"{shard}: w is not what was written"):
+    with pytest.raises(CorruptCheckpointError, match=f"{shard}: w is not what was written"):
         Checkpoint.open(found[0]).verify()
     moved = set_aside(found[0])
     assert newest(HOME) == [found[1]]

@@ -7,7 +7,7 @@ SQUARE = np.ones((2, 2), np.float32)
 
 
 def test_a_whole_tensor_is_its_one_part():
-    part = Part.whole("w", SQUARE)
+    part = Part.full("w", SQUARE)
     assert (part.shape, part.offset, part.key) == ((2, 2), (0, 0), "w")
 
 

@@ -3,7 +3,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from tfdist.checkpoint.format import Checkpoint, Damaged, Part, hashed_io
+from tfdist.checkpoint.format import Checkpoint, CorruptCheckpointError, Part, hashed_io
 from tfdist.checkpoint.format.dtypes import DTYPES
 
 
@@ -34,7 +34,7 @@ def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
 
 
 def test_what_was_written_comes_back_bit_for_bit(arrays, tmp_path, write):
-    path = write(tmp_path, [Part.whole(name, values) for name, values in arrays.items()], step=7, seed=-3)
+    path = write(tmp_path, [Part.full(name, values) for name, values in arrays.items()], step=7, seed=-3)
     checkpoint = Checkpoint.open(path)
     assert (checkpoint.step, checkpoint.seed) == (7, -3)
     assert (checkpoint.flags, checkpoint.values) == ({"batch_size": 64}, {"examples": 7680})
@@ -84,27 +84,27 @@ def test_only_parts_that_a_block_needs_are_read(tmp_path, write):
     flip_last(path / "shard-00000.safetensors")  # of the last rows
     checkpoint = Checkpoint.open(path)
     assert_same(checkpoint.read_block("w", (0, 0), (4, 8)), WHOLE[:4])
-    with pytest.raises(Damaged, match=r"shard-00000.safetensors: w\[4:7,0:8\] is not what was written"):
+    with pytest.raises(CorruptCheckpointError, match=r"shard-00000.safetensors: w\[4:7,0:8\] is not what was written"):
         checkpoint.read_block("w", (3, 0), (2, 8))
 
 
 def test_verifying_reads_what_was_not_read(tmp_path, write):
-    path = write(tmp_path, [Part.whole("a", WHOLE), Part.whole("b", WHOLE)])
+    path = write(tmp_path, [Part.full("a", WHOLE), Part.full("b", WHOLE)])
     checkpoint = Checkpoint.open(path)
     checkpoint.read("b")
     flip_last(path / "shard-00000.safetensors")
     checkpoint.verify()
     again = Checkpoint.open(path)
     again.verify(["a"])
-    with pytest.raises(Damaged, match="b is not what was written"):
+    with pytest.raises(CorruptCheckpointError, match="b is not what was written"):
         again.verify()
-    with pytest.raises(Damaged, match="b is not what was written"):
+    with pytest.raises(CorruptCheckpointError, match="b is not what was written"):
         list(again.arrays())
 
 
 def test_what_is_not_read_takes_no_memory(tmp_path, write):
     size = 64 << 20
-    checkpoint = Checkpoint.open(write(tmp_path, [Part.whole("large", np.ones(size, np.uint8))]))
+    checkpoint = Checkpoint.open(write(tmp_path, [Part.full("large", np.ones(size, np.uint8))]))
     before = _allocated_at_most(lambda: None)
     assert _allocated_at_most(checkpoint.verify) - before < size // 8
 

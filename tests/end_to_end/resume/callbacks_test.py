@@ -95,7 +95,7 @@ def make(strategy):
 
 
 @pytest.fixture(scope="module")
-def whole(mirrored2, tmp_path_factory):
+def full(mirrored2, tmp_path_factory):
     """A run that nobody stopped: its directory, the state of its callbacks, and its weights."""
     directory = tmp_path_factory.mktemp("whole")
     trainer = make(mirrored2)

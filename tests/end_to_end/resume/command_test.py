@@ -23,7 +23,7 @@ def run(path: pathlib.Path, **flags) -> int:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> pathlib.Path:
+def full(tmp_path_factory) -> pathlib.Path:
     """50 steps, which end in the middle of an epoch of 23."""
     path = tmp_path_factory.mktemp("runs") / "whole"
     run(path, steps=50)

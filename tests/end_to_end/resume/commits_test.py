@@ -73,7 +73,7 @@ def damage(checkpoint: pathlib.Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> pathlib.Path:
+def full(tmp_path_factory) -> pathlib.Path:
     """The run that nobody ends."""
     path = tmp_path_factory.mktemp("runs") / "whole"
     run(path, steps=END, checkpoint_every="20", log_every=1)

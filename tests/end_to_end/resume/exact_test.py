@@ -228,7 +228,7 @@ def test_values_of_another_kind_are_damage(values, single, tmp_path):
     trainer = make_trainer(single)
     fit(trainer, tmp_path, steps=1, every=1)
     own = Checkpoint.open(newest(tmp_path)[0])
-    parts = [Part.whole(name, array) for name, array in own.arrays()]
+    parts = [Part.full(name, array) for name, array in own.arrays()]
     commit(LocalGroup(), tmp_path, parts, step=2, seed=5, flags={}, values=own.values | values, keep=2)
     assert trainer.resume(tmp_path) == 1
     assert (tmp_path / "step-000000002.damaged").exists()

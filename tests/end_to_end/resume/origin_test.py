@@ -23,7 +23,7 @@ def directory(tmp_path) -> RunDirectory:
 def begun(directory: RunDirectory, *saved: int, flags=FLAGS, launched="") -> RunDirectory:
     directory.begin(TEXT, ["alpha"], facts={"launched": launched})
     for step in saved:
-        parts = [Part.whole("model/w", np.zeros(3))]
+        parts = [Part.full("model/w", np.zeros(3))]
         commit(LocalGroup(), directory.checkpoints, parts, step=step, seed=0, flags=flags, values={}, keep=9)
     return directory
 
@@ -141,7 +141,7 @@ def test_the_same_command_goes_on_with_what_it_began(directory, tmp_path):
     directory.begin(f"{TEXT}--resume={other.path}\n", ["alpha"], step=7, checkpoint=checkpoint)
     assert origin(str(other.path), directory, FLAGS) == ([checkpoint], True)
     assert origin("auto", directory, FLAGS) == ([checkpoint], True)
-    parts = [Part.whole("model/w", np.zeros(3))]
+    parts = [Part.full("model/w", np.zeros(3))]
     commit(LocalGroup(), directory.checkpoints, parts, step=9, seed=0, flags=FLAGS, values={}, keep=9)
     assert origin(str(other.path), directory, FLAGS) == (paths(directory, 9), True)
 

@@ -13,7 +13,7 @@ from tests import processes
 from tests.coordination.members import members
 from tests.workers import running
 from tfdist.checkpoint import replication, transfer
-from tfdist.checkpoint.format import Checkpoint, Part, Spread, commit, keeper, newest, shard_bytes
+from tfdist.checkpoint.format import Checkpoint, HostPlacement, Part, commit, copy_holder, newest, shard_bytes
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 
@@ -32,9 +32,9 @@ def write(home: pathlib.Path, folder: str, step: int, seed: int = 0) -> None:
     """A commit over three hosts."""
 
     def one(group) -> None:
-        copies = {rank: shard_bytes(own(rank, step)) for rank in range(RANKS) if keeper(rank, HOSTS) == group.rank}
-        alike = [Part.whole("w", np.full(1234, step, np.float64))]
-        place, over = home / f"host{group.rank}" / folder, Spread(HOSTS, alike, copies)
+        copies = {rank: shard_bytes(own(rank, step)) for rank in range(RANKS) if copy_holder(rank, HOSTS) == group.rank}
+        replicated = [Part.full("w", np.full(1234, step, np.float64))]
+        place, over = home / f"host{group.rank}" / folder, HostPlacement(HOSTS, replicated, copies)
         commit(group, place, own(group.rank, step), step=step, seed=seed, flags={}, values=step, keep=9, over=over)
 
     with members(RANKS) as joined, ThreadPoolExecutor(RANKS) as pool:
@@ -187,8 +187,8 @@ def test_two_good_commits_of_one_step_are_not_one(tmp_path, monkeypatch) -> None
 
     for rank in range(2):
         same = {"flags": {}, "values": 0, "keep": 9}
-        commit(LocalGroup(), tmp_path / f"host{rank}", [Part.whole("w", np.arange(9))], step=20, seed=0, **same)
-        commit(LocalGroup(), tmp_path / f"host{rank}", [Part.whole("w", np.full(9, rank))], step=30, seed=0, **same)
+        commit(LocalGroup(), tmp_path / f"host{rank}", [Part.full("w", np.arange(9))], step=20, seed=0, **same)
+        commit(LocalGroup(), tmp_path / f"host{rank}", [Part.full("w", np.full(9, rank))], step=30, seed=0, **same)
     monkeypatch.setattr(replication, "can_transfer", lambda strategy: True)
     with members(2) as joined, ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda g: replication.share(Strategy(g), tmp_path / f"host{g.rank}"), joined))

@@ -20,26 +20,26 @@ from tfdist.checkpoint.format.directory import (
     step_of,
 )
 from tfdist.checkpoint.format.locking import Holder, NoLock, lock, unlocked
-from tfdist.checkpoint.format.multi_host import Spread, keeper
+from tfdist.checkpoint.format.multi_host import HostPlacement, copy_holder
 from tfdist.checkpoint.format.part import Part
-from tfdist.checkpoint.format.reading import Checkpoint, Held
+from tfdist.checkpoint.format.reading import Checkpoint, LocalFiles
 from tfdist.checkpoint.format.shard import shard_bytes, write_shard
-from tfdist.errors import CheckpointError, Damaged
+from tfdist.errors import CheckpointError, CorruptCheckpointError
 
 __all__ = [
     "BackgroundWriter",
     "Checkpoint",
     "CheckpointError",
-    "Damaged",
-    "Held",
+    "CorruptCheckpointError",
+    "LocalFiles",
     "Holder",
     "NoLock",
     "Part",
-    "Spread",
+    "HostPlacement",
     "checkpoints_at",
     "clean_partial",
     "commit",
-    "keeper",
+    "copy_holder",
     "lock",
     "newest",
     "remove",

@@ -13,7 +13,7 @@ from tfdist.checkpoint.format import directory as places
 from tfdist.checkpoint.format import entries, files, json_validation, manifest
 from tfdist.checkpoint.format.entries import Index
 from tfdist.checkpoint.format.manifest import Manifest
-from tfdist.checkpoint.format.multi_host import MultiHost, Spread
+from tfdist.checkpoint.format.multi_host import HostPlacement, MultiHost
 from tfdist.checkpoint.format.part import Part
 from tfdist.checkpoint.format.shard import write_shard
 from tfdist.coordination import Group, Json
@@ -36,7 +36,7 @@ def commit(
     keep: int,
     noun: str = "checkpoint",
     deadline: float = 3600.0,
-    over: Spread | None = None,
+    over: HostPlacement | None = None,
 ) -> StoragePath:
     """Writes a checkpoint and returns when it is on disk; every rank must call it, from any thread.
 

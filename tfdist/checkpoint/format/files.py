@@ -4,7 +4,7 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
-from tfdist.errors import CheckpointError, Damaged
+from tfdist.errors import CheckpointError, CorruptCheckpointError
 from tfdist.storage import NotRegularFile, StoragePath, StoredFile, storage_of
 
 _IS_DAMAGE = {
@@ -30,17 +30,17 @@ def opened(path: StoragePath) -> Iterator[StoredFile]:
     """Yields a regular file for reading; refuses links, devices and pipes.
 
     Raises:
-      Damaged: the file is missing or not a regular one, or cannot be read from the disk.
+      CorruptCheckpointError: the file is missing or not a regular one, or cannot be read from the disk.
       CheckpointError: the system refuses to open or read it, which does not mean that its contents are corrupted.
     """
     try:
         with storage_of(path).open(path) as file:
             yield file
     except NotRegularFile as error:
-        raise Damaged(path, "it is not a file") from error
+        raise CorruptCheckpointError(path, "it is not a file") from error
     except OSError as error:
         if error.errno in _IS_DAMAGE:
-            raise Damaged(path, _IS_DAMAGE[error.errno]) from error
+            raise CorruptCheckpointError(path, _IS_DAMAGE[error.errno]) from error
         raise CheckpointError(
             f"A checkpoint must be readable. Received: {path}: {error.strerror or error}. "
             "Repair it, or use another checkpoint."
@@ -51,7 +51,7 @@ def read(path: StoragePath) -> bytes:
     """Returns the contents of a file.
 
     Raises:
-      Damaged, CheckpointError: see `opened`.
+      CorruptCheckpointError, CheckpointError: see `opened`.
     """
     with opened(path) as file:
         return file.read(file.size)

@@ -30,7 +30,7 @@ class Holder:
         self._words = f"process {os.getpid()} on {socket.gethostname()} since {started}\n".encode()
         self.is_written_down = False
 
-    def tell(self) -> None:
+    def write_owner(self) -> None:
         """Writes the description for other hosts to read, unless that is done; it may fail on a full disk."""
         if self.is_written_down:
             return
@@ -92,7 +92,7 @@ def _opened(directory: AnyPath, remedy: str, exclusive: bool) -> Iterator[Holder
                 f"{remedy[0].upper()}{remedy[1:]}."
             ) from error
         holder = Holder(file)
-        holder.tell()
+        holder.write_owner()
         stack.callback(holder.clear)
         yield holder
 

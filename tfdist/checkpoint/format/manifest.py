@@ -13,7 +13,7 @@ from typing import Any
 from tfdist.checkpoint.format import json_validation
 from tfdist.checkpoint.format.entries import Index, check
 from tfdist.coordination import Json
-from tfdist.errors import Damaged, InputError
+from tfdist.errors import CorruptCheckpointError, InputError
 from tfdist.storage import StoragePath
 
 VERSION = 1
@@ -113,14 +113,14 @@ def load(path: StoragePath, data: bytes) -> Manifest:
       data: contents of the file.
 
     Raises:
-      Damaged: they are not a result of `dump`.
+      CorruptCheckpointError: they are not a result of `dump`.
       InputError: a newer version of the format.
     """
     try:
         content = unsealed(data)
         version = json_validation.natural(content.get("version"), "version")
     except ValueError as error:
-        raise Damaged(path, str(error)) from error
+        raise CorruptCheckpointError(path, str(error)) from error
     if version > VERSION:
         raise InputError(
             f"A checkpoint must have a format that this version of tfdist reads, {VERSION}. "
@@ -129,7 +129,7 @@ def load(path: StoragePath, data: bytes) -> Manifest:
     try:
         return _manifest(content)
     except ValueError as error:
-        raise Damaged(path, str(error)) from error
+        raise CorruptCheckpointError(path, str(error)) from error
 
 
 def _manifest(content: dict[str, Any]) -> Manifest:

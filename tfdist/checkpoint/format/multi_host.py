@@ -24,31 +24,31 @@ _MESSAGE = 1 << 19  # characters per message of a group, without its framing
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
+class HostPlacement:
     """Distribution of a checkpoint's files over hosts without a shared directory.
 
     Attributes:
       hosts: for each directory, the ranks that share it, in order; rank 0's first.
-      alike: on the first rank of a host, the replicated parts.
+      replicated: on the first rank of a host, the replicated parts.
       copies: contents of files of ranks on other hosts that this rank writes, by rank; see `shard_bytes`.
     """
 
     hosts: Sequence[Sequence[int]]
-    alike: Sequence[Part] = ()
+    replicated: Sequence[Part] = ()
     copies: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
-def keeper(rank: int, hosts: Sequence[Sequence[int]]) -> int:
+def copy_holder(rank: int, hosts: Sequence[Sequence[int]]) -> int:
     """Returns the rank on the next host that stores a copy of this rank's file."""
-    at = next(number for number, host in enumerate(hosts) if rank in host)
-    there = hosts[(at + 1) % len(hosts)]
-    return there[hosts[at].index(rank) % len(there)]
+    own = next(number for number, host in enumerate(hosts) if rank in host)
+    there = hosts[(own + 1) % len(hosts)]
+    return there[hosts[own].index(rank) % len(there)]
 
 
 class MultiHost:
     """Writing by ranks that do not share a directory; their indices are exchanged through the group."""
 
-    def __init__(self, group: Group, over: Spread, flags: Json, values: Json):
+    def __init__(self, group: Group, over: HostPlacement, flags: Json, values: Json):
         """Initializes the write.
 
         Args:
@@ -78,10 +78,10 @@ class MultiHost:
         """
         for rank, data in self._over.copies.items():
             files.write(partial / shard_name(rank), data.data)
-        numbered = ((self._group.rank, parts), (self._group.size, self._over.alike))
-        own, alike = (manifest.dump_index(write_shard(partial, number, those)) for number, those in numbered)
+        numbered = ((self._group.rank, parts), (self._group.size, self._over.replicated))
+        own, replicated = (manifest.dump_index(write_shard(partial, number, those)) for number, those in numbered)
         # Encoded here, because a rank that failed in `exchange` would leave the others waiting.
-        self._text = _packed(self._words | {"own": own, "alike": alike})
+        self._text = _packed(self._words | {"own": own, "replicated": replicated})
 
     def exchange(self, name: str, deadline: float) -> None:
         """Exchanges the indices of all ranks, and rank 0's flags and values; every rank must call it.
@@ -102,7 +102,7 @@ class MultiHost:
                 self._check(rank)
 
     def _check(self, rank: int) -> None:
-        here, there = (self._said[one]["alike"]["tensors"] for one in (0, rank))
+        here, there = (self._said[one]["replicated"]["tensors"] for one in (0, rank))
         differs = [name for name in {**here, **there} if here.get(name) != there.get(name)]
         if differs:
             raise ValueError(f"rank {rank} does not hold {differs[0]} as rank 0 does, see --check_sync_every")
@@ -110,7 +110,7 @@ class MultiHost:
     def content(self) -> tuple[Index, Json, Json]:
         """Returns the index of all files, and rank 0's flags and values."""
         first = self._said[0]
-        indices = [first["alike"], *(words["own"] for words in self._said)]
+        indices = [first["replicated"], *(words["own"] for words in self._said)]
         return merged(map(json_validation.index, indices)), first["flags"], first["values"]
 
 

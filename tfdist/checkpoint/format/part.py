@@ -24,7 +24,7 @@ class Part:
     values: np.ndarray
 
     @classmethod
-    def whole(cls, name: str, values: np.ndarray) -> "Part":
+    def full(cls, name: str, values: np.ndarray) -> "Part":
         """Returns a complete tensor as a single block."""
         return cls(name, values.shape, (0,) * values.ndim, values)
 

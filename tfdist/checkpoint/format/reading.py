@@ -13,9 +13,9 @@ import numpy as np
 from tfdist.checkpoint.format import files, hashed_io, manifest, shard
 from tfdist.checkpoint.format.entries import PartEntry, TensorEntry
 from tfdist.checkpoint.format.manifest import Manifest
-from tfdist.checkpoint.format.shard import Plan
+from tfdist.checkpoint.format.shard import ShardPlan
 from tfdist.coordination import Json
-from tfdist.errors import CheckpointError, Damaged
+from tfdist.errors import CheckpointError, CorruptCheckpointError
 from tfdist.storage import AnyPath, StoragePath, path_of
 
 AHEAD = 64 << 20  # bytes that `arrays` reads at once, to divide small tensors between threads
@@ -34,7 +34,7 @@ class _Block(NamedTuple):
         return self.part.file
 
 
-class Held(NamedTuple):
+class LocalFiles(NamedTuple):
     """The files of a checkpoint that one directory has.
 
     Attributes:
@@ -60,7 +60,7 @@ class Checkpoint:
       tensors: metadata of the tensors, by name.
     """
 
-    def __init__(self, path: StoragePath, content: Manifest, plans: Mapping[str, Plan]):
+    def __init__(self, path: StoragePath, content: Manifest, plans: Mapping[str, ShardPlan]):
         """Initializes a checkpoint.
 
         Args:
@@ -86,7 +86,7 @@ class Checkpoint:
           path: directory of the checkpoint.
 
         Raises:
-          Damaged: it is corrupted.
+          CorruptCheckpointError: it is corrupted.
           InputError: a newer version of the format.
           CheckpointError: the system refuses to read it.
         """
@@ -104,18 +104,18 @@ class Checkpoint:
         plans = shard.plans(content.index)
         for name, size in content.index.shards.items():
             if size != plans[name].size:
-                raise Damaged(file, f"{name} cannot have {size} bytes")
+                raise CorruptCheckpointError(file, f"{name} cannot have {size} bytes")
         return cls(directory, content, plans)
 
     @classmethod
-    def held(cls, path: AnyPath) -> Held:
+    def held(cls, path: AnyPath) -> LocalFiles:
         """Returns which files of a checkpoint are here and intact, reading every byte.
 
         Args:
           path: directory of the checkpoint, which may have some of its files only.
 
         Raises:
-          Damaged, InputError, CheckpointError: the manifest cannot be read, see `open`.
+          CorruptCheckpointError, InputError, CheckpointError: the manifest cannot be read, see `open`.
         """
         directory = path_of(path)
         data = files.read(directory / manifest.NAME)
@@ -123,7 +123,7 @@ class Checkpoint:
         sizes = {name: plan.size for name, plan in found._plans.items()}
         intact = [name for name in sizes if found._is_intact(name)]
         own = manifest.NAME
-        return Held(hashlib.sha256(data).hexdigest(), {**sizes, own: len(data)}, [*intact, own])
+        return LocalFiles(hashlib.sha256(data).hexdigest(), {**sizes, own: len(data)}, [*intact, own])
 
     def _is_intact(self, name: str) -> bool:
         blocks = [
@@ -143,7 +143,7 @@ class Checkpoint:
         """Returns a complete tensor.
 
         Raises:
-          Damaged: it is corrupted.
+          CorruptCheckpointError: it is corrupted.
           CheckpointError: the system refuses to read it.
         """
         shape = self.tensors[name].shape
@@ -158,7 +158,7 @@ class Checkpoint:
           shape: shape of the block.
 
         Raises:
-          Damaged: one of the stored blocks is corrupted.
+          CorruptCheckpointError: one of the stored blocks is corrupted.
           CheckpointError: the system refuses to read it.
         """
         whole = self.tensors[name].shape
@@ -172,7 +172,7 @@ class Checkpoint:
         """Yields complete tensors with their names, by default all; small ones are read several at once.
 
         Raises:
-          Damaged, CheckpointError: see `read`.
+          CorruptCheckpointError, CheckpointError: see `read`.
         """
         together: list[str] = []
         size = 0
@@ -190,7 +190,7 @@ class Checkpoint:
         Uses a constant amount of memory.
 
         Raises:
-          Damaged, CheckpointError: see `read`.
+          CorruptCheckpointError, CheckpointError: see `read`.
         """
         tensors = self.tensors.values() if names is None else [self.tensors[name] for name in names]
         blocks = [_Block(part, tensor.size_of(part), None) for tensor in tensors for part in tensor.parts]
@@ -239,19 +239,19 @@ class Checkpoint:
             try:
                 found = iter(hashed_io.read(opened, each, self._threads))
             except EOFError as error:
-                raise Damaged(path, "it is too short") from error
+                raise CorruptCheckpointError(path, "it is too short") from error
         for block in blocks:
             if tuple(itertools.islice(found, len(block.part.sha256))) != block.part.sha256:
-                raise Damaged(path, f"{block.part.key} is not what was written")
+                raise CorruptCheckpointError(path, f"{block.part.key} is not what was written")
             self._verified.add((file, block.part.key))
 
 
-def _check_shard(path: StoragePath, plan: Plan) -> None:
+def _check_shard(path: StoragePath, plan: ShardPlan) -> None:
     with files.opened(path) as file:
         if file.size != plan.size:
-            raise Damaged(path, f"it has {file.size} bytes, not {plan.size}")
+            raise CorruptCheckpointError(path, f"it has {file.size} bytes, not {plan.size}")
         if file.read(len(plan.header)) != plan.header:
-            raise Damaged(path, "its header is not what was written")
+            raise CorruptCheckpointError(path, "its header is not what was written")
 
 
 _Ranges = list[tuple[int, int]]

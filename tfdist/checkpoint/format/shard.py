@@ -23,7 +23,7 @@ from tfdist.storage import StoragePath, storage_of
 THREADS = 2  # that hash and write during training
 
 
-class Plan(NamedTuple):
+class ShardPlan(NamedTuple):
     """The layout of one shard.
 
     Attributes:
@@ -48,7 +48,7 @@ def shard_name(rank: int) -> str:
     return f"shard-{rank:05d}.safetensors"
 
 
-def plans(index: Index) -> dict[str, Plan]:
+def plans(index: Index) -> dict[str, ShardPlan]:
     """Returns the layout of each shard of an index that `entries.check` has accepted."""
     blocks: dict[str, dict[str, _Block]] = defaultdict(dict)
     for tensor, part in index.blocks():
@@ -56,7 +56,7 @@ def plans(index: Index) -> dict[str, Plan]:
     return {file: _plan(own) for file, own in blocks.items()}
 
 
-def _plan(blocks: Mapping[str, _Block]) -> Plan:
+def _plan(blocks: Mapping[str, _Block]) -> ShardPlan:
     header, starts, end = {}, {}, 0
     for key in sorted(blocks, key=lambda key: (-dtypes.DTYPES[blocks[key].dtype].itemsize, key)):
         dtype, shape, size = blocks[key]
@@ -66,7 +66,7 @@ def _plan(blocks: Mapping[str, _Block]) -> Plan:
     text += b" " * (-len(text) % 8)
     first = 8 + len(text)
     positions = {key: first + start for key, start in starts.items()}
-    return Plan(len(text).to_bytes(8, "little") + text, positions, first + end)
+    return ShardPlan(len(text).to_bytes(8, "little") + text, positions, first + end)
 
 
 def write_shard(directory: StoragePath, rank: int, parts: Sequence[Part]) -> Index:
@@ -118,7 +118,7 @@ def _entry(file: str, part: Part, sha256: tuple[str, ...]) -> TensorEntry:
     return TensorEntry(part.values.dtype.name, part.shape, (entry,))
 
 
-def _write(path: StoragePath, plan: Plan, parts: Sequence[Part]) -> dict[str, tuple[str, ...]]:
+def _write(path: StoragePath, plan: ShardPlan, parts: Sequence[Part]) -> dict[str, tuple[str, ...]]:
     """Writes a file; returns the hashes of each block's pieces by key."""
     ordered = sorted(parts, key=lambda part: plan.positions[part.key])  # in file order, which is faster
     with storage_of(path).create(path) as file:

@@ -3,7 +3,7 @@
 from tfdist.errors import InputError
 
 
-def checked_whole(method: str, parameter: str, value: int, low: int, high: int, *, multiple: int = 1) -> int:
+def checked_integer(method: str, parameter: str, value: int, low: int, high: int, *, multiple: int = 1) -> int:
     """Returns an integer in [low, high] that is a multiple of `multiple`.
 
     Args:

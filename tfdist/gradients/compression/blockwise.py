@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdist.gradients.compression.arguments import checked_whole
+from tfdist.gradients.compression.arguments import checked_integer
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.kernels.bit_packing import in_pieces, pack_bits, packed_length, unpack_bits
 from tfdist.gradients.compression.kernels.counter_rng import rounding_noise
@@ -35,7 +35,7 @@ class Blockwise(Codec):
           name: name of the method, for errors.
           block: elements per block, a multiple of 8.
         """
-        self._block = checked_whole(name, "block", block, 8, LARGEST_BLOCK, multiple=8)
+        self._block = checked_integer(name, "block", block, 8, LARGEST_BLOCK, multiple=8)
 
     @abc.abstractmethod
     def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:

@@ -16,10 +16,10 @@ from tfdist.gradients.compression.arguments import checked_flag
 from tfdist.gradients.compression.codec import Codec
 from tfdist.gradients.compression.reduce_scatter_reducer import ReduceScatterReducer
 from tfdist.gradients.error_feedback import ErrorFeedback
-from tfdist.gradients.partitioned import Routed
+from tfdist.gradients.partitioned import PartitionedReducer
 from tfdist.gradients.reducer import Reducer, Sum
 from tfdist.gradients.sparse import SparseRows
-from tfdist.grammar.rules import first_that_holds, parse_rules
+from tfdist.grammar.rules import first_match, parse_rules
 from tfdist.grammar.spec import Spec, call, load_object, nearest
 
 # name -> module of this package and class in it; `none` is the exact sum.
@@ -101,7 +101,7 @@ def create(methods: Sequence[Spec]) -> Reducer:
                 f"fp16. Received: {'|'.join(map(str, methods))}. Leave out |{spec}."
             )
         first = then(second)
-    reducer = lifted(first) if isinstance(first, Codec) else first
+    reducer = reducer_for(first) if isinstance(first, Codec) else first
     if feedback and feedback[-1] and reducer.remembers:
         raise InputError(f"{methods[0].name} has a memory of its own. Received: {methods[0]}. Leave out feedback.")
     if reducer.experimental:
@@ -123,7 +123,7 @@ def check(text: str) -> None:
         create(rule.methods)
 
 
-def lifted(codec: Codec) -> Reducer:
+def reducer_for(codec: Codec) -> Reducer:
     """Returns the reducer of a codec: reduce-scatter if sums may be encoded again, all-gather otherwise."""
     return ReduceScatterReducer(codec) if codec.recodes else AllGatherReducer(codec)
 
@@ -157,7 +157,7 @@ def compressed(
         reducer = _bucketed(create(parse_rules(methods)[0].methods), small_bytes, bucket_bytes)
         names = [specs[i].name for i in places]
         reducers.append((places, SparseRows(reducer, names) if in_rows else reducer))
-    return reducers[0][1] if len(reducers) == 1 else Routed(reducers)
+    return reducers[0][1] if len(reducers) == 1 else PartitionedReducer(reducers)
 
 
 def chosen(specs: Sequence[tf.TensorSpec], text: str, overrides: Mapping[str, str], min_bytes: int) -> list[str]:
@@ -166,7 +166,7 @@ def chosen(specs: Sequence[tf.TensorSpec], text: str, overrides: Mapping[str, st
     found = []
     for spec in specs:
         elements = spec.shape.num_elements()
-        rule = first_that_holds(rules, spec.name, elements)
+        rule = first_match(rules, spec.name, elements)
         if not spec.shape.rank or elements * spec.dtype.size < min_bytes:
             found.append(EXACT)
         elif spec.name in overrides:

@@ -75,7 +75,7 @@ class Vectorwise(Reducer):
         """
 
 
-class Drawing(Vectorwise):
+class Stochastic(Vectorwise):
     """Base class of randomized reducers whose draws are equal on all replicas; the state is the number of draws."""
 
     def vector_state(self, spec: tf.TensorSpec) -> list[State]:

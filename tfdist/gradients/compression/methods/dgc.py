@@ -9,7 +9,7 @@ from tfdist.collectives import Collectives
 from tfdist.distribution.strategy import State
 from tfdist.errors import InputError
 from tfdist.gradients.compression.all_gather_reducer import seed_of
-from tfdist.gradients.compression.arguments import checked_whole
+from tfdist.gradients.compression.arguments import checked_integer
 from tfdist.gradients.compression.kernels.sparse_vector import exchange
 from tfdist.gradients.compression.kernels.topk_kernels import Found, filled, largest_sampled, sample_size
 from tfdist.gradients.compression.ratio import checked_ratio, kept
@@ -63,7 +63,7 @@ class DGC(Vectorwise):
             raise InputError(f"dgc needs a momentum in [0, 1). Received: {momentum!r}. Write, say, momentum=0.9.")
         if clip_norm is not None and (not _is_number(clip_norm) or not 0 < clip_norm < math.inf):
             raise InputError(f"dgc needs a finite clip_norm above 0. Received: {clip_norm!r}. Leave it out for none.")
-        checked_whole("dgc", "warmup_steps", warmup_steps, 0, 2**24)
+        checked_integer("dgc", "warmup_steps", warmup_steps, 0, 2**24)
         if warmup_steps and self._warmup_ratio < self._ratio:
             raise InputError(
                 f"dgc's ratio falls from warmup_ratio. Received: {warmup_ratio=}, {ratio=}. Raise warmup_ratio."

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdist.gradients.compression.arguments import checked_flag, checked_whole
+from tfdist.gradients.compression.arguments import checked_flag, checked_integer
 from tfdist.gradients.compression.blockwise import Blockwise, Noise
 from tfdist.gradients.compression.kernels.levels import relative, rounded
 from tfdist.gradients.compression.kernels.row_reductions import bounds, peaks
@@ -38,7 +38,7 @@ class Int8(Blockwise):
           stochastic: whether to round up or down at random, so that the result is unbiased.
         """
         super().__init__("int8", block)
-        self.bits = checked_whole("int8", "bits", bits, 2, 8)
+        self.bits = checked_integer("int8", "bits", bits, 2, 8)
         self._symmetric = checked_flag("int8", "symmetric", symmetric)
         self.randomized = checked_flag("int8", "stochastic", stochastic)
         self.scales = 1 if symmetric else 2

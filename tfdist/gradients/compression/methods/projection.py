@@ -7,10 +7,10 @@ from tfdist.gradients.compression.arguments import checked_flag
 from tfdist.gradients.compression.compiled import compiled
 from tfdist.gradients.compression.kernels.random_signs import flipped, sign_bits
 from tfdist.gradients.compression.ratio import checked_ratio, kept
-from tfdist.gradients.compression.vectorwise import Drawing, mark
+from tfdist.gradients.compression.vectorwise import Stochastic, mark
 
 
-class Projection(Drawing):
+class Projection(Stochastic):
     """Projects a vector on k random directions, k = max(1, round(ratio n)).
 
         S [k, n]: S_ji = s_i if i mod k = j, else 0, with random signs s;   E[S^T S] = I

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdist.gradients.compression.arguments import checked_whole
+from tfdist.gradients.compression.arguments import checked_integer
 from tfdist.gradients.compression.blockwise import Blockwise, Noise
 from tfdist.gradients.compression.kernels.levels import relative, rounded
 from tfdist.gradients.compression.kernels.row_reductions import peaks, sums
@@ -34,7 +34,7 @@ class QSGD(Blockwise):
           block: d, a multiple of 8.
         """
         super().__init__("qsgd", block)
-        self._levels = checked_whole("qsgd", "levels", levels, 1, 127)
+        self._levels = checked_integer("qsgd", "levels", levels, 1, 127)
         self.bits = (2 * levels).bit_length()
 
     def encode_rows(self, rows: tf.Tensor, noise: Noise) -> tuple[list[tf.Tensor], tf.Tensor]:

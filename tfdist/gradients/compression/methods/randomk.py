@@ -6,10 +6,10 @@ from tfdist.collectives import Collectives
 from tfdist.gradients.compression.arguments import checked_flag
 from tfdist.gradients.compression.kernels.sparse_vector import dense
 from tfdist.gradients.compression.ratio import checked_ratio, kept
-from tfdist.gradients.compression.vectorwise import Drawing, mark
+from tfdist.gradients.compression.vectorwise import Stochastic, mark
 
 
-class RandomK(Drawing):
+class RandomK(Stochastic):
     """Sends k random elements, k = max(1, round(ratio n)), the same on every replica.
 
         C(x)_i = x_i if i is drawn, else 0;   E |x - C(x)|^2 = (1 - k/n) |x|^2

@@ -3,15 +3,15 @@
 import tensorflow as tf
 
 from tfdist.collectives import Collectives
-from tfdist.gradients.compression.arguments import checked_whole
+from tfdist.gradients.compression.arguments import checked_integer
 from tfdist.gradients.compression.compiled import compiled
 from tfdist.gradients.compression.kernels.random_signs import flipped, sign_bits
 from tfdist.gradients.compression.kernels.sparse_vector import dense
 from tfdist.gradients.compression.kernels.topk_kernels import filled, largest_sampled, sample_size
-from tfdist.gradients.compression.vectorwise import Drawing, mark
+from tfdist.gradients.compression.vectorwise import Stochastic, mark
 
 
-class Sketch(Drawing):
+class Sketch(Stochastic):
     """Finds the k elements that are largest in the sum over replicas, and sums those exactly.
 
         T_r,j = sum over replicas and over i with h_r(i) = j of s_r(i) x_i     (`rows` tables of `columns`, all-reduced)
@@ -43,9 +43,9 @@ class Sketch(Drawing):
           rows: number of tables, up to 99.
           k: number of elements sent, from 1 to columns; by default a tenth of columns.
         """
-        self._columns = checked_whole("sketch", "columns", columns, 1, 2**24)
-        self._rows = checked_whole("sketch", "rows", rows, 1, 99)
-        self._k = checked_whole("sketch", "k", max(1, columns // 10) if k is None else k, 1, columns)
+        self._columns = checked_integer("sketch", "columns", columns, 1, 2**24)
+        self._rows = checked_integer("sketch", "rows", rows, 1, 99)
+        self._k = checked_integer("sketch", "k", max(1, columns // 10) if k is None else k, 1, columns)
 
     def reduce_drawn(
         self, x: tf.Tensor, seed: tf.Tensor, collectives: Collectives, *, name: str
