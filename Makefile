@@ -36,6 +36,9 @@ PEERS := .venv-peers
 .PHONY: train test lint conformance chaos peers clean
 .DELETE_ON_ERROR:
 
+# Each process that a test starts would compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 train: $(EXAMPLES)
 	$(PY) -m tfdist.train $(TRAIN_FLAGS) --output_dir=$(OUTPUT_DIR)
 

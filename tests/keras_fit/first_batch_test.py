@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.keras_fit.comparing import both, differences
+from tests.selection import quick
 
 ops = keras.ops
 X = np.random.default_rng(0).normal(size=(22, 5))
@@ -98,12 +99,22 @@ def _regularized() -> keras.Model:
     return model
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize(
+    "name",
+    quick(
+        RIGHT,
+        "add_loss of a mean",
+        "an activity regularizer",
+        "a loss function that is a mean",
+        "a step with a loss object",
+        "a step with a sum",
+    ),
+)
 def test_it_gives_one_device_s_numbers(name: str, float64: None, mirrored2: tfdist.Strategy) -> None:
     assert not differences(*both(mirrored2, RIGHT[name], fitted))
 
 
-@pytest.mark.parametrize("name", OF_ALL_ROWS)
+@pytest.mark.parametrize("name", quick(OF_ALL_ROWS, "add_loss of a sum", "a root of a mean", "a step over pairs"))
 def test_what_needs_all_rows_is_computed_by_each_replica(
     name: str, float64: None, mirrored2: tfdist.Strategy, caplog: pytest.LogCaptureFixture
 ) -> None:

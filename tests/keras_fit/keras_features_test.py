@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.keras_fit.comparing import both, differences
+from tests.selection import quick
 from tfdist import keras_fit
 from tfdist.errors import NotFiniteError
 
@@ -91,18 +92,20 @@ def with_callbacks(model: keras.Model) -> Any:
     return [list(one) for one in seen], history.history, history.epoch
 
 
+USES = (
+    by_generator,
+    by_tf_data,
+    by_an_endless_data_set,
+    by_a_py_dataset,
+    with_steps_per_epoch,
+    in_two_fits,
+    with_validation_in_between,
+    with_callbacks,
+)
+
+
 @pytest.mark.parametrize(
-    "use",
-    [
-        by_generator,
-        by_tf_data,
-        by_an_endless_data_set,
-        by_a_py_dataset,
-        with_steps_per_epoch,
-        in_two_fits,
-        with_validation_in_between,
-        with_callbacks,
-    ],
+    "use", quick(USES, by_an_endless_data_set, by_a_py_dataset, in_two_fits, with_validation_in_between)
 )
 @pytest.mark.filterwarnings("ignore:.*ran out of data:UserWarning", "ignore:.*shuffle=True:UserWarning")
 def test_a_use_of_fit(use: Callable[[keras.Model], Any], float64: None, mirrored2: tfdist.Strategy) -> None:
@@ -113,17 +116,16 @@ def fitted(model: keras.Model) -> Any:
     return model.fit(X, Y, batch_size=6, epochs=2, verbose=0).history
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"accumulate_steps": 2},
-        {"accumulate_steps": 5},
-        {"bucket_mb": 0.001},
-        {"steps_per_call": 1},
-        {"recompute": "full"},
-    ],
-    ids=str,
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"accumulate_steps": 2},
+    {"accumulate_steps": 5},
+    {"bucket_mb": 0.001},
+    {"steps_per_call": 1},
+    {"recompute": "full"},
 )
+
+
+@pytest.mark.parametrize("options", quick(OPTIONS, {"accumulate_steps": 5}, {"steps_per_call": 1}), ids=str)
 def test_an_option_changes_no_number(options: dict[str, Any], float64: None, mirrored2: tfdist.Strategy) -> None:
     assert not differences(*both(mirrored2, network, fitted, **options))
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.keras_fit.comparing import differences
+from tests.selection import quick
 
 X = np.random.default_rng(0).normal(size=(22, 5))
 Y = np.random.default_rng(1).integers(0, 3, 22)
@@ -96,7 +97,7 @@ def run(use: Use, strategy: tfdist.Strategy | None, made_inside: bool = False, u
     return found, model.get_weights()
 
 
-@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+@pytest.mark.parametrize("use", quick(USES, *USES[:3]), ids=lambda use: use.__name__)
 def test_a_model_of_no_scope(use: Use, float64: None, mirrored2: tfdist.Strategy) -> None:
     assert not differences(run(use, mirrored2), run(use, None))
 

@@ -6,7 +6,7 @@ from tfdist.strategies import multiworker
 
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
-from tfdist.coordination.group import Loss
+from tfdist.coordination.group import LostMember
 from tfdist.distribution import tf_server
 from tfdist.errors import PeerLostError
 
@@ -25,7 +25,7 @@ class Losing(LocalGroup):
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (Loss(1, "its connection closed"), "rank 1 is lost: its connection closed."),
+        (LostMember(1, "its connection closed"), "rank 1 is lost: its connection closed."),
         (None, "Not every rank's TensorFlow server was up within 7.5 s."),
     ],
 )

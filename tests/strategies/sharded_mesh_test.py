@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.selection import quick
 
 RANDOM = np.random.default_rng(3)
 
@@ -75,7 +76,7 @@ def test_sharded_weights_that_more_than_their_layers_read(single, sharded, float
         np.testing.assert_allclose(found[path], value, rtol=1e-11, atol=1e-11, err_msg=path)
 
 
-@pytest.mark.parametrize("bits", ["bfloat16", "float16"])
+@pytest.mark.parametrize("bits", quick(["bfloat16", "float16"], "bfloat16"))
 def test_mixed_precision(single, sharded, bits):
     """Computed in 16 bits, kept and updated in 32: as near to one device as those bits allow."""
     data = (RANDOM.integers(0, 12, (16, 6)), RANDOM.integers(0, 12, (16, 6)))

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tfdist
 from tests.end_to_end.resume.command_test import run
 from tests.end_to_end.resume.exact_test import tensors
+from tests.selection import quick
 from tfdist import ledger
 from tfdist.checkpoint.format import Checkpoint, newest
 from tfdist.checkpoint.format.manifest import sealed, unsealed
@@ -132,11 +133,13 @@ def by_hand(optimizer, rate, batches, rates):
     return [v.numpy() for v in made.trainable_variables]
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "rate"), [("sgd", "constant"), ("sgd", "schedule"), ("adamw", "schedule"), ("lars", "constant")]
-)
-def test_three_two_one_and_three_replicas(optimizer, rate, strategies, float64, tmp_path):
+RATES = (("sgd", "constant"), ("sgd", "schedule"), ("adamw", "schedule"), ("lars", "constant"))
+
+
+@pytest.mark.parametrize("method", quick(RATES, ("adamw", "schedule"), ("lars", "constant")), ids="-".join)
+def test_three_two_one_and_three_replicas(method, strategies, float64, tmp_path):
     """Weights, rates, epochs and examples are those of the steps as they would be written by hand."""
+    optimizer, rate = method
     used, records = Used(), []
     for replicas, end in LEGS:
         trainer, history = go_on(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tfdist
+from tests.selection import quick
 from tfdist import models
 from tfdist.checkpoint.format import Checkpoint, CheckpointError, Part, commit, newest
 from tfdist.coordination import LocalGroup
@@ -114,7 +115,10 @@ def test_every_bit(name, uninterrupted, mirrored2, tmp_path):
     assert count == 2
 
 
-@pytest.mark.parametrize("prefix", ["model/", "optimizer/", "statistics/", "state/", "replica_state/"])
+PREFIXES = ("model/", "optimizer/", "statistics/", "state/", "replica_state/")
+
+
+@pytest.mark.parametrize("prefix", quick(PREFIXES, "model/", "statistics/", "replica_state/"))
 def test_what_is_not_restored_shows(prefix, uninterrupted, mirrored2, tmp_path, monkeypatch):
     """The test above looks at all of it."""
     name = "dgc" if prefix == "state/" else "error_feedback"
