@@ -81,7 +81,7 @@ def test_keeps(given, kept):
         ("profile_steps", "10", "--profile_steps: 10 must be A:B"),
         ("profile_steps", "20:10", "--profile_steps: 20:10 must be A:B"),
         ("profile_steps", "10:10", "--profile_steps: 10:10 must be A:B"),
-        ("output_dir", "a\nb", r"--output_dir must be printable text in one line. Received: 'a\nb'."),
+        ("output_dir", "a\nb", r"--output_dir must be one line of printable text. Received: 'a\nb'."),
     ],
 )
 def test_refuses(field, value, message):
@@ -190,6 +190,6 @@ def test_verify_is_checked_like_train():
 
 @pytest.mark.parametrize("lossy", [{"precision": "mixed_float16"}, {"compression": "int8"}])
 def test_what_is_not_exact_by_design_needs_a_tolerance(lossy):
-    with pytest.raises(InputError, match="say with --tolerance how near"):
+    with pytest.raises(InputError, match="by more than rounding: set --tolerance"):
         VerifyConfig(**lossy)
     assert VerifyConfig(**lossy, tolerance=0.1).tolerance == 0.1

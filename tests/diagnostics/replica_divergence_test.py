@@ -118,5 +118,5 @@ def test_processes_that_differ_are_named_on_all_of_them():
 def test_what_is_looked_at_must_be_known():
     with pytest.raises(InputError, match="--check_sync=weights is not known"):
         TrainConfig(check_sync="weights", check_sync_every=5)
-    with pytest.raises(InputError, match="A check needs an interval"):
+    with pytest.raises(InputError, match="--check_sync needs an interval"):
         TrainConfig(check_sync="gradients")

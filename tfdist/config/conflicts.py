@@ -28,7 +28,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("lr_scaling", "base_batch_size"),
         lambda c: (c.lr_scaling != "none") != bool(c.base_batch_size),
-        "Scaling needs the batch size for which --learning_rate was tuned: give both --lr_scaling and "
+        "Learning-rate scaling needs the batch size for which --learning_rate was tuned: give both --lr_scaling and "
         "--base_batch_size or neither.",
     ),
     (
@@ -54,12 +54,12 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("commit_dir", "commit_every"),
         lambda c: c.commit_dir and not c.commit_every,
-        "A directory for commits needs commits: add --commit_every or leave out --commit_dir.",
+        "--commit_dir needs an interval between commits: add --commit_every or leave out --commit_dir.",
     ),
     (
         ("check_sync", "check_sync_every"),
         lambda c: c.check_sync != "variables" and not c.check_sync_every,
-        "A check needs an interval: add --check_sync_every or leave out --check_sync.",
+        "--check_sync needs an interval between checks: add --check_sync_every or leave out --check_sync.",
     ),
     (
         ("clip_norm", "clip_value"),
@@ -69,18 +69,18 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
     (
         ("accumulate_steps", "batch_size"),
         lambda c: c.accumulate_steps > c.batch_size,
-        "Every micro-step needs a row: lower --accumulate_steps or raise --batch_size.",
+        "Every micro-step needs at least one example: lower --accumulate_steps or raise --batch_size.",
     ),
     (
         ("accumulate_steps", "batch_norm"),
         lambda c: c.accumulate_steps > 1 and c.batch_norm == "synchronized",
-        "Synchronized normalization takes the moments of all rows at once, which accumulation does not have: use "
+        "Synchronized normalization computes its moments over all rows at once, but accumulation splits the rows: use "
         "--batch_norm=local or --accumulate_steps=1.",
     ),
     (
         ("compression_max_error", "compression_check_every"),
         lambda c: c.compression_max_error and not c.compression_check_every,
-        "A limit of the compression error needs a check: add --compression_check_every or leave out "
+        "A limit on the compression error needs a check: add --compression_check_every or leave out "
         "--compression_max_error.",
     ),
     (

@@ -112,7 +112,7 @@ def window_text(text: str) -> str:
     """Validates A:B, two step numbers; may be empty."""
     found = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
     if text and not (found and int(found[1]) < int(found[2])):
-        raise InputError(f"{text} must be A:B with 0 <= A < B, two numbers of steps. Write 10:20")
+        raise InputError(f"{text} must be A:B, two step numbers with 0 <= A < B. Write 10:20")
     return text
 
 
@@ -157,7 +157,7 @@ def _checked_text(name: str, flag: Flag, value: str) -> str:
     except InputError as error:
         raise InputError(f"--{name}: {error}".rstrip(".") + ".") from error
     if not text.isprintable():  # because it must fit in one line of a flagfile, and in the environment
-        raise InputError(f"--{name} must be printable text in one line. Received: {text!r}.")
+        raise InputError(f"--{name} must be one line of printable text. Received: {text!r}.")
     if flag.choices and text not in flag.choices:
         raise InputError(f"--{name}={text} is not known.{nearest(text, flag.choices)}")
     return text

@@ -30,7 +30,8 @@ class RunConfig(JobConfig):
     stall_shutdown_seconds: float = flag_field(
         600.0,
         CHECKS,
-        "Seconds a process waits for the others at a call of fit, evaluate or predict, and at the end of the program.",
+        "Seconds that a process waits for the others in a call of fit, evaluate or predict, and at the end of the "
+        "program.",
         least=1,
     )
     check_first_batch: bool = flag_field(

@@ -58,7 +58,9 @@ DECLARATIONS = (
         processes=Processes.ONE,
         options=("tpu",),
         refuses=(
-            Refusal("compression", "none", "No compression method has run on a TPU: use --compression=none there."),
+            Refusal(
+                "compression", "none", "No compression method has been tested on a TPU: use --compression=none there."
+            ),
         ),
         runs_keras_fit=False,
     ),
@@ -84,12 +86,12 @@ DECLARATIONS = (
             Refusal(
                 "compression",
                 "none",
-                "On a mesh the engine sums gradients: leave out --compression or use another --strategy.",
+                "On a mesh, DTensor reduces gradients itself: leave out --compression or use another --strategy.",
             ),
             Refusal(
                 "jit_compile",
                 False,
-                "DTensor compiles a mesh's programs by itself: leave out --jit_compile or use another --strategy.",
+                "On a mesh, DTensor compiles its programs itself: leave out --jit_compile or use another --strategy.",
             ),
             Refusal(
                 "check_sync",
@@ -143,8 +145,8 @@ class JobOptions:
     devices: int = flag_field(
         0,
         DEVICES,
-        f"Number of devices per process, for {' and '.join(taking('devices'))}. 0 uses all GPUs, or one CPU device; with a "
-        "mesh, as many as it needs.",
+        f"Number of devices per process, for {' and '.join(taking('devices'))}. 0 uses all GPUs, or one CPU device; "
+        "for a mesh, as many as it needs.",
         is_option=True,
         elsewhere=(0, 1),
     )
@@ -196,8 +198,8 @@ class TrainerOptions:
     shard: str = flag_field(
         "none",
         DEVICES,
-        "State to shard over the batch axis of a mesh, as in ZeRO: none, optimizer (optimizer state), gradients (and "
-        "gradients) or parameters (and parameters).",
+        "State to shard over the batch axis of a mesh, as in ZeRO: none, optimizer (optimizer state), gradients (also "
+        "gradients) or parameters (also parameters).",
         choices=STAGES,
         is_option=True,
         elsewhere=("none",),

@@ -142,8 +142,8 @@ class TrainConfig(TrainerOptions, JobConfig):
     resume: str = flag_field(
         "auto",
         OUTPUT,
-        "auto resumes from the newest valid checkpoint in --output_dir, if any; never starts anew; a directory of a "
-        "checkpoint or of a run starts from it.",
+        "auto resumes from the newest valid checkpoint in --output_dir, if any; never starts from scratch; the "
+        "directory of a checkpoint or of a run starts from its weights and state.",
     )
     log_every: int = flag_field(10, OUTPUT, "Number of steps between metric records.", least=1)
     eval_every: int = flag_field(
@@ -208,7 +208,7 @@ class LayoutConfig(TrainConfig):
         super().__post_init__()
         if (self.layout == AUTO) != bool(self.memory_gb):
             raise InputError(
-                "A search for a layout needs room to fit into: give both --layout=auto and --memory_gb or neither. "
+                "A search for a layout needs a memory limit: give both --layout=auto and --memory_gb or neither. "
                 f"Received: {flag_text('layout', self.layout)} {flag_text('memory_gb', self.memory_gb)}."
             )
 
@@ -225,8 +225,8 @@ class VerifyConfig(TrainConfig):
         0.0,
         CHECKS,
         "Maximum relative difference that passes. 0 chooses it by optimizer and --float64, and 4 times the rounding "
-        "error in bfloat16. Required with float16 or --compression; dgc and signsgd are different algorithms, close "
-        "to one device at no tolerance.",
+        "error in bfloat16. Required with float16 or --compression; dgc and signsgd are different algorithms and match "
+        "one device at no tolerance.",
     )
 
     def __post_init__(self) -> None:
@@ -234,7 +234,7 @@ class VerifyConfig(TrainConfig):
         super().__post_init__()
         if not self.tolerance and (self.precision == "mixed_float16" or self.compression != "none"):
             raise InputError(
-                "Neither float16 nor compression give the result of one device to rounding: say with --tolerance how "
-                f"near it has to be, or leave them out. Received: {flag_text('precision', self.precision)} "
+                "With float16 or compression, results differ from those of one device by more than rounding: set "
+                f"--tolerance, or leave them out. Received: {flag_text('precision', self.precision)} "
                 f"{flag_text('compression', self.compression)}."
             )
