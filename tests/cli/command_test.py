@@ -65,7 +65,7 @@ def test_arguments_behind_the_flags():
         ("--steps", "Missing value for flag --steps."),
         ("--nojit_compile=1", "--nojit_compile=1 does not take an argument"),
         ("digits", 'Only flags are accepted, written --name=value. Received: "digits".'),
-        ("--flagfile=/none/here", "--flagfile must name a file that can be read. Received: [Errno 2]"),
+        ("--flagfile=/none/here", "--flagfile must name a readable file. Received: [Errno 2]"),
         ("--flagfile", "--flagfile with no argument."),
         ("--steps=-1", "--steps must be at least 0"),
         ("--strategy=single --devices=2", "--devices=2 --strategy=single"),

@@ -87,7 +87,7 @@ def test_patch_mends_defects_and_says_so_in_the_version(source: pathlib.Path):
 def test_patch_refuses_a_file_without_the_line_exactly_once(source: pathlib.Path, text: str):
     (source / "horovod/tensorflow/CMakeLists.txt").write_text(text)
     with pytest.raises(
-        TfdistError, match=r"CMakeLists.txt must have the line .*xla_mpi_ops.* once. Received: [02] times"
+        TfdistError, match=r"CMakeLists.txt must contain the line .*xla_mpi_ops.* exactly once. Received: [02] times"
     ):
         horovod_build.patch(source)
 

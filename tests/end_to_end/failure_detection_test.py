@@ -110,7 +110,7 @@ def test_a_signal_asks_at_any_time_and_the_run_goes_on() -> None:
     with started.job(train(*flags), 2) as job:
         time.sleep(3.0)  # it imports TensorFlow, or starts the engines
         job.processes[1].send_signal(signal.SIGUSR1)
-        job.wait_for(1, "Where this process is (SIGUSR1):\n", START_SECONDS)
+        job.wait_for(1, "Stack of this process (SIGUSR1):\n", START_SECONDS)
         job.wait_for(0, "step 20/", START_SECONDS)
         job.processes[1].send_signal(signal.SIGUSR1)
         job.wait_for(0, "Where the ranks are (SIGUSR1 to rank 1).", END_SECONDS)

@@ -76,8 +76,9 @@ def _check_none_was_damaged(group: Group, folders: Sequence[StoragePath]) -> Non
     known = next(filter(None, group.gather("resume/damaged", damaged)), None)
     if known:
         raise CheckpointError(
-            f"A run resumes from a valid checkpoint. Received: {folders[0]}, where all are damaged: {known[-1]} is "
-            "the last. Start in another directory, with new weights or from a checkpoint of another run."
+            f"A run must resume from a valid checkpoint. Received: {folders[0]}, where all checkpoints are damaged; "
+            f"the newest is {known[-1]}. Start in another directory, with new weights or from a checkpoint of another "
+            "run."
         )
 
 
@@ -113,8 +114,8 @@ def restore(state: RunVariables, paths: Sequence[str], group: Group, sets_aside:
             _log.warning("%s%s", damages[-1], _set_aside(path_of(path)) if sets_aside else "")
     if damages:
         raise CheckpointError(
-            f"A run resumes from a valid checkpoint. Received: {len(damages)} damaged. {damages[0]} Start in another "
-            "directory, with new weights or from a checkpoint of another run."
+            f"A run must resume from a valid checkpoint. Received: {len(damages)} damaged. {damages[0]} Start in "
+            "another directory, with new weights or from a checkpoint of another run."
         )
     return None
 

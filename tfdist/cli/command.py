@@ -89,14 +89,14 @@ def run(
     except KeyboardInterrupt:
         return _say(program, "Interrupted.", INTERRUPTED)
     except TfdistError as error:
-        _log.debug("Where it was found:", exc_info=error)
+        _log.debug("Traceback of the error:", exc_info=error)
         return _say(program, str(error), error.exit_code)
     except Exception as error:
         known = out_of_memory(error) or (explain(error) if explain else None)
         if known is None:
             traceback.print_exception(error)
             return ExitCode.FAILED
-        _log.debug("What is behind it:", exc_info=error)
+        _log.debug("Traceback of the cause:", exc_info=error)
         return _say(program, str(known), known.exit_code)
     finally:
         flush()
@@ -112,7 +112,7 @@ def _stack_on_sigusr1() -> Iterator[None]:
     with os.fdopen(os.dup(2), "w") as stream:
 
         def say(_: int) -> None:
-            print("Where this process is (SIGUSR1):", *main_stack(), sep="\n  ", file=stream, flush=True)
+            print("Stack of this process (SIGUSR1):", *main_stack(), sep="\n  ", file=stream, flush=True)
 
         with signals.handling({signal.SIGUSR1: say}):
             yield
@@ -145,7 +145,7 @@ def parse(values: absl_flags.FlagValues, argv: list[str], program: str, argument
         raise InputError(f"--{error.flagname} is not a flag of {program}.{question} {remedy}") from error
     except absl_flags.CantOpenFlagFileError as error:
         cause = str(error).removeprefix("ERROR:: Unable to open flagfile: ")
-        raise InputError(f"--flagfile must name a file that can be read. Received: {cause}.") from error
+        raise InputError(f"--flagfile must name a readable file. Received: {cause}.") from error
     except (absl_flags.Error, ValueError) as error:
         raise InputError(f"{str(error).rstrip('.')}. {remedy}") from error
     if rest and not arguments:

@@ -45,12 +45,12 @@ def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -
     config = environment_flags.options(options)
     if keras_fit.attached(model) is not None:
         raise InputError(
-            f"A model can be distributed only once. Received: {model.name}, which is distributed already. Leave out "
+            f"A model can be distributed only once. Received: {model.name}, which is already distributed. Leave out "
             "the second call."
         )
     if config.precision not in ("float32", model.dtype_policy.name):
         raise InputError(
-            f"--precision must be that with which the model was created. Received: {config.precision} and "
+            f"--precision must be the precision with which the model was created. Received: {config.precision} and "
             f"{model.name}, which has {model.dtype_policy.name}. Call keras.config.set_dtype_policy before the model "
             "is created, or use tfdist.run."
         )

@@ -34,7 +34,7 @@ def describe(session: Session, trainer: Trainer) -> None:
         "global batch": f"{config.batch_size} examples",
         "per replica": f"{shares} examples",
         "per micro-step": f"{_span(rows(config.batch_size, r, micro)[1] for r in range(micro))} examples, "
-        f"{config.accumulate_steps} a step",
+        f"{config.accumulate_steps} per step",
         "training set": f"{size} examples",
         "test set": f"{session.data.test.size} examples" if session.data.test else "none",
         "steps": f"{steps} ({steps * config.batch_size / size:.2f} epochs)",

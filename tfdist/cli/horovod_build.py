@@ -181,7 +181,8 @@ def patch(source: pathlib.Path) -> None:
         lines = (source / name).read_text(encoding="utf-8").splitlines(keepends=True)
         if lines.count(line) != 1:
             raise TfdistError(
-                f"{name} must have the line `{line.strip()}` once. Received: {lines.count(line)} times in {source}."
+                f"{name} must contain the line `{line.strip()}` exactly once. Received: {lines.count(line)} times in "
+                f"{source}."
             )
         lines[lines.index(line)] = replacement
         (source / name).write_text("".join(lines), encoding="utf-8")

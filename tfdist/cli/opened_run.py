@@ -120,16 +120,15 @@ def _warn_of_lost_progress(
 ) -> None:
     if checkpoints.commit_every and not config.commit_dir and not any(parse_period(config.checkpoint_every)):
         _log.warning(
-            "Commits without --commit_dir are in the launcher's memory, and are lost when it ends, for whatever "
-            "reason. Received: --commit_every=%d with --checkpoint_every=0. Add --checkpoint_every, or a "
-            "--commit_dir of your own.",
+            "Without --commit_dir, commits are kept in the launcher's memory and are lost when the launcher ends. "
+            "Received: --commit_every=%d with --checkpoint_every=0. Add --checkpoint_every or --commit_dir.",
             config.commit_every,
         )
     *earlier, _ = directory.beginnings()
     if earlier and not resumed_from and directory.has_trained:
         _log.warning(
-            "No checkpoint or commit is left of this run's %s, so it starts at step 0 with new weights%s. To avoid "
-            "this, set or lower --checkpoint_every, or give commits a --commit_dir.",
+            "This run's %s left no checkpoint or commit, so it starts at step 0 with new weights%s. To avoid this, set "
+            "or lower --checkpoint_every, or give commits a --commit_dir.",
             "earlier start" if len(earlier) == 1 else f"{len(earlier)} earlier starts",
             f"; the old records are in {directory.dropped}" if directory.has_dropped else "",
         )

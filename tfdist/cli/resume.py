@@ -63,7 +63,7 @@ def origin(
     elif not own:
         raise InputError(
             "--resume must be auto, never, or the directory of a checkpoint or of a run with checkpoints. Received: "
-            f"{resume}. See its directory `checkpoints`."
+            f"{resume}. A run's checkpoints are in its directory `checkpoints`."
         )
     elif directory.is_done or _flags_of(directory) != _written(flags):
         directory.check(directory.path)  # fails if it is done, or of another run, and must not be overwritten
@@ -108,9 +108,9 @@ def _own(directory: RunDirectory, given: str, whole: Sequence[str] | None) -> li
     homes = [directory.checkpoints, commit_folder(directory, given) or directory.checkpoints]
     if damaged := set_aside_in(*homes):
         raise InputError(
-            f"A run resumes from a valid checkpoint. Received: {directory.path}, where all are damaged: "
-            f"{damaged[-1].name} is the last. Start in another --output_dir, with new weights or with --resume=PATH "
-            "of another run."
+            f"A run must resume from a valid checkpoint. Received: {directory.path}, where all checkpoints are "
+            f"damaged; the newest is {damaged[-1].name}. Start in another --output_dir, with new weights or with "
+            "--resume=PATH of another run."
         )
     began_with = _starts(directory)[0].get("checkpoint", "")
     return [path_of(began_with)] if began_with else []
@@ -136,9 +136,8 @@ def _check_flags(found: list[StoragePath], flags: Mapping[str, Any]) -> None:
     if other:
         there, here = (" ".join(flag_text(name, said[name]) for name in other) for said in (saved.flags, flags))
         raise InputError(
-            f"A run must resume with the flags with which it started. Received: {here}, where {saved.path} is of a "
-            f"run with {there}. Give its flags, "
-            "or another --output_dir, or --resume=never with an empty one."
+            f"A run must resume with the flags with which it started. Received: {here}, but {saved.path} is of a run "
+            f"with {there}. Use its flags, another --output_dir, or --resume=never with an empty one."
         )
 
 

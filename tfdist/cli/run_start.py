@@ -166,9 +166,9 @@ def _locked(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
         last = " ".join(_lock_of(directory).split())
         holder = stack.enter_context(unlocked(directory.path))
         _log.warning(
-            "%s The run continues without a lock, so that another run could write there. %s",
+            "%s The run continues without a lock, so another run could write there. %s",
             error,
-            f"The last one was {last}: make sure that it has ended." if last else "No other run is known.",
+            f"The last run was {last}: make sure that it has ended." if last else "No other run is known.",
         )
         return holder
 
@@ -245,7 +245,9 @@ def _seen_by_all(origin: Origin, directory: RunDirectory, strategy: Strategy) ->
     seen = dict(zip(origin.checkpoints, map(all, zip(*everyone, strict=True)), strict=True))
     kept = [path for path in seen if seen[path] or path_of(path).parent == directory.checkpoints]
     if len(kept) < len(seen) and kept and strategy.is_chief:
-        _log.warning("Not all processes see %s; using the newest that all of them see.", min(seen.keys() - kept))
+        _log.warning(
+            "Not all processes see %s; using the newest checkpoint that all of them see.", min(seen.keys() - kept)
+        )
     return origin._replace(checkpoints=kept or origin.checkpoints)
 
 
@@ -266,7 +268,7 @@ def _commit_folder(
         if not continues_run:
             raise
         if strategy.is_chief:  # the new size of an elastic job is no reason to end it
-            _log.warning("This start makes no commits. %s", error)
+            _log.warning("This start writes no commits. %s", error)
         return ""
     if checkpoint and strategy.cluster.rank in (host[0] for host in those):
         in_memory.take_along(path_of(checkpoint), folder)

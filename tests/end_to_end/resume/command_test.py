@@ -221,7 +221,7 @@ def test_where_files_cannot_be_locked_the_run_is_warned_and_goes_on(every, tmp_p
         in first
     )
     assert first.endswith("No other run is known.")
-    last = ["The last one was process 12 on alpha since noon: make sure" in said for said in second]
+    last = ["The last run was process 12 on alpha since noon: make sure" in said for said in second]
     assert last == [True] * (every != "0")
 
 

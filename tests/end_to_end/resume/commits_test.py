@@ -154,7 +154,7 @@ def test_and_without_one_the_run_begins_again_and_says_so(memory, tmp_path, caps
     shutil.rmtree(memory)
     assert go_on(path, checkpoint_every="0") == [0, 35, 0]
     [said] = [text for text in warnings(caplog) if "step 0" in text]
-    assert "No checkpoint or commit is left of this run's 2 earlier starts, so it starts at step 0" in said
+    assert "This run's 2 earlier starts left no checkpoint or commit, so it starts at step 0" in said
     assert f"the old records are in {path}/metrics-dropped.jsonl." in said
     assert '"step": 36' in RunDirectory(path).dropped.read_text()
     assert said in (path / "logs" / "rank-0.log").read_text()
@@ -170,7 +170,7 @@ def test_a_run_that_was_never_saved_says_so_too(records, tmp_path, caplog):
     die(path, at=4, log_every=records, **flags)
     go_on(path, steps=5, log_every=records, **flags)
     [said] = warnings(caplog)
-    assert "No checkpoint or commit is left of this run's earlier start, so it starts at step 0" in said
+    assert "This run's earlier start left no checkpoint or commit, so it starts at step 0" in said
     assert ("metrics-dropped.jsonl" in said) == RunDirectory(path).dropped.exists() == (records == 1)
 
 
@@ -249,7 +249,7 @@ def test_commits_that_a_process_does_not_see_are_left_out_and_removed(memory, tm
     found = Origin([str(p) for p in [*commits_of(path), path / "checkpoints" / "step-000000020"]], True)
     seen = run_start._seen_by_all(found, RunDirectory(path), TwoHosts(False, True, True))
     assert seen.checkpoints == found.checkpoints[1:]
-    assert "step-000000035; using the newest that all of them see" in caplog.text
+    assert "step-000000035; using the newest checkpoint that all of them see" in caplog.text
     alone = found._replace(checkpoints=found.checkpoints[:1])
     assert (
         run_start._seen_by_all(alone, RunDirectory(path), TwoHosts(False)) == alone

@@ -211,9 +211,11 @@ def test_where_all_are_damaged_no_run_begins_anew(single, tmp_path):
     for directory in (tmp_path, tmp_path.parent):  # the second call finds nothing but what the first has renamed
         if directory == tmp_path.parent:
             (tmp_path.parent / "checkpoints").symlink_to(tmp_path)
-        with pytest.raises(CheckpointError, match=r"all are damaged: .*/step-000000012.damaged is the last"):
+        with pytest.raises(
+            CheckpointError, match=r"all checkpoints are damaged; the newest is .*/step-000000012.damaged"
+        ):
             trainer.resume(directory)
-    with pytest.raises(CheckpointError, match=r"all are damaged: .*/step-000000012.damaged is the last"):
+    with pytest.raises(CheckpointError, match=r"all checkpoints are damaged; the newest is .*/step-000000012.damaged"):
         trainer.resume(tmp_path / "new", commits=tmp_path)
 
 

@@ -65,7 +65,7 @@ def test_a_run_without_checkpoints_that_ended_is_not_written_over(directory):
 @pytest.mark.parametrize("name", FIXED)
 def test_other_flags_than_the_run_s(name, directory):
     begun(directory, 5)
-    with pytest.raises(InputError, match=f"Received: --{name}=other, where .* is of a run with --{name}=its {name}"):
+    with pytest.raises(InputError, match=f"Received: --{name}=other, but .* is of a run with --{name}=its {name}"):
         origin("auto", directory, FLAGS | {name: "other"})
 
 
@@ -113,7 +113,7 @@ def test_flags_of_a_damaged_checkpoint_are_not_asked(directory):
 def test_when_all_are_damaged_the_run_does_not_begin_again(directory):
     begun(directory, 5)
     (directory.checkpoints / "step-000000005").rename(directory.checkpoints / "step-000000005.damaged")
-    with pytest.raises(InputError, match="all are damaged: step-000000005.damaged is the last"):
+    with pytest.raises(InputError, match="all checkpoints are damaged; the newest is step-000000005.damaged"):
         origin("auto", directory, FLAGS)
 
 
