@@ -107,7 +107,7 @@ def test_a_silent_server_is_lost(scripted):
     server = scripted({**WELCOME, "lost_after": 0.3})
     group = member(server.address, server_rank=LAUNCHER)
     wait_for_loss(group)
-    assert group.lost() == LostMember(LAUNCHER, "no sign of life for 0.3 s (it is stopped, or its host is unreachable)")
+    assert group.lost() == LostMember(LAUNCHER, "no heartbeat for 0.3 s (it is stopped, or its host is unreachable)")
     assert [message["type"] for message in server.heard[:2]] == ["hello", "beat"]
     group.leave()
 

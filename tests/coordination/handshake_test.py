@@ -14,13 +14,13 @@ def test_a_member_is_welcome():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"token": "other"}, "token must be that of the group"),
-        ({"token": "sécret"}, "token must be that of the group"),
+        ({"token": "other"}, "token must match the group's"),
+        ({"token": "sécret"}, "token must match the group's"),
         ({"version": VERSION + 1}, f"version {VERSION + 1}, where the group's is {VERSION}"),
-        ({"size": 3}, "Received: 3 from rank 1 (pid 12 on b), 2 from the one that serves"),
+        ({"size": 3}, "Received: 3 from rank 1 (pid 12 on b), 2 from the process that serves"),
         ({"rank": 2}, "must be in [0, 2). Received: rank 2"),
         ({"rank": -1}, "must be in [0, 2). Received: rank -1"),
-        ({"rank": 0}, "Received: rank 0 (pid 12 on b); before it pid 11 on a came"),
+        ({"rank": 0}, "Received: rank 0 (pid 12 on b), already taken by pid 11 on a"),
     ],
 )
 def test_others_are_refused_with_what_is_wrong(change, message):

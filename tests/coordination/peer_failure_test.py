@@ -14,7 +14,7 @@ from tfdist.errors import NotFiniteError, PeerLostError
 pytestmark = pytest.mark.processes
 
 CLUSTER = Cluster(rank=0, size=3)
-LINE = "rank 0 of 3: rank 1 is lost: its connection closed without a goodbye (killed, crashed, or it ended silently). "
+LINE = "rank 0 of 3: rank 1 is lost: its connection closed without a goodbye (it was killed, crashed, or exited silently). "
 
 
 class Ends:

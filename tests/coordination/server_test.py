@@ -156,7 +156,7 @@ def test_a_closed_connection_is_a_loss_at_once(job):
 
 
 @pytest.mark.parametrize(
-    "sign, expected", [(signal.SIGKILL, "without a goodbye"), (signal.SIGSTOP, "no sign of life for 1.5 s")]
+    "sign, expected", [(signal.SIGKILL, "without a goodbye"), (signal.SIGSTOP, "no heartbeat for 1.5 s")]
 )
 def test_a_process_that_is_killed_or_stopped_is_noticed(job, sign, expected):
     two = job(2, members=False, heartbeat=0.1, lost_after=1.5)
@@ -186,22 +186,20 @@ def test_the_servers_death_is_a_loss_and_its_farewell_is_none(job):
 
 def test_a_wrong_token_is_refused_and_logged(job, caplog):
     two = job(2)
-    with pytest.raises(InputError, match="The token must be that of the group"):
+    with pytest.raises(InputError, match="The token must match the group's"):
         two.join(1, token="another")
-    assert "The token must be" in caplog.text
+    assert "The token must match" in caplog.text
     assert two.members[0].lost() is None
 
 
 def test_a_second_process_with_a_rank_is_refused_naming_both(job):
     two = job(2)
-    with pytest.raises(
-        InputError, match=rf"rank 1 \(pid {os.getpid()} on .*\); before it pid {os.getpid()} on .* came"
-    ):
+    with pytest.raises(InputError, match=rf"rank 1 \(pid {os.getpid()} on .*\), already taken by pid {os.getpid()}"):
         two.join(1)
 
 
 def test_another_size_is_refused_naming_both(job):
-    with pytest.raises(InputError, match=r"Received: 3 from rank 1 .*, 2 from the one"):
+    with pytest.raises(InputError, match=r"Received: 3 from rank 1 .*, 2 from the process"):
         job(2, members=False).join(1, size=3)
 
 
@@ -226,7 +224,7 @@ def test_a_stranger_learns_nothing_without_the_token(job):
 
 def test_a_message_above_the_limit_is_an_error_of_the_one_who_sends_it(job):
     two = job(2)
-    with pytest.raises(InputError, match=rf"may have {LIMIT} bytes. Received: [0-9]+ for 'big'"):
+    with pytest.raises(InputError, match=rf"at most {LIMIT} bytes. Received: [0-9]+ for 'big'"):
         two.members[0].gather("big", "x" * LIMIT)
     large = "x" * (LIMIT - 1000)
     assert two.all(lambda m: m.gather("x", large)) == [[large] * 2] * 2
@@ -303,4 +301,4 @@ def test_a_doubt_makes_a_silent_member_lost_sooner(job):
         time.sleep(0.5)
         assert member.lost() is None
         loss = member.lost(wait=2.0)
-        assert loss and loss.rank == 1 and "no sign of life for 0.3 s" in loss.reason
+        assert loss and loss.rank == 1 and "no heartbeat for 0.3 s" in loss.reason

@@ -113,12 +113,12 @@ def test_a_signal_asks_at_any_time_and_the_run_goes_on() -> None:
         job.wait_for(1, "Stack of this process (SIGUSR1):\n", START_SECONDS)
         job.wait_for(0, "step 20/", START_SECONDS)
         job.processes[1].send_signal(signal.SIGUSR1)
-        job.wait_for(0, "Where the ranks are (SIGUSR1 to rank 1).", END_SECONDS)
+        job.wait_for(0, "State of the ranks (SIGUSR1 to rank 1).", END_SECONDS)
         ended = job.wait(START_SECONDS)
     assert [end.code for end in ended] == [0, 0]
-    report = ended[0].output.partition("Where the ranks are (SIGUSR1 to rank 1).")[2]
+    report = ended[0].output.partition("State of the ranks (SIGUSR1 to rank 1).")[2]
     assert "\nrank 0: step " in report and "\nrank 1: step " in report
-    assert "Where the ranks are" not in ended[1].output
+    assert "State of the ranks" not in ended[1].output
 
 
 @pytest.mark.parametrize("strategy", ["horovod", "multiworker"])

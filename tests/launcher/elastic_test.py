@@ -105,7 +105,7 @@ def test_the_others_go_on_without_one_that_is_silent(launch) -> None:
     )
     assert one.end() == 0
     assert sizes(one) == [3, 2]
-    assert "rank 1 is lost: no sign of life for 3 s" in one.said[1]
+    assert "rank 1 is lost: no heartbeat for 3 s" in one.said[1]
 
 
 def test_the_others_go_on_without_all_that_do_not_come(launch) -> None:

@@ -19,10 +19,10 @@ def test_several_launchers_share_the_processes_in_the_order_in_which_they_came()
 def test_a_launcher_that_is_gone_is_not_waited_for_and_the_others_go_on():
     play = elastic(**SEVERAL)
     play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
-    play.controller.left("b", "is lost: no sign of life")
+    play.controller.left("b", "is lost: no heartbeat")
     play.report("a", code=5)
     assert play.runs("a") == 2  # at once
-    assert "b is lost: no sign of life." in play.said
+    assert "b is lost: no heartbeat." in play.said
 
 
 def test_a_launcher_that_comes_later_waits_and_joins_when_the_others_have_saved():

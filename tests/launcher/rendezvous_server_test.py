@@ -91,7 +91,7 @@ def test_a_guest_that_is_silent_is_lost(opened, monkeypatch) -> None:
     host, port = split_address(opened.address)
     with socket.create_connection((host, port)) as sock:
         sock.sendall(encode({"type": "hello", "version": VERSION, "token": "token", "places": []}))
-        until(lambda: any("no sign of life for 0.3 s" in line for line in opened.said))
+        until(lambda: any("no heartbeat for 0.3 s" in line for line in opened.said))
 
 
 def test_the_end_of_the_lobby_stops_a_guest_that_runs() -> None:

@@ -58,13 +58,13 @@ def _try(address: str, hello: Message, limit: int, left: float) -> AcceptedConne
         if first["type"] == "refused":
             raise InputError(str(first["reason"]))
         if first["type"] != "welcome":
-            raise BadMessage(f"{first['type']!r} for a welcome")
+            raise BadMessage(f"{first['type']!r} instead of a welcome")
         return AcceptedConnection(sock, lines, first, following)
     except BadMessage as error:
         sock.close()
         raise InputError(
-            f"A group of tfdist must answer at {address}. Received: {error}. Another program listens there: choose "
-            "another address by TFDIST_COORDINATOR, the same for every process."
+            f"A group of tfdist must answer at {address}. Received: {error}. Another program listens there: set "
+            "TFDIST_COORDINATOR to another address, the same for every process."
         ) from error
     except BaseException:
         sock.close()

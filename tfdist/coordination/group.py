@@ -8,7 +8,7 @@ from typing import Any
 
 from tfdist.errors import InputError
 
-NO_GOODBYE = "its connection closed without a goodbye (killed, crashed, or it ended silently)"
+NO_GOODBYE = "its connection closed without a goodbye (it was killed, crashed, or exited silently)"
 LAUNCHER = -1  # rank of a launcher that serves a group
 
 Json = Any  # None, bool, int, float, str, and lists and string-keyed dicts of them
@@ -190,8 +190,8 @@ def members(group: Group, ranks: Iterable[int]) -> list[int]:
     found = sorted(set(given))
     if len(found) < len(given) or not set(found) <= set(range(group.size)) or group.rank not in found:
         raise ValueError(
-            f"The ranks of a subgroup must be different ones of {group.size}, and this process's one of them. "
-            f"Received: {given} on {name_member(group.rank)}."
+            f"The ranks of a subgroup must be distinct ranks of {group.size}, including this process's own. Received: "
+            f"{given} on {name_member(group.rank)}."
         )
     return found
 
@@ -212,4 +212,4 @@ def _has(ranks: list[int]) -> str:
 
 def silence(seconds: float) -> str:
     """Returns the reason of a loss that was detected by missing heartbeats only."""
-    return f"no sign of life for {seconds:g} s (it is stopped, or its host is unreachable)"
+    return f"no heartbeat for {seconds:g} s (it is stopped, or its host is unreachable)"

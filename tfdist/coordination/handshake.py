@@ -35,9 +35,9 @@ class Handshake(NamedTuple):
         rank, size, token, pid, host = take(hello, rank=int, size=int, token=str, pid=int, host=str)
         if not hmac.compare_digest(token.encode(), self.token.encode()):
             return (
-                "The token must be that of the group. Received: a different one: another job listens there, or this "
-                "process was started with other addresses. Give all processes of a job the same TFDIST_TOKEN, or "
-                "none, and the same addresses."
+                "The token must match the group's. Received: a different one: another job listens there, or this "
+                "process was started with other addresses. Give all processes of a job the same TFDIST_TOKEN, or none, "
+                "and the same addresses."
             )
         if hello.get("version") != VERSION:
             return (
@@ -48,10 +48,10 @@ class Handshake(NamedTuple):
         if size != self.size:
             return (
                 f"All processes must agree on the number of processes. Received: {size} from {mine}, {self.size} from "
-                "the one that serves the group. Correct the environment of one of them."
+                "the process that serves the group. Correct the environment of one of them."
             )
         if not 0 <= rank < self.size:
             return f"A {self.noun} must be in [0, {self.size}). Received: {mine}."
         if rank in came:
-            return f"Every process must have a {self.noun} of its own. Received: {mine}; before it {came[rank]} came."
+            return f"Every process must have a unique {self.noun}. Received: {mine}, already taken by {came[rank]}."
         return ""

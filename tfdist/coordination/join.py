@@ -103,7 +103,7 @@ def started(group: Group, timeout: float) -> Group:
         group.leave(error.exit_code, str(error))
         raise
     except BaseException:
-        group.leave(1, "interrupted while it waited for the others")
+        group.leave(1, "interrupted while waiting for the others")
         raise
     return group
 
@@ -111,8 +111,8 @@ def started(group: Group, timeout: float) -> Group:
 def _coordinator(cluster: Cluster) -> str:
     if not cluster.coordinator:
         raise InputError(
-            f"The {cluster.size} processes of a job must know where rank 0 is. Received: {cluster.source}'s variables, "
-            "which do not say. Set TFDIST_COORDINATOR=host:port, the same for every process."
+            f"The {cluster.size} processes of a job must know the address of rank 0. Received: {cluster.source}'s "
+            "variables, which do not have it. Set TFDIST_COORDINATOR=host:port, the same for every process."
         )
     if cluster.local_size == cluster.size:  # all processes are on this host, so no other host needs access
         return join_address(LOOPBACK, split_address(cluster.coordinator)[1])

@@ -42,8 +42,8 @@ def limited(message: Message, name: str) -> bytes:
     line = encode(message)
     if len(line) > LIMIT:
         raise InputError(
-            f"A message of the group may have {LIMIT} bytes. Received: {len(line)} for '{name}'. The group sends small "
-            "values; write large ones to a file."
+            f"A message of the group must have at most {LIMIT} bytes. Received: {len(line)} for '{name}'. The group "
+            "sends small values; write large ones to a file."
         )
     return line
 
@@ -78,7 +78,7 @@ def take_ranks(message: Message, sender: int, size: int) -> tuple[int, ...] | No
     if any(type(rank) is not int or rank not in known for rank in ranks) or sorted(set(ranks)) != ranks:
         raise BadMessage(f"a {message['type']!r} whose 'ranks' are {ranks!r:.80}")
     if sender not in ranks:
-        raise BadMessage(f"a {message['type']!r} of ranks without its own, {ranks!r:.80}")
+        raise BadMessage(f"a {message['type']!r} for ranks without its own, {ranks!r:.80}")
     return None if len(ranks) == size else tuple(ranks)
 
 

@@ -191,8 +191,8 @@ class PendingOperations:
             for rank, (entry, place) in sorted(where.items())
         )
         failure = (
-            f"Every {self._noun} must make the same calls, in the same order. Received: each waits for another one: {places}. "
-            f"Leave out conditions on the {self._noun} around them."
+            f"Every {self._noun} must make the same calls, in the same order. Received: each waits for another one: "
+            f"{places}. Do not make them conditional on the {self._noun}."
         )
         return [answer for entry in stuck for answer in entry.fail(failure, is_misuse=True)]
 

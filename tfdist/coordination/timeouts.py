@@ -24,8 +24,8 @@ def long_timeout(with_what: str) -> Iterator[float]:
         WARNING_SECONDS,
         _log.warning,
         (
-            "Other ranks have not arrived for %g s: one may be busy with %s. This one waits up to %g s. SIGUSR1 to "
-            "a rank shows where it is.",
+            "Other ranks have not arrived for %g s: one may be busy with %s. This rank waits up to %g s. Send SIGUSR1 "
+            "to a rank to print its stack.",
             WARNING_SECONDS,
             with_what,
             LONG_SECONDS,

@@ -238,7 +238,7 @@ class Watchdog:
             speakers, self._found = arrived if is_news else [], summary
         if min(speakers, default=None) != self._rank:
             return
-        lines = [f"Where the ranks are ({asked['why']}). {summary}."]
+        lines = [f"State of the ranks ({asked['why']}). {summary}."]
         for rank, where in sorted(answers.items()):
             call = where["call"]
             doing = f"for {call[1]:.1f} s in {call[0]}" if call else "between two calls"
