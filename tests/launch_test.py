@@ -265,7 +265,7 @@ def test_a_rank_that_does_not_join_is_named(launch):
         (("--launcher=mpi",), ("true",), "--launcher must be known"),
         (("--nodes=2",), ("true",), "--nodes=2 needs --coordinator=HOST:PORT"),
         ((), ("no-such-program",), 'Received: "no-such-program" (No such file or directory).'),
-        (("--log_dir=/proc/nothing",), ("true",), "--log_dir must be a directory that can be written"),
+        (("--log_dir=/proc/nothing",), ("true",), "--log_dir must be a writable directory"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(launch, flags, command, message):

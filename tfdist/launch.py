@@ -32,15 +32,15 @@ _HELP = {
     "log_dir": "Directory for the output of each rank, rank-N.log. Defaults to a new directory under runs/.",
     "grace_seconds": "Seconds that processes may take to save and exit when this command receives SIGTERM or Ctrl-C.",
     "max_restarts": "Maximum number of restarts of all processes after a failure. Defaults to 0, or to no limit for "
-    "MIN:MAX. Not restarted are exit codes 2 and 3, diverged replicas, two failures in a row after the same step, "
+    "MIN:MAX. No restart follows exit codes 2 and 3, diverged replicas, two failures in a row after the same step, "
     f"and, without a limit, {MAX_EARLY_FAILURES} failures in a row before training begins, or {MAX_LATER_FAILURES} "
     "before it makes progress. Not supported with --nodes.",
-    "max_preemptions": "Maximum number of restarts after preemption: all exit with code 75, or one dies of a SIGTERM "
-    "sent by others.",
+    "max_preemptions": "Maximum number of restarts after preemption: all exit with code 75, or one is ended by a "
+    "SIGTERM from outside.",
     "restart_backoff_seconds": "Seconds to wait before a restart. Doubles with each failure, up to 60, and with each "
     "preemption before training begins.",
     "rejoin_seconds": "For an elastic job: seconds before a failed process is replaced. Doubles each time, up to an "
-    "hour. 0 replaces it at once, as always if fewer than MIN would remain; inf never does.",
+    "hour. 0 replaces it at once, as is always done if fewer than MIN would remain; inf never replaces it.",
     "elastic_timeout_seconds": "For an elastic job: seconds to wait while fewer than MIN processes can run. 0 waits forever.",
 }
 _DEFINE = {

@@ -133,7 +133,7 @@ def test_a_job_that_fails_again_and_again_as_it_starts_ends_with_its_code(launch
     one = launch(start="sys.exit('no such model')")
     assert one.end() == 1
     assert sizes(one)[0] == 3
-    assert "5 failures in a row before training began, so it is not tried again" in one.said[-1]
+    assert "5 failures in a row before training began, so the job is not restarted" in one.said[-1]
 
 
 def test_a_job_whose_slots_are_all_out_gives_up(launch) -> None:
@@ -148,7 +148,7 @@ def test_a_job_that_never_has_its_least_processes_gives_up(launch, tmp_path) -> 
     assert one.end() == 5
     assert one.begun() == []
     assert one.said == [
-        "tfdist.launch: Waits for processes: 1 can run, at least 2 must; gives up in 1 s.",
+        "tfdist.launch: Waiting for processes: 1 can run, at least 2 are needed; gives up in 1 s.",
         "tfdist.launch: fewer than 2 processes could run for 1 s (--elastic_timeout_seconds).",
     ]
 
@@ -172,7 +172,7 @@ def test_the_place_of_one_that_died_is_filled_again_ever_later(launch) -> None:
 def test_survivors_below_the_least_wait_and_go_on_when_another_comes(launch, tmp_path) -> None:
     """Where Horovod's elastic driver waits for ever: https://github.com/horovod/horovod/issues/3494."""
     one = launch(listed(tmp_path, "localhost:2"), fault=die("rank == 1 and restart == 0 and step == 8"), size="2:2")
-    one.job.wait_for(0, "Waits for processes: 1 can run, at least 2 must", DEADLINE)
+    one.job.wait_for(0, "Waiting for processes: 1 can run, at least 2 are needed", DEADLINE)
     listed(tmp_path, "localhost:2", "127.0.0.1:1")
     assert one.end() == 0
     assert sizes(one) == [2, 2]
@@ -209,7 +209,7 @@ class TwoHosts:
         self.first = launch(*flags, **options)
         self.first.job.wait_for(0, "ranks 0, 1 of 2", DEADLINE)
         self.second = launch(*flags, **options)
-        self.first.job.wait_for(0, "launcher 1 (127.0.0.1) has come", DEADLINE)
+        self.first.job.wait_for(0, "launcher 1 (127.0.0.1) has joined", DEADLINE)
         listed(tmp_path, "localhost:2", "127.0.0.1:1")
         wait(lambda: self.ranks(1) == [0, 1, 2], self.first, self.second)
 
@@ -281,7 +281,7 @@ def test_a_launcher_whose_disk_does_not_answer_does_not_hold_the_others(launch, 
     (tmp_path / "hangs").mkdir()
     os.mkfifo(tmp_path / "hangs" / "rank-2.log")
     second = launch(*flags, f"--log_dir={tmp_path / 'hangs'}", last=FOREVER)
-    first.job.wait_for(0, "launcher 1 (127.0.0.1) has come", DEADLINE)
+    first.job.wait_for(0, "launcher 1 (127.0.0.1) has joined", DEADLINE)
     listed(tmp_path, "localhost:2", "127.0.0.1:1")
     second.job.wait_for(0, "rank 2 of 3", DEADLINE)
     wait(lambda: "--- restart 1" in first.log, first)

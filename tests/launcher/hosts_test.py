@@ -40,7 +40,7 @@ def test_a_program_is_run_and_a_file_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, said", [("echo broken >&2; exit 3", "code 3 (broken)"), ("sleep 9", "no end within 0.1 s")]
+    "text, said", [("echo broken >&2; exit 3", "code 3 (broken)"), ("sleep 9", "still running after 0.1 s")]
 )
 def test_a_program_that_fails_is_named(tmp_path, monkeypatch, text, said):
     monkeypatch.setattr(hosts, "PROGRAM_SECONDS", 0.1 if "sleep" in text else 30.0)
@@ -68,7 +68,10 @@ def test_the_list_is_followed_and_stays_when_it_cannot_be_read(tmp_path, monkeyp
         until(lambda: caplog.messages)
         time.sleep(0.1)
         assert followed.slots == {"node1": 3}
-    assert len(caplog.messages) == 1 and "No such file or directory. What it said before stays." in caplog.messages[0]
+    assert (
+        len(caplog.messages) == 1
+        and "No such file or directory. The previous list of hosts stays in use." in caplog.messages[0]
+    )
 
 
 def until(condition, seconds=10.0):
@@ -91,7 +94,7 @@ def test_what_a_host_may_be_called():
 
 def test_a_list_of_nothing_is_none(tmp_path):
     (tmp_path / "file").write_text("# to be written\n")
-    with pytest.raises(InputError, match="it names none"):
+    with pytest.raises(InputError, match="it lists no host"):
         read(str(tmp_path / "file"), Programs())
 
 

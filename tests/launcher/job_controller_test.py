@@ -52,7 +52,7 @@ def test_fewer_than_the_least_wait_and_go_on_when_there_are_enough():
     assert play.runs() == 2
     play.report(code=137, dead=1)
     assert play.runs() == 0 and play.runs(after=1.0) == 0
-    assert play.said[-1] == "Waits for processes: 1 can run, at least 2 must; gives up in 600 s."
+    assert play.said[-1] == "Waiting for processes: 1 can run, at least 2 are needed; gives up in 600 s."
     assert play.runs(after=599.0) == 0
     play.listed = {"a": 3}
     assert play.runs() == 2
@@ -88,7 +88,7 @@ def test_whoever_waits_in_vain_gives_up_and_says_what_for():
 def test_waiting_may_last_for_ever():
     play = elastic(least=2, listed={"a": 1}, elastic_timeout_seconds=0.0)
     assert play.runs() == 0 and play.runs(after=1e9) == 0
-    assert play.said == ["Waits for processes: 1 can run, at least 2 must."]
+    assert play.said == ["Waiting for processes: 1 can run, at least 2 are needed."]
 
 
 def test_a_host_list_that_shrinks_and_grows_resizes_the_job_and_counts_nothing():
@@ -164,7 +164,7 @@ def test_what_a_rank_forbids_to_start_again_ends_the_job_also_where_it_was_to_be
         assert play.order().kind == (OrderKind.STOP if resized else OrderKind.RUN)
         play.report(code=1, dead=3, step=7, final=True)
         order = play.order()
-        assert (order.kind, order.outcome.code) == (OrderKind.OVER, 1) and "not tried again" in order.outcome.reason
+        assert (order.kind, order.outcome.code) == (OrderKind.OVER, 1) and "is not restarted" in order.outcome.reason
 
 
 def test_when_all_have_failed_no_slot_is_taken_and_the_second_time_at_the_same_step_ends_it():
@@ -175,7 +175,7 @@ def test_when_all_have_failed_no_slot_is_taken_and_the_second_time_at_the_same_s
     play.report(code=1, dead=3, step=7)
     order = play.order()
     assert (order.kind, order.outcome.code) == (OrderKind.OVER, 1)
-    assert order.outcome.reason == "code 1; the second failure in a row after step 7, so it is not tried again"
+    assert order.outcome.reason == "code 1; the second failure in a row after step 7, so the job is not restarted"
 
 
 def test_deaths_that_strike_one_after_the_other_before_a_step_is_made_are_no_repetition():
@@ -202,7 +202,7 @@ def test_a_signal_that_strikes_again_after_the_same_step_ends_a_job_that_does_no
         assert play.runs(after=5.0) == size  # after the pause
         play.report(code=137, dead=1, step=7)
     reason = play.order().outcome.reason
-    assert "the second failure in a row after step 7, so it is not tried again" in reason
+    assert "the second failure in a row after step 7, so the job is not restarted" in reason
 
 
 def test_a_failure_of_a_rank_s_own_that_comes_again_after_the_same_step_ends_the_job():
@@ -236,7 +236,7 @@ def test_a_job_that_fails_again_and_again_before_training_began_is_over(fields, 
     play = elastic(**fields)
     assert attempts(play, code=1, dead=dead) == sizes
     reason = play.order().outcome.reason
-    assert reason.startswith("code 1; 5 failures in a row before training began, so it is not tried again")
+    assert reason.startswith("code 1; 5 failures in a row before training began, so the job is not restarted")
 
 
 def test_a_program_that_notes_no_steps_and_runs_for_long_is_tried_for_ever():

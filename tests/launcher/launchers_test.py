@@ -58,7 +58,7 @@ def test_a_launcher_that_brings_another_program_is_refused_and_the_others_go_on(
     play = joined_by_another_program()
     assert play.order("b") == Order(OrderKind.OVER, outcome=Outcome(2, "code 2"))
     assert play.runs("a") == 2
-    assert "b does not fit the others, and is refused: code 2." in play.said
+    assert "b does not match the others, and is refused: code 2." in play.said
 
 
 def test_a_host_that_is_lost_again_and_again_stops_the_others_ever_more_rarely():
@@ -105,7 +105,7 @@ def test_a_launcher_with_which_nothing_begins_stops_the_others_ever_more_rarely(
         play.report("a", code=code, dead=dead[0])
         play.report("b", code=5 if code == 137 else code, dead=dead[1])
         assert play.order("b").kind == OrderKind.WAIT and play.order("a").nodes == 1  # at once
-        assert "Nothing has begun with b: the others do without for a while." in play.said
+        assert "No training has begun with b: the others continue without it for a while." in play.said
         assert play.runs("b", after=pause - 1.0) == 0
         play.order("a", after=2.0)
         assert play.order("a", after=SETTLE_SECONDS).kind == OrderKind.STOP
@@ -181,7 +181,7 @@ def test_with_too_few_others_it_is_tried_again_after_a_pause():
         play.report("b", code=5)
         assert play.runs("a") == 0 and play.runs("a", after=pause - 0.1) == 0
         play.now += 0.2
-    assert not any("do without" in line for line in play.said)
+    assert not any("continue without it" in line for line in play.said)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_that_the_others_do_without_it_is_said_only_where_they_do(fields, kind):
     play.report("a", code=5)
     play.report("b", code=5)
     assert play.order("b").kind == kind
-    assert not any("do without" in line for line in play.said)
+    assert not any("continue without it" in line for line in play.said)
 
 
 def test_a_launcher_that_is_preempted_as_it_starts_keeps_its_slots():

@@ -28,7 +28,7 @@ def test_a_directory_that_is_named_is_made(tmp_path):
 def test_a_directory_that_cannot_be_written_is_bad_input(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("file").touch()
-    with pytest.raises(InputError, match="--log_dir must be a directory that can be written"):
+    with pytest.raises(InputError, match="--log_dir must be a writable directory"):
         log_directory(path, LocalGroup())
 
 
@@ -58,9 +58,7 @@ def test_a_log_on_a_full_disk_is_given_up_with_one_warning(caplog):
     with Log(pathlib.Path("/dev/full"), 0) as log:
         log.write(b"one\n")
         log.write(b"two\n")
-    said = (
-        "tfdist.launch: /dev/full cannot be written any more (No space left on device); the job continues without it."
-    )
+    said = "tfdist.launch: /dev/full can no longer be written (No space left on device); the job continues without it."
     assert caplog.messages == [said]
 
 

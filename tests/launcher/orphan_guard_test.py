@@ -123,8 +123,10 @@ def test_a_job_whose_guard_is_killed_ends_as_it_would_have(tmp_path):
         launcher.stdout.readline()
         [guard] = [one for one in psutil.Process(launcher.pid).children() if reaper.__file__ in one.cmdline()]
         guard.kill()
-        first = next((line for line in launcher.stderr if "somebody has ended" in line), "")  # while they run
+        first = next(
+            (line for line in launcher.stderr if "the guard of this job's processes" in line), ""
+        )  # while they run
         (tmp_path / "said").touch()
         said = launcher.communicate(timeout=10)[1]
     assert launcher.returncode == 0, said
-    assert first and "somebody has ended" not in said and "Traceback" not in said
+    assert first and "the guard of this job's processes" not in said and "Traceback" not in said

@@ -18,5 +18,5 @@ def test_a_port_in_use_is_not_offered(monkeypatch):
     monkeypatch.setattr(ports, "CANDIDATES", [taken, free])
     with socket.create_server(("127.0.0.1", taken)):
         assert ports.free_ports(1, "127.0.0.1") == [free]
-        with pytest.raises(InputError, match="2 processes need a port each. Received: 1 free ones"):
+        with pytest.raises(InputError, match="Each of 2 processes needs a free port. Received: 1 on"):
             ports.free_ports(2, "127.0.0.1")

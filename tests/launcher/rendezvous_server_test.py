@@ -117,7 +117,7 @@ def test_strangers_are_refused(opened) -> None:
             assert sock.recv(100) == b""
     with socket.create_connection((host, port)) as sock:
         sock.sendall(encode({"type": "hello", "version": 1, "token": "token", "places": []}))
-        assert b"speaks version 1" in sock.recv(1000)
+        assert b"Received: version 1, where the job" in sock.recv(1000)
     assert opened.said == []
 
 

@@ -75,7 +75,7 @@ def test_nor_is_what_a_rank_forbids_to_start_again(size: str, launch) -> None:
     one = launch("--max_restarts=2", fault=die("rank == 1 and step == 8", forbid), size=size)
     assert one.end() == 1
     assert len(one.begun()) == 2
-    assert "rank 1 ended with code 1 (failed)" in one.said[-1] and "it is not tried again" in one.said[-1]
+    assert "rank 1 ended with code 1 (failed)" in one.said[-1] and "the job is not restarted" in one.said[-1]
 
 
 def test_a_signal_to_one_rank_ends_all_with_75(launch) -> None:

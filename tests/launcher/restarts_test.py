@@ -50,7 +50,7 @@ def test_failures_in_a_row_before_training_began_end_a_job_that_is_tried_for_eve
     assert waits(restarts, *[(code, None)] * (MAX_EARLY_FAILURES - 1)) == [1, 2, 4, 8]
     assert restarts.decide(Outcome(code), None) == (
         None,
-        f"5 failures in a row before training began, so it is not tried again; --{flag}=N sets another limit",
+        f"5 failures in a row before training began, so the job is not restarted; --{flag}=N sets another limit",
     )
 
 
@@ -65,7 +65,7 @@ def test_once_training_had_begun_it_takes_more_of_them():
     assert None not in waits(restarts, *[(1, None)] * (MAX_LATER_FAILURES - 1))
     decision = restarts.decide(Outcome(1), None)
     assert decision.wait is None and decision.reason.startswith(
-        "15 failures in a row before training went on, so it is"
+        "15 failures in a row before training made progress, so the job is"
     )
 
 
@@ -108,4 +108,4 @@ def test_what_a_rank_forbids_is_not_tried_again():
     restarts = Restarts(Job(max_restarts=9, max_preemptions=9))
     for code in (1, 75, 137):
         assert restarts.decide(Outcome(code), 7, final=True).wait is None
-    assert "it is not tried again" in restarts.decide(Outcome(1), 7, final=True).reason
+    assert "the job is not restarted" in restarts.decide(Outcome(1), 7, final=True).reason

@@ -107,9 +107,9 @@ def test_a_log_that_finds_no_room_is_named_once_and_the_job_goes_on(tmp_path) ->
     ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
     assert ended.returncode == 0 and sorted(ended.stdout.splitlines()) == ["[0] one", "[1] one"]
-    [warning] = [line for line in ended.stderr.splitlines() if "cannot be written" in line]
+    [warning] = [line for line in ended.stderr.splitlines() if "can no longer be written" in line]
     assert warning.startswith(
-        f"tfdist.launch: {tmp_path / 'rank-1.log'} cannot be written any more (No space left on device)"
+        f"tfdist.launch: {tmp_path / 'rank-1.log'} can no longer be written (No space left on device)"
     )
     assert sorted((tmp_path / "rank-0.log").read_text().split()) == ["one", "two"]
 

@@ -177,7 +177,7 @@ def is_repeated_request(host: Host) -> bool:
 def _unread(host: Host, screens: Sequence[Screen]) -> Stop | None:
     if any(screen.gone for screen in screens):
         return Stop(
-            Outcome(exit_codes.SIGNALLED + signal.SIGPIPE, "nobody reads the output any more"), host.job.grace_seconds
+            Outcome(exit_codes.SIGNALLED + signal.SIGPIPE, "the output is no longer read"), host.job.grace_seconds
         )
     return None
 

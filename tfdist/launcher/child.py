@@ -107,8 +107,8 @@ class Child:
         except subprocess.TimeoutExpired:
             self.ended, self.code = time.monotonic(), SIGNALLED + signal.SIGKILL
             _log.warning(
-                "tfdist.launch: rank %d is left: its process, %d, has not ended %g s after SIGKILL. It waits for the system, "
-                "as for a file server that does not answer.",
+                "tfdist.launch: giving up on rank %d: its process, %d, has not ended %g s after SIGKILL. It is blocked "
+                "in the kernel, for example by a file server that does not answer.",
                 self.rank,
                 self.pid,
                 REAP_SECONDS,

@@ -130,12 +130,12 @@ def read(path: str, programs: Programs) -> dict[str, int]:
                 text, source = file.read(), path
         if slots := parse(text, source):
             return slots
-        problem = "it names none"  # as a file that is just being written
+        problem = "it lists no host"  # as a file that is just being written
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").strip().splitlines()
         problem = f"code {error.returncode}" + (f" ({said[-1]})" if said else "")
     except subprocess.TimeoutExpired:
-        problem = f"no end within {PROGRAM_SECONDS:g} s"
+        problem = f"still running after {PROGRAM_SECONDS:g} s"
     except (OSError, UnicodeDecodeError) as error:
         problem = getattr(error, "strerror", None) or str(error)
     raise InputError(f"--hosts must be a file, or a program, that lists hosts. Received: {path}: {problem}.")
@@ -189,7 +189,7 @@ class Hosts:
             except InputError as error:
                 if str(error) != problem and not self._ended.is_set():
                     problem = str(error)
-                    _log.warning("tfdist.launch: %s What it said before stays.", problem)
+                    _log.warning("tfdist.launch: %s The previous list of hosts stays in use.", problem)
 
 
 def own_names() -> list[str]:

@@ -90,17 +90,16 @@ class Job:
 
     def _check_elastic(self) -> None:
         if self.min_processes > self.processes:
-            raise InputError(
-                f"--processes=MIN:MAX needs MIN up to MAX. Received: {self.min_processes}:{self.processes}."
-            )
+            raise InputError(f"--processes=MIN:MAX needs MIN <= MAX. Received: {self.min_processes}:{self.processes}.")
         if self.nodes > 1 or self.node_rank:
             raise InputError(
-                "The launchers of an elastic job come and go: leave out --nodes and --node_rank. Received: "
+                "Launchers join and leave an elastic job at any time: leave out --nodes and --node_rank. Received: "
                 f"--nodes={self.nodes}, --node_rank={self.node_rank}."
             )
         if self.coordinator and not self.hosts:
             raise InputError(
-                "An elastic job on several hosts needs --hosts, which says how many processes each may run. Received: none."
+                "An elastic job on several hosts needs --hosts, which lists how many processes each may run. Received: "
+                "none."
             )
 
     def _check_fixed(self) -> None:
@@ -108,11 +107,11 @@ class Job:
             raise InputError(f"--hosts is for --processes=MIN:MAX. Received: --processes={self.processes}.")
         if self.nodes > 1 and not self.coordinator:
             raise InputError(
-                f"--nodes={self.nodes} needs --coordinator=HOST:PORT: where node 0 is, the same on every host. "
+                f"--nodes={self.nodes} needs --coordinator=HOST:PORT, the address of node 0, the same on every host. "
                 "Received: none."
             )
         if self.nodes > 1 and (self.max_restarts or self.max_preemptions):
             raise InputError(
-                "--max_restarts and --max_preemptions start the processes of one host again. Received: "
+                "--max_restarts and --max_preemptions restart the processes of a single host. Received: "
                 f"--nodes={self.nodes}. Leave them out, or make the job elastic: --processes=MIN:MAX with --hosts."
             )

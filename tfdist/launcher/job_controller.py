@@ -20,7 +20,7 @@ from tfdist.launcher.slots import Slots
 SETTLE_SECONDS = 2.0  # to wait for more launchers before a job on several hosts begins or grows
 _MESSAGE_SECONDS = 30.0  # for orders and reports to arrive, and for an attempt's servers to close
 
-_RESIZED = Outcome(ExitCode.PREEMPTED, "the processes stop so that others can join them, or leave")
+_RESIZED = Outcome(ExitCode.PREEMPTED, "the processes stop so that the job can be resized")
 
 OpenGroup = Callable[[Sequence[str]], tuple[str, str]]  # launchers -> address and token of their group
 
@@ -104,7 +104,7 @@ class JobController:
         """Adds a launcher; `places` are the names of its host."""
         with self._lock:
             if self._members:
-                self._say(f"{name} has come.")
+                self._say(f"{name} has joined.")
             self._first = self._first or name
             slots = self._known.pop(tuple(places), None)
             self._members[name] = _Member(places, slots or Slots(self._job.rejoin_seconds))
@@ -274,7 +274,7 @@ class JobController:
         if self._short_since is None:
             self._short_since = now
             self._say(
-                f"Waits for processes: {sum(self._free(now).values())} can run, at least {self._least} must"
+                f"Waiting for processes: {sum(self._free(now).values())} can run, at least {self._least} are needed"
                 + (f"; gives up in {limit:g} s." if limit else ".")
             )
         elif limit and now - self._short_since > limit:
@@ -292,7 +292,7 @@ class JobController:
             self._over = cause if done else self._over or cause
             return
         for name in leave:
-            self.left(name, "was asked to end, and has left the job")
+            self.left(name, "was asked to stop, and has left the job")
         if attempt.has_begun(now):
             self._restarts.begun()
         if cause.code != ExitCode.BAD_INPUT and attempt.step is not None:
@@ -336,7 +336,7 @@ class JobController:
     def _refuse(self, misfits: Sequence[str], cause: Outcome, now: float) -> None:
         for name in misfits:  # some may have left already
             self._refused[name] = cause
-            self.lost(name, f"does not fit the others, and is refused: {cause.reason}")
+            self.lost(name, f"does not match the others, and is refused: {cause.reason}")
         self._restarts.resized()
         if not self._plan(self._free(now)):  # nobody can train until another launcher joins
             self._not_before = now + self._job.restart_backoff_seconds
@@ -352,7 +352,7 @@ class JobController:
             self._over = dataclasses.replace(cause, reason=reason)
             return
         if spared := [name for name in self._idle(attempt, cause) if plan and name not in plan]:
-            self._say(f"Nothing has begun with {', '.join(spared)}: the others do without for a while.")
+            self._say(f"No training has begun with {', '.join(spared)}: the others continue without it for a while.")
         wait = 0.0 if plan else decision.wait
         when = f"In {wait:g} s" if wait else "At once"
         self._say(f"{cause.reason}.{_log_of(cause)} {when}: {decision.reason}.")

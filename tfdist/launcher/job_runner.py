@@ -109,8 +109,8 @@ def _memory(guard: OrphanGuard) -> Iterator[pathlib.Path]:
             os.mkdir(os.path.join(path, "commits"))
         except OSError as error:
             raise InputError(
-                "A launcher needs a directory for what outlives its processes. Received: "
-                f"{home or 'TMPDIR'} ({error.strerror}). Free space there."
+                f"A launcher needs a directory for files that outlive its processes. Received: {home or 'TMPDIR'} "
+                f"({error.strerror}). Free space there."
             ) from error
         guard.add_directory(path)
         yield pathlib.Path(path)

@@ -36,7 +36,7 @@ def log_directory(path: str, launchers: Group) -> pathlib.Path:
         probe.unlink()
     except OSError as error:
         raise InputError(
-            f"--log_dir must be a directory that can be written. Received: {error.filename} ({error.strerror})."
+            f"--log_dir must be a writable directory. Received: {error.filename} ({error.strerror})."
         ) from error
     return directory
 
@@ -81,7 +81,7 @@ class Log:
     def _give_up(self, error: OSError) -> None:
         self._close()
         _log.warning(
-            "tfdist.launch: %s cannot be written any more (%s); the job continues without it.",
+            "tfdist.launch: %s can no longer be written (%s); the job continues without it.",
             self._path,
             error.strerror,
         )

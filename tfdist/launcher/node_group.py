@@ -70,8 +70,8 @@ def token(coordinator: str, environment: Mapping[str, str]) -> str:
         return environment[TOKEN_VARIABLE]
     if split_address(coordinator)[0] not in (LOOPBACK, "localhost", "::1"):
         _log.warning(
-            "tfdist.launch: whoever reaches %s can join this job: on a network that others use, set %s to the same "
-            "secret on every host.",
+            "tfdist.launch: anyone who can reach %s can join this job: on a shared network, set %s to the same secret "
+            "on every host.",
             coordinator,
             TOKEN_VARIABLE,
         )

@@ -90,4 +90,7 @@ def _check_home(fn: Callable[..., Any]) -> None:
 def _remedy() -> str:
     if pickler is pickle:
         return "Install cloudpickle, or put the function into a module that can be imported."
-    return "What holds open files, threads or TensorFlow objects does not travel: create it inside the function."
+    return (
+        "Objects that hold open files, threads or TensorFlow objects cannot be pickled: create them inside the "
+        "function."
+    )

@@ -35,5 +35,5 @@ def free_ports(count: int, host: str) -> list[int]:
                 continue
             found.append(port)
     if len(found) < count:
-        raise InputError(f"{count} processes need a port each. Received: {len(found)} free ones on {host}.")
+        raise InputError(f"Each of {count} processes needs a free port. Received: {len(found)} on {host}.")
     return found

@@ -40,8 +40,8 @@ class ProgressFiles:
         except OSError as error:
             if not self._has_room:
                 raise InputError(
-                    f"The ranks' steps must find room in memory. Received: {path} ({error.strerror}). "
-                    f"Free space in {self._memory.parent}."
+                    f"The ranks' progress files must fit in memory. Received: {path} ({error.strerror}). Free space in "
+                    f"{self._memory.parent}."
                 ) from error
             self._warn(path, error)
             self._made.discard(rank)
@@ -68,8 +68,8 @@ class ProgressFiles:
         """Warns once, because later failures have the same cause."""
         if not self._is_warned:
             _log.warning(
-                "tfdist.launch: %s is missing (%s); other files of the launcher in %s, commits among them, may be gone, too. "
-                "The job continues without them.",
+                "tfdist.launch: %s is missing (%s); other files of the launcher in %s, including commits, may be "
+                "missing, too. The job continues without them.",
                 path,
                 error.strerror,
                 self._memory,

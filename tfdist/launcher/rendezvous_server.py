@@ -121,10 +121,14 @@ class RendezvousServer:
         version, token = take(hello, version=int, token=str)
         if version != VERSION:
             return (
-                f"The launcher speaks version {version}, this job's is {VERSION}. Install the same tfdist everywhere."
+                f"Every launcher must use the same protocol version. Received: version {version}, where the job's is "
+                f"{VERSION}. Install the same tfdist everywhere."
             )
         if not hmac.compare_digest(token.encode(), self._token.encode()):
-            return "The launcher's token is not the job's. Set TFDIST_TOKEN to the same on every host."
+            return (
+                "The launcher's token must match the job's. Received: a different one. Set TFDIST_TOKEN to the same on "
+                "every host."
+            )
         return ""
 
     def _serve_launcher(self, sock: socket.socket, lines: MessageReader, name: str, places: Sequence[str]) -> None:

@@ -60,7 +60,7 @@ class Restarts:
         if outcome.code in FINAL:
             return Decision(None)
         if final:
-            return Decision(None, "what is saved may be wrong, too, so it is not tried again")
+            return Decision(None, "the saved state may be wrong, too, so the job is not restarted")
         if step is not None:
             self.begun()
         # With code 75 the program itself requests a restart; after a SIGTERM it does not.
@@ -98,7 +98,7 @@ class Restarts:
         if self._failures == budget:
             return _used_up(self._failures, "max_restarts")
         if may_repeat and step is not None and step == before:
-            return Decision(None, f"the second failure in a row after step {step}, so it is not tried again")
+            return Decision(None, f"the second failure in a row after step {step}, so the job is not restarted")
         if is_vain and budget == math.inf:
             return self._given_up("max_restarts")
         pause = self._pause(self._failures)
@@ -107,9 +107,9 @@ class Restarts:
         return Decision(pause, f"restart {self._failures}{_of(budget)}{after}")
 
     def _given_up(self, flag: str) -> Decision:
-        what = "began" if self._most == MAX_EARLY_FAILURES else "went on"
+        what = "began" if self._most == MAX_EARLY_FAILURES else "made progress"
         before = f"{self._early_failures} failures in a row before training {what}"
-        return Decision(None, f"{before}, so it is not tried again; --{flag}=N sets another limit")
+        return Decision(None, f"{before}, so the job is not restarted; --{flag}=N sets another limit")
 
     def _pause(self, before: int) -> float:
         return min(LONGEST_BACKOFF_SECONDS, self._job.restart_backoff_seconds * 2 ** min(before, 30))

@@ -90,4 +90,4 @@ def test_a_host_that_brings_other_flags_is_refused_and_the_job_goes_on(
         first.wait_for(0, "Attempt 2: 1 processes.", DEADLINE_SECONDS)
         first.wait_for(0, "Resuming from", DEADLINE_SECONDS)
         assert first.processes[0].poll() is None
-        assert "does not fit the others, and is refused" in first.output(0)
+        assert "does not match the others, and is refused" in first.output(0)
