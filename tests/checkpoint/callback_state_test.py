@@ -177,7 +177,7 @@ def test_state_that_no_callback_takes_is_named_once(tmp_path, caplog):
     assert (counter.state, forgets.count, stop.wait, stop.extra) == ({}, 5, 2, 1)
     [line] = warnings(caplog)
     assert line.startswith(
-        "The checkpoint has state of callbacks that is not restored: Forgets, Counter, Gone. They are"
+        "The checkpoint contains the state of callbacks that is not restored: Forgets, Counter, Gone. They are"
     )
 
 

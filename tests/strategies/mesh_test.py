@@ -276,7 +276,7 @@ def test_loops_are_refused(mesh4x1, unroll):
     if unroll:
         trainer.fit(data, batch_size=8, steps=1)
     else:
-        with pytest.raises(InputError, match="must have no loop.*unroll=True"):
+        with pytest.raises(InputError, match="must not contain loops.*unroll=True"):
             trainer.fit(data, batch_size=8, steps=1)
 
 
@@ -340,7 +340,7 @@ def test_callbacks_read_and_set_weights(mesh2x2):
 
 @pytest.mark.parametrize("options", [{"jit_compile": True}, {"compression": "int8"}])
 def test_what_the_engine_does_itself_is_refused(mesh2x2, options):
-    with pytest.raises(InputError, match="On a mesh the engine compiles and sums"):
+    with pytest.raises(InputError, match="On a mesh, DTensor compiles the step and reduces"):
         trainer_of(mesh2x2, **options)
 
 

@@ -50,8 +50,8 @@ class CallbackStates:
         lost = [name for name, held in (self._saved or {}).items() if held and not self._takes(name, held)]
         if lost and self._is_chief:
             _log.warning(
-                "The checkpoint has state of callbacks that is not restored: %s. They are not callbacks of this run, have "
-                "no load_state_dict, or were saved by an older version.",
+                "The checkpoint contains the state of callbacks that is not restored: %s. They are not callbacks of "
+                "this run, have no load_state_dict, or were saved by an older version.",
                 ", ".join(lost),
             )
         self._unsaved = {
@@ -133,8 +133,8 @@ class CallbackStates:
         if unsaved:
             self._unsaved = {}
             _log.warning(
-                "Checkpoints do not contain the attributes of %s: a resumed run starts with initial ones. Callbacks with "
-                "state need state_dict and load_state_dict.",
+                "Checkpoints do not contain the attributes of %s: a resumed run starts with their initial values. "
+                "Callbacks with state need state_dict and load_state_dict.",
                 ", ".join(unsaved),
             )
 

@@ -187,7 +187,7 @@ def _differences(here: Mapping[str, tuple], there: Mapping[str, tuple]) -> str:
         *(f"{name} {_written(*there[name])} is not in the model" for name in there if name not in here),
         *(f"{name} {_written(*here[name])} is not in the checkpoint" for name in here if name not in there),
         *(
-            f"{name} is {_written(*there[name])} there and {_written(*form)} here"
+            f"{name} is {_written(*there[name])} in the checkpoint and {_written(*form)} in the model"
             for name, form in here.items()
             if name in there and there[name] != form
         ),

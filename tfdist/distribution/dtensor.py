@@ -199,8 +199,8 @@ def refuse_crashes(graph: tf.Graph) -> None:
     for operation in keras_internals.operations_of(graph):
         if operation.type in ("While", "StatelessWhile"):
             raise InputError(
-                f"A model on a mesh must have no loop: DTensor mixes the bodies of loops up. Received: {operation.name}. Build "
-                "recurrent layers with unroll=True."
+                f"A model on a mesh must not contain loops: DTensor confuses their bodies. Received: {operation.name}. "
+                "Build recurrent layers with unroll=True."
             )
         if operation.type == "StridedSlice" and _adds_an_axis_to_unnamed_dims(operation):
             raise InputError(

@@ -58,8 +58,8 @@ def _check(strategy: str, processes: Processes, cluster: Cluster) -> None:
         raise InputError(f"--strategy={strategy} needs to know its workers. Received: no TF_CONFIG. Example: {EXAMPLE}")
     if processes is Processes.SEVERAL and cluster.size > 1 and not cluster.coordinator:
         raise InputError(
-            f"--strategy={strategy} must know where rank 0 is. Received: {cluster.source}'s variables, which do not "
-            "say. Set TFDIST_COORDINATOR=host:port."
+            f"--strategy={strategy} must know the address of rank 0. Received: {cluster.source}'s variables, which do "
+            "not have it. Set TFDIST_COORDINATOR=host:port."
         )
 
 

@@ -133,7 +133,7 @@ class MirroredVariables(VariableAdoption):
                 continue
             if isinstance(variable.value, tf.distribute.DistributedValues):
                 raise InputError(
-                    "A model is trained on the strategy in whose scope it was created. Received: "
+                    "A model must be trained with the strategy in whose scope it was created. Received: "
                     f"{variable.path}, created under another one. Create it again."
                 )
             former = keras_internals.key_of(variable)
@@ -188,8 +188,8 @@ def adopted(
     found = next((known for known in DECLARATIONS if isinstance(engine, _classes(known))), None)
     if found is None:
         raise InputError(
-            "A model is trained under MirroredStrategy, MultiWorkerMirroredStrategy or tfdist's own strategies. Received: "
-            f"{type(engine).__name__}. Make it under one of those."
+            "A model must be trained under MirroredStrategy, MultiWorkerMirroredStrategy or tfdist's own strategies. "
+            f"Received: {type(engine).__name__}. Create it under one of those."
         )
     cluster = Cluster() if found.processes is Processes.ONE else detect_cluster(environment)
     group = join(cluster, start_timeout=start_timeout_seconds, environment=environment)

@@ -58,6 +58,7 @@ def _check_free(address: str) -> None:
             probe.bind(("", port))
         except OSError as error:
             raise InputError(
-                f"This process's TensorFlow server needs a free port. Received: {address}, which is in use ({error.strerror}). "
-                "End the process that has it, or choose another port in TF_CONFIG on every process."
+                f"This process's TensorFlow server needs a free port. Received: {address}, which is in use "
+                f"({error.strerror}). End the process that uses it, or choose another port in TF_CONFIG on every "
+                "process."
             ) from error

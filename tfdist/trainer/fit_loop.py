@@ -127,7 +127,9 @@ class FitLoop:
         self._model.stop_training = callbacks.is_over
         over = self._callbacks.stopped(self._state.step)
         if over and self._strategy.is_chief:
-            _log.info("EarlyStopping has stopped this run at step %d: it is over.", self._state.step)
+            _log.info(
+                "EarlyStopping has already stopped this run at step %d: nothing is left to train.", self._state.step
+            )
         return over
 
     def _one_epoch(self) -> bool:

@@ -98,8 +98,8 @@ class Trainer:
         self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, bucket_bytes=bucket_bytes)
         if self.strategy.sums_gradients and (jit_compile or compression != "none"):
             raise InputError(
-                "On a mesh the engine compiles and sums gradients by itself: leave out jit_compile and compression. Received: "
-                f"jit_compile={jit_compile}, compression={compression!r}."
+                "On a mesh, DTensor compiles the step and reduces gradients itself: leave out jit_compile and "
+                f"compression. Received: jit_compile={jit_compile}, compression={compression!r}."
             )
         optimizer, taken = without_loss_scale(keras.optimizers.get(optimizer))
         clip = clip or Clip()
@@ -293,7 +293,9 @@ class Trainer:
           InputError: `build` has not been called.
         """
         if self._program is None:
-            raise InputError("A model must be built before a run resumes. Received: none. Call trainer.build(data).")
+            raise InputError(
+                "A model must be built before a run resumes. Received: no model. Call trainer.build(data)."
+            )
         return self._program
 
     @property

@@ -155,7 +155,7 @@ def test_a_disk_that_one_rank_does_not_share(tmp_path, write, on_ranks):
 def test_a_disk_that_looks_shared(tmp_path, write, on_ranks):
     (tmp_path / "1" / ".step-000000120.partial").mkdir(parents=True)
     found = on_ranks(2, lambda group: write(tmp_path / str(group.rank), rows(group.rank, 2), group))
-    assert_all_know(found, "rank 0: what rank 1 has written is not here")
+    assert_all_know(found, "rank 0: the part of rank 1 is missing")
     assert names(tmp_path / "0") == []
 
 

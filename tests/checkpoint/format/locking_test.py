@@ -99,7 +99,7 @@ def test_a_full_disk_is_no_reason_to_end(tmp_path):
             holder = stack.enter_context(lock(tmp_path))
         assert not holder.is_written_down
         assert (tmp_path / "lock").read_text() == ""
-        with pytest.raises(InputError, match="where another process is at work"), lock(tmp_path):
+        with pytest.raises(InputError, match="which another process is using"), lock(tmp_path):
             pass
         holder.write_owner()
         with pytest.raises(InputError, match=f"process {os.getpid()} on "), lock(tmp_path):

@@ -105,7 +105,7 @@ def test_hosts_that_hold_other_bits_write_nothing(tmp_path, write, on_ranks):
 
     found = written(tmp_path, write, on_ranks, drifted)
     assert {type(error) for error in found} == {CheckpointError}
-    assert "rank 0: rank 2 does not hold w as rank 0 does, see --check_sync_every." in str(found[0])
+    assert "rank 0: w on rank 2 differs from that on rank 0, see --check_sync_every." in str(found[0])
     assert len({str(error) for error in found}) == 1
     assert [newest(place(tmp_path, rank)) for rank in range(SIZE)] == [[]] * SIZE
 

@@ -66,5 +66,5 @@ def test_one_that_fails_leaves_nothing(write, storage):
 
 def test_one_process_writes(storage):
     storage.make_directory(path_of(HOME))
-    with lock(HOME), pytest.raises(InputError, match=f"Received: {HOME}, where process .* is at work"), lock(HOME):
+    with lock(HOME), pytest.raises(InputError, match=f"Received: {HOME}, which process .* is using"), lock(HOME):
         pass

@@ -69,7 +69,7 @@ def test_blocks_are_put_together_and_cut_otherwise(cut, tmp_path, write):
 def test_a_block_lies_in_its_tensor(tmp_path, write):
     checkpoint = Checkpoint.open(write(tmp_path, CUTS["whole"]))
     for offset, shape in [((0, 0), (8, 8)), ((-1, 0), (1, 1)), ((0,), (1,)), ((0, 0), (-1, 1)), ((0, 8), (1, 1))]:
-        with pytest.raises(ValueError, match="A block of w must be inside of it"):
+        with pytest.raises(ValueError, match="A block of w must be inside it"):
             checkpoint.read_block("w", offset, shape)
 
 

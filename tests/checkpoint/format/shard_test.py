@@ -73,7 +73,7 @@ def test_who_has_nothing_writes_nothing(tmp_path):
 
 
 def test_keys_are_one_blocks(tmp_path):
-    with pytest.raises(ValueError, match="Parts need keys of their own. Received twice: a"):
+    with pytest.raises(ValueError, match="Parts must have unique keys. Received twice: a"):
         write_shard(tmp_path, 0, [Part.full(name, np.ones(2)) for name in "aba"])
 
 

@@ -144,7 +144,7 @@ def _fold(partial: StoragePath, size: int) -> Index:
     own = [_index_file(partial, rank) for rank in range(size)]
     for rank, file in enumerate(own):
         if not storage.exists(file):
-            raise FileNotFoundError(f"what rank {rank} has written is not here: there is no {file}")
+            raise FileNotFoundError(f"the part of rank {rank} is missing: there is no {file}")
     index = entries.merged(json_validation.index(manifest.unsealed(files.read(file))) for file in own)
     for name, size_there in index.shards.items():
         found = storage.info(partial / name)

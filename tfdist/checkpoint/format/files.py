@@ -11,7 +11,7 @@ _IS_DAMAGE = {
     errno.ENOENT: "it is missing",
     errno.ELOOP: "it is a link",
     # A bad sector, or a wrong checksum in file systems that have them; over a network it may be temporary.
-    errno.EIO: "the disk cannot read it; if it can again, rename it back",
+    errno.EIO: "the disk cannot read it; if it becomes readable again, rename it back",
 }
 
 

@@ -100,6 +100,6 @@ def _opened(directory: AnyPath, remedy: str, exclusive: bool) -> Iterator[Holder
 def _in_use(path: StoragePath, remedy: str) -> InputError:
     holder = " ".join(storage_of(path).read(path).decode(errors="replace").split())
     return InputError(
-        f"Only one run at a time can write to a directory. Received: {path.parent}, where "
-        f"{holder or 'another process'} is at work. Wait for it, end it, or {remedy}."
+        f"Only one run at a time can write to a directory. Received: {path.parent}, which "
+        f"{holder or 'another process'} is using. Wait for it, end it, or {remedy}."
     )

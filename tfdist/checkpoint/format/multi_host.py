@@ -105,7 +105,7 @@ class MultiHost:
         here, there = (self._said[one]["replicated"]["tensors"] for one in (0, rank))
         differs = [name for name in {**here, **there} if here.get(name) != there.get(name)]
         if differs:
-            raise ValueError(f"rank {rank} does not hold {differs[0]} as rank 0 does, see --check_sync_every")
+            raise ValueError(f"{differs[0]} on rank {rank} differs from that on rank 0, see --check_sync_every")
 
     def content(self) -> tuple[Index, Json, Json]:
         """Returns the index of all files, and rank 0's flags and values."""

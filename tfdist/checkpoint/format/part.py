@@ -31,18 +31,18 @@ class Part:
     def __post_init__(self) -> None:
         values = self.values
         if self.name == "__metadata__":
-            raise ValueError("A tensor must have another name than what safetensors reserves. Received: __metadata__.")
+            raise ValueError("A tensor must not have a name that safetensors reserves. Received: __metadata__.")
         if not dtypes.is_known(values.dtype):
             known = ", ".join(dtypes.DTYPES)
             raise ValueError(f"{self.name} must have one of the types {known}. Received: {values.dtype!r}.")
         if not values.flags.c_contiguous:
-            raise ValueError(f"{self.name} must be contiguous in C's order. Received: strides {values.strides}.")
+            raise ValueError(f"{self.name} must be C-contiguous. Received: strides {values.strides}.")
         axes = zip(self.offset, values.shape, self.shape, strict=False)
         if not len(self.shape) == len(self.offset) == values.ndim or any(
             not 0 <= begin <= begin + size <= whole for begin, size, whole in axes
         ):
             raise ValueError(
-                f"A block of {self.name} must be inside of it. Received: {values.shape} at {self.offset} of {self.shape}."
+                f"A block of {self.name} must be inside it. Received: {values.shape} at {self.offset} of {self.shape}."
             )
 
     @property

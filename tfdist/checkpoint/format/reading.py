@@ -164,7 +164,7 @@ class Checkpoint:
         whole = self.tensors[name].shape
         fits = (0 <= begin <= begin + size <= end for begin, size, end in zip(offset, shape, whole, strict=False))
         if not len(offset) == len(shape) == len(whole) or not all(fits):
-            raise ValueError(f"A block of {name} must be inside of it. Received: {shape} at {offset} of {whole}.")
+            raise ValueError(f"A block of {name} must be inside it. Received: {shape} at {offset} of {whole}.")
         [values] = self._load([(name, tuple(offset), tuple(shape))])
         return values
 

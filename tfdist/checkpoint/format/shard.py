@@ -88,7 +88,7 @@ def write_shard(directory: StoragePath, rank: int, parts: Sequence[Part]) -> Ind
         return Index({}, {})
     keys = [part.key for part in parts]
     if len(set(keys)) < len(keys):
-        raise ValueError(f"Parts need keys of their own. Received twice: {max(keys, key=keys.count)}.")
+        raise ValueError(f"Parts must have unique keys. Received twice: {max(keys, key=keys.count)}.")
     file = shard_name(rank)
     plan = _plan(_blocks(parts))
     hashes = _write(directory / file, plan, parts)
