@@ -235,7 +235,7 @@ class Ones(keras.metrics.Metric):
 def test_what_is_refused(mirrored2: tfdist.Strategy) -> None:
     with mirrored2.scope():
         model = tfdist.distribute(dense(metrics=[Ones()]), mirrored2)
-    with pytest.raises(InputError, match="must be 0 to begin with"):
+    with pytest.raises(InputError, match="must be initialized to 0"):
         model.fit(X, Y, verbose=0)
     with mirrored2.scope():
         model = tfdist.distribute(dense(), mirrored2)

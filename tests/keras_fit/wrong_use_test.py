@@ -111,7 +111,7 @@ ON_PROCESSES = {
     "multiworker": {
         "other order": ("InputError: Every process must read the same batches", "set_random_seed"),
         "other options": ("InputError: --clip_norm differs: rank 0 has 1.0, rank 1 has 2.0",),
-        "another call": ("InputError: Every process makes the same calls", "rank 0 evaluate, rank 1 predict"),
+        "another call": ("InputError: Every process must make the same calls", "rank 0 evaluate, rank 1 predict"),
         "a stop on one": ("epochs 1",),
         "a skipped call": (),  # the process that made it says so
     },
@@ -125,7 +125,7 @@ def test_every_process_says_it(strategy: str) -> None:
     command = [sys.executable, WORKER, strategy, ",".join(ways)]
     with processes.job(command, 2, {"TF_CPP_MIN_LOG_LEVEL": "2"}) as job:
         if "a skipped call" in ways:
-            alone = "a skipped call: PeerLostError: evaluate is a call for every process, and not all have made it"
+            alone = "a skipped call: PeerLostError: Every process must call evaluate, but not all did"
             job.wait_for(0, alone, 90)
         for end in job.wait(90):
             lines = {way: [line for line in end.output.splitlines() if line.startswith(f"{way}: ")] for way in ways}

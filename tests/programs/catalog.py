@@ -28,7 +28,7 @@ class Program(NamedTuple):
     own_strategy: str = ""
 
 
-_IN_A_CONDITION = "must not be inside of tf.cond or tf.while_loop"
+_IN_A_CONDITION = "must not be inside tf.cond or tf.while_loop"
 _SPECIAL = (
     Program("guides/alternating_optimizers.py", refused=_IN_A_CONDITION),
     Program("guides/gradient_accumulation.py", refused=_IN_A_CONDITION),

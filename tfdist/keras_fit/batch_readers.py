@@ -140,7 +140,7 @@ class BatchReader:
         if len(set(everyone)) > 1:
             ended = self._strategy.group.named(rank for rank, more in enumerate(everyone) if not more)
             raise InputError(
-                "Every process must read the same batches, so that all passes have one length. Received: data of "
+                "Every process must read the same batches, so that all passes have the same length. Received: data of "
                 f"{self._taken} batches on {ended}, and more on the others. Leave out sharding by rank."
             )
         if found is None and self._taken:
@@ -151,7 +151,7 @@ class BatchReader:
         everyone = self._strategy.peers.gather(f"batch/{self._name}/{number}", self._notes.pop(number), self._deadline)
         if len(set(everyone)) > 1:
             raise InputError(
-                "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. Received: "
-                f"batch {number} of {self._name} is not the same on all {len(everyone)}. Call keras.utils.set_random_seed "
-                "before the data is shuffled, and leave out sharding by rank."
+                "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
+                f"Received: batch {number} of {self._name} differs between the {len(everyone)} processes. Call "
+                "keras.utils.set_random_seed before the data is shuffled, and leave out sharding by rank."
             )

@@ -54,12 +54,12 @@ def announce(group: Group, mine: Announced, deadline: float) -> list[Announced]:
     try:
         everyone = [Announced(*said) for said in group.gather(f"call {number} of Keras", mine, deadline)]
     except PeerLostError as error:
-        raise PeerLostError(f"{mine.name} is a call for every process, and not all have made it: {error}") from error
+        raise PeerLostError(f"Every process must call {mine.name}, but not all did: {error}") from error
     if len({each.name for each in everyone}) > 1:
         said = ", ".join(f"rank {rank} {each.name}" for rank, each in enumerate(everyone))
         raise InputError(
-            f"Every process makes the same calls of Keras, in the same order. Received as call {number}: {said}. "
-            "Leave out conditions on the rank around them."
+            f"Every process must make the same calls of Keras, in the same order. Received as call {number}: {said}. "
+            "Do not make them conditional on the rank."
         )
     return everyone
 

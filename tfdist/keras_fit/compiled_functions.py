@@ -309,8 +309,9 @@ def _check_zeros(model: keras.Model, strategy: HasCollectives) -> None:
         for variable in metric.variables:
             if np.any(np.asarray(strategy.local(variable.value)[0])):
                 raise InputError(
-                    "A metric's variables must be 0 to begin with, as they are added up over replicas. Received: "
-                    f"{metric.name} with {variable.path}, which is not. Begin with zeros, and add in `result`."
+                    "A metric's variables must be initialized to 0, because they are summed over replicas. Received: "
+                    f"{metric.name} with {variable.path}, which is not. Initialize it to 0, and add the initial value "
+                    "in `result`."
                 )
 
 

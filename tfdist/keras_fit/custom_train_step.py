@@ -85,9 +85,9 @@ class CustomTrainStep:
         """
         if settings.micro_steps > 1 or settings.loss_scale:
             raise InputError(
-                "A train_step or compute_loss of the model's own, or a loss that needs all rows, takes its batch as one, in "
-                f"float32 or bfloat16. Received: accumulate_steps={settings.micro_steps}, loss_scale={settings.loss_scale}. "
-                "Leave them out."
+                "A custom train_step or compute_loss, or a loss that needs all rows, takes the whole batch at once, in "
+                f"float32 or bfloat16. Received: accumulate_steps={settings.micro_steps}, "
+                f"loss_scale={settings.loss_scale}. Leave them out."
             )
         self._model, self._strategy, self._settings = model, strategy, settings
         self._recorded = Recording(strategy.collectives)

@@ -379,8 +379,8 @@ class _Call(NamedTuple):
 @functools.cache
 def _warn_of_eager_calls() -> None:
     _log.warning(
-        "run_eagerly=True is for debugging: every process computes whole batches, as one device would. Leave it out to share "
-        "the work."
+        "run_eagerly=True is for debugging: every process computes whole batches, as one device would. Leave it out to "
+        "split the work."
     )
 
 

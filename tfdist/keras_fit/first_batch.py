@@ -198,7 +198,7 @@ class FirstBatch:
         if self._tolerance.holds(mean, whole):
             return "mean"
         if self._tolerance.holds(total, whole):
-            _log.info("%s are sums over the rows of a batch, and are added up over replicas as such.", what)
+            _log.info("%s are sums over the rows of a batch, and are therefore summed over replicas.", what)
             return "sum"
         raise NeedsAllRowsError(_beside(what, mean, whole))
 

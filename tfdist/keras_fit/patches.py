@@ -44,8 +44,8 @@ _OF_A_REPLICA: tuple[tuple[type, str, Callable[..., Any]], ...] = (
     (keras.optimizers.Optimizer, "apply", one_device.apply),
 )
 _WHOLE = (
-    "An optimizer is applied outside of fit and train_on_batch: every process computes the whole of it, as one device would. "
-    "What tfdist distributes are fit, evaluate, predict and their ..._on_batch."
+    "An optimizer is applied outside fit and train_on_batch: this is not distributed, and every process computes it as "
+    "one device would. tfdist distributes fit, evaluate, predict and their ..._on_batch."
 )
 _SAVES = ("save", "save_weights")
 _SUFFIXES = (".keras", ".h5")  # of formats that are a single file

@@ -65,7 +65,10 @@ class Placement:
             return  # models differ: reported in `place`
         differs = next((i for i in range(len(mine)) if any(theirs[i] != mine[i] for theirs in everyone)), None)
         if differs is not None:
-            _log.warning("Processes have other weights, %s first: all take those of rank 0.", placed[differs].path)
+            _log.warning(
+                "Weights differ between processes, first in %s: all processes use those of rank 0.",
+                placed[differs].path,
+            )
             self._strategy.adoption.send_from_first(placed)
 
 

@@ -77,8 +77,9 @@ def _outputs(model: keras.Model, batch: Any) -> Any:
     for output in tf.nest.flatten(outputs):
         if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
             raise InputError(
-                "Predictions of replicas are put together by rows, so each output is a dense tensor of rows. Received: "
-                f"{'a scalar' if isinstance(output, tf.Tensor) else type(output).__name__}. Call the model itself."
+                "Predictions of replicas are concatenated by rows, so each output must be a dense tensor of rows. "
+                f"Received: {'a scalar' if isinstance(output, tf.Tensor) else type(output).__name__}. Call the model "
+                "itself."
             )
     return outputs
 
@@ -117,7 +118,7 @@ def _difference(ours: list[np.ndarray], theirs: list[np.ndarray], tolerance: Tol
     """Describes what differs; empty if nothing does."""
     for a, b in zip(ours, theirs, strict=True):
         if a.shape != b.shape:
-            return f"outputs have the shape {list(a.shape)} in place of {list(b.shape)}"
+            return f"outputs have the shape {list(a.shape)} instead of {list(b.shape)}"
         if not (tolerance.holds([a], [b]) if b.dtype.kind == "f" else np.array_equal(a, b)):
             return "the outputs differ"
     return ""

@@ -113,9 +113,9 @@ def warn_of_all_rows(model: keras.Model, name: str, found: str, strategy: HasCol
     """Warns that replicas do not share the work of a method, and why."""
     if strategy.is_chief:
         _log.warning(
-            "%s of %s needs all rows of a batch (computed from a part: %s). Every replica therefore computes the whole batch, "
-            "with the result and in the time of one device. To share the work, make the value a mean or a sum over rows, or "
-            "gather the rows that are compared with tfdist.gather_rows.",
+            "%s of %s needs all rows of a batch (computed from a part: %s). Every replica therefore computes the whole "
+            "batch, with the result and the speed of one device. To split the work, make the value a mean or a sum "
+            "over rows, or gather the rows that are compared with tfdist.gather_rows.",
             name,
             model.name,
             found.rstrip("."),

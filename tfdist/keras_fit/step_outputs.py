@@ -129,9 +129,9 @@ def _in_no_condition(apply: Apply, name: str) -> Apply:
     def applied(*given: Any) -> None:
         if tf.compat.v1.get_default_graph() is not graph:
             raise InputError(
-                "Gradients are summed over replicas where they are applied, which must not be inside of tf.cond or "
-                f"tf.while_loop. Received: {name}, which applies some there. Apply them in every step, multiplied by 0 where "
-                "they do not count, or use --strategy=single."
+                "Gradients are summed over replicas where they are applied, which must not be inside tf.cond or "
+                f"tf.while_loop. Received: {name}, which applies some there. Apply them in every step, multiplied by 0 "
+                "where they must have no effect, or use --strategy=single."
             )
         apply(*given)
 

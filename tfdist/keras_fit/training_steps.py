@@ -138,7 +138,9 @@ class CustomSteps:
         return StepsResult(
             steps,
             logs,
-            failure=NotFiniteError(f"What train_step returned is not finite at step {last}: {bad[0]}={logs[bad[0]]}."),
+            failure=NotFiniteError(
+                f"train_step returned a value that is not finite at step {last}: {bad[0]}={logs[bad[0]]}."
+            ),
         )
 
 
@@ -166,7 +168,7 @@ def _compression(options: RunConfig) -> Compression:
     )
     if found.choice:
         raise InputError(
-            "Compression is chosen by measurement in tfdist's own trainer alone. Received: "
+            "--compression=auto is supported only by tfdist's own trainer. Received: "
             f"--compression={options.compression}. Name a method, or use `python -m tfdist.train`."
         )
     return found
