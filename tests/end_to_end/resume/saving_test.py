@@ -174,7 +174,7 @@ def test_a_directory_that_another_run_saves_to_is_refused(single, tmp_path):
         pytest.raises(InputError, match=r"Only one run at a time can write to a directory\.") as caught,
     ):
         fit(trainer, tmp_path)
-    for words in (f"Received: {tmp_path}, where process {os.getpid()} on ", "end it, or give another directory."):
+    for words in (f"Received: {tmp_path}, which process {os.getpid()} on ", "end it, or give another directory."):
         assert words in str(caught.value)
     assert (trainer.step, steps_of(tmp_path)) == (0, [])
     fit(trainer, tmp_path)
