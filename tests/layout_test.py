@@ -69,7 +69,7 @@ def test_the_layout_that_is_found_is_a_flag(capsys: pytest.CaptureFixture[str]) 
     ).partition("\n")
     again = printed(capsys, "--mesh_shape=data:1;model:2", first, *LANGUAGE)
     assert again == rest
-    assert "--memory_gb must have room" in printed(
+    assert "--memory_gb must be enough" in printed(
         capsys, "--mesh_shape=data:1;model:2", "--layout=auto", "--memory_gb=0.00001", *LANGUAGE, code=2
     )
 

@@ -53,7 +53,8 @@ def main(config: LayoutConfig) -> int:
         print("Not counted: communication that --recompute repeats.")
     if "16" in config.precision:
         print(
-            "Gradients and activations are counted in 32 bits, although those of layers that compute in 16 are sent in 16."
+            "Gradients and activations are counted in 32 bits, although layers that compute in 16 bits send theirs in "
+            "16."
         )
     return 0
 

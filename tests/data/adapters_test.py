@@ -90,7 +90,7 @@ def test_with_targets_nothing_is_a_pair_of_data_sets():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((X, None, np.ones(6), None, 0.0), "`sample_weight` belongs to arrays `x` and `y`"),
+        ((X, None, np.ones(6), None, 0.0), "`sample_weight` needs arrays `x` and `y`"),
         ((X, Y, None, (X, Y), 0.5), "`validation_data` or `validation_split`, not both"),
         ((DATASET, None, None, None, 0.5), "fraction .* of arrays. Received: 0.5 of .*Dataset"),
         ((((X, Y), (X, Y)), None, None, None, 0.5), "fraction .* of arrays. Received: 0.5 of tuple"),

@@ -23,8 +23,8 @@ def test_the_batch_of_one_replica_stays():
 
 def test_a_person_is_told():
     assert str(BEGUN.on(2, 3, 12, "replica")) == (
-        "A batch has 8 examples: the run began with 12 on 3 replicas, and keeps the batch of one. The learning rate is "
-        "multiplied by 0.666667."
+        "A batch has 8 examples: the run began with 12 on 3 replicas, and keeps the batch size per replica. The "
+        "learning rate is multiplied by 0.666667."
     )
 
 

@@ -57,7 +57,7 @@ class TestWeights:
 
 @pytest.mark.parametrize("table", [{-1: 1.0}, {0: -1.0}, {0: float("nan")}, {0: float("inf")}, {}])
 def test_wrong_tables_are_an_error(table):
-    with pytest.raises(InputError, match="Class weights must be finite"):
+    with pytest.raises(InputError, match="Classes and class weights must be finite"):
         with_class_weight(make("source", np.zeros(2), np.zeros(2, np.int32)), table)
 
 

@@ -113,12 +113,12 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]] = {
     "axis does not divide": (
         ("--strategy=mesh", "--mesh_shape=data:1;model:4", "--layout=out:model"),
         {},
-        ("splits out of", "over the 4 devices of model", "out of 10"),
+        ("shards out of", "over the 4 devices of model", "out of 10"),
     ),
     "convolution is split": (
         ("--strategy=mesh", "--mesh_shape=data:2;model:2", "--model=cnn", "--layout=out:model"),
         {},
-        ("splits out of", "shard kernels of convolutions", "tfdist.name_dims"),
+        ("shards out of", "shard kernels of convolutions", "tfdist.name_dims"),
     ),
     "mesh does not divide the batch": (
         ("--strategy=mesh", "--mesh_shape=data:4", "--batch_size=6"),

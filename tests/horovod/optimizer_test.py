@@ -240,8 +240,8 @@ def test_a_new_rank_of_an_elastic_job_reduces_as_the_others_do(ranks):
 
 def test_errors_are_one_line(ranks):
     starts = [
-        "The optimizer is distributed already.",
-        "The optimizer is distributed already.",
+        "The optimizer is already distributed.",
+        "The optimizer is already distributed.",
         "The optimizer must be one of Keras 3. Received: str.",
         "DistributedOptimizer takes op=Average or Sum. Received: Max.",
         "backward_passes_per_step must be an integer of at least 1. Received: 0.",

@@ -42,7 +42,7 @@ def test_the_count_of_updates_of_an_optimizer_that_is_not_built_stays():
 
 
 def test_a_schedule_that_cannot_be_saved_is_an_error_of_one_line():
-    with pytest.raises(InputError, match="An optimizer is wrapped by way of get_config") as error:
+    with pytest.raises(InputError, match="An optimizer is wrapped through its get_config") as error:
         hvd.DistributedOptimizer(keras.optimizers.SGD(Halving()))
     assert "\n" not in str(error.value)
 

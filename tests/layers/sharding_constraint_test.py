@@ -91,7 +91,7 @@ def test_refuses_before_anything_runs(split, dims, message):
 def test_an_axis_must_divide_its_dim():
     strategy = tfdist.load_strategy("mesh", mesh_shape="data:1;model:4", layout="sequence:model", environment={})
     with (
-        pytest.raises(InputError, match="splits sequence of between over the 4 devices of model.*Received: .*of 6"),
+        pytest.raises(InputError, match="shards sequence of between over the 4 devices of model.*Received: .*of 6"),
         strategy.scope(),
     ):
         build()

@@ -152,7 +152,7 @@ def test_the_search_says_what_the_least_would_be():
 
 
 def test_a_model_without_variables_cannot_be_planned():
-    with pytest.raises(InputError, match="has its variables when it is made"):
+    with pytest.raises(InputError, match="whose variables exist when it is created"):
         layout_plan.AbstractModel(lambda: (keras.Sequential([keras.layers.Dense(4)]), keras.optimizers.SGD()))
 
 
@@ -231,7 +231,7 @@ def test_experts_on_the_batch_s_axis_are_counted():
 
 
 def test_a_plan_refuses_what_training_would():
-    with pytest.raises(InputError, match="splits sequence of .*over the 3 devices"):
+    with pytest.raises(InputError, match="shards sequence of .*over the 3 devices"):
         planned("data:1;context:3", "sequence:context")
 
 
@@ -247,7 +247,7 @@ def test_kernels_of_convolutions_stay_whole(convolution, named):
     mesh = parse_mesh("data:1;model:2")
     rules = "ffn:model" if named else "out:model"
     with pytest.raises(
-        InputError, match="splits (ffn|out) of .*first/.*kernel over the axis model; the engine cannot shard kernels"
+        InputError, match="shards (ffn|out) of .*first/.*kernel over the axis model; the engine cannot shard kernels"
     ):
         layout_plan.AbstractModel(make).plan(mesh, parse_layout(rules, mesh), Shard(), 8)
     mesh = parse_mesh("data:2;model:1")  # which splits nothing

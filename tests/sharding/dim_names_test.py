@@ -84,9 +84,9 @@ def test_the_transformer_ships_with_its_table():
     [
         (
             {"kernel": "a b"},
-            "'kernel' matches no variable; its whole path must match. Received: variables such as first",
+            "'kernel' matches no variable; it must match the whole path. Received: variables such as first",
         ),
-        ({"first/(kernel": "a b"}, "'first/.kernel' is no regular expression"),
+        ({"first/(kernel": "a b"}, "'first/.kernel' is not a regular expression"),
         ({"first/kernel": "a b c"}, "gives 3 dims to first/kernel, which has 2. Received: 'a b c'"),
         ({".*/kernel": "a b", "first/.*l": "a c"}, "'.*/kernel' and 'first/.*l' disagree about first/kernel"),
     ],

@@ -41,7 +41,7 @@ def test_an_axis_splits_one_dim_of_a_tensor():
 
 
 def test_an_axis_divides_its_dim():
-    with pytest.raises(InputError, match="splits ffn of w over the 4 devices of model.*Received: ffn of 6"):
+    with pytest.raises(InputError, match="shards ffn of w over the 4 devices of model.*Received: ffn of 6"):
         laid_out("w", ("embed", "ffn"), (4, 6), {"ffn": "model"}, MESH)
 
 

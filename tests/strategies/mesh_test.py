@@ -363,7 +363,7 @@ def test_names_come_before_variables_are_laid_out(mesh2x2):
 
 
 def test_a_scope_that_fails_leaves_nothing_behind(mesh2x2):
-    with pytest.raises(InputError, match="splits out of .*odd/kernel"), mesh2x2.scope():
+    with pytest.raises(InputError, match="shards out of .*odd/kernel"), mesh2x2.scope():
         layer = keras.layers.Dense(3, name="odd")
         layer.build((None, 2))
     with mesh2x2.scope():

@@ -45,7 +45,7 @@ def fit_data(x: Any, y: Any, sample_weight: Any, validation_data: Any, validatio
     """
     if y is None and sample_weight is not None:
         raise InputError(
-            "`sample_weight` belongs to arrays `x` and `y`. Received: it without `y`. Give (x, y, weights)."
+            "`sample_weight` needs arrays `x` and `y`. Received: `sample_weight` without `y`. Give (x, y, weights)."
         )
     if validation_split and validation_data is not None:
         raise InputError(

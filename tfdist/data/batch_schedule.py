@@ -70,7 +70,7 @@ class BatchSchedule:
         """Describes the current batch size, for logs."""
         return (
             f"A batch has {self.position.batch_size} examples: the run began with {self.batch_size} on {self.replicas} "
-            f"replicas, and keeps the batch of one. The learning rate is multiplied by {self.rate:g}."
+            f"replicas, and keeps the batch size per replica. The learning rate is multiplied by {self.rate:g}."
         )
 
     def on(self, replicas: int, step: int, batch_size: int, elastic_batch: str) -> "BatchSchedule":
@@ -99,16 +99,16 @@ class BatchSchedule:
         """Returns the batch size per replica."""
         if batch_size != self.batch_size:
             raise InputError(
-                "--elastic_batch=replica keeps the batch of one replica, as the run began. Received: "
-                f"--batch_size={batch_size} in a run that began with {self.batch_size} on {self.replicas} replicas. Give the "
-                "batch that it began with."
+                "--elastic_batch=replica keeps the batch size per replica with which the run began. Received: "
+                f"--batch_size={batch_size} in a run that began with {self.batch_size} on {self.replicas} replicas. "
+                "Give the batch size that it began with."
             )
         if batch_size % self.replicas:
             below = batch_size - batch_size % self.replicas
             near = " or ".join(str(size) for size in (below, below + self.replicas) if size)
             raise InputError(
-                "--elastic_batch=replica needs a --batch_size that is divided by the number of replicas on which the run "
-                f"begins. Received: --batch_size={batch_size} and {self.replicas} replicas. Use {near}, or "
+                "--elastic_batch=replica needs a --batch_size that is divisible by the number of replicas on which the "
+                f"run begins. Received: --batch_size={batch_size} and {self.replicas} replicas. Use {near}, or "
                 "--elastic_batch=global."
             )
         return batch_size // self.replicas

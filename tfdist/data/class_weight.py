@@ -21,9 +21,7 @@ def with_class_weight(source: Examples, class_weight: Mapping[int, float]) -> Ex
     """
     wrong = {label: weight for label, weight in class_weight.items() if label < 0 or not 0 <= weight < np.inf}
     if wrong or not class_weight:
-        raise InputError(
-            f"Class weights must be finite and at least 0, classes too. Received: {wrong or class_weight}."
-        )
+        raise InputError(f"Classes and class weights must be finite and at least 0. Received: {wrong or class_weight}.")
     labels = source.element_spec[1]
     if not (isinstance(labels, tf.TensorSpec) and labels.dtype.is_integer):
         raise InputError(f"Class weights need one integer label for each example. Received: y of {labels}.")

@@ -92,4 +92,6 @@ def _read_idx(path: str) -> np.ndarray:
             raise ValueError(f"it starts with {content[:3]!r}")
         return np.frombuffer(content, np.uint8, offset=4 + 4 * rank).reshape(shape)
     except (OSError, EOFError, ValueError, IndexError, struct.error) as error:
-        raise InputError(f"A file of images or labels must be idx bytes in gzip. Received: {path}: {error}.") from error
+        raise InputError(
+            f"A file of images or labels must be in gzipped IDX format. Received: {path}: {error}."
+        ) from error

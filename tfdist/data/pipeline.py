@@ -34,7 +34,7 @@ class Pipeline:
         """Validates the values."""
         _check_batch_size(self.batch_size)
         if self.first < 0:
-            raise InputError(f"The first example's place must be at least 0. Received: {self.first}.")
+            raise InputError(f"The index of the first example must be at least 0. Received: {self.first}.")
 
     def dataset(self, replicas: Sequence[int], size: int) -> tf.data.Dataset:
         """Returns the rows of this process's replicas, in turn: the `batch` of each element of `numbered`."""

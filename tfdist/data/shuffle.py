@@ -35,7 +35,7 @@ def indices(positions: tf.Tensor, size: int, seed: int, span: int | None = None)
     first = epochs[0]
     longest = positions.shape[0] or span
     if longest is None:
-        raise ValueError("The number of positions must be static, or `span` bound it. Received: neither.")
+        raise ValueError("The number of positions must be static, or bounded by `span`. Received: neither.")
     keys = tf.gather(_epoch_keys(first, _epochs_spanned(longest, size), seed), epochs - first)
     return tf.raw_ops.RandomIndexShuffle(
         index=positions % size, seed=keys, max_index=tf.constant(size - 1, tf.int64), rounds=_ROUNDS

@@ -62,7 +62,7 @@ def _source(builder: Any, name: str, split: str) -> StreamSource:
 def _find(name: str, folder: pathlib.Path) -> pathlib.Path:
     """Returns the directory of the newest version that matches the name."""
     if not _NAME.fullmatch(name):
-        raise InputError(f"tfds: must be followed by NAME or NAME/CONFIG, and perhaps :VERSION. Received: {name!r}.")
+        raise InputError(f"tfds: must be followed by NAME or NAME/CONFIG, and optionally :VERSION. Received: {name!r}.")
     path, _, version = name.partition(":")
     infos = (folder / path).glob("**/dataset_info.json")
     known = [info.parent for info in infos if _VERSION.fullmatch(info.parent.name)]
@@ -70,8 +70,8 @@ def _find(name: str, folder: pathlib.Path) -> pathlib.Path:
     if not wanted:
         raise InputError(
             f"The data set tfds:{name} must be prepared under --data_dir. Received: --data_dir={folder}, which has "
-            f"{', '.join(sorted(str(found.relative_to(folder)) for found in known)) or 'nothing of that name'}. "
-            f"Run `tfds build {path} --data_dir={folder}` where there is a network."
+            f"{', '.join(sorted(str(found.relative_to(folder)) for found in known)) or 'nothing of that name'}. Run "
+            f"`tfds build {path} --data_dir={folder}` on a machine with network access."
         )
     parents = sorted({found.parent for found in wanted})
     if len(parents) > 1:

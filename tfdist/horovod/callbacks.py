@@ -60,7 +60,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast()
         else:
             _log.warning(
-                "The model has no variables before its first batch, which each rank trains from its own: give it an Input."
+                "The model has no variables before its first batch, so each rank trains that batch from its own "
+                "weights: give it an Input."
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -130,7 +131,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         """
         super().__init__()
         if initial_lr is None:
-            raise InputError("The callback needs initial_lr. Received: None. Pass the optimizer's rate.")
+            raise InputError("The callback needs initial_lr. Received: None. Pass the optimizer's learning rate.")
         self.initial_lr, self.staircase, self.momentum_correction = initial_lr, staircase, momentum_correction
         self.start_epoch, self.end_epoch, self.steps_per_epoch = start_epoch, end_epoch, steps_per_epoch
         self.current_epoch = 0
@@ -146,8 +147,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
                 raise InputError(
-                    f"{type(self).__name__} must know the steps of an epoch. Received: data of unknown length. Pass "
-                    "steps_per_epoch."
+                    f"{type(self).__name__} must know the number of steps per epoch. Received: data of unknown length. "
+                    "Pass steps_per_epoch."
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

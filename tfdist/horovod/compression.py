@@ -107,8 +107,8 @@ def wire_compressor(compression: Any) -> type[Compressor]:
     if isinstance(compression, str | Method):
         name = compression if isinstance(compression, str) else compression.text
         raise InputError(
-            f"A single operation takes Compression.none or .fp16. Received: {name}. Give it to hvd.DistributedOptimizer or "
-            "hvd.DistributedGradientTape, which keep its state."
+            f"A single operation takes Compression.none or .fp16. Received: {name}. Pass it to "
+            "hvd.DistributedOptimizer or hvd.DistributedGradientTape, which keep its state."
         )
     if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
         raise InputError(

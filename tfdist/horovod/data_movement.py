@@ -312,5 +312,5 @@ def _with_rows(tensor: Any, what: str) -> tf.Tensor:
     tensor = tf.convert_to_tensor(tensor)
     if tensor.shape.rank == 0:
         kind = FailedPreconditionError if what.endswith("allgather") else InvalidArgumentError
-        raise kind(f"{what} takes a tensor with rows. Received: a scalar. Pass tf.reshape(x, [1]).")
+        raise kind(f"{what} takes a tensor of rows. Received: a scalar. Pass tf.reshape(x, [1]).")
     return tensor

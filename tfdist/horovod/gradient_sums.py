@@ -258,8 +258,8 @@ def _of_as_many(tensors: list[tf.Tensor], size: int, options: Options) -> list[t
     same = tf.debugging.assert_equal(
         now,
         size,
-        f"{options.compression} was traced for {size} ranks, and the elastic job has another number now. Trace the tf.function "
-        "again after a reset, or use hvd.Compression.none",
+        f"{options.compression} was traced for {size} ranks, but the elastic job has a different number now. Trace the "
+        "tf.function again after a reset, or use hvd.Compression.none",
     )
     with tf.control_dependencies([] if same is None else [same]):
         return [tf.identity(tensor) for tensor in tensors]

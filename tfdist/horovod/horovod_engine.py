@@ -60,7 +60,7 @@ class HorovodEngine(Engine):
         sets = ranks_of(options.get("process_sets"), cluster.size)
         if "comm" in options and cluster.size > 1 and "HOROVOD_RANK" not in os.environ and cluster.source != "MPI":
             raise InputError(
-                f"hvd.init(comm=...) needs a launcher of Horovod's or MPI's. Received: {options['comm']!r} under "
+                f"hvd.init(comm=...) needs Horovod's or MPI's launcher. Received: {options['comm']!r} under "
                 f"{cluster.source}. Start the job with tfdist.launch --launcher=horovod, or leave out comm and use "
                 "process_sets."
             )

@@ -55,8 +55,8 @@ def _set_rate(optimizer: keras.Optimizer, rate: Any) -> None:
 def _warn_once(old: str, new: str, what: str) -> None:
     """Warns of each older name once per process."""
     warnings.warn(
-        f"optimizer.{old} is optimizer.{new} in Keras 3, where that is {what}. It works under tfdist.horovod alone: write "
-        f"optimizer.{new}.",
+        f"optimizer.{old} is optimizer.{new} in Keras 3, where that is {what}. It works only under tfdist.horovod: "
+        f"write optimizer.{new}.",
         FutureWarning,
         stacklevel=3,
     )

@@ -30,7 +30,9 @@ def chosen_op(op: int | None, average: bool | None) -> ReduceOp:
     """Returns the operation from the arguments `op` and the deprecated `average`; by default Average."""
     if average is not None:
         if op is not None:
-            raise InputError(f"Either op or average is given. Received: op={op}, average={average}. Leave out average.")
+            raise InputError(
+                f"Only one of op and average can be given. Received: op={op}, average={average}. Leave out average."
+            )
         warnings.warn("Parameter `average` has been replaced with `op`.", DeprecationWarning, stacklevel=3)
         return Average if average else Sum
     return Average if op is None else known_op(op)

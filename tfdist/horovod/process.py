@@ -58,7 +58,8 @@ def _started(options: dict[str, Any]) -> Engine:
 
     if _groups:
         raise InputError(
-            "Without Horovod a process initializes once. Received: hvd.init() after hvd.shutdown(). Start a new process."
+            "Without Horovod, a process can be initialized only once. Received: hvd.init() after hvd.shutdown(). Start "
+            "a new process."
         )
     try:
         engine = TensorFlowEngine(options)
@@ -67,7 +68,7 @@ def _started(options: dict[str, Any]) -> Engine:
     except RuntimeError as error:
         if "program startup" not in str(error):
             raise
-        raise InputError(f"hvd.init() comes before anything else of TensorFlow. Received: {error}.") from error
+        raise InputError(f"hvd.init() must come before any other use of TensorFlow. Received: {error}.") from error
 
 
 def horovod_is_installed() -> bool:

@@ -76,12 +76,13 @@ def ranks_of(process_sets: Sequence[Any] | str | None, size: int) -> list[list[i
         wrong = [rank for rank in one.ranks if not 0 <= rank < size]
         if wrong or not one.ranks:
             raise InputError(
-                f"A process set has ranks from 0 to {size - 1}. Received: {list(one.ranks)}. Leave out the others."
+                f"A process set must have ranks from 0 to {size - 1}. Received: {list(one.ranks)}. Leave out the "
+                "others."
             )
         if list(one.ranks) in [*listed, list(range(size))]:
             raise InputError(
-                f"Each process set has other ranks, and not all of them. Received: {list(one.ranks)} again. Use that set, or "
-                "leave out process_set for all ranks."
+                f"Each process set must have different ranks, and not all of them. Received: {list(one.ranks)} again. "
+                "Use that set, or leave out process_set for all ranks."
             )
         listed.append(list(one.ranks))
     return listed

@@ -104,8 +104,8 @@ class TensorFlowEngine(Engine):
         strategy = load_strategy("auto")
         if not isinstance(strategy, HasCollectives) or len(strategy.local_replicas) != 1:
             raise InputError(
-                f"tfdist.horovod has one device a process. Received: {len(strategy.local_replicas)} of this process. "
-                "Start one process a device."
+                f"tfdist.horovod uses one device per process. Received: {len(strategy.local_replicas)} of this "
+                "process. Start one process per device."
             )
         self._strategy = strategy
         self.group = strategy.group

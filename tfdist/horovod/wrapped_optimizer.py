@@ -82,7 +82,7 @@ def distributed(optimizer: keras.Optimizer, reduction: GradientSums, accumulatio
             f"The optimizer must be one of Keras 3. Received: {type(optimizer).__name__}. Use one of keras.optimizers."
         )
     if is_distributed(optimizer) or is_distributed(getattr(optimizer, "inner_optimizer", None)):
-        raise InputError("The optimizer is distributed already. Received: a wrapped one. Wrap it once.")
+        raise InputError("The optimizer is already distributed. Received: a wrapped one. Wrap it once.")
     return _made(optimizer, reduction, accumulation, LocalVariables())
 
 
@@ -94,8 +94,8 @@ def is_distributed(optimizer: Any) -> bool:
 def not_pickled(optimizer: Any) -> InputError:
     """Returns the error for pickling an optimizer that reduces gradients: the restored one would not."""
     return InputError(
-        f"A distributed optimizer cannot be pickled. Received: {optimizer.__class__.__name__}. Pickle the optimizer that it "
-        "was made of, or save the model and use hvd.load_model."
+        f"A distributed optimizer cannot be pickled. Received: {optimizer.__class__.__name__}. Pickle the optimizer "
+        "that it wraps, or save the model and use hvd.load_model."
     )
 
 
@@ -110,8 +110,8 @@ def _made(
     except (NotImplementedError, TypeError, ValueError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
-            f"An optimizer is wrapped by way of get_config() and from_config(). Received: {kind.__name__}, {said[:200]} "
-            "Give it and its learning rate's schedule both, and register them with keras.saving."
+            f"An optimizer is wrapped through its get_config() and from_config(). Received: {kind.__name__}, "
+            f"{said[:200]} Define both for it and for its learning-rate schedule, and register them with keras.saving."
         ) from error
     made.reduction, made.accumulation, made.local = reduction, accumulation, local
     if optimizer.built:

@@ -110,8 +110,8 @@ class AbstractModel:
         self._uninitialized = [uninitialized for uninitialized in newborns if id(uninitialized.variable) in own]
         if not self._uninitialized:
             raise InputError(
-                f"A plan needs a model that has its variables when it is made. Received: {self.model.name}, which has none. "
-                "Give it an Input."
+                f"A plan needs a model whose variables exist when it is created. Received: {self.model.name}, which "
+                "has none. Give it an Input."
             )
         self._slots = _slots(self.model, optimizer)
         self._layers, self._unknown = _layers_of(self.model)
@@ -229,8 +229,9 @@ def cheapest(
     if not fitting:
         least = min((one[2] for one in found), default=math.inf)
         raise InputError(
-            f"--memory_gb must have room for some layout. Received: {memory / 2**30:g}, with {len(found)} layouts of which the "
-            f"smallest takes {least / 2**30:.3g}. Use more devices, --shard, a smaller batch, or more memory."
+            f"--memory_gb must be enough for at least one layout. Received: {memory / 2**30:g}, with {len(found)} "
+            f"layouts of which the smallest takes {least / 2**30:.3g}. Use more devices, --shard, a smaller batch, or "
+            "more memory."
         )
     *_, tried, plan = min(fitting, key=lambda one: one[:4])
     return tried, plan

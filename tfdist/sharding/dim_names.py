@@ -71,12 +71,13 @@ def name_dims(model: keras.Model, table: Mapping[str, str]) -> keras.Model:
             other, theirs = named.setdefault(variable.path, (expression, dims))
             if theirs != dims:
                 raise InputError(
-                    f"tfdist.name_dims: {other!r} and {expression!r} disagree about {variable.path}. Leave one of them."
+                    f"tfdist.name_dims: {other!r} and {expression!r} disagree about {variable.path}. Keep one of them."
                 )
             if keras_internals.layout_of(variable) is not None and getattr(variable, "tfdist_dims", None) != dims:
                 raise InputError(
-                    f"tfdist.name_dims must come before variables are laid out. Received: {variable.path}, which is. "
-                    "Call it inside the strategy's scope, right after the model is made, of layers that have a `build`."
+                    f"tfdist.name_dims must come before variables are laid out. Received: {variable.path}, which "
+                    "already is. Call it inside the strategy's scope, right after the model is made, of layers that "
+                    "have a `build`."
                 )
             variable.tfdist_dims = dims
     return model
@@ -98,13 +99,13 @@ def _matched(model: keras.Model, expression: str) -> list[keras.Variable]:
     try:
         pattern = re.compile(expression)
     except re.error as error:
-        raise InputError(f"tfdist.name_dims: {expression!r} is no regular expression: {error}.") from error
+        raise InputError(f"tfdist.name_dims: {expression!r} is not a regular expression: {error}.") from error
     matched = [variable for variable in model.variables if pattern.fullmatch(variable.path)]
     if not matched:
         paths = ", ".join(variable.path for variable in model.variables[:3])
         raise InputError(
-            f"tfdist.name_dims: {expression!r} matches no variable; its whole path must match. Received: variables such as "
-            f"{paths}. Put .* in front to match any beginning of a path."
+            f"tfdist.name_dims: {expression!r} matches no variable; it must match the whole path. Received: variables "
+            f"such as {paths}. Prefix it with .* to match any beginning of a path."
         )
     return matched
 

@@ -202,13 +202,14 @@ def laid_out(
         if axis in axes[:i]:
             first = dims[axes.index(axis)]
             raise InputError(
-                f"--layout puts {first} and {dims[i]} of {name} on the axis {axis}; an axis splits one dim of a tensor. "
-                "Leave out one rule, or rename a dim (tfdist.name_dims for weights, tfdist.constrain for activations)."
+                f"--layout puts {first} and {dims[i]} of {name} on the axis {axis}; an axis can shard only one dim of "
+                "a tensor. Leave out one rule, or rename a dim (tfdist.name_dims for weights, tfdist.constrain for "
+                "activations)."
             )
         if shape[i] % mesh.axes[axis]:
             raise InputError(
-                f"--layout splits {dims[i]} of {name} over the {mesh.axes[axis]} devices of {axis}, which must divide it. "
-                f"Received: {dims[i]} of {shape[i]}. Change the rule, the mesh or the model."
+                f"--layout shards {dims[i]} of {name} over the {mesh.axes[axis]} devices of {axis}, which must divide "
+                f"it. Received: {dims[i]} of {shape[i]}. Change the rule, the mesh or the model."
             )
     return Layout(axes)
 

@@ -99,8 +99,9 @@ def mesh_of(mesh_shape: str, devices: int, processes: int = 1) -> Mesh:
     mesh = parse_mesh(mesh_shape)
     if devices and mesh.size != devices * processes:
         raise InputError(
-            f"The mesh must have as many places as there are devices. Received: --mesh_shape={mesh}, {mesh.size} places, "
-            f"--devices={devices}{f' on each of {processes} processes' if processes > 1 else ''}. Change one of them."
+            f"The mesh must have as many places as the job has devices. Received: --mesh_shape={mesh}, {mesh.size} "
+            f"places, --devices={devices}{f' on each of {processes} processes' if processes > 1 else ''}. Change one "
+            "of them."
         )
     if mesh.size % processes:
         raise InputError(

@@ -30,8 +30,8 @@ def placement(uninitialized: UninitializedVariable, rules: Mapping[str, str], me
     split = next((dim for dim in dims if dim and mesh.splits(rules.get(dim))), None)
     if split and len(dims) > 2 and uninitialized.owners and isinstance(uninitialized.owners[-1], CONVOLUTIONS):
         raise InputError(
-            f"--layout splits {split} of {variable.path} over the axis {rules[split]}; the engine cannot shard kernels of "
-            "convolutions. Name its dims, and its bias's, * with tfdist.name_dims, or leave out the rule."
+            f"--layout shards {split} of {variable.path} over the axis {rules[split]}; the engine cannot shard kernels "
+            "of convolutions. Name its dims, and its bias's, * with tfdist.name_dims, or leave out the rule."
         )
     computed = laid_out(variable.path, dims, variable.shape, rules, mesh)
     return placed(computed, variable.shape, mesh, shard if variable.trainable else Shard())
