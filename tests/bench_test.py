@@ -77,7 +77,7 @@ def test_a_folder_with_files_is_refused(tmp_path, capsys):
     (tmp_path / "old.txt").touch()
     arguments = ("--strategy=mirrored", "--devices=2", f"--output_dir={tmp_path}")
     assert bench.start(["bench", "collectives", *arguments]) == 2
-    assert "The output directory must be empty or not there yet." in capsys.readouterr().err
+    assert "The output directory must be empty or new." in capsys.readouterr().err
 
 
 def test_two_processes(tmp_path):

@@ -173,7 +173,7 @@ def test_a_file_that_cannot_be_written(strict: bool, tmp_path: pathlib.Path) -> 
         ended = job.wait(START_SECONDS)
     assert [end.code for end in ended] == [5, 1], "\n".join(end.output for end in ended)
     said = (
-        "A run must be able to write its files as it goes. Received: run/ledger/start-0-rank-1.bin: File too large. Free "
+        "A run must be able to write its files during training. Received: run/ledger/start-0-rank-1.bin: File too large. Free "
         "space, or repair the directory; the same command resumes from the last checkpoint, if there is one."
     )
     assert line_with(ended[1], "ledger") == f"tfdist.train: {said}"

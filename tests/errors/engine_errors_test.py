@@ -87,7 +87,7 @@ def test_a_layout_that_does_not_compile_is_told_in_one_line():
 def test_a_tensor_from_outside_of_a_layer_is_told_in_one_line():
     text = "step got a regular tensor for input 7 (shape [1,1])\nbut was expecting a DTensor."
     line = str(engine_errors.layout_refused(OpError(text)))
-    assert line.startswith("On a mesh a model is called by tfdist.Trainer") and "input 7" in line
+    assert line.startswith("On a mesh, a model must be called by tfdist.Trainer") and "input 7" in line
 
 
 def test_one_line_keeps_columns():

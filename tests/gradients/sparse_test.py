@@ -191,8 +191,8 @@ def test_the_way_is_logged_once(caplog):
         for _ in range(3):
             reducer.reduce(tensors, [], OneReplica(), name="g")
     assert [record.getMessage() for record in caplog.records] == [
-        "The gradient of tensor 0 travels as rows: rows are 16 bytes, the whole is 320.",
-        "The gradient of tensor 1 travels dense: rows are 20 bytes, the whole is 8.",
+        "The gradient of tensor 0 is sent as rows: its rows are 16 bytes, the dense tensor is 320.",
+        "The gradient of tensor 1 is sent dense: its rows are 20 bytes, the dense tensor is 8.",
     ]
 
 
@@ -228,7 +228,7 @@ def test_a_model_with_a_large_embedding_sends_rows(single, mirrored2, float64, c
         found, record, _ = trained_embedding(mirrored2, 8000)
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
-    assert caplog.text.count("The gradient of sequential/embedding/embeddings travels as rows") == 1
+    assert caplog.text.count("The gradient of sequential/embedding/embeddings is sent as rows") == 1
     assert record["compression_ratio"] > 10
 
 

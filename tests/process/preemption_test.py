@@ -74,7 +74,9 @@ def test_a_notice_is_heard_at_once_while_the_main_thread_is_in_c(number: signal.
     assert time.monotonic() - began < 0.7  # the call lasts 1.4 s more
     code, out, err = one.end()
     assert (code, out) == (0, "done\n")
-    assert err == (f"Received {number.name}: stops at the next agreed step and saves; a second signal ends at once.\n")
+    assert err == (
+        f"Received {number.name}: saving and stopping at the next agreed step; a second signal exits at once.\n"
+    )
 
 
 @pytest.mark.parametrize("first, second", [("SIGTERM", "SIGTERM"), ("SIGTERM", "SIGINT"), ("SIGINT", "SIGTERM")])
@@ -88,7 +90,7 @@ def test_a_second_signal_ends_at_once_with_its_code(first: str, second: str, pro
     code, out, err = one.end()
     assert (code, out) == (128 + signal.Signals[second], "")
     assert time.monotonic() - began < 2.0
-    assert err.splitlines()[1:] == [f"Received {second} again: ends at once."]
+    assert err.splitlines()[1:] == [f"Received {second} again: exiting at once."]
 
 
 def test_a_signal_that_a_launcher_passes_on_besides_is_no_second_one(program) -> None:

@@ -45,7 +45,7 @@ def test_the_line_has_the_file_the_cause_and_the_remedy():
     with pytest.raises(WriteError) as raised, must_write("run/a.bin"):
         raise OSError(28, "No space left on device")
     assert str(raised.value) == (
-        f"A run must be able to write its files as it goes. Received: run/a.bin: No space left on device. {REMEDY}"
+        f"A run must be able to write its files during training. Received: run/a.bin: No space left on device. {REMEDY}"
     )
     assert raised.value.exit_code == ExitCode.FAILED
 
@@ -133,7 +133,7 @@ def test_a_log_says_once_that_it_misses_lines(tmp_path, capsys):
     with log.setup(1, tmp_path / "rank-1.log"):
         for _ in range(3):
             logging.getLogger("tfdist").info("step")
-    assert capsys.readouterr().err == f"{tmp_path}/rank-1.log misses lines from here on: No space left on device.\n"
+    assert capsys.readouterr().err == f"{tmp_path}/rank-1.log lacks lines from here on: No space left on device.\n"
 
 
 def test_a_log_says_nothing_where_the_error_does(tmp_path, capsys):

@@ -61,5 +61,5 @@ def test_an_unknown_scheme_is_bad_input():
 
 @pytest.mark.parametrize("scheme", ["file", "S3", "", "a/b", "a b"])
 def test_a_scheme_is_a_word_of_its_own(scheme):
-    with pytest.raises(ValueError, match="scheme of its own"):
+    with pytest.raises(ValueError, match="needs its own URL scheme"):
         register(scheme, Other)

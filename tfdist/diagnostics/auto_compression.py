@@ -112,4 +112,4 @@ def _explain(link: Link, costs: Mapping[str, dict[str, Cost]], choice: Mapping[s
         table = ", ".join(f"{m} {1e3 * _seconds(link, cost):.3g} ms" for m, cost in costs[name].items())
         edge = break_even(link, costs[name][method], costs[name][EXACT]) if method != EXACT else None
         until = f", up to {8e-6 * edge:.3g} Mbit/s" if edge else ""
-        _log.info("auto: %s travels by %s%s. Predicted: %s.", name, method, until, table)
+        _log.info("auto: %s is sent with %s%s. Predicted: %s.", name, method, until, table)

@@ -54,8 +54,8 @@ class CompressionErrorMonitor(Periodic):
         far = {name: error for name, error in errors.items() if not error <= self._max_error} if self._max_error else {}
         for name, error in far.items():
             _log.warning(
-                "From step %d on, the gradient of %s is summed exactly: compression erred by %.3g of its norm, more than "
-                "--compression_max_error=%g.", step, name, error, self._max_error
+                "From step %d on, the gradient of %s is reduced without compression: the compression error was %.3g of "
+                "its norm, more than --compression_max_error=%g.", step, name, error, self._max_error
             )  # fmt: skip
         self._steps.fall_back(list(far))
 

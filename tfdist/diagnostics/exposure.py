@@ -81,7 +81,7 @@ def advice(record: Mapping[str, float], compresses: bool) -> str | None:
         return None
     first = "a stronger --compression" if compresses else "--compression=auto, bf16 or powersgd(rank=4)"
     return (
-        f"A step waits {100 * min(1.0, exposed / step):.0f}% of its time for communication. Try {first}, a larger "
+        f"A step waits {100 * min(1.0, exposed / step):.0f}% of its time on communication. Try {first}, a larger "
         "--batch_size, or --accumulate_steps with it."
     )
 

@@ -104,7 +104,7 @@ def _message(step: int, block: str, holders: list[list[str]]) -> str:
     apart = "; ".join(", ".join(names) for names in others)
     return (
         f"All replicas must hold the same values. Received before step {step}: {block} differs: {apart} from "
-        f"{', '.join(most)}. Look for a machine with memory errors, or code that runs on some replicas alone; "
+        f"{', '.join(most)}. Look for a machine with memory errors, or code that runs on some replicas only; "
         "--resume=PATH resumes from an earlier checkpoint."
     )
 

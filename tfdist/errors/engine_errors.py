@@ -58,16 +58,17 @@ def layout_refused(error: BaseException) -> InputError | None:
     text = str(error)
     if "was expecting a DTensor" in text:
         return InputError(
-            "On a mesh a model is called by tfdist.Trainer, which puts what it uses on all devices. Received: "
-            f"{one_line(text)[:_LONGEST_CAUSE]}. Call the trainer's methods, or make the tensor a weight that is not trained."
+            "On a mesh, a model must be called by tfdist.Trainer, which places its tensors on all devices. Received: "
+            f"{one_line(text)[:_LONGEST_CAUSE]}. Call the trainer's methods, or make the tensor a non-trainable weight."
         )
     if "tensorflow/dtensor/" not in text:
         return None
     [cause, *_] = text.rpartition(" error: ")[2].strip().splitlines()
     cause = cause[:_LONGEST_CAUSE].strip().rstrip(".")
     return InputError(
-        f"DTensor cannot compile the model in this layout. Received: {cause}. Leave out a rule of --layout, lay out what is in "
-        "front with tfdist.constrain, or write the operation in another way (docs/meshes.md, Limitations of DTensor)."
+        f"DTensor cannot compile the model in this layout. Received: {cause}. Leave out a rule of --layout, constrain "
+        "the layout of its inputs with tfdist.constrain, or rewrite the operation (docs/meshes.md, Limitations of "
+        "DTensor)."
     )
 
 

@@ -57,8 +57,8 @@ class CorruptCheckpointError(CheckpointError):
         """Initializes with the attributes `path` and `problem`."""
         problem = " ".join(problem.split())[:300]  # a message from a corrupted file may have any length
         super().__init__(
-            f"A checkpoint must be as it was written. Received: {path}: {problem}. "
-            "Continue from another one, or bring this one back from a copy."
+            f"A checkpoint must be undamaged. Received: {path}: {problem}. Continue from another one, or restore this "
+            "one from a copy."
         )
         self.path = path
         self.problem = problem

@@ -79,7 +79,12 @@ class SparseRows(Reducer):
             self._said.add(place)
             name = self._names[place] if self._names else f"tensor {place}"
             way = "as rows" if fewer else "dense"
-            _log.info("The gradient of %s travels %s: rows are %d bytes, the whole is %d.", name, way, *_bytes(slices))
+            _log.info(
+                "The gradient of %s is sent %s: its rows are %d bytes, the dense tensor is %d.",
+                name,
+                way,
+                *_bytes(slices),
+            )
         return fewer
 
 

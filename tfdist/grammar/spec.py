@@ -137,7 +137,7 @@ def load_object(name: str) -> Any:
     """
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), *attribute.split(".")]):
-        raise InputError(f'A user\'s own object is named package.module:name. Received: "{name}".')
+        raise InputError(f'A user\'s own object must be named package.module:name. Received: "{name}".')
     directory = os.getcwd()
     if directory not in sys.path and "" not in sys.path and not sys.flags.safe_path:
         sys.path.insert(0, directory)
@@ -151,7 +151,7 @@ def load_object(name: str) -> Any:
     for part in attribute.split("."):
         if not hasattr(found, part):
             public = [known for known in dir(found) if not known.startswith("_")]
-            raise InputError(f'"{name}" names nothing: there is no {part} in it.{nearest(part, public)}')
+            raise InputError(f'"{name}" does not exist: there is no {part} in it.{nearest(part, public)}')
         found = getattr(found, part)
     return found
 

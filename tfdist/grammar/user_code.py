@@ -30,7 +30,7 @@ def call_own(flag: str, function: Callable[..., Any], spec: Spec, **offered: Any
             raise
         raise InputError(
             f"{flag}={spec} must not fail. Received: {type(error).__name__}: {one_line(str(error)).rstrip('.')} "
-            f"({_place(function, error)}). Mend the function, or what it is given."
+            f"({_place(function, error)}). Fix the function or its arguments."
         ) from error
 
 

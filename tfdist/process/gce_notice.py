@@ -57,7 +57,9 @@ def _watch(on_notice: Callable[[str], object], ended: threading.Event) -> None:
         news, stood = now - stood, stood & now  # a notice that is withdrawn may be given again
         if news and not ended.is_set():
             name = min(news)
-            _log.warning("The platform takes this machine away (%s): stops at the next agreed step and saves.", name)
+            _log.warning(
+                "The platform is preempting this machine (%s): saving and stopping at the next agreed step.", name
+            )
             on_notice(name)
             return
 

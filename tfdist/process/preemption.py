@@ -35,8 +35,8 @@ def notices(on_notice: Callable[[str], object]) -> Iterator[None]:
     """
     if not signals.can_set_handlers():
         _log.warning(
-            "Preemption signals can be handled in the main thread only. Received: thread '%s'. SIGTERM and SIGINT keep their "
-            "handlers: train in the main thread, or end the training by a callback.",
+            "Preemption signals can be handled in the main thread only. Received: thread '%s'. SIGTERM and SIGINT keep "
+            "their handlers: train in the main thread, or end the training with a callback.",
             threading.current_thread().name,
         )
         yield
@@ -58,10 +58,10 @@ class _Notice:
         if self._since is not None:
             if now - self._since < TOGETHER_SECONDS:
                 return
-            _say(f"Received {name} again: ends at once.")
+            _say(f"Received {name} again: exiting at once.")
             os._exit(SIGNALLED + number)
         self._since = now
-        _say(f"Received {name}: stops at the next agreed step and saves; a second signal ends at once.")
+        _say(f"Received {name}: saving and stopping at the next agreed step; a second signal exits at once.")
         self._on_notice(name)
 
 

@@ -85,7 +85,7 @@ def _read(reading: socket.socket, callbacks: Mapping[int, Callable[[int], object
         try:
             callbacks[number](number)
         except Exception:
-            _log.exception("What %s asks for could not be done", signal.Signals(number).name)
+            _log.exception("Handling %s failed", signal.Signals(number).name)
 
 
 def _pass_on(arrived: bytes, former: int) -> None:

@@ -22,7 +22,7 @@ def must_write(path: AnyPath) -> Iterator[None]:
         yield
     except OSError as error:
         raise WriteError(
-            f"A run must be able to write its files as it goes. Received: {path}: {cause(error)}. Free space, or "
+            f"A run must be able to write its files during training. Received: {path}: {cause(error)}. Free space, or "
             "repair the directory; the same command resumes from the last checkpoint, if there is one."
         ) from error
 

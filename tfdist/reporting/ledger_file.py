@@ -76,7 +76,7 @@ def read_ledger(path: AnyPath) -> Iterator[tuple[int, np.ndarray]]:
         first, steps, count = (int(number) for number in found[at : at + _HEAD])
         if first < 0 or steps < 1 or count < 0 or count % steps:
             raise InputError(
-                f"A ledger's file holds calls of the loop. Received: {path}, which does not at number {at}."
+                f"A ledger file must contain calls of the loop. Received: {path}, which does not at entry {at}."
             )
         end = at + _HEAD + count
         if end > len(found):

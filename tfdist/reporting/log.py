@@ -82,7 +82,7 @@ class _File(logging.Handler):
             super().handleError(record)
         elif not self.has_complained:
             self.has_complained = True
-            print(f"{self._path} misses lines from here on: {error.strerror}.", file=sys.stderr, flush=True)
+            print(f"{self._path} lacks lines from here on: {error.strerror}.", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """See base class."""

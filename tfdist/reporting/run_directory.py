@@ -191,8 +191,8 @@ class RunDirectory:
             is_there = storage.is_directory(directory)
             if is_there and any(entry.name not in _BEFORE for entry in storage.entries(directory)):
                 raise InputError(
-                    "The output directory must be empty or not there yet. "
-                    f"Received: {path}, which has files in it. Give another --output_dir."
+                    f"The output directory must be empty or new. Received: {path}, which has files in it. Give another "
+                    "--output_dir."
                 )
             storage.check_writable(directory)
         except OSError as error:
@@ -259,6 +259,6 @@ class RunDirectory:
 
 def _unwritable(path: AnyPath, reason: str) -> InputError:
     return InputError(
-        f"The output directory must be one that can be written. Received: {path} ({reason}). "
-        "Give another --output_dir, or free space there, or mend its permissions."
+        f"The output directory must be writable. Received: {path} ({reason}). Give another --output_dir, or free space "
+        "there, or fix its permissions."
     )

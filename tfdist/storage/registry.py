@@ -29,7 +29,7 @@ def register(scheme: str, storage: Callable[[], Storage]) -> None:
       storage: class, or another function that returns a storage; called once.
     """
     if not _URL.fullmatch(f"{scheme}://") or scheme == "file":
-        raise ValueError(f"A storage needs a scheme of its own, such as `s3`. Received: {scheme!r}.")
+        raise ValueError(f"A storage needs its own URL scheme, such as `s3`. Received: {scheme!r}.")
     _STORAGES[scheme] = storage
     _made.cache_clear()
 
@@ -49,13 +49,12 @@ def path_of(path: AnyPath) -> StoragePath:
     scheme, key = match.groups()
     if scheme == "file":
         if not key.startswith("/"):
-            raise InputError(f"A file URL has three slashes and no host. Received: {text}. Give file:///PATH.")
+            raise InputError(f"A file URL must have three slashes and no host. Received: {text}. Give file:///PATH.")
         return pathlib.Path(key)
     if _made(scheme) is None:
         raise InputError(
-            f"A path is one of this machine, or begins with the scheme of a known storage: {', '.join(_known())}. "
-            f"Received: {text}. Give another path, install a package that provides this storage, or call "
-            "tfdist.storage.register."
+            f"A path must be local, or begin with the scheme of a known storage: {', '.join(_known())}. Received: "
+            f"{text}. Give another path, install a package that provides this storage, or call tfdist.storage.register."
         )
     return Url(scheme, key)
 

@@ -58,7 +58,7 @@ def test_a_run_that_died_before_its_first_checkpoint_begins_again(directory):
 
 def test_a_run_without_checkpoints_that_ended_is_not_written_over(directory):
     begun(directory).model.write_text("done")
-    with pytest.raises(InputError, match="must be empty or not there yet"):
+    with pytest.raises(InputError, match="must be empty or new"):
         origin("auto", directory, FLAGS)
 
 
@@ -72,20 +72,20 @@ def test_other_flags_than_the_run_s(name, directory):
 @pytest.mark.parametrize("name", FIXED)
 def test_other_flags_before_the_first_checkpoint(name, directory):
     begun(directory)
-    with pytest.raises(InputError, match="must be empty or not there yet"):
+    with pytest.raises(InputError, match="must be empty or new"):
         origin("auto", directory, FLAGS | {name: "other"})
 
 
 def test_never_leaves_a_run_alone(directory):
     begun(directory, 5)
-    with pytest.raises(InputError, match="must be empty or not there yet"):
+    with pytest.raises(InputError, match="must be empty or new"):
         origin("never", directory, FLAGS)
 
 
 def test_files_of_somebody_else(directory):
     directory.path.mkdir()
     (directory.path / "thesis.tex").write_text("")
-    with pytest.raises(InputError, match="must be empty or not there yet"):
+    with pytest.raises(InputError, match="must be empty or new"):
         origin("auto", directory, FLAGS)
 
 
@@ -95,7 +95,7 @@ def test_another_run_s_checkpoint(directory, tmp_path):
     assert origin(str(directory.path), new, FLAGS) == (paths(directory, 10, 5), False)
     assert origin(str(directory.checkpoints), new, FLAGS) == (paths(directory, 10, 5), False)
     assert origin(paths(directory, 5)[0], new, FLAGS) == (paths(directory, 5), False)
-    with pytest.raises(InputError, match="must be empty or not there yet"):
+    with pytest.raises(InputError, match="must be empty or new"):
         origin(paths(directory, 5)[0], directory, FLAGS)
 
 
@@ -129,7 +129,7 @@ def test_a_run_may_have_a_name_like_a_checkpoint_s(tmp_path):
 def test_what_a_launcher_starts_again_goes_on(resume, directory):
     begun(directory, 5, launched="20261123-101500")
     for another in ("", "20261123-111500"):  # which may have been started again, too, before it had begun
-        with pytest.raises(InputError, match="must be empty or not there yet"):
+        with pytest.raises(InputError, match="must be empty or new"):
             origin(resume, directory, FLAGS, another)
     assert origin(resume, directory, FLAGS, "20261123-101500") == (paths(directory, 5), True)
 
@@ -171,5 +171,5 @@ def test_a_start_that_was_killed_did_not_lose_what_it_began_with(killed_at, dire
     assert origin(path, directory, FLAGS) == origin(path, directory, FLAGS, "today") == ([checkpoint], killed_at > 0)
     assert origin("auto", directory, FLAGS) == (([checkpoint], True) if killed_at else ([], False))
     if killed_at:  # nothing of it was left otherwise: "auto" and "never" begin with nothing
-        with pytest.raises(InputError, match="must be empty or not there yet"):
+        with pytest.raises(InputError, match="must be empty or new"):
             origin("never", directory, FLAGS)

@@ -97,13 +97,13 @@ def create(methods: Sequence[Spec]) -> Reducer:
         then = getattr(first, "then", None)
         if then is None or not isinstance(second, Codec):
             raise InputError(
-                "A | joins a method with values, such as topk or powersgd, and one that codes values, such as "
-                f"fp16. Received: {'|'.join(map(str, methods))}. Leave out |{spec}."
+                "A | combines a method that sends values, such as topk or powersgd, with one that encodes values, such "
+                f"as fp16. Received: {'|'.join(map(str, methods))}. Leave out |{spec}."
             )
         first = then(second)
     reducer = reducer_for(first) if isinstance(first, Codec) else first
     if feedback and feedback[-1] and reducer.remembers:
-        raise InputError(f"{methods[0].name} has a memory of its own. Received: {methods[0]}. Leave out feedback.")
+        raise InputError(f"{methods[0].name} has its own error feedback. Received: {methods[0]}. Leave out feedback.")
     if reducer.experimental:
         _warn("|".join(map(str, methods)))
     wanted = feedback[-1] if feedback else reducer.biased
@@ -113,7 +113,7 @@ def create(methods: Sequence[Spec]) -> Reducer:
 @functools.cache
 def _warn(methods: str) -> None:
     _log.warning(
-        "Compression by %s is experimental: it was not shown both to learn and to win time on some link.", methods
+        "Compression by %s is experimental: it has not been shown both to learn and to save time on any link.", methods
     )
 
 

@@ -106,7 +106,7 @@ def test_state_is_named_by_the_variable():
         ("dense/kernel/residual", (2, 3), tf.float32, True),
         ("dense/kernel/steps", (), tf.int32, False),
     ]
-    assert DGC(ratio=0.1).keeps_shapes and not DGC(ratio=0.1).biased, "it has a memory of its own"
+    assert DGC(ratio=0.1).keeps_shapes and not DGC(ratio=0.1).biased, "it has its own error feedback"
 
 
 @pytest.mark.parametrize(
