@@ -243,7 +243,7 @@ def test_what_the_system_refuses_at_the_end(run, name, tmp_path, monkeypatch):
 
 def test_what_is_there_is_not_written_over(run, tmp_path):
     (tmp_path / "a.keras").write_text("")
-    with pytest.raises(InputError, match="not there yet"):
+    with pytest.raises(InputError, match="does not exist yet"):
         export.main(run, ExportConfig(output=str(tmp_path / "a.keras")))
 
 
@@ -261,7 +261,7 @@ def test_a_run_of_a_program(single, tmp_path):
     trainer.fit((np.zeros((4, 2)), np.zeros((4, 1))), batch_size=4, steps=1, checkpoints=saved)
     with pytest.raises(InputError) as raised:
         export.main(str(tmp_path), ExportConfig())
-    assert "step-000000001, which has none: a program made it." in str(raised.value)
+    assert "step-000000001, which has none: a program wrote it." in str(raised.value)
     assert f"trainer.resume('{tmp_path}')" in str(raised.value)
 
 
@@ -289,9 +289,9 @@ def test_code_that_a_checkpoint_names_is_run_if_one_says_so(own_run, monkeypatch
     with pytest.raises(InputError) as raised:
         export.main(own_run, ExportConfig())
     assert str(raised.value) == (
-        "What a checkpoint's flags name as package.module:function is imported and called only if you say so. Received: "
-        f"{own_run}/checkpoints/step-000000001, which names --model=own_of_export:line(width=3). If you trust that, add "
-        "--safe_mode=false, before the run."
+        "A package.module:function that a checkpoint's flags name is imported and called only with --safe_mode=false. "
+        f"Received: {own_run}/checkpoints/step-000000001, which names --model=own_of_export:line(width=3). If you trust "
+        "that, add --safe_mode=false, before the run."
     )
     assert "own_of_export" not in sys.modules
     assert export.main(own_run, ExportConfig(safe_mode=False)) == 0

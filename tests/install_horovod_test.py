@@ -112,7 +112,7 @@ def test_a_horovod_for_something_else_is_replaced_and_the_reason_said(
     probed |= answer
     assert run(f"--cache_dir={tmp_path}", *flags) == ExitCode.BAD_INPUT  # no tools to build with
     said = capsys.readouterr().out.splitlines()[0]
-    assert said.startswith("Replacing the Horovod that is there.")
+    assert said.startswith("Replacing the installed Horovod.")
     assert said.endswith(reason)
 
 

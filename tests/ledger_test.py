@@ -203,7 +203,7 @@ def test_a_batch_that_is_too_small(directory, capsys):
 
 
 def test_what_is_no_run(tmp_path):
-    with pytest.raises(InputError, match="Give that of a run"):
+    with pytest.raises(InputError, match="Give the directory of a run"):
         ledger.main(str(tmp_path))
     create(tmp_path / "run")
     with pytest.raises(InputError, match="kept by training with --checkpoint_every or --commit_every"):
@@ -229,7 +229,7 @@ def test_starts_without_a_ledger_are_named(directory, capsys):
 def test_what_is_no_ledger(directory):
     start(directory, 0, 1)
     directory.ledger(0, 0).write_bytes(np.array([0, 3, 4, 1, 2, 3, 4], "<i8").tobytes())
-    with pytest.raises(InputError, match="does not at number 0"):
+    with pytest.raises(InputError, match="does not at entry 0"):
         ledger.main(str(directory.path))
 
 

@@ -21,7 +21,7 @@ def verified(capsys, **given):
 def test_a_strategy_gives_the_result_of_one_device(capsys):
     code, out = verified(capsys)
     assert code == 0
-    assert "past the tolerance" not in out
+    assert "exceeds the tolerance" not in out
 
 
 def test_a_sum_too_many_is_found_at_the_first_step(capsys, monkeypatch):
@@ -29,14 +29,14 @@ def test_a_sum_too_many_is_found_at_the_first_step(capsys, monkeypatch):
     code, out = verified(capsys, optimizer="sgd(learning_rate=0.1)")
     assert code == 1
     [first] = [line for line in out.splitlines() if line.split()[:1] == ["1"]]
-    assert "past the tolerance" in first
+    assert "exceeds the tolerance" in first
 
 
 def test_a_mesh_gives_the_result_of_one_device(capsys):
     layout = {"mesh_shape": "data:2;model:2", "layout": "in:model", "shard": "parameters", "shard_min_elements": 1}
     code, out = verified(capsys, strategy="mesh", devices=0, batch_size=12, optimizer="adamw", **layout)
     assert code == 0
-    assert "past the tolerance" not in out
+    assert "exceeds the tolerance" not in out
 
 
 def test_looking_for_noise_is_no_step_of_the_reference(capsys):

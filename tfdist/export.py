@@ -75,8 +75,8 @@ def _trained(found: list[StoragePath], run: str, config: ExportConfig) -> TrainC
     saved = first_readable(found)
     if not {"model", "dataset"} <= saved.flags.keys():
         raise InputError(
-            "A run is exported by the flags that python -m tfdist.train keeps in its checkpoints. Received: "
-            f"{saved.path}, which has none: a program made it. There, with its trainer built: "
+            "A run is exported with the flags that python -m tfdist.train saves in its checkpoints. Received: "
+            f"{saved.path}, which has none: a program wrote it. In that program, with its trainer built: "
             f"trainer.resume({run!r}), then trainer.save('model.keras') or trainer.model.export('served')."
         )
     known = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
@@ -121,8 +121,9 @@ def _check_runs_nothing(trained: TrainConfig, checkpoint: StoragePath) -> None:
     if named:
         code = " ".join(flag_text(name, getattr(trained, name)) for name in named)
         raise InputError(
-            "What a checkpoint's flags name as package.module:function is imported and called only if you say so. "
-            f"Received: {checkpoint}, which names {code}. If you trust that, add --safe_mode=false, before the run."
+            "A package.module:function that a checkpoint's flags name is imported and called only with "
+            f"--safe_mode=false. Received: {checkpoint}, which names {code}. If you trust that, add --safe_mode=false, "
+            "before the run."
         )
 
 
@@ -141,7 +142,7 @@ def _check_output(path: StoragePath, kind: str) -> None:
         if storage.exists(path) or not is_one:
             wanted = f"ending in {ending}" if ending else f"not ending in {' or '.join(others)}"
             raise InputError(
-                f"--output must be a path {wanted} that is not there yet. Received: {path}. Give another --output."
+                f"--output must be a path {wanted} that does not exist yet. Received: {path}. Give another --output."
             )
         storage.check_writable(path.parent)
 
@@ -183,8 +184,8 @@ def _system_errors(written: Path) -> Iterator[None]:
 
 def _unwritable(path: StoragePath, why: str) -> InputError:
     return InputError(
-        f"--output must be a path that can be written. Received: {path} ({why}). Give another --output, or free space "
-        "or mend the permissions there."
+        f"--output must be a writable path. Received: {path} ({why}). Give another --output, or free space or fix the "
+        "permissions there."
     )
 
 

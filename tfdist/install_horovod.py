@@ -83,7 +83,7 @@ def install(options: Options) -> None:
             _say(f"Horovod {PATCHED} ({_transports(build)}) works with TensorFlow {build.tensorflow}. Nothing to do.")
             return
         except TfdistError as error:
-            _say(f"Replacing the Horovod that is there. {error}")
+            _say(f"Replacing the installed Horovod. {error}")
     folder = options.cache / build.key
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ def make_wheel(build: Build, cache: pathlib.Path, log: Log) -> pathlib.Path:
 
 
 def _pip_cmake(folder: pathlib.Path, log: Log) -> str:
-    _say("No CMake here: fetching PyPI's")
+    _say("CMake not found: fetching it from PyPI")
     try:
         log.pip("install", "--target", str(folder), "cmake")
     except TfdistError as error:
@@ -186,7 +186,7 @@ def define_flags(values: flags.FlagValues) -> None:
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tfdist" / "horovod"
     flags.DEFINE_bool("gpu", False, "Build for NCCL (needs nvcc and NCCL's headers).", flag_values=values)
     flags.DEFINE_bool("mpi", False, "Build for MPI as well (needs mpicxx).", flag_values=values)
-    flags.DEFINE_bool("force", False, "Build and install even what is there already.", flag_values=values)
+    flags.DEFINE_bool("force", False, "Build and install even if it is there already.", flag_values=values)
     flags.DEFINE_string("cache_dir", str(cache), "The folder that keeps the wheels.", flag_values=values)
 
 

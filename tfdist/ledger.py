@@ -78,7 +78,8 @@ def _starts(directory: RunDirectory) -> list[Start]:
         said = directory.beginnings()
     except OSError as error:
         raise InputError(
-            f"A ledger is kept in a run's directory. Received: {directory.path} ({error.strerror}). Give that of a run."
+            f"A ledger is kept in a run's directory. Received: {directory.path} ({error.strerror}). Give the directory "
+            "of a run."
         ) from error
     if not said:
         raise InputError(
@@ -110,7 +111,8 @@ def _check_kept(said: list[dict[str, Any]], counting: list[int], directory: RunD
         which = f"where neither was given at start {', '.join(without)}, counted from 0"
         raise InputError(
             "A ledger is kept by training with --checkpoint_every or --commit_every, at each start. Received: "
-            f"{directory.path}, {which}. What such a start did is not proved: give one of them to each start of the next run."
+            f"{directory.path}, {which}. Such a start cannot be proved: give one of these flags to each start of the "
+            "next run."
         )
 
 
@@ -139,7 +141,7 @@ def _stream(starts: list[Start], done: int) -> Iterator[tuple[list[str], np.ndar
     expected = starts[0].first
     for start in starts:
         if start.first > expected:
-            yield [f"steps {expected} to {start.first - 1}: nobody recorded them"], np.zeros([0], np.int64)
+            yield [f"steps {expected} to {start.first - 1}: they were not recorded"], np.zeros([0], np.int64)
             expected = start.first
         ranks = [_of_one_process(path) for path in start.files]
         last = max((step for steps in ranks for step in steps), default=-1)

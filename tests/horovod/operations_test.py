@@ -245,10 +245,10 @@ def test_a_start_that_is_refused_is_followed_by_one_that_works(ranks):
     for rank in ranks:
         assert rank["refused starts"] == [
             "A process set must have ranks from 0 to 2. Received: [0, 7]. Leave out the others.",
-            "Each process set must have different ranks, and not all of them. Received: [0] again. Use that set, or leave out "
-            "process_set for all ranks.",
-            "Each process set must have different ranks, and not all of them. Received: [0, 1, 2] again. Use that set, or leave out "
-            "process_set for all ranks.",
+            "Each process set must have different ranks, and not all of them. Received: [0] again. Use that set, or "
+            "leave out process_set for all ranks.",
+            "Each process set must have different ranks, and not all of them. Received: [0, 1, 2] again. Use that set, or "
+            "leave out process_set for all ranks.",
             "process_sets takes hvd.ProcessSet([...]). Received: 'set'. Make a set of it.",
             "The hvd.init argument process_sets differs: rank 0 has [], ranks 1, 2 have [[0]]. It must be the same on every "
             "process.",

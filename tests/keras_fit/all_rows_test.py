@@ -197,5 +197,5 @@ def test_an_epoch_ends_where_data_of_unknown_length_does(float64: None, mirrored
 
 def test_gathered_rows_and_micro_steps_are_refused(mirrored2: tfdist.Strategy) -> None:
     model = tfdist.distribute(sequential(Shared()), mirrored2, accumulate_steps=2)
-    with pytest.raises(InputError, match="communicates takes its batch as one"):
+    with pytest.raises(InputError, match="communicates takes the whole batch at once"):
         fitted(model)

@@ -72,7 +72,7 @@ def measured_compression(strategy: tfdist.Strategy) -> None:
 
 WRONG: dict[Callable[[tfdist.Strategy], None], tuple[str, ...]] = {
     twice: ("A model can be distributed only once", "Leave out the second"),
-    a_wrapped_optimizer: ("Gradients are summed over replicas once", "horovod", "Keras's own optimizer"),
+    a_wrapped_optimizer: ("Gradients must be summed over replicas only once", "horovod", "Keras's own optimizer"),
     an_endless_pass: ("repeats without end", "steps_per_epoch"),
     an_unknown_option: ("no option compresion", 'Did you mean "compression"'),
     another_precision: ("--precision", "mixed_bfloat16", "keras.config.set_dtype_policy"),

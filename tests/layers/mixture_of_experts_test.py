@@ -152,7 +152,7 @@ def test_refuses(arguments, message):
 
 @pytest.mark.parametrize("shape", [(None, 6), (None, None, 6), (None, 12, None)])
 def test_refuses_what_has_no_known_tokens(shape):
-    with pytest.raises(InputError, match=r"takes \[batch, tokens, embed\], of which the last two are known"):
+    with pytest.raises(InputError, match=r"takes \[batch, tokens, embed\] with the last two dims known"):
         MixtureOfExperts(4, 8).build(shape)
 
 
@@ -234,7 +234,7 @@ def test_layers_with_metrics_have_names_of_their_own(single):
         inputs = keras.Input((12, 6))
         model = keras.Model(inputs, tower("second")(tower("first")(inputs)))
         trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse")
-    with pytest.raises(InputError, match="names of their own. Received twice: experts_load. Rename the layers"):
+    with pytest.raises(InputError, match="must have unique names. Received twice: experts_load. Rename the layers"):
         trainer.fit((X, X), batch_size=8, steps=1)
 
 

@@ -128,7 +128,7 @@ def renormalising():
     [
         (Subclassed, "Received: subclassed.*Write tfdist.layers.SyncBatchNormalization for BatchNormalization"),
         (inside_a_layer, "belongs to a layer of your own"),
-        (renormalising, "Batch renormalisation cannot be synchronised"),
+        (renormalising, "Batch renormalization cannot be synchronized"),
     ],
 )
 def test_what_cannot_be_replaced(make, message):

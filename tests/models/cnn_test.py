@@ -35,7 +35,7 @@ def test_small_images_are_never_pooled_away():
     [
         ({"input_shape": (64,)}, r"cnn: an example's shape must be \(height, width, channels\). Received: \(64,\)"),
         ({"filters": (0,)}, "cnn: filters must be"),
-        ({"batch_norm": "sync"}, 'Batch normalisation of the kind "sync" is not known'),
+        ({"batch_norm": "sync"}, 'Batch normalization "sync" is not known'),
     ],
 )
 def test_bad_arguments(arguments, message):

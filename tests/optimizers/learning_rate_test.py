@@ -109,11 +109,11 @@ def test_an_optimizer_counts_its_steps_on_every_replica(train, mirrored2, float6
         ({"scaling": "cubic"}, "--lr_scaling=cubic is not known. Known: linear, none, sqrt."),
         ({"scaling": "linear", "batch_size": 64}, "--lr_scaling needs --base_batch_size"),
         ({"warmup_steps": -1}, "--warmup_steps must be at least 0. Received: -1."),
-        ({"warmup_start": 1.5}, "--warmup_start must be a part of the peak, in [0, 1]. Received: 1.5."),
+        ({"warmup_start": 1.5}, "--warmup_start must be a fraction of the peak, in [0, 1]. Received: 1.5."),
         ({"decay": "cosine"}, "Received: --warmup_steps=0 in a run of 0 steps."),
         (
             {"decay": "linear(to=0.1)", "warmup_steps": 10, "total_steps": 10},
-            "--decay=linear(to=0.1) falls from the end of the warm-up to that of the run. Received: --warmup_steps=10 "
+            "--decay=linear(to=0.1) falls from the end of the warm-up to the end of the run. Received: --warmup_steps=10 "
             "in a run of 10 steps. Lower --warmup_steps or train longer.",
         ),
         ({"decay": "stair"}, "stair is not a known decay."),

@@ -222,7 +222,7 @@ def test_a_variable_without_gradient_is_left_alone_and_named_once(strategy, requ
     assert np.any(before["used/kernel"] != after["used/kernel"])
     warnings = [record.getMessage() for record in caplog.records if record.name.startswith("tfdist")]
     assert len(warnings) == 1
-    assert warnings[0].endswith("left alone: unused/kernel, unused/bias")
+    assert warnings[0].endswith("not updated: unused/kernel, unused/bias")
 
 
 class TestLength:

@@ -107,8 +107,8 @@ class MixtureOfExperts(keras.layers.Layer):
         """See base class."""
         if len(input_shape) != 3 or None in input_shape[1:]:
             raise InputError(
-                "MixtureOfExperts takes [batch, tokens, embed], of which the last two are known: the tokens of an example "
-                f"share its experts' places. Received: {tuple(input_shape)}."
+                "MixtureOfExperts takes [batch, tokens, embed] with the last two dims known: the tokens of an example "
+                f"share the experts' capacity. Received: {tuple(input_shape)}."
             )
         embed, first = input_shape[-1], self.kernel_initializer
         self.router = self.add_weight((embed, self.experts), first, name="router", autocast=False)

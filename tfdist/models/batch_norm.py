@@ -20,9 +20,7 @@ def layer_class(batch_norm: str) -> type[keras.layers.BatchNormalization]:
       InputError: the kind is unknown.
     """
     if batch_norm not in _LAYERS:
-        raise InputError(
-            f'Batch normalisation of the kind "{batch_norm}" is not known.{nearest(str(batch_norm), _LAYERS)}'
-        )
+        raise InputError(f'Batch normalization "{batch_norm}" is not known.{nearest(str(batch_norm), _LAYERS)}')
     return _LAYERS[batch_norm]
 
 
@@ -69,7 +67,7 @@ def with_batch_norm(model: keras.Model, batch_norm: str) -> keras.Model:
 def _converted(layer: keras.Layer, new: type[keras.Layer]) -> keras.Layer:
     config = layer.get_config()
     if config.pop("renorm", False):
-        raise InputError(f"Batch renormalisation cannot be synchronised. Received: {layer.path}. Use renorm=False.")
+        raise InputError(f"Batch renormalization cannot be synchronized. Received: {layer.path}. Use renorm=False.")
     for name in ("synchronized", "renorm_clipping", "renorm_momentum"):
         config.pop(name, None)
     return new.from_config(config)

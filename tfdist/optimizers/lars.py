@@ -148,7 +148,7 @@ def _expressions(patterns: str | Sequence[str]) -> tuple[str, ...]:
             re.compile(pattern)
         except re.error as error:
             raise InputError(
-                f"LARS: what is excluded must be regular expressions. Received: {pattern} ({error})."
+                f"LARS: excluded names must be regular expressions. Received: {pattern} ({error})."
             ) from error
     return found
 

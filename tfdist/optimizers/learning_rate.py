@@ -47,7 +47,7 @@ def make_learning_rate(
         raise InputError(f"--lr_scaling={scaling} is not known.{nearest(scaling, SCALINGS)}")
     if scaling != "none" and min(base_batch_size, batch_size) < 1:
         raise InputError(
-            "--lr_scaling needs --base_batch_size, the batch that --learning_rate suits. Received: "
+            "--lr_scaling needs --base_batch_size, the batch size for which --learning_rate was tuned. Received: "
             f"--lr_scaling={scaling} --base_batch_size={base_batch_size} --batch_size={batch_size}."
         )
     peak = base * SCALINGS[scaling](batch_size / base_batch_size) if scaling != "none" else base
@@ -92,7 +92,7 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         if warmup_steps < 0:
             raise InputError(f"--warmup_steps must be at least 0. Received: {warmup_steps}.")
         if not 0 <= warmup_start <= 1:
-            raise InputError(f"--warmup_start must be a part of the peak, in [0, 1]. Received: {warmup_start}.")
+            raise InputError(f"--warmup_start must be a fraction of the peak, in [0, 1]. Received: {warmup_start}.")
         self.peak = float(peak)
         self.warmup_steps = warmup_steps
         self.warmup_start = float(warmup_start)
@@ -101,8 +101,8 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         self._decay = parse_decay(decay)
         if self._decay.needs_total and warmup_steps >= total_steps:
             raise InputError(
-                f"--decay={decay} falls from the end of the warm-up to that of the run. Received: --warmup_steps="
-                f"{warmup_steps} in a run of {total_steps} steps. Lower --warmup_steps or train longer."
+                f"--decay={decay} falls from the end of the warm-up to the end of the run. Received: "
+                f"--warmup_steps={warmup_steps} in a run of {total_steps} steps. Lower --warmup_steps or train longer."
             )
 
     @property

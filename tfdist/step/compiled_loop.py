@@ -79,9 +79,9 @@ def not_finite(
     """
     if scale is not None:
         return NotFiniteError(
-            "As many steps in a row as --max_skipped_steps allows were skipped, because gradients were not finite: the "
-            f"last is step {step}, with a loss of {loss:g} and the loss scale at {scale:g}. The weights are those "
-            "of the last good step. Try a lower --learning_rate, or --precision=mixed_bfloat16."
+            "The limit of consecutive skipped steps (--max_skipped_steps) was reached, because gradients were not "
+            f"finite: the last is step {step}, with a loss of {loss:g} and the loss scale at {scale:g}. The weights "
+            "are those of the last good step. Try a lower --learning_rate, or --precision=mixed_bfloat16."
         )
     bad = [v.path for v, good in zip(variables, result.gradient_finite.numpy(), strict=True) if not good]
     where = f" The first variable whose gradient is not finite: {bad[0]}." if bad else ""

@@ -187,7 +187,9 @@ class Steps:
         self.overrides = {name: methods for name, methods in overrides.items() if self.compression.names(methods)}
         left = sorted({methods for name, methods in overrides.items() if name not in self.overrides})
         if left and self.strategy.is_chief:
-            _log.warning("The run before had chosen %s, which --compression names no more: left out.", ", ".join(left))
+            _log.warning(
+                "The previous run had chosen %s, which --compression no longer names: ignoring it.", ", ".join(left)
+            )
         if self.overrides and self.compression.choice:
             self._chosen()
 

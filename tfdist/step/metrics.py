@@ -153,9 +153,7 @@ def check_names(model: keras.Model) -> None:
     names = keras_internals.names_of_layers_metrics(model)
     for name in names:
         if names.count(name) > 1:
-            raise InputError(
-                f"Metrics of layers must have names of their own. Received twice: {name}. Rename the layers."
-            )
+            raise InputError(f"Metrics of layers must have unique names. Received twice: {name}. Rename the layers.")
 
 
 def check_sums(metrics: Sequence[keras.Metric]) -> None:

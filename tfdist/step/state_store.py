@@ -46,7 +46,7 @@ class StateStore:
         """
         names = [state.name for state in states]
         if len(set(names)) < len(names):
-            raise ValueError(f"States need names of their own. Received: {sorted(names)}.")
+            raise ValueError(f"States must have unique names. Received: {sorted(names)}.")
         new = [state for state in states if state.name not in self._kept]
         for state, variable in zip(new, self._strategy.allocate(new), strict=True):
             self._kept[state.name] = (state, variable)
@@ -76,7 +76,7 @@ class StateStore:
         dtype = np.dtype(state.dtype.as_numpy_dtype)
         if (value.per_replica, shape, value.values.dtype) != (state.per_replica, state.shape, dtype):
             _log.warning(
-                "%s starts anew: it was %s%s and is %s%s now.", state.name, value.values.dtype, list(shape),
+                "%s is reset: it was %s%s and is %s%s now.", state.name, value.values.dtype, list(shape),
                 dtype, list(state.shape)
             )  # fmt: skip
             return

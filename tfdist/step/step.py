@@ -212,7 +212,7 @@ class Step:
         self._unused = unused = frozenset.intersection(*(frozenset(indices) for indices in everyone))
         if unused:
             names = ", ".join(self.variables[i].path for i in sorted(unused))
-            _log.warning("The loss does not depend on these variables; they are left alone: %s", names)
+            _log.warning("The loss does not depend on these variables, which are not updated: %s", names)
         return unused
 
     def _local_gradients(self, batch: Any, batch_size: int | tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
@@ -334,8 +334,8 @@ class _InMicroSteps(Recording):
 
     def _record(self, operation: str, tensors: Sequence[tf.Tensor], name: str) -> None:
         raise InputError(
-            "A layer or loss that communicates takes its batch as one. Received: accumulate_steps > 1 and a call of "
-            f"{operation} ({name}). Leave out accumulate_steps."
+            "A layer or loss that communicates takes the whole batch at once. Received: accumulate_steps > 1 and a "
+            f"call of {operation} ({name}). Leave out accumulate_steps."
         )
 
 

@@ -52,8 +52,8 @@ def check_not_wrapped(optimizer: keras.Optimizer) -> None:
     wrapper = next((kind for kind in type(optimizer).__mro__ if kind.__module__.startswith(_WRAPPERS)), None)
     if wrapper is not None:
         raise InputError(
-            f"Gradients are summed over replicas once. Received: an optimizer wrapped by {wrapper.__module__}. "
-            "Pass Keras's own optimizer, without `DistributedOptimizer` around it."
+            "Gradients must be summed over replicas only once. Received: an optimizer wrapped by "
+            f"{wrapper.__module__}. Pass Keras's own optimizer, without `DistributedOptimizer` around it."
         )
 
 
@@ -64,12 +64,12 @@ def check_optimizer(optimizer: keras.Optimizer, clip: Clip) -> None:
     if found:
         raise InputError(f"{_REFUSED[found[0]]} Received: {found[0]}={refused[found[0]]}.")
     if isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
-        raise InputError("One optimizer updates all variables. Received: MultiOptimizer. Pass one of those in it.")
+        raise InputError("One optimizer must update all variables. Received: MultiOptimizer. Pass one of those in it.")
     own = {name: getattr(optimizer, name) for name in ("clipnorm", "global_clipnorm", "clipvalue")}
     given = [f"{name}={value}" for name, value in own.items() if value]
     if given and (clip.norm or clip.value):
         raise InputError(
-            f"Gradients are clipped in one place. Received: {clip} and an optimizer with {', '.join(given)}. "
+            f"Gradients must be clipped in one place only. Received: {clip} and an optimizer with {', '.join(given)}. "
             "Leave out one of them."
         )
     if given:
@@ -97,16 +97,18 @@ def check_micro_steps(model: keras.Model, micro_steps: int) -> None:
     synchronized = synchronized_layers(model)
     if micro_steps > 1 and synchronized:
         raise InputError(
-            "Synchronized BatchNorm takes the moments of all rows of a step, which accumulation computes one part "
-            f"after the other. Received: accumulate_steps={micro_steps} and {synchronized[0].path}. "
-            "Use --batch_norm=local or --accumulate_steps=1."
+            "Synchronized BatchNorm takes the moments of all rows of a step, but accumulation computes the step in "
+            f"parts. Received: accumulate_steps={micro_steps} and {synchronized[0].path}. Use --batch_norm=local or "
+            "--accumulate_steps=1."
         )
 
 
 _WRAPPERS = ("horovod", "tfdist.horovod")
 _REFUSED = {
-    "gradient_accumulation_steps": "The optimizer must not accumulate gradients by itself: leave that out and use "
-    "accumulate_steps. A step's batch is `batch_size` as a whole.",
+    "gradient_accumulation_steps": (
+        "The optimizer must not accumulate gradients by itself: leave that out and use accumulate_steps. `batch_size` "
+        "is the batch of the whole step."
+    ),
     "loss_scale_factor": "The optimizer must not divide gradients by itself: leave that out and use loss_scale.",
     "use_ema": "The optimizer must not average weights by itself: leave that out.",
 }
@@ -138,8 +140,8 @@ def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras
     """
     if trained and [id(variable) for variable in model.trainable_variables] != list(trained):
         raise InputError(
-            "A trainer trains the variables that were trainable when it was built. Received: others now. "
-            "Make a new Trainer after a change of `trainable`."
+            "A trainer trains the variables that were trainable when it was built. Received: different ones now. Make "
+            "a new Trainer after a change of `trainable`."
         )
     if model.optimizer is not optimizer:
         raise InputError(

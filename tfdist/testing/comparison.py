@@ -103,13 +103,13 @@ def verify(session: Session, say: Callable[[str], None]) -> bool:
 
     expected_losses = _run(session, reference, compare)
     for step, ((path, relative, absolute), a, b) in enumerate(zip(lines, losses, expected_losses, strict=True)):
-        mark = "" if relative <= limit else "  <- past the tolerance"
+        mark = "" if relative <= limit else "  <- exceeds the tolerance"
         say(f"{step + 1:5d}  {a:<14.8g} {b:<14.8g} {relative:9.2e} {absolute:9.2e}  {path}{mark}")
     worst = max(relative for _, relative, _ in lines)
     good = equal and worst <= limit
     unit = "roundings" if rounding else "relative"
     for path in sorted(noise):
-        say(f"Not judged: {path}, whose true gradient is zero, so that it is rounding.")
+        say(f"Not compared: {path}, whose true gradient is zero, so that its differences are rounding errors.")
     say("Replicas are equal bit for bit." if equal else "REPLICAS DIFFER: their weights are not equal bit for bit.")
     say(f"{'Equal' if good else 'NOT EQUAL'}: the largest difference is {worst:.2e} {unit}; the tolerance {limit:.0e}.")
     return good
@@ -243,7 +243,7 @@ def _print_header(session: Session, model: keras.Model, limit: float, say: Calla
         if _differs_by_nature(layer, session.strategy)
     ]
     for path in by_nature:
-        say(f"Differs by nature: {path} draws numbers or takes statistics for each replica; do not expect equality.")
+        say(f"Differs by design: {path} draws numbers or takes statistics for each replica; do not expect equality.")
     if in_roundings(session.config):
         say(f"Differences are in roundings: how far bfloat16 takes one device from float32. Tolerance {limit:.0e}.")
     else:
