@@ -30,7 +30,7 @@ from tfdist.sharding.variable_layouts import dims_of_uninitialized, is_gathered_
 
 _log = logging.getLogger(__name__)
 _SAME_SEED = (
-    "Call keras.utils.set_random_seed with one number on every process: each draws its devices' initial values."
+    "Call keras.utils.set_random_seed with the same seed on every process: each draws its devices' initial values."
 )
 
 

@@ -206,7 +206,7 @@ def test_what_is_no_run(tmp_path):
     with pytest.raises(InputError, match="Give the directory of a run"):
         ledger.main(str(tmp_path))
     create(tmp_path / "run")
-    with pytest.raises(InputError, match="kept by training with --checkpoint_every or --commit_every"):
+    with pytest.raises(InputError, match="A ledger needs --checkpoint_every or --commit_every"):
         ledger.main(str(tmp_path / "run"))
     RunDirectory(tmp_path / "run").starts.write_text("")
     with pytest.raises(InputError, match="where no start is recorded"):

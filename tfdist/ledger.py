@@ -110,9 +110,8 @@ def _check_kept(said: list[dict[str, Any]], counting: list[int], directory: RunD
     if without:
         which = f"where neither was given at start {', '.join(without)}, counted from 0"
         raise InputError(
-            "A ledger is kept by training with --checkpoint_every or --commit_every, at each start. Received: "
-            f"{directory.path}, {which}. Such a start cannot be proved: give one of these flags to each start of the "
-            "next run."
+            f"A ledger needs --checkpoint_every or --commit_every at each start of a run. Received: {directory.path}, "
+            f"{which}. Such a start cannot be proved: give one of these flags to each start of the next run."
         )
 
 

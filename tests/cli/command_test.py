@@ -126,7 +126,7 @@ def test_an_exit_passes_through():
 def test_lack_of_memory_is_code_6(capsys):
     error = MemoryError("Unable to allocate 6.9 GiB for an array")
     assert _run(_raiser(error), explain=lambda e: pytest.fail("asked")) == 6
-    assert "Out of memory: 6.9 GiB asked for. Lower --batch_size" in _only_line(capsys)
+    assert "Out of memory: tried to allocate 6.9 GiB. Lower --batch_size" in _only_line(capsys)
 
 
 def test_an_explained_error_is_one_line(capsys, caplog):

@@ -46,8 +46,9 @@ def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
     size = _asked_for(text)
     cause = f"{type(found).__name__}: {text}"
     lack = OutOfMemoryError(
-        f"Out of memory{f' ({notes})' if notes else ''}{f': {size} asked for' if size else ''}. Lower --batch_size, or "
-        f"spread it over more --devices. {cause if len(cause) <= _LONGEST_CAUSE else f'{cause[:_LONGEST_CAUSE]}...'}"
+        f"Out of memory{f' ({notes})' if notes else ''}{f': tried to allocate {size}' if size else ''}. Lower "
+        "--batch_size, or spread it over more --devices. "
+        f"{cause if len(cause) <= _LONGEST_CAUSE else f'{cause[:_LONGEST_CAUSE]}...'}"
     )
     lack.__cause__ = error
     return lack

@@ -54,8 +54,8 @@ class Evaluator:
             check_equal_shares(batch_size, self._strategy.replicas)
             if data.size % self._strategy.replicas:
                 raise InputError(
-                    "A data set that is evaluated must be divisible by the number of replicas for this strategy. Received: "
-                    f"{data.size} examples and {self._strategy.replicas} replicas. Leave some out."
+                    "The size of a data set to evaluate must be divisible by the number of replicas for this strategy. "
+                    f"Received: {data.size} examples and {self._strategy.replicas} replicas. Leave some out."
                 )
         pipeline = EvaluationPipeline(data, batch_size)
         iterator = self._strategy.distribute(pipeline.dataset)

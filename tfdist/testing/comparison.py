@@ -245,7 +245,10 @@ def _print_header(session: Session, model: keras.Model, limit: float, say: Calla
     for path in by_nature:
         say(f"Differs by design: {path} draws numbers or takes statistics for each replica; do not expect equality.")
     if in_roundings(session.config):
-        say(f"Differences are in roundings: how far bfloat16 takes one device from float32. Tolerance {limit:.0e}.")
+        say(
+            "Differences are in roundings: multiples of the distance between bfloat16 and float32 on one device. "
+            f"Tolerance {limit:.0e}."
+        )
     else:
         say(f"Tolerance {limit:.0e} for {keras.config.floatx()} and {type(model.optimizer).__name__}.")
     unit = "roundings" if in_roundings(session.config) else "relative"

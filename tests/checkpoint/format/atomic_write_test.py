@@ -104,7 +104,8 @@ def test_an_old_one_that_cannot_be_removed_is_one_warning(tmp_path, write, on_ra
     left = [".step-000000001.pruned", ".step-000000003.pruned"]
     assert names(tmp_path) == [*left, "step-000000005"]
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path / name} could not be removed (Directory not empty). This is tried again later." for name in left
+        f"{tmp_path / name} could not be removed (Directory not empty). Its removal will be retried later."
+        for name in left
     ]
     read_by_somebody.clear()
     write(tmp_path, SMALL, step=6, keep=1)

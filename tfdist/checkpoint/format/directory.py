@@ -116,7 +116,7 @@ def _tried(path: StoragePath) -> Iterator[None]:
 
 @functools.cache  # because removal is retried with each checkpoint
 def _warn(path: StoragePath, why: str) -> None:
-    _log.warning("%s could not be removed (%s). This is tried again later.", path, why)
+    _log.warning("%s could not be removed (%s). Its removal will be retried later.", path, why)
 
 
 def make_partial(directory: StoragePath, step: int) -> StoragePath:
