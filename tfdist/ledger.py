@@ -140,7 +140,7 @@ def _stream(starts: list[Start], done: int) -> Iterator[tuple[list[str], np.ndar
     expected = starts[0].first
     for start in starts:
         if start.first > expected:
-            yield [f"steps {expected} to {start.first - 1}: they were not recorded"], np.zeros([0], np.int64)
+            yield [f"steps {expected} to {start.first - 1}: not recorded"], np.zeros([0], np.int64)
             expected = start.first
         ranks = [_of_one_process(path) for path in start.files]
         last = max((step for steps in ranks for step in steps), default=-1)

@@ -148,7 +148,7 @@ def test_a_job_that_never_has_its_least_processes_gives_up(launch, tmp_path) -> 
     assert one.end() == 5
     assert one.begun() == []
     assert one.said == [
-        "tfdist.launch: Waiting for processes: 1 can run, at least 2 are needed; gives up in 1 s.",
+        "tfdist.launch: Waiting for processes: 1 can run, at least 2 are needed; giving up in 1 s.",
         "tfdist.launch: fewer than 2 processes could run for 1 s (--elastic_timeout_seconds).",
     ]
 

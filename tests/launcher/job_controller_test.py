@@ -52,7 +52,7 @@ def test_fewer_than_the_least_wait_and_go_on_when_there_are_enough():
     assert play.runs() == 2
     play.report(code=137, dead=1)
     assert play.runs() == 0 and play.runs(after=1.0) == 0
-    assert play.said[-1] == "Waiting for processes: 1 can run, at least 2 are needed; gives up in 600 s."
+    assert play.said[-1] == "Waiting for processes: 1 can run, at least 2 are needed; giving up in 600 s."
     assert play.runs(after=599.0) == 0
     play.listed = {"a": 3}
     assert play.runs() == 2

@@ -275,7 +275,7 @@ class JobController:
             self._short_since = now
             self._say(
                 f"Waiting for processes: {sum(self._free(now).values())} can run, at least {self._least} are needed"
-                + (f"; gives up in {limit:g} s." if limit else ".")
+                + (f"; giving up in {limit:g} s." if limit else ".")
             )
         elif limit and now - self._short_since > limit:
             reason = f"fewer than {self._least} processes could run for {limit:g} s (--elastic_timeout_seconds)"
