@@ -203,10 +203,7 @@ class Distributed:
             given["verbose"] = 0
         allows_not_finite = any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in listed)
         most = self.model.steps_per_execution if self.model.compiled else 1
-        kept, self._call = (
-            self._call,
-            _Call(name, next(_numbers), list(passes), fresh=looked, allows_not_finite=allows_not_finite),
-        )
+        kept, self._call = self._call, _Call(name, next(_numbers), list(passes), looked, allows_not_finite)
         if name == "fit" and most == 1 and not looked:
             most_steps = self._options.steps_per_call
             self.model.steps_per_execution = call_agreement.steps_at_a_time(
