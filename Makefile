@@ -24,7 +24,7 @@ IS_SUPPORTED := 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3,
 PYTHONS := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 
 PARALLEL := --numprocesses=logical --maxprocesses=4 --dist=worksteal
-TWO_AT_A_TIME := --numprocesses=logical --maxprocesses=2 --dist=loadfile
+TWO_AT_A_TIME := --numprocesses=logical --maxprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 # Each stage of the set-up leaves a stamp in .venv: what is newer than its stamp is done again, all else is reused.
 CREATED := $(VENV)/.created

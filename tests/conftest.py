@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import pathlib
 import threading
 from collections.abc import Iterator
 
@@ -26,6 +27,12 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
 )
 
+# Where the longest tests are. They run first, so that no worker is left with one of them when the others have nothing to do.
+_FIRST = [
+    pathlib.Path(__file__).parent / folder
+    for folder in ("end_to_end/elastic", "end_to_end/chaos", "programs", "conformance", "keras_fit", "horovod")
+]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Defines --slice."""
@@ -33,13 +40,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the tests of --slice. Neighbors, which take about as long, are in different parts."""
+    """Selects the tests of --slice, in which neighbors, which take about as long, are in different parts; orders them."""
     number, parts = map(int, config.getoption("--slice").split("/"))
     if not 1 <= number <= parts:
         raise pytest.UsageError(f"--slice=N/M must have N from 1 to M. Received: {number}/{parts}.")
     others = [item for place, item in enumerate(items) if place % parts != number - 1]
     config.hook.pytest_deselected(items=others)
     items[:] = items[number - 1 :: parts]
+    items.sort(key=lambda item: next((n for n, one in enumerate(_FIRST) if item.path.is_relative_to(one)), len(_FIRST)))
 
 
 @pytest.fixture(scope="session")

@@ -8,19 +8,20 @@ from tfdist.config.train_config import TrainConfig
 
 
 def main(config: TrainConfig) -> int:
-    """Runs one training: strategy and data, model, directory and resume, fit; returns the exit code."""
+    """Runs one training: strategy and data, directory, model, resume, fit; returns the exit code."""
     in_memory.home(config.commit_every, config.commit_dir)  # reports an invalid directory before anything starts
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli import dry_run, opened_run, session
     from tfdist.trainer.options import Checks, Schedule
 
     with session.opened(config) as opened:
+        target = opened_run.target(opened)  # refused, if at all, before the model is built
         trainer = session.make_trainer(opened, opened.strategy)
         trainer.build(opened.data.train)
         if config.dry_run:
             dry_run.describe(opened, trainer)
             return 0
-        with opened_run.opened_run(opened, trainer) as run:
+        with opened_run.opened_run(opened, target, trainer) as run:
             history = trainer.fit(
                 opened.data,
                 batch_size=config.batch_size,

@@ -23,19 +23,20 @@ from tfdist.testing import parity
 
 IN_PROCESS = ("mirrored2", "mirrored4")
 IN_PROCESSES = (("multiworker", 2), ("horovod", 2), ("horovod", 3))
+HALVES = {("multiworker", 2): parity.CASES[::2], ("horovod", 3): parity.CASES[1::2]}
 LAYOUTS = (  # sequence, context and expert parallel, beside others
-    ("transformer", "data:2;model:2", "heads:model;ffn:model;sequence:model"),
-    ("transformer", "data:1;model:2;context:2", "heads:model;ffn:model;sequence:context;context:context"),
-    ("experts", "data:2;model:2", "heads:model;ffn:model;sequence:model;experts:model"),
-    ("experts", "data:2;model:2", "experts:data;expert_ffn:model"),
+    ("deep_transformer", "data:2;model:2", "heads:model;ffn:model;sequence:model"),
+    ("deep_transformer", "data:1;model:2;context:2", "heads:model;ffn:model;sequence:context;context:context"),
+    ("deep_experts", "data:2;model:2", "heads:model;ffn:model;sequence:model;experts:model"),
+    ("deep_experts", "data:2;model:2", "experts:data;expert_ffn:model"),
 )
 FULL_LAYOUTS = (
-    ("transformer", "data:1;model:4", "ffn:model;vocab:model"),
-    ("transformer", "data:2;context:2", "sequence:context;context:context"),
-    ("transformer", "data:1;context:4", "sequence:context;context:context"),
-    ("experts", "data:4", "experts:data"),
-    ("experts", "data:1;model:4", "experts:model"),
-    ("experts", "data:2;context:2", "experts:data;sequence:context;context:context"),
+    ("deep_transformer", "data:1;model:4", "ffn:model;vocab:model"),
+    ("deep_transformer", "data:2;context:2", "sequence:context;context:context"),
+    ("deep_transformer", "data:1;context:4", "sequence:context;context:context"),
+    ("deep_experts", "data:4", "experts:data"),
+    ("deep_experts", "data:1;model:4", "experts:model"),
+    ("deep_experts", "data:2;context:2", "experts:data;sequence:context;context:context"),
 )
 ON_A_MESH = "mesh_shape='data:2;model:2', layout='heads:model;ffn:model;in:model;experts:model'"
 MESH_IN_PROCESSES = f"mesh({ON_A_MESH})"
@@ -55,19 +56,18 @@ BESIDE = (  # optimizers with norms, masks, regularizers, weights of examples
 )
 MESH_PRODUCT = tuple(
     parity.Case(model=model, optimizer=optimizer)
-    for model in ("mlp", "transformer", "experts", "cnn", "masked", "regularized")
+    for model in ("mlp", "deep_transformer", "deep_experts", "cnn", "masked", "regularized")
     for optimizer in ("sgd", "adamw")
 )
 MESH_PRODUCT_IN_PROCESSES = tuple(case for case in MESH_PRODUCT if case.model != "cnn")
 IN_PROCESSES_FLOAT32 = (("multiworker", 2), ("horovod", 2))
 FLOAT32 = tuple(parity.Case(model=model, optimizer="sgd", batch_size=13) for model in ("mlp", "cnn", "transformer"))
+DEEP = ("mlp", "cnn", "cnn_frozen", "deep_transformer", "deep_experts", "masked", "regularized")
 CASES_PER_JOB = 5  # of the product on processes
 PRODUCT = tuple(
     parity.Case(model=model, optimizer=optimizer, batch_size=batch_size, weighted=weighted)
-    for model, optimizer, batch_size, weighted in itertools.product(
-        dict.fromkeys(case.model for case in parity.CASES), parity.OPTIMIZERS, (16, 13), (False, True)
-    )
-    if not (weighted and model in ("transformer", "experts", "masked"))
+    for model, optimizer, batch_size, weighted in itertools.product(DEEP, parity.OPTIMIZERS, (16, 13), (False, True))
+    if not (weighted and (model in parity.LANGUAGE or model == "masked"))
 )
 
 
@@ -163,10 +163,14 @@ def test_logical_devices(strategy: str, case: parity.Case, float64: None, reques
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("strategy", "size"), [thorough(job != ("horovod", 2), *job) for job in IN_PROCESSES])
-@numbers(parity.CASES)
+@pytest.mark.parametrize(
+    ("strategy", "size", "number"),
+    [(*job, number) for job, cases in HALVES.items() for number in range(len(cases))],
+    ids=[f"{job[0]}{job[1]}-{case}" for job, cases in HALVES.items() for case in cases],
+)
 def test_processes(strategy: str, size: int, number: int, float64: None) -> None:
-    check_processes(strategy, size, "float64", parity.CASES, number)
+    """Each case on one kind of processes; the product has each on all."""
+    check_processes(strategy, size, "float64", HALVES[strategy, size], number)
 
 
 @pytest.mark.parametrize(("mesh", "stage", "case"), [*PAIRWISE, *BESIDE], ids=str)
@@ -302,8 +306,8 @@ def test_product_on_a_mesh_over_processes(strategy: str, cases: tuple[parity.Cas
 def test_product_of_hybrid_sharding(stage: str, optimizer: str, float64: None) -> None:
     """In parts over pairs that share each sequence, alike on both pairs."""
     pairs = ("data:2;pair:2", "sequence:pair;context:pair")
-    strategy = on_a_mesh(pairs, "transformer", stage, shard_axis="pair")
-    case = parity.Case(model="transformer", optimizer=optimizer)
+    strategy = on_a_mesh(pairs, "deep_transformer", stage, shard_axis="pair")
+    case = parity.Case(model="deep_transformer", optimizer=optimizer)
     assert_same(parity.run_case(strategy, case), case)
 
 

@@ -10,6 +10,7 @@ import pytest
 import tfdist
 from tests.keras_fit.comparing import differences, plain_run
 from tests.keras_fit.models import PROGRAMS, run
+from tests.selection import quick
 from tests.workers import running
 
 pytestmark = pytest.mark.processes
@@ -26,19 +27,10 @@ def our_run(name: str, strategy: tfdist.Strategy, **options: Any) -> dict[str, A
     return run(program)
 
 
-IN_ONE_PROCESS = (
-    "functional",
-    "several_inputs_and_outputs",
-    "recurrent",
-    "sparse_gradients",
-    "custom_train_step",
-    "two_optimizers",
-)
+IN_ONE_PROCESS = ("several_inputs_and_outputs", "sparse_gradients", "two_optimizers")
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in IN_ONE_PROCESS else pytest.param(n, marks=pytest.mark.full) for n in PROGRAMS]
-)
+@pytest.mark.parametrize("name", quick(PROGRAMS, *IN_ONE_PROCESS))
 def test_two_replicas_give_the_numbers_of_plain_keras(name: str, float64: None, mirrored2: tfdist.Strategy) -> None:
     assert not differences(our_run(name, mirrored2), plain(name))
 
@@ -52,13 +44,13 @@ def test_so_do_one_and_four_replicas(
     assert not differences(our_run(name, mirrored4), plain(name))
 
 
-HALF, OTHER_HALF = list(PROGRAMS)[::2], list(PROGRAMS)[1::2]
+QUARTER, OTHER_HALF = list(PROGRAMS)[::4], list(PROGRAMS)[1::2]
 
 
 @pytest.mark.parametrize(
     ("strategy", "size", "names"),
     [
-        pytest.param("multiworker", 2, HALF, id="multiworker"),
+        pytest.param("multiworker", 2, QUARTER, id="multiworker"),
         pytest.param("horovod", 3, OTHER_HALF, id="horovod", marks=pytest.mark.full),
         *(
             pytest.param(strategy, size, list(PROGRAMS), id=f"{strategy}{size}-all", marks=pytest.mark.full)

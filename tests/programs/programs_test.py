@@ -18,11 +18,9 @@ PROGRAMS = programs()
 COVER = (
     ("timeseries/timeseries_classification.py", "multiworker"),
     ("guides/endpoint_layer.py", "mirrored"),
-    ("guides/custom_train_step.py", "mirrored"),
     ("tabular/csv_from_generator.py", "horovod"),
     ("tutorials/multi_worker_with_keras.py", "multiworker"),
     ("recommendation/two_tower_retrieval.py", "multiworker"),
-    ("guides/gradient_accumulation.py", "mirrored"),
 )
 
 

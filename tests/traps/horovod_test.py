@@ -10,7 +10,7 @@ import pytest
 
 from tfdist.testing import processes
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.full]
 
 WORKER = pathlib.Path(__file__).with_name("horovod_worker.py")
 SIZE = 3

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.cli import run_start
+from tfdist.cli.resume import Origin
 from tfdist.cli.session import Session
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.timeouts import long_timeout
@@ -63,22 +64,46 @@ class Run(NamedTuple):
             print(f"{last['kind']} after {last['step']} steps: {numbers}\n{self.directory.path}", flush=True)
 
 
+class Target(NamedTuple):
+    """Where a run will be written, and what it will resume from.
+
+    Attributes:
+      directory: directory of the run.
+      config: the run's configuration, with that directory.
+      origin: checkpoints to resume from.
+    """
+
+    directory: RunDirectory
+    config: TrainConfig
+    origin: Origin
+
+
+def target(session: Session) -> Target:
+    """Chooses the directory of a run and what to resume from, without writing anything; every process must call it.
+
+    Raises:
+      InputError: the directory contains something else, or there is nothing to resume from where that was requested.
+    """
+    directory = RunDirectory(path_of(_path(session)))
+    config = dataclasses.replace(session.config, output_dir=str(directory.path))
+    return Target(directory, config, run_start.origin(config, directory, session.strategy))
+
+
 @contextlib.contextmanager
-def opened_run(session: Session, trainer: Trainer) -> Iterator[Run]:
-    """Chooses and locks the directory of a run, restores its state, and records it; every process must enter it.
+def opened_run(session: Session, target: Target, trainer: Trainer) -> Iterator[Run]:
+    """Locks the directory of a run, restores its state, and records its start; every process must enter it.
 
     Args:
       session: strategy, data and configuration of the run.
+      target: its directory and what it resumes from.
       trainer: a built trainer.
 
     Raises:
-      InputError: the directory contains something else; a checkpoint is of another model; its batch cannot be divided
-        between the current replicas; another process writes to the directory, or it cannot be written.
+      InputError: a checkpoint is of another model; its batch cannot be divided between the current replicas; another
+        process writes to the directory, or it cannot be written.
     """
     strategy = session.strategy
-    directory = RunDirectory(path_of(_path(session)))
-    config = dataclasses.replace(session.config, output_dir=str(directory.path))
-    origin = run_start.origin(config, directory, strategy)
+    directory, config, origin = target
     with contextlib.ExitStack() as stack:
         begun = run_start.begin(origin, trainer, session.data.train.size, config, directory, stack)
         stack.enter_context(log.setup(strategy.cluster.rank, directory.log(strategy.cluster.rank)))
