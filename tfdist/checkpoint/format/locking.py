@@ -20,7 +20,7 @@ class Holder:
     """Describes the process that holds a lock, in the lock file. For information only: the lock does not depend on it.
 
     Attributes:
-      is_told: whether the description has been written.
+      is_written_down: whether the description has been written.
     """
 
     def __init__(self, file: LockFile):
