@@ -1,4 +1,4 @@
-"""What is said of a run's checkpoints, good and bad."""
+"""The command that lists a run's checkpoints, valid and damaged."""
 
 import re
 import shutil

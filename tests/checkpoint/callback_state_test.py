@@ -1,4 +1,4 @@
-"""What is saved of callbacks, and what they are given; `tests/end_to_end/resume/callbacks_test.py` has whole runs."""
+"""Saving and restoring the state of callbacks; `tests/end_to_end/resume/callbacks_test.py` tests complete runs."""
 
 import types
 
@@ -15,7 +15,7 @@ OPTIMIZER = keras.optimizers.SGD(0.5)
 
 
 class Counter(keras.callbacks.Callback):
-    """Has a state."""
+    """A callback with a state."""
 
     def __init__(self, state=None):
         super().__init__()
@@ -29,7 +29,7 @@ class Counter(keras.callbacks.Callback):
 
 
 class Stop(keras.callbacks.EarlyStopping):
-    """Has a state of its own, beside Keras's."""
+    """Has a state in addition to Keras's."""
 
     extra = 0
 
@@ -41,7 +41,7 @@ class Stop(keras.callbacks.EarlyStopping):
 
 
 class Forgets(keras.callbacks.Callback):
-    """Has an attribute and no `state_dict`."""
+    """Has an attribute but no `state_dict`."""
 
     def __init__(self):
         super().__init__()
@@ -60,7 +60,7 @@ def begun(*callbacks, saved=None, is_chief=True):
 
 
 def saved(states, directory):
-    """A checkpoint on the disk with nothing but this."""
+    """Returns a checkpoint on disk that contains only these states."""
     values, parts = states.save()
     path = commit(LocalGroup(), directory, parts, step=1, seed=0, flags={}, keep=1, values={"callbacks": values})
     return Checkpoint.open(path)
@@ -121,7 +121,7 @@ def test_a_state_is_loaded_again_after_an_epoch_that_begins_again(tmp_path):
         counter = Counter()
         states = begun(counter, saved=path)
         assert states.resumes
-        counter.state["names"].append(2)  # in the callback's own copy, when the epoch begins
+        counter.state["names"].append(2)  # changes the callback's own copy when the epoch begins
         states.epoch_begun(again=again)
         assert counter.state["names"] == ([1] if again else [1, 2])
         counter.state["names"].append(3)
@@ -268,6 +268,6 @@ def test_what_is_not_understood_is_damaged(values):
 
 
 def checkpoint(values):
-    """As much of a checkpoint as is read."""
+    """Returns a fake checkpoint with the attributes that are read."""
     tensors = {"callbacks/one": np.zeros(2)}
     return types.SimpleNamespace(values={"callbacks": values}, path="step-1", read=tensors.__getitem__)

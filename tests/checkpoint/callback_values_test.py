@@ -1,4 +1,4 @@
-"""State of callbacks through JSON: each bit of plain data, and nothing else."""
+"""Callback state as JSON: plain data is preserved bit for bit, anything else is rejected."""
 
 import json
 import types
@@ -15,7 +15,7 @@ VALUES = {
     "none": None,
     "flag": True,
     "count": -(10**30),
-    "text": "/etc/passwd",  # a string, for a callback to judge
+    "text": "/etc/passwd",  # just a string, which the callback must validate
     "exact": 0.1 + 0.2,
     "zero": -0.0,
     "infinite": [float("inf"), float("-inf"), float("nan")],

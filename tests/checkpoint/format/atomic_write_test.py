@@ -16,7 +16,7 @@ SMALL = [Part.full("w", np.arange(12.0))]
 
 
 def rows(rank: int, size: int) -> list[Part]:
-    """A rank's rows of a matrix."""
+    """Returns a rank's rows of a matrix."""
     return [Part("w", (2 * size, 3), (2 * rank, 0), np.full((2, 3), rank, np.int32))]
 
 
@@ -25,7 +25,7 @@ def names(directory: Path) -> list[str]:
 
 
 def assert_all_know(found: list, *words: str) -> str:
-    """Each rank has raised the same error, which has these words."""
+    """Asserts that every rank has raised the same error, with these words."""
     assert [type(one) for one in found] == [CheckpointError] * len(found)
     [message] = {str(one) for one in found}
     assert "\n" not in message
@@ -37,7 +37,7 @@ def assert_all_know(found: list, *words: str) -> str:
 
 def test_ranks_write_one_checkpoint(tmp_path, write, on_ranks):
     def parts(rank: int) -> list[Part]:
-        return [] if rank == 1 else rows(rank // 2, 2)  # one has nothing to write
+        return [] if rank == 1 else rows(rank // 2, 2)  # rank 1 has nothing to write
 
     paths = on_ranks(3, lambda group: write(tmp_path / "new" / "checkpoints", parts(group.rank), group, step=7))
     assert set(paths) == {tmp_path / "new" / "checkpoints" / "step-000000007"}
@@ -79,7 +79,7 @@ def test_what_another_left_is_in_nobodys_way(tmp_path, write):
 
 @pytest.fixture
 def read_by_somebody(monkeypatch) -> set[str]:
-    """Names of directories in which a file is being read: as on NFS, it stays in them under another name."""
+    """Directories in which a file is being read: as on NFS, they cannot be removed, and the file is renamed."""
     remove, read = shutil.rmtree, set()
 
     def rmtree(path: Path, *given: object, **named: object) -> None:
@@ -95,7 +95,7 @@ def read_by_somebody(monkeypatch) -> set[str]:
 
 
 def test_an_old_one_that_cannot_be_removed_is_one_warning(tmp_path, write, on_ranks, read_by_somebody, caplog):
-    """Another time it can; nobody is told that the new one is not there."""
+    """The next write removes it. The new checkpoint is not affected."""
     read_by_somebody.update({".step-000000001.pruned", ".step-000000003.pruned"})
     for step in range(1, 6):
         paths = on_ranks(2, lambda group, step=step: write(tmp_path, rows(group.rank, 2), group, step=step, keep=1))
@@ -220,7 +220,7 @@ def test_blocks_that_do_not_make_a_tensor(tmp_path, write, on_ranks):
     [
         ({"values": float("nan")}, "Out of range float values are not JSON compliant"),
         ({"values": np.float32(1)}, "TypeError('Object of type float32 is not JSON serializable')"),
-        ({"values": {9: 1, 10: 2}}, "its content does not match its own hash"),  # they sort otherwise as text
+        ({"values": {9: 1, 10: 2}}, "its content does not match its own hash"),  # sorted differently as text
         ({"seed": None}, "seed is None, not an integer"),
         ({"step": 2**63}, "step is 9223372036854775808"),
     ],
@@ -309,7 +309,7 @@ def test_a_limit_of_the_systems_own(tmp_path):
     assert names(tmp_path) == ["step-000000001"]
 
 
-# The shard, its index, the manifest, their directory; then it has its name.
+# Killed at the write of the shard, its index, the manifest, or their directory; and after the rename.
 @pytest.mark.parametrize(("number", "last"), [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2)])
 def test_a_process_that_is_killed_leaves_the_last_whole_one(number, last, tmp_path):
     with child(tmp_path, "kill", number) as process:

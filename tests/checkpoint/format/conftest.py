@@ -12,12 +12,12 @@ from tfdist.coordination import Group, LocalGroup
 
 @pytest.fixture(autouse=True)
 def every_thread_ends(no_thread_is_left: None) -> None:
-    """Behind every test of this folder."""
+    """Applies `no_thread_is_left` to every test in this directory."""
 
 
 @pytest.fixture(scope="session")
 def write() -> Callable[..., Path]:
-    """Writes a checkpoint; what is not said has a default."""
+    """Returns a function that writes a checkpoint, with default arguments."""
 
     def written(directory: Path, parts: list[Part], group: Group | None = None, **given: Any) -> Path:
         arguments = {"step": 120, "seed": 1, "flags": {"batch_size": 64}, "values": {"examples": 7680}, "keep": 2}
@@ -28,7 +28,7 @@ def write() -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def on_ranks() -> Callable[..., list[Any]]:
-    """Calls a function with the group of each of several ranks at once; returns what each returned or raised."""
+    """Calls a function concurrently with the group of each rank; returns what each call returned or raised."""
 
     def run(size: int, function: Callable[[Group], Any]) -> list[Any]:
         with members(size) as joined, ThreadPoolExecutor(size) as pool:

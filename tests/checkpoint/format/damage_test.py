@@ -1,4 +1,4 @@
-"""A checkpoint that is not as it was written is never loaded, whatever happened to it."""
+"""A checkpoint that has been changed in any way since it was written is never loaded."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ FILES = ("manifest.json", "shard-00000.safetensors", "shard-00001.safetensors")
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory, write, on_ranks) -> Path:
-    """A small checkpoint of two ranks."""
+    """A small checkpoint written by two ranks."""
 
     def parts(rank: int) -> list[Part]:
         values = np.arange(12, dtype=np.float32).reshape(3, 4) + rank
@@ -62,7 +62,7 @@ def test_it_is_whole_before(path):
 def test_a_flipped_bit_is_found_wherever_it_is(name, path):
     chosen, file = random.Random(name), path / name
     data = file.read_bytes()
-    first = [0, 1, 7, 8, len(data) - 1]  # the length and the edges of the header
+    first = [0, 1, 7, 8, len(data) - 1]  # in the length, and at the edges of the header
     for at in [*first, *chosen.choices(range(len(data)), k=50)]:
         changed = bytearray(data)
         changed[at] ^= 1 << chosen.randrange(8)

@@ -9,7 +9,7 @@ FILE = "shard-00000.safetensors"
 
 
 def part(offset: tuple[int, ...], shape: tuple[int, ...], file: str = FILE, key: str = "") -> PartEntry:
-    hashes = hashed_io.count(math.prod(shape))  # of one byte each
+    hashes = hashed_io.count(math.prod(shape))  # elements of one byte
     return PartEntry(file, key or f"{offset}{shape}", offset, shape, ("0" * 64,) * hashes)
 
 
@@ -26,7 +26,7 @@ def index(shape: tuple[int, ...], *parts: PartEntry) -> Index:
         ((4, 6), [((0, 0), (4, 6))]),
         ((4, 6), [((0, 0), (1, 6)), ((1, 0), (3, 6))]),
         ((4, 6), [((0, 0), (4, 2)), ((0, 2), (0, 4)), ((0, 2), (4, 4))]),
-        # Turning around the middle, which no cut through the whole tensor makes.
+        # A pinwheel around the center, which no sequence of straight cuts can produce.
         ((3, 3), [((0, 0), (1, 2)), ((0, 2), (2, 1)), ((2, 1), (1, 2)), ((1, 0), (2, 1)), ((1, 1), (1, 1))]),
     ],
 )

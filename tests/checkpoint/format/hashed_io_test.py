@@ -16,7 +16,7 @@ STORAGE = FileSystem()
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes pieces to a new file; returns their hashes."""
+    """Returns a function that writes pieces to a new file and returns their hashes."""
 
     def written(each: list[hashed_io.Piece], threads: int) -> list[str]:
         with STORAGE.create(tmp_path / "file") as file:
@@ -27,7 +27,7 @@ def write(tmp_path):
 
 @pytest.fixture
 def read(tmp_path):
-    """Reads pieces of the file; returns their hashes."""
+    """Returns a function that reads pieces of the file and returns their hashes."""
 
     def found(each: list[hashed_io.Piece], threads: int) -> list[str]:
         with STORAGE.open(tmp_path / "file") as file:

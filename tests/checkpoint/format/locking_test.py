@@ -24,7 +24,7 @@ with lock(sys.argv[1]):
 
 @contextlib.contextmanager
 def full_disk() -> Iterator[None]:
-    """Inside, no file of this process gets longer than five bytes."""
+    """Context in which no file of this process can exceed five bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5, before[1]))
     try:
@@ -93,7 +93,7 @@ def test_who_is_inside_is_on_the_disk_for_other_hosts(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_is_no_reason_to_end(tmp_path):
-    """It may be full of what the run removes as soon as it is inside."""
+    """The run may free space as soon as it holds the lock."""
     with contextlib.ExitStack() as stack:
         with full_disk():
             holder = stack.enter_context(lock(tmp_path))

@@ -17,7 +17,7 @@ from tfdist.errors import InputError
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory, write) -> Path:
-    """A checkpoint of two tensors, `w` in four blocks."""
+    """A checkpoint of two tensors, with `w` in four blocks."""
     corners = [(row, column) for row in (0, 2) for column in (0, 3)]
     parts = [Part("w", (4, 6), corner, np.full((2, 3), sum(corner), np.float32)) for corner in corners]
     return write(tmp_path_factory.mktemp("checkpoints"), [*parts, Part.full("b", np.arange(4))])
@@ -30,7 +30,7 @@ def content(path) -> dict[str, Any]:
 
 @pytest.fixture
 def sealing(path):
-    """Writes a manifest whose own hash is right, whatever it says, beside the same shards; the true one comes back."""
+    """Returns a function that replaces the manifest by one with a valid hash and any contents; restores the original."""
     file = path / "manifest.json"
     data = file.read_bytes()
 
@@ -52,7 +52,7 @@ Place = tuple[str | int, ...]
 
 
 def changed(content: dict[str, Any], place: Place, value: Any) -> dict[str, Any]:
-    """A copy in which something else is at a place."""
+    """Returns a copy with another value at a place."""
     made = copy.deepcopy(content)
     *before, last = place
     inner: Any = made
@@ -111,7 +111,7 @@ REFUSED = {
     "tensors w": [None, [], {}],
     "tensors new": [
         {"dtype": "int8", "shape": shape, "parts": []}
-        for shape in ([HUGE], [], [0, HUGE, HUGE], [0] * 33)  # of the last two, no byte is missing
+        for shape in ([HUGE], [], [0, HUGE, HUGE], [0] * 33)  # the last two have no bytes
     ],
     "tensors w dtype": ["float64", "int32", "float31", "object", "O", "", 7, None, ["float32"], "float32x"],
     "tensors w shape": [[4], [4, 6, 1], [6, 4], [24], [HUGE, 6], [2**63, 1], [-4, -6], [4.0, 6], [True, 6], "46", None]
@@ -172,7 +172,7 @@ def test_two_names_for_the_same_bytes_are_refused(content, sealing):
 
 
 def places(value: Any) -> list[Place]:
-    """Every place in a structure of JSON."""
+    """Returns the paths of all values in a JSON structure."""
     inner: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [place for key, one in inner for place in ((key,), *((key, *below) for below in places(one)))]
 
@@ -191,14 +191,14 @@ def test_whatever_it_says_it_is_loaded_as_written_or_refused(data, content, seal
     made = copy.deepcopy(content)
     for _ in range(data.draw(st.integers(1, 3))):
         made = changed(made, data.draw(st.sampled_from(places(made))), data.draw(ANYTHING))
-    told = ("step", "seed", "flags", "values")  # what nothing else in the checkpoint contradicts
+    told = ("step", "seed", "flags", "values")  # not determined by the rest of the checkpoint
     tracemalloc.start()
     try:
         load(sealing(made))
     except (CorruptCheckpointError, InputError) as error:
         assert "\n" not in str(error)
     else:
-        empty = {"shards": {}, "tensors": {}}  # which says nothing of any file: nothing of one is loaded
+        empty = {"shards": {}, "tensors": {}}  # refers to no file, so that nothing is loaded
         as_written = {key: value for key, value in content.items() if key not in told}
         as_written |= empty if {**made, **empty} == made else {}
         assert {key: value for key, value in made.items() if key not in told} == as_written

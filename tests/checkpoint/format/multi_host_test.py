@@ -1,4 +1,4 @@
-"""A checkpoint over hosts that share no directory: with one of them gone, the others have all of it."""
+"""Checkpoints on hosts without a shared directory: if one host is lost, the others have all data."""
 
 import errno
 import itertools
@@ -20,7 +20,7 @@ SIZE = 5
 
 
 def own(rank: int) -> list[Part]:
-    """What a rank alone holds: its row, and rank 0 something more."""
+    """Returns the parts that only this rank has: its row and, on rank 0, another tensor."""
     row = Part("error", (SIZE, 3), (rank, 0), np.full((1, 3), rank, np.float32))
     return [row, Part.full("seed", np.arange(2, dtype=np.uint32))] if rank == 0 else [row]
 
@@ -30,7 +30,7 @@ def host_of(rank: int) -> int:
 
 
 def written(tmp_path, write, on_ranks, replicated=lambda rank: [Part.full("w", WEIGHTS)], **given) -> list:
-    """A checkpoint over three hosts; the bytes that go to others are handed over here."""
+    """Writes a checkpoint on three hosts; the copies for other hosts are passed directly."""
 
     def one(group):
         copies = {rank: shard_bytes(own(rank)) for rank in range(SIZE) if copy_holder(rank, HOSTS) == group.rank}
@@ -47,7 +47,7 @@ def place(tmp_path: Path, rank: int) -> Path:
 
 
 def whole(paths: list[Path], target: Path) -> Checkpoint:
-    """All files of several hosts in one directory."""
+    """Returns the checkpoint with the files of several hosts in one directory."""
     for path in paths:
         shutil.copytree(path, target, dirs_exist_ok=True)
     return Checkpoint.open(target)

@@ -1,4 +1,4 @@
-"""Checkpoints in a storage that is not the file system."""
+"""Checkpoints in a storage other than the file system."""
 
 import numpy as np
 import pytest

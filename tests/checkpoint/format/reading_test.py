@@ -20,7 +20,7 @@ def arrays() -> dict[str, np.ndarray]:
 
 
 def blocks(whole: np.ndarray, rows: list[int], columns: list[int], name: str = "w") -> list[Part]:
-    """A matrix cut at these rows and columns."""
+    """Returns the blocks of a matrix that is cut at these rows and columns."""
     return [
         Part(name, whole.shape, (top, left), np.ascontiguousarray(whole[top:bottom, left:right]))
         for top, bottom in zip([0, *rows], [*rows, len(whole)], strict=True)
@@ -81,7 +81,7 @@ def flip_last(path) -> None:
 
 def test_only_parts_that_a_block_needs_are_read(tmp_path, write):
     path = write(tmp_path, CUTS["rows"])
-    flip_last(path / "shard-00000.safetensors")  # of the last rows
+    flip_last(path / "shard-00000.safetensors")  # in the last rows
     checkpoint = Checkpoint.open(path)
     assert_same(checkpoint.read_block("w", (0, 0), (4, 8)), WHOLE[:4])
     with pytest.raises(CorruptCheckpointError, match=r"shard-00000.safetensors: w\[4:7,0:8\] is not what was written"):

@@ -13,7 +13,7 @@ from tfdist.checkpoint.format.shard import shard_name
 
 RANDOM = np.random.default_rng(0)
 BY_TYPE = {name: RANDOM.integers(0, 2, (3, 5)).astype(dtype) for name, dtype in DTYPES.items()}
-# The package knows the names of these, and has no NumPy type for them.
+# The safetensors package knows these names but has no NumPy types for them.
 WITHOUT_NUMPY = {"float8_e4m3fn", "float8_e5m2"}
 
 
@@ -100,7 +100,7 @@ def test_other_threads_run_while_it_writes(tmp_path):
     write_shard(tmp_path, 0, parts)
     stop.set()
     ticking.join()
-    # 200 MB take at least 80 ms to hash; a writer with the interpreter's lock would leave a tick or two.
+    # Hashing 200 MB takes at least 80 ms; a writer that holds the GIL would leave time for one or two ticks.
     assert len(gaps) > 15
 
 
