@@ -1,4 +1,4 @@
-"""The command as its users start it: one line for each mistake, and a table, a file and a picture of two processes."""
+"""The command as started by users: one line for each mistake; a table, a file and a plot for two processes."""
 
 import json
 import os
@@ -114,7 +114,7 @@ def test_two_processes(tmp_path):
         (name, size) for name in TRAFFIC for size in ((0,) if name == "barrier" else (small.get(name, 8), 65536))
     ]
     assert all(len(record["seconds"]) == 3 and record["replicas"] == 2 for record in records)
-    # Two processes cannot meet in less: it would mean that nothing was sent.
+    # Two processes cannot synchronize faster: a shorter time would mean that nothing was sent.
     assert all(record["seconds_min"] > 2e-5 for record in records), records
     assert (tmp_path / "out/collectives.png").read_bytes().startswith(b"\x89PNG")
     assert "--sizes=4,64KB" in (tmp_path / "out/flags.txt").read_text()

@@ -8,7 +8,7 @@ from tfdist.benchmark.config import BenchConfig, parse_operations, parse_sizes
 from tfdist.cli import flags
 from tfdist.errors import InputError
 
-# Users write these names into scripts: one may be added, and none renamed.
+# Users have these names in scripts: names may be added but not renamed.
 NAMES = """
     communication coordinator devices dtype intra_op_threads operations output_dir repeat_seconds repeats sizes
     start_timeout_seconds strategy tpu

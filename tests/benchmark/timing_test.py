@@ -1,4 +1,4 @@
-"""Times are those of the calls: all of them are made, one after the other, and the slowest process counts."""
+"""Timings of calls: every call is made, one after another, and the slowest process determines the time."""
 
 import time
 
@@ -23,7 +23,7 @@ def test_measures(name, mirrored2):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Makes an all-reduce take `PAUSE` on one replica of two; counts the calls."""
+    """Delays the all-reduce of one of two replicas by `PAUSE`, and counts the calls."""
     made = []
 
     def pause(x):

@@ -1,4 +1,4 @@
-"""What a command says and returns, however it ends."""
+"""The output and the exit code of a command, for every way in which it can end."""
 
 import logging
 import os

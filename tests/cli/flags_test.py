@@ -1,4 +1,4 @@
-"""The flag set, and that flags, configurations and flag files say the same."""
+"""The set of flags; flags, configurations and flag files are equivalent."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ from tfdist.config.train_config import TrainConfig, VerifyConfig
 from tfdist.errors import InputError
 from tfdist.export import ExportConfig
 
-# Users write these names into scripts: one may be added, and none renamed.
+# Users have these names in scripts: names may be added but not renamed.
 NAMES = """
     accumulate_steps base_batch_size batch_norm batch_size bucket_mb check_sync check_sync_every
     checkpoint_async checkpoint_every checkpoint_strict
@@ -123,7 +123,7 @@ def _configs(kind: type[TrainConfig]) -> st.SearchStrategy[TrainConfig]:
     def made(values: dict) -> TrainConfig:
         try:
             return kind(**values)
-        except InputError:  # two of them exclude each other
+        except InputError:  # two of the flags exclude each other
             assume(False)
             raise
 

@@ -1,4 +1,4 @@
-"""How a help text looks."""
+"""The format of help texts."""
 
 from tfdist.cli import help_text
 

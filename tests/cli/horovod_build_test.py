@@ -1,4 +1,4 @@
-"""What the build of Horovod refuses and what it changes; no network, no compiler."""
+"""Checks and patches of the Horovod build, without network and compiler."""
 
 import hashlib
 import os
@@ -43,7 +43,7 @@ def source(tmp_path: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture
 def no_tools(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """An empty folder that is the whole PATH, and a machine without CUDA."""
+    """Sets PATH to an empty directory, on a machine without CUDA."""
     tools = tmp_path / "tools"
     tools.mkdir()
     monkeypatch.setenv("PATH", str(tools))

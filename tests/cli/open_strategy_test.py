@@ -1,4 +1,4 @@
-"""A strategy as the commands open it."""
+"""Opening a strategy for a command."""
 
 import math
 
@@ -11,7 +11,7 @@ from tfdist.errors import InputError, NotFiniteError, Preempted
 
 @pytest.fixture
 def agreed(monkeypatch):
-    """What was compared between the processes, by its name."""
+    """The values that the processes have compared, by name."""
     from tfdist.coordination import LocalGroup
 
     seen = {}
@@ -74,7 +74,7 @@ def test_the_coordinator_flag_is_the_environment_s(monkeypatch):
 
 @pytest.mark.parametrize(("error", "waited"), [(Preempted, True), (NotFiniteError, False)])
 def test_who_was_preempted_waits_for_the_others_as_who_is_done(monkeypatch, error, waited):
-    """All have agreed on that end; of other errors the others may not know."""
+    """All ranks have agreed on a preemption; other errors may be unknown to the other ranks."""
     from tfdist.coordination import LocalGroup
 
     names = []
@@ -86,7 +86,7 @@ def test_who_was_preempted_waits_for_the_others_as_who_is_done(monkeypatch, erro
 
 @pytest.mark.parametrize(("given", "deadline"), [({}, math.inf), ({"end_timeout_seconds": 600.0}, 600.0)])
 def test_who_is_done_early_waits_as_long_as_the_others_live(monkeypatch, given, deadline):
-    """They may write a large model; the group itself notices one that is lost."""
+    """They may be writing a large model; the group detects a lost process."""
     from tfdist.coordination import LocalGroup
 
     waits = {}

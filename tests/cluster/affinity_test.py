@@ -7,7 +7,7 @@ from tfdist.cluster import affinity
 
 @pytest.fixture
 def host(monkeypatch, tmp_path):
-    """A host of two sockets of two cores of two threads, numbered as Linux does: the second threads come last."""
+    """A host with two sockets of two cores of two threads, numbered like Linux: the second threads come last."""
     bound: list[set[int]] = []
     for cpu in range(8):
         folder = tmp_path / f"cpu{cpu}" / "topology"

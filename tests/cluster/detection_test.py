@@ -1,4 +1,4 @@
-"""A process's place in the job, from several sources at once."""
+"""Detection of a process's rank in the job, with several sources at once."""
 
 import json
 

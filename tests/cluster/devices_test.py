@@ -1,4 +1,4 @@
-"""Devices of this process: their names, the limits, what can no longer be changed."""
+"""Devices of this process: names, limits, and settings that can no longer be changed."""
 
 import pytest
 import tensorflow as tf
@@ -12,7 +12,7 @@ GPUS = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in ra
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Two GPUs, as far as devices.py can see; what is set is noted."""
+    """Fakes two GPUs for devices.py; records their settings."""
     real = tf.config.list_physical_devices
     noted = []
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: GPUS if kind == "GPU" else real(kind))
@@ -23,7 +23,7 @@ def gpus(monkeypatch):
 
 @pytest.mark.parametrize(("count", "names"), [(0, 1), (1, 1), (4, 4)])
 def test_logical_cpus(count, names):
-    tf.constant(1)  # TensorFlow has started
+    tf.constant(1)  # initializes TensorFlow's devices
     assert devices.local_device_names(count) == [f"CPU:{i}" for i in range(names)]
 
 

@@ -1,4 +1,4 @@
-"""One table for each environment that starts processes."""
+"""The environments in which processes can be started, with one table for each."""
 
 import json
 
@@ -81,7 +81,7 @@ AT = {"TFDIST_COORDINATOR": "boss:9"}
             Cluster(5, 7, 1, 4, (), "gpu07:12123", "Slurm"),
         ),
         ("slurm", STEP | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}, Cluster(source="Slurm")),
-        # A batch script: the job has seven tasks, this process is none of them.
+        # A batch script: the job has seven tasks, but this process is none of them.
         ("slurm", {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, None),
         ("slurm", STEP | {"SLURM_STEP_ID": "4294967291", "SLURM_PROCID": "0"}, None),  # a batch script
         ("slurm", STEP | {"SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0"}, None),  # salloc's interactive shell

@@ -1,4 +1,4 @@
-"""Slurm's lists, expanded."""
+"""Expansion of Slurm's host lists."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""TF_CONFIG to addresses and rank, and where the control plane is."""
+"""Parsing TF_CONFIG: addresses, rank, and the address of the control plane."""
 
 import json
 

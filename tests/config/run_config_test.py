@@ -1,4 +1,4 @@
-"""What a configuration accepts, keeps and refuses."""
+"""The values that a configuration accepts and rejects."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What strategies declare, and that it is true of them."""
+"""The declarations of strategies, and that they match their behavior."""
 
 import inspect
 import pathlib
