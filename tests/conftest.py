@@ -17,12 +17,12 @@ import tfdist
 from tfdist.distribution.strategy import Strategy
 from tfdist.testing import parity
 
-# The same examples in every run, and no clock: whether a change breaks a test does not depend on the day or on the machine.
+# The same examples in every run, without deadlines: results depend neither on chance nor on the speed of the machine.
 _SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much)
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=_SLOW)
 settings.load_profile("tests")
 
-# Their number is fixed when TensorFlow first uses them, so it is set before any test does.
+# Their number is fixed when TensorFlow is first used, so it is set before any test runs.
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
 )
@@ -52,25 +52,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def single() -> Strategy:
-    """One replica."""
+    """A strategy with one replica."""
     return tfdist.load_strategy("single", environment={})
 
 
 @pytest.fixture(scope="session")
 def mirrored2() -> Strategy:
-    """Two replicas in this process."""
+    """A strategy with two replicas in this process."""
     return tfdist.load_strategy("mirrored", devices=2, environment={})
 
 
 @pytest.fixture(scope="session")
 def mirrored4() -> Strategy:
-    """Four replicas in this process."""
+    """A strategy with four replicas in this process."""
     return tfdist.load_strategy("mirrored", devices=4, environment={})
 
 
 @pytest.fixture
 def no_thread_is_left() -> Iterator[None]:
-    """Each thread that a test has started comes to its end soon behind it."""
+    """Asserts that every thread that a test has started ends soon after it."""
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:
@@ -80,7 +80,7 @@ def no_thread_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def float64() -> Iterator[None]:
-    """Everything in float64, where rounding and mistakes are far apart."""
+    """Computes everything in float64, where rounding errors and bugs are far apart."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     yield
@@ -90,19 +90,19 @@ def float64() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def mesh2x2() -> Strategy:
-    """Four devices: the batch over two pairs; heads and widths over the two of each pair."""
+    """A mesh of four devices: the batch is sharded over two pairs, heads and widths over the devices of each pair."""
     return _mesh("2x2")
 
 
 @pytest.fixture(scope="session")
 def mesh1x4() -> Strategy:
-    """Four devices along the model."""
+    """A mesh of four devices along the model axis."""
     return _mesh("1x4")
 
 
 @pytest.fixture(scope="session")
 def mesh4x1() -> Strategy:
-    """Four devices along the batch."""
+    """A mesh of four devices along the batch axis."""
     return _mesh("4x1")
 
 

@@ -13,7 +13,7 @@ Run = Callable[..., list[Any]]
 
 @pytest.fixture(params=["eager", "graph"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Runs a function of a strategy's collectives on each replica; returns the replicas' structures of arrays."""
+    """Runs a function of a strategy's collectives on each replica; returns each replica's structure of arrays."""
 
     def call(strategy: HasCollectives, function: Callable[[Any], Any]) -> list[Any]:
         def step() -> list[Any]:

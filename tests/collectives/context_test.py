@@ -1,4 +1,4 @@
-"""Which collectives a layer finds."""
+"""The collectives that a layer finds in its context."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""Gradients through communication are those of one device that has all the inputs."""
+"""Gradients through communication equal those on one device that has all inputs."""
 
 import numpy as np
 import tensorflow as tf
@@ -11,7 +11,7 @@ WEIGHTS = np.random.default_rng(1).standard_normal((4, 3))
 
 
 def test_all_reduce(strategy, run):
-    """The loss is sum_r w_r . sin(sum_s x_s): the gradient by every x_s is cos(total) * sum_r w_r."""
+    """The loss is sum_r w_r . sin(sum_s x_s): the gradient with respect to each x_s is cos(total) * sum_r w_r."""
 
     def step(collectives):
         x, w = (tf.gather(tf.constant(a), collectives.rank) for a in (INPUTS, WEIGHTS))
@@ -46,7 +46,7 @@ def test_all_gather(strategy, run):
 
 
 def test_gradients_of_gradients(strategy, run):
-    """Each replica's loss is sum_s x_s^3 + t^3, where t = sum_s x_s; the second gradient is that of all first ones' sum."""
+    """Each replica's loss is sum_s x_s^3 + t^3 with t = sum_s x_s; differentiates the sum of all first gradients."""
 
     def step(collectives):
         x = tf.gather(tf.constant(INPUTS), collectives.rank)
@@ -99,7 +99,7 @@ def test_what_tensorflow_searches_for_variables_does_not_grow_with_the_model(mir
 
 
 def test_finite_differences(mirrored2):
-    """Of a function in which both are nested: the numerical derivative of the sum of the replicas' losses."""
+    """The gradient of nested operations equals the numerical derivative of the sum of the replicas' losses."""
 
     def losses(inputs):
         def step():

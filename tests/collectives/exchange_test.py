@@ -1,4 +1,4 @@
-"""All-to-all with splits: any number of rows from each replica to each, against NumPy; also on real ranks."""
+"""All-to-all with splits: any number of rows from each replica to each, compared with NumPy; also on real ranks."""
 
 import pickle
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 
 RANKS = 3
 CASES = ("uneven", "ring", "one_sender", "nothing")
-ROWS = {"float32": (3,), "float64": (), "int32": (2, 2), "int64": (1,)}  # by dtype: the dims behind the first
+ROWS = {"float32": (3,), "float64": (), "int32": (2, 2), "int64": (1,)}  # by dtype: the dims after the first
 
 
 def splits_of(case, replicas):
@@ -30,7 +30,7 @@ def splits_of(case, replicas):
 
 
 def arrays_of(table):
-    """For each sender an array of each dtype: whose rows they are, and which, shows in each element."""
+    """Returns an array of each dtype for each sender; each element identifies its sender and row."""
     return [
         [
             (np.arange(rows * np.prod(row, dtype=int)).reshape(rows, *row) + 1000 * sender).astype(dtype)
@@ -41,7 +41,7 @@ def arrays_of(table):
 
 
 def expected(table, arrays, receiver):
-    """What one replica gets: an array of each dtype."""
+    """Returns what one replica receives: an array of each dtype."""
     parts = [
         [np.split(x, np.cumsum(rows)[:-1])[receiver] for x in sent] for sent, rows in zip(arrays, table, strict=True)
     ]
@@ -55,7 +55,7 @@ def assert_same(received, wanted):
 
 
 def mine(collectives, table, arrays):
-    """A replica's own tensors, whose first dim is not known when tracing, and its splits."""
+    """Returns a replica's own tensors, whose first dim is unknown while tracing, and its splits."""
     splits = tf.gather(tf.constant(table), collectives.rank)
     longest = table.sum(1).max()
     padded = [np.stack([np.resize(x, (longest, *x.shape[1:])) for x in each]) for each in zip(*arrays, strict=True)]
@@ -127,7 +127,7 @@ def test_splits_of_another_shape_or_dtype(splits):
 
 
 def test_it_is_composed_of_one_gather():
-    """A message more would be a round trip more."""
+    """Another message would cost another round trip."""
 
     class Counted(OneReplica):
         gathers = 0
@@ -160,7 +160,7 @@ def test_unsent_gives_as_many_rows_as_are_sent(mirrored2):
 
 @pytest.mark.parametrize("name", ["multiworker", "horovod"])
 def test_real_ranks(name, tmp_path):
-    """Eagerly and in a step that runs twice, of which TensorFlow may keep no message as a constant."""
+    """Eagerly, and in a step that runs twice, in which TensorFlow must not fold a message into a constant."""
     if name == "horovod":
         pytest.importorskip("horovod.tensorflow")
     tables = {case: splits_of(case, RANKS) for case in CASES}

@@ -1,4 +1,4 @@
-"""What a graph with messages of Horovod looks like; needs no other process."""
+"""Graphs that contain Horovod's operations; needs no other process."""
 
 import pytest
 import tensorflow as tf
@@ -19,7 +19,7 @@ def ancestors(tensor):
 
 
 def test_a_message_waits_for_nothing_but_its_tensor():
-    """Else all messages leave at the end of the backward pass, which is what is timed before them."""
+    """Otherwise all messages would be sent at the end of the backward pass, whose end is timed before them."""
 
     @tf.function(autograph=False)
     def step(gradient):

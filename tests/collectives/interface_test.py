@@ -1,4 +1,4 @@
-"""Every operation of the contract against NumPy, on one, two and four replicas."""
+"""Every operation of the contract, compared with NumPy on one, two and four replicas."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ def test_packed_bytes_are_gathered(strategy, run):
 
 
 def test_all_gather_with_uneven_first_dims(strategy, run):
-    """Replica r has r rows of the first tensor: the first has none."""
+    """Replica r has r rows of the first tensor, so replica 0 has none."""
     n = strategy.replicas
     results = run(strategy, lambda c: c.all_gather([mine(c, FLOATS)[: c.rank], mine(c, OTHERS)], name="gather"))
     for uneven, even in results:
@@ -115,14 +115,14 @@ def test_ranks_are_in_order(strategy, run):
 
 
 def test_replicas_and_repeats_are_bitwise_equal(strategy, run):
-    """Of numbers whose sum depends on the order."""
+    """With numbers whose sum depends on the order of summation."""
     values = np.random.default_rng(1).standard_normal((4, 1000)).astype("float32")
     runs = [run(strategy, lambda c: c.all_reduce([mine(c, values)], name="reduce")[0]) for _ in range(3)]
     assert len({total.tobytes() for results in runs for total in results}) == 1
 
 
 class TwoOperations(OneReplica):
-    """A third party's smallest engine: only what is abstract."""
+    """The smallest possible engine of a third party: implements the abstract methods only."""
 
 
 def test_two_operations_are_enough():

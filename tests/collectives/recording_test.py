@@ -1,4 +1,4 @@
-"""Counting of calls and payload."""
+"""Counting calls and payload bytes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What tf.distribute's replica context has of its own: what it refuses, what it carries."""
+"""Collectives in tf.distribute's replica context: what it rejects and what it supports."""
 
 import pytest
 import tensorflow as tf
@@ -7,7 +7,7 @@ from tfdist.collectives.replica_context import ReplicaContextCollectives
 
 
 def test_a_function_s_own_argument_can_be_reduced(mirrored2):
-    """The engine alone refuses it: "destinations can not be empty"."""
+    """The engine by itself rejects this with "destinations can not be empty"."""
 
     @tf.function
     def step(x):

@@ -1,4 +1,4 @@
-"""What a group of one says is what it hears."""
+"""Collectives of a single replica return their inputs."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Plans of collectives that differ between processes: the first call that does is named, on every process."""
+"""Sequences of collectives that differ between processes: every process names the first call that differs."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ def two() -> Iterator[list[RemoteGroup]]:
 
 
 def said(plans: Sequence[Sequence[RecordedCall]]) -> list[str]:
-    """What each of two members is told."""
+    """Returns the error message of each of two members."""
 
     def tell(group: RemoteGroup, plan: Sequence[RecordedCall]) -> str:
         try:

@@ -1,6 +1,6 @@
-"""Every compression method under real processes: all ranks end with the same weights, bit for bit.
+"""Every compression method with real processes: all ranks end with the same weights, bit for bit.
 
-A method joins by being registered.
+Registered methods are included automatically.
 """
 
 import functools
@@ -29,7 +29,7 @@ ALL = ("none", *(ARGUMENTS.get(name, name) for name in METHODS), "topk(ratio=0.1
 
 @functools.cache
 def outcomes(strategy: str, size: int) -> list[dict]:
-    """What each rank made of each method."""
+    """Returns each rank's results with each method."""
     with tempfile.TemporaryDirectory() as directory:
         return running.outcomes("compression", strategy, size, directory, *ALL, seconds=400)
 
@@ -47,7 +47,7 @@ def test_ranks_end_alike(strategy: str, size: int, method: str) -> None:
 @pytest.mark.parametrize("method", ALL[1:])
 @pytest.mark.parametrize(("strategy", "size"), [JOBS[0], pytest.param(*JOBS[1], marks=pytest.mark.full)])
 def test_methods_differ_from_the_exact_sum(strategy: str, size: int, method: str) -> None:
-    """So that what was compared is the method, and not `none` under its name; the first loss comes before any of it."""
+    """Guards against comparing `none` under another name; the first loss precedes any compression."""
     [first, *_] = outcomes(strategy, size)
     assert first[method]["losses"][0] == first["none"]["losses"][0]
     assert first[method]["losses"][1:] != first["none"]["losses"][1:]
@@ -57,5 +57,5 @@ def test_compression_sends_less() -> None:
     [first, *_] = outcomes("horovod", 3)
     whole = first["none"]["payload_bytes"]
     for method, outcome in first.items():
-        if method not in ("none", "threshold(value=0.01)"):  # what threshold sends is known when it is sent
+        if method not in ("none", "threshold(value=0.01)"):  # what threshold sends is only known at run time
             assert outcome["payload_bytes"] < whole, method

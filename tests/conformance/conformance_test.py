@@ -1,7 +1,7 @@
-"""The promise, tested: N replicas give the result of one.
+"""N replicas give the same result as one device.
 
 Every strategy runs the same cases. In float64 each variable agrees with a single device's to 1e-9, where rounding is 1e-15
-and a mistake is 1e-3 or more; in float32 to 1e-5 of its norm. A new strategy joins by one line of `IN_PROCESS` or
+and a bug causes 1e-3 or more; in float32 to 1e-5 of its norm. A new strategy is added by one line in `IN_PROCESS` or
 `IN_PROCESSES`.
 """
 
@@ -73,14 +73,14 @@ PRODUCT = tuple(
 
 @functools.cache
 def reference(case: parity.Case, floatx: str) -> parity.Outcome:
-    """A single device's outcome, computed once."""
+    """Returns a single device's outcome, computed once."""
     assert keras.config.floatx() == floatx
     return parity.run_case(tfdist.load_strategy("single", environment={}), case)
 
 
 @functools.cache
 def outcomes(strategy: str, size: int, floatx: str, cases: tuple[parity.Case, ...]) -> list[list[parity.Outcome]]:
-    """What each rank of real processes made of the cases: [rank][case]."""
+    """Returns the outcomes of real processes: [rank][case]."""
     with tempfile.TemporaryDirectory() as directory:
         plan = pathlib.Path(directory, "cases.pickle")
         plan.write_bytes(pickle.dumps(cases))
@@ -89,12 +89,12 @@ def outcomes(strategy: str, size: int, floatx: str, cases: tuple[parity.Case, ..
 
 
 def assert_same(outcome: parity.Outcome, case: parity.Case, bound: float = 1e-9) -> None:
-    """In float64: what a single device makes of the case, to rounding."""
+    """Asserts that the outcome equals a single device's in float64, up to rounding."""
     assert_equal(outcome, reference(case, "float64"), bound)
 
 
 def assert_equal(outcome: parity.Outcome, expected: parity.Outcome, bound: float = 1e-9) -> None:
-    """max|a - b| <= bound max(1, max|a|) for every variable, and the same losses and evaluation."""
+    """Asserts max|a - b| <= bound max(1, max|a|) for every variable, and the same losses and evaluation."""
     for path, a in expected.variables.items():
         b = outcome.variables[path]
         assert np.max(np.abs(a - b), initial=0) <= bound * max(1.0, np.max(np.abs(a), initial=0)), path
@@ -103,14 +103,14 @@ def assert_equal(outcome: parity.Outcome, expected: parity.Outcome, bound: float
 
 
 def assert_same_in_float32(outcome: parity.Outcome, case: parity.Case) -> None:
-    """By norms: ||a - b|| <= 1e-5 ||a|| + 1e-7 for every variable whose true gradient the model's table does not call zero."""
+    """Asserts ||a - b|| <= 1e-5 ||a|| + 1e-7 for every variable, except those whose true gradient is zero."""
     for path, a in reference(case, "float32").variables.items():
         if not parity.is_noise(path, case.model):
             assert np.linalg.norm(a - outcome.variables[path]) <= 1e-5 * np.linalg.norm(a) + 1e-7, path
 
 
 def check_processes(strategy: str, size: int, floatx: str, cases: tuple[parity.Case, ...], number: int) -> None:
-    """Runs the cases as one job, the first time, and judges one of them."""
+    """Runs all cases as one job on the first call, and checks one of them."""
     ranks = [rank[number] for rank in outcomes(strategy, size, floatx, cases)]
     assert len({rank.digests[0] for rank in ranks}) == 1, "ranks differ bitwise"
     for rank in ranks:
@@ -124,7 +124,7 @@ def check_job(strategy: str, size: int, floatx: str, cases: tuple[parity.Case, .
 
 
 def on_a_mesh(mesh: tuple[str, str], model: str, stage: str = "none", **options: str) -> tfdist.Strategy:
-    """Four devices, with a shape and a layout; kernels of convolutions stay whole."""
+    """Returns a strategy on a mesh of four devices; kernels of convolutions are replicated."""
     shape, layout = mesh
     options |= {"mesh_shape": shape, "layout": "" if model == "cnn" else layout, "shard": stage}
     return tfdist.load_strategy("mesh", environment={}, shard_min_elements=1, **options)
@@ -142,7 +142,7 @@ def jobs(cases: tuple[parity.Case, ...]) -> pytest.MarkDecorator:
 
 
 def thorough(short: bool, *values: object) -> Any:
-    """Parameters of a test that `make test` has only if they are short."""
+    """Returns parameters of a test; `make test` includes only the short ones."""
     return pytest.param(*values, marks=() if short else pytest.mark.full)
 
 
@@ -230,8 +230,8 @@ def test_a_mesh_in_float32(mesh2x2: tfdist.Strategy) -> None:
 def test_with_keras_own_update_a_mesh_fails(
     mesh1x4: tfdist.Strategy, float64: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of kernels split, biases whole: what a step assigns is not what it reads (tests/traps/dtensor_test.py)."""
-    for half in ("gradients", "apply"):  # a gradient that lies like its variable is no trap
+    """With sharded kernels and replicated biases, a step does not read what it has assigned (tests/traps/dtensor_test.py)."""
+    for half in ("gradients", "apply"):  # a gradient with its variable's layout is not affected
         monkeypatch.setattr(type(mesh1x4), half, getattr(tfdist.Strategy, half))
     case = parity.Case(model="mlp", optimizer="adamw")
     worst = parity.compare(parity.run_case(mesh1x4, case).variables, reference(case, "float64").variables, "mlp")[0]
@@ -304,7 +304,7 @@ def test_product_on_a_mesh_over_processes(strategy: str, cases: tuple[parity.Cas
 @pytest.mark.parametrize("stage", ["optimizer", "gradients", "parameters"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_product_of_hybrid_sharding(stage: str, optimizer: str, float64: None) -> None:
-    """In parts over pairs that share each sequence, alike on both pairs."""
+    """State is sharded within each pair of devices that share their sequences, and replicated across the pairs."""
     pairs = ("data:2;pair:2", "sequence:pair;context:pair")
     strategy = on_a_mesh(pairs, "deep_transformer", stage, shard_axis="pair")
     case = parity.Case(model="deep_transformer", optimizer=optimizer)
@@ -340,7 +340,7 @@ def test_product_on_processes_in_float32(strategy: str, size: int, cases: tuple[
 @pytest.mark.full
 @pytest.mark.parametrize("case", parity.SLOW_CASES, ids=str)
 def test_slow_cases_on_logical_devices(case: parity.Case, mirrored2: tfdist.Strategy, float64: None) -> None:
-    """To 1e-7: ResNet-50's last stage normalises the 8 values of a batch, so that rounding grows to 5e-9 in 3 steps."""
+    """Tolerance 1e-7: ResNet-50's last stage normalizes over 8 values, so that rounding grows to 5e-9 in 3 steps."""
     outcome = parity.run_case(mirrored2, case)
     assert len(set(outcome.digests)) == 1
     assert_same(outcome, case, bound=1e-7)

@@ -1,4 +1,4 @@
-"""Runs repeat bit for bit: at three ranks, where the order of arrival could change the order of summation."""
+"""Runs are reproducible bit for bit, with three ranks, where the order of arrival could change the order of summation."""
 
 import pathlib
 
