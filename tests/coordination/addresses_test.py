@@ -16,7 +16,7 @@ def test_the_interface_that_has_an_address():
     held = {name: [one.address for one in some] for name, some in psutil.net_if_addrs().items()}
     [loopback] = [name for name, addresses in held.items() if LOOPBACK in addresses]
     assert network_interface(LOOPBACK) == loopback
-    assert network_interface("192.0.2.1") == ""  # of nobody, by RFC 5737
+    assert network_interface("192.0.2.1") == ""  # reserved by RFC 5737
 
 
 def test_a_port_that_is_free():

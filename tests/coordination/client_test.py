@@ -18,7 +18,7 @@ WELCOME = {"type": "welcome", "heartbeat": 0.05, "lost_after": 5.0}
 
 
 class Scripted:
-    """A server of one connection that says what it is told to, and nothing else."""
+    """A server for one connection that sends the given messages and nothing else."""
 
     def __init__(self, *messages, raw=b""):
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -60,7 +60,7 @@ def member(address, timeout=5.0, server_rank=0):
 
 
 def wait_for_loss(group):
-    """Waits as nobody does who has a reason to doubt."""
+    """Waits for a loss without `lost(wait=...)`, which would report a suspicion to the server."""
     end = time.monotonic() + 5
     while not group.lost() and time.monotonic() < end:
         time.sleep(0.01)
@@ -151,7 +151,7 @@ def test_a_server_that_closes_at_the_goodbye_is_not_lost(scripted, monkeypatch):
 
     def slow(line):
         send(line)
-        if b"goodbye" in line:  # the server closes before this thread goes on
+        if b"goodbye" in line:  # the server closes before this thread continues
             server.connection.shutdown(socket.SHUT_WR)
             time.sleep(0.2)
 
@@ -188,5 +188,5 @@ def test_a_member_that_was_stopped_itself_does_not_blame_the_server(scripted, mo
     group = member(scripted({**WELCOME, "lost_after": 0.6}).address)
     time.sleep(1.75)
     assert group.lost() is None
-    wait_for_loss(group)  # it is noticed all the same
+    wait_for_loss(group)  # but the loss is still detected
     group.leave()

@@ -12,7 +12,7 @@ TOKEN = "the job's token"
 
 
 class Job:
-    """A server and its members, all in this process."""
+    """A server and its members in this process."""
 
     def __init__(self, size: int, **server: Any):
         self.size = size
@@ -30,7 +30,7 @@ class Job:
         return self._pool.submit(call, *arguments)
 
     def all(self, call: Callable[[RemoteGroup], Any]) -> list[Any]:
-        """Each rank's result of a call that all make at once."""
+        """Returns each rank's result of a call that all ranks make concurrently."""
         calls = [self.start(call, self.members[rank]) for rank in sorted(self.members)]
         return [one.result(timeout=10) for one in calls]
 
@@ -43,7 +43,7 @@ class Job:
 
 @pytest.fixture(autouse=True)
 def every_thread_ends(no_thread_is_left: None) -> None:
-    """Behind every test of this folder."""
+    """Applies `no_thread_is_left` to every test in this directory."""
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.processes
 
 
 class Canned(Group):
-    """The second of some members, whose others' values are given."""
+    """Rank 1 of a group in which the values of the other members are given."""
 
     rank = 1
 
@@ -61,7 +61,7 @@ def test_broadcast_returns_the_roots_value():
 def test_the_group_of_one():
     group = LocalGroup()
     group.barrier("x")
-    assert group.gather("x", (1, "a")) == [[1, "a"]]  # as it would arrive from another process
+    assert group.gather("x", (1, "a")) == [[1, "a"]]  # as if received from another process
     assert group.broadcast("x", 3) == 3
     group.agree("x", {"seed": 1}, "flag --")
     assert group.lost(wait=60.0) is None

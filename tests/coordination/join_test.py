@@ -21,7 +21,7 @@ def coordinator():
 
 
 def outcomes(calls):
-    """What each call returns or raises, all made at once."""
+    """Makes calls concurrently; returns what each returns or raises."""
 
     def outcome(call):
         try:
@@ -110,13 +110,13 @@ def test_a_coordinator_that_is_missing_or_unknown_is_bad_input(monkeypatch):
 
     (missing,) = members(2, "", ranks=(1,))
     assert isinstance(missing, InputError) and "Set TFDIST_COORDINATOR" in str(missing)
-    monkeypatch.setattr(socket, "getaddrinfo", unknown_host)  # a resolver may take its time
+    monkeypatch.setattr(socket, "getaddrinfo", unknown_host)  # a real resolver may be slow
     (unknown,) = members(2, "no.such.host.invalid:1", ranks=(0,), local_size=1)
     assert isinstance(unknown, InputError) and "no.such.host.invalid:1" in str(unknown)
 
 
 def test_processes_of_another_job_are_refused_by_default(coordinator):
-    """Two jobs on one port: their addresses differ, and so do the tokens made of them."""
+    """Two jobs on one port: their addresses differ, and so do their default tokens."""
     results = []
 
     def rank_of_the_first_job(rank):

@@ -1,4 +1,4 @@
-"""A group over TCP whose members are all in this process."""
+"""Groups over TCP whose members are all in this process."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from tfdist.coordination.addresses import listen
 
 @contextlib.contextmanager
 def members(size: int) -> Iterator[list[RemoteGroup]]:
-    """Yields one for each rank; they leave, and the server ends, behind the block."""
+    """Yields a member for each rank; on exit they leave, and the server closes."""
     with contextlib.ExitStack() as stack:
         server = Server(listen("127.0.0.1:0", ""), size=size, token="token")
         stack.callback(server.close)

@@ -18,7 +18,7 @@ LINE = "rank 0 of 3: rank 1 is lost: its connection closed without a goodbye (it
 
 
 class Ends:
-    """Stands for os._exit: remembers the code, and that it came."""
+    """Replaces os._exit; records its calls."""
 
     def __init__(self):
         self.codes = []
@@ -53,7 +53,7 @@ def test_a_main_thread_that_is_stuck_is_ended_after_one_line(watched):
 
 
 def test_whoever_has_left_with_a_code_of_its_own_ends_with_that(watched):
-    """A stall ends all at once; then peers and engines fail, too."""
+    """A stall ends all processes at the same time, in which peers and engines fail, too."""
     watched.members[0].leave(4, "stalled")
     with pytest.raises(RuntimeError), watched.watch:
         watched.members[0]._client._losses.append(LostMember(1, "ended with code 4 (stalled)", 4))
@@ -74,14 +74,14 @@ def test_an_error_without_a_loss_is_an_error(watched):
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError), watched.watch:
         1 / 0  # noqa: B018
-    assert 0.4 < time.monotonic() - began < 2.0  # the news had their time to come
+    assert 0.4 < time.monotonic() - began < 2.0  # waited for a notice of a loss
     assert watched.stream.getvalue() == "" and watched.ends.codes == []
     told = watched.members[1].lost(wait=5)
     assert str(told) == "rank 0 is lost: ended with code 1 (failed): ZeroDivisionError: division by zero"
 
 
 def test_what_ends_all_of_its_own_is_nobodys_loss(watched):
-    """All ranks see that the loss is not finite; who is told of another's end first still says its own word."""
+    """All ranks see that the loss is not finite; one that is notified of another's end first still reports its own error."""
     watched.members[1].leave(3, "step 7")
     with pytest.raises(NotFiniteError), watched.watch:
         assert watched.members[0].lost(wait=5)
@@ -117,7 +117,7 @@ def test_without_a_loss_it_leaves_quietly(watched):
     [
         (SystemExit(0), "None"),
         (SystemExit("no"), "rank 0 is lost: ended with code 1 (failed)"),
-        (SystemExit(75), "None"),  # all ranks agree on that
+        (SystemExit(75), "None"),  # a preemption, on which all ranks agree
         (SystemExit(42), "rank 0 is lost: ended with code 42"),
         (KeyboardInterrupt(), "rank 0 is lost: ended with code 130 (killed by SIGINT)"),
     ],

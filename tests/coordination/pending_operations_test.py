@@ -41,9 +41,9 @@ def test_the_shortest_deadline_fails_the_round_for_all_and_for_those_who_come_la
     assert {answer.rank for answer in answers} == {0, 1}
     assert answers[0].message["failure"] == "ranks 2, 3 did not reach 'x' within 5 s ([2, 3])."
     assert add(rounds, 2, 1, now=8.0)[0][1]["failure"] == answers[0].message["failure"]
-    assert add(rounds, 0, 2, now=8.0) == []  # the name's next use
+    assert add(rounds, 0, 2, now=8.0) == []  # the next use of the name
     add(rounds, 3, 1, now=8.0)
-    assert [len(open_rounds) for open_rounds in rounds._rounds.values()] == [1]  # the failed one is forgotten
+    assert [len(open_rounds) for open_rounds in rounds._rounds.values()] == [1]  # the failed one was removed
 
 
 def test_a_member_that_has_left_fails_what_still_needs_it_and_nothing_else():
@@ -77,7 +77,7 @@ def test_names_that_are_used_once_leave_nothing_behind():
 def test_ranks_that_all_wait_for_each_other_are_told_so_and_where():
     rounds = PendingOperations(2)
     rounds.add(0, 1, "fit", None, 600.0, 0.0, "train.py, line 3")
-    assert rounds.expire(100.0) == []  # rank 1 may come yet
+    assert rounds.expire(100.0) == []  # rank 1 may still arrive
     rounds.add(1, 1, "end", None, 600.0, 100.0, "train.py, line 9")
     assert rounds.expire(109.0) == []
     answers = rounds.expire(110.0)
@@ -117,7 +117,7 @@ def test_a_rank_that_waits_for_some_that_stand_still_is_told_with_them():
     rounds.add(0, 1, "x", None, math.inf, 0.0, "a", (0, 1))
     rounds.add(1, 1, "x", None, math.inf, 0.0, "b", (0, 1, 2))
     rounds.add(3, 1, "end", None, math.inf, 5.0, "c")
-    assert [answer.rank for answer in rounds.expire(10.0)] == [0, 1]  # rank 3 has waited for 5 s
+    assert [answer.rank for answer in rounds.expire(10.0)] == [0, 1]  # rank 3 has only waited for 5 s
     rounds = PendingOperations(4)
     rounds.add(0, 1, "x", None, math.inf, 0.0, "a", (0, 1))
     rounds.add(1, 1, "x", None, math.inf, 0.0, "b", (0, 1, 2))
@@ -151,7 +151,7 @@ programs = st.lists(st.tuples(subsets, st.sampled_from("xy")), max_size=12)
 
 @given(programs, st.randoms(use_true_random=False), st.booleans())
 def test_operations_of_any_subgroups_in_any_interleaving(operations, random, in_one_order):
-    """Ranks whose calls have one order all go on; others wait for each other, and whoever waits is known to."""
+    """With the calls in the same order, all ranks complete; otherwise they wait for each other, which is detected."""
     calls = {rank: [number for number, (ranks, _) in enumerate(operations) if rank in ranks] for rank in range(RANKS)}
     if not in_one_order:
         for numbers in calls.values():

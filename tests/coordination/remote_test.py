@@ -1,4 +1,4 @@
-"""Subgroups: each is a group of its own, whose messages name members by their ranks in the job."""
+"""Subgroups are separate groups, whose messages name members by their ranks in the job."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ def outcome(call, *arguments):
 
 
 def halves(member):
-    """The subgroup of ranks 0 and 2, or 1 and 3, that a rank is in."""
+    """Returns the subgroup of a rank: ranks 0 and 2, or 1 and 3."""
     return member.subgroup([member.rank % 2, member.rank % 2 + 2])
 
 
@@ -107,7 +107,7 @@ def test_values_reach_the_members_alone(job):
     wait_for(lambda: all(heard.values()))
     expected = {(0, 1): ["to the first"], (1, 2): ["to the last"], (0, 1, 2): ["to all"]}
     assert all(values == expected[ranks] for (_, ranks), values in heard.items())
-    assert not any(member._client._told._values for member in three.members.values())  # nor anything without a listener
+    assert not any(member._client._told._values for member in three.members.values())  # none without a subscriber
 
 
 @pytest.mark.parametrize("leaves", [True, False])
@@ -153,7 +153,7 @@ def test_leaving_is_leaving_the_job(job):
 
 
 def test_ranks_that_wait_for_each_other_in_subgroups_are_told_so(job, monkeypatch):
-    """Each of these threads passes for the main thread of its process."""
+    """Each thread stands for the main thread of a process."""
     monkeypatch.setattr(threading, "main_thread", threading.current_thread)
     monkeypatch.setattr("tfdist.coordination.pending_operations.STANDSTILL_SECONDS", 0.3)
     four = job(4, heartbeat=0.05)
@@ -163,7 +163,7 @@ def test_ranks_that_wait_for_each_other_in_subgroups_are_told_so(job, monkeypatc
     ]
     end = time.monotonic() + 5
     while not all(call.done() for call in calls) and time.monotonic() < end:
-        four.members[3].subgroup([3]).barrier("y")  # another rank's progress is none of theirs
+        four.members[3].subgroup([3]).barrier("y")  # progress of another rank does not matter
     (said,) = {call.result(0) for call in calls}
     for part in (
         "rank 0 in 'x' of ranks 0, 1 at ",

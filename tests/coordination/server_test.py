@@ -43,7 +43,7 @@ def wait_for(condition, seconds=5.0):
 
 
 def stranger(job, *messages, raw=b""):
-    """What the server says to one who is no member, until it closes the connection."""
+    """Returns what the server sends to a client that is not a member, until it closes the connection."""
     with socket.create_connection(split_address(job.server.address), timeout=5) as sock:
         sock.sendall(b"".join(map(encode, messages)) + raw)
         sock.shutdown(socket.SHUT_WR)
@@ -55,7 +55,7 @@ def stranger(job, *messages, raw=b""):
 
 def test_everyone_gets_everyones_values_in_the_order_of_ranks(job):
     three = job(3)
-    for use in range(3):  # a name can be used again
+    for use in range(3):  # a name can be reused
         assert three.all(lambda m, use=use: m.gather("x", [m.rank, use])) == [[[0, use], [1, use], [2, use]]] * 3
     assert three.all(lambda m: m.broadcast("y", f"from {m.rank}", root=2)) == ["from 2"] * 3
     three.all(lambda m: m.barrier("z"))
@@ -99,7 +99,7 @@ def test_a_deadline_names_who_did_not_come_and_fails_for_all(job):
     short = four.start(outcome, four.members[0].gather, "epoch", 0, 0.2)
     expected = "ranks 2, 3 did not reach 'epoch' within 0.2 s (never connected: rank 2)."
     assert short.result(timeout=5) == slow.result(timeout=5) == expected
-    assert outcome(four.members[3].gather, "epoch", 0, 30.0) == expected  # whoever comes late hears the same
+    assert outcome(four.members[3].gather, "epoch", 0, 30.0) == expected  # a late member gets the same error
     assert four.server.loss is None
 
 
@@ -139,7 +139,7 @@ def test_a_member_that_leaves_with_another_code_is_told_to_the_others_once(job):
     three.members[2].leave(5)  # a consequence
     wait_for(lambda: heard)
     late: list[LostMember] = []
-    three.members[0].on_loss(late.append)  # comes after the loss, and is called all the same
+    three.members[0].on_loss(late.append)  # registered after the loss, but still called
     wait_for(lambda: late)
     time.sleep(0.05)
     assert heard == late == [loss] and callers[0] is not threading.main_thread()
@@ -163,7 +163,7 @@ def test_a_process_that_is_killed_or_stopped_is_noticed(job, sign, expected):
     process = subprocess.Popen([sys.executable, "-c", MEMBER, two.server.address])
     try:
         two.join(0).barrier("here", 10)
-        time.sleep(2.0)  # longer than lost_after: beats keep both alive
+        time.sleep(2.0)  # longer than lost_after: heartbeats keep both alive
         assert two.members[0].lost() is None
         os.kill(process.pid, sign)
         wait_for(two.members[0].lost)
@@ -267,11 +267,11 @@ def test_a_server_that_was_stopped_itself_does_not_blame_the_members(job, monkey
             time.sleep(0.05)
         time.sleep(0.2)
         assert one.server.loss is None
-        wait_for(lambda: one.server.loss)  # and silence is noticed all the same
+        wait_for(lambda: one.server.loss)  # but silence is still detected
 
 
 def test_the_process_that_may_serve_is_answered_last(job, monkeypatch):
-    """It may let no thread run from then on, until the others have got their answers too."""
+    """After its answer, it may not run any thread until the others have their answers, too."""
     order = []
     original = Connection.send
 
@@ -293,7 +293,7 @@ def test_the_process_that_may_serve_is_answered_last(job, monkeypatch):
 
 
 def test_a_doubt_makes_a_silent_member_lost_sooner(job):
-    """An engine has failed one, because another is stopped: whose name is wanted at once."""
+    """A member's engine has failed because another member is stopped, which must be identified at once."""
     two = job(2, members=False, heartbeat=0.1, lost_after=60.0)
     with socket.create_connection(split_address(two.server.address), timeout=5) as silent:
         silent.sendall(encode({**HELLO, "rank": 1}))

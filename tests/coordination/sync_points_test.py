@@ -1,4 +1,4 @@
-"""All ranks act at the same step, whoever wishes it and whenever, and nobody waits for ever."""
+"""All ranks act at the same step, whichever rank requests it at whatever time, and no rank waits forever."""
 
 import random
 import threading
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_thread_is_left"
 
 
 class Job:
-    """Ranks that are threads, in a group over TCP; inside each call of the loop, and between some, they meet at a barrier."""
+    """Ranks as threads, in a group over TCP, that synchronize at a barrier in each call of the loop and between some calls."""
 
     def __init__(self, size: int):
         self.size = size
@@ -47,7 +47,7 @@ class Job:
 
 
 def run(sync_points: SyncPoints, ends: Sequence[int], call: Between, between: Between) -> Acts:
-    """One rank's run: the steps at which it acted, and on what."""
+    """Runs one rank; returns the steps at which it acted, with the topics."""
     acted = []
     with sync_points:
         for end in ends:
@@ -68,7 +68,7 @@ def cut(dice: random.Random, steps: int) -> list[int]:
 
 @pytest.mark.parametrize("block", range(10))
 def test_all_ranks_act_at_the_same_steps(block: int) -> None:
-    """Random wishes from random places and other threads, on ranks of random speed, with collectives and without."""
+    """Random requests from random places and other threads, on ranks of random speed, with and without collectives."""
     for seed in range(10 * block, 10 * block + 10):
         dice = random.Random(seed)
         size, slack = dice.randint(2, 5), dice.choice((0.0, 0.001, 0.004))
@@ -114,7 +114,7 @@ def wish_at(step: int, topic: str) -> Between:
 
 
 def nothing(end: int, sync_points: SyncPoints) -> None:
-    """What most ranks do."""
+    """Does nothing, as most ranks do."""
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -125,7 +125,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def until_answered(sync_points: SyncPoints) -> None:
-    """Waits until this rank has said where it can act."""
+    """Waits until this rank has answered with the first step at which it can act."""
     wait_for(lambda: sync_points._answered is not None or sync_points._agreed)
 
 
@@ -147,7 +147,7 @@ def test_a_wish_is_granted_at_the_end_of_the_call_and_again_later(size: int) -> 
 
 
 def test_whoever_is_between_two_calls_does_not_keep_the_others_from_an_evaluation() -> None:
-    """Rank 1 hears of the wish behind `reached(10)`, and needs rank 0, which is in the call, before its next call."""
+    """Rank 1 gets the request after `reached(10)`, and needs rank 0, which is in the call, before its next call."""
     with Job(2) as job:
 
         def rank(number: int) -> Acts:
@@ -215,7 +215,7 @@ def test_a_wish_before_the_run_is_granted_in_it_and_the_next_run_begins_anew() -
 
 def test_a_lost_rank_ends_the_others_wait() -> None:
     with Job(2) as job:
-        sync_points = SyncPoints(job.groups[0])  # rank 1 has none, and answers nothing
+        sync_points = SyncPoints(job.groups[0])  # rank 1 has none, and never answers
         sync_points.begin(5)
         sync_points.request("checkpoint")
         until_answered(sync_points)

@@ -1,4 +1,4 @@
-"""Ranks that load their data at different speeds: whoever is there first waits for the others, and says so."""
+"""Ranks that load their data at different speeds: the first one waits for the others, and logs a warning."""
 
 import logging
 import threading
@@ -15,13 +15,13 @@ from tfdist.config.train_config import TrainConfig
 from tfdist.coordination import LocalGroup
 from tfdist.coordination.timeouts import long_timeout
 
-# In step on all ranks: each comes at once behind a meeting with patience, or before there is anything to load.
+# Gathers with a short deadline: all ranks arrive together, right after a gather with a long one or before any loading.
 AT_ONCE = {"flags", "versions", "commits/place", "commits/hosts", "hosts", "output_dir/seen", "origin/seen", "commits"}
 
 
 @pytest.fixture
 def sync_points(monkeypatch):
-    """The meetings of the group of this process: name and deadline."""
+    """Records the gathers of this process's group, as pairs of name and deadline."""
     held = []
 
     def gather(self, name, value, deadline=60.0):

@@ -1,4 +1,4 @@
-"""A call that does not end: every rank is asked where it is, and the job ends with code 4."""
+"""A call that does not return: every rank is queried, and the job ends with code 4."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ def groups():
 
 
 class Heard:
-    """What is said, and the codes that processes end with."""
+    """Collects reports and the exit codes of processes."""
 
     def __init__(self):
         self.lines, self.codes = [], []
@@ -69,7 +69,7 @@ def test_who_has_not_come_is_named(groups):
         time.sleep(0.5)
         for each in watchdog:
             each.reached(20)
-    assert len(heard.lines) == 1  # though both that wait have asked
+    assert len(heard.lines) == 1  # although both waiting ranks have queried
     assert "in a call: 0, 2; not in a call: 1." in heard.lines[0]
     assert re.search(r"the call from step 10 to 20 has lasted 0\.\d+ s on rank", heard.lines[0])
     assert "rank 1: step 10, between two calls" in heard.lines[0]
@@ -78,7 +78,7 @@ def test_who_has_not_come_is_named(groups):
 
 
 def test_a_rank_that_is_silent_is_named(groups):
-    """It is stopped, or holds Python's lock: it has registered nothing here."""
+    """The rank is suspended, or holds the GIL; here it has no watchdog."""
     heard = Heard()
     with contextlib.ExitStack() as stack:
         watchdog = [stack.enter_context(each) for each in watching(groups[:2], heard)]
@@ -106,7 +106,7 @@ def test_a_signal_asks_too_and_is_whose_it_was_afterwards(groups):
         one_call(watchdog, 5)
         os.kill(os.getpid(), signal.SIGUSR1)
         heard.wait_for(lambda heard: heard.lines)
-    assert "(SIGUSR1 to rank 2). not in a call: 0, 1, 2." in heard.lines[0]  # the last that entered
+    assert "(SIGUSR1 to rank 2). not in a call: 0, 1, 2." in heard.lines[0]  # of the watchdog that was entered last
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
@@ -128,7 +128,7 @@ def test_past_the_limit_all_end_with_code_4(groups):
 
 @pytest.mark.parametrize("warning", [0.1, 0.0])
 def test_the_first_call_may_compile_as_long_as_it_wants(groups, warning):
-    """All are in it: that is said once, past the limit that ends others; also where nobody wants to be warned before."""
+    """All ranks are in it: reported once, after the limit that ends other calls, also with warnings disabled."""
     heard = Heard()
     with contextlib.ExitStack() as stack:
         watchdog = [stack.enter_context(each) for each in watching(groups, heard, warning=warning, shutdown=0.2)]
@@ -143,7 +143,7 @@ def test_the_first_call_may_compile_as_long_as_it_wants(groups, warning):
 
 
 def test_who_has_not_come_to_the_first_call_is_named(groups):
-    """When another one that was late has come, too; each finding once; nothing ends."""
+    """Reported once for each change, such as the arrival of another late rank; no process is ended."""
     heard = Heard()
     with contextlib.ExitStack() as stack:
         watchdog = [stack.enter_context(each) for each in watching(groups, heard, warning=0.3, shutdown=60.0)]
@@ -163,7 +163,7 @@ def test_who_has_not_come_to_the_first_call_is_named(groups):
 
 
 def test_who_has_not_come_to_the_run_is_named_and_says_nothing_of_it_later(groups):
-    """It hears what was asked before it came."""
+    """A late rank receives the queries from before it joined."""
     late, others = Heard(), Heard()
     [first], rest = watching(groups[:1], late, warning=0.3), watching(groups[1:], others, warning=0.3)
     with contextlib.ExitStack() as stack:
@@ -203,7 +203,7 @@ def test_one_process_is_watched_alike():
 
 
 def test_slow_steps_are_no_stall(groups):
-    """A call may last twice as long as the slowest one before it, for as many steps, and so many seconds more."""
+    """The limit is added to twice the time of the slowest call so far, for the same number of steps."""
     heard = Heard()
     with contextlib.ExitStack() as stack:
         [watchdog] = [stack.enter_context(each) for each in watching([LocalGroup()], heard, warning=0.2)]
