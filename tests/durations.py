@@ -1,9 +1,9 @@
-"""Prints where the minutes of the last `make test` went: by folder, and its slowest tests.
+"""Prints the time spent in the last `make test`, by folder, and its slowest tests.
 
     python -m tests.durations
 
-Reads what pytest wrote to .pytest_cache/*.xml. Times are those of single tests, set-up included, added up; where several run at
-once, less time passes.
+Reads pytest's reports in .pytest_cache/*.xml. Times are sums over tests, including setup; tests that run concurrently take less
+time in total.
 """
 
 import collections
@@ -17,7 +17,7 @@ _SLOWEST = 20
 
 
 class Test(NamedTuple):
-    """One test that was run: in which part of `make test`, where it is, its name, and how many seconds it took."""
+    """A test that was run: its part of `make test`, its location, its name, and its duration in seconds."""
 
     part: str
     folder: str
@@ -26,7 +26,7 @@ class Test(NamedTuple):
 
 
 def read(path: pathlib.Path) -> list[Test]:
-    """Returns the tests of a report that pytest wrote with --junit-xml."""
+    """Returns the tests in a report of pytest's --junit-xml."""
     found = []
     for case in ElementTree.parse(path).iter("testcase"):
         module = case.attrib["classname"].split(".")

@@ -81,7 +81,7 @@ def test_the_last_rows_are_split_off():
 
 
 def test_with_targets_nothing_is_a_pair_of_data_sets():
-    """Two inputs and two outputs in tuples look like two data sets of x and y."""
+    """Tuples of two inputs and two outputs look like two pairs (x, y)."""
     found = fit_data((X, X), (Y, Y), None, None, 0.0)
     assert found.test is None
     assert [len(part) for part in found.train.element_spec] == [2, 2]

@@ -1,4 +1,4 @@
-"""What becomes of a run's batch and rate on other numbers of replicas."""
+"""A run's batch size and learning rate with other numbers of replicas."""
 
 import dataclasses
 import json

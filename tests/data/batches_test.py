@@ -1,4 +1,4 @@
-"""Global batches that are made already: their rows are dealt, and their checksums are noted."""
+"""Existing global batches: their rows are distributed to replicas, and their checksums are noted."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_shapes_are_static_where_they_can_be():
 
 
 def test_the_first_batch_and_every_hundredth_are_noted():
-    """By every byte of the batch, in each pass."""
+    """The checksum covers every byte of the batch; noted in each pass."""
     notes = []
     data = tf.data.Dataset.range(2 * NOTE_EVERY + 3).batch(1)
     for _ in split_batches(data, [0, 1], 2, lambda number, found: notes.append((number, found))):

@@ -49,7 +49,7 @@ def test_mnist5k():
     x, y = everything(found.train)
     assert x.dtype == np.float32 and (x.min(), x.max()) == (0, 1)
     np.testing.assert_array_equal(np.bincount(y), [400] * 10)
-    assert (np.diff(y) < 0).any()  # the file is sorted by class, and a part of it must not be
+    assert (np.diff(y) < 0).any()  # the file is sorted by class, but the subset must not be
 
 
 def test_fashion_mnist_is_read_from_idx_files(fashion):

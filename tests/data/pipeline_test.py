@@ -17,19 +17,19 @@ KINDS = ["source", "stream"]
 
 @functools.cache
 def numbers(kind, size):
-    """Examples (i, -i): what is delivered says which examples it was."""
+    """Returns a data set of examples (i, -i), whose values identify them."""
     arrays = (np.arange(size), -np.arange(size))
     return ArraySource(arrays) if kind == "source" else StreamSource(tf.data.Dataset.from_tensor_slices(arrays), 5)
 
 
 def shares(dataset, locals_, steps):
-    """What each local replica got: {(step, replica): examples}, steps counted from 0."""
+    """Returns the examples of each local replica: {(step, replica): examples}, with steps from 0."""
     elements = dataset.take(steps * len(locals_)).as_numpy_iterator()
     return dict(zip(itertools.product(range(steps), locals_), [x.tolist() for x, *_ in elements], strict=True))
 
 
 def dealt(pipeline, steps, processes):
-    """The shares of all replicas, of processes that each hold some of them."""
+    """Returns the shares of all replicas, which are divided among processes."""
     size = sum(map(len, processes))
     return {
         key: share for local in processes for key, share in shares(pipeline.dataset(local, size), local, steps).items()
@@ -37,7 +37,7 @@ def dealt(pipeline, steps, processes):
 
 
 def global_batches(pipeline, steps, processes=((0,),)):
-    """The rows of all replicas, in order, step by step."""
+    """Returns the rows of all replicas in order, for each step."""
     found = dealt(pipeline, steps, processes)
     replicas = sum(map(len, processes))
     return [[row for replica in range(replicas) for row in found[step, replica]] for step in range(steps)]
@@ -45,7 +45,7 @@ def global_batches(pipeline, steps, processes=((0,),)):
 
 @st.composite
 def split_replicas(draw, most):
-    """1 to `most` replicas, in order, over some processes."""
+    """Draws 1 to `most` replicas, divided in order among processes."""
     counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=2).filter(lambda counts: sum(counts) <= most))
     ends = list(itertools.accumulate(counts))
     return tuple(tuple(range(end - count, end)) for count, end in zip(counts, ends, strict=True))
@@ -76,7 +76,7 @@ def test_every_row_goes_to_one_replica_and_batches_do_not_depend_on_their_number
 )
 @SETTINGS
 def test_the_first_example_only_skips(kind, size, batch_size, steps, other):
-    """Whatever the batch was before, and is from there on."""
+    """Independent of the batch sizes before and after it."""
     first = steps * batch_size
     whole = global_batches(Pipeline(numbers(kind, size), batch_size, seed=5), steps + -(-3 * other // batch_size))
     tail = global_batches(Pipeline(numbers(kind, size), other, seed=5, first=first), 3)
@@ -173,6 +173,6 @@ def test_order_is_deterministic_under_a_transform_of_uneven_speed():
 
 @pytest.mark.parametrize("make", [lambda source: Pipeline(source, 2, 0), lambda source: EvaluationPipeline(source, 2)])
 def test_no_thread_that_tunes_keeps_an_iterator_from_ending(make):
-    """With it the end of each fit waited for up to as long as the fit had been."""
+    """With autotuning, ending a fit could take as long again as the fit itself."""
     dataset = make(ArraySource((np.zeros(5), np.zeros(5)))).dataset([0], 1)
     assert dataset.options().autotune.enabled is False

@@ -18,7 +18,7 @@ def test_shares_are_disjoint_complete_in_order_and_even(batch_size, replicas):
 
 @st.composite
 def deals(draw, endless):
-    """A deal for each of some processes, which hold the replicas between them."""
+    """Draws the partition of each process; the replicas are divided among the processes."""
     batch_size, steps = draw(st.integers(1, 40)), draw(st.integers(1, 4))
     local = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
     size = sum(local)
@@ -29,7 +29,7 @@ def deals(draw, endless):
 
 
 def covered(partition, steps):
-    """The positions of each element of some steps."""
+    """Returns the positions that each element covers, for a number of steps."""
     elements = tf.range(steps * len(partition.replicas), dtype=tf.int64)
     return [partition.positions(element).numpy().tolist() for element in elements]
 

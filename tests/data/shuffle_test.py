@@ -36,13 +36,13 @@ def test_positions_are_independent_of_what_is_asked_with_them(size, start, count
 
 
 def test_order_is_the_same_in_every_process_and_version():
-    # Written down once: a change of it breaks resuming runs that were saved before.
+    # Golden values: if they change, runs saved by earlier versions no longer resume correctly.
     np.testing.assert_array_equal(epoch(0, 10, seed=7), GOLDEN[0])
     np.testing.assert_array_equal(epoch(1, 10, seed=7), GOLDEN[1])
 
 
 def dependence(a: np.ndarray, b: np.ndarray, size: int) -> float:
-    """How far pairs of examples are from independent, in standard deviations of chi-square."""
+    """Returns how far pairs of examples are from independence, in standard deviations of chi-square."""
     counts = np.bincount(a * 16 // size * 16 + b * 16 // size, minlength=256)
     return (np.sum((counts - len(a) / 256) ** 2) / (len(a) / 256) - 255) / np.sqrt(510)
 
@@ -62,7 +62,7 @@ def test_neighbours_epochs_and_seeds_are_independent(size):
 
 
 def test_tensorflows_own_index_shuffle_is_not_random_enough():
-    # The reason for the raw operation with more rounds; if this fails, the public function may do.
+    # The reason for using the raw operation with more rounds; if this fails, the public function may suffice.
     positions = tf.range(60000, dtype=tf.int64)
     first, second = (
         tf.random.experimental.index_shuffle(positions, seed=[7, number], max_index=59999).numpy() for number in (0, 1)

@@ -1,4 +1,4 @@
-"""The arithmetic of positions, held against a count of every example, one by one."""
+"""The arithmetic of positions, compared with counting every example."""
 
 import hypothesis
 import pytest
@@ -12,14 +12,14 @@ STEPS = 40
 
 @st.composite
 def runs(draw):
-    """The size of an epoch, and the batch of each of some steps, which changes now and then."""
+    """Draws the size of an epoch, and the batch size of each step, which changes a few times."""
     parts = draw(st.lists(st.tuples(st.integers(1, 13), st.integers(1, 9)), min_size=1, max_size=4))
     batches = [batch for batch, steps in parts for _ in range(steps)]
     return draw(st.integers(1, 30)), batches + [batches[-1]] * STEPS
 
 
 def positions(batches):
-    """The position that each step has, as a run would make it."""
+    """Returns the position of each step, computed as in a run."""
     found = [StreamPosition(batches[0])]
     for step, batch in enumerate(batches[1:], 1):
         found.append(found[-1].then(step, batch))
@@ -39,7 +39,7 @@ def test_where_each_step_begins(run):
 @hypothesis.given(run=runs(), now=st.integers(0, STEPS - 1), more=st.integers(1, 30))
 @SETTINGS
 def test_how_many_steps_examples_take(run, now, more):
-    """From any step on; the batches behind it are those of its position."""
+    """From any step, with all later batches of its position's batch size."""
     _, batches = run
     position = positions(batches)[now]
     wanted = position.before(now) + more

@@ -10,7 +10,7 @@ from tfdist.errors import InputError
 
 @pytest.fixture(scope="session")
 def builders():
-    """A data set of images and three that cannot be used, as classes of tensorflow-datasets."""
+    """Builders of tensorflow-datasets: one data set of images, and three that cannot be used."""
     tensorflow_datasets = pytest.importorskip("tensorflow_datasets")
     core, features = tensorflow_datasets.core, tensorflow_datasets.features
     base: Any = core.GeneratorBasedBuilder

@@ -1,4 +1,4 @@
-"""Looks between steps: they measure, choose and guard, and leave the training as it was."""
+"""Inspections between steps: they measure, choose and guard without changing the training."""
 
 import re
 
@@ -44,7 +44,7 @@ def weights(trainer):
 
 
 def test_looking_leaves_the_training_as_it_was(mirrored2):
-    """Bit for bit: weights, slots, moving statistics, error feedback and what is logged."""
+    """Weights, slots, moving statistics, error feedback and logs are equal bit for bit."""
     runs = []
     for checks in (tfdist.Checks(measure_every=0), tfdist.Checks(measure_every=4, compression_check_every=3)):
         trainer = make(mirrored2, "topk(ratio=0.2)")
@@ -64,7 +64,7 @@ def test_looking_leaves_the_training_as_it_was(mirrored2):
 
 
 def test_the_guard_gives_up_what_errs_too_much(mirrored2, caplog):
-    """From the step of the look on; what was kept is sent, and the errors stay 0."""
+    """From the inspected step on; the accumulated error is sent, and remains 0."""
     trainer = make(mirrored2, "size>=600: topk(ratio=0.1); *: topk(ratio=0.99)")
     with caplog.at_level("WARNING", "tfdist"):
         history = trainer.fit(
@@ -83,7 +83,7 @@ def test_the_guard_gives_up_what_errs_too_much(mirrored2, caplog):
 
 
 def test_what_was_kept_is_sent_when_compression_is_given_up(mirrored2):
-    """All gradients so far have arrived, late: plain SGD ends where it would have, had nothing been kept."""
+    """The first exact sum includes the accumulated error, which is 0 from then on."""
     ends = []
     for compression in ("none", "topk(ratio=0.1)"):
         trainer = make(mirrored2, compression)
@@ -102,7 +102,7 @@ def test_what_was_kept_is_sent_when_compression_is_given_up(mirrored2):
 
 
 def test_auto_chooses_by_what_was_measured(mirrored2, monkeypatch, caplog):
-    """On a link of 1 kB/s anything small wins; the choice is state, and takes effect at its step."""
+    """On a link of 1 kB/s the smallest message wins; the choice is part of the state, and takes effect at its step."""
     slow = Link(latency=1e-6, bandwidth=1e3, replicas=2)
     monkeypatch.setattr("tfdist.diagnostics.auto_compression.measure", lambda strategy: slow)
     trainer = make(mirrored2, "auto(after=3, allow='topk(ratio=0.01)')")
@@ -132,7 +132,7 @@ def test_what_auto_chose_is_state_of_the_run_that_goes_on(mirrored2, monkeypatch
 
 
 def test_code_that_a_checkpoint_alone_names_is_not_run(mirrored2, tmp_path, caplog):
-    """It comes from a stranger, who can write what he likes where a run keeps what was chosen."""
+    """A checkpoint from an untrusted source may name any code as the chosen method."""
     trainer = make(mirrored2)
     planted = {"sequential/dense/kernel": "a_stranger_s:Codec", "sequential/dense_1/kernel": "fp16"}
     plant = keras.callbacks.LambdaCallback(
@@ -168,7 +168,7 @@ def test_auto_stays_with_none_unless_another_is_clearly_faster():
 
 
 def test_break_even():
-    """Encoding takes 10 ms and saves 900 bytes of 1000 on two replicas: worth it below 90 kB/s."""
+    """Encoding takes 10 ms and saves 900 of 1000 bytes on two replicas, which pays off below 90 kB/s."""
     link = Link(latency=0.0, bandwidth=1e3, replicas=2)
     plain = Cost(0.0, [RecordedCall("all_reduce", "a", (tf.float32,), ((250,),))])
     small = Cost(0.01, [RecordedCall("all_gather", "a", (tf.uint8,), ((100,),))])

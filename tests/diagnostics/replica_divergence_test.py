@@ -1,4 +1,4 @@
-"""Replicas that drift are found, and the variable and the replica are named."""
+"""Diverged replicas are detected, and the variable and the replica are named."""
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
@@ -21,14 +21,14 @@ from tfdist.trainer.options import Checks, Schedule
 
 
 def flipped(values) -> np.ndarray:
-    """The lowest bit of the last number is another one."""
+    """Returns a copy with the lowest bit of the last number flipped."""
     found = np.array(values)
     found.view(np.uint8).reshape(-1)[-found.itemsize] ^= 1
     return found
 
 
 class Flip(keras.callbacks.Callback):
-    """One bit of one copy of a variable, when some steps are done."""
+    """Flips one bit of one replica's copy of a variable after a few steps."""
 
     def __init__(self, trainer, find, replica):
         super().__init__()
@@ -99,13 +99,13 @@ def test_norms_of_gradients_by_replica(mirrored2, caplog):
 
 
 def test_processes_that_differ_are_named_on_all_of_them():
-    """The first of several variables; hashes by variable and block."""
+    """The first variable that differs is named; hashes are by variable and block."""
     hashes = [
         {"a": {"replica 0": "1"}, "b": {"replica 0": "2"}, "c at [4]": {"replica 0": "3"}},
         {"a": {"replica 1": "1"}, "b": {"replica 1": "2"}, "c at [4]": {"replica 1": "4"}},
         {"a": {"replica 2": "1"}, "b": {"replica 2": "2"}, "c_1 at [4]": {"replica 2": "3"}},
     ]
-    names = [["a", "b", "c"], ["a", "b", "c"], ["a", "b", "c_1"]]  # as Keras counts: rank 2 has made one more before
+    names = [["a", "b", "c"], ["a", "b", "c"], ["a", "b", "c_1"]]  # Keras's counters: rank 2 has created one more
     with members(3) as joined, ThreadPoolExecutor(3) as pool:
         calls = [pool.submit(compare, 7, hashes[m.rank], names[m.rank], m) for m in joined]
         said = [str(call.exception()) for call in calls]

@@ -1,4 +1,4 @@
-"""By which addresses the processes of several hosts find each other; `conformance` has real ones on one host."""
+"""Addresses by which processes on several hosts find each other; `conformance` has real processes on one host."""
 
 import socket
 
@@ -13,7 +13,7 @@ from tfdist.errors import InputError
 
 
 class Others:
-    """The group of one rank, which knows what the others say."""
+    """The group of one rank, with given values of the others."""
 
     def __init__(self, ways):
         self.ways = ways
@@ -65,7 +65,7 @@ def test_an_interface_that_the_user_names_is_taken(monkeypatch):
 
 
 def test_a_second_start_under_a_launcher_knows_where_rank_0_is(monkeypatch):
-    """Then no coordinator is named: Horovod carried the group's address, or the launcher serves the group."""
+    """No coordinator is given then: the address is in Horovod's variables."""
     asked = []
     monkeypatch.setattr(
         horovod_rendezvous, "route_to", lambda *given: asked.append(given) or Route("10.0.0.2", "10.0.0.1")

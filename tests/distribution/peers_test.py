@@ -1,4 +1,4 @@
-"""Processes that are not each other's peers train models that differ, as the stages of a pipeline do."""
+"""Processes that are not peers train different models, like the stages of a pipeline."""
 
 import pathlib
 import subprocess

@@ -1,4 +1,4 @@
-"""The rule that chooses the strategy, source by source."""
+"""Choosing the strategy from each source of information."""
 
 import json
 import subprocess
@@ -58,11 +58,11 @@ def torchrun(rank, size):
         (slurm("0", "1"), 1, "single", "Slurm", 0),
         (pod("1", "2"), 1, "multiworker", "Kubernetes", 1),
         (torchrun("1", "2"), 1, "multiworker", "torchrun", 1),
-        # Sources that agree, in the rule's order.
+        # Sources that agree, in order of precedence.
         (horovod("1", "2") | tf_config(2, 1), 1, "horovod", "Horovod", 1),
         (tf_config(2, 1) | slurm("1", "2"), 1, "multiworker", "TF_CONFIG", 1),
         (slurm("1", "2") | torchrun("1", "2"), 1, "multiworker", "Slurm", 1),
-        # A launcher inside a scheduler's task, and a source of one process.
+        # A launcher within a scheduler's task, and a source that describes a single process.
         (slurm("1", "2") | torchrun("2", "4"), 1, "multiworker", "torchrun", 2),
         (slurm("0", "1") | mpi("3", "4"), 1, "horovod", "MPI", 3),
         (slurm("0", "2") | mpi("5", "6"), 1, "horovod", "MPI", 5),

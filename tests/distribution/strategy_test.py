@@ -1,4 +1,4 @@
-"""How a strategy is found, and what is common to all of them."""
+"""Loading a strategy, and what all strategies have in common."""
 
 import importlib
 
@@ -15,7 +15,7 @@ from tfdist.errors import InputError
 
 
 class Own(HasCollectives):
-    """A third party's, on one replica."""
+    """A third-party strategy with one replica."""
 
     name = "own"
     replicas = 1

@@ -1,4 +1,4 @@
-"""What a process reads and writes of a strategy's variables, on replicas and on a mesh."""
+"""The blocks of a strategy's variables that a process reads and writes, on replicas and on a mesh."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Variables are compared before they are made; real processes are in detection_process_test."""
+"""Variables are compared before they are created; failure_detection_test.py has real processes."""
 
 import keras
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""What differs between ranks before they train is named; that real processes end by it is in detection_process_test."""
+"""Differences between ranks are named before training; failure_detection_test.py has real processes."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from tfdist.trainer import consistency
 
 @pytest.fixture
 def agreed():
-    """Lets three ranks agree on a mapping each; returns what each raised, None for nothing."""
+    """Lets three ranks compare their mappings; returns what each raised, or None."""
     with members(3) as joined, ThreadPoolExecutor(3) as pool:
 
         def run(*mappings, **options):
@@ -106,10 +106,10 @@ def test_own_modules_are_hashed_and_installed_ones_not(tmp_path, monkeypatch):
     assert "consistency.py (module tfdist.trainer.consistency)" in before
     assert not [key for key in before if "module keras" in key or "module json" in key]
     file.write_text("x = 2\n")
-    assert consistency.own_code() == before  # what runs is what was there
-    consistency._hash.cache_clear()  # as in another process
+    assert consistency.own_code() == before  # the hash is that of the code that runs
+    consistency._hash.cache_clear()  # as in a new process
     assert differing(before, consistency.own_code()) == ["of_alike_test.py (module of_alike_test)"]
-    file.unlink()  # as in an archive: there is nothing to compare
+    file.unlink()  # as for code in an archive, which cannot be compared
     consistency._hash.cache_clear()
     assert "of_alike_test.py (module of_alike_test)" not in consistency.own_code()
     sys.modules.pop("of_alike_test")
