@@ -1,4 +1,4 @@
-"""One start of a run, with at most one blow: what befell it, and how its processes ended."""
+"""One start of a run, with at most one interruption: where it happened, and how the processes ended."""
 
 import pathlib
 import signal
@@ -12,19 +12,19 @@ from tests.end_to_end.chaos.watching import Watch
 from tfdist.errors import ExitCode
 from tfdist.testing import processes
 
-SURVIVORS_SECONDS = 90.0  # for the others to end by themselves, once one of them was struck
+SURVIVORS_SECONDS = 90.0  # for the other processes to end by themselves after the interruption of one
 _THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 _KILLED = 128  # what a launcher adds to the number of the signal that ended a rank
 
 
 class Attempt(NamedTuple):
-    """What became of one start.
+    """The result of one start.
 
     Attributes:
-      fell: where the blow fell: START, STEP, WRITE or END; MISSED if the run was over; empty if there was none.
-      codes: of the processes that the harness started, by rank; of the launcher, if there is one.
-      seconds: from the blow, or from the start, to the end of the last process.
-      output: what all printed.
+      fell: phase of the interruption: START, STEP, WRITE or END; MISSED if the run was over; empty if there was none.
+      codes: exit codes of the processes that were started, by rank; that of the launcher, if there is one.
+      seconds: time from the interruption, or from the start, to the end of the last process.
+      output: output of all processes.
     """
 
     fell: str
@@ -34,7 +34,7 @@ class Attempt(NamedTuple):
 
 
 def uninterrupted(setting: Setting, directory: pathlib.Path) -> Pace:
-    """Makes a run from its start to its end; returns how long that took."""
+    """Makes a run without interruptions; returns its pace."""
     with processes.job(setting.launch(directory), 1, _THREADS) as job:
         pace = Striker(job, True, Watch(directory)).pace()
         [end] = job.wait(DEADLINE_SECONDS)
@@ -43,22 +43,22 @@ def uninterrupted(setting: Setting, directory: pathlib.Path) -> Pace:
 
 
 def attempt(setting: Setting, directory: pathlib.Path, made: Plan, blow: Interruption | None, pace: Pace) -> Attempt:
-    """Starts a run, or lets it go on; strikes it, if a blow is given; waits for its end.
+    """Starts or resumes a run, interrupts it if requested, and waits for its end.
 
     Args:
       setting: what to run.
-      directory: of the run.
-      made: what befalls it in all its starts.
-      blow: what befalls it.
-      pace: of the run that nobody interrupts.
+      directory: directory of the run.
+      made: plan for all starts of the run.
+      blow: the interruption of this start; None for none.
+      pace: pace of the run without interruptions.
 
     Raises:
-      AssertionError: not all processes have ended in time; it has their output.
+      AssertionError: not all processes have ended in time; contains their output.
     """
     memory = f"{directory}-memory"
     flags = [f"--commit_every={COMMIT_EVERY}"] if made.commits else []
     if made.commits and made.launched:
-        flags.append(f"--commit_dir={memory}")  # its launcher's own ends with it
+        flags.append(f"--commit_dir={memory}")  # the launcher would remove its own directory at its end
     command, size = (
         (setting.launch(directory, *flags), 1)
         if made.launched
@@ -75,10 +75,10 @@ def attempt(setting: Setting, directory: pathlib.Path, made: Plan, blow: Interru
 
 
 def unexpected(made: Attempt, blow: Interruption | None) -> list[str]:
-    """Codes with which no process may end here, in words.
+    """Describes the processes that ended with an unexpected exit code.
 
-    A SIGTERM in a step or a write is heard: all save and end with 75, or, if it came too late for another step, with 0. Before
-    and behind the training it ends its process.
+    A SIGTERM in a step or a write is handled: all processes save and end with code 75 or, if it was too late for another step,
+    with 0. Before and after training it ends its process.
     """
     allowed = {int(ExitCode.DONE)}
     if blow and blow.signal == signal.SIGTERM and made.fell in (STEP, WRITE):

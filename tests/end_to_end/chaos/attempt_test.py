@@ -1,4 +1,4 @@
-"""How processes may end, by what struck one of them, and where."""
+"""The exit codes that are expected, by signal and phase of the interruption."""
 
 import signal
 
@@ -17,7 +17,7 @@ TERM, KILL = signal.SIGTERM, signal.SIGKILL
         *((TERM, fell, [0, 0], []) for fell in (STEP, WRITE)),
         *((TERM, fell, codes, [0, 1]) for fell in (STEP, WRITE) for codes in ([-15, 5], [5, -15], [143, 1])),
         *((TERM, fell, [75, code], [1]) for fell in (STEP, WRITE) for code in (0, 5, -15, 143)),
-        *((TERM, fell, [143], [0]) for fell in (STEP, WRITE)),  # the launcher's
+        *((TERM, fell, [143], [0]) for fell in (STEP, WRITE)),  # the launcher's exit code
         *((TERM, fell, codes, []) for fell in (START, END) for codes in ([-15, 5], [143], [0, -15])),
         *((KILL, fell, codes, []) for fell in (START, STEP, WRITE, END) for codes in ([-9, 5], [137], [0, -9])),
         (KILL, STEP, [75, -15], [0, 1]),

@@ -1,4 +1,4 @@
-"""Runs that are interrupted as seeds say, each held against the run of its strategy that nobody interrupts."""
+"""Runs that are interrupted as determined by seeds, each compared with an uninterrupted run of its strategy."""
 
 import collections
 import pathlib
@@ -17,21 +17,21 @@ _PHASES = (START, STEP, WRITE, END)
 
 
 class Reference(NamedTuple):
-    """A run that nobody interrupted."""
+    """A run without interruptions."""
 
     pace: Pace
     ending: Ending
 
 
 class Outcome(NamedTuple):
-    """What became of one seed.
+    """The result of one seed.
 
     Attributes:
-      falls: where the blows fell, one word each.
-      ends: seconds from each blow to the end of the last process.
-      stopped: how many of the blows ended the run before its last step.
-      problems: in words; empty if the run ended as the reference, and no process in an unexpected way.
-      seconds: that it took.
+      falls: phase of each interruption.
+      ends: seconds from each interruption to the end of the last process.
+      stopped: number of interruptions that ended the run before its last step.
+      problems: descriptions; empty if the run ended like the reference, and every process with an expected exit code.
+      seconds: duration.
     """
 
     falls: list[str]
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 def reference(setting: Setting, home: pathlib.Path) -> Reference:
-    """Makes the run that a strategy's seeds are held against."""
+    """Makes the run with which a strategy's seeds are compared."""
     directory = home / f"{setting.name}-reference"
     pace = uninterrupted(setting, directory)
     made = ending(directory)
@@ -51,13 +51,13 @@ def reference(setting: Setting, home: pathlib.Path) -> Reference:
 
 
 def outcome(setting: Setting, seed: int, home: pathlib.Path, against: Reference) -> Outcome:
-    """Makes the run of a seed: each start with its blow, and one more, which must come to the end.
+    """Makes the run of a seed: a start for each interruption, and one more, which must complete the run.
 
     Args:
       setting: what to run.
-      seed: what befalls it.
-      home: gets the run's directory.
-      against: of the same setting.
+      seed: determines the interruptions.
+      home: parent directory of the run.
+      against: reference of the same setting.
     """
     begun, directory = time.monotonic(), home / f"{setting.name}-{seed}"
     befalls = plan(setting.name, seed, setting.processes)
@@ -78,12 +78,12 @@ def outcome(setting: Setting, seed: int, home: pathlib.Path, against: Reference)
 def _different(directory: pathlib.Path, against: Reference) -> list[str]:
     try:
         return differences(ending(directory), against.ending)
-    except (TfdistError, OSError) as error:  # there is no such end
+    except (TfdistError, OSError) as error:  # the run has not been completed
         return [str(error)]
 
 
 def table(outcomes: Iterable[tuple[str, Outcome]]) -> str:
-    """Where the blows fell, and what was different, as a table in Markdown; for each strategy and all together."""
+    """Returns a Markdown table of the interruptions and the differences, for each strategy and in total."""
     own = collections.defaultdict(list)
     for name, made in outcomes:
         own[name].append(made)

@@ -1,4 +1,4 @@
-"""The table of a campaign, and what counts as a difference."""
+"""The table of results, and what counts as a difference."""
 
 import numpy as np
 

@@ -1,6 +1,6 @@
-"""Runs that are killed and preempted at random end as those that nobody interrupts: the same bits, each example used once.
+"""Runs that are killed and preempted at random end like uninterrupted ones: bitwise equal, with each example used once.
 
-Few seeds here, each of one blow; `make chaos` has many, and longer ones. A seed is repeated with
+A few seeds with one interruption each; `make chaos` runs many, and longer ones. To repeat a seed:
 `python -m tests.end_to_end.chaos --strategies=NAME --first=SEED --seeds=1`.
 """
 
@@ -31,7 +31,7 @@ MORE_SEEDS = {
 
 
 def check_parts(run: pathlib.Path) -> None:
-    """Sharded slots are written in as many parts as devices have them, each by the process that holds it: none is gathered."""
+    """Asserts that sharded slots are written without gathering them: one part per device, by the process that holds it."""
     tensors = Checkpoint.open(newest(run / "checkpoints")[0]).tensors
     slots = [tensor for name, tensor in tensors.items() if "momentum" in name or "velocity" in name]
     spread = [tensor.parts for tensor in slots if math.prod(tensor.shape) >= 64]

@@ -1,4 +1,4 @@
-"""The end of a run as its directory has it, and in what two ends differ."""
+"""The final state of a run, read from its directory, and comparison of two of them."""
 
 import contextlib
 import io
@@ -10,16 +10,16 @@ from tests.end_to_end.chaos.settings import STEPS
 from tfdist import ledger
 from tfdist.checkpoint.format import Checkpoint
 
-_COMPARED = ("kind", "step", "epoch", "loss", "accuracy", "learning_rate", "gradient_norm")  # no clocks
+_COMPARED = ("kind", "step", "epoch", "loss", "accuracy", "learning_rate", "gradient_norm")  # no times
 
 
 class Ending(NamedTuple):
-    """What must not depend on interruptions.
+    """The final state, which must not depend on interruptions.
 
     Attributes:
-      tensors: of the last checkpoint, with the hashes of their bytes, by name.
-      values: what else it keeps.
-      records: of metrics.jsonl, all of them, without clocks.
+      tensors: tensors of the last checkpoint, with the hashes of their bytes, by name.
+      values: other values of the last checkpoint.
+      records: all records of metrics.jsonl, without times.
       proof: what is wrong with the ledger; empty if each example of each epoch was used once.
     """
 
@@ -30,14 +30,14 @@ class Ending(NamedTuple):
 
 
 def ending(directory: pathlib.Path, steps: int = STEPS) -> Ending:
-    """Reads the end of a run of so many steps."""
+    """Reads the final state of a run of `steps` steps."""
     checkpoint = Checkpoint.open(directory / "checkpoints" / f"step-{steps:09d}")
     checkpoint.verify()
     return Ending(dict(checkpoint.tensors), dict(checkpoint.values), _records(directory), _proof(directory, steps))
 
 
 def differences(found: Ending, reference: Ending) -> list[str]:
-    """In words; empty if the two are one end, bit for bit."""
+    """Describes the differences; empty if the two are bitwise equal."""
     names = sorted(found.tensors.keys() | reference.tensors.keys())
     return [
         *(f"tensor {name}" for name in names if found.tensors.get(name) != reference.tensors.get(name)),

@@ -1,10 +1,10 @@
-"""A small model with all that a run has to bring back: moving statistics, random layers, slots, errors not yet sent."""
+"""A small model with all kinds of state that a run has to restore: moving statistics, random layers, slots, error feedback."""
 
 import keras
 
 
 def network(*, input_shape: tuple[int, ...], classes: int) -> keras.Model:
-    """Two dense layers with batch normalisation and dropout behind the first."""
+    """Returns two dense layers, with batch normalization and dropout after the first."""
     inputs = keras.Input(input_shape, name="inputs")
     x = keras.layers.Flatten(name="flatten")(inputs)
     x = keras.layers.Dense(128, use_bias=False, name="hidden")(x)

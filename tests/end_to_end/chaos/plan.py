@@ -1,21 +1,21 @@
-"""What a seed decides: who is struck, how, and when."""
+"""The plan of a seed: which rank is interrupted, how, and when."""
 
 import random
 import signal
 from typing import NamedTuple
 
 START, STEP, WRITE, END, MISSED = "start", "step", "write", "end", "missed"
-_FIRST = (WRITE, STEP, START, STEP, WRITE)  # by the seed's number, so that few seeds have each of them
+_FIRST = (WRITE, STEP, START, STEP, WRITE)  # by seed, so that a few consecutive seeds have all of them
 
 
 class Interruption(NamedTuple):
-    """One blow.
+    """One interruption.
 
     Attributes:
-      rank: of the victim.
-      signal: SIGKILL, or SIGTERM as a scheduler sends it.
-      phase: to hit, START, STEP or WRITE; where it really falls is observed.
-      moment: in [0, 1): of the time to the first step, or of the steps that are left.
+      rank: rank that gets the signal.
+      signal: SIGKILL, or SIGTERM as sent by a scheduler.
+      phase: intended phase, START, STEP or WRITE; the actual one is observed.
+      moment: fraction, in [0, 1), of the time to the first step, or of the remaining steps.
     """
 
     rank: int
@@ -25,12 +25,12 @@ class Interruption(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What befalls one run.
+    """The plan of one run.
 
     Attributes:
-      launched: whether `tfdist.launch` starts the ranks and watches over them; else nobody does.
-      interruptions: one for each start of the run but the last.
-      commits: whether the run makes commits, too, from which it may go on.
+      launched: whether `tfdist.launch` starts and supervises the ranks; otherwise they are not supervised.
+      interruptions: one for each start of the run except the last.
+      commits: whether the run also makes in-memory checkpoints.
     """
 
     launched: bool
@@ -39,7 +39,7 @@ class Plan(NamedTuple):
 
 
 def plan(name: str, seed: int, processes: int) -> Plan:
-    """The plan of a seed for a strategy, the same on every machine."""
+    """Returns the plan of a seed for a strategy, the same on every machine."""
     drawn = random.Random(f"{name} {seed}")
     count = drawn.choice((1, 2))
     phases = [_FIRST[seed % len(_FIRST)], drawn.choice(_FIRST)][:count]

@@ -1,4 +1,4 @@
-"""What is run: a strategy on processes of this host, and the training that all of them share."""
+"""The runs to interrupt: strategies on processes of this host, with the same training."""
 
 import pathlib
 import sys
@@ -8,7 +8,7 @@ STEPS, SAVED_EVERY, COMMIT_EVERY = 120, 7, 3
 _TRAINING = (
     "--model=tests.end_to_end.chaos.network:network",
     "--dataset=digits",
-    "--batch_size=48",  # 29.9 steps an epoch: epochs begin inside of batches
+    "--batch_size=48",  # 29.9 steps per epoch: epochs begin within batches
     f"--steps={STEPS}",
     "--optimizer=adamw",
     "--warmup_steps=20",
@@ -16,22 +16,22 @@ _TRAINING = (
     f"--checkpoint_every={SAVED_EVERY}",
     "--keep=2",
     "--measure_every=0",
-    "--start_timeout_seconds=60",  # which the others wait for a rank that was struck before it came
+    "--start_timeout_seconds=60",  # how long ranks wait for one that was interrupted before it joined
 )
 _COMPRESSED = ("--compression=topk(ratio=0.1)", "--compression_min_bytes=64")
 _SHARDED = ("--strategy=mesh", "--mesh_shape=data:4", "--shard=optimizer", "--shard_min_elements=64")
 
 
 class Setting(NamedTuple):
-    """One strategy of the harness.
+    """A strategy and its processes.
 
     Attributes:
-      name: of the strategy and its processes.
-      processes: how many.
-      launcher: of `tfdist.launch`.
-      flags: of `tfdist.train`, beside those that all share.
-      memory: ends the name of the directory for commits, which each rank has for itself, as on a host of its own, unless its
-        engine has no collectives that could carry them.
+      name: strategy and number of processes.
+      processes: number of processes.
+      launcher: `--launcher` of `tfdist.launch`.
+      flags: flags of `tfdist.train`, in addition to the common ones.
+      memory: suffix of the directory for in-memory checkpoints. By default each rank has its own, as on separate hosts; empty
+        if the engine has no collectives to copy them.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Setting(NamedTuple):
     memory: str = "-{rank}"
 
     def train(self, directory: pathlib.Path, *flags: str) -> list[str]:
-        """The command of one rank, whose TF_CONFIG says who it is."""
+        """Returns the command of a rank, which TF_CONFIG identifies."""
         return [sys.executable, "-m", "tfdist.train", *_TRAINING, *self.flags, f"--output_dir={directory}", *flags]
 
     def launch(self, directory: pathlib.Path, *flags: str) -> list[str]:
-        """The command that starts all ranks."""
+        """Returns the command that starts all ranks."""
         own = (f"--processes={self.processes}", f"--launcher={self.launcher}", f"--log_dir={directory}-logs")
         return [sys.executable, "-m", "tfdist.launch", *own, "--", *self.train(directory, *flags)]
 

@@ -1,4 +1,4 @@
-"""Striking one rank of a run at a moment that a plan names, as far as the run's directory shows it."""
+"""Sends a signal to one rank of a run at the moment given by a plan, as observed in the run's directory."""
 
 import contextlib
 import json
@@ -14,29 +14,29 @@ from tests.end_to_end.chaos.watching import Watch
 from tfdist.testing import processes
 
 POLL_SECONDS = 0.001
-DEADLINE_SECONDS = 300.0  # for a run until its end, when nobody strikes
-_LAST_STRUCK = STEPS - 2 * SAVED_EVERY  # so that what a blow is meant for is still to come
-_WRITE_SECONDS = 0.02  # about what a write takes
+DEADLINE_SECONDS = 300.0  # for a complete run without interruptions
+_LAST_STRUCK = STEPS - 2 * SAVED_EVERY  # late enough, but with the intended phase still ahead
+_WRITE_SECONDS = 0.02  # approximate duration of a write
 
 
 class Pace(NamedTuple):
-    """How long a run takes that nobody interrupts, in seconds: to its first steps, and from there to its last."""
+    """Seconds that a run takes without interruptions: until its first steps, and from there to its last step."""
 
     start: float
     steps: float
 
 
 class Striker:
-    """Watches one start of a run, and strikes once."""
+    """Watches one start of a run, and interrupts it once."""
 
     def __init__(self, job: processes.Job, launched: bool, watch: Watch):
-        """Args: job: the ranks, or their launcher; launched: which; watch: of the run's directory."""
+        """Args: job: the ranks or their launcher; launched: whether it is the launcher; watch: watches the directory."""
         self._job = job
         self._launched = launched
         self._watch = watch
 
     def pace(self) -> Pace:
-        """Waits for the last step, without a blow."""
+        """Waits for the last step, without interrupting the run."""
         begun = time.monotonic()
         self._wait(self._watch.has_begun)
         stepping = time.monotonic()
@@ -44,12 +44,12 @@ class Striker:
         return Pace(stepping - begun, time.monotonic() - stepping)
 
     def strike(self, blow: Interruption, pace: Pace) -> str:
-        """Returns where the blow fell, as it was observed just before; MISSED if the run was over."""
+        """Sends the signal; returns the phase, as observed just before, or MISSED if the run was over."""
         if not self._is_time(blow, pace) or not self._wait(lambda: self._victim(blow.rank)):
             return MISSED
         victim, fell = self._victim(blow.rank), self._watch.phase()
         with contextlib.suppress(ProcessLookupError, TypeError):
-            os.kill(victim, blow.signal)  # type: ignore[arg-type]  # None: it has ended meanwhile
+            os.kill(victim, blow.signal)  # type: ignore[arg-type]  # None if it has ended
             return fell
         return MISSED
 
@@ -72,11 +72,11 @@ class Striker:
             time.sleep(seconds)
             if self._watch.is_writing():
                 return True
-            seconds /= 2  # the write was over sooner; the next one is struck earlier
+            seconds /= 2  # the write was already over; interrupt the next one earlier
         return False
 
     def _wait(self, condition: Callable[[], object], seconds: float = DEADLINE_SECONDS) -> bool:
-        """Returns whether the condition holds, while the run goes on."""
+        """Waits for a condition; returns False if the run has ended, or the time is over."""
         end = time.monotonic() + seconds
         while self._runs() and time.monotonic() < end:
             if condition():
@@ -98,7 +98,7 @@ class Striker:
 
 
 def child_of_rank(launcher: int, rank: int) -> int | None:
-    """The process that a launcher has started for a rank; None before it is there."""
+    """Returns the id of a launcher's process for a rank; None if it has not started yet."""
     with contextlib.suppress(OSError):
         children = pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
         return next((int(child) for child in children if _rank_of(child) == rank), None)
@@ -106,7 +106,7 @@ def child_of_rank(launcher: int, rank: int) -> int | None:
 
 
 def _rank_of(process: str) -> int | None:
-    """The rank that a process was given by its environment; None for the launcher's other processes."""
+    """Returns a process's rank, from its environment variables; None for other processes of the launcher."""
     with contextlib.suppress(OSError):
         if b"tfdist.train" not in pathlib.Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0"):
             return None

@@ -1,4 +1,4 @@
-"""Where a run is, as its directory shows it from outside, many times a second."""
+"""Observes the phase of a run from outside, by polling its directory."""
 
 import os
 import pathlib
@@ -12,10 +12,10 @@ _WHOLE = re.compile(r"step-(\d+)")
 
 
 class Watch:
-    """Looks at one start of a run; made before the start."""
+    """Observes one start of a run; to be created before the start."""
 
     def __init__(self, directory: pathlib.Path):
-        """Args: directory: of the run."""
+        """Args: directory: directory of the run."""
         self._checkpoints = directory / "checkpoints"
         self._last = self._checkpoints / f"step-{STEPS:09d}"
         self._ledgers = directory / "ledger"
@@ -24,14 +24,14 @@ class Watch:
         self._has_begun = False
 
     def has_begun(self) -> bool:
-        """Whether the first call of the compiled loop has ended on a process: its examples are recorded."""
+        """Returns whether the first call of the compiled loop has ended on any process, and its examples are recorded."""
         if not self._has_begun:
             files = self._ledgers.glob(f"start-{self._number}-rank-*.bin")
             self._has_begun = any(file.stat().st_size for file in files)
         return self._has_begun
 
     def is_writing(self) -> bool:
-        """Whether a checkpoint is being written; what a former start has left is removed before the first step."""
+        """Returns whether a checkpoint is being written; remains of an earlier start are removed before the first step."""
         return self.has_begun() and any(_BEING_WRITTEN.fullmatch(name) for name in _names(self._checkpoints))
 
     @property
@@ -40,16 +40,16 @@ class Watch:
         return max((int(match[1]) for match in map(_WHOLE.fullmatch, _names(self._checkpoints)) if match), default=0)
 
     def phase(self) -> str:
-        """START, STEP, WRITE or END."""
+        """Returns START, STEP, WRITE or END."""
         if not self.has_begun():
             return START
         is_writing = self.is_writing()
-        if self.has_all_steps():  # older ones may still be removed, but a rank may have left the training
+        if self.has_all_steps():  # old ones may still be being removed, but a rank may have finished training
             return END
         return WRITE if is_writing else STEP
 
     def has_all_steps(self) -> bool:
-        """Whether the last checkpoint is there."""
+        """Returns whether the last checkpoint exists."""
         return self._last.exists()
 
 

@@ -1,4 +1,4 @@
-"""Where a run is, from what is in its directory."""
+"""The phase of a run, determined from the contents of its directory."""
 
 import pathlib
 

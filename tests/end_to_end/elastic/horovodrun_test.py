@@ -1,4 +1,4 @@
-"""Elastic jobs of Horovod's own launcher, whose scripts have the drop-in import."""
+"""Elastic jobs of Horovod's own launcher, with scripts that use the drop-in import."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def horovodrun() -> str:
 
 
 def test_a_job_that_starts_with_one_rank_grows(tmp_path: pathlib.Path) -> None:
-    """The graphs that rank 0 has traced alone sum, divide and count over both ranks afterwards, and both end equal."""
+    """Graphs that rank 0 traced alone reduce over both ranks afterwards, and both ranks end with equal weights."""
     hosts, discover = tmp_path / "hosts", tmp_path / "discover.sh"
     hosts.write_text("localhost:1\n")
     discover.write_text(f"#!/bin/sh\ncat {hosts}\n")

@@ -1,8 +1,8 @@
-"""One rank of an elastic job of horovodrun's, by the drop-in import: goes on until there were two ranks for some steps.
+"""One rank of an elastic job of horovodrun, with the drop-in import: trains until there were two ranks for a few steps.
 
 python tests/end_to_end/elastic/horovodrun_worker.py FOLDER
 
-It touches FOLDER/begun once it trains, and prints what came of it as JSON.
+It touches FOLDER/begun once it trains, and prints its results as JSON.
 """
 
 import json
@@ -22,14 +22,14 @@ STEPS_TOGETHER = 4
 
 def main() -> None:
     hvd.init()
-    keras.utils.set_random_seed(hvd.size())  # a new rank's weights are others
+    keras.utils.set_random_seed(hvd.size())  # a new rank has other initial weights
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
     weight, table = tf.Variable([0.0]), tf.Variable(tf.zeros([1000, 4]))
 
     @tf.function
     def gradients(x: tf.Tensor) -> list[tf.Tensor]:
-        """Of a variable, and of a row of a table; the ranks' numbers, and a mean of slices. Traced once."""
+        """Returns gradients of a variable and of a row of a table, a mean of slices, rank and size. Traced once."""
         with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
             loss = tf.reduce_sum(weight * x) + tf.reduce_sum(tf.gather(table, [1])) * x
         dense, rows = tape.gradient(loss, [weight, table])

@@ -1,4 +1,4 @@
-"""Two hosts: network namespaces with one host name, which stands for the loopback of each, as in containers and on Debian."""
+"""Two hosts: network namespaces whose common host name resolves to the loopback, as in containers and on Debian."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ def ip(*arguments: str) -> None:
 
 @pytest.fixture
 def on_host() -> Iterator[list[str]]:
-    """What stands before a command of host `{rank}`, 0 or 1, whose address is 10.77.0.1 or 10.77.0.2."""
+    """The prefix of commands that run on host `{rank}`, 0 or 1, whose address is 10.77.0.1 or 10.77.0.2."""
     own = uuid.uuid4().hex[:6]
     names, links = [f"{own}-{host}" for host in (0, 1)], [f"v{own}{host}" for host in (0, 1)]
     with contextlib.ExitStack() as made:

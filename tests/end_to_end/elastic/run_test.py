@@ -1,4 +1,4 @@
-"""Elastic runs of real processes: one is killed and another one joins, and the end is that of a run resized on purpose."""
+"""Elastic runs of real processes: one is killed and another one joins; the run ends like one that is resized on purpose."""
 
 import contextlib
 import json
@@ -22,20 +22,20 @@ pytestmark = pytest.mark.processes
 
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 DEADLINE_SECONDS = 120.0
-# From the kill to the next start's first examples. It is to take less than 20 s, and takes a median of 6 on two idle cores, as
-# benchmarks/README.md measures; on a machine that has three times as much to do it took 24. This only finds time-outs.
+# From the kill to the first examples of the next start. The goal is less than 20 s; the median is 6 on two idle cores
+# (benchmarks/README.md), and 24 was seen on a machine with three times the load. This limit only detects timeouts.
 AGAIN_SECONDS = 60.0
-KILLED_BEHIND, LATER = 35, 28  # a commit that is there by then, and steps more; epochs are of 29.9 steps
+KILLED_BEHIND, LATER = 35, 28  # step of a commit to wait for, and further steps; an epoch has 29.9 steps
 COMMIT_EVERY = 5
-CHECKPOINT_EVERY = 301  # behind the kill: what goes on then has gone on from a commit
+CHECKPOINT_EVERY = 301  # after the kill, so that the run resumes from an in-memory checkpoint
 TRAIN = (f"--checkpoint_every={CHECKPOINT_EVERY}",)
-STEPS = 600  # so that there are seconds of them behind the last one, as the host list is read once a second
+STEPS = 600  # so that the run continues for some seconds, as the host list is read once per second
 HOROVOD = SETTINGS["horovod3"]
 MULTIWORKER = Setting("multiworker3", 3, "tensorflow", SETTINGS["multiworker2"].flags)
 
 
 class Run:
-    """One run's directory, and its launcher."""
+    """A run, its directory and its launcher."""
 
     def __init__(self, setting: Setting, directory: pathlib.Path):
         self.setting, self.directory = setting, directory
@@ -43,7 +43,7 @@ class Run:
         self.offer(3)
 
     def offer(self, slots: int) -> None:
-        """Writes the host list, at once."""
+        """Writes the host list atomically."""
         new = self.hosts.with_suffix(".new")
         new.write_text(f"localhost:{slots}\n")
         new.replace(self.hosts)
@@ -55,16 +55,16 @@ class Run:
         return processes.job([*own, f"--processes={size}", *flags, *command[there:], *train], 1, THREADS)
 
     def begun(self) -> list[dict[str, Any]]:
-        """What the run says of each start."""
+        """Returns the run's record of each start."""
         path = self.directory / "starts.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def starts(self) -> list[tuple[int, int]]:
-        """The step and the number of replicas of each start."""
+        """Returns the step and the number of replicas of each start."""
         return [(start["step"], start["replicas"]) for start in self.begun()]
 
     def committed(self) -> int:
-        """The step of the newest commit of the last start; 0 if there is none."""
+        """Returns the step of the last start's newest in-memory checkpoint; 0 if there is none."""
         folder = next((start["commits"] for start in reversed(self.begun())), "/nowhere")
         with contextlib.suppress(FileNotFoundError):
             return max((int(name[5:]) for name in os.listdir(folder) if name.startswith("step-")), default=0)
@@ -79,14 +79,14 @@ def wait(condition: Callable[[], object], job: processes.Job) -> None:
 
 
 def check_goes_on_from_a_commit(run: Run, output: str) -> None:
-    """In the launcher's memory; a run that ignores its commits begins anew."""
+    """Asserts that the second start resumes from an in-memory checkpoint in the launcher's directory."""
     first, second, *_ = run.begun()
     assert second["step"] % COMMIT_EVERY == 0 != second["step"] % CHECKPOINT_EVERY
     folder = pathlib.Path(first["commits"])
     assert pathlib.Path(second["checkpoint"]).parent == folder
     assert folder.parents[0].name == "commits" and folder.parents[1].name.startswith("tfdist-launch-")
     (noted,) = re.findall(r"restart 1 after step (\d+)", output)
-    # The commit before is written when one begins: that one, and the steps until the next one, may be lost, and no more.
+    # A commit has been written when the next one begins: at most that one, and the steps until the next one, may be lost.
     assert 0 <= int(noted) - second["step"] <= 2 * COMMIT_EVERY, output
 
 
@@ -119,4 +119,4 @@ def test_a_killed_process_is_done_without_and_another_joins(setting: Setting, tm
     found, meant = ending(run.directory, STEPS), ending(purpose.directory, STEPS)
     assert purpose.starts() == starts
     assert not found.proof and not meant.proof, found.proof + meant.proof
-    assert found.tensors == meant.tensors  # by their hashes
+    assert found.tensors == meant.tensors  # compares hashes
