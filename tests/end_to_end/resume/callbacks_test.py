@@ -1,4 +1,4 @@
-"""Callbacks resume with the run: it ends as if nobody had stopped it."""
+"""Callbacks resume with the run, which ends as if it had not been stopped."""
 
 import pathlib
 import re
@@ -12,12 +12,12 @@ import tfdist
 from tests.end_to_end.resume.exact_test import IMAGES, LABELS, make_trainer, tensors
 from tfdist.checkpoint.format import Checkpoint, newest
 
-STEPS = 40  # epochs of 5; the early stop comes sooner
+STEPS = 40  # epochs of 5 steps; early stopping ends the run before
 DOCUMENT = pathlib.Path(__file__).parents[3] / "docs" / "checkpoints.md"
 
 
 class Average(keras.callbacks.Callback):
-    """Counts epochs and steps, and adds weights up in place."""
+    """Counts epochs and steps, and accumulates weights in place."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ class Average(keras.callbacks.Callback):
 
 
 def documented():
-    """The callback that the documents show."""
+    """Returns the callback shown in the documentation."""
     [code] = re.findall(r"```python\n(class .*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     names = {"keras": keras}
     exec(code, names)
@@ -96,7 +96,7 @@ def make(strategy):
 
 @pytest.fixture(scope="module")
 def full(mirrored2, tmp_path_factory):
-    """A run that nobody stopped: its directory, the state of its callbacks, and its weights."""
+    """A run that was not stopped: its number of steps, the state of its callbacks, its weights, and its directory."""
     directory = tmp_path_factory.mktemp("whole")
     trainer = make(mirrored2)
     own = train(trainer, directory)
@@ -105,7 +105,7 @@ def full(mirrored2, tmp_path_factory):
 
 @pytest.mark.parametrize("stopped_at", [13, 15, 20])
 def test_a_run_ends_as_if_nobody_had_stopped_it(stopped_at, whole, mirrored2, tmp_path):
-    """In the middle of an epoch, and at the ends of two."""
+    """Stopped in the middle of an epoch, and at the ends of two epochs."""
     steps, knew, weights, directory = whole
     assert 20 < steps < STEPS, "the early stop is behind all stops"
     shutil.copytree(directory / f"step-{stopped_at:09}", tmp_path / f"step-{stopped_at:09}")

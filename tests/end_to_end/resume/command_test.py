@@ -1,4 +1,4 @@
-"""`python -m tfdist.train` in one directory, again and again: what a person sees of a run that goes on."""
+"""`python -m tfdist.train`, run repeatedly in one directory: the visible results of a resumed run."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ def run(path: pathlib.Path, **flags) -> int:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory) -> pathlib.Path:
-    """50 steps, which end in the middle of an epoch of 23."""
+    """A run of 50 steps, which ends in the middle of an epoch of 23 steps."""
     path = tmp_path_factory.mktemp("runs") / "whole"
     run(path, steps=50)
     return path
@@ -40,13 +40,13 @@ def shown(path: pathlib.Path) -> list[tuple]:
 
 
 def test_a_run_in_parts_is_the_whole(whole, tmp_path, capsys):
-    """The same end, the same records, each once, a picture, a ledger; and a third time there is nothing to do."""
+    """The same weights, the same records without duplicates, a valid ledger; a third start has nothing to do."""
     path = tmp_path / "parts"
     run(path, steps=30)
     for _ in range(2):
         run(path, steps=50)
     assert weights(path) == weights(whole)
-    records = [record for record in shown(path) if record[1] != 30]  # where the first part ended with an evaluation
+    records = [record for record in shown(path) if record[1] != 30]  # the first part ended there, with an evaluation
     assert records == [record for record in shown(whole) if record[1] != 30]
     assert len(set(records)) == len(records)
     assert ledger.main(str(path)) == 0
@@ -56,7 +56,7 @@ def test_a_run_in_parts_is_the_whole(whole, tmp_path, capsys):
 
 
 def test_what_was_recorded_before_a_checkpoint_is_on_the_disk_before_it(tmp_path, monkeypatch):
-    """Behind a power loss nobody makes it again. What was not synchronized is lost."""
+    """Such records are not repeated after a power failure, which loses what was not synchronized."""
     fsync, durable, seen = os.fsync, {"metrics.jsonl": 0}, {}
 
     def synchronize(descriptor):
@@ -114,7 +114,7 @@ def test_a_directory_in_use_is_refused(whole):
 
 
 def test_other_checkpoints_are_left_alone(whole, tmp_path):
-    """A branch that begins with a damaged one takes the one before, and renames nothing of the other run."""
+    """A run that begins from another run's damaged checkpoint uses the one before it, and does not rename any."""
     (tmp_path / "copy").mkdir()
 
     shutil.copytree(whole / "checkpoints", tmp_path / "copy" / "checkpoints")
@@ -128,7 +128,7 @@ def test_other_checkpoints_are_left_alone(whole, tmp_path):
 
 @pytest.fixture
 def not_shared(monkeypatch):
-    """A second rank that does not see the first one's directory."""
+    """Simulates a second rank that does not see the first rank's directory."""
     gather = LocalGroup.gather
 
     def with_another(self, name, value, deadline=60.0):
@@ -148,7 +148,7 @@ def test_checkpoints_need_a_directory_that_all_share(tmp_path, not_shared, monke
 
 
 def test_without_checkpoints_a_directory_that_is_not_shared_is_a_warning(tmp_path, not_shared, caplog):
-    """Such a run may go well; it cannot be saved when it is preempted."""
+    """Such a run may succeed, but it cannot be saved on preemption."""
     assert run(tmp_path / "run", steps=1, checkpoint_every="0") == 0
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith("This run cannot be saved on preemption")
@@ -157,7 +157,7 @@ def test_without_checkpoints_a_directory_that_is_not_shared_is_a_warning(tmp_pat
 
 @pytest.fixture
 def seen_by_two(monkeypatch):
-    """A second rank that finds in `lock` what the first one finds; what they have found is returned."""
+    """Simulates a second rank that reads the same contents of `lock`; returns the list of what was read."""
     gather, seen = LocalGroup.gather, []
 
     def twice(self, name, value, deadline=60.0):
@@ -172,7 +172,7 @@ def seen_by_two(monkeypatch):
 
 
 def limit_lock(monkeypatch, is_full) -> None:
-    """No space is left for the file `lock` as long as that is so."""
+    """Makes writes to the file `lock` fail as on a full disk while `is_full()`."""
     write = os.pwrite
 
     def pwrite(descriptor, *rest):
@@ -195,7 +195,7 @@ def test_a_disk_that_a_partial_checkpoint_has_filled_ends_no_run(whole, tmp_path
 
 
 def test_where_rank_0_cannot_write_nobody_knows_whether_all_share_it(tmp_path, seen_by_two, monkeypatch):
-    """An earlier run may have left an empty file in each host's own directory."""
+    """An earlier run may have left an empty file in the local directory of each host."""
     limit_lock(monkeypatch, lambda: True)
     with pytest.raises(InputError, match='/run", where rank 0 cannot write `lock`, which shows whether they do. Give'):
         run(tmp_path / "run", steps=1)
@@ -203,7 +203,7 @@ def test_where_rank_0_cannot_write_nobody_knows_whether_all_share_it(tmp_path, s
 
 @pytest.mark.parametrize("every", ["0", "5"])
 def test_where_files_cannot_be_locked_the_run_is_warned_and_goes_on(every, tmp_path, seen_by_two, monkeypatch, caplog):
-    """All processes know the directory still, and the second run is told of the first."""
+    """All processes still recognize the directory, and a second run gets a warning that names the first."""
 
     def refuse(*args):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

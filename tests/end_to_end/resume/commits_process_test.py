@@ -1,4 +1,4 @@
-"""Real processes that are killed between a commit and the next checkpoint, and what becomes of the run."""
+"""Resuming a run whose real processes were killed between an in-memory checkpoint (commit) and the next durable one."""
 
 import dataclasses
 import os
@@ -42,7 +42,7 @@ def train(path: pathlib.Path, steps: int = STEPS, every: int = DURABLE, *flags: 
 
 
 def finish(command: list[str], size: int, environment: dict[str, str] | None = None) -> list[str]:
-    """Runs the processes to their end; returns what each has printed."""
+    """Runs the processes until they end; returns each one's output."""
     with processes.job(command, size, THREADS | (environment or {})) as job:
         ended = job.wait(SECONDS)
     assert [end.code for end in ended] == [0] * size, "\n".join(end.output for end in ended)
@@ -54,7 +54,7 @@ def last_commit(memory: pathlib.Path) -> int:
 
 
 def kill_behind_a_commit(job: processes.Job, home: pathlib.Path) -> None:
-    """Behind the first checkpoint, and before the second."""
+    """Kills the processes at a commit between the first and the second durable checkpoint."""
     end = time.monotonic() + SECONDS
     while min(map(last_commit, home.glob("memory*"))) < DURABLE + COMMIT:
         assert time.monotonic() < end and all(p.poll() is None for p in job.processes), job.output(0)
@@ -66,15 +66,15 @@ def kill_behind_a_commit(job: processes.Job, home: pathlib.Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Killed:
-    """What a run of two processes has left, to be gone on with again and again in the same place."""
+    """The files of a killed run of two processes, which can be resumed repeatedly at the same path."""
 
     home: pathlib.Path
-    memory: str  # the directory of a rank's host, in it
+    memory: str  # directory in it, of a rank's host
     flags: tuple[str, ...]
 
     @classmethod
     def run(cls, home: pathlib.Path, memory: str, *flags: str) -> "Killed":
-        """Lets a run be killed."""
+        """Runs the processes, kills them, and keeps the files."""
         run = cls(home, memory, flags)
         for rank in range(2):
             (home / memory.format(rank=rank)).mkdir(exist_ok=True)
@@ -99,23 +99,23 @@ class Killed:
         return THREADS | {"TFDIST_COMMITS": str(self.home / self.memory)}
 
     def go_on(self, size: int, lost: int | None = None) -> tuple[int, str]:
-        """Starts the run again as it was left; returns at which step, and what the chief has printed.
+        """Resumes the run from the kept files; returns the step, and the chief's output.
 
         Args:
-          size: how many processes.
-          lost: the rank whose host's memory is gone; None for no one's.
+          size: number of processes.
+          lost: rank whose host has lost its memory; None for none.
         """
         for kept in (self.home / "kept").iterdir():
             shutil.rmtree(self.home / kept.name, ignore_errors=True)
             shutil.copytree(kept, self.home / kept.name)
         if lost is not None:
             shutil.rmtree(self.home / self.memory.format(rank=lost))
-        # Where the blow fell between two hosts' last stages, the one that is left may be a commit ahead, or behind.
+        # If killed during the last stage of a write, the remaining host may be one commit ahead of the other, or behind it.
         last = max(map(last_commit, self.home.glob("memory*")))
         said = finish(self.command, size, self.environment)[0]
         assert [start["step"] for start in RunDirectory(self.path).beginnings()] == [0, last]
         assert ledger.main(str(self.path)) == 0
-        assert {last_commit(memory) for memory in self.home.glob("memory*")} == {0}  # the last checkpoint has all
+        assert {last_commit(memory) for memory in self.home.glob("memory*")} == {0}  # removed at the end
         return last, said
 
 
@@ -140,7 +140,7 @@ def test_as_many_processes_end_as_if_nobody_was_killed(killed: Killed, uninterru
 
 @pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_a_host_is_lost_with_its_memory(lost: int, uninterrupted: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Each process has a directory of its own, as on two hosts; what the lost one alone held, the other one has."""
+    """Each process has its own directory, as on two hosts; the other host has a copy of the lost one's data."""
     killed = Killed.run(tmp_path, "memory-{rank}")
     killed.go_on(2, lost)
     assert weights(killed.path) == weights(uninterrupted)

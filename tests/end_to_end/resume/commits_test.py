@@ -1,4 +1,4 @@
-"""`python -m tfdist.train` with commits, ended without a word and started again: which of them it goes on from."""
+"""`python -m tfdist.train` with in-memory checkpoints (commits): which of them a killed and restarted run resumes from."""
 
 import errno
 import os
@@ -21,12 +21,12 @@ DIED_AT, END = 37, 50
 
 
 class Died(Exception):
-    """Stands for the end of a process."""
+    """Simulates the death of a process."""
 
 
 @pytest.fixture
 def memory(tmp_path, monkeypatch) -> pathlib.Path:
-    """What a launcher has made."""
+    """The directory that a launcher has created."""
     path = tmp_path / "memory"
     path.mkdir()
     monkeypatch.setenv(in_memory.VARIABLE, str(path))
@@ -34,7 +34,7 @@ def memory(tmp_path, monkeypatch) -> pathlib.Path:
 
 
 def die(path: pathlib.Path, at: int = DIED_AT, **flags) -> None:
-    """A start that ends behind a step, without a word."""
+    """Starts the run, and kills it after a step."""
 
     def note(_, step):
         if step >= at:
@@ -46,7 +46,7 @@ def die(path: pathlib.Path, at: int = DIED_AT, **flags) -> None:
 
 
 def go_on(path: pathlib.Path, **flags) -> list[int]:
-    """Makes the run to its end; returns the steps at which it began."""
+    """Completes the run; returns the steps at which its starts began."""
     run(path, **({"steps": END, "checkpoint_every": "20", "commit_every": 5, "log_every": 1} | flags))
     return begun_at(path)
 
@@ -60,7 +60,7 @@ def commits_of(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Those of the command's modules: the engine has its own."""
+    """Returns the warnings of the command's modules."""
     ours = [record for record in caplog.records if record.name.startswith("tfdist.cli.")]
     return [record.getMessage() for record in ours if record.levelname == "WARNING"]
 
@@ -74,7 +74,7 @@ def damage(checkpoint: pathlib.Path) -> None:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory) -> pathlib.Path:
-    """The run that nobody ends."""
+    """A run that is not interrupted."""
     path = tmp_path_factory.mktemp("runs") / "whole"
     run(path, steps=END, checkpoint_every="20", log_every=1)
     return path
@@ -104,7 +104,7 @@ def test_it_dies_again_before_its_next_commit(whole, memory, tmp_path):
 
 
 def test_a_launcher_that_was_started_again_has_another_directory(whole, memory, tmp_path, monkeypatch):
-    """The commits of the one before are still there, until the new start has its own."""
+    """The commits of the former launcher are kept until the new start has its own."""
     path = tmp_path / "run"
     die(path)
     monkeypatch.setenv(in_memory.VARIABLE, str(tmp_path / "another"))
@@ -117,7 +117,7 @@ def test_a_launcher_that_was_started_again_has_another_directory(whole, memory, 
 
 @pytest.mark.parametrize(("every", "where"), [("20", "checkpoints"), ("0", "memory"), ("15", "memory")])
 def test_a_damaged_commit_is_left_out(every, where, whole, memory, tmp_path, caplog):
-    """The one before is taken; of one step the durable one."""
+    """The previous commit is used; at the same step, the durable checkpoint."""
     path = tmp_path / "run"
     die(path, at=26, checkpoint_every=every)
     damage(commits_of(path)[0])
@@ -164,7 +164,7 @@ def test_and_without_one_the_run_begins_again_and_says_so(memory, tmp_path, caps
 
 @pytest.mark.parametrize("records", [1, 100])
 def test_a_run_that_was_never_saved_says_so_too(records, tmp_path, caplog):
-    """As it does where its ledger alone shows that it has trained."""
+    """Also if only the ledger shows that it has trained."""
     path = tmp_path / "run"
     flags = {"checkpoint_every": "0", "commit_every": 0} if records == 1 else {"commit_dir": str(tmp_path / "commits")}
     die(path, at=4, log_every=records, **flags)
@@ -198,7 +198,7 @@ def test_or_begins_with_what_it_began_with(whole, memory, tmp_path):
 
 
 def test_a_copy_of_a_run_has_no_commits(memory, tmp_path):
-    """It would take those that the run makes later."""
+    """Otherwise, the copy would use commits that the run makes later."""
     path = tmp_path / "run"
     die(path)
     shutil.copytree(path, tmp_path / "copy")
@@ -216,7 +216,7 @@ def test_a_run_that_begins_anew_has_no_commits(memory, tmp_path):
 
 
 def test_commits_that_a_start_went_back_behind_are_not_taken(memory, tmp_path, monkeypatch, capsys):
-    """A start that did not see them made its steps again, at another rate."""
+    """A start that did not see them has repeated their steps with another learning rate."""
     path = tmp_path / "run"
     die(path)
     hidden = memory.rename(tmp_path / "hidden")
@@ -228,7 +228,7 @@ def test_commits_that_a_start_went_back_behind_are_not_taken(memory, tmp_path, m
 
 
 class TwoHosts:
-    """A strategy of two processes, of which the second sees what is said."""
+    """A strategy with two processes; `sees` is what the second one sees."""
 
     is_chief = True
     rank = 0
@@ -253,7 +253,7 @@ def test_commits_that_a_process_does_not_see_are_left_out_and_removed(memory, tm
     alone = found._replace(checkpoints=found.checkpoints[:1])
     assert (
         run_start._seen_by_all(alone, RunDirectory(path), TwoHosts(False)) == alone
-    )  # to say what is wrong is restore's
+    )  # restoring reports what is wrong
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_start, "_seen_by_all", lambda origin, *_: origin._replace(checkpoints=found.checkpoints[2:]))
         die(path, at=23)
@@ -262,7 +262,7 @@ def test_commits_that_a_process_does_not_see_are_left_out_and_removed(memory, tm
 
 
 def test_each_start_has_a_folder_and_takes_along_what_it_goes_on_from(memory, tmp_path):
-    """So that what lies in another one, on a host that was away meanwhile, is never taken for the run's."""
+    """So that old commits on a host that was temporarily missing are never attributed to the run."""
     path = tmp_path / "run"
     die(path)
     [first] = memory.iterdir()

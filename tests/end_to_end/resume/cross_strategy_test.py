@@ -1,4 +1,4 @@
-"""Saved under one strategy and number of replicas, loaded under any other: the same bits, and steps that stay together."""
+"""Runs saved under one strategy and resumed under any other: loaded bit for bit, with equal weights after further steps."""
 
 import dataclasses
 import pathlib
@@ -18,7 +18,7 @@ TOLERANCE = 1e-9  # in float64
 
 
 def in_process(fixture: str, case: str, request: pytest.FixtureRequest) -> tfdist.Strategy:
-    """A fixture's strategy; for convolutions, whose kernels stay whole, a mesh of its shape with slots in parts."""
+    """Returns a fixture's strategy; for convolutions, whose kernels are replicated, a mesh with sharded slots."""
     if case == "cnn" and fixture.startswith("mesh"):
         shape, _ = parity.MESHES[fixture.removeprefix("mesh")]
         return tfdist.load_strategy("mesh", mesh_shape=shape, shard="optimizer", shard_min_elements=1, environment={})
@@ -35,7 +35,7 @@ def in_process(fixture: str, case: str, request: pytest.FixtureRequest) -> tfdis
 def test_every_strategy_goes_on_from_every_other(
     case: str, jobs: list[str], float64: None, tmp_path: pathlib.Path, request: pytest.FixtureRequest
 ) -> None:
-    """The whole product of saving and loading; that what is loaded has the saved bits, each loader looks at."""
+    """All pairs of strategies for saving and loading; `product.go_on` compares the loaded bits."""
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     strategies = {name: in_process(fixture, case, request) for name, fixture in product.IN_PROCESS.items()}
     savers = [*strategies, *jobs]

@@ -1,4 +1,4 @@
-"""Real processes that start again over checkpoints of which what another rank than the first has written is damaged."""
+"""Real processes resume a run whose newest checkpoints have damaged shards of a rank other than 0."""
 
 import pathlib
 import shutil
@@ -17,21 +17,21 @@ STEPS, EVERY = 20, 5
 FLAGS = ("--keep=3", "--steps_per_call=5", "--log_every=5")
 
 
-SHARD = "shard-00001.safetensors"  # of rank 1
+SHARD = "shard-00001.safetensors"  # rank 1's
 
 
 def of_rank_1(checkpoint: pathlib.Path) -> set[str]:
-    """The first words of the names of what rank 1 alone held, and alone reads."""
+    """Returns the prefixes of the names of tensors that only rank 1 holds and reads."""
     saved = Checkpoint.open(checkpoint).tensors
     return {name.partition("/")[0] for name, tensor in saved.items() if SHARD in {part.file for part in tensor.parts}}
 
 
 def test_both_ranks_take_the_last_good_one(tmp_path: pathlib.Path) -> None:
-    """One was cut short, as every rank sees; in the one before a byte flipped, among those that rank 1 alone needs."""
+    """One is truncated, which every rank sees; in the one before, a byte is flipped that only rank 1 needs."""
     whole, path = tmp_path / "whole", tmp_path / "run"
     finish(train(whole, STEPS, EVERY, *FLAGS), 2)
     shutil.copytree(whole, path)
-    (path / "model.keras").unlink()  # as if it was killed behind its last checkpoint
+    (path / "model.keras").unlink()  # as if killed after its last checkpoint
     good, flipped, cut = (path / "checkpoints" / f"step-{step:09d}" for step in (10, 15, 20))
     assert of_rank_1(flipped) == {"statistics", "replica_state"}
     data = bytearray((flipped / SHARD).read_bytes())

@@ -12,7 +12,7 @@ from tfdist.checkpoint.format import Checkpoint, newest
 from tfdist.cli import command, flags
 
 EARLIER = pathlib.Path(__file__).parent / "earlier_version"
-TOLERANCE = 1e-5  # bitwise on one kind of processor, but the files may be of another
+TOLERANCE = 1e-5  # bitwise equal on one kind of processor, but the files may come from another
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def parsed(*argv: str):
 
 
 def test_its_run_is_resumed_by_its_flag_file(directory, capsys):
-    """Two logical replicas with error feedback end as the earlier version would have: weights, slots, errors."""
+    """Two logical replicas with error feedback end with the same weights, slots and errors as in the earlier version."""
     given = parsed(f"--flagfile={directory / 'flags.txt'}", f"--output_dir={directory}", "--steps=12")
     assert train.main(given) == 0
     last = Checkpoint.open(newest(directory / "checkpoints")[0])

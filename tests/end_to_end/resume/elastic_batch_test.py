@@ -1,4 +1,4 @@
-"""A run that goes on with another number of replicas and keeps the batch of one: its steps, its rate and its examples."""
+"""Runs that resume with another number of replicas and keep the batch per replica: steps, learning rate and examples."""
 
 import pathlib
 import shutil
@@ -30,7 +30,7 @@ LEGS = (
     (2, 7),
     (1, 9),
     (3, 12),
-)  # so many replicas until so many steps; epoch 0 ends inside the first batch of 8
+)  # (number of replicas, last step); epoch 0 ends within the first batch of 8
 BATCHES = [12] * 3 + [8] * 4 + [4] * 2 + [12] * 3
 PLACES = np.cumsum([0, *BATCHES])
 TOLERANCE = 1e-9
@@ -47,12 +47,12 @@ OPTIMIZERS = {
 
 @pytest.fixture(scope="module")
 def strategies(single, mirrored2) -> dict[int, Strategy]:
-    """By their number of replicas."""
+    """Strategies by number of replicas."""
     return {1: single, 2: mirrored2, 3: tfdist.load_strategy("mirrored", devices=3, environment={})}
 
 
 class Used(NullLedger):
-    """The examples of one process, in the order of use."""
+    """Records the examples of one process, in the order of use."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -63,7 +63,7 @@ class Used(NullLedger):
 
 
 class Epochs(keras.callbacks.Callback):
-    """The epochs that began and ended, and after how many steps."""
+    """Records the ends of epochs, with the number of steps until then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def weights(trainer):
 
 
 def by_hand(optimizer, rate, batches, rates):
-    """One device, one batch after the other: Keras's optimizer, told its rate before each step."""
+    """Trains on one device with Keras's optimizer, setting its learning rate before each step."""
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     made, given = model(), RATES[rate]()
@@ -159,7 +159,7 @@ def test_three_two_one_and_three_replicas(method, strategies, float64, tmp_path)
 
 
 def test_the_same_under_a_mesh(mesh2x2, single, float64, tmp_path):
-    """Whose replicas are the parts of a batch: two, and then one."""
+    """On a mesh, replicas are the parts of a batch: two here, then one."""
     rates = [1.0] * 3 + [0.5] * 2
     go_on(mesh2x2, tmp_path, 3, "adamw", "schedule")
     trainer, _ = go_on(single, tmp_path, 5, "adamw", "schedule")
@@ -186,7 +186,7 @@ def test_the_global_batch_stays_by_itself(strategies, float64, tmp_path):
 
 
 def test_epochs_are_passes_over_the_data(strategies, tmp_path):
-    """Three end: after 36 + 8 examples, 44 + 5 * 8, and in batches of 12 after 84 + 3 * 12."""
+    """Three epochs end: after 36 + 8 examples, after 44 + 5 * 8 and, in batches of 12, after 84 + 3 * 12."""
     seen, evaluated = Epochs(), []
     data = ((X, Y), (X[:7], Y[:7]))
     go_on(strategies[3], tmp_path, 3, data=data)
@@ -213,7 +213,7 @@ def test_a_stop_behind_the_change_changes_no_bit(strategies, tmp_path):
 
 
 def test_who_reads_and_sets_the_rate_has_that_of_the_beginning(strategies, tmp_path):
-    """Or a rate that a callback lowers would be rescaled twice."""
+    """Otherwise, a learning rate that a callback lowers would be rescaled twice."""
     read = []
 
     class Halved(keras.callbacks.Callback):
@@ -230,7 +230,7 @@ def test_who_reads_and_sets_the_rate_has_that_of_the_beginning(strategies, tmp_p
 
 
 def without_course(directory: pathlib.Path) -> None:
-    """Makes the newest checkpoint one of a version that knew one batch alone."""
+    """Turns the newest checkpoint into one of a version whose batch size never changed."""
     path = newest(directory)[0] / "manifest.json"
     manifest = unsealed(path.read_bytes())
     del manifest["values"]["course"]
@@ -248,13 +248,13 @@ def test_a_checkpoint_of_an_older_version(strategies, tmp_path):
     used = Used()
     _, history = go_on(
         strategies[3], tmp_path / "old", 10, reporting=tfdist.Reporting(ledger=used)
-    )  # begins with its batch where it is
+    )  # begins at its position, with its own batch size
     assert history.last("train")["epoch"] == 10 * BATCH / SIZE
     assert used.numbers == shuffle.indices(tf.range(9 * BATCH, 10 * BATCH, dtype=tf.int64), SIZE, SEED).numpy().tolist()
 
 
 def test_another_fit_begins_where_the_one_before_ended(single):
-    """Each has its batch and the whole rate, and no example comes twice."""
+    """Each has its own batch size and the unscaled learning rate, and no example is repeated."""
     trainer, used = make_trainer(single), Used()
     for batch_size in (12, 8, 10):
         history = trainer.fit((X, Y), batch_size=batch_size, steps=1, reporting=tfdist.Reporting(ledger=used))
@@ -273,7 +273,7 @@ def test_a_batch_that_is_not_divided_is_refused(strategies, tmp_path):
 
 
 def test_the_command_proves_its_examples_across_changes(tmp_path, capsys):
-    """1437 examples: 2 steps of 300, 5 of 200 to the end of the first pass, 5 of 300 to that of the second."""
+    """1437 examples: 2 steps of 300, 5 of 200 until the end of the first epoch, 5 of 300 until that of the second."""
     flags = {"strategy": "mirrored", "batch_size": 300, "elastic_batch": "replica", "optimizer": "sgd", "log_every": 1}
     path = tmp_path / "run"
     for devices, length in ((3, {"steps": 2}), (2, {"epochs": 1}), (3, {"epochs": 2})):
@@ -309,7 +309,7 @@ def test_the_command_refuses_before_anything_is_written(tmp_path):
 
 
 def test_more_replicas_than_the_first_batch_had_examples(tmp_path):
-    """The batch in use has a row for each."""
+    """The current batch has a row for each replica."""
     flags = {"strategy": "mirrored", "elastic_batch": "replica", "batch_size": 3}
     run(tmp_path / "run", devices=3, steps=1, **flags)
     run(tmp_path / "run", devices=4, steps=2, **flags)

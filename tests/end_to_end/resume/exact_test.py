@@ -1,4 +1,4 @@
-"""A run that stopped and goes on ends as one that did not: every bit of it, on the same strategy and number of replicas."""
+"""A resumed run is bitwise equal to an uninterrupted one, with the same strategy and number of replicas."""
 
 import functools
 import logging
@@ -34,7 +34,7 @@ OPTIONS = {
 
 
 def model() -> keras.Model:
-    """With statistics of each replica's rows, and random numbers."""
+    """Returns a model with statistics of each replica's rows, and random numbers."""
     return keras.Sequential(
         [
             keras.Input((6, 6, 1)),
@@ -85,7 +85,7 @@ def tensors(path: pathlib.Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(mirrored2, tmp_path_factory):
-    """The run with some options that did not stop, made once: its checkpoints, and its history."""
+    """Makes an uninterrupted run with given options, once; returns its checkpoints and its history."""
 
     @functools.cache
     def made(name):
@@ -101,7 +101,7 @@ FULL = ("randomk", "accumulation", "powersgd")
 @pytest.mark.parametrize("name", [pytest.param(k, marks=[pytest.mark.full] * (k in FULL)) for k in OPTIONS])
 def test_every_bit(name, uninterrupted, mirrored2, tmp_path):
     directory, whole = uninterrupted(name)
-    shutil.copytree(directory / "step-000000007", tmp_path / "step-000000007")  # as if it stopped there
+    shutil.copytree(directory / "step-000000007", tmp_path / "step-000000007")  # as if stopped there
     trainer = make_trainer(mirrored2, **OPTIONS[name])
     assert trainer.resume(tmp_path) == SAVED_AT
     rest = fit(trainer, tmp_path)
@@ -120,7 +120,7 @@ PREFIXES = ("model/", "optimizer/", "statistics/", "state/", "replica_state/")
 
 @pytest.mark.parametrize("prefix", quick(PREFIXES, "model/", "statistics/", "replica_state/"))
 def test_what_is_not_restored_shows(prefix, uninterrupted, mirrored2, tmp_path, monkeypatch):
-    """The test above looks at all of it."""
+    """The test above would detect any state that is not restored."""
     name = "dgc" if prefix == "state/" else "error_feedback"
     directory, _ = uninterrupted(name)
     trainer = make_trainer(mirrored2, **OPTIONS[name])
@@ -138,7 +138,7 @@ def test_what_is_not_restored_shows(prefix, uninterrupted, mirrored2, tmp_path, 
 
 
 def test_another_number_of_replicas(mirrored2, mirrored4, tmp_path):
-    """Moving statistics become their mean; what error feedback kept stays the same in sum."""
+    """Moving statistics are replaced by their mean; the sum of error feedback is preserved."""
     fit(make_trainer(mirrored4, **FEEDBACK), tmp_path, steps=SAVED_AT)
     saved = Checkpoint.open(newest(tmp_path)[0])
     trainer = make_trainer(mirrored2, **FEEDBACK)
@@ -208,7 +208,7 @@ def test_where_all_are_damaged_no_run_begins_anew(single, tmp_path):
     trainer = make_trainer(single)
     with pytest.raises(CheckpointError, match="2 damaged"):
         trainer.resume(tmp_path)
-    for directory in (tmp_path, tmp_path.parent):  # the second call finds nothing but what the first has renamed
+    for directory in (tmp_path, tmp_path.parent):  # the second call only finds what the first has renamed
         if directory == tmp_path.parent:
             (tmp_path.parent / "checkpoints").symlink_to(tmp_path)
         with pytest.raises(
@@ -230,7 +230,7 @@ def test_where_all_are_damaged_no_run_begins_anew(single, tmp_path):
     ],
 )
 def test_values_of_another_kind_are_damage(values, single, tmp_path):
-    """As a stranger's checkpoint may have them, whose hashes are right; nothing of it is taken."""
+    """An untrusted checkpoint may have invalid values with valid hashes; nothing of it is restored."""
     trainer = make_trainer(single)
     fit(trainer, tmp_path, steps=1, every=1)
     own = Checkpoint.open(newest(tmp_path)[0])

@@ -1,6 +1,6 @@
-"""A checkpoint of the version that saved every attribute of every callback: Keras's callbacks resume from it.
+"""Keras's callbacks resume from a checkpoint of the version that saved every attribute of every callback.
 
-`older_callbacks/` is of the program below, in which `Average` had no `state_dict`, stopped in its third epoch.
+`older_callbacks/` was saved by the program below, without `Average.state_dict`, and stopped in its third epoch.
 """
 
 import pathlib
@@ -19,7 +19,7 @@ DATA = RANDOM.standard_normal((20, 4)).astype("float32"), RANDOM.integers(0, 2, 
 
 
 class Average(keras.callbacks.Callback):
-    """Its attributes were saved; now it has a `state_dict`, which has nothing to do with them."""
+    """Its attributes were saved; it now has a `state_dict` that is unrelated to them."""
 
     batches = 0
 

@@ -1,4 +1,4 @@
-"""What a run begins with, by --resume and what is in its directory."""
+"""What a run begins with, depending on --resume and the contents of its directory."""
 
 import os
 
@@ -135,7 +135,7 @@ def test_what_a_launcher_starts_again_goes_on(resume, directory):
 
 
 def test_the_same_command_goes_on_with_what_it_began(directory, tmp_path):
-    """The checkpoint of another run until there is one of its own; also if that is not said again."""
+    """From the other run's checkpoint until the run has its own, even if `--resume` is not repeated."""
     other = begun(RunDirectory(tmp_path / "other"), 7)
     [checkpoint] = paths(other, 7)
     directory.begin(f"{TEXT}--resume={other.path}\n", ["alpha"], step=7, checkpoint=checkpoint)
@@ -148,7 +148,7 @@ def test_the_same_command_goes_on_with_what_it_began(directory, tmp_path):
 
 @pytest.mark.parametrize("killed_at", range(4))
 def test_a_start_that_was_killed_did_not_lose_what_it_began_with(killed_at, directory, tmp_path, monkeypatch):
-    """The same command, a launcher, and a command without it: all go on from there, whichever files there are."""
+    """The same command, a launcher, and a command without `--resume` all resume from it, whichever files exist."""
     other = begun(RunDirectory(tmp_path / "other"), 7)
     path, [checkpoint] = str(other.path), paths(other, 7)
     replaced = []

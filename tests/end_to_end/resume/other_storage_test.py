@@ -1,4 +1,4 @@
-"""A run whose durable files are all in a storage that is not the file system: nothing bypasses it."""
+"""A run with all durable files in a storage other than the file system, which no code bypasses."""
 
 import keras
 import pytest
@@ -21,7 +21,7 @@ def run(path: str, **flags) -> int:
 
 
 def test_a_run_is_saved_resumed_proved_and_exported(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)  # where a path taken for one of this machine would be
+    monkeypatch.chdir(tmp_path)  # where a URL mistaken for a local path would be created
     storage = registered(tmp_path / "root")
     run(URL, steps=10, eval_every=5, log_every=5)
     run(URL, steps=20, commit_every=5, commit_dir=str(tmp_path / "root" / "memory"))
@@ -43,7 +43,7 @@ def test_a_run_is_saved_resumed_proved_and_exported(tmp_path, monkeypatch, capsy
         *("checkpoints", "ledger", "logs", "tensorboard", "curves.png", "model.keras"),
         *("export-000000020.keras", "export-000000020.safetensors"),
     }
-    assert len(storage.entries(directory.tensorboard / "train")) == 4  # of each start, and a mark before it
+    assert len(storage.entries(directory.tensorboard / "train")) == 4  # two per start: events and a mark
     assert b"Resuming from test://" in storage.read(directory.log(0))
     (tmp_path / "root" / "a.keras").write_bytes(storage.read(directory.path / "export-000000020.keras"))
     assert keras.saving.load_model(tmp_path / "root" / "a.keras").count_params() > 0

@@ -1,4 +1,4 @@
-"""Save under one strategy, go on under another: what each process of the test does."""
+"""Saves under one strategy and resumes under another: the work of each process in the test."""
 
 import pathlib
 import time
@@ -30,7 +30,7 @@ SAVED_AT, END = 5, 10
 
 
 class Calls(keras.callbacks.Callback):
-    """Notes the rank and the last step of each call of the loop; a resumed run has those of rank 0 from before."""
+    """Records the rank and the last step of each call of the loop; a resumed run restores those of rank 0."""
 
     def __init__(self, strategy: tfdist.Strategy):
         super().__init__()
@@ -61,7 +61,7 @@ def save(strategy: tfdist.Strategy, case: str, directory: pathlib.Path) -> tfdis
 
 
 def go_on(trainer: tfdist.Trainer, case: str, directory: pathlib.Path) -> dict[str, np.ndarray]:
-    """Goes on from what somebody saved; returns the weights at the end. The loaded ones must be the saved ones, bit for bit."""
+    """Resumes from a checkpoint; returns the final weights. Asserts that the loaded values equal the saved ones bit for bit."""
     assert trainer.resume(directory) == SAVED_AT
     [path] = newest(directory)
     saved = Checkpoint.open(path)
@@ -82,7 +82,7 @@ def weights(trainer: tfdist.Trainer, variables: Any) -> dict[str, np.ndarray]:
 
 
 def wait_for(directories: list[pathlib.Path], seconds: float) -> None:
-    """Until each has a checkpoint."""
+    """Waits until each directory has a checkpoint."""
     deadline = time.monotonic() + seconds
     while missing := [path for path in directories if not newest(path)]:
         assert time.monotonic() < deadline, f"nobody saved {missing}"

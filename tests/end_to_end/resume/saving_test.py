@@ -1,4 +1,4 @@
-"""When a run is saved, what becomes of a checkpoint that cannot be written, and how a run stops when it is asked to."""
+"""When a run is saved, what happens if a checkpoint cannot be written, and how a run stops on request."""
 
 import contextlib
 import errno
@@ -27,7 +27,7 @@ def steps_of(directory) -> list[int]:
 
 
 class At(keras.callbacks.Callback):
-    """Does something when a step is done."""
+    """Performs an action once a step has been reached."""
 
     def __init__(self, step, action):
         super().__init__()
@@ -56,7 +56,7 @@ def test_only_the_newest_stay(single, tmp_path):
     [({"on_train_batch_end": 3}, 4), ({"on_train_batch_end": 4}, 5), ({"on_epoch_end": 0}, 5)],
 )
 def test_a_run_that_a_callback_stops_is_saved_where_it_ends(event, stopped_at, single, tmp_path):
-    """In the middle of an epoch, with its last step, and when all of it is done."""
+    """In the middle of an epoch, at its last step, and at its end."""
     trainer = make_trainer(single)
     [(name, number)] = event.items()
 
@@ -69,7 +69,7 @@ def test_a_run_that_a_callback_stops_is_saved_where_it_ends(event, stopped_at, s
 
 
 def test_every_so_many_seconds(mirrored2, tmp_path):
-    """At the end of the call that comes next."""
+    """Saved at the end of the next call."""
     fit(make_trainer(mirrored2), tmp_path, every="0.01s", callbacks=[At(1, lambda: time.sleep(0.1))])
     assert steps_of(tmp_path)[0] == STEPS
     assert len(steps_of(tmp_path)) > 1
@@ -157,7 +157,7 @@ def test_how_often_must_be_said(every, single, tmp_path):
 
 
 def test_later_checkpoints_of_another_run_are_in_the_way(single, tmp_path):
-    """They would be taken for the newest, and push the new ones out."""
+    """They would count as the newest, and displace the run's own checkpoints."""
     fit(make_trainer(single), tmp_path)
     with pytest.raises(
         InputError, match=r"saved at step 0 needs a directory without later checkpoints. .*step-000000012"
@@ -167,7 +167,7 @@ def test_later_checkpoints_of_another_run_are_in_the_way(single, tmp_path):
 
 
 def test_a_directory_that_another_run_saves_to_is_refused(single, tmp_path):
-    """The two would remove what the other is writing."""
+    """Each run would remove what the other is writing."""
     trainer = make_trainer(single)
     with (
         lock(tmp_path),

@@ -1,4 +1,4 @@
-"""Commits whose files lie on several hosts: each host gets what only others have. Real processes, a directory for each."""
+"""Commits whose files are on several hosts: each host gets the files it lacks. Real processes, with a directory for each."""
 
 import ast
 import logging
@@ -24,12 +24,12 @@ HOSTS = [[rank] for rank in range(RANKS)]
 
 
 def own(rank: int, step: int) -> list[Part]:
-    """What a rank alone holds; of other sizes on every rank."""
+    """Returns the parts that only this rank has."""
     return [Part("error", (RANKS * 100, 7), (rank * 100, 0), np.full((100, 7), step + rank, np.float32))]
 
 
 def write(home: pathlib.Path, folder: str, step: int, seed: int = 0) -> None:
-    """A commit over three hosts."""
+    """Writes a commit on three hosts."""
 
     def one(group) -> None:
         copies = {rank: shard_bytes(own(rank, step)) for rank in range(RANKS) if copy_holder(rank, HOSTS) == group.rank}
@@ -62,7 +62,7 @@ def damage_a_file_of_each(commits: list[pathlib.Path]) -> None:
 
 
 def damage_what_all_have_alike(commits: list[pathlib.Path]) -> None:
-    """One host has it, and does not know of what."""
+    """The only intact copy is on a host with a damaged manifest."""
     flip(commits[0] / "shard-00003.safetensors")
     flip(commits[1] / "manifest.json")
     flip(commits[2] / "shard-00003.safetensors")
@@ -75,7 +75,7 @@ def write_it_on_one_host(commits: list[pathlib.Path]) -> None:
 
 
 def write_another_on_one_host(commits: list[pathlib.Path]) -> None:
-    """A good one, of a way that the run has not gone."""
+    """Replaces one host's commit by an intact one of a different run."""
     home = commits[0].parents[2] / "another"
     write(home, commits[0].parent.name, 30, seed=1)
     shutil.rmtree(commits[2])
@@ -143,12 +143,12 @@ def test_a_directory_that_one_rank_cannot_write_is_named_to_all(tmp_path: pathli
 
 
 def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, monkeypatch, caplog) -> None:
-    """As when its memory is full: no one can take that commit, and nobody loses anything."""
+    """As with full memory: no host uses that commit, and none is removed."""
     write(tmp_path, "commits", 30)
     lose([hosts(tmp_path, "commits")[1]])
 
     class Carrier:
-        """As the collectives do it."""
+        """Replaces the transfer over collectives."""
 
         piece = 1 << 18
 
@@ -179,7 +179,7 @@ def test_a_host_that_cannot_write_a_commit_leaves_it_to_the_others(tmp_path, mon
 
 
 def test_two_good_commits_of_one_step_are_not_one(tmp_path, monkeypatch) -> None:
-    """Each of two hosts has all files, of another commit: none of them counts."""
+    """Each of two hosts has all files of a different commit: neither is used."""
 
     class Strategy:
         def __init__(self, group):

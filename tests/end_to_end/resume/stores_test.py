@@ -1,4 +1,4 @@
-"""Two kinds of checkpoints of one run: when each is made, what becomes of those that fail, and what a run goes on from."""
+"""Durable and in-memory checkpoints of a run: when they are written, what happens on failure, and which one is resumed."""
 
 import errno
 import logging
