@@ -1,4 +1,4 @@
-"""What a user can get wrong: exit code 2, one line that has the cause and the remedy, and nothing else."""
+"""User errors: exit code 2, one line with the cause and the remedy, and no other output."""
 
 import json
 import os
@@ -143,7 +143,7 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]] = {
 
 @pytest.fixture(autouse=True)
 def as_a_user(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    """A directory with the user's modules, and no environment that says anything."""
+    """Runs in a directory with the user's modules, without environment variables that affect the command."""
     for name in (*CLEARED, "TF_CPP_MIN_LOG_LEVEL"):
         monkeypatch.delenv(name, raising=False)
     for name, text in OWN_MODULES.items():
@@ -156,7 +156,7 @@ def as_a_user(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
 def assert_one_line(code: int, out: str, err: str, words: tuple[str, ...]) -> None:
     assert code == 2, err
     assert out == ""
-    # Whether a model fits its data shows when the run has begun, which then says that it has ended.
+    # Data that does not fit the model is detected after the run has begun, so that its end is reported, too.
     ours = (" INFO rank 0: Using strategy ", "run ended: bad input")
     lines = [line for line in err.splitlines() if not any(part in line for part in ours)]
     assert len(lines) == 1, err
@@ -168,7 +168,7 @@ def assert_one_line(code: int, out: str, err: str, words: tuple[str, ...]) -> No
 @pytest.mark.parametrize("row", ROWS)
 def test_in_this_process(row: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     argv, environment, words = ROWS[row]
-    monkeypatch.setattr("tfdist.data.images.SYSTEM_FOLDER", "nothing")  # where a machine may have it
+    monkeypatch.setattr("tfdist.data.images.SYSTEM_FOLDER", "nothing")  # may exist on this machine
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     argv = ("train", *QUICK, "--output_dir=run", *argv)
@@ -177,7 +177,7 @@ def test_in_this_process(row: str, monkeypatch: pytest.MonkeyPatch, capfd: pytes
 
 
 def start(argv: tuple[str, ...], environment: dict[str, str]) -> tuple[int, str, str]:
-    """Runs the command as a process of its own."""
+    """Runs the command in a separate process."""
     done = subprocess.run(
         [sys.executable, "-m", "tfdist.train", *QUICK, "--output_dir=run", *argv],
         env={**os.environ, **environment},

@@ -1,4 +1,4 @@
-"""One process of a job in which rank 1 has something else than rank 0, one thing after the other; says what is raised.
+"""One process of a job in which rank 1 differs from rank 0 in one respect after another; prints what is raised.
 
 python tests/end_to_end/differing_ranks_worker.py STRATEGY
 """
@@ -22,14 +22,14 @@ Y = np.random.default_rng(1).normal(size=(64, 1)).astype("float32")
 
 
 class Flip(keras.callbacks.Callback):
-    """The lowest bit of one weight becomes another one."""
+    """Flips the lowest bit of one weight."""
 
     def __init__(self, strategy):
         super().__init__()
         self.strategy = strategy
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.model.optimizer.iterations == 20:  # right before a look: an update may round it away
+        if self.model.optimizer.iterations == 20:  # right before a check, because an update may round it away
             [weights] = self.strategy.local(keras_internals.value_of(self.model.trainable_variables[1]))
             values = weights.numpy().copy()
             values.view(np.uint8)[-4] ^= 1
@@ -37,7 +37,7 @@ class Flip(keras.callbacks.Callback):
 
 
 def train(strategy, units=4, activation="relu", more=(), momentum=0.9, callbacks=()):
-    keras.utils.set_random_seed(0)  # from some first weights a run at this rate ends in inf
+    keras.utils.set_random_seed(0)  # with other initial weights, the loss may become inf at this learning rate
     with strategy.scope():
         hidden = keras.layers.Dense(units, activation=activation)
         model = keras.Sequential([keras.Input((5,)), hidden, *more, keras.layers.Dense(1)])

@@ -1,4 +1,4 @@
-"""How real processes end: the exit code, the one line that says why, and that nothing is left running."""
+"""The end of real processes: the exit code, one line with the reason, and no process that is left running."""
 
 import json
 import pathlib
@@ -34,7 +34,7 @@ def absurd(classes):
 
 @pytest.fixture(autouse=True)
 def as_a_user(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    """No setting of the test process reaches the commands, which run in a directory of their own."""
+    """Runs commands in an empty directory, without settings of the test process."""
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_of_test.py").write_text(OWN_MODULE)
@@ -45,7 +45,7 @@ def train(*flags: str) -> list[str]:
 
 
 def line_with(ended: processes.Ended, text: str) -> str:
-    """The only line with a text, in an output that has no traceback."""
+    """Returns the only line with a text; asserts that there is no traceback."""
     assert "Traceback" not in ended.output, ended.output
     lines = [line for line in ended.output.splitlines() if text in line]
     assert len(lines) == 1, ended.output
@@ -61,7 +61,7 @@ def test_a_loss_that_is_not_finite(size: int, tmp_path: pathlib.Path) -> None:
     assert [end.code for end in ended] == [3] * size, "\n".join(end.output for end in ended)
     steps = set()
     for rank, end in enumerate(ended):
-        said = line_with(end, "The loss is")  # once, and not by the reporter as well
+        said = line_with(end, "The loss is")  # once, not also from the reporter
         found = re.match(r"tfdist.train: The loss is (nan|inf) at step (\d+)\.", said)
         assert found, end.output
         steps.add(int(found[2]))
@@ -102,7 +102,7 @@ def test_a_peer_that_is_killed(strategy: str, size: int, dies: int) -> None:
 
 @pytest.mark.parametrize("dies", [pytest.param(1, marks=pytest.mark.full), 0])
 def test_a_peer_that_is_killed_while_the_engines_start(dies: int) -> None:
-    """The others wait for its server inside a call during which no Python thread of theirs runs."""
+    """The others wait for its server in a call that blocks all of their Python threads."""
     start = (
         "import os, runpy, signal, sys, tensorflow as tf\n"
         "def die(*_): print('dies', flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -149,7 +149,7 @@ def test_out_of_memory() -> None:
 
 
 def test_interrupted() -> None:
-    """Ctrl-C saves; that a second one ends at once is in preemption_test."""
+    """Ctrl-C saves the run; preemption_test.py tests that a second one ends it immediately."""
     with processes.job(train(*LONG, "--output_dir=run"), 1) as job:
         job.wait_for(0, "step 20/", START_SECONDS)
         job.processes[0].send_signal(signal.SIGINT)
@@ -160,7 +160,7 @@ def test_interrupted() -> None:
 
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_file_that_cannot_be_written(strict: bool, tmp_path: pathlib.Path) -> None:
-    """Rank 1's files may have 8 KiB: its ledger, at step 16, which is no checkpoint whose failure may be a warning."""
+    """Rank 1's files are limited to 8 KiB, which its ledger reaches at step 16; unlike for checkpoints, this is an error."""
     start = (
         "import resource, runpy, sys\n"
         "rank = sys.argv.pop(1)\n"

@@ -1,4 +1,4 @@
-"""Hangs and differences between ranks are found and named: real processes, real signals, real time limits."""
+"""Detection of hangs and of differences between ranks, with real processes, signals and time limits."""
 
 import pathlib
 import re
@@ -34,7 +34,7 @@ DIFFERENT_VARIABLES = {
 
 @pytest.fixture(autouse=True)
 def as_a_user(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    """In a directory of its own."""
+    """Runs commands in an empty directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -44,7 +44,7 @@ def train(*flags: str) -> list[str]:
 
 
 def test_a_rank_that_sleeps() -> None:
-    """All end with code 4, and so does the launcher, which names the cause."""
+    """All ranks end with code 4, and so does the launcher, which names the cause."""
     flags = ("--processes=3", "--launcher=horovod", "--log_dir=logs")
     command = [sys.executable, str(HERE / "stalls_worker.py"), "2", "2", "4"]
     done = subprocess.run(
@@ -64,9 +64,9 @@ def test_a_rank_that_sleeps() -> None:
     [line] = [number for number, text in enumerate(program, 1) if text.endswith("# here")]
     assert f"stalls_worker.py:{line} on_train_batch_end\n" in of_rank_2
     why = "the wait for the callbacks of step 20 has lasted 4 s, as long as --stall_shutdown_seconds allows"
-    # Whom the launcher ends, because another one has ended, may not come to say it.
+    # A rank that the launcher ends after another one may not have time to print it.
     assert any(f"rank {rank} of 3: {why}. Ending with code 4.\n" in log for rank, log in enumerate(logs))
-    # A rank that hears of the other's end before its own says so, too: what the launcher says is looked for.
+    # A rank that is notified of another's end before its own reports that, too; only the launcher's line is checked.
     said = [
         text for text in done.stderr.splitlines() if text.startswith("tfdist.launch: ") and "ended with code" in text
     ]
@@ -74,7 +74,7 @@ def test_a_rank_that_sleeps() -> None:
 
 
 def test_a_rank_that_does_not_come_to_the_first_step() -> None:
-    """It is named, and nothing ends: the others' call, which compiles, may last."""
+    """The rank is named, but no process is ended, because the others' call may still be compiling."""
     command = [sys.executable, str(HERE / "stalls_worker.py"), "1", "2", "3", "0"]
     with processes.job(command, 2) as job:
         job.wait_for(0, "in a call: 0; not in a call: 1.\n", START_SECONDS)
@@ -86,7 +86,7 @@ def test_a_rank_that_does_not_come_to_the_first_step() -> None:
 
 
 def test_a_rank_that_is_stopped() -> None:
-    """On Horovod, as multiworker's engine would notice by itself after some ten seconds, and end with code 5."""
+    """With Horovod, because multiworker's engine detects it by itself after about ten seconds, and ends with code 5."""
     limits = (
         "--stall_warning_seconds=2",
         "--stall_shutdown_seconds=4",
@@ -102,13 +102,13 @@ def test_a_rank_that_is_stopped() -> None:
         job.processes[1].send_signal(signal.SIGCONT)
         ended = job.wait(END_SECONDS)
     assert ended[0].code == 4
-    assert ended[1].code in (4, 5), ended[1].output  # it hears of the end, and its engine fails, at one moment
+    assert ended[1].code in (4, 5), ended[1].output  # it is notified of the end while its engine fails
 
 
 def test_a_signal_asks_at_any_time_and_the_run_goes_on() -> None:
     flags = ("--dataset=digits", "--model=mlp", "--epochs=80", "--output_dir=run", "--strategy=multiworker")
     with started.job(train(*flags), 2) as job:
-        time.sleep(3.0)  # it imports TensorFlow, or starts the engines
+        time.sleep(3.0)  # it is importing TensorFlow or starting its engine
         job.processes[1].send_signal(signal.SIGUSR1)
         job.wait_for(1, "Stack of this process (SIGUSR1):\n", START_SECONDS)
         job.wait_for(0, "step 20/", START_SECONDS)
@@ -123,7 +123,7 @@ def test_a_signal_asks_at_any_time_and_the_run_goes_on() -> None:
 
 @pytest.mark.parametrize("strategy", ["horovod", "multiworker"])
 def test_versions_code_models_and_bits_that_differ(strategy: str) -> None:
-    """On multiworker the engine compares variables when they are made, so that they are compared there."""
+    """With multiworker, variables are compared when they are created, because the engine itself compares them there."""
     with processes.job([sys.executable, str(HERE / "differing_ranks_worker.py"), strategy], 2) as job:
         ended = job.wait(START_SECONDS)
     for end in ended:

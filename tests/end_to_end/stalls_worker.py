@@ -1,4 +1,4 @@
-"""One process of a job in which one rank falls asleep between two calls of the compiled loop, or before the first.
+"""One process of a job in which one rank sleeps between two calls of the compiled loop, or before the first.
 
 python tests/end_to_end/stalls_worker.py SLEEPER WARNING_SECONDS SHUTDOWN_SECONDS [STEP]
 """
