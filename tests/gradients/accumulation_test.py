@@ -1,4 +1,4 @@
-"""Micro-steps change memory and time, not the result: M of them give the weights of one, and nothing is sent between."""
+"""Micro-steps affect memory and time, not the result: M of them give the same weights as one, without messages between."""
 
 import keras
 import numpy as np
@@ -33,7 +33,7 @@ def test_the_same_result_in_one_go_and_in_parts(case, micro_steps, single, mirro
 
 @pytest.mark.parametrize("model", ["mlp", "masked"])
 def test_nothing_is_sent_between_micro_steps(model, mirrored2, monkeypatch):
-    """As many messages for four parts as for one: the sums, and before them the count of what is not masked."""
+    """Four micro-steps send as many messages as one: the count of unmasked elements, then the sums."""
     case, sent = parity.Case(model=model, optimizer="sgd", steps=1), []
     for micro_steps in (1, 4):
         recording = Recording(mirrored2.collectives)

@@ -1,4 +1,4 @@
-"""The plan of buckets by its properties, and packing that changes no bit."""
+"""Properties of the bucket plan, and packing without any change of bits."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_plan(specs, limits):
 @settings(deadline=None)
 @given(st.lists(SPEC, max_size=30), LIMITS)
 def test_buckets_are_as_full_as_they_can_be(specs, limits):
-    """A bucket of small tensors is closed only because the next of its dtype would not have fitted."""
+    """A bucket of small tensors is only closed if the next tensor of its dtype does not fit."""
     small_bytes, bucket_bytes = limits
     small = [b for b in plan(specs, small_bytes, bucket_bytes) if size(specs[b[0]]) < small_bytes]
     for dtype in (tf.float16, tf.float32, tf.float64):
@@ -87,7 +87,7 @@ def test_bucketed_is_bitwise_the_sum(mirrored4, limits):
 
 
 class Counting(Reducer):
-    """Keeps how often it was called, for each tensor, and the last tensor; says that it sent half of it."""
+    """Has as state, for each tensor, the number of calls and the last tensor; reports half of it as sent."""
 
     def state(self, specs):
         return [
@@ -131,7 +131,7 @@ def test_names_of_states_are_a_buckets_own():
 
 
 class Shaped(Reducer):
-    """Needs shapes; remembers those that it was given."""
+    """Needs shapes; records those that it gets."""
 
     keeps_shapes = True
     biased = True

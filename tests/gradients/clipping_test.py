@@ -1,4 +1,4 @@
-"""Clipping works on the gradient of the whole batch, whatever the number of replicas."""
+"""Clipping applies to the gradient of the global batch, for any number of replicas."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Replicas in threads that exchange eager tensors: several ranks without a trace."""
+"""Replicas in threads that exchange eager tensors: several ranks without tracing."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ Together = Callable[..., list[Any]]
 
 
 class _Meeting:
-    """Where ranks put what they have, and take what all have put."""
+    """Exchanges values between all ranks."""
 
     def __init__(self, replicas: int):
         self._barrier = threading.Barrier(replicas)
@@ -33,7 +33,7 @@ class _Meeting:
 
 
 class _Thread(Collectives):
-    """One rank's view."""
+    """The collectives of one rank."""
 
     def __init__(self, meeting: _Meeting, rank: int, size: int, wire: Wire):
         self._meeting, self._rank, self.size, self.wire = meeting, rank, size, wire
@@ -59,7 +59,7 @@ def wire(packed: tf.DType = tf.uint8, exchanges: bool = False) -> Wire:
 
 @pytest.fixture
 def together() -> Together:
-    """Calls a function of its collectives on each of several ranks at once; returns what each returned."""
+    """Calls a function of the collectives concurrently on each rank; returns the results."""
 
     def call(
         replicas: int, function: Callable[[Collectives], Any], packed: tf.DType = tf.uint8, exchanges: bool = False

@@ -1,4 +1,4 @@
-"""Error feedback: what was sent and what is kept are the gradients; every replica keeps its own."""
+"""Error feedback: what was sent and what is kept add up to the gradients; each replica has its own error."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tfdist.gradients import Bucketed, ErrorFeedback, Reduced, Reducer, Sum
 
 
 class Rounding(Reducer):
-    """Sends whole numbers, and counts its calls."""
+    """Sends values rounded to integers, and counts its calls."""
 
     biased = True
 
@@ -81,7 +81,7 @@ def test_each_replica_keeps_its_own(mirrored4, bucketed):
 
 
 def test_a_step_that_does_not_count_leaves_the_error_as_it_was():
-    """State is the caller's: the same call again gives the same result."""
+    """The caller has the state: repeating a call gives the same result."""
     feedback, state = ErrorFeedback(Rounding()), [tf.constant([0.4]), tf.constant(3)]
     first, second = (feedback.reduce([tf.constant([0.3])], state, OneReplica(), name="g") for _ in range(2))
     assert float(first.totals[0][0]) == float(second.totals[0][0]) == 1

@@ -1,4 +1,4 @@
-"""The loss scale: its rule by tables, what it makes possible, and that all replicas skip the same steps."""
+"""The loss scale: tables of its rule, its effect, and all replicas skipping the same steps."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ from tfdist.gradients.loss_scale import ScaleState
 
 
 def moved(rule, outcomes):
-    """The scales after each of several steps."""
+    """Returns the scales after each of several steps."""
     state = ScaleState(*(tf.constant(s.initial, s.dtype) for s in rule.state()))
     scales = []
     for finite in outcomes:
@@ -67,7 +67,7 @@ def test_wrong_flags(text, message):
 
 
 def half_precision_trainer(strategy, loss=None, **options):
-    """A float16 model of one weight, w = 0, whose loss is mean((w x - y)^2) times a factor."""
+    """Returns a trainer of a float16 model with one weight, w = 0, and a loss of mean((w x - y)^2) times a factor."""
     keras.utils.clear_session(free_memory=False)
     with strategy.scope():
         inputs = keras.Input((1,))
@@ -79,7 +79,7 @@ def half_precision_trainer(strategy, loss=None, **options):
 
 
 def small(y_true, y_pred):
-    """Its gradient at an output, 1e-8, is below what float16 can hold."""
+    """A loss whose gradient with respect to an output, 1e-8, underflows in float16."""
     return tf.cast(y_pred - y_true, tf.float32)[:, 0] * 1e-8
 
 
@@ -96,7 +96,7 @@ def test_a_gradient_that_float16_cannot_hold_trains_with_scaling_only(mirrored2)
 
 
 def overflowing(rows):
-    """Of eight rows in their order, those in `rows` overflow float16 in the forward pass."""
+    """Returns eight rows, of which those in `rows` overflow float16 in the forward pass."""
     x = np.ones((8, 1), "float32")
     x[list(rows)] = 1e6
     return x, np.ones((8, 1), "float32")
@@ -104,7 +104,7 @@ def overflowing(rows):
 
 @pytest.mark.parametrize("compression", ["none", "topk(ratio=0.5)"])
 def test_what_overflows_on_one_replica_is_skipped_by_all(mirrored2, compression):
-    """Weights, slots, error feedback and moving statistics stay as they were, bit for bit; the scale is halved."""
+    """Weights, slots, error feedback and moving statistics are unchanged, bit for bit; the scale is halved."""
     keras.utils.clear_session(free_memory=False)
     with mirrored2.scope():
         inputs = keras.Input((1,))
@@ -170,7 +170,7 @@ def test_keras_loss_scale_optimizer_is_taken_over(single, caplog):
 
 
 def test_in_a_loop_of_ones_own(mirrored2):
-    """One replica overflows: all learn of it, the weights stay and the scale is halved; then a good step."""
+    """If one replica overflows, all skip the step and halve the scale; then a finite step follows."""
     scaler = LossScaler(mirrored2, LossScale(initial=4.0, growth_interval=1))
     with mirrored2.scope():
         weight = tf.Variable(1.0, trainable=False)

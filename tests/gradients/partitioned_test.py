@@ -1,4 +1,4 @@
-"""Routes: each tensor goes its own way, and comes back to its place."""
+"""Partitioned reduction: each tensor is reduced by its own reducer, and results are in the original order."""
 
 import numpy as np
 import tensorflow as tf
@@ -9,7 +9,7 @@ from tfdist.gradients import PartitionedReducer, Reduced, Reducer, Sum
 
 
 class Scaling(Reducer):
-    """Multiplies by a factor, of which it keeps one a tensor."""
+    """Multiplies by a factor, which it has as state for each tensor."""
 
     def __init__(self, factor):
         self._factor = factor

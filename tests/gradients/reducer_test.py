@@ -1,4 +1,4 @@
-"""The contract of a reducer, and the exact sum."""
+"""The reducer contract, and the exact sum."""
 
 import numpy as np
 import tensorflow as tf

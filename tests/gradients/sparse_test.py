@@ -1,4 +1,4 @@
-"""Gradients in rows: the same sums as dense ones, bitwise equal on all replicas, by whichever way sends less."""
+"""Sparse gradients: the same sums as dense ones, bitwise equal on all replicas, sent in the way that costs fewer bytes."""
 
 import logging
 
@@ -31,7 +31,7 @@ def to_dense(indices, values, rows=ROWS):
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, ROWS - 1), max_size=60), st.sampled_from(["float16", "float32", "float64"]))
 def test_one_replica(indices, dtype):
-    """Repeated indices, none at all, more of them than rows."""
+    """Repeated indices, no indices, and more indices than rows."""
     random = np.random.default_rng(len(indices))
     values = random.standard_normal((len(indices), *WIDTH)).astype(dtype)
     indices = np.array(indices, "int64")
@@ -43,7 +43,7 @@ def test_one_replica(indices, dtype):
 
 
 def reduce_on(strategy, reducer, indices, values, rows, state=()):
-    """Totals, sent, state and witnesses by replica; and the calls of one replica. values: [replicas, n, ...]."""
+    """Returns totals, sent, state and witnesses by replica, and the calls of one replica; values: [replicas, n, ...]."""
     recording = Recording(strategy.collectives)
     dense = np.ones((3,), "float32")
 
@@ -61,17 +61,17 @@ def reduce_on(strategy, reducer, indices, values, rows, state=()):
 
 
 def operations(recording):
-    """What one replica called; the replicas, traced in turns, call the same under the same names."""
+    """Returns the calls of one replica; all replicas, which are traced in turn, make calls with the same names."""
     return [call.operation for call in {call.name: call for call in recording.calls}.values()]
 
 
 @pytest.mark.parametrize(("rows", "way"), [(ROWS, "all_gather"), (6, "all_reduce")], ids=["rows", "dense"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_replicas(mirrored4, rows, way, dtype):
-    """Rows are gathered where that sends less: r (b + 4) + 4 bytes to 3 others beside 2 V b 3 / 4."""
+    """Rows are gathered where that sends less: r (b + 4) + 4 bytes to 3 others, compared with 2 V b 3 / 4."""
     random = np.random.default_rng(0)
     indices = random.integers(0, rows, (4, 9)).astype("int32")
-    indices[1] = 5  # one row on one replica
+    indices[1] = 5  # a single row on this replica
     values = random.standard_normal((4, 9, *WIDTH)).astype(dtype)
     (totals, sent, _, witnesses), calls = reduce_on(mirrored4, SparseRows(Sum()), indices, values, rows)
     assert calls == [way, "all_reduce"]
@@ -97,7 +97,7 @@ def test_a_row_that_is_not_finite_is_seen_by_all(mirrored4, bad, rows):
 
 
 def test_payload():
-    """Eagerly, where the number of rows is known: one of each index, and the count of them."""
+    """With a known number of rows (eagerly): each index is sent once, and their count."""
     recording = Recording(OneReplica())
     indices = np.array([7, 7, 7, 2], "int64")
     SparseRows(Sum()).reduce([slices(indices, np.ones((4, *WIDTH), "float32"))], [], recording, name="g")
@@ -128,7 +128,7 @@ class Half(Sum):
 
 
 def test_state_belongs_to_a_tensor_and_waits_while_that_goes_as_rows():
-    """One tensor goes as rows, the next one dense, and the other way round; nothing is lost of either."""
+    """One tensor is sent as rows and the other dense, and vice versa; nothing is lost of either."""
     reducer = SparseRows(ErrorFeedback(Bucketed(Half())))
     specs = [tf.TensorSpec([ROWS, 2], tf.float32, name) for name in ("first", "second")]
     assert [state.name for state in reducer.state(specs)] == ["first/error", "second/error"]
@@ -150,7 +150,7 @@ def test_state_belongs_to_a_tensor_and_waits_while_that_goes_as_rows():
 
 
 def test_an_embedding_of_keras_in_a_route_of_its_own(mirrored2):
-    """What tapes give for an embedding has static shapes, so it goes as rows; its neighbour is packed as ever."""
+    """A tape's gradient of an embedding has static shapes, so it is sent as rows; other gradients are packed as usual."""
     with mirrored2.scope():
         embedding = keras.layers.Embedding(1000, 8)
         embedding.build()
@@ -197,7 +197,7 @@ def test_the_way_is_logged_once(caplog):
 
 
 def trained_embedding(strategy, rows, **options):
-    """The weights after a few steps of a model whose embedding has so many rows, and the last record."""
+    """Trains a model whose embedding has `rows` rows for a few steps; returns the weights and the last record."""
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     with strategy.scope():
@@ -222,7 +222,7 @@ def trained_embedding(strategy, rows, **options):
 
 
 def test_a_model_with_a_large_embedding_sends_rows(single, mirrored2, float64, caplog):
-    """The same weights as on one device, for less than the embedding's size; said once, by the variable's name."""
+    """The same weights as on one device, with fewer bytes than the embedding's size; logged once, with the variable's name."""
     expected, *_ = trained_embedding(single, 8000)
     with caplog.at_level(logging.INFO, "tfdist"):
         found, record, _ = trained_embedding(mirrored2, 8000)

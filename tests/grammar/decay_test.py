@@ -1,4 +1,4 @@
-"""What `--decay` may say."""
+"""Values of `--decay`."""
 
 import subprocess
 import sys

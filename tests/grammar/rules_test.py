@@ -1,4 +1,4 @@
-"""The grammar of rules: which rule a variable gets, and what is refused."""
+"""The grammar of rules: the rule that applies to a variable, and invalid rules."""
 
 import pytest
 from hypothesis import given

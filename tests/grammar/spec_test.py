@@ -1,4 +1,4 @@
-"""The grammar of compound values: what it reads, what it refuses and where, and what a name loads."""
+"""The grammar of compound values: valid and invalid values, positions of errors, and loading by name."""
 
 import keyword
 import subprocess
@@ -115,7 +115,7 @@ def test_nearest():
 
 @pytest.fixture
 def own_module(tmp_path, monkeypatch):
-    """Writes modules into a directory that becomes the current one, and forgets them afterwards."""
+    """Writes modules into a new current directory, and unloads them afterwards."""
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     monkeypatch.chdir(tmp_path)
     before = set(sys.modules)

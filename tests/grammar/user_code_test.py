@@ -1,4 +1,4 @@
-"""A user's own function that fails is told in one line, whatever kind of callable it is."""
+"""A failure in a user's own function is reported in one line, for every kind of callable."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Every codec as a reducer: equal totals, nothing lost, the stated bytes, and inf and NaN seen by all."""
+"""Every codec as a reducer: equal totals, nothing lost, the stated bytes, and inf and NaN detected by all ranks."""
 
 import functools
 
@@ -33,7 +33,7 @@ def named(text):
 
 
 def gradients(steps):
-    """For each step and rank a list of arrays; the last array has zeros and denormals alone."""
+    """Returns a list of arrays for each step and rank; the last array has only zeros or denormals."""
     random = np.random.default_rng(0)
 
     def one(step):
@@ -44,7 +44,7 @@ def gradients(steps):
 
 
 def run(together, reducer, steps, wire):
-    """For each rank and step what `reduce` returned, and the bytes that a rank handed over in all."""
+    """Returns for each rank the results of `reduce` for all steps, and the total payload bytes."""
     specs = [tf.TensorSpec(s, d, f"v{i}") for i, (s, d) in enumerate(zip(SHAPES, DTYPES, strict=True))]
 
     def rank(collectives):
@@ -138,7 +138,7 @@ def test_xla_sums_what_all_replicas_sent():
 
 
 class Halves(Codec):
-    """A user's own, with the least that it must have: what it sends is half of x, and its seed."""
+    """A minimal user-defined codec: sends half of x, and its seed."""
 
     biased = True
     randomized = True

@@ -1,4 +1,4 @@
-"""Whole numbers as parameters."""
+"""Integer parameters."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What `--compression` makes: which tensor goes which way, what is combined, and what is refused in one line."""
+"""The reducers that `--compression` creates: the method of each tensor, combinations, and one-line errors."""
 
 import importlib
 import inspect
@@ -81,7 +81,7 @@ def test_each_tensor_is_sent_as_its_rule_says():
     values = [tf.constant(np.random.default_rng(0).standard_normal(s.shape).astype("float32")) for s in SPECS]
     state = [tf.zeros(s.shape, s.dtype) for s in reducer.state(SPECS)]
     reduced = reducer.reduce(values, state, recording, name="g")
-    # 60 values of topk, an index and an fp16 each; int8 has a scale for each 256; both have a check.
+    # topk sends 60 values, each an index and an fp16; int8 has one scale per 256 values; both have a check.
     assert sorted((call.operation, call.payload_bytes) for call in recording.calls) == [
         ("all_gather", 60 * (4 + 2) + 4),
         ("all_gather", 900 + 4 * 4 + 4),

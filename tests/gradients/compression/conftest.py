@@ -1,4 +1,4 @@
-"""What every reducer must hold, shown on four replicas over several steps."""
+"""Checks of the reducer contract, on four replicas over several steps."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ DTYPES = ["float32", "float32", "float32", "float64", "float16", "float32"]
 
 
 class Step(NamedTuple):
-    """One step: for each replica the parts of `Reduced`, as lists of arrays; the bytes that one replica handed over."""
+    """The result of a step: the fields of `Reduced` for each replica, as lists of arrays; and one replica's payload bytes."""
 
     totals: list[list[np.ndarray]]
     sent: list[list[np.ndarray]]
@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
 
 def named(text: str) -> Reducer:
-    """The reducer of one method with its feedback, without buckets."""
+    """Returns the reducer of one method, with error feedback if it has any, without buckets."""
     [rule] = parse_rules(text)
     return create(rule.methods)
 
@@ -42,20 +42,20 @@ class Runner:
         self._step = tf.function(self._traced, autograph=False)
 
     def initial(self) -> list[np.ndarray]:
-        """The state before the first step, [replicas, ...] each."""
+        """Returns the state before the first step, each [replicas, ...]."""
         replicas = self._strategy.replicas
         states = self._reducer.state(self._specs)
         return [np.full((replicas, *s.shape), s.initial, s.dtype.as_numpy_dtype) for s in states]
 
     def __call__(self, tensors: Sequence[np.ndarray], state: Sequence[np.ndarray]) -> Step:
-        """One step with tensors [replicas, ...]."""
+        """Runs one step with tensors [replicas, ...]."""
         replicas = range(self._strategy.replicas)
         parts = self._step([tf.constant(x) for x in tensors], [tf.constant(x) for x in state])
         by_replica = [[[np.asarray(x[r]) for x in part] for r in replicas] for part in parts]
         return Step(*by_replica, self._recording.payload_bytes / len(replicas))
 
     def steps(self, gradients: Sequence[Sequence[np.ndarray]]) -> list[Step]:
-        """A step for each list of tensors, every one with the state that the one before it returned."""
+        """Runs a step for each list of tensors, each with the state that the previous one returned."""
         state, made = self.initial(), []
         for tensors in gradients:
             made.append(self(tensors, state))
@@ -74,7 +74,7 @@ class Runner:
 
 @pytest.fixture
 def runner() -> Callable[..., Runner]:
-    """Makes the runner of a strategy, a reducer, and lists of tensors [replicas, ...] as the one given."""
+    """Returns a function that creates the runner of a strategy and a reducer, for tensors like the given [replicas, ...]."""
 
     def make(strategy: HasCollectives, reducer: Reducer, tensors: Sequence[np.ndarray]) -> Runner:
         specs = [tf.TensorSpec(x.shape[1:], x.dtype, f"variable{i}") for i, x in enumerate(tensors)]
@@ -85,7 +85,7 @@ def runner() -> Callable[..., Runner]:
 
 @pytest.fixture
 def check_contract(mirrored4: HasCollectives, runner: Callable[..., Runner]) -> Callable[[str], list[Step]]:
-    """Checks the contract of a method given by its text, over five steps; returns them."""
+    """Returns a function that checks the contract of a method over five steps, and returns the steps."""
 
     def check(text: str) -> list[Step]:
         gradients = edge_gradients(5)
@@ -108,7 +108,7 @@ def check_contract(mirrored4: HasCollectives, runner: Callable[..., Runner]) -> 
 
 
 def edge_gradients(steps: int) -> list[list[np.ndarray]]:
-    """Gradients of four replicas: scalar, empty, 4-D, three dtypes; the last one has zeros and denormals alone."""
+    """Returns gradients of four replicas: scalar, empty, 4-D, three dtypes; the last one has only zeros or denormals."""
     random = np.random.default_rng(0)
     made = []
     for step in range(steps):
@@ -128,7 +128,7 @@ def check_sums(step: Step) -> None:
 
 
 def check_conservation(gradients: list[list[np.ndarray]], steps: list[Step], kept: list[np.ndarray]) -> None:
-    """What a replica sent and what it keeps are its gradients."""
+    """Asserts that what a replica has sent and what it keeps add up to its gradients."""
     for i, left in enumerate(kept):
         given = sum(step[i].astype("float64") for step in gradients)
         sent = sum(np.stack([mine[i] for mine in step.sent]).astype("float64") for step in steps)
@@ -137,7 +137,7 @@ def check_conservation(gradients: list[list[np.ndarray]], steps: list[Step], kep
 
 
 def check_witnesses(run: Runner, gradients: list[np.ndarray], bad: float) -> None:
-    """One element of one replica is seen by all, in every tensor that has one."""
+    """Asserts that a non-finite element on one replica is detected by all replicas, for every tensor."""
     for i, tensor in enumerate(gradients):
         if tensor.size:
             values = list(gradients)

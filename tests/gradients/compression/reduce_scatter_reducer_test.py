@@ -1,4 +1,4 @@
-"""Sums in shares: equal totals, nothing lost to feedback, fewer bytes, and inf and NaN seen by all."""
+"""Compressed reduce-scatter: equal totals, nothing lost with error feedback, fewer bytes, inf and NaN detected by all ranks."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def vectors(replicas, steps):
 
 
 def run(together, reducer, values, exchanges=True):
-    """For each rank and step what `reduce` returned, and the calls that it made."""
+    """Returns for each rank the results of `reduce` for all steps, and its collective calls."""
     steps, replicas, size = values.shape
 
     def rank(collectives):
@@ -64,9 +64,9 @@ def test_totals_are_near_the_sums(together):
 
 
 def test_bytes_are_those_of_two_codes_of_a_share(together):
-    """With N replicas each sends N - 1 coded shares, then its coded sum to N - 1."""
+    """Each of N replicas sends N - 1 encoded shares, then its encoded sum to the N - 1 others."""
     [calls, *_] = [calls for _, calls in run(together, named("bf16"), vectors(4, 1))]
-    share = 256  # 1000 elements in 4 shares of a multiple of 16
+    share = 256  # 1000 elements in 4 shares, each a multiple of 16
     assert [(call.operation, call.name) for call in calls] == [
         ("all_to_all", "step0/0/shares"),
         ("all_gather", "step0/0/sums"),
@@ -98,7 +98,7 @@ def test_one_bad_element_anywhere_is_seen_by_all(together, text):
 
 
 class Hiding(BF16):
-    """Its codes do not show what is not finite."""
+    """Codes do not contain non-finite values."""
 
     def encode(self, x, seed):
         return super().encode(tf.where(tf.math.is_finite(x), x, 0.0), seed)
@@ -125,7 +125,7 @@ def test_in_a_compiled_step_of_four_replicas(mirrored4, runner):
     values = vectors(4, 2)
 
     class Exchanging:
-        """The strategy, whose engine is said to exchange."""
+        """The strategy, with an engine that supports all-to-all."""
 
         replicas, local, run = mirrored4.replicas, mirrored4.local, mirrored4.run
         collectives = Recording(mirrored4.collectives)

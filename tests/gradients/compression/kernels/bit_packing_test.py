@@ -1,4 +1,4 @@
-"""Numbers of few bits come back as they were, in as few bytes as they need."""
+"""Numbers of a few bits are packed into the minimum number of bytes, and unpacked unchanged."""
 
 import numpy as np
 import pytest

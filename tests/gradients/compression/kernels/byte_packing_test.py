@@ -1,4 +1,4 @@
-"""Parts of any dtypes come back from any wire, without a copy between join and take."""
+"""Parts of any dtypes are packed for any wire dtype and unpacked unchanged, without a copy in between."""
 
 import numpy as np
 import pytest

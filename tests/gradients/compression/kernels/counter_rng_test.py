@@ -1,4 +1,4 @@
-"""The noise by its moments, and seeds that are as good as independent."""
+"""Moments of the random numbers, and independence of seeds."""
 
 import numpy as np
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""Rounding to levels: to the nearest, and at random without a bias."""
+"""Rounding to levels: to the nearest one, and unbiased stochastic rounding."""
 
 import numpy as np
 import tensorflow as tf
@@ -8,7 +8,7 @@ from tfdist.gradients.compression.kernels.levels import relative, rounded
 
 
 def test_to_the_nearest_even_at_ties():
-    y = np.linspace(-127, 127, 509, dtype="float32")  # every half
+    y = np.linspace(-127, 127, 509, dtype="float32")  # in steps of 1/2
     np.testing.assert_array_equal(rounded(tf.constant(y), -127, 127), np.rint(y) + 127)
 
 

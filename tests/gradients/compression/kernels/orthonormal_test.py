@@ -1,4 +1,4 @@
-"""Gram-Schmidt on rows of every kind."""
+"""Gram-Schmidt orthonormalization of all kinds of rows."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_orthonormal_with_the_same_span(rows, columns, rank, scale, dtype, seed)
 
 
 def test_follows_the_paper():
-    """Positive multiples: each row is what is left of it after those before it, normalised."""
+    """Each row is a positive multiple of its residual after projection onto the rows before it."""
     rows = np.random.default_rng(0).standard_normal((4, 50))
     found = orthonormal(tf.constant(rows)).numpy()
     assert (np.diag(rows @ found.T) > 0).all()

@@ -1,4 +1,4 @@
-"""Reductions of rows against NumPy, and what they make of inf and NaN wherever they stand."""
+"""Row reductions compared with NumPy, including inf and NaN at any position."""
 
 import numpy as np
 import pytest

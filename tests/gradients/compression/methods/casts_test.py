@@ -1,4 +1,4 @@
-"""Casts: their stated bounds, rounding at ties, and what happens above 65504."""
+"""Casts: their stated bounds, rounding of ties, and values above 65504."""
 
 import numpy as np
 import pytest

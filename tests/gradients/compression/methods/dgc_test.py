@@ -1,4 +1,4 @@
-"""Deep gradient compression beside the paper's algorithm in NumPy."""
+"""Deep gradient compression, compared with the paper's algorithm in NumPy."""
 
 import math
 
@@ -12,7 +12,7 @@ from tfdist.gradients.compression.methods.dgc import DGC
 
 
 def reference(gradients, ratio, momentum, clip_norm=None, warmup_steps=0, warmup_ratio=0.25):
-    """Algorithms 1 and 4 of the paper for gradients [steps, replicas, n]: sums, velocities and residuals of each step."""
+    """Runs algorithms 1 and 4 of the paper on gradients [steps, replicas, n]; returns each step's sums and states."""
     steps, replicas, size = gradients.shape
     u, v = np.zeros((replicas, size)), np.zeros((replicas, size))
     made = []
@@ -66,7 +66,7 @@ def test_contract(check_contract):
 
 
 def test_conservation_without_momentum(mirrored4, runner):
-    """What was sent and what is kept are the gradients; with momentum they are what momentum makes of them."""
+    """What was sent and what is kept add up to the gradients; with momentum this does not hold."""
     gradients = np.random.default_rng(1).standard_normal((5, 4, 300)).astype("float32")
     for momentum in (0.0, 0.9):
         steps = runner(mirrored4, DGC(ratio=0.02, momentum=momentum), [gradients[0]]).steps([[g] for g in gradients])
@@ -80,7 +80,7 @@ def test_conservation_without_momentum(mirrored4, runner):
 
 @pytest.mark.parametrize("size", [1, 7, 1000, 40_000])
 def test_payload(size):
-    """As run, step by step: the warm-up sends what its own k needs, and no more."""
+    """Measured at each step: the warmup sends no more than its own k requires."""
     reducer = DGC(ratio=0.01, warmup_steps=2, warmup_ratio=0.16)
     x = tf.constant(np.random.default_rng(2).standard_normal(size).astype("float32"))
     state = [tf.zeros([size]), tf.zeros([size]), tf.constant(0)]
@@ -92,7 +92,7 @@ def test_payload(size):
 
 def test_payload_is_known_when_traced(mirrored4, runner):
     x = np.random.default_rng(3).standard_normal((4, 40_000)).astype("float32")
-    x[:, 100:] = 0  # fewer than k to send
+    x[:, 100:] = 0  # fewer than k nonzero elements
     run = runner(mirrored4, DGC(ratio=0.01), [x])
     step = run([x], run.initial())
     assert step.payload_bytes == 8 * (400 + 1)

@@ -1,4 +1,4 @@
-"""int8: the stated bounds block by block, rounding without a bias, and packed sizes."""
+"""int8: the stated bounds for each block, unbiased rounding, and packed sizes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""1-bit: the error is what the formula says, block by block."""
+"""1-bit: the error of each block equals its formula."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def coded(codec, x):
 @example(np.full(40, 3e38, "float32"))
 def test_signs_and_mean_magnitudes(x):
     found = coded(OneBit(block=16), x)
-    x = np.where(np.abs(x) < 2.0**-126, 0, x)  # as which a denormal counts
+    x = np.where(np.abs(x) < 2.0**-126, 0, x)  # denormals count as zero
     for start in range(0, x.size, 16):
         mine, theirs = (values[start : start + 16].astype("float64") for values in (x, found))
         mean = np.abs(mine).mean()

@@ -1,4 +1,4 @@
-"""PowerSGD beside the paper's algorithm in NumPy, on real ranks; and its properties."""
+"""PowerSGD: comparison with the paper's algorithm in NumPy, on real ranks; and its properties."""
 
 import pickle
 
@@ -51,7 +51,7 @@ def orthogonalize(matrix):
 
 
 def given_gradients():
-    """[steps][tensors] of [ranks, ...]: a part that all share, and noise."""
+    """Returns gradients [steps][tensors] of shape [ranks, ...]: a common part, and noise."""
     random = np.random.default_rng(0)
     shared = [random.standard_normal(shape) for shape in SHAPES]
     return [[(s + random.standard_normal((RANKS, *s.shape))).astype("float32") for s in shared] for _ in range(STEPS)]
@@ -59,7 +59,7 @@ def given_gradients():
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What three Horovod ranks made of the gradients."""
+    """The results of three Horovod ranks."""
     directory = tmp_path_factory.mktemp("powersgd")
     (directory / "case.pickle").write_bytes(pickle.dumps(("powersgd(rank=2)", given_gradients())))
     return running.outcomes("powersgd", "horovod", RANKS, directory, seconds=300)
@@ -105,7 +105,7 @@ def test_payload(ranks):
 
 
 def test_two_messages_whatever_the_buckets():
-    """It packs its factors by itself: buckets would cost a pair of messages each."""
+    """The method packs all factors itself: otherwise each bucket would cost two messages."""
     specs = [tf.TensorSpec([300, 400], tf.float32, f"v{i}") for i in range(5)]
     reducer, recording = compressed(specs, "powersgd", small_bytes=1, bucket_bytes=1), Recording(OneReplica())
     reduced(reducer, [tf.ones(spec.shape) for spec in specs], collectives=recording)
@@ -153,7 +153,7 @@ def test_any_shape_and_size(shape, rank, dtype, scale, warm_start):
 
 
 def test_low_rank_is_sent_whole():
-    """Of a matrix of rank 2 nothing is left, even where the second and later columns are not needed."""
+    """A matrix of rank 2 is sent exactly, even if not all columns are needed."""
     random = np.random.default_rng(0)
     x = (random.standard_normal((50, 2)) @ random.standard_normal((2, 70))).astype("float32")
     for rank in (2, 4):
@@ -162,7 +162,7 @@ def test_low_rank_is_sent_whole():
 
 @pytest.mark.parametrize("start", [np.zeros((30, 40)), np.ones((30, 40))], ids=["zeros", "rank one"])
 def test_recovers_from_matrices_that_need_no_columns(start):
-    """After them the columns that were not needed are there again: a matrix of rank 4 is sent whole."""
+    """Columns that were not needed are restored afterwards: a matrix of rank 4 is sent exactly."""
     random = np.random.default_rng(0)
     x = (random.standard_normal((30, 4)) @ random.standard_normal((4, 40))).astype("float32")
     reducer, state = PowerSGD(rank=4), None
@@ -189,7 +189,7 @@ def test_warm_start_turns_to_the_strongest_directions():
 
 @pytest.mark.parametrize("warm_start", [True, False])
 def test_replicas_make_the_totals_of_one(mirrored4, runner, warm_start):
-    """The method is linear: four replicas' sums are those of one that has the sum of their gradients."""
+    """The method is linear: four replicas give the same totals as one with the sum of their gradients."""
     gradients = np.random.default_rng(0).standard_normal((5, 4, 30, 20))
     reducer = ErrorFeedback(PowerSGD(rank=3, warm_start=warm_start))
     steps = runner(mirrored4, reducer, [gradients[0]]).steps([[step] for step in gradients])
@@ -201,7 +201,7 @@ def test_replicas_make_the_totals_of_one(mirrored4, runner, warm_start):
 
 
 def test_replicas_forget_their_differences(mirrored4, runner):
-    """What replicas keep stays bounded though their gradients differ always by the same."""
+    """The state of replicas stays bounded although their gradients always differ by the same amount."""
     random = np.random.default_rng(0)
     shared, own = random.standard_normal((20, 30)), random.standard_normal((4, 20, 30))
     gradient = (shared + own - own.mean(0)).astype("float32")
@@ -221,7 +221,7 @@ def test_witness_even_where_q_is_zero(bad, place):
 
 
 def test_a_cold_start_draws_anew_if_the_step_counts():
-    """The state is the caller's: the same one gives the same step again, whatever was tried between."""
+    """The caller has the state: the same state gives the same step again, regardless of trials in between."""
     reducer = PowerSGD(rank=2, warm_start=False)
     x = np.random.default_rng(0).standard_normal((30, 20)).astype("float32")
     first = reduced(reducer, [x])
@@ -232,7 +232,7 @@ def test_a_cold_start_draws_anew_if_the_step_counts():
 
 
 class Halves(Codec):
-    """A codec that leaves out every other element: as biased as can be."""
+    """A biased codec that leaves out every other element."""
 
     biased = True
     compiles = False

@@ -1,4 +1,4 @@
-"""Random projection: S^T S is the identity on average, and what is left out is orthogonal to what is sent."""
+"""Random projection: S^T S is the identity on average, and the error is orthogonal to what is sent."""
 
 import numpy as np
 import pytest

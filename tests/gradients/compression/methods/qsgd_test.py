@@ -1,4 +1,4 @@
-"""QSGD: right on average, within the variance of the paper's theorem."""
+"""QSGD: unbiased, with at most the variance of the paper's theorem."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def coded(codec, x, seed=SEED):
 @example(np.array([1], "float32"), 1, -126.0)
 @example(np.zeros(3, "float32"), 4, 0.0)
 def test_each_element_goes_to_a_neighbouring_level(x, levels, exponent):
-    """At any magnitude: squares that would be inf or 0 do not matter."""
+    """At any magnitude, even if squares would be inf or 0."""
     x = (x * 2.0**exponent).astype("float32")
     found = coded(QSGD(levels=levels, block=64), x)
     norm = np.linalg.norm(x.astype("float64"))
@@ -43,7 +43,7 @@ def test_each_element_goes_to_a_neighbouring_level(x, levels, exponent):
 
 @pytest.mark.parametrize("levels", [1, 7, 15])
 def test_mean_and_variance(levels):
-    """Many blocks of the same values: their mean, and the variance of the theorem, min(d / s^2, sqrt(d) / s)."""
+    """The mean of many equal blocks, and the variance bound of the theorem, min(d / s^2, sqrt(d) / s)."""
     block, count = 64, 4000
     values = np.random.default_rng(0).standard_normal(block).astype("float32")
     found = coded(QSGD(levels=levels, block=block), np.tile(values, count)).reshape(count, block)

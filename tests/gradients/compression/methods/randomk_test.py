@@ -1,4 +1,4 @@
-"""Random-k: every element is drawn as often as it should be, and all replicas draw the same ones."""
+"""Random-k: all elements are drawn with the right frequency, and all replicas draw the same ones."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_what_is_sent_is_sent_as_it_is(size, ratio):
 
 
 def test_unbiased_within_a_confidence_interval():
-    """The mean of many draws is x within 5 standard errors, of 10 x 3 elements that are drawn with 1 in 3 or 1 in 4."""
+    """The mean of many draws is x within 5 standard errors, for 10 x 3 elements drawn with probability 1/3 or 1/4."""
     x = np.random.default_rng(1).standard_normal(33).astype("float32")
     reducer = RandomK(ratio=0.3, unbiased=True)
     step = tf.function(lambda draws: reducer.reduce([tf.constant(x)], [draws], OneReplica(), name="g").totals[0])

@@ -1,4 +1,4 @@
-"""signSGD: the sign of the majority, on every replica, and zeros that drift nowhere."""
+"""signSGD: the sign of the majority on every replica, and zeros without drift."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def test_one_bit_an_element(together):
         SignSGD().reduce([tf.ones([8003])], [DRAWS], recording, name="g")
         return recording.payload_bytes
 
-    assert together(2, payload) == [1004 + 4] * 2  # 1001 bytes of signs and 4 of the check, filled up to 4
+    assert together(2, payload) == [1004 + 4] * 2  # 1001 bytes of signs, padded to a multiple of 4, and 4 of the check
 
 
 def test_it_has_neither_feedback_nor_parameters():

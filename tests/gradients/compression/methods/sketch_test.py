@@ -1,4 +1,4 @@
-"""Count sketch: estimates are right within their bound, heavy elements of the sum are found, and sums are exact."""
+"""Count sketch: estimates are within their bound, heavy elements of the sum are found, and their sums are exact."""
 
 import numpy as np
 import pytest
@@ -36,14 +36,14 @@ def test_one_row_is_unbiased_within_a_confidence_interval_and_its_variance_is_th
 
 
 def test_most_estimates_of_the_median_are_within_the_bound():
-    """Charikar et al., lemma 4: off by more than 3 |x| / sqrt(columns) with a probability that falls with the rows."""
+    """Charikar et al., lemma 4: the probability of an error above 3 |x| / sqrt(columns) decreases with the number of rows."""
     x = np.random.default_rng(2).standard_normal(5000).astype("float32")
     off = np.abs(estimates(x, 5, 200, 0) - x) / (np.linalg.norm(x) / np.sqrt(200))
     assert (off < 3).mean() > 0.99 and np.median(off) < 1
 
 
 def test_elements_that_are_large_in_the_sum_alone_are_found(mirrored4, runner):
-    """Each replica has larger elements of its own, which cancel; the sum's largest are those that all share."""
+    """The replicas' own larger elements cancel; the largest elements of the sum are the common ones."""
     random = np.random.default_rng(3)
     values = 0.01 * random.standard_normal((4, 4000)).astype("float32")
     own, shared = np.arange(0, 40), np.arange(100, 110)

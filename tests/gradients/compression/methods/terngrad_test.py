@@ -1,4 +1,4 @@
-"""TernGrad: three values, right on average, with the stated variance."""
+"""TernGrad: three values, unbiased, with the stated variance."""
 
 import numpy as np
 import pytest

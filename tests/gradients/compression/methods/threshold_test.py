@@ -1,4 +1,4 @@
-"""Threshold: what reaches the value is sent, and nothing else, however many there are on each replica."""
+"""Threshold: exactly the elements that reach the value are sent, however many there are on each replica."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from tfdist.gradients.compression.methods.threshold import Threshold
 def test_what_is_left_is_below_the_value(size, value, seed):
     x = np.random.default_rng(seed).standard_normal(size).astype("float32") * np.float32(min(value, 1e10))
     recording = Recording(OneReplica())
-    limit = np.float32(max(1e-45, min(value, float(np.finfo("float32").max))))  # what float32 can tell of the value
+    limit = np.float32(max(1e-45, min(value, float(np.finfo("float32").max))))  # the value in float32
     [total], [sent], _, _ = Threshold(value=value).reduce([tf.constant(x)], [], recording, name="g")
     np.testing.assert_array_equal(total, np.where(np.abs(x) >= limit, x, 0))
     np.testing.assert_array_equal(sent, total)

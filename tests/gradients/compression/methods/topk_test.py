@@ -1,4 +1,4 @@
-"""Top-k: the bound, the sampled search beside the exact one, slots that stay unused, and values coded once more."""
+"""Top-k: the bound, sampled and exact search, unused slots, and values that are compressed further."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ SCALES = st.sampled_from([1e-40, 1e-20, 1.0, 1e20])
 
 
 def coded(codec, x, seed=SEED):
-    """decode(encode(x)) as float64, and the code."""
+    """Returns decode(encode(x)) as float64, and the code."""
     code = codec.encode(tf.constant(x), seed)
     return codec.decode(code, len(x)).numpy().astype("float64"), code
 
@@ -50,7 +50,7 @@ def test_the_sampled_search_finds_what_the_exact_one_does(size):
 
 
 def test_a_threshold_that_too_few_reach_leaves_slots_unused(monkeypatch):
-    """A sample of 8 elements misleads now and then, by these seeds; the code is well formed all the same."""
+    """With these seeds, a sample of 8 elements sometimes gives a wrong threshold; the code is still well-formed."""
     monkeypatch.setattr("tfdist.gradients.compression.methods.topk.sample_size", lambda ratio: 8)
     x = np.random.default_rng(2).standard_normal(1000).astype("float32")
     unused = set()
@@ -90,7 +90,7 @@ def test_a_rescaled_vector_has_no_feedback_unless_asked_for():
 
 
 class Shifted(Codec):
-    """Halves of the bytes, and no value, not even zero, comes back as it was."""
+    """Halves the bytes, and changes every value, including zero."""
 
     biased = False
 
