@@ -1,4 +1,4 @@
-"""The model of a run's checkpoint, for those who use it."""
+"""Exporting the model of a run's checkpoint."""
 
 import dataclasses
 import errno
@@ -71,7 +71,7 @@ def test_safetensors(run, tmp_path):
 
 
 class Pair(keras.layers.Layer):
-    """Two layers of one name, whose variables have one path."""
+    """Two layers with the same name, whose variables have the same path."""
 
     def __init__(self):
         super().__init__(name="pair")
@@ -107,7 +107,7 @@ def test_a_tilde_is_the_home(run, monkeypatch, capsys):
 
 
 def test_one_checkpoint_of_a_run(run, capsys):
-    """It is the one that is written, and not into the checkpoint's own folder."""
+    """Exports that checkpoint, but not into its own directory."""
     export.main(f"{run}/checkpoints/step-000000003", ExportConfig())
     assert capsys.readouterr().out.startswith(f"{run}/export-000000003.keras  step 3, from ")
 
@@ -121,7 +121,7 @@ def test_one_checkpoint_of_a_run(run, capsys):
     ],
 )
 def test_half_of_a_model_is_never_there(run, kind, name, owner, writer, tmp_path, monkeypatch):
-    """As when the disk is full before the end."""
+    """As on a disk that becomes full during the write."""
     whole = getattr(pkgutil.resolve_name(owner), writer)
 
     def full(*args, **named):
@@ -149,7 +149,7 @@ def test_a_damaged_checkpoint_is_left_alone_and_left_out(run, tmp_path, capsys, 
 
 @pytest.mark.parametrize("when", ["build", "resume_from"])
 def test_a_run_that_trains_removes_what_was_there(run, when, tmp_path, monkeypatch, capsys):
-    """While the model is built, and between the look at the folder and the reading."""
+    """While the model is built, and between listing the checkpoints and reading one."""
     home = tmp_path / "checkpoints"
     shutil.copytree(f"{run}/checkpoints/step-000000003", home / "step-000000003")
     action = getattr(tfdist.Trainer, when)
@@ -197,7 +197,7 @@ def test_one_that_is_damaged_is_not_tried_again_and_none_is_an_error(run, tmp_pa
     ],
 )
 def test_where_it_cannot_be_written(run, given, message, tmp_path, monkeypatch):
-    """Which is said before the model is built and restored."""
+    """Detected before the model is built and restored."""
     (tmp_path / "in-the-way").write_text("")
     output = given["output"].replace("FILE", str(tmp_path / "in-the-way"))
     monkeypatch.setattr("tfdist.cli.session.opened", not_called)
@@ -210,7 +210,7 @@ def not_called(*args):
 
 
 def test_a_run_s_folder_that_is_read_only(run, monkeypatch):
-    monkeypatch.setattr("os.access", lambda path, mode: str(path) != run)  # root may write in any
+    monkeypatch.setattr("os.access", lambda path, mode: str(path) != run)  # root may write anywhere
     monkeypatch.setattr("tfdist.cli.session.opened", not_called)
     with pytest.raises(
         InputError, match=rf"--output must .* \(no permission to write in {run}\)\. Give another --output"
@@ -230,7 +230,7 @@ def test_what_the_engine_says_is_not_about_the_file(run, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["pathlib.Path.mkdir", "tempfile.TemporaryDirectory", "pathlib.Path.rename"])
 def test_what_the_system_refuses_at_the_end(run, name, tmp_path, monkeypatch):
-    """As when the folder has gone since, or became read-only."""
+    """As if the directory was removed or became read-only in the meantime."""
 
     def refuse(*args, **named):
         raise OSError(errno.EROFS, "Read-only file system")
@@ -253,7 +253,7 @@ def test_a_run_without_checkpoints(tmp_path):
 
 
 def test_a_run_of_a_program(single, tmp_path):
-    """Its checkpoints do not say what its model is."""
+    """The checkpoints of a program do not name its model."""
     with single.scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse")
@@ -275,7 +275,7 @@ def line(width):
 
 @pytest.fixture
 def own_run(tmp_path, monkeypatch) -> str:
-    """Of a model whose module nobody has imported yet."""
+    """A run of a user-defined model whose module is not imported yet."""
     (tmp_path / "own_of_export.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
     path = str(tmp_path / "run")
@@ -315,7 +315,7 @@ def test_names_of_tfdist_s_own_are_no_code(dataset):
 
 
 def test_every_flag_that_may_name_code_is_looked_at():
-    """By the words with which the help says so; what an export leaves out it does not run."""
+    """Such flags are recognized by their help; an export does not run the code of training-only flags."""
     fields = [f.name for f in dataclasses.fields(TrainConfig) if "package.module:" in f.metadata["flag"].help]
     assert {*fields} - {*names(TrainConfig, "training_only")} == {"strategy", "model", "dataset", "loss", "optimizer"}
 

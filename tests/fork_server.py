@@ -1,8 +1,8 @@
 """A process that has imported TensorFlow, Keras and tfdist, and forks itself for each Python program that a test starts.
 
-A fork is like a new process, without the seconds that imports take: it gets an environment, a directory, arguments, a session
-and an output of its own, and no device has been touched yet, so that TensorFlow has no threads. What libraries read while they
-are imported must be the same in both: there is one server for each such environment (`_READ_BY_IMPORTS`).
+A fork is like a new process, without the seconds for imports: it gets its own environment, directory, arguments, session and
+output, and TensorFlow has no threads because its devices have not been initialized. Variables that libraries read when they are
+imported must be the same in both: there is one server for each such environment (`_READ_BY_IMPORTS`).
 
     python -m tests.fork_server SOCKET
 
@@ -50,23 +50,23 @@ _SECONDS = 120.0  # for the imports, on a loaded machine
 
 
 class Forked:
-    """A process that was forked, with that part of `subprocess.Popen` which tests use."""
+    """A forked process, with the part of the interface of `subprocess.Popen` that tests use."""
 
     def __init__(self, connection: socket.socket):
-        """Args: connection: to the server, which sends the number of the process, and at its end the exit code."""
+        """Args: connection: connection to the server, which sends the process id and, at the end, the exit code."""
         self._connection, self._lines = connection, connection.makefile("r")
         self.pid = int(self._lines.readline())
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Returns the exit code, -s after death by signal s; None while the process lives."""
+        """Returns the exit code, -s if killed by signal s; None while the process runs."""
         return self._wait(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
         """Waits for the end.
 
         Raises:
-          subprocess.TimeoutExpired: the process lives on.
+          subprocess.TimeoutExpired: the process is still running.
         """
         code = self._wait(timeout)
         if code is None:
@@ -98,10 +98,10 @@ class Forked:
 
 
 class Servers:
-    """The servers that this process has started, by the variables that imports read."""
+    """The servers of this process, by the values of the variables that imports read."""
 
     def __init__(self) -> None:
-        """Starts none yet."""
+        """Initializes without servers."""
         self._directory = tempfile.TemporaryDirectory(prefix="tfdist-fork-server-")
         self._servers: dict[str, tuple[str, subprocess.Popen[bytes]]] = {}
         self._lock = threading.Lock()
@@ -110,13 +110,13 @@ class Servers:
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], output: BinaryIO, directory: str = ""
     ) -> Forked:
-        """Starts `python PROGRAM ...`, `python -m MODULE ...` or `python -c CODE ...` in a session of its own.
+        """Starts `python PROGRAM ...`, `python -m MODULE ...` or `python -c CODE ...` in a new session.
 
         Args:
           command: as for `subprocess.Popen`; see `can_fork`.
-          environment: all variables of the new process.
-          output: the file for standard output and standard error.
-          directory: where it runs; empty for this process's.
+          environment: all environment variables of the new process.
+          output: file for standard output and standard error.
+          directory: working directory; empty for that of this process.
         """
         connection = socket.socket(socket.AF_UNIX)
         with self._lock:
@@ -129,7 +129,7 @@ class Servers:
         return Forked(connection)
 
     def close(self) -> None:
-        """Ends all servers."""
+        """Stops all servers."""
         for _, server in self._servers.values():
             server.kill()
             server.communicate()
@@ -151,7 +151,7 @@ class Servers:
 
 
 def can_fork(command: Sequence[str]) -> bool:
-    """Whether a command is a Python program without options of the interpreter."""
+    """Returns whether a command is a Python program without interpreter options."""
     return command[0] == sys.executable and len(command) > 1 and (command[1] in ("-m", "-c") or command[1][0] != "-")
 
 
@@ -164,7 +164,7 @@ def _wait_for(path: str, server: subprocess.Popen[bytes]) -> None:
 
 
 def serve(path: str) -> None:
-    """Forks for each connection to a socket, until standard input ends, as it does with the process that has the other end."""
+    """Forks for each connection to a socket until standard input ends, which happens when the parent process ends."""
     children: dict[int, socket.socket] = {}
     with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX) as listener:
         ended, wakeup = socket.socketpair()
@@ -204,12 +204,12 @@ def _reap(children: dict[int, socket.socket]) -> None:
     for pid in list(children):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            with children.pop(pid) as connection, contextlib.suppress(OSError):  # a test that did not wait
+            with children.pop(pid) as connection, contextlib.suppress(OSError):  # the test did not wait
                 connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
 
 def _exec(request: Mapping[str, Any], output: int) -> None:
-    """Becomes the program that was asked for, and ends as it does."""
+    """Runs the requested program in this process, and ends with its exit code."""
     code: Any = 1
     try:
         os.setsid()
@@ -232,7 +232,7 @@ def _exec(request: Mapping[str, Any], output: int) -> None:
 
 
 def _ended(arguments: Sequence[str]) -> int:
-    """Runs a program and what Python does at the end of one; returns its exit code."""
+    """Runs a program and Python's exit handling; returns its exit code."""
     code: Any = None
     try:
         _run(*arguments)
@@ -248,7 +248,7 @@ def _ended(arguments: Sequence[str]) -> int:
     if code is not None and not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for all threads but daemons
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for all non-daemon threads
     atexit._run_exitfuncs()
     return code or 0
 

@@ -1,4 +1,4 @@
-"""A program that is forked is what it is when it is started: arguments, environment, directory, output, end, signals."""
+"""A forked program behaves like a started one: arguments, environment, directory, output, exit code, signals."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def servers() -> Iterator[fork_server.Servers]:
 
 
 def both(servers, command, tmp_path, **variables):
-    """The ends of a command: code and output of the process that was forked, and of that which was started."""
+    """Returns exit code and output of a command, once forked and once started."""
     ends = []
     for start in (servers.start, processes.start):
         with open(tmp_path / "output", "wb") as file:
@@ -78,7 +78,7 @@ def test_a_process_can_be_killed_and_waited_for(servers, tmp_path):
 
 
 def test_what_imports_read_has_a_server_of_its_own(servers, tmp_path):
-    """Keras reads its configuration while it is imported."""
+    """Keras reads its configuration when it is imported."""
     (tmp_path / "keras.json").write_text('{"floatx": "float64", "backend": "tensorflow"}')
     code = "import keras; print(keras.config.floatx())"
     (forked, said), _ = both(servers, ["-c", code], tmp_path, KERAS_HOME=str(tmp_path))

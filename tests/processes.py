@@ -1,6 +1,6 @@
-"""Real processes for tests, forked where that is possible: `tests.fork_server` has their imports behind it.
+"""Real processes for tests, forked where possible from `tests.fork_server`, which has done their imports.
 
-A test of how a program is started, as by its user, takes `tfdist.testing.processes` instead.
+Tests of how a user starts a program use `tfdist.testing.processes` instead.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ def job(command: Sequence[str], size: int, environment: Mapping[str, str] | None
 def start(
     command: Sequence[str], environment: Mapping[str, str], output: BinaryIO, directory: str | None = None
 ) -> Process:
-    """See `tfdist.testing.processes.start`; forks where that is possible."""
+    """See `tfdist.testing.processes.start`; forks where possible."""
     if can_fork(command) and not _is_launcher(command):
         return _servers().start(command, environment, output, directory or "")
     return processes.start(command, environment, output, directory)
 
 
 def _is_launcher(command: Sequence[str]) -> bool:
-    """Whether a command starts a launcher, which imports no TensorFlow."""
+    """Returns whether a command starts a launcher, which does not import TensorFlow."""
     return [*command[1:3]] == ["-m", "tfdist.launch"]
 
 
