@@ -1,4 +1,4 @@
-"""What the installer says and when it leaves things alone; no network, no compiler."""
+"""The installer's messages, and when it changes nothing; without network and compiler."""
 
 import pathlib
 import subprocess
@@ -12,13 +12,13 @@ from tfdist.errors import ExitCode, TfdistError
 
 
 def run(*arguments: str) -> int:
-    """The command, as a shell starts it."""
+    """Runs the command as from a shell."""
     return command.run("install_horovod", install_horovod.define_flags, install_horovod.main, ["program", *arguments])
 
 
 @pytest.fixture
 def no_tools(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine whose PATH is empty."""
+    """A machine with an empty PATH."""
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     monkeypatch.delenv("CXX", raising=False)
 
@@ -78,7 +78,7 @@ def test_the_cache_is_where_the_user_keeps_caches(variables, monkeypatch, capsys
 
 @pytest.fixture
 def probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What the probe of the installed Horovod prints."""
+    """Fakes the output of the probe of the installed Horovod."""
     answer = {"stdout": '["0.28.1+tfdist.4", "2.21.0", ["Gloo"]]', "stderr": "", "code": "0"}
 
     def run_probe(command, **_):

@@ -1,4 +1,4 @@
-"""The names of tfdist.horovod: those of Horovod, with its arguments in its order."""
+"""The names of tfdist.horovod are those of Horovod, with its arguments in its order."""
 
 import importlib
 import inspect
@@ -20,7 +20,7 @@ def arguments(function):
 
 
 def public(module):
-    """Horovod's own public functions and classes of a module."""
+    """Returns the public functions and classes of one of Horovod's modules."""
     found = {name: value for name, value in vars(module).items() if not name.startswith("_") and callable(value)}
     return {name: value for name, value in found.items() if getattr(value, "__module__", "").startswith("horovod")}
 
@@ -36,7 +36,7 @@ OTHER_FORMS = {"value": "tensor"}
 
 
 def received(function, *args, **kwargs):
-    """The arguments that a call of a function of this package arrives with, by name, without making it."""
+    """Returns the arguments by name with which a call of this package's function would be made, without making it."""
     seen = []
 
     def note(*args, **kwargs):
@@ -45,7 +45,7 @@ def received(function, *args, **kwargs):
     plain = inspect.unwrap(function)
     if plain is function:
         note(*args, **kwargs)
-    else:  # around it, what takes the other form
+    else:  # wrapped by the decorator for the other form
         cell = next(c for c in function.__closure__ if c.cell_contents is plain)
         cell.cell_contents = note
         try:
@@ -57,7 +57,7 @@ def received(function, *args, **kwargs):
 
 @pytest.mark.parametrize(("name", "theirs"), FUNCTIONS)
 def test_every_signature_is_horovods(name, theirs):
-    """Each argument arrives under Horovod's name of it: given by name; and given by position, with a value of its kind."""
+    """Each argument is received under Horovod's name, when passed by name and by position, with a value of its type."""
     parameters = inspect.signature(theirs).parameters
     named = [p for p in parameters.values() if p.kind == p.POSITIONAL_OR_KEYWORD]
     values = {p.name: p.default if p.default is not p.empty else object() for p in named}
@@ -66,7 +66,7 @@ def test_every_signature_is_horovods(name, theirs):
     ours = getattr(hvd, name)
     assert {key: value for key, value in received(ours, **values).items() if key in expected} == expected
     assert {key: value for key, value in received(ours, *values.values()).items() if key in expected} == expected
-    for key, value in values.items():  # a default is Horovod's own, or one that is equal to it
+    for key, value in values.items():  # a default is Horovod's own, or equal to it
         mine = inspect.signature(ours).parameters[OTHER_FORMS.get(key, key)].default
         same = mine is inspect.Parameter.empty or mine == value or mine is hvd.Compression.none
         assert same or key == "name", (key, mine, value)

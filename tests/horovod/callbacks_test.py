@@ -1,4 +1,4 @@
-"""Horovod's callbacks, one at a time, in one process without an engine."""
+"""Individual callbacks of Horovod, in one process without an engine."""
 
 import numpy as np
 import tensorflow as tf
@@ -7,7 +7,7 @@ import tfdist.horovod as hvd
 
 
 def test_logs_that_are_vectors_are_averaged(monkeypatch):
-    """As of two ranks, of which the other has three times as much of everything."""
+    """Simulates a second rank with three times the values of this one."""
     monkeypatch.setattr("tfdist.horovod.callbacks.allreduce", lambda x, op: tf.constant(2.0, x.dtype) * x)
     logs = {"loss": 1.5, "recall": np.array([[0.25, 0.5]], "float32"), "count": np.float32(2)}
     hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)

@@ -1,4 +1,4 @@
-"""What a rank finds where programs of Horovod's rely on its classes, digits and graphs; see operations_worker.py."""
+"""Experiments on Horovod's error classes, precision and graphs, on which programs rely; see operations_worker.py."""
 
 import json
 import os
@@ -15,14 +15,14 @@ HAS_HOROVOD = hvd.gloo_built()
 
 
 def refused_starts() -> list[str]:
-    """The messages of `init` with process sets of which Horovod's library would not recover; the ranks differ in the last."""
+    """Returns the errors of `init` for process sets from which Horovod would not recover; in the last, the ranks differ."""
     wrong = [[hvd.ProcessSet([0, 7])], [hvd.ProcessSet([0]), hvd.ProcessSet([0])], [hvd.ProcessSet([0, 1, 2])], ["set"]]
     differing = [hvd.ProcessSet([0])] if json.loads(os.environ["TF_CONFIG"])["task"]["index"] else []
     return [raised(lambda given=given: hvd.init(process_sets=given))[0] for given in (*wrong, differing)]
 
 
 def raised(call: Callable[[], Any]) -> list[str]:
-    """The message of the error that a call raises, and its classes; nothing if it raises none."""
+    """Returns the message of the error that a call raises, and its classes; [""] if it raises none."""
     try:
         call()
     except Exception as error:
@@ -31,7 +31,7 @@ def raised(call: Callable[[], Any]) -> list[str]:
 
 
 def or_refused(call: Callable[[], Any]) -> Any:
-    """What a call returns, or the error by which it is refused."""
+    """Returns the result of a call, or the text of its `InputError`."""
     try:
         return call()
     except InputError as error:
@@ -39,7 +39,7 @@ def or_refused(call: Callable[[], Any]) -> Any:
 
 
 def in_a_graph(call: Callable[[], Any]) -> Any:
-    """What a call returns in a graph of TensorFlow 1, run by a session that has initialized the variables alone."""
+    """Returns the result of a call in a TensorFlow 1 graph, run by a session that only initializes the variables first."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         result = call()
         session.run([variable.initializer for variable in tf.compat.v1.global_variables()])

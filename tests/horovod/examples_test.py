@@ -1,4 +1,4 @@
-"""Scripts of the structure of Horovod's own examples, with the import line changed, against one process."""
+"""Scripts structured like Horovod's own examples, with the import line changed, compared with one process."""
 
 import json
 import os
@@ -22,7 +22,7 @@ RATE = 0.006
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """What plain Keras makes of whole batches."""
+    """The results of plain Keras with global batches in one process."""
     folder = tmp_path_factory.mktemp("one_process")
     command = [sys.executable, str(HERE / "one_process.py"), str(folder)]
     done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=120)
@@ -39,7 +39,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     ],
 )
 def test_scripts_with_the_import_changed_are_one_process(ranks, through, one_process, tmp_path):
-    """Ranks bitwise equal, and the weights and metrics of plain Keras with whole batches to 1e-9 of their norm."""
+    """Ranks are bitwise equal; weights and metrics equal those of plain Keras with global batches to 1e-9 of their norm."""
     command = [sys.executable, *through, str(HERE / "examples_worker.py"), str(tmp_path), str(RATE / ranks)]
     with processes.job(command, ranks, ENVIRONMENT) as job:
         ended = job.wait(120)
@@ -61,7 +61,7 @@ def test_scripts_with_the_import_changed_are_one_process(ranks, through, one_pro
 
 @pytest.mark.full
 def test_the_same_script_with_horovods_own_import_reduces_nothing(tmp_path):
-    """Guards the worst trap of Horovod: under Keras 3 its own optimizer trains each rank alone, without a word."""
+    """Guards Horovod's worst trap: under Keras 3, its own optimizer silently trains each rank alone."""
     text = (EXAMPLES / "keras_fit.py").read_text()
     assert text.count(OURS) == 1
     weights = {}

@@ -1,4 +1,4 @@
-"""`opt.variables()` and `opt.lr`, which Keras 3 has taken away, under the drop-in import."""
+"""`opt.variables()` and `opt.lr`, which Keras 3 has removed, with the drop-in import."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def test_older_names_are_the_new_ones(name):
     assert float(optimizer.lr) == 0.5
     optimizer.lr = 0.25
     assert float(optimizer.learning_rate) == 0.25
-    tf.keras.backend.set_value(optimizer.lr, 0.125)  # as the elastic example does it when the job is reset
+    tf.keras.backend.set_value(optimizer.lr, 0.125)  # as in the elastic example after a reset
     optimizer.lr.assign(optimizer.lr * 2)
     assert float(optimizer.learning_rate) == 0.25
 
@@ -57,7 +57,7 @@ def test_each_older_name_warns_once_and_names_the_new_form():
 
 
 def test_broadcasting_the_variables_of_an_optimizer_does_not_warn():
-    """A list that can be called is a list to this package."""
+    """This package uses a callable list as a list, without calling it."""
     keras2_names._warn_once.cache_clear()
     with warnings.catch_warnings(action="error"):
         assert hvd.object_exchange._listed(keras.optimizers.SGD(0.5).variables)

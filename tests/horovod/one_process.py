@@ -1,6 +1,6 @@
-"""The trainings of the example scripts in plain Keras, in one process, with whole batches: what they are held against.
+"""The reference for the example scripts: the same training in plain Keras, in one process, with global batches.
 
-python tests/horovod/one_process.py FOLDER: writes keras_fit-N.npz (whose rate N ranks warm up), and one file each of the
+python tests/horovod/one_process.py FOLDER: writes keras_fit-N.npz (with the warmup of N ranks), and one file for each of the
 others.
 """
 
@@ -16,7 +16,7 @@ BATCH = 24
 
 
 class WarmUp(keras.callbacks.Callback):
-    """The rate of N ranks' warm-up over 2 epochs of 4 steps, written down anew."""
+    """An independent implementation of the warmup for N ranks, over 2 epochs of 4 steps."""
 
     def __init__(self, ranks: int, rate: float):
         super().__init__()

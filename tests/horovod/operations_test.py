@@ -1,4 +1,4 @@
-"""Operations of tfdist.horovod on real ranks: each dtype, odd shapes, gradients, sets of ranks, and what does not match."""
+"""Operations of tfdist.horovod on real ranks: dtypes, unusual shapes, gradients, process sets, and calls that do not match."""
 
 import json
 import pathlib
@@ -36,7 +36,7 @@ def in_both_modes(dtypes: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def outcomes(ranks: int, command: list[str]) -> Outcomes:
-    """What each rank found."""
+    """Returns the results of each rank."""
     with processes.job([sys.executable, *command], ranks, ENVIRONMENT) as job:
         ended = job.wait(180)
     assert [end.code for end in ended] == [0] * ranks, "\n".join(end.output for end in ended)
@@ -45,7 +45,7 @@ def outcomes(ranks: int, command: list[str]) -> Outcomes:
 
 @pytest.fixture(scope="module", params=ENGINES, ids=["horovod", "without"])
 def ranks(request: pytest.FixtureRequest) -> Outcomes:
-    """With Horovod three ranks, without it two."""
+    """Three ranks with Horovod, and two without it."""
     return outcomes(*request.param)
 
 
@@ -128,7 +128,7 @@ def test_odd_shapes(ranks):
 
 
 def test_adasum(ranks):
-    """Of (3, 4) and (0, 2): their product is 8, so (1 - 8 / 50) (3, 4) + (1 - 8 / 8) (0, 2)."""
+    """For (3, 4) and (0, 2), whose product is 8, the result is (1 - 8 / 50) (3, 4) + (1 - 8 / 8) (0, 2)."""
     for rank in ranks:
         if len(ranks) != 2:
             assert rank["adasum refused"].startswith(
@@ -147,7 +147,7 @@ def test_init_for_some_ranks_says_what_it_needs(ranks):
         assert "Received: " in rank["comm"]
 
 
-# How many times the gradient of the sum of the ranks' losses Horovod's registered gradients are, of n ranks.
+# Factors by which Horovod's registered gradients on n ranks differ from the gradient of the sum of the ranks' losses.
 RATIOS = {
     "Sum": lambda n: 1,
     "Average": lambda n: 1,
@@ -167,11 +167,11 @@ RATIOS = {
 
 @pytest.mark.parametrize("name", RATIOS)
 def test_gradients_are_those_of_finite_differences(ranks, name):
-    """Of the sum of the ranks' losses, times what Horovod's convention says."""
+    """Compared with differences of the sum of the ranks' losses, times the factor of Horovod's convention."""
     for rank in ranks:
         for ratio, error, size in rank[f"gradient {name}"]:
             assert error < 1e-7, (ratio, error)
-            if size > 1e-6:  # else nothing of this rank's is in any loss
+            if size > 1e-6:  # otherwise no loss depends on this rank's tensor
                 assert ratio == pytest.approx(RATIOS[name](len(ranks)), rel=1e-6)
 
 
@@ -231,7 +231,7 @@ def test_what_does_not_match_is_an_error_on_every_rank(ranks, kind, message, whe
 
 @WITH_HOROVOD
 def test_a_call_that_a_rank_leaves_out_is_named_within_the_deadline(ranks):
-    """Guards: Horovod's stall inspector sees ranks under Gloo, which our build mends (tfdist/cli/horovod_build.py)."""
+    """Guards: with the fix in our build (tfdist/cli/horovod_build.py), Horovod's stall inspector sees ranks under Gloo."""
     for rank in ranks[:-1]:
         assert "the_one_that_is_left_out" in rank["skipped"]
     for rank in ranks:
@@ -241,7 +241,7 @@ def test_a_call_that_a_rank_leaves_out_is_named_within_the_deadline(ranks):
 
 @WITH_HOROVOD
 def test_a_start_that_is_refused_is_followed_by_one_that_works(ranks):
-    """What is wrong is found before Horovod's library starts, which fails for ever after; the group stays joined."""
+    """Errors are detected before Horovod starts, because it cannot start again after a failure; the group stays joined."""
     for rank in ranks:
         assert rank["refused starts"] == [
             "A process set must have ranks from 0 to 2. Received: [0, 7]. Leave out the others.",
@@ -257,7 +257,7 @@ def test_a_start_that_is_refused_is_followed_by_one_that_works(ranks):
 
 @pytest.mark.parametrize("where", ["eager", "graph"])
 def test_slices_of_whole_numbers_keep_their_digits(ranks, where):
-    """2 ^ 53 + 1 is no float64; a mean is one, as Horovod's."""
+    """2 ^ 53 + 1 is not representable in float64; a mean is float64, as in Horovod."""
     n = len(ranks)
     for rank in ranks:
         assert rank[f"integer slices {where}"] == [
@@ -267,7 +267,7 @@ def test_slices_of_whole_numbers_keep_their_digits(ranks, where):
 
 
 def test_a_reduce_scatter_scales_each_ranks_tensor(ranks):
-    """Of whole numbers (1 + r, 3) at 0.5, rounded towards zero before they are added; 16-bit floats are rounded once a rank."""
+    """Integers (1 + r, 3) times 0.5 are rounded towards zero before the sum; 16-bit floats are rounded once per rank."""
     n = len(ranks)
     halves, third = sum((1 + r) // 2 for r in range(n)), np.float16(np.float32(3) * np.float32(0.3))
     for rank in ranks:
@@ -277,7 +277,7 @@ def test_a_reduce_scatter_scales_each_ranks_tensor(ranks):
         assert scaled[2] == [int(3.0 / n * scaled[0][0])], "a mean, and a factor behind it"
 
 
-# As Horovod raises them, found with horovodrun -np 2 of Horovod 0.28.1, but for what ends its process there.
+# As raised by Horovod 0.28.1 under horovodrun -np 2, except for calls that end the process there.
 ERRORS = {
     "allgather of a scalar": "FailedPreconditionError",
     "reducescatter of a scalar": "InvalidArgumentError",
@@ -312,14 +312,14 @@ def test_errors_are_of_horovods_classes(ranks, name):
         assert ERRORS[name] in classes, rank[f"error {name}"]
         if (
             name != "splits of more rows" and name != "rows that cannot be divided"
-        ):  # the engine's own, found when it runs
+        ):  # raised by the engine itself, at run time
             assert "InputError" in classes, classes
             assert re.search(r"\. Received: .+\. [A-Z]", message), message
             assert "\n" not in message
 
 
 def test_variables_are_broadcast_in_graphs(ranks):
-    """What is returned can be waited for."""
+    """The returned operation can be used as a control dependency."""
     for rank in ranks:
         assert rank["broadcast in tf.function"] == [2.0, 2.0, True]
 

@@ -1,4 +1,4 @@
-"""One rank of the tests of operations: makes all experiments and prints what came of them as one line of JSON.
+"""One rank of the tests of operations: runs all experiments and prints the results as one line of JSON.
 
 python tests/horovod/operations_worker.py
 """
@@ -25,7 +25,7 @@ IN_GRAPHS = (
     "float32",
     "int64",
     "bool",
-)  # others in eager mode alone: a graph is the same operation, traced
+)  # others are only tested eagerly, because a graph contains the same operation
 found: dict[str, Any] = {}
 
 
@@ -41,7 +41,7 @@ def plain(value: Any) -> Any:
 
 
 def refused(function: Callable[[], Any]) -> str:
-    """The error that a call raises, in one line; "" if it raises none."""
+    """Returns the error that a call raises, in one line; "" if it raises none."""
     try:
         function()
     except (TfdistError, tf.errors.OpError) as error:
@@ -50,7 +50,7 @@ def refused(function: Callable[[], Any]) -> str:
 
 
 def values(dtype: str, rank: int) -> tf.Tensor:
-    """Rank r's: 1 + r, 2 + r, 3 + r; every second element of a bool."""
+    """Returns 1 + r, 2 + r, 3 + r for rank r; for bool, r == 0, True, False."""
     if dtype == "bool":
         return tf.constant([rank == 0, True, False])
     return tf.cast(tf.range(1, 4) + rank, dtype)
@@ -124,14 +124,14 @@ def shapes(rank: int, size: int) -> None:
 
     @tf.function
     def constants():
-        """A graph's optimizer must not communicate what does not depend on its inputs."""
+        """TensorFlow's graph optimizer must not run communication of constants."""
         return hvd.allreduce(tf.ones([2]), op=hvd.Sum), hvd.allgather(tf.constant([1])), hvd.barrier()
 
     note("constants", [constants(), constants()])
 
 
 def adasum(rank: int, size: int) -> None:
-    """Of two vectors that have something in common, in each dtype; with factors; of a number of ranks that is none of its."""
+    """Adasum of two vectors that are not orthogonal, in each dtype; with factors; with an unsupported number of ranks."""
     if size != 2:
         found["adasum refused"] = refused(lambda: hvd.allreduce(tf.ones([2]), op=hvd.Adasum))
         return
@@ -146,7 +146,7 @@ def adasum(rank: int, size: int) -> None:
 
 
 def finite_differences(rank: int, size: int) -> None:
-    """The gradient of each operation beside differences of the sum of all ranks' losses."""
+    """The gradient of each operation, compared with differences of the sum of all ranks' losses."""
     rng = np.random.default_rng(3 + rank)
     start = rng.uniform(0.5, 1.5, 6)
     weight = tf.constant(rng.uniform(0.5, 1.5, 6 * size))
@@ -243,7 +243,7 @@ def mismatches(rank: int, size: int) -> None:
             tf.ones([size], tf.float64 if odd else tf.float32), name="scattered_dt"
         ),
     }
-    if hvd.gloo_built():  # to Horovod a factor is each rank's own, and a name another call
+    if hvd.gloo_built():  # Horovod does not compare factors, and another name is another call
         kinds = {name: call for name, call in kinds.items() if name not in ("factor", "name")}
     for name, call in kinds.items():
         found[f"mismatch {name} eager"] = refused(call)
@@ -251,7 +251,7 @@ def mismatches(rank: int, size: int) -> None:
 
 
 def skipped(rank: int, size: int) -> None:
-    """The last rank leaves a call out; must be the last experiment, as it ends Horovod."""
+    """The last rank omits a call; must be the last experiment, because it shuts Horovod down."""
     begun = time.monotonic()
     if rank < size - 1:
         found["skipped"] = refused(lambda: hvd.allreduce(tf.ones([2]), name="the_one_that_is_left_out"))
@@ -261,7 +261,7 @@ def skipped(rank: int, size: int) -> None:
 
 
 def left_out(rank: int) -> None:
-    """Rank 1 leaves a call out."""
+    """Rank 1 omits a call."""
     begun = time.monotonic()
     if rank == 0:
         found["left out"] = refused(lambda: hvd.allreduce(tf.ones([2]), name="the_one_that_is_left_out"))

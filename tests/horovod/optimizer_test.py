@@ -1,4 +1,4 @@
-"""The distributed optimizer on two real ranks, in float64, against plain Keras with whole batches in this process."""
+"""The distributed optimizer on two real ranks in float64, compared with plain Keras with global batches in this process."""
 
 import json
 import pathlib
@@ -30,7 +30,7 @@ Ranks = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """What each rank found."""
+    """The results of each rank."""
     with processes.job([sys.executable, str(WORKER), str(tmp_path_factory.mktemp("saved"))], N, ENVIRONMENT) as job:
         ended = job.wait(150)
     assert [end.code for end in ended] == [0] * N, "\n".join(end.output for end in ended)
@@ -47,7 +47,7 @@ def worker(float64: None) -> dict[str, Any]:
 
 
 def same(ranks: Ranks, key: str) -> np.ndarray:
-    """What all ranks have alike, to the bit."""
+    """Returns a value that must be bitwise equal on all ranks."""
     assert len({json.dumps(rank[key]) for rank in ranks}) == 1, f"{key} differs between ranks"
     return np.array(ranks[0][key])
 
@@ -58,7 +58,7 @@ def near(found: np.ndarray, expected: np.ndarray, tolerance: float = 1e-9) -> No
 
 
 def alone(worker, model, optimizer, x=None, steps=4) -> np.ndarray:
-    """Weights of plain Keras after so many steps of the whole batch."""
+    """Returns the weights of plain Keras after `steps` steps with the global batch."""
     model.compile(optimizer, "mse", jit_compile=False)
     x = worker["X"] if x is None else x
     model.fit(x, worker["Y"], batch_size=len(x), epochs=steps, shuffle=False, verbose=0)
@@ -97,7 +97,7 @@ def test_several_backward_passes_of_slices(ranks, worker):
 
 
 def test_a_nan_does_not_stay(ranks):
-    """The first step is spoiled on both ranks; the second is 1 - ((1 + 2) + (1 + 1)) / 2."""
+    """The first step is NaN on both ranks; the second gives 1 - ((1 + 2) + (1 + 1)) / 2."""
     for rank in ranks:
         assert rank["after a NaN"][0] == 1.0
         assert np.isnan(rank["after a NaN"][1])
@@ -151,7 +151,7 @@ def test_a_saved_model_loads_with_and_without_tfdist(ranks, worker):
 
 
 def test_local_layers(ranks, worker):
-    """Gradients of local layers are the rank's own, divided by the number of ranks; the others are means."""
+    """Gradients of local layers are local, divided by the number of ranks; the others are means over ranks."""
     assert ranks[0]["local gradients"] == [
         ["model/hidden/kernel", "model/hidden/bias"],
         ["model/last/kernel", "model/last/bias"],
@@ -181,7 +181,7 @@ def test_tapes(ranks, worker):
 
 
 def test_tapes_of_other_operations(ranks):
-    """Adasum of (0, 4) and (6, 8): their product is 32, so (1 - 32 / 32) (0, 4) + (1 - 32 / 200) (6, 8)."""
+    """Adasum of (0, 4) and (6, 8), whose product is 32, is (1 - 32 / 32) (0, 4) + (1 - 32 / 200) (6, 8)."""
     assert same(ranks, "maximum").tolist() == [2.0 + 2.0**-12]
     assert same(ranks, "maximum as fp16").tolist() == [2.0], "the digits below float16's are not sent"
     np.testing.assert_allclose(same(ranks, "adasum"), [5.04, 6.72], rtol=1e-6)
@@ -196,7 +196,7 @@ def test_sources_of_unknown_rows(ranks, name, factor):
 
 
 def test_callbacks(ranks, worker):
-    """Momentum correction: when the rate is halved, so is the velocity."""
+    """Momentum correction: when the learning rate is halved, so is the velocity."""
     keras.utils.set_random_seed(20)
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
     losses = []

@@ -1,4 +1,4 @@
-"""One rank of the tests of the distributed optimizer: makes all experiments and prints what came of them as one line of JSON.
+"""One rank of the tests of the distributed optimizer: runs all experiments and prints the results as one line of JSON.
 
 python tests/horovod/optimizer_worker.py FOLDER
 """
@@ -58,7 +58,7 @@ def mine(rows: int = ROWS) -> slice:
 def trained(
     model: keras.Model, optimizer: keras.Optimizer, x: np.ndarray = X, steps: int = 4, passes: int = 1
 ) -> list[float]:
-    """The weights after so many steps of the whole batch; a rank's rows are dealt to passes."""
+    """Returns the weights after `steps` steps with the global batch; a rank's rows are divided among passes."""
     model.compile(optimizer, "mse")
     own_x, own_y = x[mine()], Y[mine()]
     size = len(own_x) // passes
@@ -87,7 +87,7 @@ def accumulation() -> None:
         keras.optimizers.SGD(0.1), backward_passes_per_step=2, average_aggregated_gradients=True
     )
     found["2 sparse passes"] = trained(embedding_model(), optimizer, IDS, passes=2)
-    # A NaN in the first of two passes of a step is gone in the next step.
+    # A NaN in the first of two passes of a step must not affect the next step.
     variable = keras.Variable([1.0])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
     values = []
@@ -112,7 +112,7 @@ def compression() -> None:
         before = np.concatenate([np.ravel(w) for w in wide.get_weights()])
         after = np.array(trained(wide, hvd.DistributedOptimizer(keras.optimizers.SGD(0.001), compression=method)))
         found[f"compression {name}"] = (after - before).tolist()
-    # What a lossy method remembers has no trace of a step that was not finite.
+    # The state of a lossy method must not contain values of a step that was not finite.
     variable = keras.Variable(np.zeros((200, 100)))
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), compression="topk(ratio=0.1)")
     seen = []
@@ -141,13 +141,13 @@ def loss_scale() -> None:
             seen.append([float(variable.numpy()[0]), float(optimizer.dynamic_scale.numpy())])
         found[f"loss scale {name}"] = seen
     alone = hvd.add_process_set([0])
-    if alone.included():  # the other rank makes no call
+    if alone.included():  # the other rank does not call
         inner = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=alone)
         variable, optimizer = keras.Variable([0.0]), keras.optimizers.LossScaleOptimizer(inner, 4.0)
         optimizer.apply([tf.constant([4.0], tf.float64)], [variable])
         found["loss scale of a set"] = float(variable.numpy()[0])
     hvd.barrier()
-    keras.config.set_dtype_policy("mixed_float16")  # in which Keras puts the loss scale around the optimizer by itself
+    keras.config.set_dtype_policy("mixed_float16")  # in which Keras wraps the optimizer in a loss scale
     model = model_of()
     trained(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
     found["mixed precision"] = [type(model.optimizer).__name__, weights(model)]
@@ -198,7 +198,7 @@ def tapes() -> None:
 
 
 def tapes_of_odd_things() -> None:
-    """Other operations, with compression; sources whose rows are not known; Adasum."""
+    """Tapes with other operations, with compression, with sources of unknown rows, and with Adasum."""
     rank = hvd.rank()
 
     def gradient_of(x: Any, factor: Any, **options: Any) -> tf.Tensor:
@@ -245,7 +245,7 @@ class OwnSteps(keras.Model):
 
 
 def own_steps() -> None:
-    """With XLA asked for, as it is on GPUs, and a keyword that scripts for TensorFlow 2 pass."""
+    """Custom steps with `jit_compile=True`, which is Keras's default on GPUs, and a keyword of scripts for TensorFlow 2."""
     model = OwnSteps()
     model.compile(keras.optimizers.SGD(0.1), jit_compile=True, experimental_run_tf_function=False)
     own_x, own_y = X[mine()], Y[mine()]
@@ -267,7 +267,7 @@ def copies() -> None:
 
 
 def callbacks() -> None:
-    """Momentum follows the rate; variables are rank 0's; logs are means; random layers keep a rank's own seed."""
+    """Momentum correction, broadcast from rank 0, averaged logs; random layers keep the seed of their rank."""
     keras.utils.set_random_seed(20 + hvd.rank())
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), "mse")
@@ -310,7 +310,7 @@ def elastic() -> None:
 
 
 def elastic_compression() -> None:
-    """Rank 1 is new: it has reduced nothing, and learns what compression remembers."""
+    """Rank 1 is new: it has not reduced anything, and gets the shared state of the compression."""
 
     def compiled_model() -> keras.Model:
         keras.utils.set_random_seed(30 + hvd.rank())
@@ -331,14 +331,14 @@ def elastic_compression() -> None:
         model.fit(rows, verbose=0)
 
     model = compiled_model()
-    train(model, 5)  # an odd number: a pass is not applied
+    train(model, 5)  # odd, so that one pass is not applied
     if hvd.rank():
         plans = model.optimizer.reduction._plans
         model = compiled_model()
         model.optimizer.reduction._plans |= plans  # elastic jobs have no group, and compare none
     hvd.elastic.KerasState(model).sync()
     sums = model.optimizer.reduction
-    # What each rank keeps of its own is zero; the new one has nothing yet.
+    # Per-rank state is zero; the new rank has none yet.
     kept = [v for key, v in sums._state.items() if sums._kinds[key].per_replica]
     found["kept of its own"] = [len(kept), float(sum(tf.reduce_sum(tf.abs(v)) for v in kept))]
     count = model.optimizer.accumulation._count

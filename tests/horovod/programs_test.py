@@ -1,4 +1,4 @@
-"""Programs as Horovod's users write them, with its import line changed and nothing else, on two real ranks and alone."""
+"""Programs as written by users of Horovod, with only the import line changed, on two real ranks and on one."""
 
 import json
 import os
@@ -36,12 +36,12 @@ def falling(losses: list[float]) -> bool:
 
 
 def printed_losses(output: str) -> list[float]:
-    """Those of rank 0, by its own lines."""
+    """Returns the losses that rank 0 has printed."""
     return [float(x) for x in re.findall(r"(?:Loss:|pairs:) (\d+\.\d+)", output)]
 
 
 def test_every_program_trains_on_two_ranks_that_end_equal(tmp_path):
-    """One job runs all of them, one after the other; what each saves is there once."""
+    """One job runs all programs, one after another; each one's files are saved once."""
     command = [*LAUNCH, sys.executable, str(WORKER), str(tmp_path / "runs"), *map(str, PROGRAMS)]
     command.insert(command.index("--"), f"--log_dir={tmp_path}/log")
     with processes.job(command, 1, ENVIRONMENT) as job:

@@ -1,4 +1,4 @@
-"""Runs programs of Horovod's form, one after the other, as one rank, and prints what came of them as one line of JSON each.
+"""Runs programs that use Horovod's API one after another, as one rank, and prints each one's results as a line of JSON.
 
 python tests/horovod/programs_worker.py FOLDER FILE...
 """
@@ -14,12 +14,12 @@ from typing import Any
 
 import keras
 
-trained: list[Any] = []  # the variables that the optimizer has last updated
+trained: list[Any] = []  # variables of the optimizer's last update
 losses: list[float] = []
 
 
 def observe() -> None:
-    """Lets this process remember what an optimizer updates, and the losses of Keras's `fit`."""
+    """Records the variables that an optimizer updates, and the losses of Keras's `fit`."""
     apply, fit = keras.Optimizer.apply, keras.Model.fit
 
     def remembered(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -38,7 +38,7 @@ def observe() -> None:
 def checksum(variables: list[Any]) -> str:
     digest = hashlib.sha256()
     for variable in variables:
-        if "seed" not in getattr(variable, "path", ""):  # states of random layers are each rank's own
+        if "seed" not in getattr(variable, "path", ""):  # states of random layers differ between ranks
             digest.update(variable.numpy().tobytes())
     return digest.hexdigest()
 

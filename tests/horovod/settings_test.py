@@ -1,4 +1,4 @@
-"""When a call that a rank leaves out is warned of, and when it ends the job."""
+"""When a call that a rank omits causes a warning, and when it ends the job."""
 
 import pytest
 
@@ -17,7 +17,7 @@ rendezvous = pytest.importorskip("tfdist.distribution.horovod_rendezvous")
     ],
 )
 def test_the_users_settings_stand_and_ours_keep_to_them(check, shutdown, expected):
-    """0 for never; a shutdown before the check is the user's own, which Horovod warns of."""
+    """0 means never; the user may set a shutdown before the check, for which Horovod logs a warning."""
     given = {rendezvous.CHECK: check, rendezvous.SHUTDOWN: shutdown}
     found = rendezvous.stall_settings({name: value for name, value in given.items() if value})
     assert (int(found[rendezvous.CHECK]), int(found[rendezvous.SHUTDOWN])) == expected

@@ -1,4 +1,4 @@
-"""A rank that comes late is waited for by the group: Horovod's Gloo gives up after a while of its own, and aborts."""
+"""The group waits for a late rank, because Horovod's Gloo would abort after its own timeout."""
 
 import sys
 

@@ -3,6 +3,6 @@
 import runpy
 import sys
 
-sys.modules["horovod"] = None  # type: ignore[assignment]  # an import of it fails
+sys.modules["horovod"] = None  # type: ignore[assignment]  # makes importing it fail
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,4 +1,4 @@
-"""What an optimizer keeps when it is wrapped, and what becomes of copies."""
+"""What is preserved when an optimizer is wrapped or copied."""
 
 import copy
 import pickle
@@ -13,14 +13,14 @@ from tfdist.errors import InputError
 
 
 class Halving(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule that cannot be saved."""
+    """A schedule that cannot be serialized."""
 
     def __call__(self, step):
         return 0.1
 
 
 def decayed(optimizer: keras.Optimizer) -> list[float]:
-    """A kernel and a bias of one after an update without gradients."""
+    """Returns a kernel and a bias that were 1, after an update with zero gradients."""
     variables = [keras.Variable(np.ones(1), name=name) for name in ("kernel", "bias")]
     optimizer.build(variables)
     getattr(optimizer, "inner_optimizer", optimizer)._apply_weight_decay(variables)
@@ -59,7 +59,7 @@ def test_plain_loss_scales_are_pickled_as_before():
 
 
 def test_a_model_is_compiled_with_a_keyword_of_older_scripts(tmp_path):
-    """And its class's compile stays Keras's own, which a saved model asks for."""
+    """The class's `compile` stays Keras's own, which is required for saving the model."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     model.compile(optimizer, "mse", experimental_run_tf_function=False)
