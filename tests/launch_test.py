@@ -1,4 +1,4 @@
-"""The launcher as its users start it: real processes, real signals."""
+"""The launcher as started by users, with real processes and signals."""
 
 import json
 import os
@@ -35,7 +35,7 @@ BEHIND_RANK_1 = "if rank == 0:\n    while not os.path.exists('up'): time.sleep(0
 
 
 class Launch:
-    """One launcher under test."""
+    """A launcher under test."""
 
     def __init__(
         self, directory: pathlib.Path, mark: str, flags: tuple[str, ...], command: tuple[str, ...], **variables
@@ -54,7 +54,7 @@ class Launch:
 
     def wait(self) -> int:
         self.out, self.err = self.process.communicate(timeout=DEADLINE)
-        print(self.out, self.err, sep="\n--- stderr\n")  # pytest shows it when the test fails
+        print(self.out, self.err, sep="\n--- stderr\n")  # shown by pytest if the test fails
         return self.process.returncode
 
     @property
@@ -72,7 +72,7 @@ class Launch:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """The living processes that a test has started, directly or not."""
+    """Returns the running processes that a test has started, directly or indirectly."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -85,7 +85,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 @pytest.fixture
 def mark() -> Iterator[str]:
-    """Marks what a test starts, by an environment variable; nothing of it may be left."""
+    """Marks a test's processes by an environment variable; asserts that none is left running."""
     text = uuid.uuid4().hex
     yield text
     end = time.monotonic() + 1.0
@@ -187,7 +187,7 @@ def test_grandchildren_are_ended_too(launch):
 
 
 def test_the_cause_is_not_the_first_exit(launch):
-    """Rank 0 hears of rank 1's end and is gone before rank 1's interpreter has ended."""
+    """Rank 0 is notified of rank 1's end, and ends before rank 1's interpreter does."""
     body = (
         "import tfdist.errors\n    if cluster.rank == 1:\n"
         "        import atexit; atexit.register(time.sleep, 2.0)\n"
@@ -225,7 +225,7 @@ def test_a_second_signal_kills(launch):
     one = launch(*python(body))
     assert {one.read_line(), one.read_line()} == {"[0] deaf\n", "[1] deaf\n"}
     one.process.send_signal(signal.SIGINT)
-    time.sleep(2.0)  # what comes within a second is the first one
+    time.sleep(2.0)  # signals within a second count as one
     began = time.monotonic()
     one.process.send_signal(signal.SIGINT)
     assert one.wait() == 130
@@ -237,11 +237,11 @@ def test_a_launcher_that_is_killed_leaves_nobody(launch, mark):
     assert {one.read_line(), one.read_line()} == {"[0] ready\n", "[1] ready\n"}
     assert len(marked(mark)) >= 6  # launcher, reaper, two shells, two grandchildren
     one.process.kill()
-    one.wait()  # and the fixture `mark` looks for what is left
+    one.wait()  # the fixture `mark` checks for remaining processes
 
 
 def test_output_that_nobody_reads_ends_the_job(launch):
-    flags = ("--max_restarts=9", "--restart_backoff_seconds=60")  # which it is not worth
+    flags = ("--max_restarts=9", "--restart_backoff_seconds=60")  # which must not apply
     one = launch(*python("while True: print('x' * 100)"), flags=flags)
     assert one.process.stdout
     one.read_line()

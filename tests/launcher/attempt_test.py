@@ -1,4 +1,4 @@
-"""The start of an attempt's processes."""
+"""Starting the processes of an attempt."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.processes
 
 
 class Unguarded:
-    """Fails when it is told of a process."""
+    """A guard that fails to add a process."""
 
     def __init__(self) -> None:
         self.groups: list[int] = []
@@ -29,7 +29,7 @@ class Unguarded:
         raise OSError("no guard")
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the pipes are left to Python
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python closes the pipes
 def test_a_process_that_cannot_be_guarded_is_not_left(tmp_path: pathlib.Path) -> None:
     guard = Unguarded()
     host = Host(Job(), cast(Any, None), {}, cast(Any, guard), tmp_path, None, (), (), print)
@@ -42,7 +42,7 @@ def test_a_process_that_cannot_be_guarded_is_not_left(tmp_path: pathlib.Path) ->
 
 
 def test_processes_of_a_launcher_that_was_given_up_end() -> None:
-    """What it did not do for so long, as its disk did not answer, it must not do beside the others."""
+    """After a long hang, for example of its disk, it must not train concurrently with the others."""
     lost = Outcome(5, "this launcher has not said how its processes ended")
     host = Host(Job(), cast(Any, None), {}, cast(Any, None), cast(Any, None), None, (), (), print)
     order_source = SimpleNamespace(order=lambda: Order(OrderKind.OVER, outcome=lost))

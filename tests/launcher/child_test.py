@@ -36,7 +36,7 @@ def wait(child):
 
 
 def ends(pid):
-    """Whether a process that is nobody's child here ends soon; init may leave it a zombie for a while."""
+    """Returns whether a process that is not a child of this one ends soon; init may leave it a zombie for a while."""
     end = time.monotonic() + 5
     while time.monotonic() < end:
         try:
@@ -77,7 +77,7 @@ def test_reaping_ends_what_the_process_left(start):
     child = start("sh", "-c", "sleep 1000 & echo $!")
     grandchild = int(child.out.readline())
     assert wait(child) == 0
-    assert pathlib.Path(f"/proc/{child.pid}").exists()  # its number is still its own
+    assert pathlib.Path(f"/proc/{child.pid}").exists()  # its pid has not been reused
     child.reap()
     assert not pathlib.Path(f"/proc/{child.pid}").exists()
     assert ends(grandchild)
@@ -89,7 +89,7 @@ def test_a_program_that_is_not_there_is_bad_input(start):
 
 
 def test_a_process_that_cannot_be_killed_is_left(start, monkeypatch, caplog):
-    """No signal reaches one that waits in the system for a disk."""
+    """Simulates a process that waits in the kernel for a disk, which no signal can reach."""
     children = [start("sleep", "1000") for _ in range(3)]
     began = time.monotonic()
     with monkeypatch.context() as patched:
@@ -99,7 +99,7 @@ def test_a_process_that_cannot_be_killed_is_left(start, monkeypatch, caplog):
             one.signal(signal.SIGKILL)
         for one in children:
             one.reap()
-    assert 1.9 < time.monotonic() - began < 5.0  # the time is the same for all
+    assert 1.9 < time.monotonic() - began < 5.0  # one time limit for all
     assert [one.code for one in children] == [137] * 3
     assert len(caplog.messages) == 3 and "has not ended 2 s after SIGKILL" in caplog.messages[0]
     for one in children:

@@ -1,6 +1,6 @@
 """Elastic jobs: real launchers and processes of a toy training that resumes where it saved.
 
-Eight are what Horovod's integration tests ask of its elastic driver (`test/integration/elastic_common.py`):
+Eight tests correspond to Horovod's integration tests of its elastic driver (`test/integration/elastic_common.py`):
 
     hosts added and removed   test_hosts_that_are_added_and_removed_resize_the_job
     one rank fails            test_the_others_go_on_without_one_that_dies
@@ -44,13 +44,13 @@ def launch(tmp_path: pathlib.Path) -> Iterator[Callable[..., Launched]]:
 
 
 def sizes(one: Launched) -> list[int]:
-    """How many ranks each attempt had, as the launcher says."""
+    """Returns the number of ranks in each attempt, from the launcher's output."""
     first = re.findall(r"^tfdist.launch: ranks? .* of (\d+), logs in", one.output, re.MULTILINE)
     return [int(size) for size in first + re.findall(r"Attempt \d+: (\d+) processes\.", one.output)]
 
 
 def listed(path: pathlib.Path, *lines: str) -> str:
-    """Writes a host list, at once."""
+    """Writes a host list atomically; returns the flag."""
     (path / "new").write_text("\n".join(lines))
     (path / "new").replace(path / "hosts")
     return f"--hosts={path / 'hosts'}"
@@ -67,13 +67,13 @@ def test_hosts_that_are_added_and_removed_resize_the_job(launch, tmp_path) -> No
     one = launch(listed(tmp_path, "localhost:1", "127.0.0.2:1"), last="10 if restart == 3 else 10**6", size="1:3")
     for count, lines in ((2, ["localhost:3"]), (5, ["localhost:1"]), (6, ["localhost:1", "127.0.0.1:1"])):
         one.wait_for_ranks(count)
-        wait(lambda: (tmp_path / "saved").exists())  # an update has been made
+        wait(lambda: (tmp_path / "saved").exists())  # an update has been saved
         listed(tmp_path, *lines)
     assert one.end() == 0
     assert sizes(one) == [2, 3, 1, 2]
     stopped = [int(step) for step in re.findall(r"\[0\] preempted at step (\d+)", one.output)]
     begun = sorted({(restart, step) for _, step, restart, _, _ in one.begun()})
-    assert begun == list(enumerate([0, *stopped]))  # no update is lost when nobody dies
+    assert begun == list(enumerate([0, *stopped]))  # no update is lost if no process dies
 
 
 def test_a_job_keeps_to_its_size_if_more_are_refused(launch, tmp_path) -> None:
@@ -98,7 +98,7 @@ def test_the_others_go_on_without_one_that_dies(how: str, launch) -> None:
 
 
 def test_the_others_go_on_without_one_that_is_silent(launch) -> None:
-    """A process that is stopped, or hangs, does not end; one of the others has a doubt, so that it is known in seconds."""
+    """A suspended or hanging process does not end; another rank reports a suspicion, so that it is detected within seconds."""
     when = "restart == 0 and step == 8 and rank"
     one = launch(
         fault=f"if {when} == 0: group.lost(10)\n            {die(f'{when} == 1', 'os.kill(0, signal.SIGSTOP)')}"
@@ -161,7 +161,7 @@ def test_the_number_of_restarts_is_limited(launch) -> None:
 
 
 def test_the_place_of_one_that_died_is_filled_again_ever_later(launch) -> None:
-    """A death, 1 s later growth, another death, 2 s later growth."""
+    """A process dies, the job grows again after 1 s; another one dies, the job grows again after 2 s."""
     one = launch(
         "--rejoin_seconds=1", fault=die("rank == 2 and step >= 8 and restart < 3"), last="20 if restart == 4 else 10**6"
     )
@@ -170,7 +170,7 @@ def test_the_place_of_one_that_died_is_filled_again_ever_later(launch) -> None:
 
 
 def test_survivors_below_the_least_wait_and_go_on_when_another_comes(launch, tmp_path) -> None:
-    """Where Horovod's elastic driver waits for ever: https://github.com/horovod/horovod/issues/3494."""
+    """Horovod's elastic driver waits forever in this case: https://github.com/horovod/horovod/issues/3494."""
     one = launch(listed(tmp_path, "localhost:2"), fault=die("rank == 1 and restart == 0 and step == 8"), size="2:2")
     one.job.wait_for(0, "Waiting for processes: 1 can run, at least 2 are needed", DEADLINE)
     listed(tmp_path, "localhost:2", "127.0.0.1:1")
@@ -182,7 +182,7 @@ def test_survivors_below_the_least_wait_and_go_on_when_another_comes(launch, tmp
 def test_the_second_of_two_that_die_together_is_out_too(launch) -> None:
     one = launch(fault=die("rank > 0 and restart == 0 and step == 8"), size="1:3")
     assert one.end() == 0
-    assert sizes(one) in ([3, 1], [3, 2])  # whether the launcher saw both deaths before it ended the attempt
+    assert sizes(one) in ([3, 1], [3, 2])  # depends on whether the launcher saw both deaths in time
 
 
 def test_a_signal_to_the_launcher_ends_an_elastic_job(launch) -> None:
@@ -201,7 +201,7 @@ def test_a_rank_that_is_preempted_is_started_again(launch) -> None:
 
 
 class TwoHosts:
-    """Two launchers of one job: one that runs two ranks, and one that comes later and runs the third."""
+    """Two launchers of one job: the first runs two ranks, the second joins later and runs the third."""
 
     def __init__(self, launch, tmp_path: pathlib.Path, **options):
         [address] = processes.free_addresses(1)
@@ -214,7 +214,7 @@ class TwoHosts:
         wait(lambda: self.ranks(1) == [0, 1, 2], self.first, self.second)
 
     def begun(self) -> list[tuple[int, int, int]]:
-        """Each start of a rank: restart, rank, step."""
+        """Returns restart, rank and step of each start of a rank."""
         both = self.first.begun() + self.second.begun()
         return sorted((restart, rank, step) for rank, step, restart, _, _ in both)
 
@@ -227,7 +227,7 @@ def test_a_launcher_that_comes_joins_and_one_that_is_asked_to_end_leaves(launch,
     assert [rank for rank, *_ in two.second.begun()] == [2]
     two.second.job.processes[0].send_signal(signal.SIGTERM)
     assert (two.second.end(), two.first.end()) == (75, 0)
-    assert two.ranks(2) == [0, 1, 2] and len(two.second.begun()) == 1  # of one host: the slots are the first one's now
+    assert two.ranks(2) == [0, 1, 2] and len(two.second.begun()) == 1  # same host: the slots are now the first one's
     assert "has left the job" in two.first.output
 
 
@@ -273,7 +273,7 @@ def test_a_launcher_with_another_token_is_refused(launch, tmp_path, monkeypatch)
 
 
 def test_a_launcher_whose_disk_does_not_answer_does_not_hold_the_others(launch, tmp_path) -> None:
-    """Its log is a pipe that nobody reads: to open it takes for ever."""
+    """Its log is a pipe without a reader, so that opening it blocks."""
     [address] = processes.free_addresses(1)
     flags = (listed(tmp_path, "localhost:2"), f"--coordinator={address}", "--start_timeout_seconds=2")
     first = launch(*flags, last=FOREVER)
@@ -291,6 +291,6 @@ def test_a_launcher_whose_disk_does_not_answer_does_not_hold_the_others(launch, 
         time.sleep(TOGETHER_SECONDS + 0.5)
     assert first.end() == 143
     assert "launcher 1 (127.0.0.1) has not said how its processes ended" in first.output
-    with open(tmp_path / "hangs" / "rank-2.log", "rb"):  # now its disk answers
+    with open(tmp_path / "hangs" / "rank-2.log", "rb"):  # now its disk responds
         assert second.end() == 5
     assert "this launcher has not said how its processes ended" in second.said[-1]

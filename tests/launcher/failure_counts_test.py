@@ -16,12 +16,12 @@ def signalled(rank: int, code: int = 137) -> Ended:
         ([Ended(0, 0), Ended(1, 0)], Outcome(0), 0),
         ([Ended(0, 5), Ended(1, 137)], Outcome(137, "", 1), 1),
         ([Ended(0, 1), Ended(1, 1)], Outcome(1, "", 0), 2),
-        ([Ended(0, 5), signalled(1)], Outcome(1, "", 1), 1),  # its goodbye came before its end
-        ([Ended(0, 5), signalled(1), Ended(2, 5)], Outcome(5, "", 1), 1),  # silent, or it has not come
-        ([Ended(0, 5), signalled(1)], Outcome(5, "", 0), 0),  # who has lost a peer is not dead
-        ([Ended(0, 4), signalled(1)], Outcome(4, "", 1), 0),  # who stalls waits for another
+        ([Ended(0, 5), signalled(1)], Outcome(1, "", 1), 1),  # its goodbye preceded its end
+        ([Ended(0, 5), signalled(1), Ended(2, 5)], Outcome(5, "", 1), 1),  # silent, or did not join
+        ([Ended(0, 5), signalled(1)], Outcome(5, "", 0), 0),  # losing a peer is not a failure
+        ([Ended(0, 4), signalled(1)], Outcome(4, "", 1), 0),  # a stalled rank waits for another
         ([signalled(0), signalled(1)], Outcome(5), 0),
-        ([signalled(0), signalled(1)], Outcome(1, "", 2), 0),  # another node's
+        ([signalled(0), signalled(1)], Outcome(1, "", 2), 0),  # a rank of another node
     ],
 )
 def test_who_has_died_of_a_failure_of_its_own(ends, cause, count):
@@ -35,15 +35,15 @@ def report(code: int, rank: int | None = None, dead: int = 0) -> Report:
 @pytest.mark.parametrize(
     "a, b, dead",
     [
-        (report(1, 2), report(1), (0, 1)),  # b has heard of it from a
+        (report(1, 2), report(1), (0, 1)),  # b was notified by a
         (report(1, 2), report(1, 2, dead=2), (0, 2)),
-        (report(1), report(1, 0), (0, 0)),  # who does not serve the group knows no others
+        (report(1), report(1, 0), (0, 0)),  # only the server of the group knows other ranks
         (report(5, 2), report(5), (0, 1)),
         (report(5, 0), report(5, 2), (0, 0)),  # each has lost the other
         (report(5, 0, dead=1), report(5), (1, 0)),
         (report(4, 2), report(4), (0, 0)),
         (report(75), report(75, 0), (0, 0)),
-        (report(1, 3), report(1, -1), (0, 0)),  # nobody's
+        (report(1, 3), report(1, -1), (0, 0)),  # no launcher's ranks
     ],
 )
 def test_a_rank_that_the_first_launcher_names_is_dead_for_its_own(a, b, dead):
@@ -55,8 +55,8 @@ def test_a_rank_that_the_first_launcher_names_is_dead_for_its_own(a, b, dead):
     [
         (1, (1, 2, 3, 4), (1, 3)),
         (2, (2, 3), (0, 2)),
-        (0, (2, 3), (0, 0)),  # the cause is another one
-        (2, (2, 9, -1), (0, 1)),  # nobody's
+        (0, (2, 3), (0, 0)),  # another rank is the cause
+        (2, (2, 9, -1), (0, 1)),  # no launcher's ranks
     ],
 )
 def test_ranks_that_never_came_are_dead_all_at_once(rank, absent, dead):

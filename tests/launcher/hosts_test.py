@@ -110,7 +110,7 @@ def test_that_there_are_fewer_slots_is_believed_when_it_is_said_twice(tmp_path, 
     assert not {1, 2} & set(seen) and followed.slots == {"a": 3}
 
 
-# Answers once, and hangs from then on, together with what it has started.
+# Prints once, then hangs, together with its child processes.
 HANGING = """
 cd "$(dirname "$0")"
 if [ -e begun ]; then
@@ -132,7 +132,7 @@ def test_a_program_that_hangs_ends_with_its_launcher(number, tmp_path):
         try:
             until(hangs.exists)
             group = int(hangs.read_text())
-            until(lambda: len(members(group)) == 2)  # its shell and what that has started
+            until(lambda: len(members(group)) == 2)  # its shell and the shell's child
             launcher.send_signal(number)
             said = launcher.communicate(timeout=10)[1]
             until(lambda: not members(group), 2.0)
@@ -140,7 +140,7 @@ def test_a_program_that_hangs_ends_with_its_launcher(number, tmp_path):
             launcher.kill()
             for process in members(int(hangs.read_text())) if hangs.exists() else []:
                 process.kill()
-    assert "--hosts" not in said  # that it was ended is no problem of the list's
+    assert "--hosts" not in said  # being ended is not an error of the list
 
 
 def test_after_the_end_no_program_begins(tmp_path):

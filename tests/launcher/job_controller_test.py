@@ -1,4 +1,4 @@
-"""What is decided, on a clock that only the test moves."""
+"""Decisions of the job controller, with a simulated clock."""
 
 import pytest
 
@@ -59,14 +59,14 @@ def test_fewer_than_the_least_wait_and_go_on_when_there_are_enough():
 
 
 def test_fewer_than_the_least_do_not_wait_for_a_slot_that_comes_back():
-    """Nobody trains meanwhile, so it is tried at once, ever more slowly, as in a job of fixed size."""
+    """No process trains meanwhile, so the job is restarted with backoff, as one of fixed size."""
     play = elastic(least=2, most=2, listed={"a": 2}, rejoin_seconds=60.0, restart_backoff_seconds=5.0)
     assert play.runs() == 2
     for pause, step in ((5.0, 7), (10.0, 9)):
         play.report(code=137, dead=1, step=step)
         assert play.runs() == 0 and play.runs(after=pause - 0.1) == 0
         assert play.runs(after=0.2) == 2
-        assert play.runs(after=0.2) == 2  # it is not stopped, though the slot still counts as out
+        assert play.runs(after=0.2) == 2  # not stopped, although the slot is still disabled
     assert play.said[0] == f"{KILLED.reason}. In 5 s: restart 1 after step 7."
 
 
@@ -74,7 +74,7 @@ def test_another_slot_is_better_than_one_that_is_out():
     play = elastic(least=2, most=2, listed={"a": 3}, rejoin_seconds=60.0)
     assert play.runs() == 2
     play.report(code=137, dead=1)
-    assert play.runs() == 2  # at once
+    assert play.runs() == 2  # immediately
 
 
 def test_whoever_waits_in_vain_gives_up_and_says_what_for():
@@ -127,7 +127,7 @@ def test_bad_input_ends_an_elastic_job():
 
 
 def test_bad_input_of_more_processes_than_have_trained_keeps_the_job_to_those_for_good():
-    """As of a batch that cannot be dealt to so many."""
+    """For example, if the batch cannot be divided among so many replicas."""
     play = elastic(least=1, most=4, listed={"a": 2}, max_restarts=0)
     assert play.runs() == 2
     play.listed = {"a": 3}
@@ -140,7 +140,7 @@ def test_bad_input_of_more_processes_than_have_trained_keeps_the_job_to_those_fo
     play.listed = {"a": 9}
     assert play.runs(after=1e6) == 2
     play.report(code=2, dead=2)
-    assert play.order().outcome.code == 2  # that is another matter
+    assert play.order().outcome.code == 2  # does not depend on the size
 
 
 @pytest.mark.parametrize("sizes", [(3,), (3, 2)])
@@ -190,7 +190,7 @@ def test_deaths_that_strike_one_after_the_other_before_a_step_is_made_are_no_rep
     "sizes, fields",
     [
         ((2, 2), {"least": 2, "most": 2}),
-        ((3, 2, 3), {"least": 2, "most": 3}),  # the slots that are out are used, as one alone is too few
+        ((3, 2, 3), {"least": 2, "most": 3}),  # disabled slots are used, as one process is too few
         ((3, 3), {"least": 2, "most": 3, "listed": {"a": 9}}),
         ((3, 3), {"least": 1, "most": 3, "rejoin_seconds": 0.0}),
     ],
@@ -199,7 +199,7 @@ def test_a_signal_that_strikes_again_after_the_same_step_ends_a_job_that_does_no
     play = elastic(**fields)
     for size in sizes:
         play.order()
-        assert play.runs(after=5.0) == size  # after the pause
+        assert play.runs(after=5.0) == size  # after the backoff
         play.report(code=137, dead=1, step=7)
     reason = play.order().outcome.reason
     assert "the second failure in a row after step 7, so the job is not restarted" in reason
@@ -214,10 +214,10 @@ def test_a_failure_of_a_rank_s_own_that_comes_again_after_the_same_step_ends_the
 
 
 def attempts(play: Play, limit: int = 40, lasts: float = 0.0, **report) -> list[int]:
-    """The number of processes of each attempt, where all end in one way; until the job is over, or the limit."""
+    """Returns the sizes of attempts that all end with the same report, until the job is over or the limit is reached."""
     found: list[int] = []
     while len(found) < limit and play.order().kind != OrderKind.OVER:
-        found.append(play.runs() or play.runs(after=60.0))  # after the pause
+        found.append(play.runs() or play.runs(after=60.0))  # after the backoff
         play.now += lasts
         play.report(**report)
     return found
@@ -226,9 +226,9 @@ def attempts(play: Play, limit: int = 40, lasts: float = 0.0, **report) -> list[
 @pytest.mark.parametrize(
     "fields, dead, sizes",
     [
-        ({"least": 2}, 3, [3] * 5),  # a word of the command is wrong, say
-        ({"least": 1, "rejoin_seconds": float("inf")}, 1, [3, 2] + [1] * 5),  # the others were ended with it
-        ({"least": 2}, 1, [3, 2, 2, 2, 3, 3]),  # two alone, of which one fails, are too few
+        ({"least": 2}, 3, [3] * 5),  # for example, a mistake in the command
+        ({"least": 1, "rejoin_seconds": float("inf")}, 1, [3, 2] + [1] * 5),  # the others were ended as a consequence
+        ({"least": 2}, 1, [3, 2, 2, 2, 3, 3]),  # if one of two fails, the rest are too few
         ({"least": 1, "rejoin_seconds": 0.0}, 1, [3] * 5),
     ],
 )

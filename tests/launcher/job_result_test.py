@@ -21,13 +21,13 @@ class Ended:
         ([], None),
         ([Ended(0, 0), Ended(1, None)], None),
         ([Ended(0, 3)], 0),
-        ([Ended(0, 1, 2.0), Ended(1, 137, 1.0)], 1),  # the first
-        ([Ended(0, 5, 1.0), Ended(1, 3, 2.0)], 1),  # who lost a peer is no cause
-        ([Ended(0, 5, 2.0), Ended(1, 5, 1.0)], 1),  # unless nobody else is
-        ([Ended(0, 143, 1.0, signalled=True), Ended(1, 3, 2.0)], 1),  # nor is whom the launcher ended
+        ([Ended(0, 1, 2.0), Ended(1, 137, 1.0)], 1),  # the first failure
+        ([Ended(0, 5, 1.0), Ended(1, 3, 2.0)], 1),  # losing a peer is a consequence
+        ([Ended(0, 5, 2.0), Ended(1, 5, 1.0)], 1),  # unless all processes lost a peer
+        ([Ended(0, 143, 1.0, signalled=True), Ended(1, 3, 2.0)], 1),  # so is being ended by the launcher
         ([Ended(0, 143, 1.0, signalled=True)], None),
-        ([Ended(0, 75, 1.0), Ended(1, 1, 2.0)], 1),  # nor is who was preempted
-        ([Ended(0, 5, 1.0), Ended(1, 75, 2.0)], 1),  # unless others only lost it
+        ([Ended(0, 75, 1.0), Ended(1, 1, 2.0)], 1),  # a preemption is not the cause either
+        ([Ended(0, 5, 1.0), Ended(1, 75, 2.0)], 1),  # unless the others only lost that peer
     ],
 )
 def test_the_cause_is_the_first_that_is_no_consequence(ends, cause):
@@ -46,7 +46,7 @@ def test_what_a_member_said_as_it_left_is_the_cause_before_its_process_ends():
 def test_the_group_knows_better_who_was_first():
     ends = [Ended(0, 1, 1.0), Ended(1, 137, 1.01)]
     assert root_cause(ends, LostMember(1, "its connection closed")).rank == 1
-    assert root_cause(ends, LostMember(2, "its connection closed")).rank == 0  # another node's, or not ended yet
+    assert root_cause(ends, LostMember(2, "its connection closed")).rank == 0  # of another node, or still running
 
 
 def test_a_silent_end_with_code_0_is_no_failure():
@@ -65,10 +65,10 @@ SILENT = LostMember(1, silence(20.0))
     "ends, loss",
     [
         ([Ended(0, 5), Ended(1, None), Ended(2, 5)], SILENT),
-        ([Ended(0, 1), Ended(1, None)], SILENT),  # what an engine makes of it
-        ([Ended(0, None), Ended(1, None)], SILENT),  # the others may hang with it
+        ([Ended(0, 1), Ended(1, None)], SILENT),  # error of its engine
+        ([Ended(0, None), Ended(1, None)], SILENT),  # the others may hang, too
         ([Ended(0, 5), Ended(1, None)], LostMember(1, NO_GOODBYE)),
-        ([Ended(0, 5)], LostMember(1, NO_GOODBYE)),  # another node's
+        ([Ended(0, 5)], LostMember(1, NO_GOODBYE)),  # of another node
         ([Ended(0, None)], SILENT),
     ],
 )
@@ -79,10 +79,10 @@ def test_who_is_silent_and_still_runs_is_the_cause(ends, loss):
 @pytest.mark.parametrize(
     "ends, loss, cause",
     [
-        ([Ended(0, 5, 1.0), Ended(1, 137, 2.0)], SILENT, 1),  # its own end says more
-        ([Ended(0, 5, 1.0), Ended(1, 137, 2.0, signalled=True)], SILENT, 0),  # the launcher's own doing
-        ([Ended(0, 1)], SILENT, 0),  # another node's is not to blame for all that happens here
-        ([Ended(0, None), Ended(1, None)], LostMember(1, NO_GOODBYE), None),  # it may end well
+        ([Ended(0, 5, 1.0), Ended(1, 137, 2.0)], SILENT, 1),  # its own exit code is more specific
+        ([Ended(0, 5, 1.0), Ended(1, 137, 2.0, signalled=True)], SILENT, 0),  # caused by the launcher
+        ([Ended(0, 1)], SILENT, 0),  # a failure here need not be caused by another node
+        ([Ended(0, None), Ended(1, None)], LostMember(1, NO_GOODBYE), None),  # it may end successfully
         ([Ended(0, None)], LostMember(1, NO_GOODBYE), None),
     ],
 )

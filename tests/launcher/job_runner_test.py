@@ -1,4 +1,4 @@
-"""What a launcher does at its desk, without processes."""
+"""How a launcher follows its orders, without processes."""
 
 import errno
 import signal
@@ -20,7 +20,7 @@ LOST = Outcome(5, "launcher 2 is lost")
 
 
 class Desk:
-    """Gives its orders one after another, each until it is reported on; the last one ends."""
+    """An order source with a list of orders: each one is current until its report; the last one ends the job."""
 
     def __init__(self, *orders: Order):
         self.orders, self.reports, self.ended = list(orders), [], []
@@ -64,7 +64,7 @@ def test_whoever_is_asked_to_end_begins_nothing() -> None:
 
 
 def test_whoever_is_asked_twice_does_not_wait_for_the_others() -> None:
-    """Its own processes have ended."""
+    """Its own processes have ended already."""
     for arrived in [signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM]:
         order_source = Desk(Order(OrderKind.WAIT), Order(OrderKind.OVER))
         until_over(order_source, arrived)

@@ -1,4 +1,4 @@
-"""What is decided for several launchers, on a clock that only the test moves."""
+"""Decisions of the job controller for several launchers, with a simulated clock."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tfdist.launcher.orders import Order, OrderKind, Report
 
 def test_several_launchers_share_the_processes_in_the_order_in_which_they_came():
     play = elastic(**SEVERAL)
-    assert play.runs("a") == 0 == play.runs("b")  # others may come
+    assert play.runs("a") == 0 == play.runs("b")  # more launchers may join
     assert play.order("a", after=SETTLE_SECONDS) == Order(OrderKind.RUN, 0, 0, 2, 2, "host:1", "secret")
     assert play.order("b") == Order(OrderKind.RUN, 0, 1, 2, 1, "host:1", "secret")
     assert play.met == [["a", "b"]]
@@ -36,7 +36,7 @@ def test_a_launcher_that_comes_later_waits_and_joins_when_the_others_have_saved(
 
 
 def joined(**fields) -> Play:
-    """One launcher has trained; another one came, and both are started."""
+    """Returns a job in which one launcher has trained, another one has joined, and both were started."""
     play = elastic(**SEVERAL | {"names": ("a",)} | fields)
     play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
     play.join("b")
@@ -47,7 +47,7 @@ def joined(**fields) -> Play:
 
 
 def joined_by_another_program(**fields) -> Play:
-    """With the one that came, all end by bad input."""
+    """Returns a job in which all processes end with a bad-input error once the second launcher has joined."""
     play = joined(**fields)
     play.report("a", code=2)
     play.report("b", code=2, dead=1)
@@ -83,7 +83,7 @@ def test_hosts_that_are_lost_one_after_the_other_before_a_step_is_made_are_no_re
         assert play.runs(lost) == 2
         play.controller.lost(lost, "is lost")
         play.report("a", code=5, step=7)
-        assert (play.runs("a"), play.runs(other)) == (2, 2)  # as many as before
+        assert (play.runs("a"), play.runs(other)) == (2, 2)  # the same number as before
 
 
 def test_a_host_that_has_said_goodbye_may_come_again_at_once():
@@ -99,7 +99,7 @@ def test_a_host_that_has_said_goodbye_may_come_again_at_once():
 
 @pytest.mark.parametrize("code, dead", [(5, (0, 0)), (1, (2, 1)), (1, (0, 1)), (137, (1, 0))])
 def test_a_launcher_with_which_nothing_begins_stops_the_others_ever_more_rarely(code, dead):
-    """It hangs as it starts, or is not reached, so that nobody knows whose fault it is."""
+    """It hangs at startup, or cannot be reached, so that the cause is unknown."""
     play = joined(rejoin_seconds=60.0, least=1)
     for pause in (60.0, 120.0):
         play.report("a", code=code, dead=dead[0])
@@ -113,11 +113,11 @@ def test_a_launcher_with_which_nothing_begins_stops_the_others_ever_more_rarely(
         assert play.runs("a") and play.runs("b")
 
 
-HEARD_BY = 60.0 + 60.0 + 60.0  # --start_timeout_seconds, --grace_seconds, and what it takes to kill and to say
+HEARD_BY = 60.0 + 60.0 + 60.0  # --start_timeout_seconds, --grace_seconds, and time to kill and to report
 
 
 def test_a_launcher_that_does_not_say_how_its_processes_ended_is_done_without():
-    """It beats, but its disk does not answer."""
+    """It sends heartbeats, but does not report, for example because its disk hangs."""
     play = joined()
     play.report("a", code=5)
     assert play.runs("a") == 0 == play.runs("a", after=HEARD_BY - 1.0)
@@ -140,7 +140,7 @@ def test_nor_is_one_waited_for_that_was_told_to_stop():
 
 @pytest.mark.parametrize("code", [0, 75])
 def test_processes_that_end_well_may_end_long_after_the_others(code):
-    """Nobody has told them to end."""
+    """They have not been asked to end."""
     play = joined()
     play.report("a", code=code, step=20)
     play.order("b")
@@ -151,7 +151,7 @@ def test_processes_that_end_well_may_end_long_after_the_others(code):
 
 
 def test_the_launcher_that_decides_is_waited_for():
-    """It was stopped itself, and has just gone on."""
+    """It was suspended itself, and has just resumed."""
     play = joined()
     play.report("b", code=5)
     play.order("b")
@@ -226,7 +226,7 @@ def test_the_death_of_one_host_s_process_is_not_another_host_s():
 
 @pytest.mark.parametrize("code", [1, 137, 143])
 def test_a_host_on_which_nothing_starts_does_not_end_a_job_that_others_can_do(code):
-    """One process after the other fails there, also where nobody has trained before."""
+    """Its processes fail one after another, even if training has never begun."""
     play = elastic(least=1, most=4, **SEVERAL | {"listed": {"a": 2, "b": 9}})
     play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
     for left in (2,) * 7 + (1, 0):
@@ -237,7 +237,7 @@ def test_a_host_on_which_nothing_starts_does_not_end_a_job_that_others_can_do(co
 
 @pytest.mark.parametrize("code", [1, 5, 137])
 def test_a_process_that_only_another_launcher_sees_die_is_its_own_launcher_s(code):
-    """It has said goodbye, or is silent, and its launcher ends it before it has ended by itself."""
+    """It has sent a goodbye, or is silent, and its launcher ends it before it ends by itself."""
     play = elastic(least=1, **SEVERAL | {"listed": {"a": 2, "b": 1}})
     play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
     play.controller.reported("a", Report(Outcome(code, "rank 2 is the cause", 2), step=7))

@@ -56,7 +56,7 @@ def test_a_launcher_that_is_killed_leaves_nobody_and_nothing_in_memory(tmp_path)
     launcher = subprocess.Popen([sys.executable, "-c", GUARDING, str(memory)], stdout=subprocess.PIPE, text=True)
     assert launcher.stdout
     group, guard = map(int, launcher.stdout.readline().split())
-    os.kill(guard, signal.SIGTERM)  # as whoever ends everything of a user's does first
+    os.kill(guard, signal.SIGTERM)  # as when all processes of a user are ended
     try:
         wait_until(lambda: len(members(group)) == 3)
         launcher.kill()
@@ -78,15 +78,15 @@ def test_a_launcher_that_ends_well_has_ended_its_own():
             guard.add(child.pid)
             guard.add(other.pid)
             guard.forget(other.pid)
-        assert len(members(child.pid)) >= 1  # it kills nobody after a `done`
+        assert len(members(child.pid)) >= 1  # nothing is killed after `done`
         with OrphanGuard() as guard:
             guard.add(child.pid)
             guard.add(other.pid)
             guard.forget(other.pid)
-            guard._input.close()  # what the launcher's death does
+            guard._input.close()  # as at the launcher's death
             wait_until(lambda: not members(child.pid))
             assert len(members(other.pid)) >= 1
-            guard._tell = lambda line: None  # type: ignore[method-assign]  # the launcher is no more
+            guard._tell = lambda line: None  # type: ignore[method-assign]  # the launcher is dead
     finally:
         for process in (child, other):
             os.killpg(process.pid, signal.SIGKILL)
@@ -103,7 +103,7 @@ def test_a_guard_that_somebody_has_ended_is_named_once(caplog):
         guard.add_directory("/nowhere")
         guard.look()
         guard.look()
-    guard.forget(124)  # as a thread may that is late
+    guard.forget(124)  # as by a late thread
     assert len(caplog.messages) == 1 and "the guard of this job's processes" in caplog.messages[0]
 
 

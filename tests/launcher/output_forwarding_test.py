@@ -9,7 +9,7 @@ from tfdist.launcher.output_forwarding import Channel, Screen
 
 
 class Notebook(io.StringIO):
-    """An output without bytes beneath it."""
+    """An output stream without an underlying byte stream."""
 
 
 class Failing(io.StringIO):
@@ -40,7 +40,7 @@ def test_lines_stand_behind_their_rank_and_the_log_has_the_bytes(pipe):
     channel = Channel(3, pipe[0], Screen(stream), log)
     pipe[1].write(b"one\ntw\xff")
     assert channel.pump()
-    assert channel.pump()  # nothing has arrived, and more may
+    assert channel.pump()  # nothing has arrived, but there may be more
     pipe[1].close()
     assert not channel.pump()
     channel.close()
@@ -63,7 +63,7 @@ def test_a_screen_that_nobody_reads_says_so(error):
 
 
 def test_what_finds_no_room_on_a_screen_is_lost():
-    with contextlib.suppress(OSError), open("/dev/full", "w") as stream:  # its end fails, too
+    with contextlib.suppress(OSError), open("/dev/full", "w") as stream:  # closing it fails, too
         screen = Screen(stream)
         screen.write(b"x")
         screen.write(b"y")

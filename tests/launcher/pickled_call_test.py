@@ -11,7 +11,7 @@ pytestmark = pytest.mark.processes
 
 
 class Picky(Exception):
-    """Pickles, and does not come back: its constructor takes two arguments and its `args` has one."""
+    """Can be pickled but not unpickled: its constructor takes two arguments, but `args` has one."""
 
     def __init__(self, step, loss):
         super().__init__(f"step {step}: {loss}")

@@ -42,11 +42,11 @@ def test_one_node_stays_on_the_loopback():
     placement = place_processes(3, "127.0.0.1", LocalGroup())
     assert placement.hosts == ("127.0.0.1",) and len(set(placement.ports[0])) == 3
     for port in placement.ports[0]:
-        socket.create_server(("127.0.0.1", port)).close()  # it is free
+        socket.create_server(("127.0.0.1", port)).close()  # the port is free
 
 
 def test_a_node_s_interface_is_on_its_way_to_another_one(monkeypatch):
-    """A name of node 0 is often its own loopback."""
+    """On node 0, its name often resolves to the loopback."""
     ways = {"10.0.0.2": Route("10.0.0.1", "10.0.0.2"), "node0": Route("10.0.0.2", "10.0.0.1")}
     monkeypatch.setattr(placing, "route_to", ways.get)
     monkeypatch.setattr(placing, "network_interface", lambda address: f"with {address}")

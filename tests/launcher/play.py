@@ -1,4 +1,4 @@
-"""A play of the director: its clock, its host list, and what it has said; and the jobs that are played."""
+"""Simulated jobs: a job controller with a simulated clock, a host list, and recorded messages."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ SEVERAL = {"coordinator": "a:1", "hosts": "list", "names": ("a", "b"), "listed":
 
 
 class Play:
-    """A director, its clock, its host list, and what it has said."""
+    """A job controller with a simulated clock, its host list, and its messages."""
 
     def __init__(self, listed: Mapping[str, int] | None = None, names: tuple[str, ...] = ("a",), **fields):
         self.now, self.listed, self.said = 0.0, listed, []
@@ -34,7 +34,7 @@ class Play:
         return self.controller.order(name)
 
     def runs(self, name: str = "a", after: float = 0.0) -> int:
-        """How many processes a launcher is to run; 0 for none."""
+        """Returns how many processes a launcher is ordered to run; 0 for none."""
         order = self.order(name, after)
         assert order.kind in (OrderKind.RUN, OrderKind.WAIT), order
         return order.processes

@@ -1,4 +1,4 @@
-"""The ranks' notes as their launcher keeps them."""
+"""The progress files of the ranks, as managed by their launcher."""
 
 import errno
 import pathlib
@@ -77,5 +77,5 @@ def test_one_that_is_full_later_lets_ranks_note_nothing(memory, monkeypatch, cap
     with monkeypatch.context() as patched:
         patched.setattr(progress_file, "blank", full)
         assert notes.blank(0) is None and notes.blank(1) is None
-        assert notes.read(range(2)) == (None, False)  # not what an attempt before has noted
+        assert notes.read(range(2)) == (None, False)  # not from an earlier attempt
     assert len(caplog.messages) == 1

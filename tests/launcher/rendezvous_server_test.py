@@ -1,4 +1,4 @@
-"""The lobby and its guests, in one process, over real sockets."""
+"""The rendezvous server and remote launchers, in one process, over real sockets."""
 
 import socket
 import time
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_thread_is_left"
 
 
 class Open:
-    """A lobby with a director that has a launcher of its own."""
+    """A rendezvous server whose job controller also has a local launcher."""
 
     def __init__(self) -> None:
         listener = listen("127.0.0.1:0", "")

@@ -1,4 +1,4 @@
-"""Jobs that fail, are preempted, and are started again: real processes of a toy training that resumes where it saved."""
+"""Jobs that fail or are preempted, and are restarted: real processes of a toy training that resumes where it saved."""
 
 import contextlib
 import os
@@ -34,8 +34,8 @@ def test_a_job_that_fails_goes_on_where_it_saved(how: str, size: int, launch) ->
     assert len({address for *_, address in begun}) == 2  # a new group, at a new port
     assert re.search(rf"rank {size - 1} ended with code .* In 0.1 s: restart 1 of 2 after step 7\.$", one.said[-1])
     names = re.findall(r"^launched (\d{8}-\d{6})$", one.log, re.MULTILINE)
-    assert len(names) == 2 and len(set(names)) == 1  # by which the program knows its own
-    assert "begins at 0" in one.log and "--- restart 1, " in one.log and "begins at 6" in one.log  # nothing is lost
+    assert len(names) == 2 and len(set(names)) == 1  # identifies the job to the program
+    assert "begins at 0" in one.log and "--- restart 1, " in one.log and "begins at 6" in one.log  # nothing lost
 
 
 def test_a_failure_that_repeats_at_the_same_step_ends_the_job_and_says_so(launch) -> None:
@@ -46,7 +46,7 @@ def test_a_failure_that_repeats_at_the_same_step_ends_the_job_and_says_so(launch
 
 
 def test_a_job_outlives_what_empties_its_launchers_directory(launch) -> None:
-    """As the end of a user's last session does, where logind removes what is theirs in memory."""
+    """As when logind removes a user's files in memory at the end of their last session."""
     empties = "import shutil; shutil.rmtree(pathlib.Path(os.environ['TFDIST_STEP_NOTE']).parents[1]); sys.exit(1)"
     one = launch("--max_restarts=2", fault=die("rank == 1 and restart < 2 and step == 8", empties))
     assert one.end() == 0
@@ -70,7 +70,7 @@ def test_what_would_come_again_is_not_tried_again(code: int, launch) -> None:
 
 @pytest.mark.parametrize("size", ["2", "1:2"])
 def test_nor_is_what_a_rank_forbids_to_start_again(size: str, launch) -> None:
-    """As replicas that have drifted do: a checkpoint may hold the drift."""
+    """As after replica divergence, because a checkpoint may contain it."""
     forbid = "from tfdist.process import progress_file; progress_file.forbid_restart(); sys.exit(1)"
     one = launch("--max_restarts=2", fault=die("rank == 1 and step == 8", forbid), size=size)
     assert one.end() == 1
@@ -88,7 +88,7 @@ def test_a_signal_to_one_rank_ends_all_with_75(launch) -> None:
 
 
 def test_who_takes_its_time_to_save_is_waited_for(launch) -> None:
-    """And is not signalled: that would be a second signal, which ends at once."""
+    """It is not signalled, because a second signal would end it immediately."""
     one = launch(last=10**6, ending="time.sleep(4 * rank); group.leave(75); os._exit(75)")
     os.kill(one.wait_for_ranks(2)[0], signal.SIGTERM)
     assert one.end() == 75
@@ -165,7 +165,7 @@ def test_on_several_hosts_all_launchers_end_with_75(node: int, signalled: str, l
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_output_that_nobody_reads_leaves_the_ranks_of_other_hosts_the_time_to_save(node: int, launch) -> None:
-    """As of a launcher whose ssh session has ended; here, one whose reader ends after six lines."""
+    """As for a launcher whose ssh session has ended; here, the reader of the output ends after six lines."""
     [address] = processes.free_addresses(1)
     flags = ("--nodes=2", f"--coordinator={address}")
     saving = f"time.sleep(4 * (rank != {node}))"  # longer than after a failure

@@ -94,7 +94,7 @@ def test_a_limit_of_its_own_counts_alone():
 
 
 def test_a_process_that_is_ended_by_sigterm_was_preempted():
-    """As it started, or behind its last step, when it could not save; killed by somebody else, it has failed."""
+    """SIGTERM at startup, or after the last step, is a preemption without saving; SIGKILL is a failure."""
     assert waits(Restarts(Job(max_preemptions=1)), (143, None)) == [1]
     assert waits(Restarts(Job(max_preemptions=1)), (137, None)) == [None]
 

@@ -35,7 +35,7 @@ def test_the_pause_grows_to_an_hour_and_never_shrinks_what_was_said():
 def test_an_hour_with_all_slots_forgets_what_was_before():
     one = slots(10.0)
     for _ in range(3):
-        one.died(1, now=0.0)  # the last one is out until 40.0
+        one.died(1, now=0.0)  # the last one is disabled until 40.0
     again = slots(10.0)
     again.died(1, now=0.0)
     for made, at in ((one, 40.0), (again, 10.0)):

@@ -14,8 +14,8 @@ from tfdist.launcher.spawn import SpawnError, spawn
 
 pytestmark = pytest.mark.processes
 
-# Whatever should be ended before sleeps for 15 s only: a test that fails does not hang.
-pytest.importorskip("cloudpickle")  # the functions of this file are not in a module that the new processes can import
+# Processes that should be ended earlier only sleep for 15 s, so that a failing test does not hang.
+pytest.importorskip("cloudpickle")  # the new processes cannot import this file's functions
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def nothing_is_left():
 
 
 def by_value(function):
-    """As a notebook's function: it travels by value."""
+    """Makes a function be pickled by value, like a notebook's."""
     function.__module__ = "__main__"
     return function
 
@@ -78,7 +78,7 @@ def test_the_first_real_failure_is_raised_here_with_its_rank_and_traceback():
     assert time.monotonic() - began < 5.0
     (note,) = raised.value.__notes__
     assert note.startswith("This was raised in the process of rank 1:\nTraceback")
-    assert "in fail" in note  # without the file: cloudpickle 3.1.3 sends functions without the name of theirs
+    assert "in fail" in note  # without the file: cloudpickle 3.1.3 pickles functions without file names
 
 
 def test_who_lost_a_peer_did_not_fail_first(tmp_path):
@@ -140,7 +140,7 @@ def test_bad_input_is_told_before_anything_starts(arguments, message):
 
 
 def test_an_interrupted_notebook_leaves_nobody(monkeypatch, tmp_path):
-    """Ctrl-C while `spawn` waits: the processes are asked to end, and do, and the interrupt goes on."""
+    """Ctrl-C while `spawn` waits: the processes are asked to end, and the interrupt is raised when they have."""
 
     @by_value
     def wait():

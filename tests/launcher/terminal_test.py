@@ -1,4 +1,4 @@
-"""A launcher whose output goes nowhere: a terminal that is closed, as by the end of an ssh session, and full disks."""
+"""A launcher whose output is lost: a terminal that is closed, as at the end of an ssh session, and full disks."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.processes
 
 DEADLINE = 20.0
-# Says that it was asked to end, needs its time to save, and is ended at once by whoever asks again.
+# Reports the request to end, takes some time to save, and is ended immediately by a second request.
 SAVING = """
 import os, pathlib, signal, sys, time
 def save(*_):
@@ -31,12 +31,12 @@ while True:
 
 
 class Terminal:
-    """A launcher on a terminal of its own."""
+    """A launcher on a new terminal."""
 
     def __init__(self, directory: pathlib.Path, program: str, is_controlled: bool):
         self._master, slave = os.openpty()
         launch = [sys.executable, "-m", "tfdist.launch", "--log_dir=logs", "--", sys.executable, "-c", program]
-        # Whoever leads a session and opens a terminal is sent SIGHUP when it closes; who only inherits it is not.
+        # A session leader that opens a terminal gets SIGHUP when it closes; one that only inherits it does not.
         words = ["sh", "-c", 'exec "$@" <>"$0" >&0 2>&1', os.ttyname(slave), *launch] if is_controlled else launch
         self._process = subprocess.Popen(words, cwd=directory, stdout=slave, stderr=slave, start_new_session=True)
         os.close(slave)
@@ -48,7 +48,7 @@ class Terminal:
         assert said.count(text) >= count
 
     def close(self) -> int:
-        """Closes the terminal; returns how the launcher ended."""
+        """Closes the terminal; returns the launcher's exit code."""
         os.close(self._master)
         return self._process.wait(timeout=DEADLINE)
 
@@ -79,7 +79,7 @@ def test_a_terminal_that_is_closed_lets_the_ranks_save(code: int, terminal, tmp_
 
 
 def test_one_that_is_closed_without_a_signal_does_too(terminal, tmp_path) -> None:
-    """As that of a job in a shell's background; there is more time than after a failure."""
+    """Like the terminal of a background job of a shell; there is more time to save than after a failure."""
     one = terminal(SAVING.format(seconds=3.5, code=75, pause=0.1), is_controlled=False)
     one.wait_for(b"ready", 2)
     assert one.close() == 75

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from tfdist.testing import processes
 
 DEADLINE = 30.0
-# Ten updates or more, one a call; each needs all ranks. It saves every three, and when all agree to end.
+# By default ten updates, one per call; each needs all ranks. It saves every three updates, and when all agree to end.
 PROGRAM = """
 import os, pathlib, signal, sys, time
 from tfdist.cluster.environment import from_tf_config
@@ -64,18 +64,18 @@ with watch(group, cluster, grace=1.0):
 
 
 class Launched:
-    """A launcher, and what it and its ranks have printed."""
+    """A launcher, with the output of it and its ranks."""
 
     def __init__(self, job: processes.Job, directory: pathlib.Path):
         self.job, self.directory = job, directory
 
     def begun(self) -> list[tuple[int, int, int, int, str]]:
-        """Each start of a rank: rank, step, restart, pid, the group's address."""
+        """Returns rank, step, restart, pid and the group's address for each start of a rank."""
         found = re.findall(r"^\[(\d)\] begins at (\d+) restart (\d+) pid (\d+) group (\S+)", self.output, re.MULTILINE)
         return sorted((int(r), int(s), int(k), int(p), a) for r, s, k, p, a in found)
 
     def wait_for_ranks(self, count: int) -> list[int]:
-        """Waits for so many starts; returns the process numbers of the newest attempt, by rank."""
+        """Waits for `count` starts of ranks; returns the process ids of the newest attempt, by rank."""
         end = time.monotonic() + DEADLINE
         while len(self.begun()) < count and time.monotonic() < end:
             time.sleep(0.01)
@@ -96,7 +96,7 @@ class Launched:
 
     def end(self) -> int:
         [ended] = self.job.wait(DEADLINE)
-        print(ended.output)  # pytest shows it when the test fails
+        print(ended.output)  # shown by pytest if the test fails
         return ended.code
 
 
@@ -111,7 +111,7 @@ def launched(
     start: str = "pass",
     through: Sequence[str] = (),
 ) -> Iterator[Launched]:
-    """Starts the launcher of so many ranks, which train up to the update `last`; `through` are words before its own."""
+    """Starts a launcher of `size` ranks, which train until update `last`; `through` is a prefix of its command."""
     program = PROGRAM.format(fault=fault, last=last, ending=ending, start=start)
     where = (f"--processes={size}", f"--log_dir={directory / 'logs'}", "--restart_backoff_seconds=0.1")
     command = [sys.executable, "-m", "tfdist.launch", *where, *flags, "--", sys.executable, "-c", program]
@@ -120,5 +120,5 @@ def launched(
 
 
 def die(when: str, how: str = "os.kill(os.getpid(), signal.SIGKILL)") -> str:
-    """A fault: what a rank does in an update in which a condition holds."""
+    """Returns a fault: code that a rank runs in each update in which a condition holds."""
     return f"if {when}: {how}"
