@@ -1,4 +1,4 @@
-"""How it is found out what needs all rows of a batch, and that finding it out changes nothing; beside plain Keras."""
+"""Detecting what needs all rows of a batch, without side effects; compared with plain Keras."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ def sequential(*layers: Any, **compiled: Any) -> keras.Model:
 
 
 def functional(step: Callable[..., Any]) -> keras.Model:
-    """A model with a train_step of its own."""
+    """Returns a functional model with a custom train_step."""
     own = type("Own", (keras.Model,), {"train_step": step})
     inputs = keras.Input((5,))
     model = own(inputs, keras.layers.Dense(3)(inputs))
@@ -33,7 +33,7 @@ def functional(step: Callable[..., Any]) -> keras.Model:
 
 
 class Standardized(keras.layers.Layer):
-    """Of one row it makes 0 / 0."""
+    """Gives 0 / 0 for a single row."""
 
     def call(self, x: Any) -> Any:
         return (x - ops.mean(x, axis=0)) / ops.std(x, axis=0)
@@ -74,7 +74,7 @@ def with_operations_between_layers() -> keras.Model:
 
 
 def with_perplexity() -> keras.Model:
-    """Logs what is computed from a metric's result, which covers the batches of an epoch so far."""
+    """Returns a model that logs a function of a metric's result, which covers all batches of the epoch so far."""
 
     def train_step(self: Any, data: Any) -> Any:
         x, y = data
@@ -90,7 +90,7 @@ def with_perplexity() -> keras.Model:
 
 
 def with_an_average_of_its_weights() -> keras.Model:
-    """The step assigns weights that are trainable, by no optimizer."""
+    """Returns a model whose step assigns trainable weights without an optimizer."""
 
     def train_step(self: Any, data: Any) -> Any:
         x, y = data
@@ -109,7 +109,7 @@ def with_an_average_of_its_weights() -> keras.Model:
 
 
 class StartsFromABatch(keras.layers.Layer):
-    """Begins with the mean of its first batch, as ActNorm does."""
+    """Initializes itself with the mean of its first batch, as ActNorm does."""
 
     def build(self, shape: Any) -> None:
         self.shift = self.add_weight(shape=(shape[-1],), initializer="zeros")
@@ -162,7 +162,7 @@ def test_it_gives_one_device_s_numbers(make: Any, use: Any, float64: None, mirro
 
 
 def test_tensors_with_other_numbers_of_rows(float64: None, mirrored2: tfdist.Strategy) -> None:
-    """As labeled and unlabeled rows in one batch."""
+    """For example, labeled and unlabeled rows in one batch."""
 
     def train_step(self: Any, data: Any) -> Any:
         (x, y), others = data
@@ -183,7 +183,7 @@ def test_tensors_with_other_numbers_of_rows(float64: None, mirrored2: tfdist.Str
 
 
 def test_an_epoch_ends_where_data_of_unknown_length_does(float64: None, mirrored2: tfdist.Strategy) -> None:
-    """Keras asks for a batch behind the last one, in each epoch: metrics and the count of updates are as before it."""
+    """Keras requests one more batch after the last in each epoch, which must not affect metrics and the count of updates."""
 
     def use(model: keras.Model) -> Any:
         rows = tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: True).batch(8)

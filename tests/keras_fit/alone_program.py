@@ -1,4 +1,4 @@
-"""A program whose chief does many things alone, and all processes some, as users write it; `alone_test.py` runs it.
+"""A user's program in which the chief does many things alone, and all processes do some; run by `alone_test.py`.
 
 python -m tfdist.run --strategy=multiworker alone_program.py RANK
 """
@@ -26,7 +26,7 @@ def report(what, model, history):
 
 
 class Saves(keras.callbacks.Callback):
-    """Saves and loads on one process alone."""
+    """Saves and loads on one process only."""
 
     def on_epoch_end(self, epoch, logs=None):
         if rank == 0:
@@ -46,11 +46,11 @@ report("loaded", loaded, loaded.fit(x, y, batch_size=8, epochs=1, verbose=0))
 model.save_weights("some.weights.h5")
 model.fit(x, y, batch_size=8, epochs=1, verbose=0)
 if rank == 0:
-    model.load_weights("some.weights.h5")  # by the chief alone: the others take its weights
+    model.load_weights("some.weights.h5")  # on the chief only: the others get its weights
 report("chief's", model, model.fit(x, y, batch_size=8, epochs=1, verbose=0))
 
 if rank == 0:
-    scratch = network()  # built by one process alone
+    scratch = network()  # built on one process only
     print("alone", float(np.sum(scratch(x[:2]))) is not None)
 
 
@@ -70,10 +70,10 @@ try:
     first.fit(x, y, batch_size=8, epochs=4, verbose=0, callbacks=[backup, Stops()])
 except Interrupted:
     pass
-second = network()  # as after a restart, with other weights
+second = network()  # as after a restart, with different weights
 history = second.fit(x, y, batch_size=8, epochs=4, verbose=0, callbacks=[keras.callbacks.BackupAndRestore("backup")])
 report("restored", second, history)
 print("epochs", history.epoch, flush=True)
 
 if pathlib.Path("misuse").exists() and rank == 0:
-    model.evaluate(x, y, verbose=0)  # one process alone: an error that says so
+    model.evaluate(x, y, verbose=0)  # on one process only, which is an error

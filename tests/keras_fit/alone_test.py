@@ -1,4 +1,4 @@
-"""What one process does alone, and what all do to one file, on two real processes through `tfdist.run`."""
+"""Actions of a single process, and of all processes on the same file, with two real processes under `tfdist.run`."""
 
 import os
 import pathlib

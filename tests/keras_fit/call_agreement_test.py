@@ -1,4 +1,4 @@
-"""How many batches a call of Keras takes, and whether its callbacks look at them."""
+"""The number of batches that a call of Keras takes, and whether its callbacks inspect individual batches."""
 
 import keras
 import numpy as np
@@ -40,7 +40,7 @@ def test_batches_in_a_pass(given, expected):
 
 
 def test_keras_counts_the_same():
-    """What `fit` really takes."""
+    """Compared with the number that `fit` actually takes."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     ends = []
@@ -55,7 +55,7 @@ def test_keras_counts_the_same():
     [(20, 20, 10), (15, 15, 5), (13, 13, 1), (6, 0, 6), (6, 4, 2), (6, None, 1), (None, None, 1)],
 )
 def test_a_pass_is_a_whole_number_of_calls(batches, available, expected):
-    """And so is all data that there is: where it ends in the middle of a pass, logs are those of the last step."""
+    """So is all available data: if it ends in the middle of a pass, logs are those of the last step."""
     assert steps_at_a_time(batches, available, 10) == expected
 
 

@@ -1,4 +1,4 @@
-"""Structures of numbers, compared by norms."""
+"""Comparison of structures of numbers by norms."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ TOLERANCE = 1e-9
 
 
 def differences(ours: Any, plain: Any, path: str = "") -> dict[str, float]:
-    """Where two structures of numbers differ by more than rounding, and by how much."""
+    """Returns the relative differences that exceed rounding, by path in the structures."""
     if isinstance(plain, dict):
         assert list(ours) == list(plain), path
         pairs = [(f"{path}/{key}", ours[key], plain[key]) for key in plain]
@@ -29,7 +29,7 @@ def differences(ours: Any, plain: Any, path: str = "") -> dict[str, float]:
 
 
 def plain_run(name: str) -> dict[str, Any]:
-    """What plain Keras makes of a program on one device."""
+    """Returns the results of a program with plain Keras on one device."""
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     return run(PROGRAMS[name]())
@@ -38,7 +38,7 @@ def plain_run(name: str) -> dict[str, Any]:
 def both(
     strategy: tfdist.Strategy, make: Callable[[], keras.Model], use: Callable[[keras.Model], Any], **options: Any
 ) -> tuple[Any, Any]:
-    """What a use of a model gives on replicas, and with plain Keras."""
+    """Returns the results of using a model, on replicas and with plain Keras."""
     found = []
     for ours in (True, False):
         keras.utils.clear_session(free_memory=False)

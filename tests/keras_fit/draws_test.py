@@ -1,4 +1,4 @@
-"""Random numbers of a model's own code: each replica draws its own, and a comparison draws none."""
+"""Random numbers in a model's own code: each replica draws different ones, and a comparison draws none."""
 
 from collections.abc import Callable
 from typing import Any
@@ -72,12 +72,12 @@ def test_outside_nothing_has_changed() -> None:
 
 
 class Noisy(keras.Model):
-    """Remembers what each replica has drawn."""
+    """Stores the numbers that each replica has drawn."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = keras.layers.Dense(1)
-        own = {"aggregation": "none", "synchronization": "on_read"}  # a value for each replica
+        own = {"aggregation": "none", "synchronization": "on_read"}  # one value per replica
         self.noise = keras.Variable(np.zeros(100, "int32"), trainable=False, **own)  # floats are averaged at the end
 
     def call(self, x: Any) -> Any:
@@ -113,7 +113,7 @@ class Sampling(keras.layers.Layer):
 
 
 class SampledTwice(keras.Model):
-    """Draws in its own `test_step`, too, where Keras makes the generator of the program."""
+    """Also draws in its own `test_step`, where Keras uses the global generator."""
 
     def __init__(self, held: bool) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ def test_predictions_draw_for_each_row_and_each_call(mirrored2: tfdist.Strategy,
     model.compile("sgd", "mse")
     tfdist.distribute(model, mirrored2)
     once, again = (model.predict(np.zeros((400, 2)), batch_size=400, verbose=0).ravel() for _ in range(2))
-    for one, other in ((once[:200], once[200:]), (once, again)):  # replicas, and calls
+    for one, other in ((once[:200], once[200:]), (once, again)):  # compares replicas, then calls
         assert abs(np.corrcoef(one, other)[0, 1]) < 0.3
     assert abs(np.std(once) - 1.0) < 0.2
 
@@ -148,7 +148,7 @@ def test_evaluation_draws(name: str, held: bool, request: pytest.FixtureRequest)
     x, y = np.zeros((4000, 2)), np.zeros((4000, 1))
     once, again = (model.evaluate(x, y, batch_size=1000, verbose=0, return_dict=True)["squared"] for _ in range(2))
     assert once != again
-    assert abs(once - 2.0) < 0.5  # the variance of two draws; of the last batch, as plain Keras says it
+    assert abs(once - 2.0) < 0.5  # the variance of two draws, for the last batch, as in plain Keras
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["a generator of its layer", "the program's generator"])

@@ -1,4 +1,4 @@
-"""`run_eagerly=True` on replicas: every process computes whole batches, so that values can be looked at, and printed."""
+"""`run_eagerly=True` on replicas: every process computes global batches, so that values can be inspected and printed."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ Y = np.random.default_rng(1).normal(size=(22, 3))
 
 
 class Looking(keras.layers.Layer):
-    """Looks at its inputs, which a compiled step cannot."""
+    """Inspects the values of its inputs, which is impossible in a compiled step."""
 
     def call(self, x: Any) -> Any:
-        if tf.executing_eagerly():  # Keras traces it once, to find shapes
+        if tf.executing_eagerly():  # Keras also traces it once to infer shapes
             assert np.isfinite(x.numpy()).all()
         return x
 
@@ -40,7 +40,7 @@ def test_it_gives_one_device_s_numbers(float64: None, mirrored2: tfdist.Strategy
 
 
 def test_before_and_behind_compiled_calls(float64: None, mirrored2: tfdist.Strategy) -> None:
-    """Variables are those of all replicas, then those of one device, then those of all replicas again."""
+    """Variables are placed on all replicas, then on one device, then on all replicas again."""
 
     def without_looking() -> keras.Model:
         model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(3)])

@@ -1,4 +1,4 @@
-"""Losses of one's own give one device's numbers: means and sums over rows are shared by replicas, others computed by each."""
+"""Custom losses give the results of one device: replicas share means and sums over rows; others are computed by each."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ Y = np.random.default_rng(1).normal(size=(22, 3))
 
 
 class LossInALayer(keras.layers.Layer):
-    """Adds a loss that a function makes of its inputs."""
+    """Adds a loss, computed from its inputs by a function."""
 
     def __init__(self, loss: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def fitted(model: keras.Model) -> Any:
     return model.fit(X, Y, batch_size=8, epochs=2, verbose=0).history
 
 
-# Each way in which rows reach a loss: what it means on replicas is said in docs/keras_fit.md.
+# All ways in which a loss may depend on rows; docs/keras_fit.md describes what they mean on replicas.
 RIGHT: dict[str, Callable[[], keras.Model]] = {
     "add_loss of a mean": added(lambda x: 0.1 * ops.mean(x**2)),
     "add_loss of a loss object": added(lambda x: keras.losses.MeanSquaredError()(ops.zeros_like(x), x)),
@@ -139,7 +139,7 @@ def test_no_row_is_sent_if_the_check_is_switched_off(mirrored2: tfdist.Strategy)
 
 
 class PairsInABatch(keras.metrics.Metric):
-    """Counts pairs of rows whose predictions are alike."""
+    """Counts pairs of rows with similar predictions."""
 
     def __init__(self, name: str = "pairs") -> None:
         super().__init__(name=name)
@@ -183,7 +183,7 @@ def test_predictions_of_rows_that_depend_on_others(float64: None, mirrored2: tfd
 
 
 def contrastive(gathers: Callable[[Any], Any], of_own_rows: bool) -> Callable[[], keras.Model]:
-    """A model whose loss compares each row's output with those of all rows of the batch."""
+    """Returns a model whose loss compares each row's output with those of all rows of the batch."""
 
     class Contrastive(keras.Model):
         def train_step(self, data: Any) -> Any:
@@ -222,7 +222,7 @@ def test_rows_that_are_gathered_are_compared_and_the_work_is_shared(
 
 
 def test_batch_normalization_is_no_reason(float64: None, mirrored2: tfdist.Strategy) -> None:
-    """Its local statistics have the same distribution; synchronized, they are those of one device."""
+    """Its local statistics have the same distribution; synchronized ones equal those of one device."""
 
     def make() -> keras.Model:
         layers = [keras.layers.Dense(3), keras.layers.BatchNormalization(), LossInALayer(lambda x: ops.mean(x**4))]

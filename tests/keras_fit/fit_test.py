@@ -1,4 +1,4 @@
-"""Keras's own `fit`, `evaluate` and `predict` on replicas give plain Keras's numbers, in float64, metrics included."""
+"""Keras's own `fit`, `evaluate` and `predict` on replicas give the results of plain Keras, in float64, including metrics."""
 
 import functools
 import pathlib
@@ -39,7 +39,7 @@ def test_two_replicas_give_the_numbers_of_plain_keras(name: str, float64: None, 
 def test_so_do_one_and_four_replicas(
     name: str, float64: None, single: tfdist.Strategy, mirrored4: tfdist.Strategy
 ) -> None:
-    """With four, the last batch of an epoch has fewer rows than there are replicas."""
+    """With four replicas, the last batch of an epoch has fewer rows than replicas."""
     assert not differences(our_run(name, single), plain(name))
     assert not differences(our_run(name, mirrored4), plain(name))
 
@@ -59,7 +59,7 @@ QUARTER, OTHER_HALF = list(PROGRAMS)[::4], list(PROGRAMS)[1::2]
     ],
 )
 def test_so_do_processes(strategy: str, size: int, names: list[str], float64: None, tmp_path: pathlib.Path) -> None:
-    """The processes' weights are equal bit for bit, too. All programs on each strategy are in the full product."""
+    """The processes' weights must also be bitwise equal. The full product has all programs on each strategy."""
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
     outcomes = running.outcomes("keras_fit", strategy, size, tmp_path, *names, seconds=400, environment=threads)
     assert [*outcomes[0]] == names

@@ -1,4 +1,4 @@
-"""Contrastive training that shares its work: embeddings of all replicas are gathered, in a step and in a layer."""
+"""Contrastive training whose work is shared: embeddings of all replicas are gathered, in a step and in a layer."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""`tfdist.gather_rows` in a script, on processes: the last batch is short, and its rows are dealt unevenly."""
+"""`tfdist.gather_rows` in a script on several processes, with a short last batch whose rows are distributed unevenly."""
 
 import pathlib
 

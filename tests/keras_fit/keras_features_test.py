@@ -153,7 +153,7 @@ def test_float16_scales_the_loss(mirrored2: tfdist.Strategy) -> None:
 
 
 def test_what_checkpoints_and_logs_hold(tmp_path: Any, mirrored2: tfdist.Strategy) -> None:
-    """Keras alone loads what a callback saved."""
+    """Files saved by a callback can be loaded by Keras alone."""
     keras.utils.set_random_seed(1)
     with mirrored2.scope():
         model = tfdist.distribute(network(), mirrored2)
@@ -181,7 +181,7 @@ def test_a_loss_that_is_not_finite_ends_fit_or_is_left_to_the_callback(mirrored2
 
 
 def test_models_that_are_not_distributed_are_keras_s_own(mirrored2: tfdist.Strategy) -> None:
-    """Replacing methods changes nothing for others."""
+    """Patched methods do not change other models."""
     with mirrored2.scope():
         tfdist.distribute(network(), mirrored2)
     keras.utils.set_random_seed(1)
@@ -191,7 +191,7 @@ def test_models_that_are_not_distributed_are_keras_s_own(mirrored2: tfdist.Strat
 
 
 def test_predicting_in_between_keeps_what_was_compiled(mirrored2: tfdist.Strategy) -> None:
-    """What compression and loss scaling keep from step to step is not lost, and nothing is traced anew."""
+    """The state of compression and loss scaling is not lost, and nothing is traced again."""
     with mirrored2.scope():
         model = tfdist.distribute(network(), mirrored2)
     functions = []

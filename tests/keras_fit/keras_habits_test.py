@@ -1,4 +1,4 @@
-"""Habits of programs in which numbers could go wrong without a word; on two replicas beside plain Keras, in float64."""
+"""Common usage in which results could be silently wrong; on two replicas, compared with plain Keras in float64."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.keras_fit.comparing import both, differences
 from tfdist import keras_fit
 from tfdist.errors import InputError
 
-X = np.random.default_rng(0).normal(size=(19, 5))  # batches of 6 leave one of a single row
+X = np.random.default_rng(0).normal(size=(19, 5))  # with batches of 6, the last one has a single row
 Y = np.random.default_rng(1).normal(size=(19, 1))
 
 
@@ -73,7 +73,7 @@ class OwnTracker(keras.Model):
 
 
 class Renamed(keras.Model):
-    """A metric whose result is returned under another name, over more steps than lie between two looks at metrics."""
+    """A metric whose result is returned under another name; fitted for more steps than there are between updates of logs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -151,7 +151,7 @@ def test_more_steps_than_there_is_data_for_leave_a_history(float64: None, mirror
 
 
 class Pair(keras.Model):
-    """No `call`, no labels but its own, as models of two players have it."""
+    """A model without `call` that creates its own labels, like models with two players."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ def test_what_is_saved_of_a_scaled_loss_is_all_of_it(mirrored2: tfdist.Strategy,
 
 
 def test_saving_a_model_in_a_model_distributes_nothing(single: tfdist.Strategy, tmp_path: Any) -> None:
-    """Keras looks at every attribute of what it saves; on several processes the chief would speak alone."""
+    """Keras accesses every attribute of what it saves; with several processes, only the chief would communicate."""
     inner = dense()
     outer = keras.Sequential([keras.Input((5,)), inner])
     with keras_fit.attach_all(lambda model: pytest.fail("distributed by being looked at"), single):
@@ -208,7 +208,7 @@ def test_saving_a_model_in_a_model_distributes_nothing(single: tfdist.Strategy, 
 
 
 def test_batches_of_other_sizes_are_traced_without_a_word(mirrored2: tfdist.Strategy, monkeypatch: Any) -> None:
-    """On several processes one may trace anew where another need not: it must not wait for the others then."""
+    """One process may have to retrace when another one does not: it must not wait for the others."""
     with mirrored2.scope():
         model = tfdist.distribute(dense(), mirrored2)
     model.train_on_batch(X[:8], Y[:8])

@@ -1,4 +1,4 @@
-"""Models of different shapes with their data, as programs build and fit them; each is a function that returns a `Program`."""
+"""Various models with their data, as built and fitted by programs; each is a function that returns a `Program`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ EXAMPLES = 44  # with batches of 8 the last one has 4
 
 
 class Program(NamedTuple):
-    """A compiled model and what it is fitted to."""
+    """A compiled model and its data."""
 
     model: keras.Model
     x: Any
@@ -84,7 +84,7 @@ def shared_layers() -> Program:
 
 
 def recurrent() -> Program:
-    """Masked steps, whose number differs from row to row, count in no loss."""
+    """Masked time steps, whose number differs between rows, do not count in the loss."""
     model = keras.Sequential(
         [
             keras.Input((5,), dtype="int32"),
@@ -153,7 +153,7 @@ def frozen_layers() -> Program:
 
 
 def sparse_gradients() -> Program:
-    """The table is large enough for its gradient to travel as rows."""
+    """The table is large enough for its gradient to be sent as rows."""
     model = keras.Sequential(
         [
             keras.Input((5,), dtype="int32"),
@@ -168,7 +168,7 @@ def sparse_gradients() -> Program:
 
 
 class OwnStep(keras.Model):
-    """As in Keras's guide: a loop of one's own inside `fit`, with metrics of one's own."""
+    """A custom train step with custom metrics, as in Keras's guide."""
 
     def __init__(self, inputs: Any, outputs: Any) -> None:
         super().__init__(inputs, outputs)
@@ -222,7 +222,7 @@ def custom_compute_loss() -> Program:
 
 
 class Two(keras.Model):
-    """Two optimizers, each for a part of the variables, one after the other: the second sees what the first has done."""
+    """Two optimizers, each for a part of the variables, applied in sequence: the second depends on the first one's update."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
 
 
 def run(program: Program, batch_size: int = 8) -> dict[str, Any]:
-    """Fits, evaluates and predicts as a program does; returns all numbers that come of it."""
+    """Fits, evaluates and predicts as a program does; returns all resulting numbers."""
     model, x, y = program.model, program.x, program.y
     given = {"sample_weight": program.sample_weight, "class_weight": program.class_weight}
     history = model.fit(x, y, batch_size=batch_size, epochs=2, verbose=0, validation_split=0.25, **given).history

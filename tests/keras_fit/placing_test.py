@@ -1,4 +1,4 @@
-"""Where models are made and what programs do beside `fit`, on two replicas beside plain Keras."""
+"""Where models are created, and what programs do besides `fit`; on two replicas, compared with plain Keras."""
 
 import contextlib
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def fitted(model: keras.Model) -> Any:
 
 
 def by_a_loop_of_its_own(model: keras.Model) -> Any:
-    """Two fits, and between them a loop with another optimizer, compiled and not."""
+    """Fits twice, with a custom loop of another optimizer in between, compiled and eager."""
     first = fitted(model)
     optimizer, loss_fn = keras.optimizers.SGD(0.1, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(True)
 
@@ -59,7 +59,7 @@ def with_numbers_of_the_optimizer(model: keras.Model) -> Any:
 
 
 def of_weights_that_decay_but_some(model: keras.Model) -> Any:
-    """The optimizer remembers variables before they are placed."""
+    """The optimizer refers to variables before they are placed."""
     optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1)
     optimizer.exclude_from_weight_decay(var_list=[model.layers[0].kernel])
     model.compile(optimizer, "sparse_categorical_crossentropy")
@@ -67,7 +67,7 @@ def of_weights_that_decay_but_some(model: keras.Model) -> Any:
 
 
 def with_an_optimizer_that_has_stepped(model: keras.Model) -> Any:
-    """Its slots, and what it knows of the variables, go with them."""
+    """Its slots and its references to variables are placed with them."""
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(model(X) ** 2)
     model.optimizer.apply(tape.gradient(loss, model.trainable_weights), model.trainable_weights)
@@ -116,7 +116,7 @@ class Penalty(keras.layers.Layer):
 
 @pytest.mark.parametrize("place", [1, 2])
 def test_a_loss_of_a_layer_beside_one_that_communicates(place: int, float64: None, mirrored2: tfdist.Strategy) -> None:
-    """Where a replica communicates in its forward pass another's goes on, which has losses of its own."""
+    """While a replica waits for communication in its forward pass, another one's continues, with losses of its own."""
 
     def fit(strategy: tfdist.Strategy | None) -> Any:
         keras.utils.set_random_seed(1)

@@ -1,4 +1,4 @@
-"""What a program can get wrong: one line with the rule, what was received, and the remedy; on every process."""
+"""Errors of programs: every process reports one line with the rule, what was received, and the remedy."""
 
 import pathlib
 import sys
@@ -113,14 +113,14 @@ ON_PROCESSES = {
         "other options": ("InputError: --clip_norm differs: rank 0 has 1.0, rank 1 has 2.0",),
         "another call": ("InputError: Every process must make the same calls", "rank 0 evaluate, rank 1 predict"),
         "a stop on one": ("epochs 1",),
-        "a skipped call": (),  # the process that made it says so
+        "a skipped call": (),  # reported by the process that made it
     },
 }
 
 
 @pytest.mark.parametrize("strategy", ON_PROCESSES)
 def test_every_process_says_it(strategy: str) -> None:
-    """A process that is alone in a call says so at the deadline, 5 seconds here."""
+    """A process that is the only one in a call reports it at the deadline, here after 5 seconds."""
     ways = ON_PROCESSES[strategy]
     command = [sys.executable, WORKER, strategy, ",".join(ways)]
     with processes.job(command, 2, {"TF_CPP_MIN_LOG_LEVEL": "2"}) as job:

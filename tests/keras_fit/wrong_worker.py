@@ -1,4 +1,4 @@
-"""One process of a job that goes wrong in several ways, one after the other.
+"""One process of a job that makes several errors, one after another.
 
 python tests/keras_fit/wrong_worker.py STRATEGY WAY,WAY,...
 """
@@ -38,7 +38,7 @@ def go(strategy: tfdist.Strategy, way: str) -> None:
     options = {"clip_norm": 1.0 + rank} if way == "other options" else {}
     seconds = 5.0 if way == "a skipped call" else 60.0
     tfdist.distribute(model, strategy, stall_shutdown_seconds=seconds, **options)
-    if way == "other order":  # shuffled before there is a seed
+    if way == "other order":  # shuffled before a seed is set
         model.fit(tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(24).batch(6), verbose=0)
     elif way == "own share":
         model.fit(X[rank::2], Y[rank::2], batch_size=6, verbose=0)
