@@ -1,4 +1,4 @@
-"""Which attributes of Keras's callbacks are state. A release of Keras in which one has more fails here."""
+"""The attributes of Keras's callbacks that are state. A release of Keras that adds some fails here."""
 
 import ast
 import inspect
@@ -15,17 +15,17 @@ OF_THE_PROGRAM = {
     "_init_profile_batch",
     "set_model",
     "set_params",
-}  # what is set there, each start sets again
+}  # attributes assigned there are set again by each start
 NOT_STATE = {
-    # Set when the metrics are known; the sign of `min_delta` follows from it.
+    # Set when the metrics are known; it determines the sign of `min_delta`.
     "MonitorCallback": {"monitor_op", "min_delta"},
-    # The epoch that `on_epoch_begin` has, which is called again.
+    # Set by `on_epoch_begin`, which is called again.
     "ModelCheckpoint": {"_current_epoch"},
     # An open file, and its columns.
     "CSVLogger": {"append_header", "csv_file", "keys", "writer"},
     # The terminal.
     "ProgbarLogger": {"_called_in_fit", "progbar", "seen", "target"},
-    # Clocks, open writers, a running profile, and a graph that is written once in each start.
+    # Times, open writers, a running profile, and a graph that each start writes once.
     "TensorBoard": {
         "_batch_start_time",
         "_batch_trace_context",
@@ -45,7 +45,7 @@ CALLBACKS = [
 
 
 def changed_in_training(kind):
-    """Attributes that methods of a class assign, by the class that has the methods."""
+    """Returns the attributes that methods assign, by the class that defines the methods."""
     found = {}
     for one in (base for base in kind.__mro__ if base.__module__.startswith("keras.")):
         [tree] = ast.parse(textwrap.dedent(inspect.getsource(one))).body
@@ -76,7 +76,7 @@ def test_nothing_else_is_set():
 
 
 def test_a_best_value_has_its_comparison():
-    """`ModelCheckpoint` may need it before an epoch has ended, and changes the sign of `min_delta` with it once."""
+    """`ModelCheckpoint` may compare before the end of an epoch; the sign of `min_delta` must change only once."""
     best = keras.callbacks.ModelCheckpoint("best.keras", "loss", save_best_only=True, save_freq=2)
     for _ in range(2):
         keras_internals.restore_callback(best, {"best": 0.5})

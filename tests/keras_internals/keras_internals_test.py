@@ -1,4 +1,4 @@
-"""One pin for each private corner of Keras and TensorFlow: a new version that changes one is noticed here, by name."""
+"""One test for each private API of Keras and TensorFlow that is used: if a new version changes one, its test fails."""
 
 import inspect
 
@@ -44,7 +44,7 @@ def test_build_takes_sample_weights():
 
 
 def test_the_start_of_tensorflow_s_servers_has_a_deadline(monkeypatch):
-    """That TensorFlow heeds it is shown with processes, in tests/end_to_end/exit_codes_test.py."""
+    """Real processes in tests/end_to_end/exit_codes_test.py show that TensorFlow respects it."""
     current = keras_internals.tf_internals.context.context()
     monkeypatch.setattr(current, "_coordination_service_config", None)
     keras_internals.limit_start_of_workers(3, 1.5)
@@ -57,7 +57,7 @@ def test_the_start_of_tensorflow_s_servers_has_a_deadline(monkeypatch):
 
 
 def test_device_iterators_have_no_thread_that_tunes(mirrored2):
-    """With it the end of each fit waited for up to as long as the fit had been."""
+    """With autotuning, ending a fit could take as long again as the fit itself."""
 
     def tuned(iterator):
         on_devices = iterator._iterators[0]._iterator._device_iterators
@@ -81,7 +81,7 @@ def test_keras_sums_gradients_over_replicas_unless_it_is_switched_off(mirrored2)
 
     assert weight_after_a_step(off=False) == [[-2.0, -4.0]] * 2
     assert weight_after_a_step(off=True) == [[-1.0, -2.0]] * 2
-    # What is replaced takes pairs of gradient and variable and returns a list of such.
+    # The replaced function takes pairs of gradient and variable, and returns a list of pairs.
     original = keras.optimizers.SGD()._all_reduce_sum_gradients
     assert list(inspect.signature(original).parameters) == ["grads_and_vars"]
     pair = (tf.constant(1.0), keras.Variable(1.0))
@@ -181,7 +181,7 @@ def test_losses_of_weights_and_of_data_are_told_apart():
     x = tf.ones([4, 3])
     model(x)
     assert [float(loss) for loss in keras_internals.weight_losses(model)] == [0.5 * 6]
-    # Keras divides an activity regulariser by the rows: 0.01 * 4 * 2 * 3 / 4
+    # Keras divides an activity regularizer's loss by the number of rows: 0.01 * 4 * 2 * 3 / 4
     assert sorted(float(loss) for loss in keras_internals.data_losses(model)) == pytest.approx([0.06, 21.0])
     model(x * 2)
     assert len(keras_internals.data_losses(model)) == 2, "those of the last forward pass alone"
@@ -222,7 +222,7 @@ def test_without_metrics_nothing_happens():
 
 
 def test_variables_are_born_when_told():
-    """Reads, assignments and shapes work before that; a model that is traced has its variables at once."""
+    """Reads, assignments and shapes work before creation; a model that is traced has its variables immediately."""
     abstract_model, at_once = [], []
 
     def initialize(uninitialized):
@@ -246,7 +246,7 @@ def test_variables_are_born_when_told():
     for uninitialized in abstract_model:
         initialize(uninitialized)
     np.testing.assert_array_equal(keras_internals.value_of(dense.bias), [1.0, 2.0])
-    assert isinstance(keras.Variable([1.0]).value, tf.Variable)  # outside nothing has changed
+    assert isinstance(keras.Variable([1.0]).value, tf.Variable)  # unchanged outside the context
 
 
 def test_slots_have_the_layout_of_their_variable():
@@ -325,7 +325,7 @@ def test_tapes_do_not_see_what_is_not_recorded():
 
 
 def test_a_model_forgets_its_strategy(mirrored2):
-    """With one, Keras's fit would begin a pass over the data that it does not use."""
+    """With a strategy, Keras's fit would begin an unused pass over the data."""
     with mirrored2.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     assert model.distribute_strategy is mirrored2.engine
@@ -387,7 +387,7 @@ def test_the_variables_that_an_optimizer_was_built_for():
     ],
 )
 def test_velocities_are_slots_of_the_gradients_times_rates(optimizer, count):
-    """A step with a gradient of 1 leaves minus the rate in SGD's, and something in RMSprop's."""
+    """No slot is zero after a step with a gradient of 1."""
     variables = [keras.Variable([1.0, 2.0]), keras.Variable([3.0])]
     optimizer.build(variables)
     optimizer.apply([tf.ones([2]), tf.ones([1])], variables)
