@@ -19,7 +19,7 @@ def made(experts=4, width=16, shape=(12, 6), **options):
 
 
 def dense(layer, x, choices):
-    """Every expert computes every token; the chosen ones' results count."""
+    """Computes every token with every expert, and combines the results of the chosen ones."""
     probabilities = tf.nn.softmax(tf.einsum("gsm,me->gse", x, layer.router))
     values, _ = tf.math.top_k(probabilities, choices)
     weights = tf.where(probabilities >= values[..., -1:], probabilities, 0.0)
@@ -52,7 +52,7 @@ def test_with_room_for_all_tokens_it_is_the_dense_evaluation(choices):
 
 
 def on_a_mesh(shape, layout, **arguments):
-    """What a layer makes of X there."""
+    """Returns a layer's outputs for X on a mesh."""
     strategy = tfdist.load_strategy("mesh", mesh_shape=shape, layout=layout, environment={})
     with strategy.scope():
         layer = made(**arguments)
@@ -157,7 +157,7 @@ def test_refuses_what_has_no_known_tokens(shape):
 
 
 def trained(strategy, steps=300, **options):
-    """Tokens of four kinds and a router that sends all of them to expert 0; the coefficients of variation before and after."""
+    """Trains on four kinds of tokens, with a router that sends all to expert 0 at first; returns metrics before and after."""
     random = np.random.default_rng(0)
     kinds = random.integers(0, 4, (64, 16))
     x = (np.eye(4)[kinds] + 0.1 * random.standard_normal((64, 16, 4))).astype("float32")

@@ -50,7 +50,7 @@ def test_the_result_is_the_same_with_dropout_too(single, float64, which):
 
 @pytest.mark.parametrize("which", ["full", "norm|drop"])
 def test_state_moves_once(single, mirrored2, float64, which):
-    """Moving statistics, and the seeds of dropout."""
+    """Moving statistics and dropout seeds are only updated once."""
     data = (RANDOM.standard_normal((32, 6)), NEXT[:, 0])
     for strategy in (single, mirrored2):
         expected, found = (trained(strategy, given, normalized, data) for given in ("none", which))
@@ -59,7 +59,7 @@ def test_state_moves_once(single, mirrored2, float64, which):
 
 
 def test_on_a_mesh(mesh2x2, float64):
-    """With dropout, whose numbers are drawn once."""
+    """With dropout, whose random numbers must only be drawn once."""
 
     def build():
         return tfdist.models.transformer(input_shape=(6,), classes=12, layers=1, width=8, heads=2, dropout=0.2)
@@ -95,7 +95,7 @@ def test_refuses(which, message):
 
 
 class Block(keras.layers.Layer):
-    """Its `call` takes no `training`: the dropout in it knows by the call's context."""
+    """Its `call` has no `training` argument: dropout gets it from the call context."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

@@ -1,4 +1,4 @@
-"""Routing against a loop over tokens, and what holds for any probabilities."""
+"""Routing compared with a loop over tokens, and properties that hold for any probabilities."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def drawn(seed, groups, tokens, experts):
 
 
 def routed(seed, groups, tokens, experts, capacity, overflow):
-    """The arguments of a case, and what routes makes of them."""
+    """Returns the arguments of a case, and the result of `routes`."""
     probabilities, real = drawn(seed, groups, tokens, experts)
     choices = min(2, experts)
     found = routing.routes(tf.constant(probabilities), tf.constant(real), choices, capacity, overflow)
@@ -34,7 +34,7 @@ def routed(seed, groups, tokens, experts, capacity, overflow):
 
 
 def by_hand(probabilities, real, choices, capacity, overflow):
-    """As one would say it: first choices of all tokens in order, then second ones, then what overflowed."""
+    """Routes in a loop: the first choices of all tokens in order, then the second ones, then the overflow."""
     groups, tokens, experts = probabilities.shape
     dispatch = np.zeros((groups, tokens, experts, capacity))
     dropped = 0
@@ -68,7 +68,7 @@ def test_routes_are_those_of_a_loop(sizes):
     np.testing.assert_array_equal(found.dispatch, dispatch)
     assert float(found.dropped) == dropped
     np.testing.assert_array_equal(found.load, dispatch.sum((0, 1, 3)))
-    assert float(tf.reduce_sum(found.load)) + dropped == choices * real.sum()  # no token is lost or made
+    assert float(tf.reduce_sum(found.load)) + dropped == choices * real.sum()  # no token is lost or duplicated
 
 
 @given(SIZES)
@@ -82,7 +82,7 @@ def test_a_place_has_one_token_and_weights_are_shares(sizes):
 
 
 def test_spilled_tokens_go_to_the_least_loaded_experts():
-    """Six tokens want expert 0, which has three places; expert 1 has one token already."""
+    """Six tokens choose expert 0, which has a capacity of three; expert 1 already has one token."""
     wanted = [1, 0, 0, 0, 0, 0, 0]
     probabilities = tf.constant([[[0.9 if e == w else 0.05 for e in range(3)] for w in wanted]])
     found = routing.routes(probabilities, tf.ones([1, 7]), 1, 3, "spill")
@@ -117,7 +117,7 @@ def test_padding_counts_in_no_loss():
 
 
 def test_two_places_of_one_expert_share_its_weight():
-    """The second choice of the last token is full, and the expert of its first has the least load."""
+    """The last token's second choice is full, and its first choice is the expert with the least load."""
     probabilities = np.array([[[0.1, 0.5, 0.4], [0.1, 0.5, 0.4], [0.6, 0.3, 0.1]]])
     found = routing.routes(tf.constant(probabilities), tf.ones([1, 3], tf.float64), 2, 2, "spill")
     assert np.sum(found.dispatch[0], axis=-1).tolist() == [[0, 1, 1], [0, 1, 1], [2, 0, 0]]

@@ -1,4 +1,4 @@
-"""Layouts of activations; that results do not change is tests/conformance's."""
+"""Layouts of activations; tests/conformance tests that results do not change."""
 
 import keras
 import numpy as np
@@ -37,7 +37,7 @@ def split():
 
 
 def laid_out(strategy, function, value, *axes):
-    """A function's result on the mesh: as an array, and the axes that it is split over."""
+    """Returns a function's result on the mesh, as an array, and the axes over which it is sharded."""
     found = strategy.compiled(lambda x: strategy.run(function, x))(strategy.devices.lay(value, Layout(axes)))
     specs = [None if spec == dtensor.UNSHARDED else spec for spec in dtensor.fetch_layout(found).sharding_specs]
     return strategy.devices.full_tensor(found).numpy(), specs

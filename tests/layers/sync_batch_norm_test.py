@@ -1,4 +1,4 @@
-"""Synchronized BatchNorm on replicas is BatchNorm on one device with all rows."""
+"""Synchronized BatchNorm on replicas equals BatchNorm on one device with all rows."""
 
 import keras
 import numpy as np
@@ -9,11 +9,11 @@ from tfdist.collectives import OneReplica, Recording, using
 from tfdist.layers import SyncBatchNormalization
 
 RANDOM = np.random.default_rng(0)
-BORDERS = {1: [0, 13], 2: [0, 5, 13], 4: [0, 3, 3, 9, 13]}  # uneven, one of them empty
+BORDERS = {1: [0, 13], 2: [0, 5, 13], 4: [0, 3, 3, 9, 13]}  # uneven; one part is empty
 
 
 def step(strategy, make, x, weights, mask=None):
-    """Forward, gradients by input, gamma and beta of sum(weights * sin(y)), and moving statistics after it."""
+    """Returns outputs y, gradients of sum(weights * sin(y)) for input, gamma and beta, and the new moving statistics."""
     with strategy.scope():
         layer = make()
         layer.build(x.shape)
@@ -68,7 +68,7 @@ def test_replicas_are_one_device(strategy, shape, axis, masked, request, float64
     expected = step(single, lambda: keras.layers.BatchNormalization(**options), x, weights, mask)
     found = step(strategy, lambda: SyncBatchNormalization(**options), x, weights, mask)
     assert len(found) == 6
-    # With a mask Keras divides by the count plus 1e-7.
+    # With a mask, Keras divides by the count plus 1e-7.
     rtol, atol = (1e-5, 1e-6) if masked else (1e-10, 1e-12)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
@@ -78,7 +78,7 @@ def test_replicas_are_one_device(strategy, shape, axis, masked, request, float64
 
 
 def test_digits_where_the_mean_is_large(mirrored2):
-    """Mean / deviation = 1000 in float32: E[x^2] - E[x]^2 has no digit left, the merge of M2 has."""
+    """With mean / deviation = 1000 in float32, E[x^2] - E[x]^2 has no correct digit, but merging M2 has."""
     x = np.random.default_rng(1).normal(1000.0, 1.0, (13, 3)).astype("float32")
     weights = np.ones((13, 3), "float32")
     exact = (x.astype("float64") - x.mean(0, dtype="float64")) ** 2
@@ -92,7 +92,7 @@ def test_digits_where_the_mean_is_large(mirrored2):
 
 
 def test_training_keeps_the_digits_of_beta(mirrored2, single):
-    """Mean / deviation = 30, 20 steps of gradient descent on beta alone."""
+    """Mean / deviation = 30; 20 steps of gradient descent on beta only."""
     random = np.random.default_rng(2)
     x = random.normal(30.0, 1.0, (13, 3)).astype("float32")
     target = random.standard_normal((13, 3)).astype("float32")

@@ -1,4 +1,4 @@
-"""One kind of batch normalisation for another, in anybody's model."""
+"""Replacing one kind of batch normalization by another, in any model."""
 
 import keras
 import numpy as np
@@ -94,7 +94,7 @@ def test_nothing_to_replace():
 
 
 class Block(keras.layers.Layer):
-    """A layer of a user, with batch normalisation inside."""
+    """A user's layer that contains batch normalization."""
 
     def __init__(self):
         super().__init__()
@@ -105,7 +105,7 @@ class Block(keras.layers.Layer):
 
 
 class Subclassed(keras.Model):
-    """A model without a graph."""
+    """A subclassed model."""
 
     def __init__(self):
         super().__init__()

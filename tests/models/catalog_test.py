@@ -1,4 +1,4 @@
-"""Models by name, and what holds for every one of them."""
+"""Models by name, and properties of all of them."""
 
 import re
 import sys
@@ -30,7 +30,7 @@ SMALL = [
 def float64():
     floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")  # Keras derives it from floatx once, at its first layer
+    keras.config.set_dtype_policy("float64")  # Keras derives the policy from floatx only once, for its first layer
     yield
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(policy)
@@ -62,7 +62,7 @@ def test_shapes_sizes_and_paths(spec, shape, classes, parameters):
     paths = [variable.path for variable in model.variables]
     assert len(set(paths)) == len(paths)
     assert [variable.path for variable in models.build(spec, shape, classes).variables] == paths
-    assert "tfdist" not in model.to_json()  # Keras alone loads it
+    assert "tfdist" not in model.to_json()  # Keras alone can load it
     assert model.layers[-1].activation is keras.activations.linear
 
 

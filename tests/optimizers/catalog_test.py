@@ -34,7 +34,7 @@ adadelta adafactor adagrad adam adamax adamw ftrl lamb lion muon nadam rmsprop s
 
 
 def classes(module, base, without):
-    """Keras's public classes, their names in lower case, without what only other spelling tells apart."""
+    """Returns Keras's public classes by lower-case name, without names that only differ in spelling."""
     found = inspect.getmembers(module, lambda x: inspect.isclass(x) and issubclass(x, base))
     return {name.lower() for name, _ in found} - set(without)
 
@@ -66,9 +66,9 @@ def test_arguments_of_an_optimizer():
 
 @pytest.mark.parametrize("name", [*LOSSES, *SHORT_LOSSES])
 def test_losses(name):
-    """A loss answers to the name by which Keras knows its function."""
+    """A loss is found by the name that Keras uses for its function."""
     made = create_loss(name)
-    if name == "categorical_generalized_cross_entropy":  # Keras knows this one by its class alone
+    if name == "categorical_generalized_cross_entropy":  # Keras only has the class of this one
         assert type(made) is keras.losses.CategoricalGeneralizedCrossEntropy
     else:
         assert made.fn is keras.losses.get(name)

@@ -1,4 +1,4 @@
-"""Variables of many shapes, gradients for some steps, and a way to apply them on every replica."""
+"""Variables of many shapes, gradients for several steps, and a function that applies them on every replica."""
 
 from collections.abc import Callable
 
@@ -16,14 +16,14 @@ Arrays = dict[str, np.ndarray]
 
 @pytest.fixture
 def starts() -> Arrays:
-    """The first values of the variables, by path."""
+    """Initial values of the variables, by path."""
     random = np.random.default_rng(0)
     return {path: random.standard_normal(shape) for path, shape in SHAPES.items()}
 
 
 @pytest.fixture
 def gradients() -> list[Arrays]:
-    """For each step a gradient of each variable; that of the vector is zero at first."""
+    """The gradients of all variables for each step; that of the vector is zero at first."""
     random = np.random.default_rng(1)
     made = [{path: random.standard_normal(shape) for path, shape in SHAPES.items()} for _ in range(STEPS)]
     made[0]["vector"] = np.zeros(3)

@@ -1,4 +1,4 @@
-"""`--optimizer=lamb` is `keras.optimizers.Lamb`: the paper's algorithm in NumPy, and where Keras departs from it."""
+"""`--optimizer=lamb` is `keras.optimizers.Lamb`: comparison with the paper's algorithm in NumPy, and Keras's difference."""
 
 import keras
 import numpy as np
@@ -37,7 +37,7 @@ def lamb(**options):
 @pytest.mark.parametrize("strategy", ["single", "mirrored2"])
 def test_keras_s_is_the_paper_s_without_weight_decay(strategy, starts, gradients, train, float64, request):
     found = train(request.getfixturevalue(strategy), lamb())
-    # Keras writes 1 - beta as a number of its own: the rounding is larger than float64's alone.
+    # Keras computes 1 - beta in Python, so that rounding errors are larger than those of float64.
     assert largest_difference(found, reference(starts, gradients)) < 1e-6
 
 
@@ -46,7 +46,7 @@ def test_and_in_float32(starts, gradients, train, mirrored2):
 
 
 def test_keras_s_weight_decay_stands_outside_of_the_trust_ratio(starts, gradients, train, single, float64):
-    """The paper has it inside. If this fails, Keras has changed: say so in the documents."""
+    """In the paper it is inside. If this fails, Keras has changed: update the documentation."""
     found = train(single, lamb(weight_decay=0.1))
     assert largest_difference(found, reference(starts, gradients, apart=0.1)) < 1e-6
     assert largest_difference(found, reference(starts, gradients, decay=0.1)) > 1e-3

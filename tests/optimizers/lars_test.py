@@ -1,4 +1,4 @@
-"""LARS equals its paper's algorithm in NumPy on one replica and on two, and Keras saves and loads it."""
+"""LARS equals the paper's algorithm in NumPy, on one replica and on two; Keras saves and loads it."""
 
 import contextlib
 
@@ -25,7 +25,7 @@ CASES = (
 
 
 def reference(starts, gradients, rates, *, unadapted, undecayed, **options):
-    """Algorithm 1 of the paper; with momentum correction the rate of the step multiplies the velocity."""
+    """Runs algorithm 1 of the paper; with momentum correction, the learning rate of the step multiplies the velocity."""
     momentum, b, nesterov, corrected, h, epsilon = (
         options.get(name, default)
         for name, default in (
@@ -180,7 +180,7 @@ def test_keras_saves_and_loads_it(single, tmp_path):
     assert loaded.optimizer.get_config() == model.optimizer.get_config()
     for a, b in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
         np.testing.assert_array_equal(a, b)
-    for each in (loaded, model):  # and both go on alike, the schedule's step included
+    for each in (loaded, model):  # both continue equally, including the schedule's step
         each.compile(optimizer=each.optimizer, loss="mse")
         each.train_on_batch(x, y)
     np.testing.assert_array_equal(*(each.layers[0].kernel for each in (loaded, model)))

@@ -1,4 +1,4 @@
-"""The learning rate of a step: scaled, warmed up and decayed, and a function of nothing else."""
+"""The learning rate: scaling, warmup and decay, as a function of the step only."""
 
 import math
 

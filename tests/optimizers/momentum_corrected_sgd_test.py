@@ -1,4 +1,4 @@
-"""Momentum correction: the velocity of the past follows the rate, as if there had never been another."""
+"""Momentum correction: the velocity is rescaled with the learning rate, as if the rate had never been different."""
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ def reference(starts, gradients, rates):
 
 
 def corrected(starts, gradients, rates):
-    """Their correction of equation 10: v = m (rate_t / rate_(t-1)) v + rate_t g; w = w - v."""
+    """Equation 10 with their correction: v = m (rate_t / rate_(t-1)) v + rate_t g; w = w - v."""
     w = {path: value.copy() for path, value in starts.items()}
     v = {path: np.zeros_like(value) for path, value in starts.items()}
     before = rates[0]

@@ -1,4 +1,4 @@
-"""Updates whose rate is rescaled from outside: a pin of the private corner of Keras that they rest on."""
+"""Updates with a rescaled learning rate, which depend on a private API of Keras."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ from tfdist import keras_internals
     "rate", [0.5, keras.optimizers.schedules.InverseTimeDecay(0.5, 1, 1.0)], ids=["one", "several"]
 )
 def test_updates_with_a_part_of_the_rate(rate):
-    """Also weight decay's, which reads the rate by itself."""
+    """Also for weight decay, which reads the learning rate separately."""
     optimizer = keras.optimizers.SGD(rate, weight_decay=0.1)
     variable = keras.Variable([1.0])
     optimizer.build([variable])
