@@ -1,4 +1,4 @@
-"""The plan as a user sees it."""
+"""The plan as printed for users."""
 
 import pathlib
 import re
@@ -30,7 +30,7 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> st
 
 
 def test_what_the_document_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each line of docs/meshes.md, in its order; three dots stand for some."""
+    """Every line in docs/meshes.md is printed, in the same order; three dots stand for omitted lines."""
     text = (ROOT / "docs" / "meshes.md").read_text(encoding="utf-8")
     [(shown, lines)] = re.findall(r"```console\n\$ python -m tfdist\.layout (.*?[^\\])\n(.*?)```", text, re.DOTALL)
     found = printed(capsys, *shlex.split(shown.replace("\\\n", " ")))

@@ -1,4 +1,4 @@
-"""The proof from a run's records: what is right is proved, and each way to be wrong is named."""
+"""The proof from a run's ledger: correct runs are proved, and every kind of error is named."""
 
 import json
 
@@ -25,7 +25,7 @@ def start(directory: RunDirectory, step: int, ranks: int, **others: int) -> list
 
 
 def use(files: list[LedgerFile], steps: range, stream: np.ndarray = STREAM) -> None:
-    """One call of the loop, its rows dealt evenly."""
+    """Records one call of the loop, with its rows distributed evenly."""
     rows = stream[steps.start * BATCH : steps.stop * BATCH].reshape(len(steps), len(files), -1)
     for rank, file in enumerate(files):
         file.write(steps.start, len(steps), rows[:, rank].ravel())
@@ -58,7 +58,7 @@ def test_one_start(directory, capsys):
 
 
 def test_restarts_and_resizes(directory, capsys):
-    """Steps that were made again count once: those of the start that led to the result."""
+    """Repeated steps count once: as made by the start that led to the result."""
     use(start(directory, 0, 2), range(0, 4))
     use(start(directory, 2, 1), range(2, 6), STREAM)
     use(start(directory, 1, 4), range(1, 3))
@@ -70,7 +70,7 @@ def test_restarts_and_resizes(directory, capsys):
 
 
 def test_batches_that_change(directory, capsys):
-    """Three of 4, of which one is made again in batches of 2, and back; the last one does not know of those made again."""
+    """Batches of 4, then of 2, then of 4 again; each new start repeats a step of the one before."""
     use(start(directory, 0, 2), range(0, 3))
     [file] = start(directory, 2, 1, batch_size=2, examples_before=8)
     file.write(2, 4, STREAM[8:16])
@@ -84,7 +84,7 @@ def test_batches_that_change(directory, capsys):
 
 
 def test_a_change_that_leaves_examples_out(directory, capsys):
-    """As if the place were the step times the batch."""
+    """As if the position were computed as the step times the batch size."""
     use(start(directory, 0, 1), range(0, 2))
     [file] = start(directory, 2, 1, batch_size=2, examples_before=8)
     file.write(2, 8, STREAM[4:20])
@@ -146,7 +146,7 @@ def test_batches_that_have_several_epochs_each(directory, capsys):
 
 
 def test_a_long_epoch_is_put_together_once(directory, capsys, monkeypatch):
-    """And not at each of its steps, which would copy the whole of it as often."""
+    """Concatenating at each step would copy the epoch each time."""
     size, copied = 4000, []
     [file] = start(directory, 0, 1, examples=size)
     file.write(0, size // BATCH, np.arange(size))
@@ -157,7 +157,7 @@ def test_a_long_epoch_is_put_together_once(directory, capsys, monkeypatch):
 
 
 def test_a_data_set_that_became_another(directory, capsys):
-    """What is used of it would be taken for a part of an epoch of the first size, none twice."""
+    """Otherwise, its examples would count as part of an epoch of the first size, without duplicates."""
     use(start(directory, 0, 1), range(0, 5))
     [file] = start(directory, 5, 1, examples=8)
     file.write(5, 2, np.arange(8))
@@ -214,7 +214,7 @@ def test_what_is_no_run(tmp_path):
 
 
 def test_starts_without_a_ledger_are_named(directory, capsys):
-    """Only those whose steps are part of the result; one that was made again as a whole has nothing to prove."""
+    """Only starts whose steps are part of the result; one whose steps were all repeated is ignored."""
     start(directory, 0, 0)
     use(start(directory, 0, 2), range(0, 3))
     code, text = said(directory, capsys)

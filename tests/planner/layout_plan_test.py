@@ -1,4 +1,4 @@
-"""The plan is what happens: bytes are those of the arrays; what is sent is in tests/strategies/mesh_collectives_test.py."""
+"""Plans match the actual bytes of arrays; tests/strategies/mesh_collectives_test.py compares the communication."""
 
 import collections
 import pathlib
@@ -69,7 +69,7 @@ def test_bytes_are_those_of_the_arrays(shape, layout, stage):
 
 
 def collectives(trainer, folder: pathlib.Path) -> collections.Counter:
-    """The collectives of one step on one device, by the operation that DTensor put each behind."""
+    """Returns the collectives of one step on one device, by the operation after which DTensor inserted each."""
     trainer.fit((TOKENS, NEXT), batch_size=8, steps=1)
     tf.profiler.experimental.start(str(folder))
     trainer.fit((TOKENS, NEXT), batch_size=8, steps=1)
@@ -112,7 +112,7 @@ def test_layers_gather_sharded_parameters_in_turn_and_once_more_backward(tmp_pat
     layers |= {"final_norm", "logits"}
     assert layers_in(gathers) == layers
     waits = [name for name in found if "/Max/" in name]
-    assert layers_in(waits) == layers  # else all would be gathered at once
+    assert layers_in(waits) == layers  # otherwise all would be gathered up front
     backward = [name for name in gathers if not layers_in([name])]
     assert len(backward) > len(layers)
     assert sum("AllReduce" in name and "gradient_tape" in name for name in found) > 10  # one message would need all
@@ -135,7 +135,7 @@ def searched(shape, memory, rules=""):
 
 
 def test_the_search_takes_what_sends_least_and_fits():
-    """Without a split nothing is sent, until the memory is too small for whole variables."""
+    """Without sharding nothing is sent, until memory is too small for replicated variables."""
     shape = "data:1;model:2"
     whole = sum(planned(shape).totals().values())
     assert searched(shape, whole)[0] == {"batch": "data"}
@@ -250,7 +250,7 @@ def test_kernels_of_convolutions_stay_whole(convolution, named):
         InputError, match="shards (ffn|out) of .*first/.*kernel over the axis model; the engine cannot shard kernels"
     ):
         layout_plan.AbstractModel(make).plan(mesh, parse_layout(rules, mesh), Shard(), 8)
-    mesh = parse_mesh("data:2;model:1")  # which splits nothing
+    mesh = parse_mesh("data:2;model:1")  # no sharding
     made = layout_plan.AbstractModel(make)
     plan = made.plan(mesh, parse_layout(rules, mesh), Shard(), 8)
     assert plan.totals()["parameters"] == made.model.count_params() * 4 > 0

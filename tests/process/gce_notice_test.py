@@ -1,4 +1,4 @@
-"""The platform's notice, from a metadata server that answers as Google Compute Engine's does."""
+"""Notices of the platform, from a metadata server that responds like that of Google Compute Engine."""
 
 import contextlib
 import http.server
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 
 class Metadata:
-    """What the server says, by path; a path that it does not know is not found."""
+    """A metadata server with given values by path; other paths are not found."""
 
     def __init__(self) -> None:
         self.said = {"instance/preempted": "FALSE", "instance/maintenance-event": "NONE"}
@@ -35,17 +35,17 @@ class Metadata:
                 text = metadata.said.get(self.path.removeprefix("/computeMetadata/v1/"))
                 self.send_response(200 if text else 404)
                 self.end_headers()
-                with contextlib.suppress(OSError):  # it may not be waited for
+                with contextlib.suppress(OSError):  # the client may be gone
                     self.wfile.write((text or "").encode())
 
             def log_message(self, *args: object) -> None:
-                """Quietly."""
+                """Logs nothing."""
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def wait(self) -> None:
-        """Until it was asked again, and answered."""
+        """Waits until it has been polled again, and has answered."""
         for _ in range(3):
             self.asked.clear()
             assert self.asked.wait(10)
@@ -106,7 +106,7 @@ def test_a_server_that_falls_silent_is_asked_again(metadata):
     with gce_notice.machine_notices(noticed.append):
         metadata.wait()
         metadata.speaks.clear()
-        metadata.wait()  # three times, each in vain
+        metadata.wait()  # three requests without an answer
         metadata.said["instance/preempted"] = "TRUE"
         assert noticed == []
         metadata.speaks.set()
@@ -120,7 +120,7 @@ def test_a_notice_that_is_taken_back_may_be_given_again(metadata):
     noticed: list[str] = []
     with gce_notice.machine_notices(noticed.append):
         metadata.wait()
-        saved, metadata.said = metadata.said, {}  # no answer takes nothing back
+        saved, metadata.said = metadata.said, {}  # a missing answer does not withdraw the notice
         metadata.wait()
         metadata.said = saved
         metadata.wait()

@@ -1,4 +1,4 @@
-"""A notice is heard at once, wherever the main thread is; real processes, real signals."""
+"""Preemption notices are handled immediately, whatever the main thread is doing; real processes and signals."""
 
 import os
 import signal
@@ -57,7 +57,7 @@ def program() -> Iterator[Callable[..., Program]]:
         one.process.communicate(timeout=DEADLINE)
 
 
-# The main thread waits in C for a lock, which no signal interrupts, as an engine does in a collective.
+# The main thread waits for a lock in C, which no signal interrupts, as in an engine's collective.
 INSIDE = (
     "libc, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64); libc.pthread_mutex_lock(lock); "
     "threading.Timer(1.5, libc.pthread_mutex_unlock, (lock,)).start(); libc.pthread_mutex_lock(lock)"
@@ -71,7 +71,7 @@ def test_a_notice_is_heard_at_once_while_the_main_thread_is_in_c(number: signal.
     began = time.monotonic()
     one.process.send_signal(number)
     assert one.line() == f"heard {number.name}\n"
-    assert time.monotonic() - began < 0.7  # the call lasts 1.4 s more
+    assert time.monotonic() - began < 0.7  # the call lasts for another 1.4 s
     code, out, err = one.end()
     assert (code, out) == (0, "done\n")
     assert err == (
@@ -94,7 +94,7 @@ def test_a_second_signal_ends_at_once_with_its_code(first: str, second: str, pro
 
 
 def test_a_signal_that_a_launcher_passes_on_besides_is_no_second_one(program) -> None:
-    """As `systemctl stop` and `scancel` do it: every process of the job is signalled, its launcher, too."""
+    """`systemctl stop` and `scancel` signal every process of the job, including its launcher."""
     one = program("time.sleep(1)")
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
         one.process.send_signal(number)
@@ -105,7 +105,7 @@ def test_a_signal_that_a_launcher_passes_on_besides_is_no_second_one(program) ->
 
 
 def test_an_engine_s_own_handler_that_came_before_does_not_swallow_it(program) -> None:
-    """TensorFlow's coordination service sets a handler by C's `signal`, which Python does not know of."""
+    """TensorFlow's coordination service sets a handler with C's `signal`, which Python does not see."""
     one = program("time.sleep(1)", before="ctypes.CDLL(None).signal(15, ctypes.c_void_p(1))")  # 1: ignored
     one.process.send_signal(signal.SIGTERM)
     assert one.line() == "heard SIGTERM\n"
@@ -123,7 +123,7 @@ def test_everything_is_as_before_afterwards() -> None:
     try:
         with notices(noticed.append):
             os.kill(os.getpid(), signal.SIGTERM)
-        assert noticed == ["SIGTERM"] and not arrived  # heard though the block ended right behind it
+        assert noticed == ["SIGTERM"] and not arrived  # handled although the context exits right afterwards
         assert signal.getsignal(signal.SIGTERM) is handler
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert signal.set_wakeup_fd(-1) == -1 and {*threading.enumerate()} <= threads

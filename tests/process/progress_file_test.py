@@ -32,7 +32,7 @@ def test_the_next_process_begins_without_it_and_needs_no_room(tmp_path):
     assert path.stat().st_ino == place
 
 
-@pytest.mark.parametrize("environment", [{}, {progress_file.VARIABLE: "/nowhere/rank-0"}])  # which somebody has removed
+@pytest.mark.parametrize("environment", [{}, {progress_file.VARIABLE: "/nowhere/rank-0"}])  # deleted meanwhile
 def test_where_nobody_wants_to_know_a_note_goes_nowhere(environment):
     notes = progress_file.ProgressFile(environment)
     notes.note(3)
@@ -51,4 +51,4 @@ def test_a_process_forbids_that_it_is_started_again_until_the_next_one_is(tmp_pa
     assert progress_file.forbids_restart(path) and progress_file.read(path) == 7
     progress_file.blank(path)
     assert not progress_file.forbids_restart(path) and progress_file.read(path) is None
-    progress_file.forbid_restart({})  # nobody wants to know
+    progress_file.forbid_restart({})  # no launcher needs it

@@ -1,4 +1,4 @@
-"""Blocks that hear signals stand in one another; that they hear at once, with real processes, is in preemption_test."""
+"""Nested contexts that handle signals; preemption_test.py tests with real processes that they do so immediately."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture
 def handling():
-    """What was heard, with a way to wait for it."""
+    """A list of the handled signals, with a method to wait for them."""
 
     class Heard(list):
         def __init__(self):
