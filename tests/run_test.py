@@ -1,4 +1,4 @@
-"""`python -m tfdist.run`: a script as it is, on replicas and processes, with its arguments and its exit code."""
+"""`python -m tfdist.run`: an unchanged script on replicas and processes, with its arguments and its exit code."""
 
 import ast
 import json
@@ -53,12 +53,12 @@ def script(tmp_path: pathlib.Path) -> str:
 
 
 def printed(done: subprocess.CompletedProcess) -> list:
-    """What the script printed last, on each rank."""
+    """Returns the last line of the script on each rank."""
     return [json.loads(line) for line in re.findall(r"^(?:\[\d\] )?(\[.*\]\])$", done.stdout, re.MULTILINE)]
 
 
 def test_a_script_gives_the_same_on_one_and_on_several(script: str, tmp_path: pathlib.Path) -> None:
-    """Its arguments and its exit code are its own; one process shows progress."""
+    """It gets its arguments; only one process shows progress."""
     single = run(["-m", "tfdist.run", "--seed=7", script, "0", "--flag=x"], tmp_path)
     [(history, evaluated, predicted, arguments)] = printed(single)
     assert arguments == ["0", "--flag=x"]
@@ -78,7 +78,7 @@ def test_a_script_s_exit_code_is_the_command_s(script: str, tmp_path: pathlib.Pa
 
 
 def test_flags_come_from_the_environment_too(script: str, tmp_path: pathlib.Path) -> None:
-    """Those of the command line win; a mistake is one line."""
+    """Flags of the command line take precedence; errors are one line."""
     done = run(["-m", "tfdist.run", script, "0"], tmp_path, TFDIST_FLAGS="--clip_norm=much")
     assert done.returncode == 2 and "--clip_norm" in done.stdout.splitlines()[-1], done.stdout
     done = run(["-m", "tfdist.run", "--clip_norm=1", script, "0"], tmp_path, TFDIST_FLAGS="--clip_value=1")
@@ -115,7 +115,7 @@ def test_what_is_replaced_is_public_and_in_the_documents_table() -> None:
 
 
 def test_nothing_else_of_keras_is_assigned() -> None:
-    """The table is the only place that assigns to what is Keras's."""
+    """No code outside the table assigns to attributes of Keras."""
     for path in sorted((ROOT / "tfdist" / "keras_fit").glob("*.py")):
         calls = [n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.Call)]
         setters = [ast.unparse(call) for call in calls if ast.unparse(call.func) == "setattr"]

@@ -1,4 +1,4 @@
-"""Files of a run on a full disk: /dev/full, which refuses every byte, and a limit of the system's own, which takes some."""
+"""Files of a run on a full disk: /dev/full, which rejects every byte, and a resource limit, which accepts some."""
 
 import contextlib
 import io
@@ -67,7 +67,7 @@ def test_a_ledger_keeps_the_calls_that_it_had_room_for(tmp_path):
         file.write(0, 2, np.arange(16))
         with pytest.raises(WriteError, match="a.bin: File too large. Free"):
             file.write(2, 2, np.arange(16))
-        file.close()  # what was refused is not tried again, which would hide the first error
+        file.close()  # a failed write is not retried, which would hide the first error
     assert path.stat().st_size == 200
     assert [step for step, _ in read_ledger(path)] == [0, 1]
 

@@ -12,7 +12,7 @@ HEADER = {"step": 2, "epoch": 0.5, "time": 1770000000.0, "loss": np.float32(0.5)
 
 
 def training_record() -> dict:
-    """A record that has every field, made of what measures them."""
+    """Returns a record with every field, from the code that measures them."""
     timer = StepTimer(batch_size=4, clock=iter([0.0, 3.0]).__next__)
     with timer.call(steps=2):
         pass

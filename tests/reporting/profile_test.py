@@ -10,7 +10,7 @@ from tfdist.reporting.profile import parse_steps
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What TensorFlow's profiler was told."""
+    """Records the calls of TensorFlow's profiler."""
     told: list[str] = []
     profiler = types.SimpleNamespace(start=lambda path: told.append(f"start {path}"), stop=lambda: told.append("stop"))
     monkeypatch.setattr(tf.profiler, "experimental", profiler)

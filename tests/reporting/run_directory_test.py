@@ -63,7 +63,7 @@ def test_a_launcher_may_have_written_its_logs(tmp_path):
 
 @pytest.mark.parametrize("killed_at", range(3))
 def test_a_start_that_was_killed_is_made_again(killed_at, tmp_path, monkeypatch):
-    """Wherever that was: between a file's writing and its name, for each of them."""
+    """Killed before the rename of any of the files."""
     replaced = []
 
     def replace(partial, path, replace=os.replace):
@@ -100,7 +100,7 @@ def test_a_file_is_no_directory(tmp_path):
 
 
 def test_a_place_without_permission_is_refused(tmp_path, monkeypatch):
-    # The superuser may write anywhere, so the answer of the system is made up.
+    # The superuser may write anywhere, so the system's answer is faked.
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert_refused(tmp_path / "new", "no permission", str(tmp_path))
 

@@ -10,7 +10,7 @@ from tfdist.reporting import schema
 
 
 def documented_lines() -> list[dict]:
-    """The two example lines of the module's docstring."""
+    """Returns the two example lines in the module's docstring."""
     assert schema.__doc__
     return [json.loads(text) for text in re.findall(r"\{.*?\}", schema.__doc__, re.DOTALL)]
 

@@ -12,7 +12,7 @@ EVAL = {"schema": 1, "kind": "eval", "step": 10, "time": 1770000001.0, "loss": 0
 
 
 def read(run) -> dict[str, list[tuple[int, float, float]]]:
-    """(step, time, value) of each scalar of a run, by tag."""
+    """Returns (step, time, value) of each scalar of a run, by tag."""
     events = EventAccumulator(str(run)).Reload()
     return {
         tag: [(e.step, e.wall_time, float(make_ndarray(e.tensor_proto))) for e in events.Tensors(tag)]
@@ -36,9 +36,9 @@ def test_training_and_evaluation_are_two_runs_of_one_board(tmp_path):
 
 
 def test_steps_that_are_made_again_are_shown_once(tmp_path):
-    """A run stops behind step 10, from which it goes on; twice."""
+    """A run stops after step 10 and resumes from it, twice."""
     for number, first in enumerate((0, 10, 10)):
-        time.sleep(1.1 if number else 0.0)  # files are read in the order of their names, which begin with the second
+        time.sleep(1.1 if number else 0.0)  # files are read in the order of their names, which begin with seconds
         reporter = TensorBoardReporter(tmp_path)
         reporter.start(RunPlan(total_steps=40, batch_size=4, first_step=first))
         for step in range(first + 5, 35 - 5 * number, 5):

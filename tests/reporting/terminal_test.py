@@ -12,14 +12,14 @@ PLAN = RunPlan(total_steps=500, batch_size=64, examples_per_epoch=1437)
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self):
         return True
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A simulated clock."""
 
     now = 100.0
 
@@ -50,7 +50,7 @@ def reporter(screen, clock):
 
 
 def drawn(screen: io.StringIO) -> list[str]:
-    """The lines that were drawn, in order, without the codes for colour and cursor."""
+    """Returns the drawn lines in order, without codes for color and cursor."""
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
     return [part for part in re.split(r"[\r\n]+", text) if part]
 
@@ -77,7 +77,7 @@ def test_the_bar_has_every_field(reporter, screen, clock):
     ],
 )
 def test_a_narrow_bar_leaves_out_what_comes_last(width, values, screen, clock):
-    """Not the steps nor the time: eighty columns are what most terminals have."""
+    """But never the steps or the time, as most terminals have eighty columns."""
     reporter = TerminalReporter(Console(file=screen, force_terminal=True, width=width), clock)
     reporter.start(PLAN)
     sent = {"payload_bytes": 85900.0, "exposed_communication_seconds": 0.12, "step_seconds": 1.0}

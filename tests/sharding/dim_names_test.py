@@ -7,7 +7,7 @@ from tfdist.sharding.dim_names import dims_of, name_dims
 
 
 def named(make):
-    """The dims of every variable of a model, as they are known where it is made."""
+    """Returns the names of the dims of a model's variables, as known when they are created."""
     abstract_model = []
     with keras_internals.deferred_creation(abstract_model, abstract_model.append):
         model = make()
@@ -50,7 +50,7 @@ def test_types_of_layers_name_dims():
 
 
 class Gained(keras.layers.Conv1D):
-    """A convolution with a weight of its own."""
+    """A convolution with an additional weight."""
 
     def build(self, shape):
         super().build(shape)

@@ -65,11 +65,11 @@ def test_stages_of_zero(stage, stored, gradient, slots):
 @pytest.mark.parametrize(
     ("axes", "shape", "expected"),
     [
-        (("model", None), (4, 6), ("model", "data")),  # beside another axis
-        ((None, None, None), (4, 6, 8), (None, "data", None)),  # the first one behind the first
-        ((None, None), (4, 5), ("data", None)),  # the first, where no other is divided
+        (("model", None), (4, 6), ("model", "data")),  # in addition to another axis
+        ((None, None, None), (4, 6, 8), (None, "data", None)),  # the first suitable one after the first
+        ((None, None), (4, 5), ("data", None)),  # the first, if no other is divisible
         ((None, None), (3, 5), (None, None)),
-        (("data", None), (4, 6), ("data", None)),  # the axis is taken
+        (("data", None), (4, 6), ("data", None)),  # the axis is already used
         ((None,), (2,), (None,)),  # too small
     ],
 )

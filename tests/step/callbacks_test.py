@@ -1,4 +1,4 @@
-"""Keras's callbacks: they see the logs that they know, files are the chief's, a stop is everybody's."""
+"""Keras's callbacks: they get the usual logs, only the chief writes files, and a stop applies to all processes."""
 
 import keras
 import numpy as np
@@ -24,14 +24,14 @@ def make_trainer(strategy):
 
 
 class OtherRank(Single):
-    """A strategy as a process that is not the chief sees it."""
+    """The strategy of a process that is not the chief."""
 
     def __init__(self, group):
         super().__init__(cluster=Cluster(rank=1, size=2), join=lambda cluster: group)
 
 
 class OtherStops:
-    """A group in which another process wants to stop at a step."""
+    """A group in which another process requests a stop at a step."""
 
     def __init__(self, at):
         self.at, self.asked = at, []

@@ -19,7 +19,7 @@ def fit(*layers, x=X, y=Y, loss=LOSS, data=None, devices=1, **given):
 
 
 class Printed(keras.layers.Layer):
-    """Adds 0 by way of a string, which XLA has no kernel for."""
+    """Adds 0 via a string, for which XLA has no kernel."""
 
     def call(self, inputs):
         written = tf.strings.as_string(inputs[0, 0])

@@ -1,4 +1,4 @@
-"""Evaluation gives the numbers of one device, for any number of examples and replicas."""
+"""Evaluation gives the results of one device, for any number of examples and replicas."""
 
 import keras
 import numpy as np
@@ -41,7 +41,7 @@ def by_keras(*data, **given):
     model = make_model()
     model.compile("sgd", **(given or options()))
     x, y, *weight = data
-    # In one batch: Keras itself weighs batches of different sizes unevenly where there are weights.
+    # In one batch, because Keras weights batches of different sizes unevenly if there are sample weights.
     return model.evaluate(x, y, sample_weight=weight[0] if weight else None, batch_size=13, return_dict=True, verbose=0)
 
 
@@ -107,7 +107,7 @@ def test_a_second_evaluation_does_not_trace_again(mirrored2, monkeypatch):
 
 
 def test_statistics_are_those_of_all_replicas(mirrored2):
-    """Local BatchNorm's moving statistics differ between replicas in training; evaluation takes their mean."""
+    """Local BatchNorm's moving statistics differ between replicas during training; evaluation uses their mean."""
     trainer = make_trainer(mirrored2, **FEW)
     trainer.fit((X, Y), batch_size=8, steps=3)
     evaluated = trainer.evaluate((X, Y), batch_size=8)

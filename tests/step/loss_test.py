@@ -1,4 +1,4 @@
-"""The loss of a batch that is spread over replicas is Keras's own of the whole batch."""
+"""The loss of a batch that is distributed over replicas equals Keras's loss of the global batch."""
 
 import keras
 import numpy as np
@@ -43,7 +43,7 @@ def two_outputs(as_dict=False):
 
 
 class AddsLoss(keras.layers.Layer):
-    """Adds the mean of squares of its rows, as a layer should."""
+    """Adds the mean square of its rows, in the way that layers should."""
 
     def call(self, x):
         self.add_loss(0.3 * keras.ops.mean(keras.ops.square(x)))
@@ -128,7 +128,7 @@ def compiled(strategy, make, options, batch):
 
 
 def on_replicas(strategy, batch, function):
-    """Runs a function of (x, y, sample_weight) on each replica's rows."""
+    """Runs a function of (x, y, sample_weight) on the rows of each replica."""
     borders = tf.constant(BORDERS[strategy.replicas])
     tensors = tf.nest.map_structure(tf.constant, batch)
 
@@ -177,7 +177,7 @@ def test_evaluation_loss(case, mirrored4, float64):
         return loss.evaluation_sums(model, loss.terms(model, y, outputs, weight), tf.shape(x)[0])
 
     total = sum(np.asarray(part) for part in on_replicas(mirrored4, batch, sums))
-    # A loss that is a sum is shown for each row: its sum over a whole data set is comparable with no batch's.
+    # A loss that is a sum is divided by the number of rows, since sums over data sets and batches are not comparable.
     expected = keras_loss(model, batch) / (ROWS if "sum" in case else 1)
     assert loss.evaluation_loss(model, total) == pytest.approx(expected, rel=1e-12)
 

@@ -1,4 +1,4 @@
-"""Metrics of replicas, merged, are Keras's own over all examples."""
+"""Merged metrics of replicas equal Keras's metrics over all examples."""
 
 import keras
 import numpy as np
@@ -69,7 +69,7 @@ def test_without_metrics_there_is_no_message(mirrored2, monkeypatch):
 
 
 def test_sums_on_the_host_lose_nothing():
-    """Counts beyond 2^24, where float32 stops counting."""
+    """Counts above 2^24, where float32 cannot be incremented any more."""
     totals = metrics.Totals()
     for _ in range(3):
         totals.add([np.array([2.0**24 + 1])])

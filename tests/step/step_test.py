@@ -49,7 +49,7 @@ def test_every_model_has_a_case():
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) if n == "resnet50" else n for n in MODELS])
 def test_the_whole_step_compiles_with_xla(single, monkeypatch, name):
-    """Forward, backward, reduction and update in one program, as a TPU needs it; shapes are static."""
+    """Forward and backward pass, reduction and update in one program with static shapes, as required by a TPU."""
     monkeypatch.setattr(single, "compiles_replicas", True)
     spec, shape = MODELS[name]
     x = TOKENS[:2] if len(shape) == 1 else RANDOM.standard_normal((2, *shape)).astype("float32")
@@ -94,7 +94,7 @@ def test_compute_changes_no_weight_and_apply_does(mirrored2):
 
 
 def test_the_loop_is_traced_once_and_sends_one_message(mirrored2, monkeypatch):
-    """For any number of steps; the loss travels with the gradients."""
+    """For any number of steps; the loss is sent with the gradients."""
     data = (IMAGES, np.arange(8) % 5)
     monkeypatch.setattr(mirrored2, "collectives", Recording(mirrored2.collectives))
     model, step = make(mirrored2, "mlp(hidden=(4,))", (6, 6, 1), data)

@@ -66,7 +66,7 @@ def test_where_nothing_can_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError, match="file is not a directory"):
         FILES.check_writable(tmp_path / "file" / "a" / "b")
-    # The superuser may write anywhere, so the answer of the system is made up.
+    # The superuser may write anywhere, so the system's answer is faked.
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     with pytest.raises(PermissionError, match=f"no permission to write in {tmp_path}"):
         FILES.check_writable(tmp_path / "a" / "b")

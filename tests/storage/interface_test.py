@@ -1,4 +1,4 @@
-"""What every storage must do: an author of one adds it to the fixture `storage`."""
+"""The contract of storages; add a new storage to the fixture `storage`."""
 
 import errno
 from concurrent.futures import ThreadPoolExecutor

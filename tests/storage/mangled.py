@@ -1,4 +1,4 @@
-"""A second storage: its files are below a directory, under names of which no code that bypasses it can think."""
+"""A second storage: its files are in a directory, under mangled names that code bypassing the storage cannot guess."""
 
 import contextlib
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tfdist.storage import (
 
 
 class MangledStorage(Storage):
-    """Keeps `SCHEME://a/b` in `ROOT/_61/_62`; counts what is called."""
+    """Stores `SCHEME://a/b` in `ROOT/_61/_62`; counts the calls."""
 
     def __init__(self, root: Path):
         self._root, self._files = root, FileSystem()
@@ -75,7 +75,7 @@ class MangledStorage(Storage):
 
 
 def registered(root: Path) -> MangledStorage:
-    """Returns the storage of `test://` from now on, below a directory."""
+    """Registers and returns the storage of `test://`, in a directory."""
     storage = MangledStorage(root)
     register("test", lambda: storage)
     return storage

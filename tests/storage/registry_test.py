@@ -8,12 +8,12 @@ from tfdist.storage import FileSystem, Url, path_of, register, registry, storage
 
 
 class Other(FileSystem):
-    """Declared by a package, or registered by a program."""
+    """A storage that a package declares or a program registers."""
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    """A registry of this test's own."""
+    """An empty registry for one test."""
     monkeypatch.setattr(registry, "_STORAGES", dict(registry._STORAGES))
     registry._made.cache_clear()
     yield

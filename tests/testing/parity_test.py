@@ -1,4 +1,4 @@
-"""What a plug-in's author gets: cases, outcomes, and how far apart two of them are."""
+"""The API for authors of plugins: cases, outcomes, and their comparison."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The extras of `Trainer.fit`: what happens at which step, and values taken from flags."""
+"""Additional options of `Trainer.fit`: schedules, and values of flags."""
 
 from tfdist.config.train_config import TrainConfig
 from tfdist.trainer.options import Checks, Schedule

@@ -1,4 +1,4 @@
-"""What a trainer refuses instead of being silently wrong, and short batches that leave a replica without a row."""
+"""What a trainer rejects instead of being silently wrong, and short batches that leave a replica without rows."""
 
 import keras
 import numpy as np
@@ -72,7 +72,7 @@ def test_changes_between_two_fits(single):
     ],
 )
 def test_epochs_more(single, first, then, more):
-    """Two runs of an epoch make the steps of one of two; from the middle of one, a whole one more."""
+    """Two fits of one epoch make the same steps as one of two; from the middle of an epoch, one full epoch is added."""
     trainer = make(single)
     trainer.fit(DATA, **first)
     before = trainer.step
@@ -112,14 +112,14 @@ class OwnLoss(keras.layers.Layer):
     """Adds a mean over its rows to the loss."""
 
     def call(self, x):
-        """Hands on its input."""
+        """Returns its input."""
         self.add_loss(keras.ops.mean(x**2))
         return x
 
 
 @pytest.mark.parametrize("kind", ["scalar loss", "scalar metric", "add_loss"])
 def test_a_replica_without_a_row_in_the_last_batch(kind, single, mirrored2):
-    """33 rows at 16 a batch: the last one has a row for the first replica alone."""
+    """33 rows in batches of 16: the last batch has a row for the first replica only."""
     results = []
     for strategy in (single, mirrored2):
         keras.utils.set_random_seed(0)

@@ -1,4 +1,4 @@
-"""What `Trainer.save` writes, Keras reads alone, and it predicts the same."""
+"""A model written by `Trainer.save` can be loaded by Keras alone, and makes the same predictions."""
 
 import subprocess
 import sys

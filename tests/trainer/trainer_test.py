@@ -1,4 +1,4 @@
-"""A run as a whole: bit for bit the plain loop at one replica, and the same whichever way its steps are cut."""
+"""Complete runs: bitwise equal to a plain loop with one replica, however the steps are divided into calls."""
 
 import logging
 
@@ -44,7 +44,7 @@ def trained(
 
 
 def values(trainer):
-    """Weights, moving statistics and slots, by path."""
+    """Returns weights, moving statistics and slots by path."""
     variables = [*trainer.model.variables, *trainer.model.optimizer.variables]
     return {v.path: np.asarray(trainer.strategy.local(v.value)[0]) for v in variables}
 
@@ -56,10 +56,10 @@ def assert_bitwise(a, b):
 
 
 def plain_loop(model, optimizer, batch_size, steps):
-    """Keras by hand: what tfdist must be, to the last bit, on one replica.
+    """Trains with Keras in a hand-written loop; tfdist must be bitwise equal to it on one replica.
 
-    Gradients and update are two functions: in one, TensorFlow's graph optimizer reassociates the last product of a
-    gradient with the learning rate, and what is rounded is no longer what is written here.
+    Gradients and update are two functions: in a single one, TensorFlow's graph optimizer would reassociate the last
+    product of a gradient with the learning rate, so that rounding would differ from what is written here.
     """
     variables = model.trainable_variables
     optimizer.build(variables)
@@ -116,7 +116,7 @@ def test_steps_per_call_and_records_change_no_bit(strategy, request):
 
 @pytest.mark.parametrize("strategy", ["single", "mirrored2"])
 def test_continuing_is_bitwise_one_run(strategy, request):
-    """With dropout, whose masks depend on the step."""
+    """With dropout masks, which depend on the step."""
     strategy = request.getfixturevalue(strategy)
 
     def model():
@@ -167,7 +167,7 @@ def test_class_weights_are_sample_weights(mirrored2):
 
 
 class TestNotFinite:
-    """One example is infinite; the step that meets it is computed from the order."""
+    """One example is infinite; the step that uses it is computed from the order of examples."""
 
     BAD = 17
     images = IMAGES.copy()
@@ -231,7 +231,7 @@ class TestLength:
         trainer.fit((IMAGES, LABELS), batch_size=16, epochs=2)
         assert trainer.step == 5  # 2 * 40 / 16
         trainer.fit((IMAGES, LABELS), batch_size=16, epochs=1)
-        assert trainer.step == 8  # the last one reaches into the fourth epoch
+        assert trainer.step == 8  # the last step reaches into the fourth epoch
         trainer.fit((IMAGES, LABELS), batch_size=16, steps=3)
         assert trainer.step == 11
         trainer.fit(IMAGES, LABELS)  # an epoch, as in Keras
