@@ -1,4 +1,4 @@
-"""Imports point one way, and other rules of the tree that a reader relies on. Everything is read, nothing imported."""
+"""Imports point one way, and other rules of the source tree. Everything is parsed, and nothing imported."""
 
 import ast
 import graphlib
@@ -12,22 +12,22 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-# A package imports itself and those before it. The commands, the modules of tfdist/ itself, import any of them.
+# A package imports only itself and packages before it. The commands, which are the modules in tfdist/, may import any.
 PACKAGES = (
     "errors grammar storage keras_internals cluster sharding config process coordination reporting collectives data"
     " distribution gradients layers models optimizers step checkpoint diagnostics trainer keras_fit horovod launcher"
     " benchmark planner cli testing"
 ).split()
-STRATEGIES = "strategies"  # plug-ins, which import packages up to this one:
+STRATEGIES = "strategies"  # plugins, which import packages up to this one:
 BELOW_STRATEGIES = "layers"
-OF_TESTS = {"conformance", "end_to_end", "programs", "repository", "traps", "workers"}  # folders that mirror no package
+OF_TESTS = {"conformance", "end_to_end", "programs", "repository", "traps", "workers"}  # mirror no package
 
 CODE = [path for folder in ("tfdist", "strategies") for path in sorted((ROOT / folder).rglob("*.py"))]
 NOT_OURS = re.compile(r"\.(?!ci$)|(runs|build|dist|venv|__pycache__)$|.*\.egg-info$")
 
 
 def module_name(path: pathlib.Path) -> str:
-    """The name that a file is installed under."""
+    """Returns the module name under which a file is installed."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     parts = ("tfdist", *parts) if parts[0] == "strategies" else parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -38,7 +38,7 @@ TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MOD
 
 
 def imports(name: str) -> Iterator[tuple[str, str]]:
-    """Yields each import of a module, wherever it stands in it: the imported module, and the imported name or ""."""
+    """Yields every import in a module, at any level: the imported module, and the imported name or ""."""
     for node in ast.walk(TREES[name]):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
@@ -62,7 +62,7 @@ def runs_when_started(name: str) -> bool:
 
 
 def place(name: str) -> int:
-    """The place of a module in the order of imports."""
+    """Returns the position of a module in the order of imports."""
     package = (*name.split("."), "")[1]
     if package == STRATEGIES:
         return PACKAGES.index(BELOW_STRATEGIES)
@@ -70,7 +70,7 @@ def place(name: str) -> int:
 
 
 def files() -> Iterator[pathlib.Path]:
-    """Every file of the project, whether committed or not."""
+    """Returns all files of the project, whether committed or not."""
     for folder, folders, names in os.walk(ROOT):
         folders[:] = [name for name in folders if not NOT_OURS.match(name)]
         yield from (pathlib.Path(folder) / name for name in names)
@@ -161,7 +161,7 @@ def test_private_corners_are_touched_in_one_place():
     assert not wrong, "\n".join(wrong)
 
 
-# Where the name of a strategy is quoted but means something else.
+# Quoted names of strategies that mean something else.
 OTHER_MEANINGS = {
     "tfdist.benchmark.config": {"tpu"},  # the flag --tpu
     "tfdist.horovod.process": {"horovod"},  # the Python package
@@ -170,13 +170,13 @@ OTHER_MEANINGS = {
     "tfdist.step.validation": {"horovod"},
     "tfdist.launcher.engine_environment": {
         "horovod"
-    },  # a value of --launcher: what its processes find in their environment
+    },  # a value of --launcher, which determines the processes' environment
 }
 REGISTRY = "tfdist.config.strategy_registry"
 
 
 def quoted_strategies(name: str) -> set[str]:
-    """The names of strategies that a module quotes."""
+    """Returns the names of strategies that occur as strings in a module."""
     constants = {node.value for node in ast.walk(TREES[name]) if isinstance(node, ast.Constant)}
     return constants & {path.stem for path in (ROOT / "strategies").glob("*.py")} - {"__init__"}
 

@@ -1,4 +1,4 @@
-"""What the documents show exists: commands, flags, files, named tests."""
+"""Commands, flags, files and tests that the documentation mentions exist."""
 
 import itertools
 import pathlib
@@ -50,7 +50,7 @@ EVERY_COMMANDS = ("help", "flagfile")
 
 
 def shell_lines(text: str) -> list[str]:
-    """The commands of ```bash and ```console blocks, continued lines joined."""
+    """Returns the commands in ```bash and ```console blocks, with continued lines joined."""
     lines = []
     for kind, block in re.findall(r"```(bash|console)\n(.*?)```", text, re.DOTALL):
         joined = block.replace("\\\n", " ").splitlines()
@@ -59,7 +59,7 @@ def shell_lines(text: str) -> list[str]:
 
 
 def uses(text: str) -> list[tuple[str, list[str]]]:
-    """Each `python -m tfdist.NAME` in a text's blocks and inline code: the command, and the flags behind it."""
+    """Yields each `python -m tfdist.NAME` in a text's blocks and inline code: the command, and its flags."""
     shown = shell_lines(text) + re.findall(r"`([^`\n]*python -m tfdist[^`\n]*)`", text)
     found: list[tuple[str, list[str]]] = []
     for line in shown:
@@ -93,7 +93,7 @@ def test_commands_and_flags_that_are_shown_exist(name: str):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_flags_that_are_named_in_the_text_exist(name: str):
-    """A flag of another program is listed here by that program."""
+    """Flags of other programs are listed here."""
     others = {
         "network-interfaces",  # horovodrun
         "gpus-per-task",  # Slurm

@@ -1,4 +1,4 @@
-"""Every example runs, for a few steps, from another directory; flag files and cluster scripts say what they mean."""
+"""Every example runs for a few steps, from another directory; flag files and cluster scripts are valid."""
 
 import difflib
 import json
@@ -46,7 +46,7 @@ OWN = {
 
 
 def run(arguments: list[str], directory: pathlib.Path) -> str:
-    """Runs Python from another directory; returns all that it printed."""
+    """Runs Python in a directory; returns its output."""
     inherited = {
         name: v for name, v in environment.without_sources(os.environ).items() if not name.startswith("TFDIST_")
     }
@@ -66,7 +66,7 @@ def run(arguments: list[str], directory: pathlib.Path) -> str:
 
 
 def parsed(arguments: list[str]) -> train_config.TrainConfig:
-    """What `python -m tfdist.train` would make of its flags."""
+    """Returns the configuration that `python -m tfdist.train` would parse."""
     values = absl_flags.FlagValues()
     flags.define(values)
     rest = values(["train", *arguments])[1:]
@@ -75,7 +75,7 @@ def parsed(arguments: list[str]) -> train_config.TrainConfig:
 
 
 def documents(name: str) -> list[dict]:
-    """The documents of a YAML file."""
+    """Returns the documents in a YAML file."""
     yaml = pytest.importorskip("yaml")
     return list(yaml.safe_load_all((EXAMPLES / name).read_text(encoding="utf-8")))
 
@@ -99,7 +99,7 @@ def test_what_is_named_in_a_flag(name: str, tmp_path: pathlib.Path):
 
 
 def test_few_lines_change_from_keras_to_tfdist():
-    """Indentation apart, the programs share the model, the optimizer, the loss and the data."""
+    """Apart from indentation, the programs share the model, the optimizer, the loss and the data."""
     plain, ours = (
         [
             line.strip()
@@ -113,14 +113,14 @@ def test_few_lines_change_from_keras_to_tfdist():
 
 
 def history(output: str) -> dict[str, list[float]]:
-    """What a program printed of its training, on rank 0 if there are several."""
+    """Returns the training history that a program has printed, on rank 0 if there are several."""
     return json.loads(re.findall(r"^(?:\[0\] )?(\{.*\})$", output, re.MULTILINE)[-1])
 
 
 def test_the_tutorial_for_several_workers_takes_one_line(tmp_path: pathlib.Path):
-    """On two workers its history is that of one process with the whole batch, without a strategy.
+    """On two workers its history equals that of one process with the global batch and no strategy.
 
-    That it fails before is in tests/traps/keras_fit_test.py.
+    tests/traps/keras_fit_test.py shows that it fails without the line.
     """
     before, after = (EXAMPLES / "migration" / f"tf_distribute_{name}.py" for name in ("before", "after"))
     first, second = (path.read_text(encoding="utf-8").partition('"""\n\n')[2].splitlines() for path in (before, after))
@@ -135,7 +135,7 @@ def test_the_tutorial_for_several_workers_takes_one_line(tmp_path: pathlib.Path)
 
 
 def test_the_run_of_make_train_is_the_flagfiles_and_learns(tmp_path: pathlib.Path):
-    """README.md promises what it ends with: at least 97% of the test images."""
+    """README.md promises the result: at least 97% of the test images."""
     path = EXAMPLES / "flagfiles" / "digits_mirrored.flags"
     (shown,) = re.findall(r"^TRAIN_FLAGS \?= (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert parsed(shlex.split(shown)) == parsed([f"--flagfile={path}"])
@@ -166,7 +166,7 @@ def test_flagfile(path: pathlib.Path):
 
 @pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.PEER_LOST, *sorted(PREEMPTIONS), 137])
 def test_the_sbatch_script_queues_the_job_again_when_it_was_preempted(code: int, tmp_path: pathlib.Path):
-    """With programs in place of Slurm's, which write down how they were called."""
+    """With fake Slurm programs that record how they were called."""
     for name, end in (("srun", code), ("scontrol", ExitCode.DONE)):
         program = tmp_path / name
         program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >"$0.called"\nexit {int(end)}\n', encoding="utf-8")
@@ -183,7 +183,7 @@ def test_the_sbatch_script_queues_the_job_again_when_it_was_preempted(code: int,
 
 
 def test_the_kubernetes_job_makes_a_cluster():
-    """What the manifest sets is what a pod's process reads, in every pod."""
+    """The manifest sets what the process reads, in every pod."""
     service, policy, job = documents("cluster/kubernetes-job.yaml")
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -207,8 +207,8 @@ def test_the_kubernetes_job_goes_on_when_it_was_preempted():
     (volume,), (mount,) = pod["volumes"], pod["containers"][0]["volumeMounts"]
     assert trained.checkpoint_every != "0" and trained.output_dir.startswith(mount["mountPath"])
     assert volume["name"] == mount["name"] and "persistentVolumeClaim" in volume
-    assert pod["shareProcessNamespace"]  # process 1 would not be ended by SIGTERM, with 143
-    assert pod["restartPolicy"] == "Never"  # else Kubernetes refuses a podFailurePolicy
+    assert pod["shareProcessNamespace"]  # otherwise SIGTERM would not end process 1 with code 143
+    assert pod["restartPolicy"] == "Never"  # required by Kubernetes for a podFailurePolicy
     rules = [rule for rule in job["spec"]["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
     assert [(rule["action"], rule["onExitCodes"]["values"]) for rule in rules] == [
         ("Ignore", sorted(PREEMPTIONS)),

@@ -1,4 +1,4 @@
-"""The wheel has every module under its name, and each imports without the checkout and without optional packages."""
+"""The wheel contains every module under its name, and each can be imported without the checkout and optional packages."""
 
 import configparser
 import importlib.metadata
@@ -35,7 +35,7 @@ print(json.dumps([places, horovod_is_here]))
 
 
 def modules() -> dict[str, str]:
-    """Every file of the two folders: where it belongs in a wheel, and its module's name."""
+    """Yields path in the wheel and module name of every file in the two directories."""
     found = {}
     for folder, package in (("tfdist", "tfdist"), ("strategies", "tfdist/strategies")):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -47,7 +47,7 @@ def modules() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder with what the wheel of this tree installs."""
+    """A directory with the files that the wheel of this tree installs."""
     folder = tmp_path_factory.mktemp("packaging")
     tree = folder / "tree"
     tree.mkdir()
@@ -80,7 +80,7 @@ def test_the_wheel_has_every_module_under_its_name_and_nothing_else(unpacked: pa
 
 
 def test_every_module_imports_outside_the_checkout_without_optional_packages(unpacked: pathlib.Path):
-    # Only modules named horovod..., which are loaded where Horovod is chosen, may need it when they are imported.
+    # Only modules named horovod..., which are loaded when Horovod is chosen, may import it.
     # What PYTHONPATH names comes before site-packages, and so before an editable installation's finder.
     environment = os.environ | {"PYTHONPATH": str(unpacked), "TF_CPP_MIN_LOG_LEVEL": "3"}
     wanted = json.dumps([list(modules().values()), OPTIONAL])

@@ -1,4 +1,4 @@
-"""The names that users' programs rely on. Whoever changes one of these lists changes those programs."""
+"""The names on which users' programs rely. Changing these lists breaks those programs."""
 
 import inspect
 

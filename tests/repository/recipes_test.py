@@ -1,4 +1,4 @@
-"""The examples of CONTRIBUTING.md, as patches: each applies to this tree, touches few files, and works there."""
+"""The examples of CONTRIBUTING.md as patches: each applies to this tree, touches few files, and works."""
 
 import os
 import pathlib
@@ -20,7 +20,7 @@ def applied(name: str, tree: pathlib.Path) -> list[str]:
     """Copies the tree, applies an example to the copy, and returns the files that it touches besides tests."""
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (tree / "tfdist" / "strategies").symlink_to("../strategies")  # as an installation maps it
+    (tree / "tfdist" / "strategies").symlink_to("../strategies")  # as in an installation
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
     patch = str(RECIPES / f"{name}.diff")
     shown, _ = (
@@ -34,7 +34,7 @@ def applied(name: str, tree: pathlib.Path) -> list[str]:
 
 
 def run(tree: pathlib.Path, *arguments: str) -> tuple[int, str]:
-    """Runs Python in a copy of the tree; returns its exit code and all that it printed."""
+    """Runs Python in a copy of the tree; returns its exit code and output."""
     own = {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     done = subprocess.run(
         [sys.executable, *arguments],

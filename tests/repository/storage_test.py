@@ -1,4 +1,4 @@
-"""Durable files go through `tfdist.storage`; modules whose files belong to one machine are listed here, with the reason."""
+"""Durable files are accessed through `tfdist.storage`; modules with local files are listed here, with the reason."""
 
 import ast
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ _OS = (
 ).split()
 _OS_PATH = "exists getmtime getsize isdir isfile islink lexists realpath samefile".split()
 _MODULES = {"fcntl", "shutil", "tempfile", "glob"}
-# Methods of pathlib.Path that nothing else has; others by the number of their arguments.
+# Methods that only pathlib.Path has; others are recognized by the number of their arguments.
 _PATH = (
     "chmod exists/0 glob hardlink_to is_dir is_file is_symlink iterdir lstat mkdir read_bytes read_text rename/1 replace/1"
     " resolve rglob rmdir samefile stat symlink_to touch unlink write_bytes write_text"
@@ -39,7 +39,7 @@ _PATH = (
 
 
 def file_operations(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yields the line and the name of each call that reads or changes files of this machine."""
+    """Yields line and name of each call that reads or changes local files."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
