@@ -1,4 +1,4 @@
-"""What a plan says a step sends is what the engine's compiler puts into the step: kinds, axes, and bytes to the last."""
+"""The planned communication of a step equals what the engine's compiler inserts: kinds, axes, and exact bytes."""
 
 import collections
 import functools
@@ -106,7 +106,7 @@ def test_a_block_sends_what_megatron_s_does(compiled):
 
 
 def test_sequence_parallelism_gathers_between_blocks(compiled):
-    """Behind norms forward, and gradients behind what blocks add: two and two a block, beside its all-reduces."""
+    """After norms in the forward pass, and for gradients of what blocks add: two each per block, besides its all-reduces."""
     whole = 4 * 8 * 16 * 4
     of_activations = collections.Counter(one for one in compiled("sequence") if one[1:] == ("model", whole))
     # ... and in front of the logits, and the gradient of the tables

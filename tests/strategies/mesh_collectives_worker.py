@@ -2,9 +2,9 @@
 
     python tests/strategies/mesh_collectives_worker.py CASES FOLDER
 
-CASES is JSON, a list of {"model", "arguments", "strategy"}: of `tfdist.models`, its arguments, options of the mesh. For each
-case FOLDER/N.json gets [[kind, axis, bytes], ...]: of a device's tensors, before the compiler makes one message of several.
-Scalars, such as those of metrics and of norms, are left out.
+CASES is JSON, a list of {"model", "arguments", "strategy"}: a model of `tfdist.models`, its arguments, and options of the mesh.
+For each case, FOLDER/N.json gets [[kind, axis, bytes], ...] of one device's tensors, before the compiler combines messages.
+Scalars, such as metrics and norms, are left out.
 """
 
 import itertools
@@ -18,7 +18,7 @@ import sys
 BYTES = {"i1": 1, "bf16": 2, "f16": 2, "f32": 4, "i32": 4, "f64": 8, "i64": 8}
 KINDS = {
     "AllReduce": "all-reduce",
-    "ReduceScatter": "all-reduce",  # which it becomes on a CPU
+    "ReduceScatter": "all-reduce",  # as it is implemented on a CPU
     "AllToAll": "all-to-all",
 }
 CONSTANT = re.compile(r'(%\w+) = "tf\.Const"\(\) <\{value = dense<(\[\[.*?\]\])> : tensor<\d+x\d+xi32>')
@@ -44,7 +44,7 @@ def train(case):
 
 
 def program(folder):
-    """The text of the largest program as it is before sums become messages."""
+    """Returns the text of the largest program, before sums are combined into messages."""
     dumps = {}
     for file in sorted(folder.glob("dtensor.*.mlir")):
         stage, name = re.fullmatch(r".*\.after_(.+)\.(\w+)\.mlir", file.name).groups()
@@ -57,7 +57,7 @@ def program(folder):
 
 
 def groups(axes, chosen):
-    """Which devices speak with each other along axes, as DTensor writes it."""
+    """Returns the groups of devices that communicate along axes, in DTensor's format."""
     found = {}
     for device, place in enumerate(itertools.product(*map(range, axes.values()))):
         found.setdefault(tuple(i for i, axis in zip(place, axes, strict=True) if axis not in chosen), []).append(device)
@@ -72,7 +72,7 @@ def collectives(text, axes):
     for line in text.splitlines():
         if constant := CONSTANT.search(line):
             constants[constant[1]] = constant[2]
-        elif "tf.TensorStridedSliceUpdate" in line:  # a part among zeros: the sum of those gathers
+        elif "tf.TensorStridedSliceUpdate" in line:  # a shard among zeros, so that the sum is a gather
             placed.add(line.split()[0])
         elif match := COLLECTIVE.search(line):
             name, operands, rest, tensor = match.groups()
@@ -86,7 +86,7 @@ def collectives(text, axes):
 
 
 def moved(attributes):
-    """The axis that goes from one dim to another."""
+    """Returns the axis that moves from one dim to another."""
     before, after = (layout.split(",") for layout in re.findall(r"sharding_specs:(.*?), ?mesh", attributes)[:2])
     [axis] = {a for a, b in zip(before, after, strict=True) if a != b and a != "unsharded"}
     return axis
@@ -95,7 +95,7 @@ def moved(attributes):
 def main(cases, folder):
     dumps = pathlib.Path(folder, "dumps")
     dumps.mkdir()
-    os.environ.update(  # read when TensorFlow is loaded
+    os.environ.update(  # read when TensorFlow is imported
         TF_CPP_VMODULE="dtensor_mlir_passes=1", TF_DUMP_GRAPH_PREFIX=str(dumps), TF_DUMP_GRAPH_NAME_FILTER="dtensor"
     )
     from tfdist.cluster.devices import local_device_names

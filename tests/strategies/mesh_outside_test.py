@@ -1,4 +1,4 @@
-"""Models on a mesh that use tensors which were made outside of their layers' calls."""
+"""Models on a mesh that use tensors created outside of their layers' calls."""
 
 import keras
 import numpy as np
@@ -9,7 +9,7 @@ from tests.strategies.mesh_test import NEXT, TOKENS, trainer_of, values
 
 
 class Positions(keras.layers.Layer):
-    """Adds a table that it has made as an ordinary tensor."""
+    """Adds a table that it has created as an ordinary tensor."""
 
     def __init__(self):
         super().__init__()
@@ -20,7 +20,7 @@ class Positions(keras.layers.Layer):
 
 
 def with_tensors_from_outside():
-    """Tensors that are computed while the model is made; one is small, one is not."""
+    """Returns a model with tensors that are computed while it is created: a small one and a large one."""
     inputs = keras.Input((6,), dtype="int32")
     embedded = keras.layers.Embedding(12, 32)(inputs) + keras.layers.Embedding(6, 32)(keras.ops.arange(6))
     factors = keras.ops.ones((32,)) * 0.5

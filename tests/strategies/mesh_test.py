@@ -1,4 +1,4 @@
-"""What a mesh makes of ordinary Keras objects; that the result is that of one device is tests/conformance's."""
+"""Ordinary Keras objects on a mesh; tests/conformance tests that results equal those of one device."""
 
 import threading
 import time
@@ -76,7 +76,7 @@ def test_weights_that_are_assigned_in_the_scope_are_the_first(mesh2x2):
 
 
 class Lazy(keras.Model):
-    """Makes its layers' variables when it is first called."""
+    """Creates its layers' variables when it is first called."""
 
     def __init__(self):
         super().__init__()
@@ -87,7 +87,7 @@ class Lazy(keras.Model):
 
 
 def test_a_model_that_is_built_by_the_trainer(single, mesh2x2):
-    """Its layers have rows and columns that two devices divide."""
+    """Its layers have rows and columns that are divisible by two devices."""
     data = (TOKENS, NEXT[:, 0])
     expected, found = trainer_of(single, Lazy, "sgd"), trainer_of(mesh2x2, Lazy, "sgd")
     losses = [t.fit(data, batch_size=8, steps=3).last("train")["loss"] for t in (expected, found)]
@@ -135,7 +135,7 @@ def test_evaluation_counts_each_example_once(single, mesh2x2, examples):
 
 
 def test_other_threads_run_while_a_step_is_waited_for(mesh2x2):
-    """Else a process whose step is long gives no sign of life."""
+    """Otherwise, a process would not send heartbeats during a long step."""
 
     @tf.function(autograph=False)
     def slow(x):
@@ -162,7 +162,7 @@ def test_other_threads_run_while_a_step_is_waited_for(mesh2x2):
 
 
 def test_a_step_is_compiled_once(mesh2x2):
-    """The engine does it again when a small number that comes from the host changes (tests/traps/dtensor_test.py)."""
+    """The engine recompiles when a small number from the host changes (tests/traps/dtensor_test.py)."""
     trainer = trainer_of(mesh2x2, lambda: keras.Sequential([keras.Input((6,)), keras.layers.Dense(12)]))
     before = compiled_programs()
     trainer.fit((TOKENS, NEXT[:, 0]), batch_size=8, steps=3)
@@ -170,7 +170,7 @@ def test_a_step_is_compiled_once(mesh2x2):
 
 
 def compiled_programs():
-    """Of functions that a strategy compiles."""
+    """Returns the programs of functions that a strategy has compiled."""
     return {name for name in _dtensor_device()._get_stats() if "__inference_checked_" in name and "__func_" in name}
 
 
@@ -207,7 +207,7 @@ def test_keras_alone_loads_what_is_saved(mesh2x2, tmp_path):
     for path, value in values(trainer).items():
         np.testing.assert_array_equal({v.path: v for v in loaded.variables}[path], value, err_msg=path)
     assert int(loaded.optimizer.iterations) == 2
-    trainer.fit((TOKENS, NEXT), batch_size=8, steps=1)  # the variables are the mesh's once more
+    trainer.fit((TOKENS, NEXT), batch_size=8, steps=1)  # places the variables on the mesh again
 
 
 def test_no_bytes_are_told_where_the_engine_sends(single, mesh2x2):
@@ -288,7 +288,7 @@ def bytes_on_a_device(variables):
     ("stage", "parameters", "slots"), [("none", 1, 1), ("optimizer", 1, 4), ("gradients", 1, 4), ("parameters", 4, 4)]
 )
 def test_state_shrinks_with_the_devices(stage, parameters, slots):
-    """Every variable of this model has a dim that 4 divides."""
+    """Every variable of this model has a dim that is divisible by 4."""
     strategy = tfdist.load_strategy("mesh", mesh_shape="data:4", shard=stage, shard_min_elements=1, environment={})
 
     def build():
@@ -329,7 +329,7 @@ def test_callbacks_read_and_set_weights(mesh2x2):
     first = values(trainer)
     best = keras.callbacks.EarlyStopping("loss", patience=0, restore_best_weights=True, mode="max", start_from_epoch=0)
     trainer.fit((TOKENS[:16], NEXT[:16]), batch_size=8, epochs=3, callbacks=[best])
-    assert trainer.step < 6  # the loss fell, which counts as worse here
+    assert trainer.step < 6  # the loss decreased, which counts as worse here
     kept = trainer.model.get_weights()
     trainer.model.set_weights([weight + 1 for weight in kept])
     for variable, weight in zip(trainer.model.weights, kept, strict=True):

@@ -1,4 +1,4 @@
-"""What multiworker makes of an engine that does not start; real processes are in tests/end_to_end/exit_codes_test.py."""
+"""Multiworker with an engine that does not start; tests/end_to_end/exit_codes_test.py has real processes."""
 
 import pytest
 import tensorflow as tf
@@ -12,7 +12,7 @@ from tfdist.errors import PeerLostError
 
 
 class Losing(LocalGroup):
-    """A group that has this news."""
+    """A group that reports a given loss."""
 
     def __init__(self, loss):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Parameters in parts on a mesh, in models whose layers do not just have a weight and a call."""
+"""Sharded parameters on a mesh, in models with more complex layers than a weight and a call."""
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ def sharded():
 
 
 class Composite(keras.layers.Layer):
-    """Has a weight of its own and a layer, and reads another layer's weights."""
+    """Has a weight and an inner layer, whose weights it also reads directly."""
 
     def __init__(self):
         super().__init__()
@@ -33,7 +33,7 @@ class Composite(keras.layers.Layer):
 
 
 class Tied(keras.layers.Layer):
-    """Has a weight of its own, and reads another layer's that Keras does not know of."""
+    """Has a weight, and reads a weight of another layer that Keras does not track here."""
 
     def __init__(self, read):
         super().__init__()
@@ -57,7 +57,7 @@ def of_odd_layers():
 
 @pytest.mark.parametrize(("which", "accumulate_steps"), [("none", 2), ("composite|dense", 1)])
 def test_sharded_weights_that_more_than_their_layers_read(single, sharded, float64, which, accumulate_steps):
-    """Weights of composites, cells, regularizers, ties and layers called twice; and with recomputation beside."""
+    """Weights of composite layers, cells, regularizers, tied layers and layers called twice; also with recomputation."""
     data = (RANDOM.standard_normal((16, 4, 8)), RANDOM.integers(0, 12, 16))
 
     def trained(strategy):
@@ -78,11 +78,11 @@ def test_sharded_weights_that_more_than_their_layers_read(single, sharded, float
 
 @pytest.mark.parametrize("bits", quick(["bfloat16", "float16"], "bfloat16"))
 def test_mixed_precision(single, sharded, bits):
-    """Computed in 16 bits, kept and updated in 32: as near to one device as those bits allow."""
+    """Computed in 16 bits, stored and updated in 32: as close to one device as 16 bits allow."""
     data = (RANDOM.integers(0, 12, (16, 6)), RANDOM.integers(0, 12, (16, 6)))
 
     def trained(strategy):
-        keras.utils.clear_session(free_memory=False)  # which forgets the policy, too
+        keras.utils.clear_session(free_memory=False)  # which also resets the policy
         keras.config.set_dtype_policy(f"mixed_{bits}")
         keras.utils.set_random_seed(11)
         with strategy.scope():
@@ -129,7 +129,7 @@ def test_rows_that_are_nan_leave_the_others_alone(single, sharded):
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid", tf.nn.softmax])
 @pytest.mark.parametrize(("where", "which"), [("mesh4x1", "none"), ("sharded", "none"), ("single", "full")])
 def test_losses_of_probabilities_are_those_of_their_logits(activation, where, which, single, request):
-    """Keras computes them from what is behind an activation, as gradients of saturated probabilities are lost."""
+    """Keras computes such losses from the input of the activation, because gradients of saturated probabilities vanish."""
     classes = RANDOM.integers(0, 4, 16)
     data = 60 * RANDOM.standard_normal((16, 8)).astype("float32"), np.eye(4, dtype="float32")[classes]
     loss = keras.losses.BinaryCrossentropy if activation == "sigmoid" else keras.losses.CategoricalCrossentropy
