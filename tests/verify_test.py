@@ -40,7 +40,7 @@ def test_a_mesh_gives_the_result_of_one_device(capsys):
 
 
 def test_looking_for_noise_is_no_step_of_the_reference(capsys):
-    """Moving averages of one update more differed by half."""
+    """Moving averages would differ by half after an additional update."""
     code, out = verified(capsys, strategy="single", devices=0, model="cnn(filters=(4,))", steps=2)
     assert code == 0, out
 
@@ -55,7 +55,7 @@ IN_16_BITS = {"precision": "mixed_bfloat16", "batch_size": 24, "steps": 4}
 
 
 def test_bfloat16_is_held_against_its_own_rounding(capsys):
-    """The keys' biases have no gradient but rounding, of which AdamW makes whole steps: their relative difference is 1."""
+    """The gradients of the keys' biases are rounding errors, which AdamW scales to full steps: they differ by their size."""
     attention = {"model": "tests.verify_test:attending", "optimizer": "adamw", "accumulate_steps": 3, "clip_norm": 1.0}
     code, out = verified(capsys, **IN_16_BITS, **attention)
     assert code == 0, out
@@ -70,7 +70,7 @@ def test_a_wrong_step_in_bfloat16_is_found(capsys, monkeypatch):
 
 
 def attending(input_shape, classes):
-    """Attention over the rows of a picture of a digit."""
+    """Returns a model with attention over the rows of an image of a digit."""
     inputs = keras.Input(input_shape)
     rows = keras.layers.Reshape((8, 8))(inputs)
     attended = keras.layers.MultiHeadAttention(2, 8)(rows, rows)

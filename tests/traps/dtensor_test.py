@@ -1,4 +1,4 @@
-"""Where DTensor is silently wrong, or refuses: what the mesh strategy works around. One of these that fails is good news."""
+"""Cases in which DTensor is silently wrong or fails, and which the mesh strategy works around. A failing test is good news."""
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ def lay(devices, value, *axes):
 
 
 def test_keras_s_own_update_loses_its_first_step(mesh2x2, single):
-    """Kernels split over columns, biases whole: Adam reads slots before they are assigned."""
+    """With kernels sharded over columns and replicated biases, Adam reads slots before they are assigned."""
     random = np.random.default_rng(0)
     x, y = random.standard_normal((8, 16)).astype("float32"), np.arange(8) % 10
 
@@ -76,7 +76,7 @@ def test_operations_without_a_layout(devices, operation):
 
 
 def test_a_split_random_tensor_has_other_numbers(devices):
-    """So initial values are drawn on the host, and dropout on a mesh has the distribution, not the numbers, of one device."""
+    """So initial values are drawn on the host, and dropout on a mesh only has the same distribution as on one device."""
     draw = tf.function(lambda: keras.random.uniform([4, 4], seed=3))
     split = dtensor.call_with_layout(draw, devices.layout(Layout(("data", "model"))))
     assert not np.allclose(devices.full_tensor(split), draw())
@@ -102,7 +102,7 @@ def test_an_axis_that_moves_between_inner_dims_of_four_is_wrong(devices, before,
 
 
 def test_a_product_makes_one_dim_of_rows_and_sequence(devices):
-    """So a split sequence is gathered."""
+    """So a sharded sequence is gathered."""
     x, kernel = np.ones([4, 8, 6], "float32"), np.ones([6, 2], "float32")
     product = tf.function(lambda x, y: tf.tensordot(x, y, 1))(
         lay(devices, x, None, "model", None), lay(devices, kernel, None, None)
@@ -112,7 +112,7 @@ def test_a_product_makes_one_dim_of_rows_and_sequence(devices):
 
 @pytest.mark.parametrize(("dtype", "programs"), [("int64", 2), ("uint64", 1)])
 def test_a_number_that_changes_is_a_constant_at_first(devices, dtype, programs):
-    """So what is computed with it is compiled twice, unless it has a type that is not taken for a size or an axis."""
+    """So computations with it are compiled twice, unless its dtype is not one of sizes and axes."""
     add = tf.function(lambda x, number: x + tf.cast(number, x.dtype), autograph=False)
     rows, before = lay(devices, np.ones([8, 8], "float32"), "data", None), compiled_programs()
     for number in range(3):

@@ -1,4 +1,4 @@
-"""Defects of Horovod that the design rests on, measured on three real ranks: a version that mends one fails here."""
+"""Defects of Horovod on which the design depends, measured on three real ranks: a version that fixes one fails here."""
 
 import json
 import pathlib
@@ -18,7 +18,7 @@ HOROVOD_DEFAULTS = {"HOROVOD_FUSION_THRESHOLD": str(128 * 2**20), "HOROVOD_CYCLE
 
 
 def outcomes(environment: dict[str, str]) -> list[dict[str, Any]]:
-    """What each rank found."""
+    """Returns the results of each rank."""
     with processes.job([sys.executable, str(WORKER)], SIZE, environment) as job:
         ended = job.wait(90)
     assert [end.code for end in ended] == [0] * SIZE, "\n".join(end.output for end in ended)
@@ -27,14 +27,14 @@ def outcomes(environment: dict[str, str]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
-    """Under Horovod's own settings."""
+    """The results with Horovod's own settings."""
     return outcomes(HOROVOD_DEFAULTS)
 
 
 def test_its_keras_optimizer_reduces_nothing(ranks: list[dict[str, Any]]) -> None:
-    """Guards: with Keras 3, `horovod.tensorflow.keras.DistributedOptimizer` trains each rank alone, without a word.
+    """Guards: with Keras 3, `horovod.tensorflow.keras.DistributedOptimizer` silently trains each rank alone.
 
-    What rests on it: strategies/horovod.py and tfdist/collectives/horovod.py use Horovod's operations only.
+    What depends on it: strategies/horovod.py and tfdist/collectives/horovod.py use Horovod's operations only.
     """
     weights = [np.array(rank["weights"]) for rank in ranks]
     for a, b in ((0, 1), (0, 2), (1, 2)):
@@ -42,9 +42,9 @@ def test_its_keras_optimizer_reduces_nothing(ranks: list[dict[str, Any]]) -> Non
 
 
 def test_reducescatter_slows_every_later_allreduce(ranks: list[dict[str, Any]]) -> None:
-    """Guards: after one reducescatter under Gloo, all-reduces stay many times slower; alltoall does no such harm.
+    """Guards: after one reducescatter under Gloo, all-reduces stay many times slower, but not after alltoall.
 
-    What rests on it: tfdist/collectives/horovod.py composes reduce_scatter of all_to_all and a local sum.
+    What depends on it: tfdist/collectives/horovod.py composes reduce_scatter of all_to_all and a local sum.
     """
     for rank in ranks:
         assert rank["seconds_after_reducescatter"] >= 3 * rank["seconds"], rank
@@ -52,22 +52,22 @@ def test_reducescatter_slows_every_later_allreduce(ranks: list[dict[str, Any]]) 
 
 
 def test_in_a_graph_its_operations_are_free_of_effects(ranks: list[dict[str, Any]]) -> None:
-    """Guards: an all-reduce of a constant is done once, when a graph is optimized; one that is only waited for, never.
+    """Guards: an all-reduce of a constant only runs once, when a graph is optimized; one whose result is unused never runs.
 
-    What rests on it: tfdist/collectives/horovod.py hides constants from TensorFlow, and its barrier's value is used. Without
-    the first, a gradient that is zero on one rank alone makes the others wait for ever at the second step.
+    What depends on it: tfdist/collectives/horovod.py hides constants from TensorFlow, and its barrier's value is used. Without
+    the former, a gradient that is zero on one rank only makes the others wait forever at the second step.
     """
-    for rank in ranks[:-1]:  # the last one is late
+    for rank in ranks[:-1]:  # the last rank is late
         waits, late = rank["waits"], rank["late"]
         assert max(waits["constant"], waits["unused"]) < 0.4 * late, waits
         assert min(waits["our constant"], waits["our barrier"]) > 0.6 * late, waits
 
 
 def test_a_loop_makes_its_operations_once(ranks: list[dict[str, Any]]) -> None:
-    """Guards: what does not depend on the turn of a loop is taken out of it, Horovod's operations too.
+    """Guards: loop-invariant operations are moved out of a loop, including Horovod's.
 
-    What rests on it: tfdist/collectives/horovod.py hides constants behind an operation with effects;
-    tfdist/step/compiled_loop.py makes many steps a call. Horovod looks at its queue every millisecond here.
+    What depends on it: tfdist/collectives/horovod.py hides constants behind an operation with side effects;
+    tfdist/step/compiled_loop.py makes many steps per call. Horovod polls its queue every millisecond here.
     """
     for rank in ranks:
         seconds = rank["seconds_of_a_turn"]
@@ -78,7 +78,7 @@ def test_a_loop_makes_its_operations_once(ranks: list[dict[str, Any]]) -> None:
 def test_fusion_by_timing_is_not_reproducible(ranks: list[dict[str, Any]]) -> None:
     """Guards: with Horovod's default fusion, equal inputs give sums that differ bitwise; without fusion they do not.
 
-    What rests on it: strategies/horovod.py sets HOROVOD_FUSION_THRESHOLD=0, and tfdist has buckets of its own.
+    What depends on it: strategies/horovod.py sets HOROVOD_FUSION_THRESHOLD=0, and tfdist forms its own buckets.
     """
     assert all(rank["different_sums"] > 0 for rank in ranks), ranks
     assert all(rank["different_sums"] == 0 for rank in outcomes({})), "tfdist's own settings"

@@ -1,4 +1,4 @@
-"""One rank of the Horovod traps: runs all experiments and prints what came of them as one line of JSON.
+"""One rank of the Horovod traps: runs all experiments and prints the results as one line of JSON.
 
 python tests/traps/horovod_worker.py
 """
@@ -25,7 +25,7 @@ TURNS = 500
 
 
 def keras_optimizer() -> list[float]:
-    """This rank's weights after `model.fit` with Horovod's Keras optimizer and data of its own."""
+    """Returns this rank's weights after `model.fit` with Horovod's Keras optimizer and its own data."""
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
     model.compile(hvd_keras.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
     data = np.random.default_rng(hvd.rank())
@@ -34,7 +34,7 @@ def keras_optimizer() -> list[float]:
 
 
 def different_sums() -> int:
-    """How many of the repeats of separately named all-reduces of the same inputs differ from the first one."""
+    """Returns how many repetitions of separately named all-reduces of the same inputs differ from the first one."""
     data = np.random.default_rng(100 + hvd.rank())
     inputs = [tf.constant(data.normal(size=37 * (i + 1)), tf.float32) for i in range(TENSORS)]
 
@@ -47,7 +47,7 @@ def different_sums() -> int:
 
 
 def allreduce_seconds() -> float:
-    """The median duration of an all-reduce of 1 MB."""
+    """Returns the median duration of an all-reduce of 1 MB."""
     x = tf.ones(2**18)
 
     def once() -> float:
@@ -65,7 +65,7 @@ def used(value: tf.Tensor) -> tf.Tensor:
 
 
 def seconds_of_waiting(message: Callable[[], tf.Tensor]) -> float:
-    """How long a compiled function that ends after a message waits for the last rank, which comes late."""
+    """Returns how long a compiled function that ends after a message waits for the last rank, which is late."""
 
     @tf.function(autograph=False)
     def wait() -> tf.Tensor:
@@ -81,7 +81,7 @@ def seconds_of_waiting(message: Callable[[], tf.Tensor]) -> float:
 
 
 def seconds_in_a_loop(message: Callable[[], tf.Tensor]) -> float:
-    """How long one turn of a compiled loop takes that does nothing but send a message."""
+    """Returns the duration of an iteration of a compiled loop that only sends a message."""
 
     def turn(i: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         with tf.control_dependencies([value]):

@@ -1,4 +1,4 @@
-"""What Keras's own `fit` gets wrong: a version that mends it fails here."""
+"""Defects of Keras's own `fit`: a version that fixes one fails here."""
 
 import pathlib
 import sys
@@ -19,7 +19,7 @@ PROGRAM = pathlib.Path(__file__).parents[2] / "examples" / "migration" / "tf_dis
 def test_fit_fails_under_multiworker_mirrored() -> None:
     """Guards: `model.fit` under MultiWorkerMirroredStrategy with 2 workers does not train: it cannot read a PerReplica.
 
-    What rests on it: tfdist/keras_fit/ takes the place of what Keras's `fit` does with a strategy.
+    What depends on it: tfdist/keras_fit/ replaces what Keras's `fit` does with a strategy.
     """
     with processes.job([sys.executable, str(PROGRAM), "1"], 2) as job:
         outputs = [end.output for end in job.wait(90)]
@@ -29,7 +29,7 @@ def test_fit_fails_under_multiworker_mirrored() -> None:
 
 
 def _table_after_a_step(optimizer: keras.Optimizer, dense: bool) -> np.ndarray:
-    """An embedding after one step with a batch in which a row stands twice."""
+    """Returns an embedding after one step with a batch in which a row occurs twice."""
     table = keras.Variable(np.ones((3, 2)), dtype="float64")
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(tf.gather(table.value, [0, 0, 1]) * tf.constant([[1.0], [2.0], [3.0]], tf.float64))
@@ -40,20 +40,20 @@ def _table_after_a_step(optimizer: keras.Optimizer, dense: bool) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["Adam", "RMSprop"])
 def test_keras_squares_the_gradients_of_a_row_before_it_adds_them_up(name: str, float64: None) -> None:
-    """Guards: for `tf.IndexedSlices` with a row that stands twice, Adam and RMSprop differ from the dense gradient.
+    """Guards: for `tf.IndexedSlices` in which a row occurs twice, Adam and RMSprop differ from the dense gradient.
 
-    What rests on it: docs/keras_fit.md says why an embedding that plain Keras trains differs from ours.
+    What depends on it: docs/keras_fit.md explains why an embedding trained by plain Keras differs from ours.
     """
     make = getattr(keras.optimizers, name)
     sparse, dense = (_table_after_a_step(make(0.1), is_dense) for is_dense in (False, True))
     assert np.abs(sparse - dense)[0].max() > 1e-3
-    np.testing.assert_allclose(sparse[1:], dense[1:], rtol=1e-12)  # rows that stand once
+    np.testing.assert_allclose(sparse[1:], dense[1:], rtol=1e-12)  # rows that occur once
 
 
 def test_keras_counts_an_update_for_the_batch_that_does_not_come() -> None:
-    """Guards: where data ends that was not counted before, `iterations` grows by one more than there are batches.
+    """Guards: for data of unknown length, `iterations` is increased once more than there are batches.
 
-    What rests on it: docs/keras_fit.md says why schedules and Adam differ then from ours, which counts the updates.
+    What depends on it: docs/keras_fit.md explains why schedules and Adam then differ from ours, which counts the updates.
     """
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=False)
@@ -64,7 +64,7 @@ def test_keras_counts_an_update_for_the_batch_that_does_not_come() -> None:
 
 
 class Rows(keras.metrics.Metric):
-    """The number of rows of a pass; its result is the variable itself, as in Keras's guide to training."""
+    """Counts the rows of a pass; its result is the variable itself, as in Keras's guide to training."""
 
     def __init__(self) -> None:
         super().__init__(name="rows")
@@ -78,9 +78,9 @@ class Rows(keras.metrics.Metric):
 
 
 def test_keras_logs_validation_s_value_for_training_where_a_metric_returns_its_variable() -> None:
-    """Guards: a metric whose `result` is its variable has in `history` the value of validation for training, too.
+    """Guards: for a metric whose `result` is its variable, `history` has the validation value for training, too.
 
-    What rests on it: docs/keras_fit.md says why such a metric differs from ours, which has the value of training.
+    What depends on it: docs/keras_fit.md explains why such a metric differs from ours, which has the training value.
     """
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=[Rows()])

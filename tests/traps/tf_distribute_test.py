@@ -1,4 +1,4 @@
-"""Defects and traps of TensorFlow and Keras that the design rests on: a version that mends one fails here."""
+"""Defects and traps of TensorFlow and Keras on which the design depends: a version that fixes one fails here."""
 
 import subprocess
 import sys
@@ -40,15 +40,15 @@ def all_reduce(x: tf.Tensor) -> tf.Tensor:
 
 
 def everywhere(strategy: tf.distribute.Strategy, function: Callable[[], tf.Tensor]) -> list[np.ndarray]:
-    """Each replica's result of a replica function in a compiled one."""
+    """Returns each replica's result of a replica function, which runs inside a compiled function."""
     compiled = tf.function(lambda: strategy.run(function), autograph=False)
     return [value.numpy() for value in strategy.experimental_local_results(compiled())]
 
 
 def test_the_optimizer_sums_over_replicas_itself(mirrored: tf.distribute.Strategy) -> None:
-    """Guards: inside `apply`, Keras's optimizer adds up the gradients of all replicas, whole ones too.
+    """Guards: inside `apply`, Keras's optimizer sums the gradients of all replicas, even if they are already reduced.
 
-    What rests on it: `keras_internals.disable_gradient_aggregation`, which `Trainer.build` calls.
+    What depends on it: `keras_internals.disable_gradient_aggregation`, which `Trainer.build` calls.
     """
     with mirrored.scope():
         variable = keras.Variable(0.0)
@@ -61,7 +61,7 @@ def test_the_optimizer_sums_over_replicas_itself(mirrored: tf.distribute.Strateg
 def test_dropout_has_one_mask_for_all_replicas(mirrored: tf.distribute.Strategy) -> None:
     """Guards: Keras's Dropout drops the same elements on each replica.
 
-    What rests on it: `tfdist.step.randomness`, which gives each replica seeds of its own.
+    What depends on it: `tfdist.step.randomness`, which gives each replica its own seeds.
     """
     with mirrored.scope():
         layer = keras.layers.Dropout(0.5, seed=1)
@@ -71,9 +71,9 @@ def test_dropout_has_one_mask_for_all_replicas(mirrored: tf.distribute.Strategy)
 
 
 def test_batch_norm_s_statistics_differ_between_replicas(mirrored: tf.distribute.Strategy) -> None:
-    """Guards: the moving statistics of Keras's BatchNormalization are each replica's own, and one shows replica 0's.
+    """Guards: moving statistics of Keras's BatchNormalization differ between replicas, and reading them gives replica 0's.
 
-    What rests on it: `metrics.make_average_statistics`, before evaluation and saving.
+    What depends on it: `metrics.make_average_statistics`, before evaluation and saving.
     """
     with mirrored.scope():
         layer = keras.layers.BatchNormalization(momentum=0.0)
@@ -85,9 +85,9 @@ def test_batch_norm_s_statistics_differ_between_replicas(mirrored: tf.distribute
 
 
 def test_the_default_variable_drifts(mirrored: tf.distribute.Strategy) -> None:
-    """Guards: a `tf.Variable` of a mirrored scope, assigned in `run`, silently has another value on each replica.
+    """Guards: a `tf.Variable` of a mirrored scope that is assigned in `run` silently has a different value on each replica.
 
-    What rests on it: `strategy.State.per_replica`, which asks for ON_READ and NONE.
+    What depends on it: `strategy.State.per_replica`, which requests ON_READ and NONE.
     """
     with mirrored.scope():
         variable = tf.Variable(0.0)
@@ -110,7 +110,7 @@ def test_no_collective_in_control_flow_inside_run(
 ) -> None:
     """Guards: a collective or `optimizer.apply` within a condition or a loop within `run` fails; around `run` it works.
 
-    What rests on it: a step is two replica functions, and the compiled loop of `tfdist.step.step` stands around `run`.
+    What depends on it: a step is two replica functions, and the loop of `tfdist.step.compiled_loop` is outside of `run`.
     """
     with mirrored.scope():
         variable = keras.Variable(0.0)
@@ -135,7 +135,7 @@ def test_no_collective_in_control_flow_inside_run(
 def test_a_second_mirrored_strategy_of_another_size(operations: str, works: bool) -> None:
     """Guards: by default a second MirroredStrategy of another size on logical CPUs breaks the process's collectives.
 
-    What rests on it: strategies/mirrored.py asks for ReductionToOneDevice where there is no GPU.
+    What depends on it: strategies/mirrored.py requests ReductionToOneDevice if there is no GPU.
     """
     command = [sys.executable, "-c", TWO_SIZES, operations]
     try:

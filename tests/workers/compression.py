@@ -1,4 +1,4 @@
-"""Trains a few steps with each of some compression methods, which are the arguments."""
+"""Trains a few steps with each compression method in the arguments."""
 
 import hashlib
 import pathlib
@@ -13,7 +13,7 @@ STEPS = 4
 
 
 def train(strategy: tfdist.Strategy, method: str) -> dict:
-    """A small model's losses, a digest of its weights and one of what is the same on all replicas, and what was sent."""
+    """Trains a small model; returns losses, digests of its weights and of replicated state, and the bytes that were sent."""
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     random = np.random.default_rng(0)

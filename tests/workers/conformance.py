@@ -1,4 +1,4 @@
-"""Runs the cases of the conformance suite that are in cases.pickle of the directory."""
+"""Runs the cases of the conformance suite in DIRECTORY/cases.pickle."""
 
 import pathlib
 import pickle

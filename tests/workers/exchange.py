@@ -1,7 +1,7 @@
 """Exchanges uneven rows.
 
-The directory holds cases.pickle: by name the splits [sender, receiver] and for each sender its arrays. Returns what came,
-eagerly and of a step that ran twice; under "sums" those of tensors of several dtypes in one call.
+The directory contains cases.pickle: by name, the splits [sender, receiver] and the arrays of each sender. Returns the arrays
+that were received, eagerly and in a step that runs twice; "sums" are sums of tensors of several dtypes in one call.
 """
 
 import pathlib

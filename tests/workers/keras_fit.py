@@ -1,4 +1,4 @@
-"""Fits programs, whose names are the arguments, in float64."""
+"""Fits the programs named in the arguments, in float64."""
 
 import pathlib
 from typing import Any

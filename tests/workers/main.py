@@ -2,8 +2,8 @@
 
     python tests/workers/main.py WORKER STRATEGY DIRECTORY [ARGUMENTS...]
 
-WORKER is a module beside this one. What its `work(strategy, directory, *arguments)` returns is written to
-DIRECTORY/RANK.pickle. STRATEGY is a name, with options in brackets if it takes any: mesh(mesh_shape='data:4').
+WORKER is a module in this directory. The result of its `work(strategy, directory, *arguments)` is written to
+DIRECTORY/RANK.pickle. STRATEGY is a name, optionally with options in parentheses: mesh(mesh_shape='data:4').
 """
 
 import importlib
@@ -17,7 +17,7 @@ from tfdist.grammar.spec import parse
 
 def main(worker: str, strategy_name: str, directory: str, *arguments: str) -> None:
     """Runs a worker."""
-    sys.path[0] = str(pathlib.Path(__file__).parents[2])  # instead of this folder, whose names others have too
+    sys.path[0] = str(pathlib.Path(__file__).parents[2])  # instead of this directory, whose names are not unique
     module, chosen, folder = (
         importlib.import_module(f"tests.workers.{worker}"),
         parse(strategy_name),

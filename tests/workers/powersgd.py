@@ -1,7 +1,7 @@
 """Reduces given gradients by PowerSGD with error feedback.
 
-The directory holds case.pickle: the text of the method and gradients [steps][tensors], each [ranks, ...]. Returns what each
-step made of them.
+The directory contains case.pickle: the text of the method and gradients [steps][tensors], each [ranks, ...]. Returns the result
+of each step.
 """
 
 import pathlib

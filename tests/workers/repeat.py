@@ -1,4 +1,4 @@
-"""Trains from the same start again and again, with random delays; returns a digest of what came of each."""
+"""Trains repeatedly from the same initial weights, with random delays; returns a digest of each result."""
 
 import hashlib
 import pathlib
@@ -20,7 +20,7 @@ def work(strategy: tfdist.Strategy, directory: pathlib.Path, repeats: str) -> li
     numbers = np.random.default_rng(2)
     data = numbers.standard_normal((60, 8, 8, 1)).astype("float32"), numbers.integers(0, 10, 60)
     with strategy.scope():
-        # Two kernels of 360 kB, which travel alone, and a message of small tensors: three that may arrive in any order.
+        # Two kernels of 360 kB in their own messages, and a bucket of small tensors: three that may arrive in any order.
         trainer = tfdist.Trainer(
             models.build("mlp(hidden=(300, 300, 300))", (8, 8, 1), 10),
             optimizer=keras.optimizers.SGD(0.1, momentum=0.9),

@@ -1,4 +1,4 @@
-"""Jobs whose processes are workers of this folder."""
+"""Jobs whose processes are workers in this directory."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ from tests import processes
 
 
 def command(worker: str, strategy: str, directory: str | os.PathLike[str], *arguments: str) -> list[str]:
-    """The command of each process; see `main.py`."""
+    """Returns the command of each process; see `main.py`."""
     return [
         sys.executable,
         str(pathlib.Path(__file__).with_name("main.py")),
@@ -23,7 +23,7 @@ def command(worker: str, strategy: str, directory: str | os.PathLike[str], *argu
 
 
 def read(directory: str | os.PathLike[str], size: int) -> list[Any]:
-    """What each rank's work returned."""
+    """Returns the result of each rank's `work`."""
     return [pickle.loads(pathlib.Path(directory, f"{rank}.pickle").read_bytes()) for rank in range(size)]
 
 

@@ -1,4 +1,4 @@
-"""Several ranks, each with a directory of its own: what they send each other, and the commits that they share."""
+"""Several ranks, each with its own directory, transfer bytes and share commits."""
 
 import pathlib
 
@@ -12,7 +12,7 @@ PIECE = 1000
 
 
 def bytes_of(rank: int) -> np.ndarray:
-    """Several pieces, of a length that no dtype divides; nothing of rank 1."""
+    """Returns several pieces of bytes, whose length is not a multiple of a dtype's size; nothing for rank 1."""
     return np.random.default_rng(rank).integers(0, 256, (2501 + rank) * (rank != 1), np.uint8)
 
 
