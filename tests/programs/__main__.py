@@ -1,8 +1,8 @@
-"""Runs programs, plain and on replicas, and prints what came of each; `table` writes docs/programs.md.
+"""Runs programs, plain and on replicas, and prints a verdict for each; `table` writes docs/programs.md.
 
 python -m tests.programs [table | distribution] [STRATEGY...] [PART OF A PATH...]
 
-With `distribution`, programs run as they are written, with several seeds; see `tests.programs.distribution`.
+With `distribution`, programs run unchanged, with several seeds; see `tests.programs.distribution`.
 """
 
 import concurrent.futures

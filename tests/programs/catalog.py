@@ -1,4 +1,4 @@
-"""The programs of this folder, and what is expected of each on replicas."""
+"""The programs in this directory, and what is expected of each on replicas."""
 
 import pathlib
 from typing import NamedTuple
@@ -7,16 +7,16 @@ HERE = pathlib.Path(__file__).parent
 
 
 class Program(NamedTuple):
-    """One script in the form that its users write.
+    """A script as written by users.
 
     Attributes:
-      path: below this folder.
+      path: path in this directory.
       precision: Keras's floatx when results are compared.
-      quiet: how chance is taken out of it; see `observed`.
-      tolerance: the largest relative difference from one device that is rounding; 0 for that of the precision.
-      refused: a part of the line with which it is refused; empty if it trains.
+      quiet: options that remove randomness; see `observed`.
+      tolerance: largest relative difference from one device that counts as rounding; 0 for that of the precision.
+      refused: part of the error message if it is rejected; empty if it trains.
       distribution: why it has the same distribution as on one device, but not the same numbers; empty if they are equal.
-      own_strategy: the one strategy that the script makes by itself; empty if `tfdist.run` chooses.
+      own_strategy: the only strategy, if the script creates it itself; empty if `tfdist.run` chooses.
     """
 
     path: str
@@ -47,7 +47,7 @@ _SPECIAL = (
 
 
 def programs() -> dict[str, Program]:
-    """All programs that call Keras, by path. Those of `horovod/` are for `tests/horovod/programs_test.py`."""
+    """Returns all programs that call Keras, by path. Those of `horovod/` are for `tests/horovod/programs_test.py`."""
     special = {program.path: program for program in _SPECIAL}
     paths = sorted(str(path.relative_to(HERE)) for path in HERE.glob("*/*.py"))
     return {path: special.get(path, Program(path)) for path in paths if not path.startswith("horovod/")}

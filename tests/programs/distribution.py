@@ -1,7 +1,7 @@
-"""Unchanged programs, with random layers and local statistics: over several seeds, losses are distributed as on one device.
+"""Unchanged programs, with random layers and local statistics: over several seeds, losses have the distribution of one device.
 
 The last loss of each `fit` is compared by Welch's t statistic. Differences below one hundredth of the loss do not count: local
-batch normalization takes its statistics over fewer rows, so that its distribution is not quite the same.
+batch normalization computes statistics over fewer rows, so that its distribution is not quite the same.
 """
 
 import math
@@ -14,7 +14,7 @@ from tests.programs import running
 from tests.programs.catalog import Program
 
 SEEDS = 5
-_MOST_ERRORS = 5.0  # standard errors: with 2 x 5 runs, one comparison in a thousand is farther apart by chance
+_MOST_ERRORS = 5.0  # standard errors: with 2 x 5 runs, one in a thousand comparisons exceeds this by chance
 _NOTHING = 0.01
 
 
@@ -33,7 +33,7 @@ def verdicts(program: Program, strategies: Sequence[str], seeds: int = SEEDS) ->
 
 
 class _Failed(Exception):
-    """A program has not run to its end."""
+    """A program has failed."""
 
 
 def _verdict(program: Program, strategy: str, plain: np.ndarray) -> str:

@@ -1,10 +1,10 @@
-"""Runs a script as `python SCRIPT` would, and writes down what came of it: results of Keras's methods, and weights.
+"""Runs a script like `python SCRIPT`, and records its results: those of Keras's methods, and weights.
 
 python observed.py DIRECTORY [--plain] [--quiet] [--rows-differ] [--seed=N] SCRIPT [ARGUMENTS]
 
-With --quiet random layers pass their inputs on, and random numbers that the script itself draws are the same in every row, or
-with --rows-differ follow from the row's place in the batch: the result does not depend on who draws them. --plain names a run
-without tfdist, the reference, from which those errors of plain Keras are removed that make a difference
+With --quiet, random layers return their inputs, and random numbers that the script itself draws are the same in every row or,
+with --rows-differ, determined by the row's index in the batch, so that they do not depend on the replica. --plain means a run
+without tfdist, the reference, in which those defects of plain Keras are fixed that would cause differences
 (`tests/traps/keras_fit_test.py`). --seed is added to the script's seeds.
 """
 
@@ -21,7 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# Whether tfdist is among the imported modules does not tell a plain run: in a forked process it always is.
+# Imported modules do not show whether a run is plain: a forked process has always imported tfdist.
 PLAIN = "--plain" in sys.argv
 ROWS_DIFFER = "--rows-differ" in sys.argv
 METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
@@ -41,7 +41,7 @@ RANDOM_LAYERS = (
 
 
 class Observer:
-    """What a script's models returned, and the models themselves."""
+    """Records a script's models, and what their methods returned."""
 
     def __init__(self) -> None:
         self.results: list[tuple[str, Any]] = []
@@ -49,7 +49,7 @@ class Observer:
         self._depth = 0
 
     def watch(self) -> None:
-        """From now on each outermost call of Keras's methods is written down."""
+        """Starts to record all outermost calls of Keras's methods."""
         for name in METHODS:
             setattr(keras.Model, name, self._watched(name, getattr(keras.Model, name)))
 
@@ -69,7 +69,7 @@ class Observer:
         return call
 
     def outcome(self, script_globals: dict[str, Any]) -> dict[str, Any]:
-        """Results by number and method, and the weights of every model that was seen."""
+        """Returns the results in order, by method, and the weights of all models."""
         made = {id(value): value for value in script_globals.values() if isinstance(value, keras.Model)}
         models = [model for model in (self.models | made).values() if model.weights]
         return {
@@ -80,14 +80,14 @@ class Observer:
 
 
 def plain(found: Any) -> Any:
-    """Numbers and arrays in structures of Python's own."""
+    """Returns a result as plain structures of arrays."""
     if isinstance(found, keras.callbacks.History):
         found = {name: values for name, values in found.history.items() if "lr" not in name}
     return keras.tree.map_structure(np.asarray, found)
 
 
 def be_quiet() -> None:
-    """Takes the chance out of random layers and of random numbers that a script draws by itself."""
+    """Removes the randomness of random layers, and of random numbers that a script draws itself."""
     for name in RANDOM_LAYERS:
         getattr(keras.layers, name).call = _passed_on
     for module in (keras.random, tf.random):
@@ -104,7 +104,7 @@ def be_quiet() -> None:
 
 
 def _dense(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds up the gradients of an embedding's rows first, as Keras's Adam and RMSprop do not: they square each by itself."""
+    """Patches `apply` to sum gradients of repeated rows first; Keras's Adam and RMSprop square each of them separately."""
 
     @functools.wraps(apply)
     def dense_apply(optimizer: keras.Optimizer, grads: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,7 +115,7 @@ def _dense(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counted(make: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Where data ends that was not counted before, Keras's last call finds no batch, and yet counts an update."""
+    """Patches Keras's functions so that the last call, which finds no batch in data of unknown length, is not counted."""
 
     @functools.wraps(make)
     def make_function(model: keras.Model, *args: Any, **kwargs: Any) -> None:
@@ -138,7 +138,7 @@ def _counted(make: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _copied(results: Callable[..., Any]) -> Callable[..., Any]:
-    """Where a metric's result is its variable, what was logged of training changes when validation begins."""
+    """Patches `get_metrics_result` to copy results that are variables, which would change when validation begins."""
 
     @functools.wraps(results)
     def get_metrics_result(model: keras.Model) -> Any:
@@ -154,7 +154,7 @@ def _passed_on(layer: keras.Layer, inputs: Any, *_: Any, **__: Any) -> Any:
 def _drawn(
     shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, *_: Any, uniform: bool = False, **given: Any
 ) -> tf.Tensor:
-    """Numbers that follow from their place in the batch, whichever replica draws them."""
+    """Returns numbers that depend on their position in the batch only, not on the replica."""
     minval, maxval = given.get("mean", minval), given.get("stddev", maxval)
     shape = tf.cast(tf.convert_to_tensor(shape), tf.int32)
     columns = tf.range(tf.cast(tf.reduce_prod(shape[1:]), "float64"))
@@ -166,7 +166,7 @@ def _drawn(
 
 
 def _first_row() -> Any:
-    """The number in the batch of the first row that is computed here."""
+    """Returns the index in the batch of this replica's first row."""
     if PLAIN:
         return 0.0
     from tfdist.data.row_partition import share

@@ -1,6 +1,6 @@
-"""Programs as their users write and start them, on real processes: what came of each is what one device gives.
+"""Programs as written and started by users, on real processes: their results equal those of one device.
 
-A cover here, and the product of all programs and strategies in `make conformance`; `python -m tests.programs table` writes
+A selection here, and the product of all programs and strategies in `make conformance`; `python -m tests.programs table` writes
 docs/programs.md.
 """
 
@@ -14,7 +14,7 @@ from tests.programs.catalog import programs
 pytestmark = pytest.mark.processes
 
 PROGRAMS = programs()
-# One for each kind: a file that the chief writes, a loss in a layer, a step of its own, data of unknown length, a refusal.
+# One of each kind: a file that the chief writes, a loss in a layer, a custom step, data of unknown length, a rejected program.
 COVER = (
     ("timeseries/timeseries_classification.py", "multiworker"),
     ("guides/endpoint_layer.py", "mirrored"),
@@ -41,7 +41,7 @@ def test_it_does_the_same_on_every_strategy(path: str) -> None:
     assert {strategy: verdict for strategy, verdict in found.items() if not running.is_good(verdict)} == {}
 
 
-# Each program on one of the three; `python -m tests.programs distribution` runs the product.
+# Each program on one of the three strategies; `python -m tests.programs distribution` runs the product.
 AS_WRITTEN = [
     (path, ("mirrored", "multiworker", "horovod")[place % 3])
     for place, path in enumerate(path for path, program in PROGRAMS.items() if distribution.applies(program))

@@ -1,4 +1,4 @@
-"""Programs as their users start them, each in a directory of its own, and how what came of one compares with another."""
+"""Runs programs like users, each in its own directory, and compares their results."""
 
 import functools
 import json
@@ -26,22 +26,22 @@ STRATEGIES = {
     "mirrored": (*RUN, "--strategy=mirrored", "--devices=2"),
     "multiworker": (*LAUNCH, "--", *RUN),
     "horovod": (*LAUNCH, "--launcher=horovod", "--", *RUN),
-    # Scripts that make a strategy of tf.distribute by themselves.
+    # For scripts that create a strategy of tf.distribute themselves.
     "own mirrored": (sys.executable,),
     "own multiworker": (*LAUNCH, "--", sys.executable),
 }
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
-_FLOOR = 1e-2  # norms below are compared absolutely: some weights are rounding alone
+_FLOOR = 1e-2  # norms below this are compared absolutely, because some weights are only rounding errors
 _EXPECTED = re.compile(r"Received|Error|error|Traceback|Refused|refused")
 
 
 class Outcome(NamedTuple):
-    """How a program ended.
+    """The result of a program.
 
     Attributes:
-      code: the command's exit code; None if it had to be killed.
-      ranks: what each process wrote down.
-      output: all that was printed.
+      code: exit code of the command; None if it had to be killed.
+      ranks: recorded results of each process.
+      output: everything that was printed.
     """
 
     code: int | None
@@ -59,16 +59,16 @@ def start(
     seconds: float = 180.0,
     arguments: tuple[str, ...] = (),
 ) -> Outcome:
-    """Runs a program to its end.
+    """Runs a program until it ends.
 
     Args:
-      script: path below this folder.
+      script: path in this directory.
       strategy: a key of `STRATEGIES`.
       precision: Keras's floatx.
-      quiet: how chance is taken out of it; see `observed`.
+      quiet: options that remove randomness; see `observed`.
       seed: added to the seeds that the script sets.
-      seconds: after which it is killed.
-      arguments: the script's own.
+      seconds: time limit, after which it is killed.
+      arguments: arguments of the script.
     """
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
@@ -93,7 +93,7 @@ def start(
 
 @functools.cache
 def _keras_home(precision: str) -> tempfile.TemporaryDirectory[str]:
-    """A directory with Keras's configuration, for all programs that compute with this precision."""
+    """Returns a directory with a Keras configuration, for all programs with this precision."""
     directory = tempfile.TemporaryDirectory(prefix="tfdist-keras-")
     config = {"floatx": precision, "epsilon": 1e-07, "backend": "tensorflow", "image_data_format": "channels_last"}
     pathlib.Path(directory.name, "keras.json").write_text(json.dumps(config))
@@ -119,7 +119,7 @@ def _ended(command: list[str], root: pathlib.Path, precision: str, seconds: floa
 
 
 def verdicts(program: Program, strategies: Sequence[str]) -> dict[str, str]:
-    """What comes of a program on strategies, in a line each: "equal", "distribution", "refused: ..." or what is wrong."""
+    """Returns one line by strategy: "equal", "distribution", "refused: ..." or what is wrong."""
     given = {"precision": program.precision, "quiet": program.quiet}
     plain = start(program.path, "plain", **given)
     if plain.code:
@@ -130,12 +130,12 @@ def verdicts(program: Program, strategies: Sequence[str]) -> dict[str, str]:
 
 
 def is_good(verdict: str) -> bool:
-    """Whether a program does as it is expected to."""
+    """Returns whether a program behaves as expected."""
     return verdict in ("equal", "distribution") or verdict.startswith(("refused:", "distribution:"))
 
 
 def verdict(program: Program, ours: Outcome, plain: Outcome) -> str:
-    """What came of a program beside what one device makes of it."""
+    """Compares the result of a program with that of one device."""
     last = last_line(ours.output)
     if ours.code is None:
         return "hangs"
@@ -153,14 +153,14 @@ def verdict(program: Program, ours: Outcome, plain: Outcome) -> str:
     tolerance = program.tolerance or TOLERANCE[program.precision]
     for rank, found in enumerate(
         ours.ranks[: 1 if program.own_strategy else None]
-    ):  # whose chief may load what it saved
+    ):  # only the chief, which may load what it saved
         if wrong := differences(found, plain.ranks[0], tolerance):
             return f"differs at {rank}: {wrong[0]} and {len(wrong) - 1} more"
     return "equal"
 
 
 def differences(ours: Any, plain: Any, tolerance: float, path: str = "") -> list[str]:
-    """Where two structures of numbers differ by more than rounding, and by how much."""
+    """Describes where two structures of numbers differ by more than rounding, and by how much."""
     if isinstance(plain, dict):
         if set(ours) != set(plain):
             return [f"{path}: {sorted(ours)} in place of {sorted(plain)}"]
@@ -191,7 +191,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 def last_line(output: str) -> str:
-    """The last line that says why."""
+    """Returns the last line that contains a reason."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     found = [line for line in lines if _EXPECTED.search(line)]
     return (found or lines or ["nothing was printed"])[-1]
