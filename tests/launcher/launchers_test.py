@@ -21,7 +21,7 @@ def test_a_launcher_that_is_gone_is_not_waited_for_and_the_others_go_on():
     play.runs("a"), play.runs("a", after=SETTLE_SECONDS)
     play.controller.left("b", "is lost: no heartbeat")
     play.report("a", code=5)
-    assert play.runs("a") == 2  # at once
+    assert play.runs("a") == 2  # immediately
     assert "b is lost: no heartbeat." in play.said
 
 
@@ -104,7 +104,7 @@ def test_a_launcher_with_which_nothing_begins_stops_the_others_ever_more_rarely(
     for pause in (60.0, 120.0):
         play.report("a", code=code, dead=dead[0])
         play.report("b", code=5 if code == 137 else code, dead=dead[1])
-        assert play.order("b").kind == OrderKind.WAIT and play.order("a").nodes == 1  # at once
+        assert play.order("b").kind == OrderKind.WAIT and play.order("a").nodes == 1  # immediately
         assert "No training has begun with b: the others continue without it for a while." in play.said
         assert play.runs("b", after=pause - 1.0) == 0
         play.order("a", after=2.0)

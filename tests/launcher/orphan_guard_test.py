@@ -125,7 +125,7 @@ def test_a_job_whose_guard_is_killed_ends_as_it_would_have(tmp_path):
         guard.kill()
         first = next(
             (line for line in launcher.stderr if "the guard of this job's processes" in line), ""
-        )  # while they run
+        )  # while the ranks run
         (tmp_path / "said").touch()
         said = launcher.communicate(timeout=10)[1]
     assert launcher.returncode == 0, said

@@ -98,7 +98,7 @@ def test_a_step_sends_what_its_plan_says(name, compiled):
 
 
 def test_a_block_sends_what_megatron_s_does(compiled):
-    """Two all-reduces forward and two backward a block, and no weights; with several rows, gradients beside."""
+    """Two all-reduces forward and two backward per block, and no weights; with several shards of rows, also gradients."""
     assert compiled("megatron") == [("all-reduce", "model", 8 * 8 * 16 * 4)] * 2 * (2 + 2)
     of_model = [one for one in compiled("megatron and data") if one[1] == "model"]
     assert of_model == [("all-reduce", "model", 4 * 8 * 16 * 4)] * 2 * (2 + 2)
@@ -109,19 +109,19 @@ def test_sequence_parallelism_gathers_between_blocks(compiled):
     """After norms in the forward pass, and for gradients of what blocks add: two each per block, besides its all-reduces."""
     whole = 4 * 8 * 16 * 4
     of_activations = collections.Counter(one for one in compiled("sequence") if one[1:] == ("model", whole))
-    # ... and in front of the logits, and the gradient of the tables
+    # ... and before the logits, and for the gradient of the tables
     assert of_activations == {("all-reduce", "model", whole): 2 * 4, ("all-gather", "model", whole): 2 * 4 + 2}
 
 
 def test_context_parallelism_gathers_keys_and_values(compiled):
     of_one = 8 * 8 * 16 * 4
     of_blocks = collections.Counter(one for one in compiled("context") if one[2] == of_one)
-    # ... and the gradient of the tables; weights' gradients of attention are 1024 bytes, not one for each row
+    # ... and for the gradient of the tables; attention's weight gradients have 1024 bytes, not one message per row
     assert of_blocks == {("all-gather", "context", of_one): 2 * 2 + 1, ("all-reduce", "context", of_one): 2 * 2 + 2 * 2}
 
 
 def test_experts_on_the_batch_s_axis_exchange_tokens(compiled):
-    """There and back, and so do the gradients."""
-    places = 8 * 4 * 5 * 16 * 4 // 2  # rows, experts, places of each, width, bytes; by devices
+    """To the experts and back, and the same for gradients."""
+    places = 8 * 4 * 5 * 16 * 4 // 2  # rows, experts, capacity of each, width, bytes; per device
     found = [one for one in compiled("experts on the batch's axis") if one[0] == "all-to-all"]
     assert found == [("all-to-all", "data", places)] * 4

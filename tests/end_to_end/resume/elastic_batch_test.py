@@ -138,7 +138,7 @@ RATES = (("sgd", "constant"), ("sgd", "schedule"), ("adamw", "schedule"), ("lars
 
 @pytest.mark.parametrize("method", quick(RATES, ("adamw", "schedule"), ("lars", "constant")), ids="-".join)
 def test_three_two_one_and_three_replicas(method, strategies, float64, tmp_path):
-    """Weights, rates, epochs and examples are those of the steps as they would be written by hand."""
+    """Weights, learning rates, epochs and examples are those of a hand-written loop."""
     optimizer, rate = method
     used, records = Used(), []
     for replicas, end in LEGS:

@@ -128,7 +128,7 @@ def test_a_run_may_have_a_name_like_a_checkpoint_s(tmp_path):
 @pytest.mark.parametrize("resume", ["never", "/another/run"])
 def test_what_a_launcher_starts_again_goes_on(resume, directory):
     begun(directory, 5, launched="20261123-101500")
-    for another in ("", "20261123-111500"):  # which may have been started again, too, before it had begun
+    for another in ("", "20261123-111500"):  # another job, which may have been restarted, too
         with pytest.raises(InputError, match="must be empty or new"):
             origin(resume, directory, FLAGS, another)
     assert origin(resume, directory, FLAGS, "20261123-101500") == (paths(directory, 5), True)
@@ -170,6 +170,6 @@ def test_a_start_that_was_killed_did_not_lose_what_it_began_with(killed_at, dire
     assert len(list(directory.path.glob("*.partial"))) == (killed_at < 3)
     assert origin(path, directory, FLAGS) == origin(path, directory, FLAGS, "today") == ([checkpoint], killed_at > 0)
     assert origin("auto", directory, FLAGS) == (([checkpoint], True) if killed_at else ([], False))
-    if killed_at:  # nothing of it was left otherwise: "auto" and "never" begin with nothing
+    if killed_at:  # otherwise no file was written, and "auto" and "never" begin at step 0
         with pytest.raises(InputError, match="must be empty or new"):
             origin("never", directory, FLAGS)
