@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 2.0  # how much longer to wait for the server, after a deadli
 _CHUNK = 1 << 16
 _log = logging.getLogger("tfdist.coordination")
 
-Ranks = tuple[int, ...]  # in the whole job, in order; each set of ranks has operations and topics of its own
+Ranks = tuple[int, ...]  # ranks in the job, in order; each set of ranks has its own operations and topics
 
 
 @dataclasses.dataclass(eq=False)

@@ -22,7 +22,7 @@ class AcceptedConnection(NamedTuple):
 
 
 def connect(address: str, hello: Message, limit: int, timeout: float, server: str) -> AcceptedConnection:
-    """Connects and says hello, retrying until the server answers.
+    """Connects and sends the hello, retrying until the server answers.
 
     Args:
       address: `host:port` of the server.
@@ -32,7 +32,7 @@ def connect(address: str, hello: Message, limit: int, timeout: float, server: st
       server: name of the server in error messages.
 
     Raises:
-      PeerLostError: nobody answered in time.
+      PeerLostError: no server answered in time.
       InputError: the group refused this process, or another program answered.
     """
     end = time.monotonic() + timeout

@@ -20,7 +20,7 @@ class LostMember:
     """The loss of a member.
 
     Attributes:
-      rank: the member's rank; `LAUNCHER` for a launcher, which serves the group and is no member.
+      rank: the member's rank; `LAUNCHER` for a launcher, which serves the group and is not a member.
       reason: what is known, as the end of a sentence: "its connection closed without a goodbye".
       code: the exit code of its goodbye; None if it sent none.
       noun: what a member is called.
@@ -115,8 +115,8 @@ class Group(abc.ABC):
     def publish(self, topic: str, value: Json) -> None:
         """Publishes a value to every member, including this one, without waiting.
 
-        May be called on any member and from any thread. All members receive all values in the same order, whoever sent
-        them. Values sent after the group has ended are lost.
+        May be called on any member and from any thread. All members receive the values of all members in the same order.
+        Values sent after the group has ended are lost.
 
         Args:
           topic: topic of the value, see `subscribe`.

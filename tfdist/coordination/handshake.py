@@ -28,7 +28,7 @@ class Handshake(NamedTuple):
           came: by rank, description of each member that has joined, including those that are gone.
 
         Raises:
-          BadMessage: the message is no hello.
+          BadMessage: the message is not a hello.
         """
         if hello["type"] != "hello":
             raise BadMessage(f"{hello['type']!r} before a hello")

@@ -30,7 +30,7 @@ def join(
 
     Args:
       cluster: rank, size and addresses of this job's processes.
-      token: token that all members must show; by default TFDIST_TOKEN, or else a hash of the cluster's addresses. The
+      token: token that all members must present; by default TFDIST_TOKEN, or else a hash of the cluster's addresses. The
         hash separates the processes of two jobs but is no secret: set TFDIST_TOKEN on a shared network.
       start_timeout: seconds from this call until all ranks must have joined.
       environment: where TFDIST_GROUP and TFDIST_TOKEN are looked up.
@@ -77,7 +77,7 @@ def serve_group(
       address: `host:port` at which the first member serves the group and the others connect.
       rank: this member's rank.
       size: number of members.
-      token: token that all members must show.
+      token: token that all members must present.
       timeout: seconds to wait for the server.
       remedy: last sentence of the error message if the first member cannot listen there.
       noun: what a member is called in messages.

@@ -15,7 +15,7 @@ from tfdist.errors import InputError
 VERSION = 6  # of the protocol; other versions are refused with a message
 LIMIT = 1 << 20  # maximum bytes per message
 DOUBTED_BEATS = 3  # missing heartbeats that count as a loss once an engine has reported a failure
-LIMIT_BEFORE_HELLO = 1 << 12  # for senders that have not shown the token yet
+LIMIT_BEFORE_HELLO = 1 << 12  # for senders that have not presented the token yet
 
 Message = dict[str, Any]
 
@@ -94,7 +94,7 @@ class MessageReader:
         """Yields the messages that `data` completes.
 
         Raises:
-          BadMessage: a line is no JSON object, or longer than the limit.
+          BadMessage: a line is not a JSON object, or longer than the limit.
         """
         searched = len(self._pending)
         self._pending += data

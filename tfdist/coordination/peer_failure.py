@@ -88,7 +88,7 @@ class FailureDetector:
         for stream in (sys.stdout, sys.stderr, self._stream):
             with contextlib.suppress(Exception):  # a closed or broken stream must not keep the process from ending
                 stream.flush()
-        # Not a loss if this process has left the group with a code of its own.
+        # Not a loss if this process has left the group with its own exit code.
         self._end(self._group.goodbye_code or ExitCode.PEER_LOST)
 
 
@@ -112,7 +112,7 @@ def watch(
 
 
 def _may_be_caused_by_a_loss(error: Exception) -> bool:
-    """Returns False for errors with a cause of their own, such as a loss that is not finite."""
+    """Returns False for errors with another cause, such as a loss that is not finite."""
     return isinstance(error, PeerLostError) or not isinstance(error, TfdistError)
 
 

@@ -9,7 +9,7 @@ from tfdist.coordination.group import Json, name_ranks
 from tfdist.coordination.messages import Message
 
 STANDSTILL_SECONDS = 10.0  # how long members must wait for each other before this is an error
-REPORTED_SECONDS = 20.0  # after which a waiting member is told whom it waits for
+REPORTED_SECONDS = 20.0  # after which a waiting member is notified of the missing members
 
 
 class Answer(NamedTuple):
@@ -33,9 +33,9 @@ class PendingOperation:
       failure: why it failed, for members that arrive later; empty while it is open.
       places: by rank, where in its program the member waits; only for members whose main thread does.
       began: when the first member arrived.
-      is_reported: whether the waiting members have been told whom they wait for.
+      is_reported: whether the waiting members have been notified of the missing ones.
       is_misuse: whether it failed because the programs of the ranks make different calls.
-      stuck_since: when the members that it waits for were found to wait, in the end, for those that wait in it.
+      stuck_since: since when it is known to be stuck, see `_stuck`; inf if it is not.
     """
 
     name: str
@@ -145,7 +145,7 @@ class PendingOperations:
         return answers + (self._end_standstill(stuck) if stuck else [])
 
     def late(self, now: float) -> list[Answer]:
-        """Returns, once per operation, messages that tell long-waiting members whom they wait for."""
+        """Returns, once per operation, messages that notify long-waiting members of the missing ones."""
         found = [one for one in self._open() if not one.is_reported and one.began + REPORTED_SECONDS <= now]
         answers = []
         for entry in found:
@@ -171,7 +171,7 @@ class PendingOperations:
             entry.stuck_since = min(entry.stuck_since, now) if entry in stuck else math.inf
 
     def _stuck(self) -> Sequence[PendingOperation]:
-        """Returns the operations that wait for each other, in a circle or for those in a circle.
+        """Returns the operations that wait for each other in a cycle, or for operations in a cycle.
 
         One such operation waits for a member whose main thread waits in another one. Other threads of that member are
         not known to be stuck.
@@ -206,7 +206,7 @@ class PendingOperations:
         return [answer for entry in self._open() for answer in self._outcome(entry)]
 
     def member_lost(self, rank: int, loss: str) -> list[Answer]:
-        """Records the loss of a member, and fails its operations: those of a subgroup without it go on."""
+        """Records the loss of a member, and fails its operations: those of a subgroup without it continue."""
         self._gone[rank] = loss
         pending = [entry for entry in self._open() if rank in entry.ranks]
         return [a for entry in pending for a in entry.fail(f"'{entry.name}' cannot complete: {loss}.")]

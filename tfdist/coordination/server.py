@@ -16,7 +16,7 @@ from tfdist.coordination.messages import DOUBTED_BEATS, LIMIT, BadMessage, Messa
 from tfdist.coordination.pending_operations import Answer, PendingOperations
 from tfdist.errors import ExitCode, exit_codes
 
-HELLO_SECONDS = 10.0  # for a new connection to say hello, and for an ending one to close
+HELLO_SECONDS = 10.0  # for a new connection to send its hello, and for an ending one to close
 LOST_AFTER_SECONDS = 20.0
 FAREWELL_SECONDS = 2.0  # for the last messages to be delivered when the server closes
 
@@ -48,7 +48,7 @@ class Server:
         Args:
           listener: a listening socket; the server closes it.
           size: number of members.
-          token: token that a member must show.
+          token: token that members must present.
           noun: what a member is called in messages.
           places: expected location of each member, by rank, for messages about members that never connected; empty if
             unknown.
@@ -82,7 +82,7 @@ class Server:
         return [rank for rank in range(self.size) if rank not in self._came]
 
     def close(self, reason: str = "the group is closed") -> None:
-        """Tells the members that the group is closed, and joins the thread. May be called repeatedly."""
+        """Notifies the members that the group is closed, and joins the thread. May be called repeatedly."""
         if not self._farewell:
             self._farewell = reason
             with contextlib.suppress(OSError):  # the thread may have ended by an error

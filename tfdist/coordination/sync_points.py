@@ -106,7 +106,7 @@ class SyncPoints:
                 self._news.notify_all()
 
     def _fail(self, error: PeerLostError) -> None:
-        """Makes `reached` fail, unless a rank has left without an error: then no further calls are to come."""
+        """Makes `reached` fail, unless a rank has left without an error: then no further calls will follow."""
         with self._news:
             self._failure = error if self._group.lost() else None
             self._answered = None
