@@ -217,7 +217,7 @@ class _StartTimeout:
 
 
 def _ordered(host: Host, order_source: OrderSource) -> Ask:
-    """Returns a check for orders to stop, given so that the processes save before others join or some leave."""
+    """Returns a check for orders to stop, so that the processes save before others join or some leave."""
 
     def ask() -> Stop | None:
         order = order_source.order()

@@ -1,4 +1,4 @@
-"""A process of a job, in a session of its own."""
+"""A process of a job, in its own session."""
 
 import contextlib
 import logging

@@ -11,7 +11,7 @@ _NOT_OWN_FAILURES = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST, Exit
 
 
 def own(ends: Collection[ProcessEnd], cause: Outcome) -> int:
-    """Returns how many of a launcher's processes ended by a failure of their own.
+    """Returns how many of a launcher's processes ended because of their own failure.
 
     The process that is the cause may have been signalled after it announced its failure, or because it had become
     silent.

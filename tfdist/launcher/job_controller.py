@@ -338,7 +338,7 @@ class JobController:
             self._refused[name] = cause
             self.lost(name, f"does not match the others, and is refused: {cause.reason}")
         self._restarts.resized()
-        if not self._plan(self._free(now)):  # nobody can train until another launcher joins
+        if not self._plan(self._free(now)):  # no launcher can train until another one joins
             self._not_before = now + self._job.restart_backoff_seconds
 
     def _after(self, attempt: AttemptState, cause: Outcome, now: float) -> None:

@@ -17,8 +17,8 @@ _log = logging.getLogger("tfdist.launch")
 class OrphanGuard:
     """A small process that outlives the launcher just long enough to kill what it started.
 
-    It is a new interpreter instead of a fork, so that it works in a notebook with threads, and has a session of its
-    own, so that it does not receive a terminal's signals. It cannot reach processes that leave their process group, as
+    It is a new interpreter instead of a fork, so that it works in a notebook with threads, and has its own session,
+    so that it does not receive a terminal's signals. It cannot reach processes that leave their process group, as
     daemons do. If the guard itself is killed, the job continues without it.
     """
 

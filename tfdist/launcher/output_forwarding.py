@@ -17,7 +17,7 @@ class Screen:
     Output that cannot be stored, as in a file on a full disk, is lost.
 
     Attributes:
-      gone: whether nobody reads it any more, as with `| head` or a closed terminal.
+      gone: whether it has no reader any more, as with `| head` or a closed terminal.
     """
 
     def __init__(self, stream: TextIO):

@@ -1,7 +1,7 @@
 """Kills process groups after the launcher that started them has been killed.
 
-A program of its own, which imports nothing of tfdist. It reads process group ids from standard input, one per line; a
-negative one removes a group. A line that is a path names a directory to remove with them. The line `done` says that the
+A separate program, which imports nothing of tfdist. It reads process group ids from standard input, one per line; a
+negative one removes a group. A line that is a path names a directory to remove with them. The line `done` means that the
 launcher has ended everything itself; the end of the input without it means that the launcher was killed.
 """
 

@@ -29,7 +29,7 @@ from tfdist.launcher.job_controller import JobController
 BEAT_SECONDS = 1.0  # interval of the heartbeats, in both directions
 LOST_AFTER_SECONDS = 10.0  # without a heartbeat; no engine blocks a launcher's threads
 _WAKE_SECONDS = 0.1  # polling interval for orders
-_HELLO_SECONDS = 10.0  # for a new connection to say hello
+_HELLO_SECONDS = 10.0  # for a new connection to send its hello
 _CHUNK = 1 << 16
 
 
@@ -45,7 +45,7 @@ class RendezvousServer:
         Args:
           listener: a listening socket; the server closes it.
           host: address at which the others reach this host.
-          token: token that a launcher must show.
+          token: token that launchers must present.
         """
         self._listener, self._host, self._token = listener, host, token
         self._controller: JobController | None = None
@@ -71,7 +71,7 @@ class RendezvousServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Waits until the launchers have been told how the job ended."""
+        """Waits until the launchers have been notified of how the job ended."""
         self._ended.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread

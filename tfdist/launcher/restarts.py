@@ -24,7 +24,7 @@ class Decision(NamedTuple):
 
     Attributes:
       wait: seconds until the next attempt; None if there is none.
-      reason: why, as the end of a sentence; empty if the end speaks for itself.
+      reason: why, as the end of a sentence; empty if no explanation is needed.
     """
 
     wait: float | None
@@ -72,7 +72,7 @@ class Restarts:
         return self._after_failure(step, may_repeat, is_vain)
 
     def resized(self) -> None:
-        """Records that the attempt was stopped to change the number of processes, which is no failure."""
+        """Records that the attempt was stopped to change the number of processes, which is not a failure."""
         self._failed_after = None
 
     def begun(self) -> None:

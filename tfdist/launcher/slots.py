@@ -10,7 +10,7 @@ class Slots:
 
     The first failure disables a slot for `rejoin_seconds`, each further one for twice as long, up to an hour, so that a
     broken host is retried less and less often. After an hour with all slots enabled the delay is reset. If the host
-    list changes the number of slots, somebody has attended to the host, and all slots are enabled again.
+    list changes the number of slots, the host has presumably been repaired, and all slots are enabled again.
     """
 
     def __init__(self, rejoin_seconds: float):
