@@ -4,9 +4,9 @@
     register("s3", S3Storage)                for a program; an installed package declares it as an entry point
 
 Checkpoints, run directories and exported models are read and written through it, so that another storage, such as an
-object store, is one file and one line in `registry.py`. This package knows nothing of what the files contain.
+object store, is one file and one line in `registry.py`. This package does not depend on their contents.
 
-What belongs to a machine does not go through it: in-memory checkpoints (/dev/shm) and their exchange between hosts,
+Files that belong to a machine are not accessed through it: in-memory checkpoints (/dev/shm) and their exchange between hosts,
 logs and progress files of launchers, builds of Horovod, data sets, what TensorFlow writes itself (profiles).
 """
 

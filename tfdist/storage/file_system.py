@@ -105,7 +105,7 @@ class FileSystem(Storage):
         _local(directory).mkdir(parents=not is_new, exist_ok=not is_new)
 
     def remove_directory(self, directory: StoragePath) -> None:
-        """See base class. On NFS it fails while somebody reads a file that was in it."""
+        """See base class. On NFS it fails while a process reads a file that was in it."""
         shutil.rmtree(_local(directory))
 
     def rename(self, path: StoragePath, target: StoragePath) -> None:
@@ -135,7 +135,7 @@ class FileSystem(Storage):
 
     @contextlib.contextmanager
     def staged(self, path: StoragePath) -> Iterator[Path]:
-        """See base class. It is written to a directory beside the path, so that one rename is enough."""
+        """See base class. It is written to a directory next to the path, so that one rename is enough."""
         target = _local(path).absolute()
         with tempfile.TemporaryDirectory(prefix=staged_prefix(target), dir=target.parent) as beside:
             written = Path(beside) / target.name

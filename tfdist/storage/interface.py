@@ -192,7 +192,7 @@ class Storage(abc.ABC):
         """Raises an `OSError` if it is known that nothing could be created in a directory, which may be missing."""
 
     def resolved(self, path: StoragePath) -> StoragePath:
-        """Returns the one path by which a file is known, whatever links or directories a path goes through."""
+        """Returns the canonical path of a file, with links resolved."""
         return path
 
     def exists(self, path: StoragePath) -> bool:
@@ -223,7 +223,7 @@ class Storage(abc.ABC):
                 raise
 
     def clean_staged(self, path: StoragePath) -> None:
-        """Removes what killed processes have left of `staged(path)`; to be called while nobody uses that."""
+        """Removes the remains of `staged(path)` in killed processes; must not be called while it is in use."""
         for entry in self.entries(path.parent):
             if entry.name.startswith(staged_prefix(path)):
                 self._remove_any(path.with_name(entry.name))
@@ -244,5 +244,5 @@ class Storage(abc.ABC):
 
 
 def staged_prefix(path: StoragePath) -> str:
-    """Returns how the names begin that `Storage.staged` gives to incomplete files, in the directory of the path."""
+    """Returns the prefix of the names of `Storage.staged` for incomplete files, in the directory of the path."""
     return f".{path.name}."

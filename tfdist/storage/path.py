@@ -6,7 +6,7 @@ from typing import Protocol, Self, TypeAlias
 
 
 class StoragePath(Protocol):
-    """A path of some storage: only its text. What is there is asked of `storage_of(path)`.
+    """A path in some storage, as text only; `storage_of(path)` accesses what is there.
 
     A `pathlib.Path` is one, but its methods that read or write files would only work on this machine.
     """
@@ -29,14 +29,14 @@ class StoragePath(Protocol):
     def __hash__(self) -> int: ...
 
 
-AnyPath: TypeAlias = str | os.PathLike[str] | StoragePath  # what a user may give
+AnyPath: TypeAlias = str | os.PathLike[str] | StoragePath  # accepted from users
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Url:
     """A path of a storage that is not this machine's file system, such as `gs://bucket/runs/first`.
 
-    It is no `os.PathLike`, so that it cannot be opened as a file of this machine by mistake.
+    It is not an `os.PathLike`, so that it cannot be opened as a local file by mistake.
 
     Attributes:
       scheme: what comes before `://`.
