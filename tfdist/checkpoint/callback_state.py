@@ -15,7 +15,7 @@ from tfdist.coordination import Json
 from tfdist.errors import InputError
 from tfdist.grammar.unique_names import unique_names
 
-_STATE_DICT = "state_dict()"  # key of its result, beside the names of attributes
+_STATE_DICT = "state_dict()"  # key of its result, next to the names of attributes
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class CallbackStates:
         }
 
     def epoch_begun(self, again: bool) -> None:
-        """Restores the callbacks after `on_epoch_begin`, if the epoch had begun in the run before (`again`)."""
+        """Restores the callbacks after `on_epoch_begin`, if the epoch had already begun in the resumed run (`again`)."""
         if again:
             self._load()
         self._saved = None

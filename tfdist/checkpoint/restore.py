@@ -69,7 +69,7 @@ def resume_candidates(strategy: Strategy, path: AnyPath, commits: str | os.PathL
 
 
 def _check_none_was_damaged(group: Group, folders: Sequence[StoragePath]) -> None:
-    """Raises `CheckpointError` if the run would silently start anew because all of its checkpoints were set aside."""
+    """Raises `CheckpointError` if the run would silently start over because all of its checkpoints were set aside."""
     damaged = [
         str(found) for found in set_aside_in(*(place for path in folders for place in (path, path / "checkpoints")))
     ]

@@ -6,7 +6,7 @@ step-000000120            a complete checkpoint; renamed to this once all of it 
 .step-000000120.pruned    an old one that is being removed
 step-000000120.damaged    one that was set aside
 
-Removing may fail: on NFS, a directory is not empty while somebody reads a file that was in it. The remains do no harm,
+Removing may fail: on NFS, a directory is not empty while a process reads a file that was in it. The remains do no harm,
 and are removed at the next write.
 """
 
@@ -89,7 +89,7 @@ def set_aside_in(*directories: StoragePath) -> list[StoragePath]:
 
 
 def clean_partial(directory: AnyPath) -> None:
-    """Removes what killed processes have left; to be called while nobody writes there.
+    """Removes the remains of killed processes; no process may be writing there.
 
     Logs a warning about what cannot be removed.
 
@@ -120,7 +120,7 @@ def _warn(path: StoragePath, why: str) -> None:
 
 
 def make_partial(directory: StoragePath, step: int) -> StoragePath:
-    """Creates an empty directory to write a step's checkpoint, and removes what killed processes have left.
+    """Creates an empty directory to write a step's checkpoint, and removes the remains of killed processes.
 
     Raises:
       OSError: as raised by the storage.

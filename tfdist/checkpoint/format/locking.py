@@ -69,7 +69,7 @@ def lock(directory: AnyPath, remedy: str = "give another --output_dir") -> Itera
 
 @contextlib.contextmanager
 def unlocked(directory: AnyPath, remedy: str = "give another --output_dir") -> Iterator[Holder]:
-    """Like `lock`, for directories whose files cannot be locked: writes the description, but excludes nobody.
+    """Like `lock`, for directories whose files cannot be locked: writes the description, but does not exclude others.
 
     Raises:
       NoLock: the file cannot be opened either.
