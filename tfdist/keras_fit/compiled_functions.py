@@ -58,7 +58,7 @@ class Functions:
         self._own: CustomSteps | None = None
         self._undecided: CustomSteps | None = None
         self._by_all_rows = False
-        # A single replica has all rows, and Keras's own code is right on any rows.
+        # A single replica has all rows, and Keras's own code is correct for any rows.
         self._has_own_code = has_custom_code(model)
         self._checks = options.check_first_batch and strategy.replicas > 1 and self._has_own_code
         self._recorded = Recording(strategy.collectives)

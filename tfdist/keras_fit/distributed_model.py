@@ -1,7 +1,7 @@
 """A Keras model whose `fit`, `evaluate` and `predict` run on a strategy's replicas.
 
-Keras's own methods handle callbacks, validation, epochs, history and the progress bar. Patched are the functions below
-them, which read batches and run steps: they are replaced by the trainer's.
+Keras's own methods handle callbacks, validation, epochs, history and the progress bar. The functions that they
+call to read batches and run steps are patched, and replaced by the trainer's.
 """
 
 import contextlib
@@ -297,9 +297,9 @@ class Distributed:
         return self._logged(functions, batches, made)
 
     def _begun(self, batches: Any) -> tuple[Any, Functions, Any]:
-        """Returns what Keras reads from, in our form; resets the metrics at the start of a pass.
+        """Returns Keras's data as a `BatchReader` or `ReplicaRows`, with functions and spec; resets metrics when a pass begins.
 
-        That holds even if the model overrides `reset_metrics`.
+        The metrics are reset even if the model overrides `reset_metrics`.
         """
         if isinstance(batches, BatchReader):
             given, spec = batches, batches.spec

@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 class NeedsAllRowsError(Exception):
-    """The result for a batch cannot be combined from the results for its parts; the message tells what differed."""
+    """The result for a batch cannot be combined from the results for its parts; the message names the difference."""
 
 
 def either_draws(compare: Callable[[bool], Found]) -> Found:
