@@ -114,7 +114,7 @@ class BatchSchedule:
         return batch_size // self.replicas
 
     def end(self, steps: int, epochs: int, size: int) -> int:
-        """Returns the step at which a run of so many steps, or so many epochs of `size` examples, ends.
+        """Returns the step at which a run of `steps` steps, or of `epochs` epochs of `size` examples, ends.
 
         One of `steps` and `epochs` is 0. An incomplete epoch is completed in steps of the current batch size.
         """

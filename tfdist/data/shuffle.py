@@ -54,7 +54,7 @@ def steps_in_epochs(epochs: float, size: int, batch_size: int) -> int:
 
 
 def _epochs_spanned(positions: int, size: int) -> int:
-    """Returns the maximum number of epochs that so many consecutive positions touch."""
+    """Returns the maximum number of epochs that this many consecutive positions span."""
     return (positions + size - 2) // size + 1
 
 

@@ -24,7 +24,7 @@ class StreamPosition:
         return self.examples + (step - self.step) * self.batch_size
 
     def steps_for(self, examples: int) -> int:
-        """Returns the number of the run's steps after which at least so many examples are used."""
+        """Returns the number of the run's steps after which at least `examples` examples are used."""
         return self.step - (self.examples - examples) // self.batch_size
 
     def epoch(self, step: int, size: int) -> int:

@@ -61,7 +61,7 @@ def chosen(
     Args:
       callbacks: callbacks as passed on every process.
       strategy: strategy on which the model is trained.
-      restores: whether weights that the chief restores reach the other processes.
+      restores: whether weights that the chief restores are sent to the other processes.
 
     Raises:
       InputError: a callback does not work with several processes.

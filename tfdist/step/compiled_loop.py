@@ -19,7 +19,7 @@ from tfdist.step.step import Step
 
 
 class LoopResult(NamedTuple):
-    """LoopResult of one call of the loop.
+    """The result of one call of the loop.
 
     Attributes:
       losses: [steps done], the global loss of each step.
@@ -44,7 +44,7 @@ class LoopResult(NamedTuple):
 
 
 class _StepResult(NamedTuple):
-    """LoopResult of one step; see `LoopResult`."""
+    """The result of one step; see `LoopResult`."""
 
     loss: tf.Tensor
     counted: tf.Tensor

@@ -53,7 +53,7 @@ class TrainState:
         self.progress = Progress(checkpoint.values["progress"])
 
     def values(self, batches: BatchSchedule) -> Mapping[str, Any]:
-        """Returns what a checkpoint contains of it, as JSON; `batches` is the schedule of the run in progress."""
+        """Returns the state as JSON, for a checkpoint; `batches` is the schedule of the run in progress."""
         return {"begun_at": batches.begun_at, "course": batches.to_json(), "progress": self.progress.to_json()}
 
     def end_run(self, batches: BatchSchedule) -> None:
