@@ -192,7 +192,7 @@ def _say(program: str, message: str, code: int) -> int:
 
 
 def flush(may_lose: bool = False) -> None:
-    """Flushes stdout and stderr; output that nobody reads any more is dropped.
+    """Flushes stdout and stderr; output without a reader is dropped.
 
     Args:
       may_lose: whether output that cannot be written for another reason, such as a full disk, is dropped as well.

@@ -48,7 +48,7 @@ def config(flag_values: absl_flags.FlagValues, config_type: type[Config] = Train
     Raises:
       InputError: a flag is out of range, or two flags exclude each other.
     """
-    fields = dataclasses.fields(config_type)  # type: ignore[arg-type]  # a dataclass, which types cannot say
+    fields = dataclasses.fields(config_type)  # type: ignore[arg-type]  # a dataclass, which types cannot express
     values: dict[str, Any] = {field.name: flag_values[field.name].value for field in fields}
     return config_type(**values)
 
@@ -56,7 +56,7 @@ def config(flag_values: absl_flags.FlagValues, config_type: type[Config] = Train
 def flags_text(config: Any) -> str:
     """Returns the contents of an equivalent `--flagfile`, one flag per line.
 
-    The output directory is commented out, so that a repeated run gets a directory of its own.
+    The output directory is commented out, so that a repeated run gets its own directory.
     """
     lines = [flag_text(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
     return "".join(f"# {line}\n" if line.startswith("--output_dir=") else f"{line}\n" for line in lines)

@@ -59,7 +59,7 @@ def opened_strategy(config: Any, end_timeout_seconds: float = math.inf) -> Itera
 
     Args:
       config: a configuration with the flags of strategy and devices.
-      end_timeout_seconds: how long a process that has finished waits for the others; by default, as long as they live.
+      end_timeout_seconds: how long a process that has finished waits for the others; by default, as long as they are running.
     """
     detection = choose(config)
     # Checks the rules between flags that depend on the strategy before anything starts.

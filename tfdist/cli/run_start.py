@@ -267,7 +267,7 @@ def _commit_folder(
     except InputError as error:
         if not continues_run:
             raise
-        if strategy.is_chief:  # the new size of an elastic job is no reason to end it
+        if strategy.is_chief:  # the new size of an elastic job must not end it
             _log.warning("This start writes no commits. %s", error)
         return ""
     if checkpoint and strategy.cluster.rank in (host[0] for host in those):

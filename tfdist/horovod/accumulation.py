@@ -27,7 +27,7 @@ class Accumulation:
         self._count: tf.Variable | None = None
 
     def anew(self) -> "Accumulation":
-        """Returns an empty accumulation with the same settings."""
+        """Returns a new, empty accumulation with the same settings."""
         return Accumulation(self.passes, self._divisor > 1)
 
     def begin_anew(self) -> None:

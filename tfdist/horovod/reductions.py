@@ -18,7 +18,7 @@ from tfdist.horovod.process_sets import global_process_set
 
 
 def _in_the_form_of_keras(tensor: Any = None, name: Any = None, *more: Any) -> bool:
-    """Detects `allreduce(value, name, average, ...)`: `average` is no string, unlike the other `device_dense`."""
+    """Detects `allreduce(value, name, average, ...)`: `average` is not a string, unlike the other `device_dense`."""
     return isinstance(name, str) or (name is None and bool(more) and not isinstance(more[0], str))
 
 

@@ -185,7 +185,7 @@ class TensorFlowEngine(Engine):
         return tf.constant(getattr(self, kind))
 
     def close(self) -> None:
-        """See base class; waits for all ranks, so that nobody is gone before another's last collective."""
+        """See base class; waits for all ranks, so that no rank ends before another's last collective."""
         self.group.barrier("horovod/end", 600.0)
         self._strategy.close()
 

@@ -242,7 +242,7 @@ def _gradients_of_lookups(layers: Sequence[keras.Layer], held: Activations) -> I
 
 
 def _lookup(layer: keras.layers.Embedding, held: Activations, mesh: Mesh) -> Iterator[Sent]:
-    """Yields the gathers for lookups: DTensor needs a whole table, and tokens that are sharded along rows only."""
+    """Yields the gathers for lookups: DTensor needs the full table, and tokens that are sharded along rows only."""
     tokens = held.of(layer.input)
     for axis in tokens.axes[1:]:
         if axis:

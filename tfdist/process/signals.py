@@ -1,4 +1,4 @@
-"""Handles signals immediately, wherever the main thread is.
+"""Handles signals immediately, whatever the main thread is doing.
 
 Python's own handlers would wait until a call of the engine returns.
 """

@@ -67,7 +67,7 @@ def read_ledger(path: AnyPath) -> Iterator[tuple[int, np.ndarray]]:
     """Yields the steps of a file in the order of writing, as pairs of step number and example indices.
 
     Raises:
-      InputError: the file is no ledger.
+      InputError: the file is not a ledger.
     """
     data = storage_of(path).read(path_of(path))
     found = np.frombuffer(data, _NUMBER, len(data) // _NUMBER.itemsize)

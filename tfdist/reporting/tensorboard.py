@@ -60,7 +60,7 @@ class TensorBoardReporter(Reporter):
 def _new_file(directory: StoragePath, first: int | None) -> "EventFile":
     """Creates a file of events; if `first` is given, this step and later ones replace earlier values.
 
-    TensorBoard ignores the first mark of a directory, but not later ones. The mark is in a file of its own, between the
+    TensorBoard ignores the first mark of a directory, but not later ones. The mark is in a separate file, between the
     existing events and those to come.
     """
     # Imported late, because TensorBoard imports TensorFlow.
