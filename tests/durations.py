@@ -36,7 +36,7 @@ def read(path: pathlib.Path) -> list[Test]:
 
 
 def table(tests: Iterable[Test]) -> str:
-    """Returns a table of minutes by folder and part, and one of the slowest tests."""
+    """Returns a table of minutes by directory and part, and one of the slowest tests."""
     minutes: dict[str, dict[str, float]] = collections.defaultdict(lambda: collections.defaultdict(float))
     tests = list(tests)
     for test in tests:

@@ -1,4 +1,4 @@
-"""Which parameters of a test `make test` has, where the others are left to `make conformance`."""
+"""Selects the parameters of a test that `make test` runs; `make conformance` runs the others."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -29,5 +29,5 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 @pytest.fixture(params=["single", "mirrored2", "mirrored4"])
 def strategy(request: pytest.FixtureRequest) -> HasCollectives:
-    """One, two and four replicas."""
+    """Strategies with one, two and four replicas."""
     return request.getfixturevalue(request.param)

@@ -68,7 +68,7 @@ def test_gradients_of_gradients(strategy, run):
 
 
 def test_what_tensorflow_searches_for_variables_does_not_grow_with_the_model(mirrored2, monkeypatch):
-    """It would make tracing of a deep model with synchronized BatchNorm take minutes."""
+    """Otherwise, tracing a deep model with synchronized BatchNorm would take minutes."""
     searches = []
     search = op_selector.get_backward_walk_ops
 

@@ -19,7 +19,7 @@ ROWS = {"float32": (3,), "float64": (), "int32": (2, 2), "int64": (1,)}  # by dt
 
 
 def splits_of(case, replicas):
-    """Rows by sender and receiver, [N, N]."""
+    """Returns the number of rows by sender and receiver, [N, N]."""
     table = {
         "uneven": np.array([[1, 2, 0, 3], [4, 0, 1, 0], [0, 1, 2, 1], [2, 0, 0, 5]])[:replicas, :replicas],
         "ring": 3 * np.roll(np.eye(replicas), 1, axis=1),  # everything to the next one

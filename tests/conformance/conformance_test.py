@@ -47,7 +47,7 @@ PAIRWISE = tuple(  # any two of model, mesh, optimizer and what is sharded are i
     for i, model in enumerate(("experts", "mlp", "cnn", "mlp"))  # a transformer without experts is in the product
     for j, mesh in enumerate(parity.MESHES)
 )
-BESIDE = (  # optimizers with norms, masks, regularizers, weights of examples
+BESIDE = (  # optimizers with norms, masks, regularizers, sample weights
     ("2x2", "gradients", parity.Case(model="mlp", optimizer="lamb")),
     ("1x4", "none", parity.Case(model="mlp", optimizer="lamb", weighted=True)),
     ("2x2x1", "none", parity.Case(model="mlp", optimizer="lars")),

@@ -64,7 +64,7 @@ def test_who_has_not_come_is_named(groups):
         watchdog = [stack.enter_context(each) for each in watching(groups, heard, warning=0.3)]
         one_call(watchdog, 10)
         watchdog[0].begin(10, 20)
-        watchdog[2].begin(10, 20)  # rank 1 is somewhere else
+        watchdog[2].begin(10, 20)  # rank 1 is elsewhere
         heard.wait_for(lambda heard: heard.lines)
         time.sleep(0.5)
         for each in watchdog:

@@ -91,7 +91,7 @@ def test_a_rank_that_is_stopped() -> None:
         "--stall_warning_seconds=2",
         "--stall_shutdown_seconds=4",
         "--eval_every=1000000",
-    )  # an evaluation may last
+    )  # an evaluation is not limited
     with processes.job(train(*LONG, *limits, "--strategy=horovod"), 2) as job:
         job.wait_for(0, "step 20/", START_SECONDS)
         job.processes[1].send_signal(signal.SIGSTOP)

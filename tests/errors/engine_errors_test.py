@@ -1,4 +1,4 @@
-"""What engines' exceptions mean, told without an engine: the classes here have their names."""
+"""The meaning of engines' exceptions, tested without an engine: the classes here have the same names."""
 
 import pytest
 

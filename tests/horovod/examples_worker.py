@@ -1,4 +1,4 @@
-"""Runs the example scripts, one after the other, as one rank of a job.
+"""Runs the example scripts one after another, as one rank of a job.
 
 python tests/horovod/examples_worker.py FOLDER BASE_RATE [KERAS_FIT_FLAGS...]
 """

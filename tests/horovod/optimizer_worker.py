@@ -335,7 +335,7 @@ def elastic_compression() -> None:
     if hvd.rank():
         plans = model.optimizer.reduction._plans
         model = compiled_model()
-        model.optimizer.reduction._plans |= plans  # elastic jobs have no group, and compare none
+        model.optimizer.reduction._plans |= plans  # elastic jobs have no group for the comparison
     hvd.elastic.KerasState(model).sync()
     sums = model.optimizer.reduction
     # Per-rank state is zero; the new rank has none yet.

@@ -1,4 +1,4 @@
-"""What programs do with `fit`, on two replicas beside plain Keras: callbacks, kinds of data, options, one fit after another."""
+"""Usage of `fit` on two replicas, compared with plain Keras: callbacks, kinds of data, options, repeated fits."""
 
 import contextlib
 from collections.abc import Callable, Iterator

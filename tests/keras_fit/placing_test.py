@@ -116,7 +116,7 @@ class Penalty(keras.layers.Layer):
 
 @pytest.mark.parametrize("place", [1, 2])
 def test_a_loss_of_a_layer_beside_one_that_communicates(place: int, float64: None, mirrored2: tfdist.Strategy) -> None:
-    """While a replica waits for communication in its forward pass, another one's continues, with losses of its own."""
+    """While a replica waits for communication in its forward pass, another one continues and adds its own losses."""
 
     def fit(strategy: tfdist.Strategy | None) -> Any:
         keras.utils.set_random_seed(1)

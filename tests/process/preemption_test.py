@@ -106,7 +106,7 @@ def test_a_signal_that_a_launcher_passes_on_besides_is_no_second_one(program) ->
 
 def test_an_engine_s_own_handler_that_came_before_does_not_swallow_it(program) -> None:
     """TensorFlow's coordination service sets a handler with C's `signal`, which Python does not see."""
-    one = program("time.sleep(1)", before="ctypes.CDLL(None).signal(15, ctypes.c_void_p(1))")  # 1: ignored
+    one = program("time.sleep(1)", before="ctypes.CDLL(None).signal(15, ctypes.c_void_p(1))")  # 1 is SIG_IGN
     one.process.send_signal(signal.SIGTERM)
     assert one.line() == "heard SIGTERM\n"
     assert one.end()[0] == 0

@@ -16,7 +16,7 @@ def model(mirrored2):
 
 
 def masks(strategy, model, seed, step):
-    """The first layer's output for ones, on each replica."""
+    """Returns the first layer's output for ones, on each replica."""
     states = randomness.seed_states(model)
 
     def replica_function(number):

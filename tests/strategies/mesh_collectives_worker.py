@@ -1,4 +1,4 @@
-"""Compiles steps on meshes, and writes which collectives DTensor's compiler put into each program.
+"""Compiles steps on meshes, and writes the collectives that DTensor's compiler inserts into each program.
 
     python tests/strategies/mesh_collectives_worker.py CASES FOLDER
 

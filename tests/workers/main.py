@@ -1,4 +1,4 @@
-"""One process of a job that a test starts: works on a strategy, then ends together with the others.
+"""One process of a job started by a test: runs a worker on a strategy, then ends together with the others.
 
     python tests/workers/main.py WORKER STRATEGY DIRECTORY [ARGUMENTS...]
 

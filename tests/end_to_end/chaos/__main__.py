@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Prints a line for each seed, and the table; returns whether anything was different."""
+    """Prints a line for each seed, and the table; returns whether there was any difference."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.end_to_end.chaos", description=__doc__.partition(":")[0] + "."
     )
@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed, to repeat one (default: 0)")
     parser.add_argument("--strategies", default=",".join(SETTINGS), help=f"of {', '.join(SETTINGS)}; by default all")
     said = parser.parse_args()
-    tensorflow_import.load_tensorflow()  # without the lines that it writes when somebody else imports it
+    tensorflow_import.load_tensorflow()  # without the messages of TensorFlow's own import
     from tests.end_to_end.chaos.campaign import outcome, reference, table
 
     home = pathlib.Path(tempfile.mkdtemp(prefix="chaos-"))

@@ -36,7 +36,7 @@ class Watch:
 
     @property
     def saved(self) -> int:
-        """The step of the newest checkpoint; 0 if there is none."""
+        """Step of the newest checkpoint; 0 if there is none."""
         return max((int(match[1]) for match in map(_WHOLE.fullmatch, _names(self._checkpoints)) if match), default=0)
 
     def phase(self) -> str:
