@@ -52,11 +52,11 @@ def fit(workload: str, batch_size: int, watch: stopwatch.Stopwatch) -> tuple[lis
 def under_tfdist(config: RunConfig, given: argparse.Namespace) -> None:
     """As `python -m tfdist.run` runs a script."""
     with (
-        open_strategy.opened_strategy(config, keras_fit.OWN_FLAGS) as (config, _, strategy),
+        open_strategy.opened_strategy(config, config.stall_shutdown_seconds) as (config, _, strategy),
         contextlib.ExitStack() as on,
     ):
-        on.enter_context(strategy.scope())
-        on.enter_context(keras_fit.attach_all(lambda model: keras_fit.Distributed(model, strategy, config)))
+        on.enter_context(strategy.in_use())
+        on.enter_context(keras_fit.attach_all(lambda model: keras_fit.Distributed(model, strategy, config), strategy))
         seconds, loss = fit(given.workload, _rows(given), stopwatch.from_arguments(given))
         chief = strategy.is_chief
     if chief:

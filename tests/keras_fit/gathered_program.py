@@ -30,7 +30,7 @@ class Contrastive(keras.Model):
         return {"loss": loss}
 
 
-class HostPlacement(keras.layers.Layer):
+class Spread(keras.layers.Layer):
     def call(self, x):
         self.add_loss(0.1 * keras.ops.mean(keras.ops.matmul(x, keras.ops.transpose(tfdist.gather_rows(x))) ** 2))
         return x
@@ -40,7 +40,7 @@ model = Contrastive()
 model.compile(keras.optimizers.Adam(0.01))
 model.fit(views, batch_size=8, epochs=3)
 
-network = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), HostPlacement()])
+network = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), Spread()])
 network.compile("sgd", "mse")
 network.fit(x, x[:, :3], batch_size=8, epochs=3)
 network.predict(x, batch_size=8)

@@ -9,7 +9,7 @@ import pytest
 from tfdist.coordination.addresses import join_address, listen, split_address
 from tfdist.coordination.messages import VERSION, encode
 from tfdist.errors import InputError, PeerLostError
-from tfdist.launcher import rendezvous_server as lobbies
+from tfdist.launcher import rendezvous_server
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.job_result import Outcome
@@ -87,7 +87,7 @@ def test_a_guest_that_vanishes_is_lost_and_the_others_stop(opened) -> None:
 
 
 def test_a_guest_that_is_silent_is_lost(opened, monkeypatch) -> None:
-    monkeypatch.setattr(lobbies, "LOST_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr(rendezvous_server, "LOST_AFTER_SECONDS", 0.3)
     host, port = split_address(opened.address)
     with socket.create_connection((host, port)) as sock:
         sock.sendall(encode({"type": "hello", "version": VERSION, "token": "token", "places": []}))

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def handling():
+def heard():
     """A list of the handled signals, with a method to wait for them."""
 
     class Heard(list):

@@ -143,7 +143,7 @@ def test_a_checkpoint_holds_the_epoch_s_weights(mirrored2, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-class HostPlacement(OtherRank):
+class Spread(OtherRank):
     """A strategy whose processes have different blocks of a variable."""
 
     @property
@@ -157,9 +157,9 @@ def test_the_chief_reads_no_variables_that_span_processes(tmp_path):
     saves = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras")
     assert chosen([saves], OtherRank(OtherStops(0))) == []
     with pytest.raises(InputError, match="the chief cannot read weights alone. Received: ModelCheckpoint"):
-        chosen([saves], HostPlacement(OtherStops(0)))
+        chosen([saves], Spread(OtherStops(0)))
     logs = keras.callbacks.CSVLogger(tmp_path / "logs.csv")
-    assert chosen([logs], HostPlacement(OtherStops(0))) == []
+    assert chosen([logs], Spread(OtherStops(0))) == []
 
 
 def test_names_of_validation_logs():

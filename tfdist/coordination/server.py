@@ -187,7 +187,7 @@ class Server:
         self._members[rank] = connection
         connection.send({"type": "welcome", "heartbeat": self._heartbeat, "lost_after": self._lost_after})
         for loss in self._losses:
-            connection.send(_told(loss))
+            connection.send(_lost_message(loss))
 
     def _goodbye(self, connection: Connection, rank: int, code: int, reason: str) -> None:
         if code not in (ExitCode.DONE, ExitCode.PREEMPTED):
@@ -207,7 +207,7 @@ class Server:
             self.loss = self.loss or loss
             self._losses.append(loss)
             for member in self._members.values():
-                member.send(_told(loss))
+                member.send(_lost_message(loss))
             self._send(self._rounds.member_lost(rank, str(loss)))
             del self._members[rank]
         connection.end()
@@ -250,5 +250,5 @@ class Server:
                     self._handle_event(key, mask)
 
 
-def _told(loss: LostMember) -> Message:
+def _lost_message(loss: LostMember) -> Message:
     return {"type": "lost", "rank": loss.rank, "reason": loss.reason, "code": loss.code}

@@ -16,7 +16,7 @@ FILES = ("manifest.json", "shard-00000.safetensors", "shard-00001.safetensors")
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory, write, on_ranks) -> Path:
+def whole(tmp_path_factory, write, on_ranks) -> Path:
     """A small checkpoint written by two ranks."""
 
     def parts(rank: int) -> list[Part]:

@@ -95,7 +95,7 @@ def make(strategy):
 
 
 @pytest.fixture(scope="module")
-def full(mirrored2, tmp_path_factory):
+def whole(mirrored2, tmp_path_factory):
     """A run that was not stopped: its number of steps, the state of its callbacks, its weights, and its directory."""
     directory = tmp_path_factory.mktemp("whole")
     trainer = make(mirrored2)

@@ -23,7 +23,7 @@ def run(path: pathlib.Path, **flags) -> int:
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory) -> pathlib.Path:
+def whole(tmp_path_factory) -> pathlib.Path:
     """A run of 50 steps, which ends in the middle of an epoch of 23 steps."""
     path = tmp_path_factory.mktemp("runs") / "whole"
     run(path, steps=50)

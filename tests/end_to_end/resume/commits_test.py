@@ -73,7 +73,7 @@ def damage(checkpoint: pathlib.Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory) -> pathlib.Path:
+def whole(tmp_path_factory) -> pathlib.Path:
     """A run that is not interrupted."""
     path = tmp_path_factory.mktemp("runs") / "whole"
     run(path, steps=END, checkpoint_every="20", log_every=1)
