@@ -33,7 +33,7 @@ _TENSORFLOW = (
         (ResourceExhaustedError(_TENSORFLOW), "Out of memory: tried to allocate 38.1 MiB. Lower --batch_size"),
         (ResourceExhaustedError("shape[] and type double"), "Out of memory: tried to allocate 8 bytes."),
         (ResourceExhaustedError("shape[8] and type variant"), "Out of memory. Lower"),
-        (ResourceExhaustedError("Out of memory while trying to allocate 2147483648 bytes."), "Out of memory: 2.0 GiB"),
+        (ResourceExhaustedError("Out of memory while trying to allocate 2147483648 bytes."), "Out of memory: tried to allocate 2.0 GiB"),
         (MemoryError("Unable to allocate 7.28 TiB for an array"), "Out of memory: tried to allocate 7.28 TiB."),
         (MemoryError(), "Out of memory. Lower --batch_size"),
     ],
@@ -51,7 +51,7 @@ def test_out_of_memory_shows_its_notes_and_its_cause():
     error = ResourceExhaustedError(f"\x1b[1m{_TENSORFLOW}\x1b[0m\n\nDetected at node\n" + "x" * 1000)
     error.add_note("step 12")
     line = str(engine_errors.out_of_memory(error))
-    assert line.startswith("Out of memory (step 12): 38.1 MiB")
+    assert line.startswith("Out of memory (step 12): tried to allocate 38.1 MiB")
     assert "ResourceExhaustedError: OOM when allocating tensor with shape[1000,1000,10]" in line
     assert "\n" not in line and "\x1b" not in line
     assert len(line) < 500

@@ -56,7 +56,7 @@ def test_strategies():
 
 def test_parts():
     assert collectives.__all__ == [
-        "Call",
+        "RecordedCall",
         "Collectives",
         "OneReplica",
         "Op",

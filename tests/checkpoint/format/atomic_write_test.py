@@ -271,7 +271,7 @@ assert "tensorflow" not in sys.modules
 directory, how, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
 def write(step):
-    parts = [Part.whole("w", np.full(1 << 19, step, np.int32))]
+    parts = [Part.full("w", np.full(1 << 19, step, np.int32))]
     commit(LocalGroup(), directory, parts, step=step, seed=1, flags={}, values=None, keep=3)
 
 write(1)

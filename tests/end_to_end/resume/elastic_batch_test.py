@@ -133,10 +133,10 @@ def by_hand(optimizer, rate, batches, rates):
     return [v.numpy() for v in made.trainable_variables]
 
 
-RATES = (("sgd", "constant"), ("sgd", "schedule"), ("adamw", "schedule"), ("lars", "constant"))
+METHODS = (("sgd", "constant"), ("sgd", "schedule"), ("adamw", "schedule"), ("lars", "constant"))
 
 
-@pytest.mark.parametrize("method", quick(RATES, ("adamw", "schedule"), ("lars", "constant")), ids="-".join)
+@pytest.mark.parametrize("method", quick(METHODS, ("adamw", "schedule"), ("lars", "constant")), ids="-".join)
 def test_three_two_one_and_three_replicas(method, strategies, float64, tmp_path):
     """Weights, learning rates, epochs and examples are those of a hand-written loop."""
     optimizer, rate = method
