@@ -33,7 +33,10 @@ _TENSORFLOW = (
         (ResourceExhaustedError(_TENSORFLOW), "Out of memory: tried to allocate 38.1 MiB. Lower --batch_size"),
         (ResourceExhaustedError("shape[] and type double"), "Out of memory: tried to allocate 8 bytes."),
         (ResourceExhaustedError("shape[8] and type variant"), "Out of memory. Lower"),
-        (ResourceExhaustedError("Out of memory while trying to allocate 2147483648 bytes."), "Out of memory: tried to allocate 2.0 GiB"),
+        (
+            ResourceExhaustedError("Out of memory while trying to allocate 2147483648 bytes."),
+            "Out of memory: tried to allocate 2.0 GiB",
+        ),
         (MemoryError("Unable to allocate 7.28 TiB for an array"), "Out of memory: tried to allocate 7.28 TiB."),
         (MemoryError(), "Out of memory. Lower --batch_size"),
     ],
