@@ -103,6 +103,33 @@ def test_another_program_at_the_address_is_bad_input(scripted):
         member(server.address)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "lost", "rank": "one"},
+        {"type": "values"},
+        {"type": "values", "ticket": []},
+        {"type": "published", "ranks": 3, "topic": "x", "value": 1},
+        {"type": "closed"},
+    ],
+)
+def test_a_server_whose_message_makes_no_sense_is_lost_at_once(scripted, message):
+    server = scripted(WELCOME, message)
+    group = member(server.address)
+    wait_for_loss(group)
+    assert "it sent a message that cannot be handled" in group.lost().reason
+    with pytest.raises(PeerLostError, match="'x' cannot complete: rank 0 is lost: it sent a message"):
+        group.gather("x", 1)
+    group.leave()
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "1", None, 10**400])
+def test_a_welcome_that_makes_no_sense_is_that_of_another_program(scripted, seconds):
+    server = scripted({**WELCOME, "heartbeat": seconds})
+    with pytest.raises(InputError, match="A group of tfdist must answer at"):
+        member(server.address)
+
+
 def test_a_silent_server_is_lost(scripted):
     server = scripted({**WELCOME, "lost_after": 0.3})
     group = member(server.address, server_rank=LAUNCHER)

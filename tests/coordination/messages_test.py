@@ -1,8 +1,18 @@
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.coordination.messages import BadMessage, MessageReader, encode, take, take_ranks
+from tfdist.coordination.messages import (
+    BadMessage,
+    MessageReader,
+    deadline_field,
+    encode,
+    take,
+    take_deadline,
+    take_ranks,
+)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -33,6 +43,22 @@ def test_a_message_above_the_limit_is_refused(ending):
 def test_what_is_no_message_is_refused(line):
     with pytest.raises(BadMessage):
         list(MessageReader(1 << 20).feed(line))
+
+
+def test_messages_that_are_not_taken_at_once_are_not_lost():
+    reader = MessageReader(100)
+    assert next(reader.feed(encode({"type": "a"}) + encode({"type": "b"}) + b'{"type"')) == {"type": "a"}
+    assert list(reader.feed(b': "c"}\n')) == [{"type": "b"}, {"type": "c"}]
+
+
+def test_deadlines_are_finite_or_null():
+    assert [take_deadline({"type": "gather", "deadline": value}) for value in (0, 1.5, None)] == [0.0, 1.5, math.inf]
+    assert [deadline_field(value) for value in (2.5, math.inf, 1e300)] == [2.5, None, None]
+    for value in (-1, 10**400, math.inf, math.nan, "1", [1]):
+        with pytest.raises(BadMessage):
+            take_deadline({"type": "gather", "deadline": value})
+    with pytest.raises(BadMessage):
+        take_deadline({"type": "gather"})
 
 
 def test_fields_are_taken_by_name_and_kind():

@@ -40,7 +40,7 @@ def watched(job, monkeypatch):
 
 
 def kill(three, rank):
-    three.members[rank]._client._hang_up()
+    three.members[rank]._client._disconnect()
 
 
 def test_a_main_thread_that_is_stuck_is_ended_after_one_line(watched):

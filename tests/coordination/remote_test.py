@@ -107,7 +107,9 @@ def test_values_reach_the_members_alone(job):
     wait_for(lambda: all(heard.values()))
     expected = {(0, 1): ["to the first"], (1, 2): ["to the last"], (0, 1, 2): ["to all"]}
     assert all(values == expected[ranks] for (_, ranks), values in heard.items())
-    assert not any(member._client._told._values for member in three.members.values())  # none without a subscriber
+    assert not any(
+        member._client._publications._values for member in three.members.values()
+    )  # none without a subscriber
 
 
 @pytest.mark.parametrize("leaves", [True, False])

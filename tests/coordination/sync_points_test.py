@@ -219,7 +219,7 @@ def test_a_lost_rank_ends_the_others_wait() -> None:
         sync_points.begin(5)
         sync_points.request("checkpoint")
         until_answered(sync_points)
-        threading.Timer(0.2, job.groups[1]._client._hang_up).start()
+        threading.Timer(0.2, job.groups[1]._client._disconnect).start()
         with pytest.raises(PeerLostError, match="rank 1 is lost"):
             sync_points.reached(5)
 

@@ -1,5 +1,6 @@
 """The rendezvous server and remote launchers, in one process, over real sockets."""
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ import pytest
 from tfdist.coordination.addresses import join_address, listen, split_address
 from tfdist.coordination.messages import VERSION, encode
 from tfdist.errors import InputError, PeerLostError
-from tfdist.launcher import rendezvous_server
+from tfdist.launcher import orders, rendezvous_server
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.job_result import Outcome
@@ -119,6 +120,63 @@ def test_strangers_are_refused(opened) -> None:
         sock.sendall(encode({"type": "hello", "version": 1, "token": "token", "places": []}))
         assert b"Received: version 1, where the job" in sock.recv(1000)
     assert opened.said == []
+
+
+def test_a_token_that_is_no_text_is_another_one(opened) -> None:
+    with socket.create_connection(split_address(opened.address)) as sock:
+        sock.sendall(encode({"type": "hello", "version": VERSION, "token": "\ud800", "places": []}))
+        assert b"token must match" in sock.recv(1000)
+
+
+def test_whoever_drips_is_closed_at_a_fixed_time(opened, monkeypatch) -> None:
+    monkeypatch.setattr(rendezvous_server, "HELLO_SECONDS", 1.0)
+    with socket.create_connection(split_address(opened.address)) as sock:
+        began = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() - began < 10.0:
+                sock.sendall(b"{")
+                time.sleep(0.1)
+        assert time.monotonic() - began < 5.0
+
+
+def test_strangers_are_limited_in_number_and_hold_up_neither_launchers_nor_the_end(opened, monkeypatch) -> None:
+    monkeypatch.setattr(rendezvous_server, "MOST_STRANGERS", 4)
+    with contextlib.ExitStack() as stack:
+        address = split_address(opened.address)
+        strangers = [stack.enter_context(socket.create_connection(address)) for _ in range(20)]
+        for sock in strangers[:16]:
+            sock.settimeout(5.0)
+            assert sock.recv(1) == b""
+        with opened.remote_agent() as remote_agent:
+            until(lambda: remote_agent.order().kind == OrderKind.RUN)
+            opened.controller.end(Outcome(0))
+            opened.controller.reported("own", Report(Outcome(0)))
+            remote_agent.report(Report(Outcome(0)))
+            until(lambda: remote_agent.order().kind == OrderKind.OVER)
+        began = time.monotonic()
+        opened.rendezvous_server.__exit__(None, None, None)
+        assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"outcome": [10**400, "", None]},
+        {"outcome": [0, "", 10**400]},
+        {"dead": -1},
+        {"step": 10**400},
+        {"absent": [-1]},
+        {"type": ["report"]},
+    ],
+)
+def test_a_launcher_whose_report_makes_no_sense_is_lost_alone(opened, change) -> None:
+    with socket.create_connection(split_address(opened.address)) as sock:
+        sock.sendall(encode({"type": "hello", "version": VERSION, "token": "token", "places": []}))
+        assert b"welcome" in sock.recv(1000)
+        sock.sendall(encode(orders.report_message(Report(Outcome(0))) | change))
+        until(lambda: any("is lost: " in line for line in opened.said))
+    with opened.remote_agent() as remote_agent:
+        until(lambda: remote_agent.order().kind == OrderKind.RUN)
 
 
 def test_a_lobby_that_is_not_there_is_said(opened) -> None:

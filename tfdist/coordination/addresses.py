@@ -10,6 +10,12 @@ import psutil
 from tfdist.errors import InputError
 
 LOOPBACK = "127.0.0.1"
+NO_RESOURCES = (
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOBUFS,
+    errno.ENOMEM,
+)  # for another connection, in this process or host
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -8,11 +8,20 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tfdist.coordination.connect import connect
 from tfdist.coordination.group import NO_GOODBYE, Json, Listener, LostMember, name_member, silence
-from tfdist.coordination.messages import DOUBTED_BEATS, LIMIT, VERSION, BadMessage, Message, encode, limited
+from tfdist.coordination.messages import (
+    DOUBTED_BEATS,
+    LIMIT,
+    VERSION,
+    BadMessage,
+    Message,
+    deadline_field,
+    encode,
+    limited,
+)
 from tfdist.coordination.publishing import Publications
 from tfdist.errors import InputError, PeerLostError
 from tfdist.process.stack_dumps import caller_location
@@ -92,12 +101,12 @@ class Client:
         self._sending = threading.Lock()
         hello = {"type": "hello", "rank": rank, "size": size, "token": token, "version": VERSION}
         hello |= {"pid": os.getpid(), "host": socket.gethostname()}
-        call = connect(address, hello, (size + 1) * LIMIT, timeout, name_member(server_rank, noun))
+        server, seconds = name_member(server_rank, noun), ("heartbeat", "lost_after")
+        call = connect(address, hello, (size + 1) * LIMIT, timeout, server, seconds)
         self._sock, self._lines = call.sock, call.lines
-        self._heartbeat, self._lost_after = float(call.welcome["heartbeat"]), float(call.welcome["lost_after"])
+        self._heartbeat, self._lost_after = (float(call.welcome[name]) for name in seconds)
         self._sock.settimeout(self._lost_after)
-        for message in call.following:
-            self._handle(message)
+        self._receive(call.following)
         self._thread = threading.Thread(target=self._run, name=f"{noun}-{rank}-group-member", daemon=True)
         self._thread.start()
 
@@ -178,7 +187,7 @@ class Client:
                 )
             self._tickets += 1
             message: Message = {"type": "gather", "ranks": self._encoded(ranks), "ticket": self._tickets, "name": name}
-            message |= {"value": value, "deadline": deadline}
+            message |= {"value": value, "deadline": deadline_field(deadline)}
             message["place"] = caller_location() if threading.current_thread() is threading.main_thread() else ""
             line = limited(message, name)
             if self._over:
@@ -219,14 +228,27 @@ class Client:
         """Handles the data that has arrived; returns whether the connection is still open."""
         try:
             data = self._sock.recv(_CHUNK)
-            for message in self._lines.feed(data):
-                self._handle(message)
-        except (OSError, BadMessage) as error:
+        except OSError as error:
             self._lose_server(f"its connection failed ({error})")
             return False
         if not data:
             self._lose_server(NO_GOODBYE)
-        return bool(data)
+        return self._receive(self._lines.feed(data)) and bool(data)
+
+    def _receive(self, messages: Iterable[Message]) -> bool:
+        """Handles messages; if that is impossible, reports the server as lost, and returns False."""
+        try:
+            for message in messages:
+                self._handle(message)
+        except BadMessage as error:
+            self._lose_server(f"it sent {error}")
+        except Exception as error:  # a field is missing or has another type: with no thread left, gathers would hang
+            _log.debug("A message of the group's server", exc_info=error)
+            self._lose_server(f"it sent a message that cannot be handled ({type(error).__name__}: {error})")
+        else:
+            return True
+        self._disconnect()
+        return False
 
     def _handle(self, message: Message) -> None:
         kind = message["type"]

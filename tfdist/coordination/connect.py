@@ -2,10 +2,11 @@
 
 import socket
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tfdist.coordination.addresses import split_address
-from tfdist.coordination.messages import BadMessage, Message, MessageReader, encode
+from tfdist.coordination.messages import LONGEST_DEADLINE, BadMessage, Message, MessageReader, encode, take
 from tfdist.errors import InputError, PeerLostError
 
 RETRY_SECONDS = 0.1
@@ -21,7 +22,9 @@ class AcceptedConnection(NamedTuple):
     following: list[Message]  # messages received together with the welcome
 
 
-def connect(address: str, hello: Message, limit: int, timeout: float, server: str) -> AcceptedConnection:
+def connect(
+    address: str, hello: Message, limit: int, timeout: float, server: str, seconds: Sequence[str] = ()
+) -> AcceptedConnection:
     """Connects and sends the hello, retrying until the server answers.
 
     Args:
@@ -30,6 +33,7 @@ def connect(address: str, hello: Message, limit: int, timeout: float, server: st
       limit: maximum size of a message from the server, in bytes.
       timeout: total seconds to wait.
       server: name of the server in error messages.
+      seconds: names of the welcome's fields that are positive numbers of seconds.
 
     Raises:
       PeerLostError: no server answered in time.
@@ -39,14 +43,14 @@ def connect(address: str, hello: Message, limit: int, timeout: float, server: st
     problem = "no answer"
     while (left := end - time.monotonic()) > 0:
         try:
-            return _try(address, hello, limit, left)
+            return _try(address, hello, limit, left, seconds)
         except OSError as error:
             problem = error.strerror or str(error)
         time.sleep(min(RETRY_SECONDS, max(0.0, end - time.monotonic())))
     raise PeerLostError(f"{server} did not answer at {address} within {timeout:g} s ({problem}).")
 
 
-def _try(address: str, hello: Message, limit: int, left: float) -> AcceptedConnection:
+def _try(address: str, hello: Message, limit: int, left: float, seconds: Sequence[str]) -> AcceptedConnection:
     sock = socket.create_connection(split_address(address), timeout=left)
     try:
         if sock.getsockname() == sock.getpeername():  # TCP can connect a port without a listener to itself
@@ -59,6 +63,9 @@ def _try(address: str, hello: Message, limit: int, left: float) -> AcceptedConne
             raise InputError(str(first["reason"]))
         if first["type"] != "welcome":
             raise BadMessage(f"{first['type']!r} instead of a welcome")
+        for number in take(first, **dict.fromkeys(seconds, (int, float))):
+            if not 0 < number <= LONGEST_DEADLINE:
+                raise BadMessage(f"a welcome with {number!r:.80} seconds")
         return AcceptedConnection(sock, lines, first, following)
     except BadMessage as error:
         sock.close()

@@ -14,6 +14,7 @@ class Connection:
 
     Attributes:
       rank: the member's rank, after it has been welcomed.
+      accepted: `time.monotonic()` when the connection was accepted.
       heard: `time.monotonic()` when data was last received, not counting data received after `end`.
       lines: splits the received data into messages.
       peer: address of the other end, for logs.
@@ -26,7 +27,7 @@ class Connection:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.rank: int | None = None
-        self.heard = time.monotonic()
+        self.accepted = self.heard = time.monotonic()
         self.lines = MessageReader(LIMIT_BEFORE_HELLO)
         self.peer = peer
         self.ending = False
@@ -34,6 +35,11 @@ class Connection:
         self._sock, self._selector = sock, selector
         self._out = bytearray()
         selector.register(sock, selectors.EVENT_READ, self)
+
+    @property
+    def unread(self) -> int:
+        """Number of bytes that the other end has not received yet."""
+        return len(self._out)
 
     def receive(self) -> bytes | None:
         """Returns the data received, or None at the end of the connection."""

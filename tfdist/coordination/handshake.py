@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from tfdist.coordination.messages import VERSION, BadMessage, Message, take
 
+HELLO_SECONDS = 10.0  # from the connection to admission
+MOST_STRANGERS = 128  # connections that are not admitted yet; for another one, the oldest is closed
+
 
 class Handshake(NamedTuple):
     """The requirements that a hello must meet.
@@ -33,7 +36,7 @@ class Handshake(NamedTuple):
         if hello["type"] != "hello":
             raise BadMessage(f"{hello['type']!r} before a hello")
         rank, size, token, pid, host = take(hello, rank=int, size=int, token=str, pid=int, host=str)
-        if not hmac.compare_digest(token.encode(), self.token.encode()):
+        if not is_same_token(token, self.token):
             return (
                 "The token must match the group's. Received: a different one: another job listens there, or this "
                 "process was started with other addresses. Give all processes of a job the same TFDIST_TOKEN, or none, "
@@ -55,3 +58,8 @@ class Handshake(NamedTuple):
         if rank in came:
             return f"Every process must have a unique {self.noun}. Received: {mine}, already taken by {came[rank]}."
         return ""
+
+
+def is_same_token(one: str, other: str) -> bool:
+    """Compares tokens in constant time; either may be any string, also one that is not valid Unicode."""
+    return hmac.compare_digest(*(token.encode("utf-8", "surrogatepass") for token in (one, other)))

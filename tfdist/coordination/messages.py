@@ -7,15 +7,17 @@ Members then send `gather`, `publish`, `doubt`, `beat` and, last, `goodbye`. The
 """
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from tfdist.errors import InputError
 
-VERSION = 6  # of the protocol; other versions are refused with a message
+VERSION = 7  # of the protocol; other versions are refused with a message
 LIMIT = 1 << 20  # maximum bytes per message
 DOUBTED_BEATS = 3  # missing heartbeats that count as a loss once an engine has reported a failure
 LIMIT_BEFORE_HELLO = 1 << 12  # for senders that have not presented the token yet
+LONGEST_DEADLINE = 1e9  # seconds; longer ones are sent as null, which is none
 
 Message = dict[str, Any]
 
@@ -60,6 +62,37 @@ def take(message: Message, **kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
     return tuple(message[name] for name in kinds)
 
 
+def deadline_field(deadline: float) -> float | None:
+    """Returns a deadline in seconds in the form that messages have."""
+    return deadline if deadline <= LONGEST_DEADLINE else None
+
+
+def take_deadline(message: Message) -> float:
+    """Returns the deadline of a message in seconds, infinity for null.
+
+    Raises:
+      BadMessage: it is missing, or not a number of seconds up to `LONGEST_DEADLINE`.
+    """
+    (deadline,) = take(message, deadline=(int, float, type(None)))
+    if deadline is None:
+        return math.inf
+    if not 0 <= deadline <= LONGEST_DEADLINE:  # false for NaN, too
+        raise BadMessage(f"a {message['type']!r} whose 'deadline' is {deadline!r:.80}")
+    return float(deadline)
+
+
+def take_code(message: Message) -> int:
+    """Returns the exit code of a message.
+
+    Raises:
+      BadMessage: it is missing, or no exit code.
+    """
+    (code,) = take(message, code=int)
+    if not -255 <= code <= 255:
+        raise BadMessage(f"a {message['type']!r} whose 'code' is {code!r:.80}")
+    return code
+
+
 def take_ranks(message: Message, sender: int, size: int) -> tuple[int, ...] | None:
     """Returns the ranks of a message's subgroup, None for all members.
 
@@ -89,6 +122,7 @@ class MessageReader:
         """Initializes with `limit`, the maximum number of bytes per message."""
         self.limit = limit
         self._pending = bytearray()
+        self._searched = 0  # number of pending bytes without a newline
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Yields the messages that `data` completes.
@@ -96,15 +130,15 @@ class MessageReader:
         Raises:
           BadMessage: a line is not a JSON object, or longer than the limit.
         """
-        searched = len(self._pending)
         self._pending += data
-        while (end := self._pending.find(b"\n", searched)) >= 0:
+        while (end := self._pending.find(b"\n", self._searched)) >= 0:
             line = bytes(self._pending[:end])
             del self._pending[: end + 1]
-            searched = 0
+            self._searched = 0
             self._check(len(line))
             yield _decode(line)
-        self._check(len(self._pending))
+        self._searched = len(self._pending)
+        self._check(self._searched)
 
     def _check(self, length: int) -> None:
         if length > self.limit:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tfdist.coordination.group import Json, name_ranks
-from tfdist.coordination.messages import Message
+from tfdist.coordination.messages import BadMessage, Message
 
+MOST_PENDING = 10_000  # operations, far more than programs have
 STANDSTILL_SECONDS = 10.0  # how long members must wait for each other before this is an error
 REPORTED_SECONDS = 20.0  # after which a waiting member is notified of the missing members
 
@@ -111,6 +112,8 @@ class PendingOperations:
         rounds = self._rounds.setdefault(key, [])
         entry = next((one for one in rounds if rank not in one.tickets), None)
         if entry is None:
+            if sum(map(len, self._rounds.values())) >= MOST_PENDING:
+                raise BadMessage(f"a gather while {MOST_PENDING} are pending")
             rounds.append(entry := PendingOperation(name, key[0]))
         entry.tickets[rank] = ticket
         entry.began = min(entry.began, now)

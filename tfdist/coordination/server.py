@@ -8,16 +8,26 @@ import threading
 import time
 from collections.abc import Sequence
 
-from tfdist.coordination.addresses import join_address
+from tfdist.coordination.addresses import NO_RESOURCES, join_address
 from tfdist.coordination.connection import Connection
 from tfdist.coordination.group import NO_GOODBYE, LostMember, silence
-from tfdist.coordination.handshake import Handshake
-from tfdist.coordination.messages import DOUBTED_BEATS, LIMIT, BadMessage, Message, take, take_ranks
+from tfdist.coordination.handshake import HELLO_SECONDS, MOST_STRANGERS, Handshake
+from tfdist.coordination.messages import (
+    DOUBTED_BEATS,
+    LIMIT,
+    BadMessage,
+    Message,
+    take,
+    take_code,
+    take_deadline,
+    take_ranks,
+)
 from tfdist.coordination.pending_operations import Answer, PendingOperations
 from tfdist.errors import ExitCode, exit_codes
 
-HELLO_SECONDS = 10.0  # for a new connection to send its hello, and for an ending one to close
 LOST_AFTER_SECONDS = 20.0
+MOST_UNREAD = 64 * LIMIT  # bytes that a member may leave unread
+PAUSE_SECONDS = 1.0  # without accepting connections, when this process has no resources for them
 FAREWELL_SECONDS = 2.0  # for the last messages to be delivered when the server closes
 
 _log = logging.getLogger("tfdist.coordination")
@@ -70,6 +80,7 @@ class Server:
         self._listener = listener
         self._wake_sender, self._wake_receiver = socket.socketpair()  # writing to the first one wakes the thread
         self._farewell = ""
+        self._paused_until = 0.0  # no connections are accepted before
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
@@ -110,28 +121,42 @@ class Server:
             if now - last > self._heartbeat + 1.0:  # this process was suspended or starved, not the members
                 for connection in self._connections():
                     connection.heard += now - last
+                    connection.accepted += now - last
             last = now
             self._send(self._rounds.expire(now))
             self._send(self._rounds.late(now))
             if now >= beaten + self._heartbeat:
                 beaten = now
                 self._beat(now)
+            if self._paused_until and now >= self._paused_until:
+                self._paused_until = 0.0
+                self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _handle_event(self, key: selectors.SelectorKey, mask: int) -> None:
         if key.fileobj is self._listener:
             self._accept()
         elif isinstance(key.data, Connection):
-            if mask & selectors.EVENT_WRITE:
-                key.data.flush()
-            if mask & selectors.EVENT_READ:
-                self._read(key.data)
+            try:
+                if mask & selectors.EVENT_WRITE:
+                    key.data.flush()
+                if mask & selectors.EVENT_READ:
+                    self._read(key.data)
+            except Exception as error:  # it costs this connection, not the thread that serves all of them
+                _log.error("Dropped a connection from %s, which could not be served", key.data.peer, exc_info=error)
+                self._drop(key.data, f"it could not be served ({type(error).__name__}: {error})")
 
     def _accept(self) -> None:
         try:
             sock, peer = self._listener.accept()
-        except OSError as error:  # the client is gone again, or this process has run out of file descriptors
-            _log.warning("A connection to the group could not be accepted: %s", error)
-            return
+        except OSError as error:
+            if error.errno in NO_RESOURCES:
+                _log.warning("No connections to the group are accepted for %g s: %s", PAUSE_SECONDS, error)
+                self._selector.unregister(self._listener)
+                self._paused_until = time.monotonic() + PAUSE_SECONDS
+            return  # otherwise the client is gone again
+        strangers = [connection for connection in self._connections() if connection.rank is None]
+        if len(strangers) >= MOST_STRANGERS:  # a member says hello at once
+            min(strangers, key=lambda connection: connection.accepted).close()
         Connection(sock, peer[0], self._selector)
 
     def _read(self, connection: Connection) -> None:
@@ -157,9 +182,8 @@ class Server:
         if rank is None:
             self._admit(connection, message)
         elif message["type"] == "gather":
-            number = (int, float)
-            fields = take(message, ticket=int, name=str, value=object, deadline=number, place=str)
-            ticket, name, value, deadline, place = fields
+            ticket, name, value, place = take(message, ticket=int, name=str, value=object, place=str)
+            deadline = take_deadline(message)
             ranks, now = take_ranks(message, rank, self.size), time.monotonic()
             self._send(self._rounds.add(rank, ticket, name, value, deadline, now, place, ranks))
         elif message["type"] == "publish":
@@ -170,8 +194,8 @@ class Server:
         elif message["type"] == "doubt":
             self._lost_after = min(self._lost_after, DOUBTED_BEATS * self._heartbeat)
         elif message["type"] == "goodbye":
-            code, reason = take(message, code=int, reason=str)
-            self._goodbye(connection, rank, code, reason)
+            (reason,) = take(message, reason=str)
+            self._goodbye(connection, rank, take_code(message), reason)
 
     def _admit(self, connection: Connection, hello: Message) -> None:
         refusal = self._handshake.refusal(hello, self._came)
@@ -215,8 +239,10 @@ class Server:
     def _beat(self, now: float) -> None:
         for connection in self._connections():
             if connection.ending or connection.rank is None:
-                if now - connection.heard > HELLO_SECONDS:
+                if now - (connection.heard if connection.ending else connection.accepted) > HELLO_SECONDS:
                     connection.close()
+            elif connection.unread > MOST_UNREAD:
+                self._drop(connection, f"it left more than {MOST_UNREAD} bytes unread")
             elif now - connection.heard > self._lost_after:
                 self._drop(connection, silence(self._lost_after))
             else:

@@ -4,6 +4,7 @@ import enum
 import time
 from typing import NamedTuple
 
+from tfdist.coordination.group import LAUNCHER
 from tfdist.coordination.messages import BadMessage, Message, take
 from tfdist.launcher.job_result import Outcome
 
@@ -92,8 +93,8 @@ def report_of(message: Message) -> Report:
     """Decodes a report; raises `BadMessage` if it is invalid."""
     outcome, *rest = take(message, outcome=list, stopped=bool, dead=int, step=(int, type(None)), final=bool)
     [absent] = take(message, absent=list)
-    if not all(isinstance(rank, int) for rank in absent):
-        raise BadMessage(f"absent ranks that are {absent!r:.80}")
+    if not all(_is_count(number) for number in (message["dead"], message["step"] or 0, *absent)):
+        raise BadMessage(f"a report of {message['dead']!r:.80}, {message['step']!r:.80} and {absent!r:.80}")
     return Report(_outcome_of(outcome), *rest)._replace(absent=tuple(absent))
 
 
@@ -106,4 +107,10 @@ def _outcome_of(fields: list[object]) -> Outcome:
     code, reason, rank = fields if len(fields) == 3 else (None, None, None)
     if not isinstance(code, int) or not isinstance(reason, str) or not isinstance(rank, int | None):
         raise BadMessage(f"an outcome that is {fields!r:.80}")
+    if not -255 <= code <= 255 or not LAUNCHER <= (rank or 0) < 1 << 31:
+        raise BadMessage(f"an outcome that is {fields!r:.80}")
     return Outcome(code, reason, rank)
+
+
+def _is_count(number: object) -> bool:
+    return type(number) is int and 0 <= number < 1 << 63

@@ -1,8 +1,8 @@
 """Accepts the launchers of an elastic job; runs in the launcher on the coordinator's host."""
 
 import contextlib
-import hmac
 import itertools
+import logging
 import secrets
 import socket
 import threading
@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from tfdist.coordination import Server
-from tfdist.coordination.addresses import join_address, listen, split_address
+from tfdist.coordination.addresses import NO_RESOURCES, join_address, listen, split_address
 from tfdist.coordination.group import NO_GOODBYE, silence
+from tfdist.coordination.handshake import HELLO_SECONDS, MOST_STRANGERS, is_same_token
 from tfdist.coordination.messages import (
     LIMIT,
     LIMIT_BEFORE_HELLO,
@@ -29,14 +30,17 @@ from tfdist.launcher.job_controller import JobController
 BEAT_SECONDS = 1.0  # interval of the heartbeats, in both directions
 LOST_AFTER_SECONDS = 10.0  # without a heartbeat; no engine blocks a launcher's threads
 _WAKE_SECONDS = 0.1  # polling interval for orders
-_HELLO_SECONDS = 10.0  # for a new connection to send its hello
+_PAUSE_SECONDS = 1.0  # without accepting connections, when this process has no resources for them
 _CHUNK = 1 << 16
+
+_log = logging.getLogger("tfdist.launch")
 
 
 class RendezvousServer:
     """Connects other launchers to a `JobController`; a context manager.
 
-    One thread accepts connections, and one more serves each launcher.
+    One thread accepts connections, and one more serves each launcher. Connections that are not admitted yet are limited in
+    number and in time.
     """
 
     def __init__(self, listener: socket.socket, host: str, token: str):
@@ -53,6 +57,7 @@ class RendezvousServer:
         self._numbers = itertools.count(1)
         self._group: Server | None = None
         self._threads: list[threading.Thread] = []
+        self._strangers: list[socket.socket] = []  # not admitted yet, the oldest first
 
     def open(self, controller: JobController) -> None:
         """Starts to serve the orders of `controller`."""
@@ -73,10 +78,11 @@ class RendezvousServer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Waits until the launchers have been notified of how the job ended."""
         self._ended.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
+        for sock in (self._listener, *self._strangers):
+            _wake(sock)
+        end = time.monotonic() + LOST_AFTER_SECONDS
         for thread in self._threads:
-            thread.join(LOST_AFTER_SECONDS)
+            thread.join(max(0.0, end - time.monotonic()))
         self._listener.close()
         self.close_group()
 
@@ -86,25 +92,34 @@ class RendezvousServer:
             self._group.close("the attempt is over")
 
     def _start(self, target: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments, name="lobby", daemon=True)
-        self._threads.append(thread)
+        thread = threading.Thread(target=target, args=arguments, name="rendezvous", daemon=True)
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
         thread.start()
 
     def _accept(self) -> None:
         while not self._ended.is_set():
             try:
                 sock, peer = self._listener.accept()
-            except OSError:  # the end, or the client is gone again, or there is no file descriptor left
-                self._ended.wait(_WAKE_SECONDS)
-                continue
+            except OSError as error:
+                if error.errno in NO_RESOURCES:
+                    _log.warning("No launchers are accepted for %g s: %s", _PAUSE_SECONDS, error)
+                    self._ended.wait(_PAUSE_SECONDS)
+                continue  # otherwise the job is over, or the client is gone again
+            if len(self._strangers) >= MOST_STRANGERS:  # a launcher says hello at once
+                _wake(self._strangers.pop(0))
+            self._strangers.append(sock)
             self._start(self._serve, sock, str(peer[0]))
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
         lines = MessageReader(LIMIT_BEFORE_HELLO)
         with sock, contextlib.suppress(OSError, BadMessage):
-            sock.settimeout(_HELLO_SECONDS)
-            hello = _first(sock, lines)
-            if refusal := self._refusal(hello):
+            try:
+                hello = _first(sock, lines, time.monotonic() + HELLO_SECONDS)
+                refusal = self._refusal(hello)
+            finally:
+                with contextlib.suppress(ValueError):  # removed for another one
+                    self._strangers.remove(sock)
+            if refusal:
                 sock.sendall(encode({"type": "refused", "reason": refusal}))
                 return
             lines.limit = LIMIT
@@ -113,21 +128,21 @@ class RendezvousServer:
             self._serve_launcher(sock, lines, f"launcher {next(self._numbers)} ({peer})", [*map(str, places), peer])
             with contextlib.suppress(OSError):  # until the last order has been received
                 sock.shutdown(socket.SHUT_WR)
-                sock.settimeout(_HELLO_SECONDS)
+                sock.settimeout(HELLO_SECONDS)
                 while sock.recv(_CHUNK):
                     pass
 
     def _refusal(self, hello: Message) -> str:
         version, token = take(hello, version=int, token=str)
+        if not is_same_token(token, self._token):
+            return (
+                "The launcher's token must match the job's. Received: a different one. Set TFDIST_TOKEN to the same on "
+                "every host."
+            )
         if version != VERSION:
             return (
                 f"Every launcher must use the same protocol version. Received: version {version}, where the job's is "
                 f"{VERSION}. Install the same tfdist everywhere."
-            )
-        if not hmac.compare_digest(token.encode(), self._token.encode()):
-            return (
-                "The launcher's token must match the job's. Received: a different one. Set TFDIST_TOKEN to the same on "
-                "every host."
             )
         return ""
 
@@ -139,6 +154,9 @@ class RendezvousServer:
             self._exchange_orders(sock, lines, name)
         except (OSError, BadMessage) as error:
             self._controller.lost(name, f"is lost: {error}")
+        except Exception as error:  # it costs this launcher, not the job
+            _log.error("%s could not be served", name, exc_info=error)
+            self._controller.lost(name, f"could not be served ({type(error).__name__}: {error})")
         finally:
             self._controller.left(name)
 
@@ -178,8 +196,19 @@ class RendezvousServer:
                 raise OSError(NO_GOODBYE)
 
 
-def _first(sock: socket.socket, lines: MessageReader) -> Message:
-    while data := sock.recv(_CHUNK):
+def _first(sock: socket.socket, lines: MessageReader, end: float) -> Message:
+    """Returns the first message; raises `TimeoutError` at `end`, however slowly it arrives."""
+    while (left := end - time.monotonic()) > 0:
+        sock.settimeout(left)
+        data = sock.recv(_CHUNK)
         for message in lines.feed(data):
             return message
-    raise BadMessage("nothing")
+        if not data:
+            raise BadMessage("nothing")
+    raise TimeoutError
+
+
+def _wake(sock: socket.socket) -> None:
+    """Ends what a thread does with a socket; that thread closes it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
