@@ -137,7 +137,9 @@ def test_every_rank_gets_its_place_and_its_lines_and_its_log(launch, tmp_path):
     (directory,) = (tmp_path / "runs").iterdir()
     assert sorted(path.name for path in directory.iterdir()) == ["rank-0.log", "rank-1.log", "rank-2.log"]
     assert "no\n" in (directory / "rank-1.log").read_text()
-    assert one.said == [f"tfdist.launch: ranks 0, 1, 2 of 3, logs in {directory.relative_to(tmp_path)}"]
+    started, exposed = one.said
+    assert started == f"tfdist.launch: ranks 0, 1, 2 of 3, logs in {directory.relative_to(tmp_path)}"
+    assert "accept anyone who can reach their ports" in exposed
 
 
 def test_it_starts_quickly_and_imports_no_tensorflow(launch):

@@ -27,16 +27,16 @@ HALVES = {("multiworker", 2): parity.CASES[::2], ("horovod", 3): parity.CASES[1:
 LAYOUTS = (  # with sequence, context and expert parallelism
     ("deep_transformer", "data:2;model:2", "heads:model;ffn:model;sequence:model"),
     ("deep_transformer", "data:1;model:2;context:2", "heads:model;ffn:model;sequence:context;context:context"),
-    ("deep_experts", "data:2;model:2", "heads:model;ffn:model;sequence:model;experts:model"),
-    ("deep_experts", "data:2;model:2", "experts:data;expert_ffn:model"),
+    ("experts", "data:2;model:2", "heads:model;ffn:model;sequence:model;experts:model"),
+    ("experts", "data:2;model:2", "experts:data;expert_ffn:model"),
 )
 FULL_LAYOUTS = (
     ("deep_transformer", "data:1;model:4", "ffn:model;vocab:model"),
     ("deep_transformer", "data:2;context:2", "sequence:context;context:context"),
     ("deep_transformer", "data:1;context:4", "sequence:context;context:context"),
-    ("deep_experts", "data:4", "experts:data"),
-    ("deep_experts", "data:1;model:4", "experts:model"),
-    ("deep_experts", "data:2;context:2", "experts:data;sequence:context;context:context"),
+    ("experts", "data:4", "experts:data"),
+    ("experts", "data:1;model:4", "experts:model"),
+    ("experts", "data:2;context:2", "experts:data;sequence:context;context:context"),
 )
 ON_A_MESH = "mesh_shape='data:2;model:2', layout='heads:model;ffn:model;in:model;experts:model'"
 MESH_IN_PROCESSES = f"mesh({ON_A_MESH})"
@@ -56,13 +56,13 @@ BESIDE = (  # optimizers with norms, masks, regularizers, sample weights
 )
 MESH_PRODUCT = tuple(
     parity.Case(model=model, optimizer=optimizer)
-    for model in ("mlp", "deep_transformer", "deep_experts", "cnn", "masked", "regularized")
+    for model in ("mlp", "deep_transformer", "experts", "cnn", "masked", "regularized")
     for optimizer in ("sgd", "adamw")
 )
 MESH_PRODUCT_IN_PROCESSES = tuple(case for case in MESH_PRODUCT if case.model != "cnn")
 IN_PROCESSES_FLOAT32 = (("multiworker", 2), ("horovod", 2))
 FLOAT32 = tuple(parity.Case(model=model, optimizer="sgd", batch_size=13) for model in ("mlp", "cnn", "transformer"))
-DEEP = ("mlp", "cnn", "cnn_frozen", "deep_transformer", "deep_experts", "masked", "regularized")
+DEEP = ("mlp", "cnn", "cnn_frozen", "deep_transformer", "experts", "masked", "regularized")
 CASES_PER_JOB = 5  # of the product on processes
 PRODUCT = tuple(
     parity.Case(model=model, optimizer=optimizer, batch_size=batch_size, weighted=weighted)

@@ -37,6 +37,16 @@ def test_a_run_begins_with_its_flags_and_its_environment(tmp_path):
     ]
 
 
+def test_an_empty_model_is_that_of_no_finished_run(tmp_path):
+    """As after a failure of the machine."""
+    directory = create(tmp_path)
+    assert not directory.is_done
+    directory.model.touch()
+    assert not directory.is_done
+    directory.model.write_bytes(b"model")
+    assert directory.is_done
+
+
 def test_the_names_of_the_files(tmp_path):
     directory = RunDirectory(tmp_path)
     named = (directory.metrics, directory.curves, directory.model, directory.tensorboard, directory.log(3))

@@ -32,7 +32,49 @@ def test_a_link_to_a_directory_is_none_itself(tmp_path):
     assert FILES.resolved(tmp_path / "link" / "c") == (tmp_path / "a" / "c").resolve()
 
 
-@pytest.mark.parametrize("action", ["create", "replace", "lock", "sync_directory", "append"])
+def lock(path):
+    with FILES.lock(path) as held:
+        held.write(b"text")
+
+
+def append(path):
+    grown = FILES.append(path)
+    grown.write(b"text")
+    grown.close()
+
+
+@pytest.mark.parametrize("write", [lock, append])
+def test_nothing_is_written_through_a_link(write, tmp_path):
+    """As in a run directory that somebody else has packed: the link refers to a file of the user who unpacks it."""
+    (tmp_path / "precious").write_text("text")
+    (tmp_path / "a").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError) as caught:
+        write(tmp_path / "a")
+    assert caught.value.errno == errno.ELOOP
+    (tmp_path / "b").hardlink_to(tmp_path / "precious")
+    with pytest.raises(NotRegularFile, match="a file with several names"):
+        write(tmp_path / "b")
+    (tmp_path / "c").symlink_to(tmp_path / "new")
+    with pytest.raises(OSError):
+        write(tmp_path / "c")
+    os.mkfifo(tmp_path / "d")
+    with pytest.raises(OSError):
+        write(tmp_path / "d")
+    assert (tmp_path / "precious").read_text() == "text" and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_what_is_replaced_goes_through_no_link_either(link, tmp_path):
+    (tmp_path / "precious").write_text("text")
+    for name in ("a.partial", "a"):
+        getattr(tmp_path / name, link)(tmp_path / "precious")
+    FILES.replace(tmp_path / "a", b"new")
+    assert (tmp_path / "precious").read_text() == "text"
+    assert (tmp_path / "a").read_text() == "new" and not (tmp_path / "a").is_symlink()
+    assert not (tmp_path / "a.partial").exists()
+
+
+@pytest.mark.parametrize("action", ["create", "replace", "lock", "sync_directory", "append", "staged"])
 def test_what_must_be_durable_is_flushed(action, tmp_path, monkeypatch):
     flushed = []
     true = os.fsync
@@ -40,13 +82,14 @@ def test_what_must_be_durable_is_flushed(action, tmp_path, monkeypatch):
         os, "fsync", lambda descriptor: (flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")), true(descriptor))
     )
     path = tmp_path / "a"
+    expected = [path]
     if action == "create":
         with FILES.create(path) as file:
             file.write(b"text", 0)
             assert not flushed
     elif action == "replace":
         FILES.replace(path, b"text")
-        path = tmp_path / "a.partial"
+        expected = [tmp_path / "a.partial", tmp_path]
     elif action == "lock":
         with FILES.lock(path) as held:
             held.write(b"text")
@@ -56,10 +99,15 @@ def test_what_must_be_durable_is_flushed(action, tmp_path, monkeypatch):
         assert not flushed
         grown.sync()
         grown.close()
+    elif action == "staged":
+        with FILES.staged(path) as staged:
+            staged.mkdir()
+            (staged / "b").write_text("text")
+        expected = [staged / "b", staged, tmp_path]
     else:
-        path = tmp_path
+        expected = [tmp_path]
         FILES.sync_directory(tmp_path)
-    assert flushed == [str(path)]
+    assert flushed == [str(one) for one in expected]
 
 
 def test_where_nothing_can_be_written(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,15 +25,31 @@ def home(every: int, given: str, environment: Mapping[str, str] = os.environ) ->
       environment: contains the launcher's directory.
 
     Raises:
-      InputError: in-memory checkpoints are enabled, but no directory is known.
+      InputError: in-memory checkpoints are enabled, but no directory is known, or others can write to it.
     """
     found = place(given, environment)
+    if every and found:
+        _check_private(Path(found))
     if every and not found:
         raise InputError(
             f"Commits need a directory that outlives the run's processes. Received: --commit_every={every}, without "
             f"--commit_dir, and without {VARIABLE}, which tfdist.launch sets. Add --commit_dir, such as /dev/shm/mine."
         )
     return found if every else ""
+
+
+def _check_private(directory: Path) -> None:
+    """Raises `InputError` if other users could exchange what is in a directory, which may be missing."""
+    try:
+        status = directory.stat()
+    except OSError:  # missing, or reported when it is created
+        return
+    if status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
+        why = "another user's" if status.st_uid != os.geteuid() else "writable by all users"
+        raise InputError(
+            f"Only the user of a run may write to its directory of commits. Received: --commit_dir={directory}, which is "
+            f"{why}. Give a directory of your own, such as /dev/shm/mine."
+        )
 
 
 def place(given: str, environment: Mapping[str, str] = os.environ) -> str:

@@ -49,7 +49,8 @@ def hosts(group: Group, directory: Path) -> list[list[int]]:
 
 
 def _mark(directory: Path) -> str:
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
     path = directory / _MARK
     with contextlib.suppress(FileExistsError), open(path, "x") as file:
         file.write(secrets.token_hex(8))

@@ -85,6 +85,8 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
         tasks = _tasks(host, placement, variables, order)
         if is_first:
             host.say(f"{name_ranks([task.rank for task in tasks])} of {placement.size}, logs in {host.logs}")
+            if exposed := ENGINES[host.job.launcher].exposed:
+                host.say(exposed)
         timeout = _StartTimeout(host.job.start_timeout_seconds, server)
         watched = Watched(
             stops=[*host.stops, timeout, _check_launchers(host, launchers), _ordered(host, order_source)],

@@ -18,10 +18,12 @@ class Engine(NamedTuple):
     Attributes:
       serve: runs the server that node 0 provides, given the placement; yields its port.
       variables: returns a rank's environment variables, given the placement, that port, and the rank.
+      exposed: what the ranks open to the network, as a sentence without its full stop; empty if nothing.
     """
 
     serve: Callable[[Placement], AbstractContextManager[int]]
     variables: Callable[[Placement, int, Rank], dict[str, str]]
+    exposed: str
 
 
 @contextlib.contextmanager
@@ -83,6 +85,10 @@ def _node_name(node: int) -> str:
 
 
 ENGINES = {
-    "tensorflow": Engine(_serve_nothing, _tf_config),
-    "horovod": Engine(_serve_rendezvous, _horovod),
+    "tensorflow": Engine(
+        _serve_nothing,
+        _tf_config,
+        "TensorFlow's servers accept anyone who can reach their ports, on every network interface (BUILD.md, Network security)",
+    ),
+    "horovod": Engine(_serve_rendezvous, _horovod, ""),
 }

@@ -161,7 +161,8 @@ class RunDirectory:
     @property
     def is_done(self) -> bool:
         """Whether a run in it has finished."""
-        return self._storage.exists(self.model)
+        found = self._storage.info(self.model)
+        return found is not None and (found.is_directory or found.size > 0)  # empty after a failure of the machine
 
     @property
     def has_dropped(self) -> bool:

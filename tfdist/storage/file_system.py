@@ -33,12 +33,8 @@ class FileSystem(Storage):
     @contextlib.contextmanager
     def open(self, path: StoragePath) -> Iterator[StoredFile]:
         """See base class."""
-        # O_NONBLOCK: opening a pipe would wait for a writer.
-        descriptor = os.open(_local(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = _regular_file(path, os.O_RDONLY)
         try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise NotRegularFile(errno.EINVAL, "not a regular file", str(path))
             yield _Stored(descriptor)
         finally:
             os.close(descriptor)
@@ -58,16 +54,18 @@ class FileSystem(Storage):
 
     def append(self, path: StoragePath, *, is_new: bool = False) -> AppendedFile:
         """See base class."""
-        return _Appended(open(_local(path), "xb" if is_new else "ab", buffering=0))
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        descriptor = _regular_file(path, flags | os.O_EXCL if is_new else flags, is_written=True)
+        return _Appended(open(descriptor, "ab", buffering=0))
 
     def replace(self, path: StoragePath, data: bytes) -> None:
         """See base class."""
         partial = _local(path.with_name(f"{path.name}.partial"))
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        partial.unlink(missing_ok=True)  # of a killed process, or a link, through which another file would be written
+        with self.create(partial) as file:
+            file.write(data, 0)
         os.replace(partial, _local(path))
+        self.sync_directory(path.parent)
 
     def read(self, path: StoragePath) -> bytes:
         """See base class."""
@@ -80,7 +78,8 @@ class FileSystem(Storage):
     @contextlib.contextmanager
     def lock(self, path: StoragePath, *, exclusive: bool = True) -> Iterator[LockFile]:
         """See base class. The system releases the lock when the process ends for any reason."""
-        with open(_local(path), "a+b", buffering=0) as file:  # not "w", which would truncate another process's file
+        descriptor = _regular_file(path, os.O_RDWR | os.O_CREAT, is_written=True)
+        with open(descriptor, "r+b", buffering=0) as file:
             if exclusive:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield _Lock(file)
@@ -140,7 +139,9 @@ class FileSystem(Storage):
         with tempfile.TemporaryDirectory(prefix=staged_prefix(target), dir=target.parent) as beside:
             written = Path(beside) / target.name
             yield written
+            _sync(written)
             written.rename(target)
+            self.sync_directory(target.parent)
 
 
 class _Stored(StoredFile):
@@ -201,6 +202,34 @@ class _Lock(LockFile):
 
 def _local(path: StoragePath) -> Path:
     return path if isinstance(path, Path) else Path(str(path))
+
+
+def _regular_file(path: StoragePath, flags: int, *, is_written: bool = False) -> int:
+    """Opens a regular file; one to be written must not have another name, as a link from a copied directory has.
+
+    Raises:
+      NotRegularFile: there is something else.
+      OSError: with ELOOP for a symbolic link.
+    """
+    # O_NONBLOCK: opening a pipe would wait for the other end.
+    descriptor = os.open(_local(path), flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and not (is_written and status.st_nlink > 1):
+        return descriptor
+    os.close(descriptor)
+    problem = "a file with several names" if stat.S_ISREG(status.st_mode) else "not a regular file"
+    raise NotRegularFile(errno.EINVAL, problem, str(path))
+
+
+def _sync(path: Path) -> None:
+    """Returns when a file, or a directory with everything in it, is durable."""
+    for inner in path.iterdir() if path.is_dir() else ():
+        _sync(inner)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write(descriptor: int, data: bytes | memoryview, position: int) -> None:

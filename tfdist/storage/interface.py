@@ -130,11 +130,18 @@ class Storage(abc.ABC):
 
     @abc.abstractmethod
     def append(self, path: StoragePath, *, is_new: bool = False) -> AppendedFile:
-        """Opens a file to append to, and creates it if necessary; with `is_new` it must not exist."""
+        """Opens a file to append to, and creates it if necessary; with `is_new` it must not exist.
+
+        Raises:
+          NotRegularFile: there is something else, or a file with several names; a link is refused, too.
+        """
 
     @abc.abstractmethod
     def replace(self, path: StoragePath, data: bytes) -> None:
-        """Writes a file, replacing an existing one: after a failure it has either the old or the new contents."""
+        """Writes a file, replacing an existing one; it is durable when this returns.
+
+        After a failure it has either the old or the new contents. A link is replaced, and not followed.
+        """
 
     @abc.abstractmethod
     def read(self, path: StoragePath) -> bytes:
@@ -154,6 +161,7 @@ class Storage(abc.ABC):
 
         Raises:
           BlockingIOError: another process has locked it, on any host.
+          NotRegularFile: there is something else, or a file with several names; a link is refused, too.
           OSError: files cannot be locked here.
         """
 
@@ -208,7 +216,7 @@ class Storage(abc.ABC):
     def staged(self, path: StoragePath) -> Iterator[Path]:
         """Yields a path of this machine with the same name, for libraries that write files or directories themselves.
 
-        When the context exits without an error, `path` has what was written there, replacing an existing file.
+        When the context exits without an error, `path` durably has what was written there, replacing an existing file.
         """
         with tempfile.TemporaryDirectory(prefix="tfdist-") as beside:
             written = Path(beside) / path.name
@@ -217,6 +225,7 @@ class Storage(abc.ABC):
             try:
                 self._upload(written, partial)
                 self.rename(partial, path)
+                self.sync_directory(path.parent)
             except BaseException:
                 with contextlib.suppress(OSError):
                     self._remove_any(partial)

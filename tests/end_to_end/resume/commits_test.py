@@ -308,3 +308,21 @@ def test_a_directory_that_is_given_comes_before_the_launcher_s():
     assert in_memory.home(5, "", {in_memory.VARIABLE: "launcher's"}) == "launcher's"
     assert in_memory.home(0, "", {in_memory.VARIABLE: "launcher's"}) == ""
     assert in_memory.home(0, "", {}) == ""
+
+
+def test_a_directory_that_others_can_write_to_is_refused(tmp_path, monkeypatch):
+    """Whoever can exchange a commit chooses what the run resumes from."""
+    (tmp_path / "mine").mkdir()
+    assert in_memory.home(5, str(tmp_path / "mine"), {}) == str(tmp_path / "mine")
+    (tmp_path / "mine").chmod(0o777)
+    with pytest.raises(InputError, match=f"--commit_dir={tmp_path}/mine, which is writable by all users"):
+        run(tmp_path / "run", steps=5, commit_every=5, commit_dir=str(tmp_path / "mine"))
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(InputError, match=f"--commit_dir={tmp_path}, which is another user's"):
+        in_memory.home(5, str(tmp_path), {})
+
+
+def test_new_directories_are_private(tmp_path):
+    run(tmp_path / "run", steps=5, commit_every=5, commit_dir=str(tmp_path / "new"))
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "new", *(tmp_path / "new").iterdir())] == [0o700] * 2
