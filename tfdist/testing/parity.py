@@ -100,9 +100,6 @@ MODELS: Mapping[str, Callable[..., keras.Model]] = {
     "transformer": lambda **sizes: models.build("transformer(layers=1, width=16, heads=2, ffn=32)", **sizes),
     "experts": lambda **sizes: models.build("transformer(layers=2, width=16, heads=2, ffn=32, experts=4)", **sizes),
     "deep_transformer": lambda **sizes: models.build("transformer(layers=2, width=16, heads=2, ffn=32)", **sizes),
-    "deep_experts": lambda **sizes: models.build(
-        "transformer(layers=2, width=16, heads=2, ffn=32, experts=4)", **sizes
-    ),
     "masked": _masked,
     "regularized": _regularized,
     "resnet50": lambda **sizes: models.build("resnet50(batch_norm='synchronized')", **sizes),
