@@ -88,7 +88,9 @@ class Launched:
 
     @property
     def said(self) -> list[str]:
-        return [line for line in self.output.splitlines() if line.startswith("tfdist.launch: ")]
+        """The launcher's lines, without that about TensorFlow's ports."""
+        lines = self.output.splitlines()
+        return [line for line in lines if line.startswith("tfdist.launch: ") and "accept anyone who can" not in line]
 
     @property
     def log(self) -> str:

@@ -46,7 +46,7 @@ class MeshBlocks(VariableBlocks):
         self._devices.assign(variable, lambda offset, shape: read((0, *offset), (1, *shape))[0])
 
     @contextlib.contextmanager
-    def full_tensor(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
+    def full_variables(self, variables: Sequence[keras.Variable]) -> Iterator[None]:
         """See base class."""
         spread = [keras_internals.value_of(variable) for variable in variables]
         try:

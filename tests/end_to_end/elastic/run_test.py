@@ -29,7 +29,7 @@ KILLED_BEHIND, LATER = 35, 28  # step of a commit to wait for, and further steps
 COMMIT_EVERY = 5
 CHECKPOINT_EVERY = 301  # after the kill, so that the run resumes from an in-memory checkpoint
 TRAIN = (f"--checkpoint_every={CHECKPOINT_EVERY}",)
-STEPS = 600  # so that the run continues for some seconds, as the host list is read once per second
+STEPS = 450  # so that the run continues for some seconds, as the host list is read once per second
 HOROVOD = SETTINGS["horovod3"]
 MULTIWORKER = Setting("multiworker3", 3, "tensorflow", SETTINGS["multiworker2"].flags)
 
