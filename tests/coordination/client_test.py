@@ -8,6 +8,7 @@ import pytest
 
 from tfdist.coordination import LostMember, RemoteGroup
 from tfdist.coordination.addresses import LOOPBACK, free_port, listen
+from tfdist.coordination.authentication import challenged
 from tfdist.coordination.group import LAUNCHER
 from tfdist.coordination.messages import encode
 from tfdist.errors import InputError, PeerLostError
@@ -18,12 +19,12 @@ WELCOME = {"type": "welcome", "heartbeat": 0.05, "lost_after": 5.0}
 
 
 class Scripted:
-    """A server for one connection that sends the given messages and nothing else."""
+    """A server for one connection that sends the given messages, sealed, or other bytes instead, and nothing else."""
 
     def __init__(self, *messages, raw=b""):
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
-        self.said = b"".join(map(encode, messages)) + raw
+        self.messages, self.raw = messages, raw
         self.heard = []
         self.connection = None
         self.thread = threading.Thread(target=self.serve)
@@ -31,9 +32,18 @@ class Scripted:
 
     def serve(self):
         self.connection, _ = self.listener.accept()
-        self.connection.sendall(self.said)
-        for line in self.connection.makefile():
-            self.heard.append(json.loads(line))
+        with self.connection.makefile("rb") as lines:
+            hello = next(lines)[:-1]
+            self.heard.append(json.loads(hello))
+            self.connection.sendall(self.raw)
+            if not self.messages:
+                return
+            challenge, session = challenged("t", hello)
+            self.connection.sendall(encode(challenge))
+            assert json.loads(session.unseal(next(lines)[:-1])) == {"type": "join"}
+            self.connection.sendall(b"".join(session.seal(encode(message)) for message in self.messages))
+            for line in lines:
+                self.heard.append(json.loads(session.unseal(line[:-1])))
 
     def close(self):
         if self.connection:
@@ -90,7 +100,9 @@ def test_a_server_that_comes_later_is_found(scripted):
     time.sleep(0.25)
     with listen(f"127.0.0.1:{port}", "") as listener:
         joined, _ = listener.accept()
-        joined.sendall(encode(WELCOME))
+        with joined.makefile("rb") as lines:
+            challenge, session = challenged("t", next(lines)[:-1])
+        joined.sendall(encode(challenge) + session.seal(encode(WELCOME)))
         joining.join(5)
         joined.shutdown(socket.SHUT_WR)
         found[0].leave()

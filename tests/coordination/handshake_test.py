@@ -1,22 +1,19 @@
 import pytest
 
-from tfdist.coordination.handshake import Handshake
+from tfdist.coordination.handshake import Handshake, version_refusal
 from tfdist.coordination.messages import VERSION, BadMessage
 
 GROUP = Handshake(size=2, token="secret", noun="rank")
-HELLO = {"type": "hello", "rank": 1, "size": 2, "token": "secret", "version": VERSION, "pid": 12, "host": "b"}
+HELLO = {"type": "hello", "rank": 1, "size": 2, "version": VERSION, "pid": 12, "host": "b", "nonce": "n"}
 
 
 def test_a_member_is_welcome():
-    assert GROUP.refusal(HELLO, {0: "pid 11 on a"}) == ""
+    assert GROUP.refusal(HELLO, {0: "pid 11 on a"}) == version_refusal(HELLO) == ""
 
 
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"token": "other"}, "token must match the group's"),
-        ({"token": "sécret"}, "token must match the group's"),
-        ({"version": VERSION + 1}, f"version {VERSION + 1}, where the group's is {VERSION}"),
         ({"size": 3}, "Received: 3 from rank 1 (pid 12 on b), 2 from the process that serves"),
         ({"rank": 2}, "must be in [0, 2). Received: rank 2"),
         ({"rank": -1}, "must be in [0, 2). Received: rank -1"),
@@ -27,11 +24,19 @@ def test_others_are_refused_with_what_is_wrong(change, message):
     assert message in GROUP.refusal({**HELLO, **change}, {0: "pid 11 on a"})
 
 
-def test_nothing_but_the_token_is_told_to_one_without_it():
-    assert "token" in GROUP.refusal({**HELLO, "token": "", "size": 9, "rank": 0, "version": 0}, {0: "pid 11 on a"})
+@pytest.mark.parametrize("version", [VERSION + 1, 1, None, "9" * 1000])
+def test_another_version_is_refused_before_anything_else(version):
+    refusal = version_refusal({"type": "hello", "version": version})
+    assert f"where the job's is {VERSION}" in refusal and len(refusal) < 200
 
 
-@pytest.mark.parametrize("message", [{"type": "gather"}, {**HELLO, "rank": "1"}, {"type": "hello"}])
+@pytest.mark.parametrize("message", [{"type": "gather"}, {**HELLO, "nonce": 1}])
 def test_what_is_no_hello_is_a_bad_message(message):
     with pytest.raises(BadMessage):
-        GROUP.refusal(message, {})
+        version_refusal(message)
+
+
+@pytest.mark.parametrize("change", [{"rank": "1"}, {"size": None}, {"host": 3}])
+def test_a_hello_that_is_incomplete_is_a_bad_message(change):
+    with pytest.raises(BadMessage):
+        GROUP.refusal({**HELLO, **change}, {})

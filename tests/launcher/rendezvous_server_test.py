@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.coordination.wire import Wire
 from tfdist.coordination.addresses import join_address, listen, split_address
 from tfdist.coordination.messages import VERSION, encode
 from tfdist.errors import InputError, PeerLostError
@@ -19,6 +20,9 @@ from tfdist.launcher.remote_agent import RemoteAgent
 from tfdist.launcher.rendezvous_server import RendezvousServer
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_thread_is_left")]
+
+
+HELLO = {"type": "hello", "version": VERSION, "nonce": "n", "places": []}
 
 
 class Open:
@@ -63,7 +67,7 @@ def test_a_guest_gets_its_orders_and_reports(opened) -> None:
         )
         own, other = opened.controller.order("own"), remote_agent.order()
         assert (own.node, own.processes, other.node, other.processes, own.nodes) == (0, 2, 1, 1, 2)
-        assert own.address == other.address and own.token == other.token
+        assert own.address == other.address and own.purpose == other.purpose
         opened.controller.reported("own", Report(Outcome(0)))
         remote_agent.report(Report(Outcome(0)))
         until(lambda: remote_agent.order().kind == OrderKind.OVER)
@@ -89,9 +93,7 @@ def test_a_guest_that_vanishes_is_lost_and_the_others_stop(opened) -> None:
 
 def test_a_guest_that_is_silent_is_lost(opened, monkeypatch) -> None:
     monkeypatch.setattr(rendezvous_server, "LOST_AFTER_SECONDS", 0.3)
-    host, port = split_address(opened.address)
-    with socket.create_connection((host, port)) as sock:
-        sock.sendall(encode({"type": "hello", "version": VERSION, "token": "token", "places": []}))
+    with Wire(opened.address, HELLO, "token"):
         until(lambda: any("no heartbeat for 0.3 s" in line for line in opened.said))
 
 
@@ -108,10 +110,10 @@ def test_the_end_of_the_lobby_stops_a_guest_that_runs() -> None:
 
 
 def test_strangers_are_refused(opened) -> None:
-    with pytest.raises(InputError, match="Set TFDIST_TOKEN to the same on every host"):
+    with pytest.raises(InputError, match="The token must match"):
         opened.remote_agent("another")
     host, port = split_address(opened.address)
-    for said in (b"GET / HTTP/1.1\r\n\r\n", encode({"type": "hello", "version": "2", "token": "token"}), b"x" * 10000):
+    for said in (b"GET / HTTP/1.1\r\n\r\n", encode({"type": "hello", "version": VERSION}), b"x" * 10000):
         with socket.create_connection((host, port)) as sock:
             sock.settimeout(5.0)
             sock.sendall(said)
@@ -120,12 +122,6 @@ def test_strangers_are_refused(opened) -> None:
         sock.sendall(encode({"type": "hello", "version": 1, "token": "token", "places": []}))
         assert b"Received: version 1, where the job" in sock.recv(1000)
     assert opened.said == []
-
-
-def test_a_token_that_is_no_text_is_another_one(opened) -> None:
-    with socket.create_connection(split_address(opened.address)) as sock:
-        sock.sendall(encode({"type": "hello", "version": VERSION, "token": "\ud800", "places": []}))
-        assert b"token must match" in sock.recv(1000)
 
 
 def test_whoever_drips_is_closed_at_a_fixed_time(opened, monkeypatch) -> None:
@@ -170,10 +166,9 @@ def test_strangers_are_limited_in_number_and_hold_up_neither_launchers_nor_the_e
     ],
 )
 def test_a_launcher_whose_report_makes_no_sense_is_lost_alone(opened, change) -> None:
-    with socket.create_connection(split_address(opened.address)) as sock:
-        sock.sendall(encode({"type": "hello", "version": VERSION, "token": "token", "places": []}))
-        assert b"welcome" in sock.recv(1000)
-        sock.sendall(encode(orders.report_message(Report(Outcome(0))) | change))
+    with Wire(opened.address, HELLO, "token") as wire:
+        assert wire.receive() == {"type": "welcome"}
+        wire.send(orders.report_message(Report(Outcome(0))) | change)
         until(lambda: any("is lost: " in line for line in opened.said))
     with opened.remote_agent() as remote_agent:
         until(lambda: remote_agent.order().kind == OrderKind.RUN)

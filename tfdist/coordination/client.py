@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from tfdist.coordination.authentication import derived
 from tfdist.coordination.connect import connect
 from tfdist.coordination.group import NO_GOODBYE, Json, Listener, LostMember, name_member, silence
 from tfdist.coordination.messages import (
@@ -99,11 +100,12 @@ class Client:
         self._left = False
         self._publications = Publications(f"{noun}-{rank}-group-publications")
         self._sending = threading.Lock()
-        hello = {"type": "hello", "rank": rank, "size": size, "token": token, "version": VERSION}
+        hello = {"type": "hello", "rank": rank, "size": size, "version": VERSION}
         hello |= {"pid": os.getpid(), "host": socket.gethostname()}
         server, seconds = name_member(server_rank, noun), ("heartbeat", "lost_after")
-        call = connect(address, hello, (size + 1) * LIMIT, timeout, server, seconds)
-        self._sock, self._lines = call.sock, call.lines
+        call = connect(address, hello, token, (size + 1) * LIMIT, timeout, server, seconds)
+        self._token = token
+        self._sock, self._lines, self._seal = call.sock, call.lines, call.seal
         self._heartbeat, self._lost_after = (float(call.welcome[name]) for name in seconds)
         self._sock.settimeout(self._lost_after)
         self._receive(call.following)
@@ -125,6 +127,10 @@ class Client:
         if question.failure:
             raise (InputError if question.is_misuse else PeerLostError)(question.failure)
         return question.values
+
+    def token_for(self, purpose: str) -> str:
+        """See `Group.token_for`."""
+        return derived(self._token, purpose)
 
     def publish(self, ranks: Ranks, topic: str, value: Json) -> None:
         """See `Group.publish`."""
@@ -313,7 +319,7 @@ class Client:
     def _send(self, line: bytes) -> None:
         try:
             with self._sending:
-                self._sock.sendall(line)
+                self._sock.sendall(self._seal(line))
         except OSError:  # the receiving thread detects the end of the connection and reports it
             self._disconnect()
 

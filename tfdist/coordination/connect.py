@@ -2,10 +2,12 @@
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tfdist.coordination.addresses import split_address
+from tfdist.coordination.authentication import OVERHEAD, Session, WrongSealError, nonce
+from tfdist.coordination.handshake import WRONG_TOKEN
 from tfdist.coordination.messages import LONGEST_DEADLINE, BadMessage, Message, MessageReader, encode, take
 from tfdist.errors import InputError, PeerLostError
 
@@ -14,22 +16,30 @@ _CHUNK = 1 << 16
 
 
 class AcceptedConnection(NamedTuple):
-    """An open connection that the server has welcomed."""
+    """An open connection between two ends that know the same token; what is sent must be sealed."""
 
     sock: socket.socket
     lines: MessageReader
+    seal: Callable[[bytes], bytes]
     welcome: Message
     following: list[Message]  # messages received together with the welcome
 
 
 def connect(
-    address: str, hello: Message, limit: int, timeout: float, server: str, seconds: Sequence[str] = ()
+    address: str,
+    hello: Message,
+    token: str,
+    limit: int,
+    timeout: float,
+    server: str,
+    seconds: Sequence[str] = (),
 ) -> AcceptedConnection:
-    """Connects and sends the hello, retrying until the server answers.
+    """Connects and joins, retrying until the server answers.
 
     Args:
       address: `host:port` of the server.
-      hello: the first message.
+      hello: the first message, without its nonce.
+      token: the token that both ends must know.
       limit: maximum size of a message from the server, in bytes.
       timeout: total seconds to wait.
       server: name of the server in error messages.
@@ -43,30 +53,35 @@ def connect(
     problem = "no answer"
     while (left := end - time.monotonic()) > 0:
         try:
-            return _try(address, hello, limit, left, seconds)
+            return _try(address, hello, token, limit, left, seconds)
         except OSError as error:
             problem = error.strerror or str(error)
         time.sleep(min(RETRY_SECONDS, max(0.0, end - time.monotonic())))
     raise PeerLostError(f"{server} did not answer at {address} within {timeout:g} s ({problem}).")
 
 
-def _try(address: str, hello: Message, limit: int, left: float, seconds: Sequence[str]) -> AcceptedConnection:
+def _try(
+    address: str, hello: Message, token: str, limit: int, left: float, seconds: Sequence[str]
+) -> AcceptedConnection:
     sock = socket.create_connection(split_address(address), timeout=left)
     try:
         if sock.getsockname() == sock.getpeername():  # TCP can connect a port without a listener to itself
             raise ConnectionRefusedError("Connection refused")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.sendall(encode(hello))
-        lines = MessageReader(limit)
-        first, *following = _first_messages(sock, lines)
-        if first["type"] == "refused":
-            raise InputError(str(first["reason"]))
-        if first["type"] != "welcome":
-            raise BadMessage(f"{first['type']!r} instead of a welcome")
-        for number in take(first, **dict.fromkeys(seconds, (int, float))):
+        greeting, lines = encode(hello | {"nonce": nonce()}), MessageReader(limit + OVERHEAD)
+        sock.sendall(greeting)
+        _expect(_next(sock, lines), "challenge")
+        session = Session(token, greeting[:-1], lines.line, is_server=False)
+        lines.unseal = session.unseal
+        sock.sendall(session.seal(encode({"type": "join"})))
+        welcome = _expect(_next(sock, lines), "welcome")
+        for number in take(welcome, **dict.fromkeys(seconds, (int, float))):
             if not 0 < number <= LONGEST_DEADLINE:
                 raise BadMessage(f"a welcome with {number!r:.80} seconds")
-        return AcceptedConnection(sock, lines, first, following)
+        return AcceptedConnection(sock, lines, session.seal, welcome, list(lines.feed(b"")))
+    except WrongSealError as error:
+        sock.close()
+        raise InputError(WRONG_TOKEN) from error
     except BadMessage as error:
         sock.close()
         raise InputError(
@@ -78,10 +93,20 @@ def _try(address: str, hello: Message, limit: int, left: float, seconds: Sequenc
         raise
 
 
-def _first_messages(sock: socket.socket, lines: MessageReader) -> list[Message]:
+def _expect(message: Message, kind: str) -> Message:
+    if message["type"] == "refused":
+        raise InputError(" ".join(str(message.get("reason")).split())[:1000])
+    if message["type"] != kind:
+        raise BadMessage(f"{message['type']!r:.80} instead of a {kind}")
+    return message
+
+
+def _next(sock: socket.socket, lines: MessageReader) -> Message:
+    """Returns the next message, and no more: the one after it may be sealed."""
+    data = b""
     while True:
+        for message in lines.feed(data):
+            return message
         data = sock.recv(_CHUNK)
         if not data:
             raise ConnectionResetError("it closed the connection")
-        if messages := list(lines.feed(data)):
-            return messages

@@ -4,7 +4,8 @@ import selectors
 import socket
 import time
 
-from tfdist.coordination.messages import LIMIT_BEFORE_HELLO, Message, MessageReader, encode
+from tfdist.coordination.authentication import OVERHEAD, Session, challenged
+from tfdist.coordination.messages import LIMIT, LIMIT_BEFORE_HELLO, Message, MessageReader, encode
 
 _CHUNK = 1 << 16
 
@@ -14,6 +15,7 @@ class Connection:
 
     Attributes:
       rank: the member's rank, after it has been welcomed.
+      hello: the message that has been answered by a challenge; None before.
       accepted: `time.monotonic()` when the connection was accepted.
       heard: `time.monotonic()` when data was last received, not counting data received after `end`.
       lines: splits the received data into messages.
@@ -27,6 +29,8 @@ class Connection:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.rank: int | None = None
+        self.hello: Message | None = None
+        self._session: Session | None = None
         self.accepted = self.heard = time.monotonic()
         self.lines = MessageReader(LIMIT_BEFORE_HELLO)
         self.peer = peer
@@ -56,8 +60,27 @@ class Connection:
     def send(self, message: Message) -> None:
         """Queues a message and sends as much as possible without blocking."""
         if not self.ending:
-            self._out += encode(message)
+            line = encode(message)
+            self._out += self._session.seal(line) if self._session else line
             self.flush()
+
+    def challenge(self, hello: Message, token: str) -> None:
+        """Answers a hello, the last message read; from now on messages must be sealed with the token."""
+        challenge, session = challenged(token, self.lines.line)
+        self.send(challenge)
+        self.hello, self._session = hello, session
+        self.lines.unseal, self.lines.limit = session.unseal, LIMIT_BEFORE_HELLO + OVERHEAD
+
+    def refuse(self, reason: str, *, sealed: bool = True) -> None:
+        """Sends a refusal and ends; without a seal to an end that does not know the token."""
+        if not sealed:
+            self._session = None
+        self.send({"type": "refused", "reason": reason})
+        self.end()
+
+    def admit(self, rank: int) -> None:
+        """Sets the rank of the member at the other end."""
+        self.rank, self.lines.limit = rank, LIMIT + OVERHEAD
 
     def end(self) -> None:
         """Sends the queued data, and closes once the other end has closed too.

@@ -157,6 +157,14 @@ class Group(abc.ABC):
         return None
 
     @abc.abstractmethod
+    def token_for(self, purpose: str) -> str:
+        """Returns a token for another connection between processes of the job; it is not transmitted.
+
+        Args:
+          purpose: the same on all processes of that connection; it need not be secret.
+        """
+
+    @abc.abstractmethod
     def subgroup(self, ranks: Sequence[int]) -> "Group":
         """Returns the group of some members, without communication.
 

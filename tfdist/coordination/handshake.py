@@ -1,6 +1,5 @@
 """Decides which processes may join a group."""
 
-import hmac
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -8,10 +7,14 @@ from tfdist.coordination.messages import VERSION, BadMessage, Message, take
 
 HELLO_SECONDS = 10.0  # from the connection to admission
 MOST_STRANGERS = 128  # connections that are not admitted yet; for another one, the oldest is closed
+WRONG_TOKEN = (
+    "The token must match the group's. Received: a different one: another job listens there, or this process was started with "
+    "other addresses. Give all processes of a job the same TFDIST_TOKEN, or none, and the same addresses."
+)
 
 
 class Handshake(NamedTuple):
-    """The requirements that a hello must meet.
+    """The requirements that a process must meet.
 
     Attributes:
       size: number of members.
@@ -24,29 +27,16 @@ class Handshake(NamedTuple):
     noun: str
 
     def refusal(self, hello: Message, came: Mapping[int, str]) -> str:
-        """Returns why a process is refused, or "" if it may join.
+        """Returns why a process that knows the token is refused, or "" if it may join.
 
         Args:
           hello: first message of a connection.
           came: by rank, description of each member that has joined, including those that are gone.
 
         Raises:
-          BadMessage: the message is not a hello.
+          BadMessage: the hello is incomplete.
         """
-        if hello["type"] != "hello":
-            raise BadMessage(f"{hello['type']!r} before a hello")
-        rank, size, token, pid, host = take(hello, rank=int, size=int, token=str, pid=int, host=str)
-        if not is_same_token(token, self.token):
-            return (
-                "The token must match the group's. Received: a different one: another job listens there, or this "
-                "process was started with other addresses. Give all processes of a job the same TFDIST_TOKEN, or none, "
-                "and the same addresses."
-            )
-        if hello.get("version") != VERSION:
-            return (
-                f"Every process must use the same protocol version. Received: version {hello.get('version')}, where "
-                f"the group's is {VERSION}. Install the same tfdist everywhere."
-            )
+        rank, size, pid, host = take(hello, rank=int, size=int, pid=int, host=str)
         mine = f"{self.noun} {rank} (pid {pid} on {host})"
         if size != self.size:
             return (
@@ -60,6 +50,18 @@ class Handshake(NamedTuple):
         return ""
 
 
-def is_same_token(one: str, other: str) -> bool:
-    """Compares tokens in constant time; either may be any string, also one that is not valid Unicode."""
-    return hmac.compare_digest(*(token.encode("utf-8", "surrogatepass") for token in (one, other)))
+def version_refusal(hello: Message) -> str:
+    """Returns why the sender of a hello cannot be challenged, or "".
+
+    Raises:
+      BadMessage: the message is not a hello.
+    """
+    if hello["type"] != "hello":
+        raise BadMessage(f"{hello['type']!r} before a hello")
+    if hello.get("version") == VERSION:
+        take(hello, nonce=str)
+        return ""
+    return (
+        f"Every process must use the same protocol version. Received: version {hello.get('version')!r:.20}, where the job's "
+        f"is {VERSION}. Install the same tfdist everywhere."
+    )

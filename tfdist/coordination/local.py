@@ -1,8 +1,10 @@
 """The group of a single process, which is also the reference implementation of the contract."""
 
 import json
+import secrets
 from collections.abc import Callable, Sequence
 
+from tfdist.coordination.authentication import derived
 from tfdist.coordination.group import Group, Json, Listener, LostMember, members
 from tfdist.coordination.publishing import Publications
 
@@ -15,6 +17,7 @@ class LocalGroup(Group):
 
     def __init__(self) -> None:
         self._publications = Publications("group-publications")
+        self._secret = secrets.token_hex(16)
 
     def gather(self, name: str, value: Json, deadline: float = 60.0) -> list[Json]:
         """See base class."""
@@ -30,6 +33,10 @@ class LocalGroup(Group):
 
     def on_loss(self, callback: Callable[[LostMember], None]) -> None:
         """See base class. There is no other member to lose."""
+
+    def token_for(self, purpose: str) -> str:
+        """See base class."""
+        return derived(self._secret, purpose)
 
     def subgroup(self, ranks: Sequence[int]) -> Group:
         """See base class."""

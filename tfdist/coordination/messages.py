@@ -1,19 +1,21 @@
 """The group's wire format: one JSON object per line, of limited size.
 
-A connection begins with a `hello` (rank, size, token, version, pid, host), which is answered by `welcome` or `refused`.
-Members then send `gather`, `publish`, `doubt`, `beat` and, last, `goodbye`. The server answers a gather with `values` or
-`failed`, preceded by `waiting` if it takes long. It sends `published` to all members, `beat`, `lost` and, last, `closed`.
-`gather`, `publish` and `published` have the `ranks` of a subgroup, in order, or null for all members.
+A connection begins with a `hello` (rank, size, version, pid, host, nonce), which is answered by a `challenge` (nonce) or by
+`refused`. From then on each message is sealed with the token (`tfdist.coordination.authentication`). The process sends `join`,
+which is answered by `welcome` or `refused`. Members then send `gather`, `publish`, `doubt`, `beat` and, last, `goodbye`. The
+server answers a gather with `values` or `failed`, preceded by `waiting` if it takes long. It sends `published` to all members,
+`beat`, `lost` and, last, `closed`. `gather`, `publish` and `published` have the `ranks` of a subgroup, in order, or null for
+all members.
 """
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfdist.errors import InputError
 
-VERSION = 7  # of the protocol; other versions are refused with a message
+VERSION = 8  # of the protocol; other versions are refused with a message
 LIMIT = 1 << 20  # maximum bytes per message
 DOUBTED_BEATS = 3  # missing heartbeats that count as a loss once an engine has reported a failure
 LIMIT_BEFORE_HELLO = 1 << 12  # for senders that have not presented the token yet
@@ -116,11 +118,20 @@ def take_ranks(message: Message, sender: int, size: int) -> tuple[int, ...] | No
 
 
 class MessageReader:
-    """Splits a byte stream into messages."""
+    """Splits a byte stream into messages.
+
+    Attributes:
+      limit: maximum number of bytes per message.
+      unseal: returns the message of a sealed line, and raises `BadMessage` if it is not genuine; None while messages are not
+        sealed.
+      line: the last message as it was sent, without its seal and its newline.
+    """
 
     def __init__(self, limit: int):
-        """Initializes with `limit`, the maximum number of bytes per message."""
+        """Initializes with `limit`."""
         self.limit = limit
+        self.unseal: Callable[[bytes], bytes] | None = None
+        self.line = b""
         self._pending = bytearray()
         self._searched = 0  # number of pending bytes without a newline
 
@@ -136,7 +147,8 @@ class MessageReader:
             del self._pending[: end + 1]
             self._searched = 0
             self._check(len(line))
-            yield _decode(line)
+            self.line = self.unseal(line) if self.unseal else line
+            yield _decode(self.line)
         self._searched = len(self._pending)
         self._check(self._searched)
 

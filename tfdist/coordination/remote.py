@@ -37,6 +37,10 @@ class _ClientGroup(Group):
         """See base class."""
         self._client.subscribe(self.ranks, topic, callback)
 
+    def token_for(self, purpose: str) -> str:
+        """See base class."""
+        return self._client.token_for(purpose)
+
     def on_loss(self, callback: Callable[[LostMember], None]) -> None:
         """See base class."""
         self._client.on_loss(self.ranks, callback)

@@ -9,9 +9,10 @@ import time
 from collections.abc import Sequence
 
 from tfdist.coordination.addresses import NO_RESOURCES, join_address
+from tfdist.coordination.authentication import WrongSealError
 from tfdist.coordination.connection import Connection
 from tfdist.coordination.group import NO_GOODBYE, LostMember, silence
-from tfdist.coordination.handshake import HELLO_SECONDS, MOST_STRANGERS, Handshake
+from tfdist.coordination.handshake import HELLO_SECONDS, MOST_STRANGERS, WRONG_TOKEN, Handshake, version_refusal
 from tfdist.coordination.messages import (
     DOUBTED_BEATS,
     LIMIT,
@@ -171,6 +172,11 @@ class Server:
         try:
             for message in connection.lines.feed(data):
                 self._handle(connection, message)
+        except WrongSealError as error:
+            if connection.rank is None:
+                self._refuse(connection, WRONG_TOKEN, sealed=False)
+            else:
+                self._drop(connection, f"it sent {error}")
         except BadMessage as error:
             _log.warning("Dropped a connection from %s, which sent %s", connection.peer, error)
             self._drop(connection, f"it sent {error}")
@@ -180,7 +186,7 @@ class Server:
             return
         rank = connection.rank
         if rank is None:
-            self._admit(connection, message)
+            self._handle_stranger(connection, message)
         elif message["type"] == "gather":
             ticket, name, value, place = take(message, ticket=int, name=str, value=object, place=str)
             deadline = take_deadline(message)
@@ -197,16 +203,24 @@ class Server:
             (reason,) = take(message, reason=str)
             self._goodbye(connection, rank, take_code(message), reason)
 
+    def _handle_stranger(self, connection: Connection, message: Message) -> None:
+        if connection.hello:  # and this message is sealed: whoever sent it knows the token
+            self._admit(connection, connection.hello)
+        elif refusal := version_refusal(message):
+            self._refuse(connection, refusal)
+        else:
+            connection.challenge(message, self._handshake.token)
+
+    def _refuse(self, connection: Connection, refusal: str, *, sealed: bool = True) -> None:
+        _log.warning("Refused a connection from %s. %s", connection.peer, refusal)
+        connection.refuse(refusal, sealed=sealed)
+
     def _admit(self, connection: Connection, hello: Message) -> None:
-        refusal = self._handshake.refusal(hello, self._came)
-        if refusal:
-            _log.warning("Refused a connection from %s. %s", connection.peer, refusal)
-            connection.send({"type": "refused", "reason": refusal})
-            connection.end()
+        if refusal := self._handshake.refusal(hello, self._came):
+            self._refuse(connection, refusal)
             return
         rank: int = hello["rank"]
-        connection.rank = rank
-        connection.lines.limit = LIMIT
+        connection.admit(rank)
         self._came[rank] = f"pid {hello['pid']} on {hello['host']}"
         self._members[rank] = connection
         connection.send({"type": "welcome", "heartbeat": self._heartbeat, "lost_after": self._lost_after})

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import pathlib
-import secrets
 import signal
 import sys
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from tfdist.cluster.environment import without_sources
 from tfdist.coordination import Group, Server
 from tfdist.coordination.addresses import join_address, listen, split_address
+from tfdist.coordination.authentication import nonce
 from tfdist.coordination.group import name_ranks
 from tfdist.coordination.join import ADDRESS_VARIABLE, TOKEN_VARIABLE
 from tfdist.errors import ExitCode, exit_codes
@@ -110,15 +110,15 @@ def _served(job: Job, placement: Placement, launchers: Group) -> Iterator[tuple[
     with contextlib.ExitStack() as stack:
         server, told = None, None
         if launchers.rank == 0:
-            token = secrets.token_hex(16)
+            purpose = nonce()
             host = placement.hosts[0]
             listener = listen(join_address(host, 0), "Choose another --coordinator, the same on every host.")
-            server = Server(listener, size=placement.size, token=token)
+            server = Server(listener, size=placement.size, token=launchers.token_for(purpose))
             stack.callback(server.close, "the launcher has ended")
             port = split_address(server.address)[1]
-            told = [join_address(host, port), token, stack.enter_context(engine.serve(placement))]
-        address, token, engine_port = launchers.broadcast("launch/served", told)
-        group = {ADDRESS_VARIABLE: address, TOKEN_VARIABLE: token}
+            told = [join_address(host, port), purpose, stack.enter_context(engine.serve(placement))]
+        address, purpose, engine_port = launchers.broadcast("launch/served", told)
+        group = {ADDRESS_VARIABLE: address, TOKEN_VARIABLE: launchers.token_for(purpose)}
         yield server, [group | engine.variables(placement, engine_port, rank) for rank in placement.ranks()]
 
 

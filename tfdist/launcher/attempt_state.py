@@ -22,7 +22,7 @@ class AttemptState:
       number: number of the attempt in its job.
       processes: number of processes of each launcher, in the order of ranks.
       address: where the launchers' group is served.
-      token: token of that group.
+      purpose: from which, with the job's token, that group's token is derived.
       since: time at which it began.
       reports: reports of launchers whose processes have ended.
       stops: why it was ordered to stop; None if it was not.
@@ -32,7 +32,7 @@ class AttemptState:
     number: int
     processes: dict[str, int]
     address: str
-    token: str
+    purpose: str
     since: float
     reports: dict[str, Report] = dataclasses.field(default_factory=dict)
     stops: Outcome | None = None

@@ -44,12 +44,13 @@ def opened(
             return
         hosts = stack.enter_context(Hosts(job.hosts, guard)) if job.hosts else None
         controller = JobController(job, say, listed=lambda: hosts.slots if hosts else None, launched=launched_now())
-        own = LocalController(job, controller)  # before remote launchers join, because the first one owns the job
+        token = node_group.token(job.coordinator, environment) if listener else ""
+        own = LocalController(
+            job, controller, token
+        )  # before remote launchers join, because the first one owns the job
         if listener:
             host = split_address(job.coordinator)[0]
-            rendezvous_server = stack.enter_context(
-                RendezvousServer(listener, host, node_group.token(job.coordinator, environment))
-            )
+            rendezvous_server = stack.enter_context(RendezvousServer(listener, host, token))
             controller.open_group, controller.close_group = rendezvous_server.open_group, rendezvous_server.close_group
             rendezvous_server.open(controller)
         yield own

@@ -22,7 +22,8 @@ _MESSAGE_SECONDS = 30.0  # for orders and reports to arrive, and for an attempt'
 
 _RESIZED = Outcome(ExitCode.PREEMPTED, "the processes stop so that the job can be resized")
 
-OpenGroup = Callable[[Sequence[str]], tuple[str, str]]  # launchers -> address and token of their group
+# Opens the group of some launchers; returns its address and the purpose from which its token is derived.
+OpenGroup = Callable[[Sequence[str]], tuple[str, str]]
 
 
 @dataclasses.dataclass
@@ -159,7 +160,7 @@ class JobController:
             len(names),
             attempt.processes[name],
             attempt.address,
-            attempt.token,
+            attempt.purpose,
             launched=self._launched,
         )
 
@@ -263,10 +264,10 @@ class JobController:
         if not self._number and not self._is_settled(plan, now):
             return
         self._short_since = None
-        address, token = self.open_group(list(plan)) if len(plan) > 1 else ("", "")
+        address, purpose = self.open_group(list(plan)) if len(plan) > 1 else ("", "")
         if self._job.is_elastic and self._number:
             self._say(f"Attempt {self._number}: {sum(plan.values())} processes.")
-        self._attempt = AttemptState(self._number, plan, address, token, now)
+        self._attempt = AttemptState(self._number, plan, address, purpose, now)
         self._number += 1
 
     def _wait_for_more(self, now: float) -> None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 
 from tfdist.coordination import Group, LocalGroup
 from tfdist.coordination.addresses import LOOPBACK
+from tfdist.coordination.authentication import derived
 from tfdist.coordination.group import LAUNCHER
 from tfdist.coordination.join import started
 from tfdist.coordination.remote import RemoteGroup
@@ -60,14 +61,15 @@ class OrderSource(abc.ABC):
 class LocalController(OrderSource):
     """The first launcher of a job, and often the only one, whose controller decides."""
 
-    def __init__(self, job: Job, controller: JobController):
+    def __init__(self, job: Job, controller: JobController, token: str = ""):
         """Joins a controller.
 
         Args:
           job: the job to run.
           controller: a controller without launchers.
+          token: the job's token, if other launchers may join.
         """
-        self._job, self._controller = job, controller
+        self._job, self._controller, self._token = job, controller, token
         self.host, self.everyone = own_host(job.coordinator if job.is_elastic else "", serves=True), LocalGroup()
         controller.joined(OWN, [*LOOPBACK_NAMES, *own_names()])
 
@@ -81,7 +83,7 @@ class LocalController(OrderSource):
 
     def launchers(self, order: Order) -> AbstractContextManager[Group]:
         """See base class."""
-        return attempt_group(order, self._job.start_timeout_seconds)
+        return attempt_group(order, self._token, self._job.start_timeout_seconds)
 
     def end(self, outcome: Outcome, at_once: bool = False) -> None:
         """See base class."""
@@ -125,11 +127,12 @@ class FixedNodes(OrderSource):
 
 
 @contextlib.contextmanager
-def attempt_group(order: Order, timeout: float) -> Iterator[Group]:
+def attempt_group(order: Order, token: str, timeout: float) -> Iterator[Group]:
     """Yields the group of the launchers of an elastic job's attempt, at the address of the order.
 
     Args:
       order: an order to run.
+      token: the job's token.
       timeout: seconds for all launchers to connect.
 
     Raises:
@@ -142,7 +145,7 @@ def attempt_group(order: Order, timeout: float) -> Iterator[Group]:
         order.address,
         rank=order.node,
         size=order.nodes,
-        token=order.token,
+        token=derived(token, order.purpose),
         timeout=timeout,
         noun="node",
         server_rank=LAUNCHER,

@@ -28,7 +28,7 @@ class Order(NamedTuple):
       nodes: number of launchers that run it.
       processes: number of processes that this launcher starts.
       address: `host:port` of the launchers' group; empty for a single launcher.
-      token: token of that group.
+      purpose: from which, with the job's token, that group's token is derived.
       outcome: why to stop, or how the job ended.
       launched: start time of the job, the same in all attempts.
     """
@@ -39,7 +39,7 @@ class Order(NamedTuple):
     nodes: int = 1
     processes: int = 0
     address: str = ""
-    token: str = ""
+    purpose: str = ""
     outcome: Outcome = Outcome(0)
     launched: str = ""
 
@@ -76,7 +76,7 @@ def order_message(order: Order) -> Message:
 
 def order_of(message: Message) -> Order:
     """Decodes an order; raises `BadMessage` if it is invalid."""
-    kinds = {"kind": str, "attempt": int, "node": int, "nodes": int, "processes": int, "address": str, "token": str}
+    kinds = {"kind": str, "attempt": int, "node": int, "nodes": int, "processes": int, "address": str, "purpose": str}
     kind, *numbers = take(message, **kinds)
     if kind not in list(OrderKind):
         raise BadMessage(f"an order to {kind!r:.80}")

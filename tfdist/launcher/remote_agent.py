@@ -38,9 +38,11 @@ class RemoteAgent(OrderSource):
           InputError: the server refused this launcher.
         """
         self._job, self.everyone = job, LocalGroup()
-        hello = {"type": "hello", "version": VERSION, "token": token, "places": own_names()}
-        call = connect(job.coordinator, hello, LIMIT, job.start_timeout_seconds, "the coordinator's launcher")
-        self._sock, self._lines = call.sock, call.lines
+        hello = {"type": "hello", "version": VERSION, "places": own_names()}
+        server = "the coordinator's launcher"
+        call = connect(job.coordinator, hello, token, LIMIT, job.start_timeout_seconds, server)
+        self._token = token
+        self._sock, self._lines, self._seal = call.sock, call.lines, call.seal
         self.host = own_host(job.coordinator, serves=False)
         self._order = Order(OrderKind.WAIT)
         self._done: int | None = None  # the last attempt that was reported
@@ -69,7 +71,7 @@ class RemoteAgent(OrderSource):
 
     def launchers(self, order: Order) -> AbstractContextManager[Group]:
         """See base class."""
-        return attempt_group(order, self._job.start_timeout_seconds)
+        return attempt_group(order, self._token, self._job.start_timeout_seconds)
 
     def end(self, outcome: Outcome, at_once: bool = False) -> None:
         """See base class."""
@@ -122,4 +124,4 @@ class RemoteAgent(OrderSource):
 
     def _send(self, message: dict[str, object]) -> None:
         with self._sending, contextlib.suppress(OSError):  # the receiving thread detects the end of the connection
-            self._sock.sendall(encode(message))
+            self._sock.sendall(self._seal(encode(message)))

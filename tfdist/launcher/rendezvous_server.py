@@ -3,21 +3,21 @@
 import contextlib
 import itertools
 import logging
-import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import NamedTuple
 
 from tfdist.coordination import Server
 from tfdist.coordination.addresses import NO_RESOURCES, join_address, listen, split_address
+from tfdist.coordination.authentication import OVERHEAD, WrongSealError, challenged, derived, nonce
 from tfdist.coordination.group import NO_GOODBYE, silence
-from tfdist.coordination.handshake import HELLO_SECONDS, MOST_STRANGERS, is_same_token
+from tfdist.coordination.handshake import HELLO_SECONDS, MOST_STRANGERS, version_refusal
 from tfdist.coordination.messages import (
     LIMIT,
     LIMIT_BEFORE_HELLO,
-    VERSION,
     BadMessage,
     Message,
     MessageReader,
@@ -65,12 +65,12 @@ class RendezvousServer:
         self._start(self._accept)
 
     def open_group(self, names: Sequence[str]) -> tuple[str, str]:
-        """Serves a group of the named launchers, in place of the last one; returns its address and its token."""
+        """Serves a group of the named launchers, in place of the last one; returns its address and its token's purpose."""
         self.close_group()
-        token = secrets.token_hex(16)
+        purpose = nonce()
         listener = listen(join_address(self._host, 0), "Choose another --coordinator, the same on every host.")
-        self._group = Server(listener, size=len(names), token=token, noun="node")
-        return join_address(self._host, split_address(self._group.address)[1]), token
+        self._group = Server(listener, size=len(names), token=derived(self._token, purpose), noun="node")
+        return join_address(self._host, split_address(self._group.address)[1]), purpose
 
     def __enter__(self) -> "RendezvousServer":
         return self
@@ -111,47 +111,49 @@ class RendezvousServer:
             self._start(self._serve, sock, str(peer[0]))
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
-        lines = MessageReader(LIMIT_BEFORE_HELLO)
         with sock, contextlib.suppress(OSError, BadMessage):
             try:
-                hello = _first(sock, lines, time.monotonic() + HELLO_SECONDS)
-                refusal = self._refusal(hello)
+                admitted = self._admitted(sock)
             finally:
                 with contextlib.suppress(ValueError):  # removed for another one
                     self._strangers.remove(sock)
-            if refusal:
-                sock.sendall(encode({"type": "refused", "reason": refusal}))
+            if not admitted:
                 return
-            lines.limit = LIMIT
-            [places] = take(hello, places=list)
-            sock.sendall(encode({"type": "welcome"}))
-            self._serve_launcher(sock, lines, f"launcher {next(self._numbers)} ({peer})", [*map(str, places), peer])
+            connection, places = admitted
+            connection.send({"type": "welcome"})
+            self._serve_launcher(connection, f"launcher {next(self._numbers)} ({peer})", [*map(str, places), peer])
             with contextlib.suppress(OSError):  # until the last order has been received
                 sock.shutdown(socket.SHUT_WR)
                 sock.settimeout(HELLO_SECONDS)
                 while sock.recv(_CHUNK):
                     pass
 
-    def _refusal(self, hello: Message) -> str:
-        version, token = take(hello, version=int, token=str)
-        if not is_same_token(token, self._token):
-            return (
-                "The launcher's token must match the job's. Received: a different one. Set TFDIST_TOKEN to the same on "
-                "every host."
-            )
-        if version != VERSION:
-            return (
-                f"Every launcher must use the same protocol version. Received: version {version}, where the job's is "
-                f"{VERSION}. Install the same tfdist everywhere."
-            )
-        return ""
+    def _admitted(self, sock: socket.socket) -> "tuple[_Connection, list[object]] | None":
+        """Returns the connection of a launcher that knows the token, and its names; None after refusing another one."""
+        end = time.monotonic() + HELLO_SECONDS
+        lines = MessageReader(LIMIT_BEFORE_HELLO + OVERHEAD)
+        hello = _first(sock, lines, end)
+        if refusal := version_refusal(hello):
+            sock.sendall(encode({"type": "refused", "reason": refusal}))
+            return None
+        [places] = take(hello, places=list)
+        challenge, session = challenged(self._token, lines.line)
+        sock.sendall(encode(challenge))
+        lines.unseal = session.unseal
+        try:
+            _first(sock, lines, end)
+        except WrongSealError:
+            sock.sendall(encode({"type": "refused", "reason": "The launcher's token must match the job's."}))
+            return None
+        lines.limit = LIMIT + OVERHEAD
+        return _Connection(sock, lines, session.seal), places
 
-    def _serve_launcher(self, sock: socket.socket, lines: MessageReader, name: str, places: Sequence[str]) -> None:
+    def _serve_launcher(self, connection: "_Connection", name: str, places: Sequence[str]) -> None:
         """Exchanges orders and reports with a launcher until it leaves or the job is over."""
         assert self._controller
         self._controller.joined(name, places)
         try:
-            self._exchange_orders(sock, lines, name)
+            self._exchange_orders(connection, name)
         except (OSError, BadMessage) as error:
             self._controller.lost(name, f"is lost: {error}")
         except Exception as error:  # it costs this launcher, not the job
@@ -160,23 +162,23 @@ class RendezvousServer:
         finally:
             self._controller.left(name)
 
-    def _exchange_orders(self, sock: socket.socket, lines: MessageReader, name: str) -> None:
+    def _exchange_orders(self, connection: "_Connection", name: str) -> None:
         """Returns when the launcher has left or the job is over; raises `OSError` if it is gone or silent."""
         assert self._controller
-        said, heard, beaten = None, time.monotonic(), 0.0
+        sock, said, heard, beaten = connection.sock, None, time.monotonic(), 0.0
         while True:
             order = self._controller.order(name)
             now = time.monotonic()
             if order != said:
                 sock.settimeout(LOST_AFTER_SECONDS)
-                sock.sendall(encode(orders.order_message(order)))
+                connection.send(orders.order_message(order))
                 said = order
                 if order.kind == orders.OrderKind.OVER:
                     return
             elif self._ended.is_set():
                 return
             elif now - beaten > BEAT_SECONDS:
-                sock.sendall(encode({"type": "beat"}))
+                connection.send({"type": "beat"})
                 beaten = now
             sock.settimeout(_WAKE_SECONDS)
             try:
@@ -186,7 +188,7 @@ class RendezvousServer:
                     raise OSError(silence(LOST_AFTER_SECONDS)) from None
                 continue
             heard = time.monotonic()
-            for message in lines.feed(data):
+            for message in connection.lines.feed(data):
                 if message["type"] == "report":
                     self._controller.reported(name, orders.report_of(message))
                 elif message["type"] == "goodbye":
@@ -196,8 +198,21 @@ class RendezvousServer:
                 raise OSError(NO_GOODBYE)
 
 
+class _Connection(NamedTuple):
+    """A connection to an admitted launcher."""
+
+    sock: socket.socket
+    lines: MessageReader
+    seal: Callable[[bytes], bytes]
+
+    def send(self, message: Message) -> None:
+        self.sock.sendall(self.seal(encode(message)))
+
+
 def _first(sock: socket.socket, lines: MessageReader, end: float) -> Message:
-    """Returns the first message; raises `TimeoutError` at `end`, however slowly it arrives."""
+    """Returns the next message; raises `TimeoutError` at `end`, however slowly it arrives."""
+    for message in lines.feed(b""):
+        return message
     while (left := end - time.monotonic()) > 0:
         sock.settimeout(left)
         data = sock.recv(_CHUNK)

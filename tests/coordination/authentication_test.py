@@ -1,0 +1,212 @@
+"""Seals of messages, and a man in the middle of a real connection, who can cut it and nothing more."""
+
+import json
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.coordination.wire import HELLO, Wire
+from tfdist.coordination import RemoteGroup
+from tfdist.coordination.addresses import join_address, split_address
+from tfdist.coordination.authentication import OVERHEAD, Session, WrongSealError, derived
+from tfdist.coordination.messages import LIMIT, encode
+from tfdist.errors import InputError, PeerLostError
+
+pytestmark = pytest.mark.processes
+
+
+def ends(
+    token: str = "token", other: str = "token", hello: bytes = b"a", challenge: bytes = b"b"
+) -> tuple[Session, Session]:
+    return Session(token, b"a", b"b", is_server=False), Session(other, hello, challenge, is_server=True)
+
+
+def test_what_one_end_seals_the_other_opens_in_order():
+    client, server = ends()
+    for message in (b"{}\n", b"\n", b"x" * 1000 + b"\n"):
+        for sender, receiver in ((client, server), (server, client)):
+            sealed = sender.seal(message)
+            assert len(sealed) == len(message) + OVERHEAD and sealed.endswith(b"\n")
+            assert receiver.unseal(sealed[:-1]) == message[:-1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"other": "another"}, {"hello": b"a'"}, {"challenge": b"b'"}, {"other": ""}, {"other": "\ud800"}],
+    ids=str,
+)
+def test_another_token_or_another_beginning_opens_nothing(change):
+    client, server = ends(**change)
+    with pytest.raises(WrongSealError):
+        server.unseal(client.seal(b"{}\n")[:-1])
+    with pytest.raises(WrongSealError):
+        client.unseal(server.seal(b"{}\n")[:-1])
+
+
+def test_no_message_is_altered_repeated_left_out_or_sent_back():
+    client, server = ends()
+    first, second = client.seal(b"first\n")[:-1], client.seal(b"second\n")[:-1]
+    for place in range(len(first)):
+        for forged in (first[:place] + bytes([first[place] ^ 1]) + first[place + 1 :], first[:place]):
+            with pytest.raises(WrongSealError):
+                server.unseal(forged)
+    with pytest.raises(WrongSealError):  # the first is left out
+        server.unseal(second)
+    with pytest.raises(WrongSealError):  # sent back
+        client.unseal(first)
+    assert server.unseal(first) == b"first"
+    with pytest.raises(WrongSealError):  # repeated
+        server.unseal(first)
+    assert server.unseal(second) == b"second"
+
+
+def test_derived_tokens_differ_by_token_and_purpose():
+    assert len({derived(token, purpose) for token in "ab" for purpose in "xy"}) == 4
+    assert derived("a", "x") == derived("a", "x") != "a"
+
+
+Tamper = Callable[[int, bytes], bytes]
+
+
+class Middle:
+    """Forwards connections to a server, line by line, as two functions change them."""
+
+    def __init__(self, address: str, to_server: Tamper, to_client: Tamper):
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = join_address(*self._listener.getsockname()[:2])
+        self._server, self._ways, self.seen = address, (to_server, to_client), ([], [])
+        self._threads = [threading.Thread(target=self._run)]
+        self._threads[0].start()
+
+    def _run(self) -> None:
+        client, _ = self._listener.accept()
+        server = socket.create_connection(split_address(self._server))
+        back = threading.Thread(target=self._forward, args=(server, client, 1))
+        back.start()
+        self._forward(client, server, 0)
+        back.join()
+        client.close()
+        server.close()
+
+    def _forward(self, source: socket.socket, target: socket.socket, way: int) -> None:
+        try:
+            with source.makefile("rb") as lines:
+                for number, line in enumerate(lines):
+                    self.seen[way].append(line)
+                    target.sendall(self._ways[way](number, line))
+        except OSError:
+            pass
+        for sock in (source, target):
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def close(self) -> None:
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(5)
+
+
+@pytest.fixture
+def middle() -> Iterator[Callable[..., Middle]]:
+    made = []
+
+    def create(*arguments, **ways) -> Middle:
+        made.append(Middle(*arguments, **ways))
+        return made[-1]
+
+    yield create
+    for one in made:
+        one.close()
+
+
+def as_it_is(number: int, line: bytes) -> bytes:
+    return line
+
+
+def joined(job, address: str, rank: int = 1) -> RemoteGroup:
+    job.members[rank] = RemoteGroup(address, rank=rank, size=job.size, token="the job's token", timeout=5.0)
+    return job.members[rank]
+
+
+def test_the_token_is_not_sent(job, middle):
+    two = job(2, members=False)
+    two.join(0)
+    between = middle(two.server.address, to_server=as_it_is, to_client=as_it_is)
+    joined(two, between.address)
+    assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
+    for line in (line for way in between.seen for line in way):
+        assert b"the job's token" not in line
+    assert json.loads(between.seen[0][0])["type"] == "hello" and json.loads(between.seen[1][0])["type"] == "challenge"
+    assert all(re.match(rb"[0-9a-f]{64} \{", line) for way in between.seen for line in way[1:])
+
+
+GOODBYE, CLOSED = encode({"type": "goodbye", "code": 0, "reason": ""}), encode({"type": "closed", "reason": "no"})
+
+
+@pytest.mark.parametrize(
+    "way, change",
+    [
+        ("to_server", lambda number, line: line.replace(b'"value":1', b'"value":7')),
+        ("to_server", lambda number, line: line + line if b'"gather"' in line else line),
+        ("to_server", lambda number, line: line + (GOODBYE if number == 1 else b"")),
+        ("to_client", lambda number, line: line.replace(b'"values":[0', b'"values":[9')),
+        ("to_client", lambda number, line: b"" if number == 2 else line),
+        ("to_client", lambda number, line: line + (CLOSED if number == 2 else b"")),
+    ],
+    ids=["altered", "repeated", "injected", "altered answer", "left out", "injected answer"],
+)
+def test_whoever_changes_a_message_cuts_the_connection(job, middle, way, change):
+    two = job(2, members=False, heartbeat=0.1)
+    two.join(0)
+    between = middle(two.server.address, **({"to_server": as_it_is, "to_client": as_it_is} | {way: change}))
+    member = joined(two, between.address)
+    pending = two.start(two.members[0].gather, "x", 0, 10.0)
+    try:
+        found = member.gather("x", 1, 5.0)
+    except PeerLostError:
+        found = [0, 1]  # or nothing arrived
+    assert found == [0, 1]
+    loss = two.members[0].lost(wait=5)
+    assert loss and loss.rank == 1
+    try:
+        assert pending.result(timeout=5) == [0, 1]
+    except PeerLostError:
+        pass
+
+
+def test_messages_sent_back_or_of_another_connection_are_worth_nothing(job, middle):
+    two = job(2, members=False)
+    two.join(0)
+    between = middle(two.server.address, to_server=as_it_is, to_client=as_it_is)
+    member = joined(two, between.address)
+    two.all(lambda m: m.gather("x", m.rank))
+    hello, *sealed = between.seen[0]
+    member.leave()
+    with Wire(two.server.address) as again:  # all that the member has sent, once more
+        again.sock.sendall(b"".join([hello, *sealed]))
+        challenge, refused = again.rest()
+    assert json.loads(challenge)["type"] == "challenge" and b"token must match" in refused
+    with Wire(two.server.address) as mirror:  # the server's own messages
+        mirror.sock.sendall(encode(HELLO | {"rank": 1}))
+        challenge = next(mirror.lines)
+        mirror.sock.sendall(challenge + b"\n")
+        assert b"token must match" in next(mirror.lines)
+    assert two.members[0].lost() is None
+
+
+def test_a_server_that_does_not_know_the_token_is_refused(job):
+    """It gets the hello and a seal, which is worth nothing elsewhere."""
+    one = job(2, members=False)
+    with pytest.raises(InputError, match="token must match the group's"):
+        RemoteGroup(one.server.address, rank=0, size=2, token="of another job", timeout=5.0)
+
+
+def test_messages_may_have_the_limit_with_their_seals(job):
+    two = job(2)
+    value = "x" * (LIMIT - 1000)
+    assert two.all(lambda m: m.gather("x", value)) == [[value] * 2] * 2

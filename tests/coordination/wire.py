@@ -1,0 +1,52 @@
+"""Connections of tests that speak the protocol by hand, with a token or without."""
+
+import json
+import socket
+from typing import Any
+
+from tfdist.coordination.addresses import split_address
+from tfdist.coordination.authentication import Session
+from tfdist.coordination.messages import VERSION, encode
+
+HELLO = {"type": "hello", "rank": 0, "size": 2, "version": VERSION, "pid": 1, "host": "h", "nonce": "n"}
+
+
+class Wire:
+    """A connection to a server."""
+
+    def __init__(self, address: str, hello: dict[str, Any] | None = None, token: str = "the job's token"):
+        """Connects, and joins if there is a hello."""
+        self.sock = socket.create_connection(split_address(address), timeout=5)
+        self._file = self.sock.makefile("rb")
+        self.lines = (line[:-1] for line in self._file)
+        self.session: Session | None = None
+        if hello:
+            greeting = encode(hello)
+            self.sock.sendall(greeting)
+            challenge = next(self.lines)
+            self.session = Session(token, greeting[:-1], challenge, is_server=False)
+            self.send({"type": "join"})
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.sock.sendall(self.sealed(message))
+
+    def sealed(self, message: dict[str, Any]) -> bytes:
+        assert self.session
+        return self.session.seal(encode(message))
+
+    def receive(self) -> dict[str, Any]:
+        """The next message; its seal must be right."""
+        assert self.session
+        return json.loads(self.session.unseal(next(self.lines)))
+
+    def rest(self) -> list[bytes]:
+        """What comes until the server closes the connection, after this end has finished."""
+        self.sock.shutdown(socket.SHUT_WR)
+        return list(self.lines)
+
+    def __enter__(self) -> "Wire":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self.sock.close()
