@@ -269,7 +269,7 @@ def test_a_launcher_with_another_token_is_refused(launch, tmp_path, monkeypatch)
     monkeypatch.setenv("TFDIST_TOKEN", "another")
     other = launch(*flags)
     assert other.end() == 2
-    assert "Set TFDIST_TOKEN to the same on every host." in other.output
+    assert "Give all processes of a job the same TFDIST_TOKEN" in other.output
 
 
 def test_a_launcher_whose_disk_does_not_answer_does_not_hold_the_others(launch, tmp_path) -> None:

@@ -1,0 +1,159 @@
+"""What strangers, and members whose messages make no sense, cannot do to a group's server."""
+
+import contextlib
+import errno
+import json
+import socket
+import time
+
+import pytest
+
+from tests.coordination.server_test import outcome
+from tests.coordination.wire import HELLO, Wire
+from tfdist.coordination.addresses import split_address
+from tfdist.coordination.messages import LIMIT, encode
+from tfdist.coordination.pending_operations import PendingOperations
+
+pytestmark = pytest.mark.processes
+
+
+def stranger(job, *messages, raw=b""):
+    """Returns what the server sends to a client that is not a member, until it closes the connection."""
+    with Wire(job.server.address) as wire:
+        wire.sock.sendall(b"".join(map(encode, messages)) + raw)
+        return [json.loads(line) for line in wire.rest()]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"x" * 5000,
+        b"",
+        encode({"type": "gather", "ticket": 1}),
+        b"\x00\xff\n",
+        b'{"type": "hello", "rank": ' + b"9" * 4000 + b"}\n",
+        b"[" * 4000 + b"\n",
+    ],
+)
+def test_a_stranger_is_dropped_and_harms_nobody(job, raw):
+    two = job(2)
+    assert [message["type"] for message in stranger(two, raw=raw)] in ([], ["refused"])
+    assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
+
+
+def test_a_stranger_learns_nothing_without_the_token(job):
+    two = job(2)
+    for sealed in (
+        {"type": "join"},
+        {"type": "gather", "ticket": 1, "name": "x", "value": 1, "deadline": 1, "place": ""},
+    ):
+        challenge, refused = stranger(two, HELLO, sealed)
+        assert sorted(challenge) == ["nonce", "type"]
+        assert refused["type"] == "refused" and "token" in refused["reason"]
+    assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
+
+
+GATHER = {"type": "gather", "ranks": None, "ticket": 1, "name": "y", "value": 1, "deadline": 1, "place": ""}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {**GATHER, "deadline": 10**400},
+        {**GATHER, "deadline": float("nan")},
+        {**GATHER, "deadline": -1},
+        {**GATHER, "deadline": "1"},
+        {**GATHER, "ticket": None},
+        {"type": "goodbye", "code": 10**400, "reason": ""},
+        {"type": "publish", "ranks": None, "topic": ["x"], "value": 1},
+    ],
+)
+def test_a_member_whose_message_makes_no_sense_is_lost_and_the_others_continue(job, message):
+    three = job(3)
+    three.members[2]._client._send(encode(message))
+    loss = three.members[0].lost(wait=5)
+    assert loss and loss.rank == 2 and "it sent a" in loss.reason
+    pair = three.start(three.members[0].subgroup([0, 1]).gather, "x", 0)
+    assert three.members[1].subgroup([0, 1]).gather("x", 1) == [0, 1] == pair.result(timeout=5)
+
+
+def test_an_error_while_one_member_is_served_costs_that_member_alone(job, monkeypatch, caplog):
+    three = job(3)
+    add = PendingOperations.add
+
+    def broken(self, rank, *arguments):
+        if rank == 2:
+            raise RuntimeError("a mistake of the server")
+        return add(self, rank, *arguments)
+
+    monkeypatch.setattr(PendingOperations, "add", broken)
+    assert "rank 2 is lost: it could not be served" in outcome(three.members[2].gather, "x", 2)
+    loss = three.members[0].lost(wait=5)
+    assert loss and loss.rank == 2 and "a mistake of the server" in loss.reason
+    assert [record.levelname for record in caplog.records].count("ERROR") == 1
+    pair = three.start(three.members[0].subgroup([0, 1]).gather, "x", 0)
+    assert three.members[1].subgroup([0, 1]).gather("x", 1) == [0, 1] == pair.result(timeout=5)
+
+
+def is_closed(sock):
+    sock.settimeout(5.0)
+    return sock.recv(1) == b""
+
+
+def test_whoever_drips_is_closed_at_a_fixed_time(job, monkeypatch):
+    monkeypatch.setattr("tfdist.coordination.server.HELLO_SECONDS", 1.0)
+    two = job(2, heartbeat=0.1)
+    with socket.create_connection(split_address(two.server.address)) as sock:
+        began, sent = time.monotonic(), 0
+        with pytest.raises(OSError):
+            while time.monotonic() - began < 10.0:
+                sock.sendall(b"{")
+                sent += 1
+                time.sleep(0.1)
+        assert 5 <= sent <= 40
+    assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
+
+
+def test_strangers_are_limited_in_number_and_a_member_still_joins(job, monkeypatch):
+    monkeypatch.setattr("tfdist.coordination.server.MOST_STRANGERS", 8)
+    two = job(2, members=False)
+    with contextlib.ExitStack() as stack:
+        address = split_address(two.server.address)
+        strangers = [stack.enter_context(socket.create_connection(address)) for _ in range(40)]
+        assert all(is_closed(sock) for sock in strangers[:32])
+        two.join(0)
+        two.join(1)
+        assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
+
+
+def test_without_descriptors_it_pauses_and_says_so_once(job, monkeypatch, caplog):
+    monkeypatch.setattr("tfdist.coordination.server.PAUSE_SECONDS", 0.5)
+    two = job(2, members=False, heartbeat=0.1)
+    two.join(0)
+    accept, failures = socket.socket.accept, iter([OSError(errno.EMFILE, "Too many open files")])
+
+    def exhausted(self):
+        for failure in failures:
+            raise failure
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", exhausted)
+    began = time.monotonic()
+    two.join(1)
+    assert time.monotonic() - began >= 0.4
+    assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
+    assert caplog.text.count("No connections to the group are accepted for 0.5 s") == 1
+
+
+def test_a_member_that_reads_nothing_is_lost(job, monkeypatch):
+    monkeypatch.setattr("tfdist.coordination.server.MOST_UNREAD", 1 << 20)
+    three = job(3, members=False, heartbeat=0.1)
+    for rank in (0, 1):
+        three.join(rank)
+    with Wire(three.server.address, {**HELLO, "rank": 2, "size": 3}) as wire:
+        for number in range(64):
+            three.members[1].publish("x", str(number) * (LIMIT // 8))
+            wire.send({"type": "beat"})
+        loss = three.members[0].lost(wait=5)
+    assert loss and loss.rank == 2 and "unread" in loss.reason
