@@ -125,11 +125,13 @@ def free_address() -> str:
 
 
 def test_every_rank_gets_its_place_and_its_lines_and_its_log(launch, tmp_path):
-    body = "print(rank, os.environ['TF_CONFIG']); print('no', file=sys.stderr)"
-    one = launch(*python(body), flags=("--processes=3",))
+    one = launch(
+        *python("print(rank, os.environ['TF_CONFIG']); print('no', file=sys.stderr)"), flags=("--processes=3",)
+    )
     assert one.wait() == 0
-    configs = [json.loads(line.split(maxsplit=2)[2]) for line in (lines := sorted(one.out.splitlines()))]
+    lines = sorted(one.out.splitlines())
     assert [line[:5] for line in lines] == ["[0] 0", "[1] 1", "[2] 2"]
+    configs = [json.loads(line.split(maxsplit=2)[2]) for line in lines]
     assert [config["task"]["index"] for config in configs] == [0, 1, 2]
     assert len(set(configs[0]["cluster"]["worker"])) == 3
     assert sorted(line for line in one.err.splitlines() if line not in one.said) == ["[0] no", "[1] no", "[2] no"]
