@@ -63,7 +63,6 @@ class Launch:
 
     @property
     def said(self) -> list[str]:
-        """The launcher's own lines."""
         return [line for line in self.err.splitlines() if line.startswith("tfdist.launch: ")]
 
     def read_line(self) -> str:
@@ -125,9 +124,8 @@ def free_address() -> str:
 
 
 def test_every_rank_gets_its_place_and_its_lines_and_its_log(launch, tmp_path):
-    one = launch(
-        *python("print(rank, os.environ['TF_CONFIG']); print('no', file=sys.stderr)"), flags=("--processes=3",)
-    )
+    body = "print(rank, os.environ['TF_CONFIG']); print('no', file=sys.stderr)"
+    one = launch(*python(body), flags=("--processes=3",))
     assert one.wait() == 0
     lines = sorted(one.out.splitlines())
     assert [line[:5] for line in lines] == ["[0] 0", "[1] 1", "[2] 2"]
