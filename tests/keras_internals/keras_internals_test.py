@@ -387,10 +387,17 @@ def test_the_variables_that_an_optimizer_was_built_for():
     ],
 )
 def test_velocities_are_slots_of_the_gradients_times_rates(optimizer, count):
-    """No slot is zero after a step with a gradient of 1."""
-    variables = [keras.Variable([1.0, 2.0]), keras.Variable([3.0])]
-    optimizer.build(variables)
-    optimizer.apply([tf.ones([2]), tf.ones([1])], variables)
-    slots = keras_internals.velocities_of(optimizer)
-    assert [tuple(slot.shape) for slot in slots] == [(2,), (1,)][:count]
-    assert all(np.all(slot.numpy() != 0) for slot in slots)
+    """After a step with a gradient of 1, they are as large as the rate, and not zero."""
+
+    def velocities(rate):
+        made = type(optimizer).from_config(optimizer.get_config() | {"learning_rate": rate})
+        variables = [keras.Variable([1.0, 2.0]), keras.Variable([3.0])]
+        made.build(variables)
+        made.apply([tf.ones([2]), tf.ones([1])], variables)
+        return [slot.numpy() for slot in keras_internals.velocities_of(made)]
+
+    slots, doubled = velocities(0.1), velocities(0.2)
+    assert [slot.shape for slot in slots] == [(2,), (1,)][:count]
+    for slot, twice in zip(slots, doubled, strict=True):
+        assert np.all(slot != 0)
+        np.testing.assert_allclose(twice, 2 * slot, rtol=1e-6)
