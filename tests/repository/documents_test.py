@@ -24,6 +24,7 @@ NAMES = (
     "BUILD.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "SECURITY.md",
     "docs/checkpoints.md",
     "docs/from_horovod.md",
     "docs/gradients.md",

@@ -3,16 +3,14 @@
 import dataclasses
 import os
 import socket
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import horovod.tensorflow as hvd
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
-from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from tfdist.cluster.environment import Cluster
-from tfdist.coordination import Group
+from tfdist.coordination import Group, horovod_store
 from tfdist.coordination.addresses import (
     LOOPBACK,
     Route,
@@ -130,7 +128,7 @@ def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:
     slots = _slots(hosts)
     port = None
     if cluster.rank == 0:
-        port = _serve(LOOPBACK if hosts[0] == LOOPBACK else "", slots)
+        port = horovod_store.serve(hosts[0], slots).server_port
     port = group.broadcast("horovod/port", port)
     mine = slots[cluster.rank]
     environment = {
@@ -173,13 +171,6 @@ def _way_to(address: str) -> Route:
             f"Horovod's rendezvous needs an IPv4 address of rank 0's host. Received: {address} ({error}). Set "
             "TFDIST_COORDINATOR=host:port to one, the same for every process."
         ) from error
-
-
-def _serve(interface: str, slots: list) -> int:
-    server = RendezvousHTTPServer((interface, 0), RendezvousHandler, 0)
-    server.init(slots)
-    threading.Thread(target=server.serve_forever, name="horovod-rendezvous", daemon=True).start()
-    return server.server_address[1]
 
 
 def _slots(hosts: list[str]) -> list:

@@ -3,11 +3,11 @@
 import contextlib
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
+from tfdist.coordination import horovod_store
 from tfdist.errors import InputError
 from tfdist.launcher.placement import Placement, Rank
 
@@ -41,24 +41,13 @@ def _serve_rendezvous(placement: Placement) -> Iterator[int]:
     """Runs Horovod's rendezvous server. It uses no token: like the engine itself, it requires a trusted network."""
     try:
         from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
-        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
     except ImportError as error:
         raise InputError(
             f"--launcher=horovod needs Horovod. Received: {error}. Run `python -m tfdist.install_horovod`."
         ) from error
-    host = placement.hosts[0] if len(placement.hosts) == 1 else ""
-    server = RendezvousHTTPServer((host, 0), RendezvousHandler, 0)
-    server.daemon_threads = True
     hosts = [HostInfo(_node_name(node), len(ports)) for node, ports in enumerate(placement.ports)]
-    server.init(get_host_assignments(hosts, placement.size, placement.size))
-    thread = threading.Thread(target=server.serve_forever, name="horovod-rendezvous", kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with horovod_store.served(placement.hosts[0], get_host_assignments(hosts, placement.size, placement.size)) as port:
+        yield port
 
 
 def _horovod(placement: Placement, port: int, rank: Rank) -> dict[str, str]:

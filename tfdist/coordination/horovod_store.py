@@ -1,0 +1,107 @@
+"""Horovod's rendezvous server, which stores the addresses of ranks, with limits: nobody has to show a token to use it."""
+
+import contextlib
+import errno
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from http.server import HTTPServer
+
+LARGEST_VALUE = 1 << 20  # bytes; a rank's addresses for all others
+LONGEST_NAME = 256  # characters of a scope or a key
+MOST_CONNECTIONS = 256  # that are served at the same time; others are closed
+_KEYS = 10_000  # beside a hundred of each rank
+
+
+def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
+    """Serves the rendezvous of a job, in threads of this process, until the server is shut down or the process ends.
+
+    Args:
+      host: address of this host at which the ranks reach it. Nothing else is listened at, unless it is that of a gateway.
+      slots: the ranks, as `horovod.runner.common.util.hosts.get_host_assignments` returns them.
+
+    Returns:
+      The server, whose `server_port` is the port.
+
+    Raises:
+      ImportError: Horovod is not installed.
+    """
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    most = _KEYS + 100 * len(slots)
+
+    class Handler(RendezvousHandler):
+        def do_PUT(self) -> None:
+            if not self._has_names():
+                return
+            size = self.headers.get("Content-Length", "")
+            if not size.isdecimal() or len(size) > 9 or int(size) > LARGEST_VALUE:
+                self.send_status_code(413)
+                return
+            with self.server.cache_lock:
+                stored = sum(map(len, self.server.cache.values()))
+            if stored >= most:
+                self.send_status_code(507)
+                return
+            super().do_PUT()
+
+        def do_GET(self) -> None:
+            if self._has_names():
+                super().do_GET()
+
+        def do_DELETE(self) -> None:
+            if self._has_names():
+                super().do_DELETE()
+
+        def _has_names(self) -> bool:
+            """Returns whether the path is /SCOPE/KEY; otherwise answers that it is not."""
+            names = self.path.split("/")
+            if len(names) == 3 and all(len(name) <= LONGEST_NAME for name in names):
+                return True
+            self.send_status_code(400)
+            return False
+
+    class Server(RendezvousHTTPServer):
+        daemon_threads = True
+
+        def __init__(self, address: tuple[str, int]):
+            super().__init__(address, Handler, 0)
+            self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            if self._places.acquire(blocking=False):
+                super().process_request(request, client_address)
+            else:
+                self.shutdown_request(request)
+
+        def process_request_thread(self, request: Any, client_address: Any) -> None:
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                self._places.release()
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """Ignores a connection that breaks, as of a stranger."""
+
+    try:
+        server = Server((host, 0))
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        server = Server(("", 0))
+    server.init(slots)
+    threading.Thread(target=server.serve_forever, name="horovod-rendezvous", args=(0.05,), daemon=True).start()
+    return server
+
+
+@contextlib.contextmanager
+def served(host: str, slots: Sequence[Any]) -> Iterator[int]:
+    """Yields the port of a rendezvous that is served until the context exits; see `serve`."""
+    server = serve(host, slots)
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
