@@ -3,8 +3,10 @@
 import contextlib
 import io
 import logging
+import os
+import pathlib
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -37,8 +39,21 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def full(path) -> None:
-    path.symlink_to("/dev/full")
+@pytest.fixture
+def full(monkeypatch) -> Callable[[pathlib.Path], None]:
+    """Returns a function that leaves no room for a file: what is opened in its place is /dev/full."""
+    paths: set[str] = set()
+    true = os.open
+
+    def opened(path, flags, *arguments, **named):
+        if str(path) not in paths:
+            return true(path, flags, *arguments, **named)
+        return true("/dev/full", os.O_WRONLY)
+
+    monkeypatch.setattr("tfdist.storage.file_system.os.open", opened)
+    monkeypatch.setattr("tfdist.storage.file_system.stat.S_ISREG", lambda mode: True)
+    monkeypatch.setattr("tfdist.storage.file_system.os.replace", lambda source, target: None)
+    return lambda path: paths.add(str(path))
 
 
 def test_the_line_has_the_file_the_cause_and_the_remedy():
@@ -90,7 +105,7 @@ def test_a_ledger_that_cannot_be_made_durable(tmp_path, monkeypatch):
     file.close()
 
 
-def test_metrics(tmp_path):
+def test_metrics(tmp_path, full):
     full(tmp_path / "metrics.jsonl")
     reporter = MetricsFile(tmp_path / "metrics.jsonl")
     with pytest.raises(WriteError, match="metrics.jsonl: No space left on device"):
@@ -109,7 +124,7 @@ def test_tensorboard(tmp_path):
         reporter.close("failed")
 
 
-def test_curves(tmp_path):
+def test_curves(tmp_path, full):
     full(tmp_path / "curves.png.partial")
     reporter = CurvesReporter(tmp_path / "curves.png")
     reporter.record(RECORD)
@@ -117,7 +132,7 @@ def test_curves(tmp_path):
         reporter.close("done")
 
 
-def test_all_are_closed_when_one_is_full(tmp_path):
+def test_all_are_closed_when_one_is_full(tmp_path, full):
     directory = RunDirectory.create(tmp_path / "run", flags="", hosts=["alpha"])
     full(directory.path / "curves.png.partial")
     stream = io.StringIO()
@@ -128,7 +143,7 @@ def test_all_are_closed_when_one_is_full(tmp_path):
     assert "run ended: not finite" in stream.getvalue()
 
 
-def test_a_log_says_once_that_it_misses_lines(tmp_path, capsys):
+def test_a_log_says_once_that_it_misses_lines(tmp_path, full, capsys):
     full(tmp_path / "rank-1.log")
     with log.setup(1, tmp_path / "rank-1.log"):
         for _ in range(3):
@@ -136,7 +151,7 @@ def test_a_log_says_once_that_it_misses_lines(tmp_path, capsys):
     assert capsys.readouterr().err == f"{tmp_path}/rank-1.log lacks lines from here on: No space left on device.\n"
 
 
-def test_a_log_says_nothing_where_the_error_does(tmp_path, capsys):
+def test_a_log_says_nothing_where_the_error_does(tmp_path, full, capsys):
     full(tmp_path / "rank-1.log")
     with pytest.raises(WriteError), log.setup(1, tmp_path / "rank-1.log"), must_write("a"):
         raise OSError(28, "No space left on device")
