@@ -68,26 +68,6 @@ def test_device_iterators_have_no_thread_that_tunes(mirrored2):
     assert tuned(mirrored2.distribute(lambda replicas, size: tf.data.Dataset.range(4))) == [False, False]
 
 
-def test_keras_sums_gradients_over_replicas_unless_it_is_switched_off(mirrored2):
-    def weight_after_a_step(off):
-        with mirrored2.scope():
-            variable = keras.Variable([0.0, 0.0])
-            optimizer = keras.optimizers.SGD(1.0)
-            optimizer.build([variable])
-        if off:
-            keras_internals.disable_gradient_aggregation(optimizer)
-        tf.function(lambda: mirrored2.run(lambda: optimizer.apply([tf.constant([1.0, 2.0])], [variable])))()
-        return [value.numpy().tolist() for value in mirrored2.local(variable.value)]
-
-    assert weight_after_a_step(off=False) == [[-2.0, -4.0]] * 2
-    assert weight_after_a_step(off=True) == [[-1.0, -2.0]] * 2
-    # The replaced function takes pairs of gradient and variable, and returns a list of pairs.
-    original = keras.optimizers.SGD()._all_reduce_sum_gradients
-    assert list(inspect.signature(original).parameters) == ["grads_and_vars"]
-    pair = (tf.constant(1.0), keras.Variable(1.0))
-    assert [tuple(p) for p in original([pair])] == [pair]
-
-
 def test_flat_losses_of_one_output():
     [flat] = keras_internals.flat_losses(built())
     assert flat.path == ()
@@ -249,36 +229,6 @@ def test_variables_are_born_when_told():
     assert isinstance(keras.Variable([1.0]).value, tf.Variable)  # unchanged outside the context
 
 
-def test_slots_have_the_layout_of_their_variable():
-    variable = keras.Variable([1.0])
-    keras_internals.set_layout(variable, "a layout")
-    adam = keras.optimizers.Adam()
-    adam.build([variable])
-    assert [keras_internals.layout_of(v) for v in adam.variables] == [None, None, "a layout", "a layout"]
-
-
-@pytest.mark.parametrize(
-    "optimizer", ["sgd", "adamw", "adafactor", "lion", "rmsprop", "nadam", "adamax", "adagrad", "ftrl"]
-)
-def test_an_update_without_effects_is_the_update(optimizer):
-    def updated(pure):
-        variable = keras.Variable([1.0, -2.0])
-        made = keras.optimizers.get(optimizer)
-        made.build([variable])
-        gradient = tf.constant([0.5, 0.25])
-        if not pure:
-            made.apply([gradient], [variable])
-            return np.array(variable)
-        before = [(v, tf.convert_to_tensor(v.value)) for v in (variable, *made.variables)]
-        with keras_internals.updates_without_effects(), keras.StatelessScope(before) as scope:
-            made.apply([gradient], [variable])
-        np.testing.assert_array_equal(variable, [1.0, -2.0])
-        assert int(made.iterations) == 0
-        return np.array(scope.get_current_value(variable))
-
-    np.testing.assert_allclose(updated(True), updated(False), rtol=1e-6)
-
-
 def test_masks_go_along_through_a_place():
     tensor, other = tf.ones([2]), tf.ones([2])
     keras_internals.set_mask_and_logits(other, tf.constant([True, False]), None)
@@ -369,35 +319,3 @@ def test_a_step_is_traced_without_effects():
     assert seen and all(isinstance(shape, list) for shape in seen[0])
     after = [np.array(v) for v in (*model.variables, *keras_internals.metric_variables(model))]
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
-
-
-def test_the_variables_that_an_optimizer_was_built_for():
-    model = built()
-    assert [v.path for v in keras_internals.trained_by(model.optimizer)] == [v.path for v in model.trainable_variables]
-    assert keras_internals.trained_by(keras.optimizers.SGD()) == []
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "count"),
-    [
-        (keras.optimizers.SGD(momentum=0.9), 2),
-        (keras.optimizers.SGD(), 0),
-        (keras.optimizers.RMSprop(momentum=0.9), 2),
-        (keras.optimizers.Adam(), 0),
-    ],
-)
-def test_velocities_are_slots_of_the_gradients_times_rates(optimizer, count):
-    """After a step with a gradient of 1, they are as large as the rate, and not zero."""
-
-    def velocities(rate):
-        made = type(optimizer).from_config(optimizer.get_config() | {"learning_rate": rate})
-        variables = [keras.Variable([1.0, 2.0]), keras.Variable([3.0])]
-        made.build(variables)
-        made.apply([tf.ones([2]), tf.ones([1])], variables)
-        return [slot.numpy() for slot in keras_internals.velocities_of(made)]
-
-    slots, doubled = velocities(0.1), velocities(0.2)
-    assert [slot.shape for slot in slots] == [(2,), (1,)][:count]
-    for slot, twice in zip(slots, doubled, strict=True):
-        assert np.all(slot != 0)
-        np.testing.assert_allclose(twice, 2 * slot, rtol=1e-6)
