@@ -1,5 +1,6 @@
 """Four logical CPU devices for the test process, and the strategies that tests share."""
 
+import gc
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -66,6 +67,14 @@ def mirrored2() -> Strategy:
 def mirrored4() -> Strategy:
     """A strategy with four replicas in this process."""
     return tfdist.load_strategy("mirrored", devices=4, environment={})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collected() -> Iterator[None]:
+    """Exempts what a module leaves behind from later collections: TensorFlow keeps every graph that has a condition in it."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

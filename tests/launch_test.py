@@ -1,126 +1,24 @@
 """The launcher as started by users, with real processes and signals."""
 
 import json
-import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import psutil
 import pytest
 
-from tfdist.coordination.addresses import LOOPBACK, free_port
+from tests.launcher.launching import BEHIND_RANK_1, DEADLINE, Launches, member, python
 
 pytestmark = pytest.mark.processes
 
-DEADLINE = 20.0
-MEMBER = """
-import os, sys, time
-from tfdist.cluster.environment import from_tf_config
-from tfdist.coordination import join, watch
-cluster = from_tf_config(os.environ)
-if cluster.rank in {absent}:
-    time.sleep(1000)
-group = join(cluster)
-with watch(group, cluster):
-    assert group.gather("ranks", cluster.rank) == list(range(cluster.size))
-    {body}
-"""
-BEHIND_RANK_1 = "if rank == 0:\n    while not os.path.exists('up'): time.sleep(0.01)\n    "
-
-
-class Launch:
-    """A launcher under test."""
-
-    def __init__(
-        self, directory: pathlib.Path, mark: str, flags: tuple[str, ...], command: tuple[str, ...], **variables
-    ):
-        environment = {**os.environ, "MARK": mark, **variables}
-        self.began = time.monotonic()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tfdist.launch", *flags, "--", *command],
-            cwd=directory,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.out = self.err = ""
-
-    def wait(self) -> int:
-        self.out, self.err = self.process.communicate(timeout=DEADLINE)
-        print(self.out, self.err, sep="\n--- stderr\n")  # shown by pytest if the test fails
-        return self.process.returncode
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
-
-    @property
-    def said(self) -> list[str]:
-        return [line for line in self.err.splitlines() if line.startswith("tfdist.launch: ")]
-
-    def read_line(self) -> str:
-        assert self.process.stdout
-        return self.process.stdout.readline()
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    """Returns the running processes that a test has started, directly or indirectly."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
-
 
 @pytest.fixture
-def mark() -> Iterator[str]:
-    """Marks a test's processes by an environment variable; asserts that none is left running."""
-    text = uuid.uuid4().hex
-    yield text
-    end = time.monotonic() + 1.0
-    while marked(text) and time.monotonic() < end:
-        time.sleep(0.01)
-    left = marked(text)
-    for process in left:
-        process.kill()
-    assert not left
-
-
-@pytest.fixture
-def launch(tmp_path: pathlib.Path, mark: str) -> Iterator[Callable[..., Launch]]:
-    started = []
-
-    def create(*command: str, flags: tuple[str, ...] = (), **variables: str) -> Launch:
-        started.append(Launch(tmp_path, mark, flags, command, **variables))
-        return started[-1]
-
-    yield create
-    for one in started:
-        one.process.kill()
-        one.process.communicate(timeout=DEADLINE)
-
-
-def python(body: str) -> tuple[str, ...]:
-    rank = "rank = json.loads(os.environ['TF_CONFIG'])['task']['index']"
-    return sys.executable, "-c", f"import json, os, sys, time\n{rank}\n{body}"
-
-
-def member(body: str = "", absent: tuple[int, ...] = ()) -> tuple[str, ...]:
-    return sys.executable, "-c", MEMBER.format(body=body or "pass", absent=absent)
-
-
-def free_address() -> str:
-    return f"{LOOPBACK}:{free_port()}"
+def launch(tmp_path: pathlib.Path) -> Iterator[Launches]:
+    with Launches(tmp_path) as launches:
+        yield launches
 
 
 def test_every_rank_gets_its_place_and_its_lines_and_its_log(launch, tmp_path):
@@ -171,7 +69,7 @@ def test_one_that_fails_ends_all_and_gives_its_code(launch, code):
     assert one.said[-1].endswith("rank-1.log")
 
 
-def test_one_that_ignores_the_wish_is_killed_within_five_seconds(launch, mark):
+def test_one_that_ignores_the_wish_is_killed_within_five_seconds(launch):
     body = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\nopen('up', 'w').close()"
     one = launch(*python(f"{BEHIND_RANK_1}os.kill(os.getpid(), 9)\n{body}\ntime.sleep(1000)"))
     assert one.read_line() == "[1] deaf\n"
@@ -232,12 +130,12 @@ def test_a_second_signal_kills(launch):
     assert time.monotonic() - began < 5.0
 
 
-def test_a_launcher_that_is_killed_leaves_nobody(launch, mark):
+def test_a_launcher_that_is_killed_leaves_nobody(launch):
     one = launch("sh", "-c", "sleep 1000 & echo ready; wait")
     assert {one.read_line(), one.read_line()} == {"[0] ready\n", "[1] ready\n"}
-    assert len(marked(mark)) >= 6  # launcher, reaper, two shells, two grandchildren
+    assert len(launch.running()) >= 6  # launcher, reaper, two shells, two grandchildren
     one.process.kill()
-    one.wait()  # the fixture `mark` checks for remaining processes
+    one.wait()  # the fixture checks for remaining processes
 
 
 def test_output_that_nobody_reads_ends_the_job(launch):
@@ -272,117 +170,6 @@ def test_bad_input_is_one_line_and_code_2(launch, flags, command, message):
     one = launch(*command, flags=flags)
     assert one.wait() == 2
     assert message in one.said[-1] and len(one.err.splitlines()) == len(one.said)
-
-
-def two_nodes(launch, *command, processes=("1", "1"), flags=()):
-    coordinator = free_address()
-    return [
-        launch(
-            *command,
-            flags=(f"--processes={n}", "--nodes=2", f"--node_rank={node}", f"--coordinator={coordinator}", *flags),
-        )
-        for node, n in enumerate(processes)
-    ]
-
-
-def test_several_hosts_make_one_job(launch, tmp_path):
-    body = "print(group.gather('pids', os.getpid()) and os.environ['TF_CONFIG'])"
-    nodes = two_nodes(launch, *member(body), processes=("2", "1"))
-    assert [one.wait() for one in nodes] == [0, 0]
-    assert sorted(line[:3] for one in nodes for line in one.out.splitlines()) == ["[0]", "[1]", "[2]"]
-    configs = {json.dumps(json.loads(line[4:])["cluster"]) for one in nodes for line in one.out.splitlines()}
-    assert len(configs) == 1
-    assert len(list(tmp_path.glob("runs/*/rank-?.log"))) == 3
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_failure_on_one_host_ends_all_with_its_code(launch, victim):
-    body = f"if rank == {victim}: time.sleep(0.5); sys.exit(3)\ntime.sleep(1000)"
-    nodes = two_nodes(launch, *python(body))
-    assert [one.wait() for one in nodes] == [3, 3]
-    assert f"rank {victim} ended with code 3" in nodes[victim].said[-1]
-    assert f"node {victim} is lost: ended with code 3 (loss not finite): rank {victim}" in nodes[1 - victim].said[-1]
-    assert max(one.seconds for one in nodes) < 6.0
-
-
-def test_the_other_hosts_hear_of_a_failure_before_its_last_process_has_ended(launch):
-    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    nodes = two_nodes(
-        launch,
-        *python(f"if rank == 1: {deaf}\ntime.sleep(1)\nif rank == 0: sys.exit(3)\ntime.sleep(1000)"),
-        processes=("2", "1"),
-    )
-    assert nodes[1].wait() == 3
-    assert nodes[0].process.poll() is None
-    assert nodes[0].wait() == 3
-
-
-def test_a_host_that_is_done_waits_for_the_others(launch):
-    nodes = two_nodes(launch, *python("if rank == 1: time.sleep(1); sys.exit(3)"))
-    assert [one.wait() for one in nodes] == [3, 3]
-    assert "rank 1 ended with code 3" in nodes[0].said[-1]
-
-
-def test_a_launcher_that_dies_ends_the_other(launch):
-    nodes = two_nodes(launch, *python("print('ready', flush=True); time.sleep(1000)"))
-    assert [one.read_line() for one in nodes] == ["[0] ready\n", "[1] ready\n"]
-    nodes[1].process.kill()
-    assert nodes[0].wait() == 5
-    assert "node 1 is lost: its connection closed without a goodbye" in nodes[0].said[-1]
-
-
-def test_a_host_that_does_not_come_is_named(launch):
-    flags = ("--nodes=3", f"--coordinator={free_address()}", "--start_timeout_seconds=4")
-    nodes = [launch("true", flags=(*flags, f"--node_rank={node}")) for node in (0, 2)]
-    assert [one.wait() for one in nodes] == [5, 5]
-    for one in nodes:
-        assert one.said[-1] == "tfdist.launch: node 1 did not reach 'start' within 4 s (never connected: node 1)."
-
-
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_waiting_for_other_hosts_can_be_interrupted(launch, number, code):
-    address = free_address()
-    one = launch("true", flags=("--nodes=2", f"--coordinator={address}"))
-    host, port = address.split(":")
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
-        with socket.socket() as probe:
-            if probe.connect_ex((host, int(port))) == 0:
-                break
-    began = time.monotonic()
-    one.process.send_signal(number)
-    assert one.wait() == code
-    assert time.monotonic() - began < 2.0
-
-
-def test_a_coordinator_that_does_not_answer_is_named(launch):
-    address = free_address()
-    one = launch(
-        "true", flags=("--nodes=2", "--node_rank=1", f"--coordinator={address}", "--start_timeout_seconds=0.5")
-    )
-    assert one.wait() == 5
-    assert one.said == [f"tfdist.launch: node 0 did not answer at {address} within 0.5 s (Connection refused)."]
-
-
-def test_a_coordinators_port_in_use_is_bad_input(launch):
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        address = f"127.0.0.1:{held.getsockname()[1]}"
-        one = launch("true", flags=("--nodes=2", f"--coordinator={address}"))
-        assert one.wait() == 2
-    assert one.said == [
-        f"tfdist.launch: The group must be served at {address}. Received: port in use. "
-        "Choose another --coordinator, the same on every host."
-    ]
-
-
-def test_a_wrong_token_is_refused(launch):
-    address = free_address()
-    flags = ("--nodes=2", f"--coordinator={address}", "--start_timeout_seconds=2")
-    nodes = [
-        launch("true", flags=(*flags, f"--node_rank={node}"), TFDIST_TOKEN=token) for node, token in enumerate("ab")
-    ]
-    assert [one.wait() for one in nodes] == [5, 2]
-    assert "Give all processes of a job the same TFDIST_TOKEN" in nodes[1].said[-1]
 
 
 HOROVOD = """

@@ -14,7 +14,7 @@ from absl import flags
 
 from tfdist.cli import command
 from tfdist.errors import InputError
-from tfdist.launcher import job_runner, signals
+from tfdist.launcher import job_runner, network_namespace, signals
 from tfdist.launcher.engine_environment import ENGINES
 from tfdist.launcher.job import Job
 from tfdist.launcher.restarts import MAX_EARLY_FAILURES, MAX_LATER_FAILURES
@@ -28,6 +28,11 @@ _HELP = {
     "node_rank": "Rank of this host, from 0 to --nodes - 1.",
     "coordinator": "HOST:PORT on which the launcher of node 0, or of one host of an elastic job, listens. The same "
     "on every host.",
+    "token_file": "File with the token that the launchers of several hosts share, if TFDIST_TOKEN is not set. Its mode must be "
+    "0600.",
+    "insecure": "Run a job over several hosts without a token: anyone who can reach the coordinator can join it.",
+    "isolate": "Run a job on one host in a network namespace of its own (Linux), where nobody else can reach its ports, and "
+    "which leads nowhere.",
     "start_timeout_seconds": "Seconds to wait for the launchers of the other hosts, and for ranks that do not start.",
     "log_dir": "Directory for the output of each rank, rank-N.log. Defaults to a new directory under runs/.",
     "grace_seconds": "Seconds that processes may take to save and exit when this command receives SIGTERM or Ctrl-C.",
@@ -44,6 +49,7 @@ _HELP = {
     "elastic_timeout_seconds": "For an elastic job: seconds to wait while fewer than MIN processes can run. 0 waits forever.",
 }
 _DEFINE = {
+    bool: flags.DEFINE_boolean,
     int: flags.DEFINE_integer,
     float: flags.DEFINE_float,
     str: flags.DEFINE_string,
@@ -73,6 +79,8 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
         raise InputError("The command to start must follow: tfdist.launch --processes=2 -- python -m tfdist.train ...")
     said: dict[str, Any] = {field.name: values[field.name].value for field in _FIELDS}
     job = Job(**said | parse_processes(said["processes"]))
+    if job.isolate:
+        network_namespace.enter()
     outcome = job_runner.run(job, lambda rank: arguments, os.environ, interrupts=signals.received(), say=_say)
     if outcome.code:
         _say(f"{outcome.reason}." + (f" Its log: {outcome.log}" if outcome.log else ""))

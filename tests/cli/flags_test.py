@@ -24,15 +24,15 @@ NAMES = """
     clip_norm clip_value commit_dir commit_every communication
     compression compression_check_every compression_max_error compression_min_bytes coordinator data_dir dataset
     decay devices dry_run elastic_batch
-    epochs eval_every intra_op_threads jit_compile keep layout learning_rate log_every loss loss_scale
+    epochs eval_every insecure intra_op_threads jit_compile keep layout learning_rate log_every loss loss_scale
     lr_scaling max_skipped_steps measure_every mesh_shape metrics model momentum_correction optimizer output_dir precision
     profile_steps recompute resume seed shard shard_axis shard_min_elements stall_shutdown_seconds
-    stall_warning_seconds start_timeout_seconds steps steps_per_call strategy tpu warmup_start warmup_steps
+    stall_warning_seconds start_timeout_seconds steps steps_per_call strategy token_file tpu warmup_start warmup_steps
 """.split()
 RUN_NAMES = """
     accumulate_steps batch_norm bucket_mb check_first_batch clip_norm clip_value communication compression
-    compression_min_bytes coordinator devices intra_op_threads jit_compile loss_scale max_skipped_steps precision
-    recompute seed stall_shutdown_seconds start_timeout_seconds steps_per_call strategy
+    compression_min_bytes coordinator devices insecure intra_op_threads jit_compile loss_scale max_skipped_steps precision
+    recompute seed stall_shutdown_seconds start_timeout_seconds steps_per_call strategy token_file
 """.split()
 
 

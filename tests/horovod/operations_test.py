@@ -127,6 +127,13 @@ def test_odd_shapes(ranks):
         assert rank["constants"] == [[[n, n], [1] * n, 0.0]] * 2
 
 
+def test_objects_are_signed(ranks):
+    """What another job's process has pickled is not unpickled."""
+    unsigned = "InputError: An object of another rank must be signed with this job's token. Received: another signature"
+    assert [rank["altered object"].startswith(unsigned) for rank in ranks] == [True] * (len(ranks) - 1) + [False]
+    assert all(rank["altered objects"].startswith(unsigned) for rank in ranks)
+
+
 def test_adasum(ranks):
     """For (3, 4) and (0, 2), whose product is 8, the result is (1 - 8 / 50) (3, 4) + (1 - 8 / 8) (0, 2)."""
     for rank in ranks:

@@ -15,6 +15,7 @@ import tensorflow as tf
 import tfdist.horovod as hvd
 from tests.horovod import drop_in_worker
 from tfdist.errors import TfdistError
+from tfdist.horovod import process
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 REDUCED = ("uint8", "int8", "int32", "int64", *FLOATS)
@@ -113,6 +114,11 @@ def shapes(rank: int, size: int) -> None:
         "objects",
         [str(hvd.allgather_object({"rank": rank})), str(hvd.broadcast_object([rank, "x"] if rank else None, 1))],
     )
+    key = process.engine().object_key
+    process.engine().object_key = "another job's" if rank == size - 1 else key
+    note("altered object", refused(lambda: hvd.broadcast_object(rank, size - 1)))
+    note("altered objects", refused(lambda: hvd.allgather_object(rank)))
+    process.engine().object_key = key
     variables = [
         tf.Variable([1.0 + rank]),
         tf.Variable(rank),

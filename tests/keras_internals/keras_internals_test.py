@@ -1,7 +1,5 @@
 """One test for each private API of Keras and TensorFlow that is used: if a new version changes one, its test fails."""
 
-import inspect
-
 import keras
 import numpy as np
 import pytest

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.processes
         ({"node_rank": 1}, "--node_rank must be in [0, --nodes=1). Received: 1."),
         ({"node_rank": -1, "nodes": 2}, "--node_rank must be in [0, --nodes=2). Received: -1."),
         ({"nodes": 2}, "--nodes=2 needs --coordinator=HOST:PORT"),
+        ({"isolate": True, "nodes": 2, "coordinator": "host:1"}, "Received: --nodes=2"),
+        ({"isolate": True, "coordinator": "host:1"}, "--isolate is for a job on one host"),
         ({"coordinator": "host"}, '--coordinator must be host:port. Received: "host".'),
         ({"start_timeout_seconds": 0.0}, "--start_timeout_seconds must be positive. Received: 0."),
         ({"grace_seconds": -1.0}, "--grace_seconds must not be negative. Received: -1."),

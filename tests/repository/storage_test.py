@@ -7,8 +7,9 @@ from tests.repository.architecture_test import TREES
 
 OF_ONE_MACHINE = {
     "tfdist.storage": "the implementation for file systems",
-    "tfdist.launcher": "a launcher's own logs, progress files, outcomes and in-memory directories",
+    "tfdist.launcher": "a launcher's own logs, progress files, outcomes, in-memory directories and namespaces",
     "tfdist.process": "progress files, and what the kernel says of the machine",
+    "tfdist.coordination.job_token": "secrets, whose owner and mode matter",
     "tfdist.data": "a user's data sets",
     "tfdist.cluster.affinity": "what the kernel says of the machine",
     "tfdist.run": "a user's program",

@@ -15,6 +15,7 @@ from tfdist.cluster.environment import Cluster
 from tfdist.config.conflicts import check_strategy
 from tfdist.config.fields import names
 from tfdist.coordination import Group, watch
+from tfdist.coordination.job_token import FILE_VARIABLE, INSECURE_VARIABLE
 from tfdist.distribution.factory import declaration, start, strategy_class
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection, detect
@@ -39,15 +40,15 @@ class Opened(NamedTuple):
 def choose(config: Any, environment: Mapping[str, str] = os.environ) -> Detection:
     """Chooses the strategy, and determines this process's place in the job."""
     gpus = len(tf.config.list_physical_devices("GPU"))
-    if config.coordinator:
-        environment = {**environment, "TFDIST_COORDINATOR": config.coordinator}
+    environment = _with_flags(environment, config)
     return detect(environment, config.strategy, config.devices or max(gpus, 1), declaration(config.strategy))
 
 
 def load(config: Any) -> Strategy:
     """Starts the strategy of a configuration, for a program that uses it until its end."""
     detection = choose(config)
-    return start(detection, config.start_timeout_seconds, os.environ, _options(config, detection.strategy))
+    environment = _with_flags(os.environ, config)
+    return start(detection, config.start_timeout_seconds, environment, _options(config, detection.strategy))
 
 
 @contextmanager
@@ -65,7 +66,7 @@ def opened_strategy(config: Any, end_timeout_seconds: float = math.inf) -> Itera
     # Checks the rules between flags that depend on the strategy before anything starts.
     config = dataclasses.replace(config, strategy=detection.strategy)
     check_strategy(config, declaration(detection.strategy))
-    options = _options(config, detection.strategy)
+    options, environment = _options(config, detection.strategy), _with_flags(os.environ, config)
     # Failure detection begins with the group, because an engine may wait forever at startup for a peer that is lost
     # meanwhile.
     with ExitStack() as watching:
@@ -73,7 +74,7 @@ def opened_strategy(config: Any, end_timeout_seconds: float = math.inf) -> Itera
         def watch_over(group: Group, cluster: Cluster) -> None:
             watching.enter_context(watch(group, cluster))
 
-        strategy = start(detection, config.start_timeout_seconds, os.environ, options, watch_over)
+        strategy = start(detection, config.start_timeout_seconds, environment, options, watch_over)
         per_process = names(config, "per_process")
         shared = {f"--{k}": v for k, v in dataclasses.asdict(config).items() if k not in per_process}
         strategy.group.agree("flags", shared)
@@ -92,6 +93,16 @@ def _ending_together(group: Group, seconds: float) -> Iterator[None]:
         group.barrier("end", deadline=seconds)
         raise
     group.barrier("end", deadline=seconds)
+
+
+def _with_flags(environment: Mapping[str, str], config: Any) -> Mapping[str, str]:
+    """Returns the environment with the variables that flags replace."""
+    flags = {
+        "TFDIST_COORDINATOR": config.coordinator,
+        FILE_VARIABLE: config.token_file,
+        INSECURE_VARIABLE: "1" if config.insecure else "",
+    }
+    return {**environment, **{name: value for name, value in flags.items() if value}}
 
 
 def _options(config: Any, strategy: str) -> dict[str, Any]:

@@ -32,6 +32,20 @@ class JobConfig(JobOptions):
         check=address_text,
         training_only=True,
     )
+    token_file: str = flag_field(
+        "",
+        DEVICES,
+        "File with the token that the processes of a job over several hosts share, if TFDIST_TOKEN is not set. Its mode must "
+        "be 0600.",
+        per_process=True,
+        training_only=True,
+    )
+    insecure: bool = flag_field(
+        False,
+        DEVICES,
+        "Run a job over several hosts without a token: anyone who can reach the coordinator can join it.",
+        training_only=True,
+    )
     start_timeout_seconds: float = flag_field(
         120.0, DEVICES, "Seconds to wait for the other processes at start-up.", least=1
     )

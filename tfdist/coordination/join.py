@@ -1,19 +1,18 @@
 """How a process of a job joins the job's group."""
 
-import hashlib
 import os
 from collections.abc import Mapping
 
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination.addresses import LOOPBACK, join_address, listen, split_address
 from tfdist.coordination.group import LAUNCHER, Group
+from tfdist.coordination.job_token import job_token
 from tfdist.coordination.local import LocalGroup
 from tfdist.coordination.remote import RemoteGroup
 from tfdist.coordination.server import Server
 from tfdist.errors import InputError, TfdistError
 
 ADDRESS_VARIABLE = "TFDIST_GROUP"  # host:port at which a launcher serves the group
-TOKEN_VARIABLE = "TFDIST_TOKEN"
 
 
 def join(
@@ -30,19 +29,21 @@ def join(
 
     Args:
       cluster: rank, size and addresses of this job's processes.
-      token: token that all members must present; by default TFDIST_TOKEN, or else a hash of the cluster's addresses. The
-        hash separates the processes of two jobs but is no secret: set TFDIST_TOKEN on a shared network.
+      token: secret of all members; by default the job's, see `job_token`.
       start_timeout: seconds from this call until all ranks must have joined.
-      environment: where TFDIST_GROUP and TFDIST_TOKEN are looked up.
+      environment: where TFDIST_GROUP and the job's token are looked up.
 
     Raises:
       PeerLostError: ranks did not join in time; the message names them.
-      InputError: rank 0 cannot listen at the coordinator address, or the group refused this process.
+      InputError: there is no token for a job over several hosts, rank 0 cannot listen at the coordinator address, or the group
+        refused this process.
     """
     if cluster.size == 1:
         return LocalGroup()
-    token = token or environment.get(TOKEN_VARIABLE) or _fingerprint(cluster)
     launcher = environment.get(ADDRESS_VARIABLE)
+    token = token or job_token(
+        environment, launcher or _coordinator(cluster), _described(cluster), warns=cluster.rank == 0
+    )
     if launcher:
         group = RemoteGroup(
             launcher, rank=cluster.rank, size=cluster.size, token=token, timeout=start_timeout, server_rank=LAUNCHER
@@ -125,6 +126,5 @@ def _reachable(address: str) -> str:
     return join_address({"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host), port)
 
 
-def _fingerprint(cluster: Cluster) -> str:
-    described = "\n".join((*cluster.addresses, cluster.coordinator, str(cluster.size)))
-    return hashlib.sha256(described.encode()).hexdigest()
+def _described(cluster: Cluster) -> str:
+    return "\n".join((*cluster.addresses, cluster.coordinator, str(cluster.size)))

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 
 from tfdist.cluster.environment import Cluster
@@ -26,6 +28,7 @@ from tfdist.errors import InputError
 
 CHECK, SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 STALL_SECONDS = 600
+_LONGEST_ADDRESS = 512  # bytes of a host name and port, with room to spare
 SETTINGS = {
     # Horovod fuses tensors by arrival, which changes the order of summation between runs; our buckets are fixed.
     "HOROVOD_FUSION_THRESHOLD": "0",
@@ -115,8 +118,9 @@ def _with_coordinator(cluster: Cluster) -> Cluster:
     if cluster.size == 1:
         return cluster
     host = LOOPBACK if cluster.local_size == cluster.size else socket.gethostname()
-    address = join_address(host, free_port())
-    return dataclasses.replace(cluster, coordinator=hvd.broadcast_object(address, 0, name="group_address"))
+    address = np.frombuffer(join_address(host, free_port()).encode().ljust(_LONGEST_ADDRESS, b"\0"), np.uint8)
+    sent = hvd.broadcast(tf.constant(address), 0, name="group_address").numpy().tobytes()
+    return dataclasses.replace(cluster, coordinator=sent.rstrip(b"\0").decode())
 
 
 def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:

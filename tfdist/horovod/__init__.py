@@ -11,7 +11,7 @@ callbacks work. What does not work raises `InputError` and names the alternative
 `reducescatter`, Min, Max and Product are then composed of gathers: N times the bytes. Every rank must trace the same
 functions in the same order; each traced or eager call is first compared over the job's group.
 
-Objects (`broadcast_object`, `allgather_object`, elastic states) are sent pickled, only between the job's own ranks.
+Objects (`broadcast_object`, `allgather_object`, elastic states) are sent pickled, and signed with the job's token.
 """
 
 from typing import Any

@@ -49,6 +49,7 @@ class Engine(abc.ABC):
       cross_size: number of these hosts.
       is_homogeneous: whether every host has the same number of processes.
       group: control plane of the job's processes.
+      object_key: secret of the job's processes, which signs the objects that they exchange.
       collectives: collectives of all ranks, usable anywhere in this process, eagerly and in `tf.function`.
       reduces: dtypes that can be reduced.
       moves: dtypes that can be gathered, broadcast and exchanged.
@@ -63,6 +64,7 @@ class Engine(abc.ABC):
     cross_size: int
     is_homogeneous: bool = True
     group: Group
+    object_key: str
     collectives: Collectives
     reduces: frozenset[tf.DType]
     moves: frozenset[tf.DType]

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from tfdist.collectives import Collectives, OneReplica
 from tfdist.collectives.horovod import HorovodCollectives
 from tfdist.collectives.no_constant_folding import not_constant
 from tfdist.coordination import Group, LocalGroup, join
+from tfdist.coordination.addresses import LOOPBACK, join_address
+from tfdist.coordination.authentication import derived
+from tfdist.coordination.job_token import job_token
 from tfdist.distribution.horovod_rendezvous import start_elastic, start_horovod, start_through
 from tfdist.errors import InputError
 from tfdist.horovod.engine import CallId, Engine
@@ -44,10 +48,14 @@ class HorovodEngine(Engine):
         """
         self.size_changes = os.environ.get("HOROVOD_ELASTIC") == "1"
         if self.size_changes:
+            key = _key_without_group(is_local=False)
             start_elastic(**options)
             self.group = LocalGroup()  # members change with each reset, which no group supports
         else:
             self.group = self._started(group, joined, options)
+            is_local = hvd.local_size() == hvd.size()
+            key = self.group.token_for("objects") if self.group.size == hvd.size() else _key_without_group(is_local)
+        self.object_key = key
         self.rank, self.size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
         self.cross_rank, self.cross_size = hvd.cross_rank(), hvd.cross_size()
@@ -150,6 +158,16 @@ def _grouped_allreduce(*tensors: tf.Tensor, **options: Any) -> list[tf.Tensor]:
 
 def _grouped_allgather(*tensors: tf.Tensor, **options: Any) -> list[tf.Tensor]:
     return hvd.grouped_allgather(list(tensors), **options)
+
+
+def _key_without_group(is_local: bool) -> str:
+    """Returns the key of objects for ranks that have no group of their own.
+
+    Args:
+      is_local: whether all ranks are on this host; they also are if Horovod's rendezvous is on the loopback.
+    """
+    host = LOOPBACK if is_local else os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
+    return derived(job_token(os.environ, join_address(host, 1), "objects"), "objects")
 
 
 def _by_dtype(

@@ -109,6 +109,7 @@ class TensorFlowEngine(Engine):
             )
         self._strategy = strategy
         self.group = strategy.group
+        self.object_key = self.group.token_for("objects")
         self.collectives = EnteredCollectives(strategy)
         seconds = float(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS") or 600)
         self._agreement = Agreement(strategy.group, seconds or _FOR_EVER)

@@ -13,7 +13,8 @@ from tfdist.coordination import Group, Server
 from tfdist.coordination.addresses import join_address, listen, split_address
 from tfdist.coordination.authentication import nonce
 from tfdist.coordination.group import name_ranks
-from tfdist.coordination.join import ADDRESS_VARIABLE, TOKEN_VARIABLE
+from tfdist.coordination.job_token import TOKEN_VARIABLE
+from tfdist.coordination.join import ADDRESS_VARIABLE
 from tfdist.errors import ExitCode, exit_codes
 from tfdist.launcher import failure_counts, node_group
 from tfdist.launcher.child import Child, Task
@@ -85,7 +86,8 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
         tasks = _tasks(host, placement, variables, order)
         if is_first:
             host.say(f"{name_ranks([task.rank for task in tasks])} of {placement.size}, logs in {host.logs}")
-            if exposed := ENGINES[host.job.launcher].exposed:
+            exposed = ENGINES[host.job.launcher].exposed
+            if exposed and not host.job.isolate:
                 host.say(exposed)
         timeout = _StartTimeout(host.job.start_timeout_seconds, server)
         watched = Watched(

@@ -40,11 +40,11 @@ def opened(
             return
         listener = _listener(job.coordinator) if job.is_elastic and job.coordinator else None
         if job.is_elastic and job.coordinator and listener is None:
-            yield stack.enter_context(RemoteAgent(job, node_group.token(job.coordinator, environment)))
+            yield stack.enter_context(RemoteAgent(job, node_group.token(job, environment)))
             return
         hosts = stack.enter_context(Hosts(job.hosts, guard)) if job.hosts else None
         controller = JobController(job, say, listed=lambda: hosts.slots if hosts else None, launched=launched_now())
-        token = node_group.token(job.coordinator, environment) if listener else ""
+        token = node_group.token(job, environment) if listener else ""
         own = LocalController(
             job, controller, token
         )  # before remote launchers join, because the first one owns the job

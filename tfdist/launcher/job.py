@@ -22,6 +22,9 @@ class Job:
       node_rank: index of this launcher, in [0, nodes).
       coordinator: `host:port` of the launcher of node 0, or of the controlling launcher of an elastic job; only needed
         with several hosts.
+      token_file: file with the token that the launchers share, see `job_token`; empty to take it from the environment.
+      insecure: whether a job over several hosts may do without a token.
+      isolate: whether the processes run in a network namespace of their own.
       start_timeout_seconds: for all launchers to connect, and for all ranks to join, if they use tfdist.
       log_dir: directory of the ranks' logs; empty for a new one under runs/.
       grace_seconds: for the processes to save and end when the job is asked to end, before they are killed.
@@ -40,6 +43,9 @@ class Job:
     nodes: int = 1
     node_rank: int = 0
     coordinator: str = ""
+    token_file: str = ""
+    insecure: bool = False
+    isolate: bool = False
     start_timeout_seconds: float = 60.0
     log_dir: str = ""
     grace_seconds: float = 60.0
@@ -66,6 +72,11 @@ class Job:
                 raise InputError(f"--{name} must not be negative. Received: {getattr(self, name):g}.")
         if self.coordinator and not is_address(self.coordinator):
             raise InputError(f'--coordinator must be host:port. Received: "{self.coordinator}".')
+        if self.isolate and (self.nodes > 1 or self.coordinator):
+            raise InputError(
+                f"--isolate is for a job on one host, which no other host can reach then. Received: --nodes={self.nodes}, "
+                f'--coordinator="{self.coordinator}". Leave it out.'
+            )
         self._check_elastic() if self.is_elastic else self._check_fixed()
 
     @property

@@ -1,38 +1,31 @@
 """The group of launchers on a fixed number of hosts."""
 
 import contextlib
-import hashlib
-import logging
 from collections.abc import Iterator, Mapping
 
 from tfdist.coordination import Group
-from tfdist.coordination.addresses import LOOPBACK, split_address
-from tfdist.coordination.join import TOKEN_VARIABLE, serve_group, started
+from tfdist.coordination.job_token import FILE_VARIABLE, INSECURE_VARIABLE, job_token
+from tfdist.coordination.join import serve_group, started
 from tfdist.errors import PeerLostError
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
 
 FOREVER = float("inf")
 
-_log = logging.getLogger("tfdist.launch")
-
 
 @contextlib.contextmanager
 def launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
     """Yields the group of all launchers of a job, which node 0 serves at the coordinator's address.
 
-    Its token is TFDIST_TOKEN, to be set to the same value on all hosts. Without it, the token is a hash of the
-    coordinator's address, which separates jobs but protects nothing; a warning says so.
-
     Raises:
       PeerLostError: a launcher did not connect in time; the message names its node.
-      InputError: node 0 cannot listen there, or the token, --nodes or --node_rank differ.
+      InputError: node 0 cannot listen there, there is no token, or the token, --nodes or --node_rank differ.
     """
     group = serve_group(
         job.coordinator,
         rank=job.node_rank,
         size=job.nodes,
-        token=token(job.coordinator, environment),
+        token=token(job, environment),
         timeout=job.start_timeout_seconds,
         remedy="Choose another --coordinator, the same on every host.",
         noun="node",
@@ -64,15 +57,11 @@ def lost_launcher(group: Group) -> Outcome | None:
     return Outcome(PeerLostError.exit_code if loss.code is None else loss.code, str(loss)) if loss else None
 
 
-def token(coordinator: str, environment: Mapping[str, str]) -> str:
-    """Returns the token of the launchers' group; see `launchers`."""
-    if environment.get(TOKEN_VARIABLE):
-        return environment[TOKEN_VARIABLE]
-    if split_address(coordinator)[0] not in (LOOPBACK, "localhost", "::1"):
-        _log.warning(
-            "tfdist.launch: anyone who can reach %s can join this job: on a shared network, set %s to the same secret "
-            "on every host.",
-            coordinator,
-            TOKEN_VARIABLE,
-        )
-    return hashlib.sha256(coordinator.encode()).hexdigest()
+def token(job: Job, environment: Mapping[str, str]) -> str:
+    """Returns the token of the launchers' group.
+
+    Raises:
+      InputError: the coordinator is not on the loopback, and there is no token, or it cannot be used.
+    """
+    flags = {FILE_VARIABLE: job.token_file, INSECURE_VARIABLE: "1" if job.insecure else ""}
+    return job_token({**environment, **{name: value for name, value in flags.items() if value}}, job.coordinator)

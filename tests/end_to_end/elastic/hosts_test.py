@@ -16,6 +16,7 @@ pytestmark = pytest.mark.full
 
 DEADLINE_SECONDS = 120.0
 THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+TOKEN = {"TFDIST_TOKEN": "the token of this job"}
 TRAIN = (sys.executable, "-m", "tfdist.train", "--model=mlp(hidden=(8,))", "--dataset=digits", "--measure_every=0")
 
 
@@ -51,10 +52,24 @@ def test_processes_of_two_hosts_find_each_other(strategy: str, on_host: list[str
         '"{rank}"', "{rank}"
     )
     train = [*TRAIN, f"--strategy={strategy}", "--steps=20", f"--output_dir={tmp_path / 'run'}"]
-    with processes.job([*on_host, "env", f"TF_CONFIG={config}", *train], 2, THREADS) as job:
+    with processes.job([*on_host, "env", f"TF_CONFIG={config}", *train], 2, THREADS | TOKEN) as job:
         ends = job.wait(DEADLINE_SECONDS)
     assert [end.code for end in ends] == [0, 0], ends
     assert "after 20 steps" in ends[0].output
+
+
+@pytest.mark.parametrize("strategy", ["horovod", "multiworker"])
+def test_without_a_token_they_are_refused(strategy: str, on_host: list[str], tmp_path: pathlib.Path) -> None:
+    cluster = {"worker": ["10.77.0.1:12345", "10.77.0.2:12345"]}
+    config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": "{rank}"}}).replace(
+        '"{rank}"', "{rank}"
+    )
+    train = [*TRAIN, f"--strategy={strategy}", f"--output_dir={tmp_path / 'run'}"]
+    with processes.job([*on_host, "env", f"TF_CONFIG={config}", *train], 2, THREADS) as job:
+        ends = job.wait(DEADLINE_SECONDS)
+    assert [end.code for end in ends] == [2, 2], ends
+    assert all("A job over several hosts needs a secret token" in end.output.splitlines()[-1] for end in ends), ends
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_host_that_brings_other_flags_is_refused_and_the_job_goes_on(
@@ -79,7 +94,9 @@ def test_a_host_that_brings_other_flags_is_refused_and_the_job_goes_on(
             f"--output_dir={run}",
             *flags,
         ]
-        return processes.job([*there, sys.executable, "-m", "tfdist.launch", *elastic, "--", *train], 1, THREADS)
+        return processes.job(
+            [*there, sys.executable, "-m", "tfdist.launch", *elastic, "--", *train], 1, THREADS | TOKEN
+        )
 
     with launch(0) as first:
         first.wait_for(0, "step 10/", DEADLINE_SECONDS)

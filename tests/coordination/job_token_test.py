@@ -1,0 +1,154 @@
+"""The token of a job: where it comes from, and which jobs do not start without one."""
+
+import os
+import stat
+import threading
+
+import pytest
+
+from tfdist.coordination.job_token import given_token, job_token
+from tfdist.errors import InputError
+
+REMOTE, LOCAL = "node1.example.com:14000", "127.0.0.1:14000"
+SECRET = "a secret of the job"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "token"
+    path.write_text(f"{SECRET}\n")
+    path.chmod(0o600)
+    return path
+
+
+def test_the_variable_comes_before_the_file(file):
+    assert job_token({"TFDIST_TOKEN_FILE": str(file)}, REMOTE) == SECRET
+    assert job_token({"TFDIST_TOKEN_FILE": str(file), "TFDIST_TOKEN": "of the launcher of a job"}, REMOTE) == (
+        "of the launcher of a job"
+    )
+
+
+def test_a_file_of_the_home_directory(file, monkeypatch):
+    monkeypatch.setenv("HOME", str(file.parent))
+    assert given_token({"TFDIST_TOKEN_FILE": "~/token"}) == SECRET
+
+
+@pytest.mark.parametrize(
+    ("address", "refused"),
+    [
+        (REMOTE, True),
+        ("10.0.0.1:1", True),
+        ("0.0.0.0:1", True),
+        ("[::]:1", True),
+        ("[fe80::1%eth0]:1", True),
+        ("localhost.example.com:1", True),
+        (LOCAL, False),
+        ("127.8.9.10:1", False),
+        ("localhost:1", False),
+        ("[::1]:1", False),
+    ],
+)
+def test_only_a_job_on_the_loopback_needs_no_token(address, refused):
+    if refused:
+        with pytest.raises(InputError, match="needs a secret token.*TFDIST_TOKEN_FILE.*umask 077.*--insecure") as info:
+            job_token({}, address)
+        assert address in str(info.value) and "\n" not in str(info.value)
+    else:
+        assert len(job_token({}, address)) == 64
+
+
+def test_the_command_of_the_message_makes_a_token(tmp_path, monkeypatch):
+    """It is run as it is printed."""
+    import re
+    import subprocess
+
+    with pytest.raises(InputError) as info:
+        job_token({}, REMOTE)
+    (command,) = re.findall(r"\(umask 077; .*?> ~/tfdist_token\)", str(info.value))
+    subprocess.run(["sh", "-c", command], env={**os.environ, "HOME": str(tmp_path)}, check=True)
+    assert len(job_token({"TFDIST_TOKEN_FILE": str(tmp_path / "tfdist_token")}, REMOTE)) == 64
+
+
+@pytest.mark.parametrize(("text", "allows"), [("1", True), ("true", True), ("0", False), ("False", False), ("", False)])
+def test_a_job_without_a_token_must_be_allowed(text, allows, caplog):
+    if not allows:
+        with pytest.raises(InputError):
+            job_token({"TFDIST_INSECURE": text}, REMOTE)
+        return
+    tokens = {job_token({"TFDIST_INSECURE": text}, REMOTE, described) for described in ("one job", "another")}
+    assert len(tokens) == 2
+    assert f"anyone who can reach {REMOTE} can join it" in caplog.text
+    caplog.clear()
+    job_token({"TFDIST_INSECURE": text}, REMOTE, warns=False)
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("source", ["variable", "file"])
+def test_a_token_that_can_be_guessed_is_refused(source, file):
+    file.write_text("short")
+    variables = {"TFDIST_TOKEN": "short"} if source == "variable" else {"TFDIST_TOKEN_FILE": str(file)}
+    with pytest.raises(InputError, match="must have at least 16 characters.*Received: 5"):
+        job_token(variables, REMOTE)
+    assert job_token(variables, LOCAL) == "short"
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
+def test_a_file_of_others_is_refused(file, mode):
+    file.chmod(mode)
+    with pytest.raises(InputError, match=rf"no one else may read or write.*mode {mode:04o}\. Run: chmod 600 {file}"):
+        job_token({"TFDIST_TOKEN_FILE": str(file)}, LOCAL)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_of_another_user_is_refused(file):
+    os.chown(file, 12345, 12345)
+    with pytest.raises(InputError, match="of user 12345"):
+        job_token({"TFDIST_TOKEN_FILE": str(file)}, LOCAL)
+
+
+def test_a_file_that_is_none_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "fifo", 0o600)  # must not block
+    (tmp_path / "empty").touch(0o600)
+    (tmp_path / "folder").mkdir(0o700)
+    for name, reason in {
+        "fifo": "regular",
+        "empty": "not be empty",
+        "folder": "director",
+        "none": "No such file",
+    }.items():
+        with pytest.raises(InputError, match=reason):
+            job_token({"TFDIST_TOKEN_FILE": str(tmp_path / name)}, REMOTE)
+
+
+def test_without_a_token_a_job_of_one_host_has_a_key_of_its_user(tmp_path):
+    variables = {"HOME": str(tmp_path)}
+    tokens = [job_token(variables, LOCAL, "job") for _ in range(2)]
+    assert tokens[0] == tokens[1] != job_token({"HOME": str(tmp_path / "other")}, LOCAL, "job")
+    assert len({*tokens, job_token(variables, LOCAL, "another"), job_token(variables, "127.0.0.1:2", "job")}) == 3
+    key = tmp_path / ".cache" / "tfdist" / "token"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert key.read_text() not in tokens
+    assert [each.name for each in key.parent.iterdir()] == ["token"]
+
+
+def test_processes_that_start_together_have_the_same_key(tmp_path):
+    variables, tokens = {"XDG_CACHE_HOME": str(tmp_path)}, []
+    barrier = threading.Barrier(16)
+
+    def start():
+        barrier.wait()
+        tokens.append(job_token(variables, LOCAL))
+
+    threads = [threading.Thread(target=start) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(tokens) == 16 and len(set(tokens)) == 1
+
+
+def test_a_key_that_others_can_read_is_not_used(tmp_path):
+    variables = {"XDG_CACHE_HOME": str(tmp_path)}
+    protected = job_token(variables, LOCAL)
+    (tmp_path / "tfdist" / "token").chmod(0o644)
+    assert job_token(variables, LOCAL) == job_token({}, LOCAL) != protected

@@ -1,0 +1,114 @@
+"""Launchers under test, as started by users, with real processes; none of these may be left running."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+import uuid
+from typing import Any
+
+import psutil
+
+from tfdist.coordination.addresses import LOOPBACK, free_port
+
+DEADLINE = 20.0
+MEMBER = """
+import os, sys, time
+from tfdist.cluster.environment import from_tf_config
+from tfdist.coordination import join, watch
+cluster = from_tf_config(os.environ)
+if cluster.rank in {absent}:
+    time.sleep(1000)
+group = join(cluster)
+with watch(group, cluster):
+    assert group.gather("ranks", cluster.rank) == list(range(cluster.size))
+    {body}
+"""
+BEHIND_RANK_1 = "if rank == 0:\n    while not os.path.exists('up'): time.sleep(0.01)\n    "
+
+
+class Launch:
+    """A launcher under test."""
+
+    def __init__(
+        self, directory: pathlib.Path, mark: str, flags: tuple[str, ...], command: tuple[str, ...], **variables
+    ):
+        environment = {**os.environ, "MARK": mark, **variables}
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tfdist.launch", *flags, "--", *command],
+            cwd=directory,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.out = self.err = ""
+
+    def wait(self) -> int:
+        self.out, self.err = self.process.communicate(timeout=DEADLINE)
+        print(self.out, self.err, sep="\n--- stderr\n")  # shown by pytest if the test fails
+        return self.process.returncode
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def said(self) -> list[str]:
+        return [line for line in self.err.splitlines() if line.startswith("tfdist.launch: ")]
+
+    def read_line(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline()
+
+
+class Launches:
+    """Starts launchers in a directory; asserts at the end that no process is left of those that they have started."""
+
+    def __init__(self, directory: pathlib.Path):
+        self._directory, self._mark, self._started = directory, uuid.uuid4().hex, list[Launch]()
+
+    def __enter__(self) -> "Launches":
+        return self
+
+    def __call__(self, *command: str, flags: tuple[str, ...] = (), **variables: str) -> Launch:
+        self._started.append(Launch(self._directory, self._mark, flags, command, **variables))
+        return self._started[-1]
+
+    def running(self) -> list[psutil.Process]:
+        """Returns the running processes that the test has started, directly or indirectly."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("MARK") == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def __exit__(self, *error: Any) -> None:
+        for one in self._started:
+            one.process.kill()
+            one.process.communicate(timeout=DEADLINE)
+        end = time.monotonic() + 1.0
+        while self.running() and time.monotonic() < end:
+            time.sleep(0.01)
+        left = self.running()
+        for process in left:
+            process.kill()
+        assert not left
+
+
+def python(body: str) -> tuple[str, ...]:
+    rank = "rank = json.loads(os.environ['TF_CONFIG'])['task']['index']"
+    return sys.executable, "-c", f"import json, os, sys, time\n{rank}\n{body}"
+
+
+def member(body: str = "", absent: tuple[int, ...] = ()) -> tuple[str, ...]:
+    return sys.executable, "-c", MEMBER.format(body=body or "pass", absent=absent)
+
+
+def free_address() -> str:
+    return f"{LOOPBACK}:{free_port()}"

@@ -1,0 +1,151 @@
+"""Launchers on several hosts, with real processes."""
+
+import json
+import pathlib
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.launcher.launching import Launches, free_address, member, python
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def launch(tmp_path: pathlib.Path) -> Iterator[Launches]:
+    with Launches(tmp_path) as launches:
+        yield launches
+
+
+def two_nodes(launch, *command, processes=("1", "1"), flags=()):
+    coordinator = free_address()
+    return [
+        launch(
+            *command,
+            flags=(f"--processes={n}", "--nodes=2", f"--node_rank={node}", f"--coordinator={coordinator}", *flags),
+        )
+        for node, n in enumerate(processes)
+    ]
+
+
+def test_several_hosts_make_one_job(launch, tmp_path):
+    body = "print(group.gather('pids', os.getpid()) and os.environ['TF_CONFIG'])"
+    nodes = two_nodes(launch, *member(body), processes=("2", "1"))
+    assert [one.wait() for one in nodes] == [0, 0]
+    assert sorted(line[:3] for one in nodes for line in one.out.splitlines()) == ["[0]", "[1]", "[2]"]
+    configs = {json.dumps(json.loads(line[4:])["cluster"]) for one in nodes for line in one.out.splitlines()}
+    assert len(configs) == 1
+    assert len(list(tmp_path.glob("runs/*/rank-?.log"))) == 3
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_failure_on_one_host_ends_all_with_its_code(launch, victim):
+    body = f"if rank == {victim}: time.sleep(0.5); sys.exit(3)\ntime.sleep(1000)"
+    nodes = two_nodes(launch, *python(body))
+    assert [one.wait() for one in nodes] == [3, 3]
+    assert f"rank {victim} ended with code 3" in nodes[victim].said[-1]
+    assert f"node {victim} is lost: ended with code 3 (loss not finite): rank {victim}" in nodes[1 - victim].said[-1]
+    assert max(one.seconds for one in nodes) < 6.0
+
+
+def test_the_other_hosts_hear_of_a_failure_before_its_last_process_has_ended(launch):
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    nodes = two_nodes(
+        launch,
+        *python(f"if rank == 1: {deaf}\ntime.sleep(1)\nif rank == 0: sys.exit(3)\ntime.sleep(1000)"),
+        processes=("2", "1"),
+    )
+    assert nodes[1].wait() == 3
+    assert nodes[0].process.poll() is None
+    assert nodes[0].wait() == 3
+
+
+def test_a_host_that_is_done_waits_for_the_others(launch):
+    nodes = two_nodes(launch, *python("if rank == 1: time.sleep(1); sys.exit(3)"))
+    assert [one.wait() for one in nodes] == [3, 3]
+    assert "rank 1 ended with code 3" in nodes[0].said[-1]
+
+
+def test_a_launcher_that_dies_ends_the_other(launch):
+    nodes = two_nodes(launch, *python("print('ready', flush=True); time.sleep(1000)"))
+    assert [one.read_line() for one in nodes] == ["[0] ready\n", "[1] ready\n"]
+    nodes[1].process.kill()
+    assert nodes[0].wait() == 5
+    assert "node 1 is lost: its connection closed without a goodbye" in nodes[0].said[-1]
+
+
+def test_a_host_that_does_not_come_is_named(launch):
+    flags = ("--nodes=3", f"--coordinator={free_address()}", "--start_timeout_seconds=4")
+    nodes = [launch("true", flags=(*flags, f"--node_rank={node}")) for node in (0, 2)]
+    assert [one.wait() for one in nodes] == [5, 5]
+    for one in nodes:
+        assert one.said[-1] == "tfdist.launch: node 1 did not reach 'start' within 4 s (never connected: node 1)."
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_waiting_for_other_hosts_can_be_interrupted(launch, number, code):
+    address = free_address()
+    one = launch("true", flags=("--nodes=2", f"--coordinator={address}"))
+    host, port = address.split(":")
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        with socket.socket() as probe:
+            if probe.connect_ex((host, int(port))) == 0:
+                break
+    began = time.monotonic()
+    one.process.send_signal(number)
+    assert one.wait() == code
+    assert time.monotonic() - began < 2.0
+
+
+def test_a_coordinator_that_does_not_answer_is_named(launch):
+    address = free_address()
+    one = launch(
+        "true", flags=("--nodes=2", "--node_rank=1", f"--coordinator={address}", "--start_timeout_seconds=0.5")
+    )
+    assert one.wait() == 5
+    assert one.said == [f"tfdist.launch: node 0 did not answer at {address} within 0.5 s (Connection refused)."]
+
+
+def test_a_coordinators_port_in_use_is_bad_input(launch):
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        one = launch("true", flags=("--nodes=2", f"--coordinator={address}"))
+        assert one.wait() == 2
+    assert one.said == [
+        f"tfdist.launch: The group must be served at {address}. Received: port in use. "
+        "Choose another --coordinator, the same on every host."
+    ]
+
+
+def test_a_wrong_token_is_refused(launch):
+    address = free_address()
+    flags = ("--nodes=2", f"--coordinator={address}", "--start_timeout_seconds=2")
+    nodes = [
+        launch("true", flags=(*flags, f"--node_rank={node}"), TFDIST_TOKEN=token) for node, token in enumerate("ab")
+    ]
+    assert [one.wait() for one in nodes] == [5, 2]
+    assert "Give all processes of a job the same TFDIST_TOKEN" in nodes[1].said[-1]
+
+
+@pytest.mark.parametrize("flags", [("--nodes=2",), ("--processes=1:2", "--hosts=hosts")])
+def test_several_hosts_without_a_token_are_refused(launch, flags, tmp_path):
+    (tmp_path / "hosts").write_text("node1.example.com:1")
+    one = launch("true", flags=(*flags, "--coordinator=10.77.0.1:14000"))
+    assert one.wait() == 2
+    assert "A job over several hosts needs a secret token" in one.err.splitlines()[-1]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_launchers_with_one_token_file(launch, tmp_path):
+    """Its token is not the ranks': they get one that is derived from it."""
+    (tmp_path / "secret").write_text("the secret of the launchers")
+    (tmp_path / "secret").chmod(0o600)
+    body = "print(os.environ['TFDIST_TOKEN'], os.environ.get('TFDIST_TOKEN_FILE'))"
+    nodes = two_nodes(launch, *member(body), flags=("--token_file=secret",))
+    assert [one.wait() for one in nodes] == [0, 0]
+    (token,) = {one.out.split(maxsplit=1)[1] for one in nodes}
+    assert "secret" not in token and len(token.split()[0]) == 64

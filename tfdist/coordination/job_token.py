@@ -1,0 +1,141 @@
+"""The token of a job: a secret of its processes, which keeps everybody else out of its control plane.
+
+Jobs on one host need no set-up: they use a key that belongs to the user who runs them. A job over several hosts needs a token
+that the user provides.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import pathlib
+import secrets
+import stat
+from collections.abc import Mapping
+
+from tfdist.coordination.addresses import is_loopback, split_address
+from tfdist.coordination.authentication import derived
+from tfdist.errors import InputError
+
+TOKEN_VARIABLE = "TFDIST_TOKEN"
+FILE_VARIABLE = "TFDIST_TOKEN_FILE"
+INSECURE_VARIABLE = "TFDIST_INSECURE"
+
+SHORTEST = 16  # characters of a token that is used over a network
+_LONGEST = 4096  # bytes of a token file
+_MAKE = "(umask 077; python -c 'import secrets; print(secrets.token_hex(32))' > ~/tfdist_token)"
+
+_log = logging.getLogger("tfdist")
+
+
+def job_token(environment: Mapping[str, str], address: str, described: str = "", *, warns: bool = True) -> str:
+    """Returns the token of a job.
+
+    It is TFDIST_TOKEN, or else the contents of TFDIST_TOKEN_FILE. Without these, a job whose address is on the loopback uses a
+    token that only processes of the same user on this host can derive; any other job is refused, unless TFDIST_INSECURE allows
+    a token that can be derived from its addresses, and hence separates jobs without protecting them.
+
+    Args:
+      environment: where the variables are looked up.
+      address: `host:port` at which the job's control plane is served.
+      described: what distinguishes this job from others at the address, the same in all of its processes.
+      warns: whether to log a warning if the job is not protected.
+
+    Raises:
+      InputError: there is no token for a job over several hosts, it is too short, or its file cannot be used.
+    """
+    is_local = _is_local(address)
+    token = given_token(environment)
+    if token and not is_local and len(token) < SHORTEST:
+        raise InputError(
+            f"The token of a job over several hosts must have at least {SHORTEST} characters, because it can be guessed "
+            f"otherwise. Received: {len(token)}. Make one: {_MAKE}"
+        )
+    if token:
+        return token
+    described = f"{address}\n{described}"
+    if is_local:
+        key = _user_key(environment)
+        return derived(key, described) if key else _hashed(described)
+    if environment.get(INSECURE_VARIABLE, "").lower() in ("", "0", "false"):
+        raise InputError(
+            f"A job over several hosts needs a secret token; without one, anyone who can reach {address} can join it. "
+            f"Received: neither {TOKEN_VARIABLE} nor {FILE_VARIABLE} nor --token_file. Make one in a file that all hosts can "
+            f"read, {_MAKE}, and set {FILE_VARIABLE}=~/tfdist_token for every process; or set {INSECURE_VARIABLE}=1 or "
+            "--insecure on a network that you trust."
+        )
+    if warns:
+        _log.warning("This job has no token (%s): anyone who can reach %s can join it.", INSECURE_VARIABLE, address)
+    return _hashed(described)
+
+
+def given_token(environment: Mapping[str, str]) -> str:
+    """Returns the token that the user provides: TFDIST_TOKEN, or else the contents of TFDIST_TOKEN_FILE; empty without either.
+
+    Raises:
+      InputError: the file cannot be read, is empty, or can be read or written by other users.
+    """
+    if environment.get(TOKEN_VARIABLE) or not environment.get(FILE_VARIABLE):
+        return environment.get(TOKEN_VARIABLE, "")
+    path = pathlib.Path(environment[FILE_VARIABLE]).expanduser()
+    try:
+        token = _private_text(path)
+    except OSError as error:
+        raise InputError(
+            f"The token file must be readable. Received: {path} ({error.strerror}). Make it: {_MAKE}"
+        ) from error
+    if not token:
+        raise InputError(f"The token file must not be empty. Received: {path}. Make it: {_MAKE}")
+    return token
+
+
+def _private_text(path: pathlib.Path) -> str:
+    """Returns the text of a file that belongs to this user alone."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO would block
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise InputError(
+                f"The token file must be a regular file of yours that no one else may read or write. Received: {path}, of user "
+                f"{status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}. Run: chmod 600 {path}"
+            )
+        return file.read(_LONGEST).decode("utf-8", "surrogateescape").strip()
+
+
+def _user_key(environment: Mapping[str, str]) -> str:
+    """Returns a key that only this user can read on this host, which is created at its first use; empty if that fails."""
+    home = (
+        environment.get("XDG_CACHE_HOME") or environment.get("HOME", "") and os.path.join(environment["HOME"], ".cache")
+    )
+    if not home:
+        return ""
+    path = pathlib.Path(home) / "tfdist" / "token"
+    with contextlib.suppress(OSError, InputError):
+        if not path.exists():
+            _create(path)
+        return _private_text(path)
+    return ""
+
+
+def _create(path: pathlib.Path) -> None:
+    """Creates a key, unless another process creates it at the same time; it is complete as soon as it exists."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(partial, path)
+    finally:
+        partial.unlink()
+
+
+def _is_local(address: str) -> bool:
+    host = split_address(address)[0]
+    try:
+        return host == "localhost" or is_loopback(host)
+    except ValueError:  # another name, which may belong to the loopback on this host only
+        return False
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
