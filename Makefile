@@ -3,9 +3,10 @@
 #                   parallel on all cores, then, two at a time, tests that start processes or wait for the clock
 # make lint         ruff and mypy
 # make conformance  what make test leaves out: the full product of strategies, models, optimizers and batches; every program
-#                   through fit; every strategy's checkpoint under every other; elastic runs of every engine. SLICE=3/30 runs the
-#                   third of thirty parts, which takes some minutes
+#                   through fit; every strategy's checkpoint under every other; elastic runs of every engine. SLICE=3/45 runs the
+#                   third of 45 parts, which takes some minutes
 # make chaos        SEEDS=100 runs of each strategy that are killed and preempted at random, and must end as if they were not
+# make fuzz         FUZZ_EXAMPLES=20000 arbitrary inputs for each parser of what strangers can send or write; make test tries 100
 # make peers        creates .venv-peers with PyTorch, which benchmarks/ compares with
 # make clean        removes .venv and the files of tools; keeps runs/
 #
@@ -15,6 +16,7 @@ PYTHON ?=
 VENV ?= .venv
 TRAIN_FLAGS ?= --strategy=mirrored --devices=2 --model=cnn --dataset=digits --batch_size=64 --epochs=20
 SEEDS ?= 100
+FUZZ_EXAMPLES ?= 20000
 SLICE ?= 1/1
 OUTPUT_DIR ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
 
@@ -33,7 +35,7 @@ TESTS := $(VENV)/.installed-test
 HOROVOD := $(VENV)/.installed-horovod
 PEERS := .venv-peers
 
-.PHONY: train test lint conformance chaos peers clean
+.PHONY: train test lint conformance chaos fuzz peers clean
 .DELETE_ON_ERROR:
 
 # Each process that a test starts would compile the sources again.
@@ -60,6 +62,9 @@ conformance: $(HOROVOD)
 
 chaos: $(HOROVOD)
 	$(PY) -m tests.end_to_end.chaos --seeds=$(SEEDS)
+
+fuzz: $(HOROVOD)
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PY) -m pytest -m fuzz --hypothesis-profile=fuzz $(PARALLEL)
 
 peers: $(PEERS)/.installed
 

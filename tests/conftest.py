@@ -21,6 +21,9 @@ from tfdist.testing import parity
 # The same examples in every run, without deadlines: results depend neither on chance nor on the speed of the machine.
 _SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much)
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=_SLOW)
+settings.register_profile(
+    "fuzz", deadline=None, max_examples=int(os.environ.get("FUZZ_EXAMPLES", 20_000)), suppress_health_check=_SLOW
+)
 settings.load_profile("tests")
 
 # Their number is fixed when TensorFlow is first used, so it is set before any test runs.

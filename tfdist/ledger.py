@@ -14,6 +14,7 @@ from tfdist.reporting.ledger_file import read_ledger
 from tfdist.storage import StoragePath, path_of, storage_of
 
 _NAMED_AT_MOST = 10
+_MOST = 1 << 62  # of a count
 
 
 class Start(NamedTuple):
@@ -91,6 +92,8 @@ def _starts(directory: RunDirectory) -> list[Start]:
         number for number, end in enumerate(until) if end is None or end > said[number]["step"]
     ]
     _check_kept(said, counting, directory)
+    for number in counting:
+        _check_counts(number, said[number], directory)
     return [
         Start(
             number,
@@ -103,6 +106,24 @@ def _starts(directory: RunDirectory) -> list[Start]:
         )
         for number in counting
     ]
+
+
+def _check_counts(number: int, start: dict[str, Any], directory: RunDirectory) -> None:
+    """Raises `InputError` unless the fields of a start that are needed here are counts, as a run writes them."""
+    ranges = {
+        "step": (0, _MOST),
+        "batch_size": (1, _MOST),
+        "examples": (1, _MOST),
+        "examples_before": (0, _MOST),
+        "ledgers": (0, 1 << 20),
+    }
+    for name, (smallest, most) in ranges.items():
+        value = start.get(name, 0 if name in ("examples_before", "ledgers") else None)
+        if type(value) is not int or not smallest <= value < most:
+            raise InputError(
+                f"A start of a run must have a count as its {name}. Received: {str(value):.80}, at start {number} in "
+                f"{directory.starts}, counted from 0. Restore the file."
+            )
 
 
 def _check_kept(said: list[dict[str, Any]], counting: list[int], directory: RunDirectory) -> None:

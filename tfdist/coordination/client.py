@@ -22,6 +22,8 @@ from tfdist.coordination.messages import (
     deadline_field,
     encode,
     limited,
+    take,
+    take_ranks,
 )
 from tfdist.coordination.publishing import Publications
 from tfdist.errors import InputError, PeerLostError
@@ -263,8 +265,9 @@ class Client:
         elif kind == "closed":
             self._finish(message["reason"])
         elif kind == "published":
-            ranks = range(self.size) if message["ranks"] is None else message["ranks"]
-            self._publications.put((tuple(ranks), message["topic"]), message["value"])
+            ranks = take_ranks(message, self.rank, self.size) or tuple(range(self.size))
+            [topic] = take(message, topic=str)
+            self._publications.put((ranks, topic), message["value"])
         elif kind == "waiting" and self._noun == "rank":  # a launcher may wait for others for as long as it needs
             name, missing, place = message["name"], message["missing"], message["place"]
             _log.warning("Rank %d waits for %s in '%s', called at %s.", self.rank, missing, name, place)

@@ -89,13 +89,13 @@ class RunDirectory:
         described = environment.describe(hosts, clock())
         start = {"step": step, "checkpoint": checkpoint, **(facts or {}), "flags": flags.splitlines(), **described}
         try:
-            starts = self._text(self.starts)
+            starts = self._contents(self.starts)
             self._storage.make_directory(self.logs)
             self._storage.clean_staged(self.model)
             self._drop(lambda r: r["step"] < step or (r["step"] == step and (evaluated or r["kind"] == "train")))
             # First and atomically: if the process is killed afterwards, the run has begun, with all that the next start
             # needs.
-            self._storage.replace(self.starts, f"{starts}{json.dumps(start)}\n".encode())
+            self._storage.replace(self.starts, starts + f"{json.dumps(start)}\n".encode())
             self._storage.replace(self.flags, flags.encode())
             self._storage.replace(self.environment, (json.dumps(described, indent=2) + "\n").encode())
         except OSError as error:
@@ -109,23 +109,32 @@ class RunDirectory:
         if dropped:
             file = self._storage.append(self.dropped)
             with contextlib.closing(file):
-                file.write("".join(dropped).encode())
+                file.write(b"".join(dropped))
                 file.sync()
         if self._storage.exists(self.metrics):
-            kept = "".join(line for line, record in recorded if stays(record))
-            self._storage.replace(self.metrics, kept.encode())
+            self._storage.replace(self.metrics, b"".join(line for line, record in recorded if stays(record)))
 
-    def _text(self, path: StoragePath) -> str:
-        """Returns the contents of a file; "" if there is none."""
-        return self._storage.read(path).decode() if self._storage.exists(path) else ""
+    def _contents(self, path: StoragePath) -> bytes:
+        """Returns the contents of a file; none if there is no file."""
+        return self._storage.read(path) if self._storage.exists(path) else b""
 
     def beginnings(self) -> list[dict[str, Any]]:
         """Returns the contents of starts.jsonl.
 
         Raises:
           OSError: it cannot be read.
+          InputError: a line is not what a run writes.
         """
-        return [json.loads(line) for line in self._storage.read(self.starts).decode().splitlines()]
+        found = []
+        for number, line in enumerate(self._storage.read(self.starts).splitlines()):
+            start = _json(line)
+            if not isinstance(start, dict) or not _is_count(start.get("step")):
+                raise InputError(
+                    f"Each line of {self.starts} must describe a start of the run. Received: another line {number + 1}. "
+                    "Restore the file, or start a run in another directory."
+                )
+            found.append(start)
+        return found
 
     def make(self) -> None:
         """Creates the directory if it does not exist.
@@ -142,14 +151,18 @@ class RunDirectory:
         """Returns the records so far, in the schema of metrics.jsonl."""
         return [record for _, record in self._recorded()]
 
-    def _recorded(self) -> list[tuple[str, dict[str, Any]]]:
-        """Returns lines with their contents, up to one that a crash has left incomplete."""
+    def _recorded(self) -> list[tuple[bytes, dict[str, Any]]]:
+        """Returns lines with their contents, up to one that is no record, as a crash may leave it."""
         found = []
-        for line in self._text(self.metrics).splitlines(keepends=True):
-            try:
-                found.append((line, json.loads(line)))
-            except ValueError:
+        for line in self._contents(self.metrics).splitlines(keepends=True):
+            record = _json(line)
+            if (
+                not isinstance(record, dict)
+                or not _is_count(record.get("step"))
+                or not isinstance(record.get("kind"), str)
+            ):
                 break
+            found.append((line, record))
         return found
 
     @property
@@ -256,6 +269,18 @@ class RunDirectory:
     def log(self, rank: int) -> StoragePath:
         """Returns the log file of a rank."""
         return self.logs / f"rank-{rank}.log"
+
+
+def _json(line: bytes) -> Any:
+    """Returns the value of a line; None if it is not JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_count(number: object) -> bool:
+    return type(number) is int and number >= 0
 
 
 def _unwritable(path: AnyPath, reason: str) -> InputError:

@@ -185,7 +185,8 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.fuzz
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_it_says_it_is_loaded_as_written_or_refused(data, content, sealing):
     made = copy.deepcopy(content)

@@ -1,0 +1,238 @@
+"""Arbitrary bytes and messages for the control plane: `make fuzz` sends many, `make test` a few.
+
+Whatever arrives, no thread dies of it, the members that it does not concern continue, and nothing is left of it.
+"""
+
+import contextlib
+import http.client
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.coordination.wire import HELLO, Wire
+from tfdist.coordination import RemoteGroup, Server
+from tfdist.coordination.addresses import LOOPBACK, join_address, listen, split_address
+from tfdist.coordination.authentication import challenged
+from tfdist.coordination.messages import encode
+from tfdist.errors import InputError, PeerLostError
+
+pytestmark = [pytest.mark.processes, pytest.mark.fuzz]
+
+TOKEN = "the job's token"
+fuzzed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+NUMBERS = st.integers() | st.sampled_from([-1, 0, 1, 2, 3, 2**31, 2**63, 10**400]) | st.floats()
+TEXTS = st.text(st.characters(), max_size=12) | st.sampled_from(["\ud800", "x", "y" * 3000, "\n", "start", "0"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = "code deadline doubt host name nonce pid place rank ranks reason size ticket topic type value values version".split()
+TYPES = "hello join gather publish doubt beat goodbye".split()
+ANSWERS = "welcome refused challenge values failed waiting published beat lost closed".split()
+
+
+def messages(types: list[str]) -> st.SearchStrategy[dict[str, Any]]:
+    """Messages with one of the types, or another one, and any fields."""
+    fields = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=6)
+    return st.builds(lambda kind, more: {**more, "type": kind}, st.sampled_from(types) | TEXTS, fields)
+
+
+def near(message: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Variants of a message in which a few fields have other values, or are missing."""
+    changes = st.dictionaries(st.sampled_from(sorted(message)), VALUES, max_size=2)
+    return st.builds(
+        lambda change, left: {k: v for k, v in {**message, **change}.items() if k not in left},
+        changes,
+        st.sets(st.sampled_from(sorted(message)), max_size=1),
+    )
+
+
+GATHER = {"type": "gather", "ranks": None, "ticket": 1, "name": "x", "value": 1, "deadline": 1, "place": ""}
+PUBLISH = {"type": "publish", "ranks": None, "topic": "x", "value": 1}
+GOODBYE = {"type": "goodbye", "code": 0, "reason": ""}
+OF_MEMBERS = messages(TYPES) | near(GATHER) | near(PUBLISH) | near(GOODBYE)
+OF_SERVERS = (
+    messages(ANSWERS)
+    | near({"type": "values", "ticket": 1, "values": [0, 1]})
+    | near({"type": "failed", "ticket": 1, "reason": "x", "bad": False})
+    | near({"type": "published", "ranks": None, "topic": "x", "value": 1})
+    | near({"type": "lost", "rank": 0, "reason": "x", "code": 1})
+)
+RAW = (
+    st.binary(max_size=300)
+    | st.lists(messages(TYPES) | near(HELLO), max_size=3).map(lambda all_of_them: b"".join(map(encode, all_of_them)))
+    | st.tuples(near(HELLO).map(encode), st.binary(max_size=100)).map(b"".join)
+)
+
+
+@contextlib.contextmanager
+def errors_logged() -> Iterator[list[str]]:
+    """Yields the messages of errors that are logged meanwhile, as of exceptions that nothing expects."""
+    found: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(f"{record.getMessage()} {record.exc_info}")
+
+    handler = Handler(logging.ERROR)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield found
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Asserts that no thread has died of an exception, no error was logged, and no descriptor or memory is still held."""
+    died: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda hooked: died.append(f"{hooked.thread}: {hooked.exc_value!r}"))
+    process = psutil.Process()
+    before, memory = process.num_fds(), process.memory_info().rss
+    with errors_logged() as errors:
+        yield
+    assert not died and not errors
+    assert process.num_fds() <= before + 8
+    assert process.memory_info().rss <= memory + (200 << 20)
+
+
+def send(address: str, data: bytes) -> bytes:
+    """Sends bytes to a server; returns what it answers until it closes the connection."""
+    with socket.create_connection(split_address(address), timeout=20) as sock, sock.makefile("rb") as answers:
+        with contextlib.suppress(OSError):  # the server may have closed it
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+        try:
+            return answers.read()
+        except ConnectionResetError:
+            return b""
+
+
+def gathered(members: list[RemoteGroup]) -> list[Any]:
+    other = threading.Thread(target=members[1].gather, args=("x", 1))
+    other.start()
+    found = members[0].gather("x", 0)
+    other.join()
+    return found
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[str, list[RemoteGroup]]]:
+    server = Server(listen(f"{LOOPBACK}:0", ""), size=2, token=TOKEN)
+    members = [RemoteGroup(server.address, rank=rank, size=2, token=TOKEN, timeout=5.0) for rank in range(2)]
+    yield server.address, members
+    for member in members:
+        member.leave()
+    server.close()
+
+
+@fuzzed
+@given(raw=RAW)
+def test_bytes_of_a_stranger(served: tuple[str, list[RemoteGroup]], raw: bytes) -> None:
+    address, members = served
+    for line in send(address, raw).splitlines():
+        assert json.loads(line)["type"] in ("challenge", "refused")
+    assert gathered(members) == [0, 1]
+
+
+@fuzzed
+@given(sent=st.lists(OF_MEMBERS, min_size=1, max_size=4))
+def test_messages_of_a_member(sent: list[dict[str, Any]]) -> None:
+    """The other member is told of a loss or a goodbye, or it can go on with the sender."""
+    server = Server(listen(f"{LOOPBACK}:0", ""), size=2, token=TOKEN)
+    member = RemoteGroup(server.address, rank=0, size=2, token=TOKEN, timeout=5.0)
+    try:
+        with Wire(server.address, {**HELLO, "rank": 1}, TOKEN) as wire, contextlib.suppress(OSError):
+            for message in sent:
+                wire.send(message)
+        with contextlib.suppress(PeerLostError, InputError):
+            member.barrier("next", deadline=20.0)
+        member.leave()
+    finally:
+        server.close()
+
+
+@contextlib.contextmanager
+def scripted(sent: list[dict[str, Any]]) -> Iterator[str]:
+    """Yields the address of a server that admits a member, sends messages and closes the connection."""
+    with listen(f"{LOOPBACK}:0", "") as listener:
+
+        def serve() -> None:
+            sock, _ = listener.accept()
+            with sock, sock.makefile("rb") as lines, contextlib.suppress(OSError):
+                challenge, session = challenged(TOKEN, next(lines)[:-1])
+                sock.sendall(
+                    encode(challenge) + session.seal(encode({"type": "welcome", "heartbeat": 1.0, "lost_after": 10.0}))
+                )
+                for message in sent:
+                    sock.sendall(session.seal(encode(message)))
+                sock.shutdown(socket.SHUT_WR)
+                lines.read()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield join_address(*listener.getsockname()[:2])
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@fuzzed
+@given(sent=st.lists(OF_SERVERS, max_size=4))
+def test_messages_of_a_server(sent: list[dict[str, Any]]) -> None:
+    """A member reports that the server is lost, instead of going deaf."""
+    with scripted(sent) as address:
+        try:
+            member = RemoteGroup(address, rank=1, size=2, token=TOKEN, timeout=5.0)
+        except InputError as error:  # the first messages arrived with the welcome
+            assert "Another program listens there" in str(error)
+            return
+        member.subscribe("x", lambda value: None)
+        with contextlib.suppress(PeerLostError, InputError):
+            member.gather("x", 1, deadline=20.0)
+        assert member.lost(wait=20.0)
+        member.leave()
+
+
+METHODS = st.sampled_from([b"GET", b"PUT", b"DELETE", b"POST", b"HEAD", b"", b"\xff"])
+PATHS = st.text(max_size=8).map(lambda text: f"/{text}".encode("utf-8", "surrogatepass")) | st.sampled_from(
+    [b"/global/0", b"//", b"/a/b/c", b"*", b"/%s/x" % (b"a" * 300)]
+)
+LENGTHS = st.sampled_from(
+    [b"", b"Content-Length: 3\r\n", b"Content-Length: -1\r\n", b"Content-Length: 99999999999\r\n"]
+)
+REQUESTS = st.binary(max_size=200) | st.builds(
+    lambda method, path, length, body: method + b" " + path + b" HTTP/1.1\r\n" + length + b"\r\n" + body,
+    METHODS,
+    PATHS,
+    LENGTHS,
+    st.binary(max_size=20),
+)
+
+
+@pytest.fixture
+def rendezvous() -> Iterator[int]:
+    hosts = pytest.importorskip("horovod.runner.common.util.hosts")
+    from tfdist.coordination import horovod_store
+
+    with horovod_store.served(LOOPBACK, hosts.get_host_assignments([hosts.HostInfo("a", 2)], 2, 2)) as port:
+        yield port
+
+
+@fuzzed
+@given(raw=REQUESTS)
+def test_requests_to_the_rendezvous(rendezvous: int, raw: bytes) -> None:
+    send(join_address(LOOPBACK, rendezvous), raw)
+    ask: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
+    with contextlib.closing(ask(LOOPBACK, rendezvous, timeout=20)) as connection:
+        connection.request("PUT", "/own/0", b"address")
+        assert connection.getresponse().status == 200

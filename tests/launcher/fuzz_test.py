@@ -1,0 +1,50 @@
+"""Arbitrary bytes and reports for the rendezvous of launchers: `make fuzz` sends many, `make test` a few."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.coordination.fuzz_test import VALUES, errors_logged, near, send
+from tests.coordination.wire import Wire
+from tests.launcher.rendezvous_server_test import HELLO, Open
+from tfdist.coordination.messages import encode
+from tfdist.launcher import orders
+from tfdist.launcher.job_result import Outcome
+from tfdist.launcher.orders import OrderKind, Report
+
+pytestmark = [pytest.mark.processes, pytest.mark.fuzz]
+
+REPORT = orders.report_message(Report(Outcome(0)))
+RAW = st.binary(max_size=300) | st.tuples(near(HELLO).map(encode), st.binary(max_size=100)).map(b"".join)
+fuzzed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    made = Open()
+    with errors_logged() as errors, made.rendezvous_server:
+        yield made
+        made.controller.end(Outcome(0))
+        made.controller.reported("own", Report(Outcome(0)))
+    assert not errors
+
+
+@fuzzed
+@given(raw=RAW)
+def test_bytes_of_a_stranger(opened: Open, raw: bytes) -> None:
+    send(opened.address, raw)
+    assert opened.said == []
+
+
+@fuzzed
+@given(sent=st.lists(near(REPORT) | st.builds(lambda kind: {"type": kind}, VALUES), min_size=1, max_size=3))
+def test_messages_of_a_launcher(opened: Open, sent: list[dict[str, Any]]) -> None:
+    with contextlib.suppress(OSError, StopIteration), Wire(opened.address, HELLO, "token") as wire:
+        for message in sent:
+            wire.send(message)
+        wire.rest()
+    assert opened.controller.order("own").kind is not OrderKind.OVER
