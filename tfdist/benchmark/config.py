@@ -23,6 +23,8 @@ _WHERE = (
     "tpu",
     "communication",
     "coordinator",
+    "token_file",
+    "insecure",
     "start_timeout_seconds",
     "intra_op_threads",
     "output_dir",
@@ -104,6 +106,8 @@ class BenchConfig:
     tpu: str = _same("tpu")
     communication: str = _same("communication")
     coordinator: str = _same("coordinator")
+    token_file: str = _same("token_file")
+    insecure: bool = _same("insecure")
     start_timeout_seconds: float = _same("start_timeout_seconds")
     intra_op_threads: int = _same("intra_op_threads")
     output_dir: str = flag_field(
