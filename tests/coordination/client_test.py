@@ -122,6 +122,7 @@ def test_another_program_at_the_address_is_bad_input(scripted):
         {"type": "values"},
         {"type": "values", "ticket": []},
         {"type": "published", "ranks": 3, "topic": "x", "value": 1},
+        {"type": "published", "ranks": None, "topic": [], "value": 1},
         {"type": "closed"},
     ],
 )
@@ -129,8 +130,8 @@ def test_a_server_whose_message_makes_no_sense_is_lost_at_once(scripted, message
     server = scripted(WELCOME, message)
     group = member(server.address)
     wait_for_loss(group)
-    assert "it sent a message that cannot be handled" in group.lost().reason
-    with pytest.raises(PeerLostError, match="'x' cannot complete: rank 0 is lost: it sent a message"):
+    assert group.lost().reason.startswith("it sent a ")
+    with pytest.raises(PeerLostError, match="'x' cannot complete: rank 0 is lost: it sent a "):
         group.gather("x", 1)
     group.leave()
 

@@ -23,6 +23,7 @@ from tfdist.coordination.messages import (
     encode,
     limited,
     take,
+    take_code,
     take_ranks,
 )
 from tfdist.coordination.publishing import Publications
@@ -261,9 +262,13 @@ class Client:
     def _handle(self, message: Message) -> None:
         kind = message["type"]
         if kind == "lost":
-            self._lose(LostMember(message["rank"], message["reason"], message["code"], self._noun))
+            rank, reason = take(message, rank=int, reason=str)
+            self._lose(
+                LostMember(rank, reason, message["code"] if message["code"] is None else take_code(message), self._noun)
+            )
         elif kind == "closed":
-            self._finish(message["reason"])
+            [reason] = take(message, reason=str)
+            self._finish(reason or "the group has ended")
         elif kind == "published":
             ranks = take_ranks(message, self.rank, self.size) or tuple(range(self.size))
             [topic] = take(message, topic=str)
