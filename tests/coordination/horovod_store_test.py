@@ -49,6 +49,7 @@ def test_it_keeps_what_ranks_write():
         ("PUT", "/a/b", b"x", {"Content-Length": str(10**12)}, 413),
         ("PUT", "/a/b", b"x", {"Content-Length": "-1"}, 413),
         ("PUT", "/a/b", b"x", {"Content-Length": str((1 << 20) + 1)}, 413),
+        ("HEAD", "/setup.cfg", None, {}, 405),
     ],
 )
 def test_what_no_rank_writes_is_refused(method, path, body, headers, status, capfd):
@@ -78,3 +79,11 @@ def test_connections_are_limited_and_silent_ones_closed(monkeypatch):
             sock.close()
         time.sleep(0.2)
         assert ask(port, "PUT", "/global/0", b"address") == (200, b"")
+
+
+def test_the_bytes_that_it_keeps_are_limited(monkeypatch):
+    monkeypatch.setattr(horovod_store, "_BYTES", 0)
+    with horovod_store.served(LOOPBACK, SLOTS) as port:
+        assert ask(port, "PUT", "/global/0", b"x" * 3000)[0] == 200
+        assert ask(port, "PUT", "/global/1", b"x" * 3000)[0] == 507
+        assert ask(port, "PUT", "/global/2", b"x" * 1000)[0] == 200

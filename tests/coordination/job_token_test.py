@@ -69,7 +69,9 @@ def test_the_command_of_the_message_makes_a_token(tmp_path, monkeypatch):
     assert len(job_token({"TFDIST_TOKEN_FILE": str(tmp_path / "tfdist_token")}, REMOTE)) == 64
 
 
-@pytest.mark.parametrize(("text", "allows"), [("1", True), ("true", True), ("0", False), ("False", False), ("", False)])
+@pytest.mark.parametrize(
+    ("text", "allows"), [("1", True), ("true", True), ("0", False), ("False ", False), ("no", False), ("", False)]
+)
 def test_a_job_without_a_token_must_be_allowed(text, allows, caplog):
     if not allows:
         with pytest.raises(InputError):
@@ -147,8 +149,29 @@ def test_processes_that_start_together_have_the_same_key(tmp_path):
     assert len(tokens) == 16 and len(set(tokens)) == 1
 
 
-def test_a_key_that_others_can_read_is_not_used(tmp_path):
+@pytest.mark.parametrize("change", ["mode", "empty", "folder", "directory"])
+def test_a_key_that_is_not_the_user_s_own_is_refused(tmp_path, change):
+    """Nothing that others can compute takes its place."""
     variables = {"XDG_CACHE_HOME": str(tmp_path)}
-    protected = job_token(variables, LOCAL)
-    (tmp_path / "tfdist" / "token").chmod(0o644)
-    assert job_token(variables, LOCAL) == job_token({}, LOCAL) != protected
+    job_token(variables, LOCAL)
+    key = tmp_path / "tfdist" / "token"
+    if change == "mode":
+        key.chmod(0o644)
+    elif change == "empty":
+        key.write_text("")
+    else:
+        key.unlink()
+        key.mkdir() if change == "folder" else (key.parent.rmdir(), key.parent.write_text("a file"))
+    with pytest.raises(InputError, match=rf"need a key that only their user can read. Received: {key} \(") as info:
+        job_token(variables, LOCAL)
+    assert "\n" not in str(info.value)
+    assert len(job_token(variables | {"TFDIST_INSECURE": "1"}, LOCAL)) == 64
+
+
+def test_without_home_the_key_is_in_that_of_the_user(tmp_path, monkeypatch):
+    import pwd
+
+    monkeypatch.setattr(
+        pwd, "getpwuid", lambda user: pwd.struct_passwd(("u", "x", user, 1, "", str(tmp_path), "/bin/sh"))
+    )
+    assert job_token({}, LOCAL) == job_token({"HOME": str(tmp_path)}, LOCAL)

@@ -67,6 +67,25 @@ def test_a_job_on_one_host_listens_where_the_table_says(
     assert ("on every network interface" in end.output) == (launcher == "tensorflow" and not isolated)
 
 
+ELASTIC = """
+import psutil, tfdist.horovod as hvd
+hvd.init()
+@hvd.elastic.run
+def train(state):
+    found = [c.laddr.ip for c in psutil.Process().net_connections(kind="inet") if c.status == psutil.CONN_LISTEN]
+    print("listening at", found, flush=True)
+train(hvd.elastic.ObjectState(batch=0))
+"""
+
+
+def test_an_elastic_function_listens_nowhere_if_no_launcher_would_tell_it_of_hosts(tmp_path: pathlib.Path) -> None:
+    """Horovod's own service would listen on every interface, and unpickle what it hears."""
+    with processes.job([*job(tmp_path, "--launcher=horovod"), "-c", ELASTIC], 1) as started:
+        [end] = started.wait(120)
+    assert end.code == 0, end.output
+    assert re.findall(r"^\[\d\] listening at (.*)$", end.output, re.MULTILINE) == ["[]", "[]"]
+
+
 SERVER = """
 import json, os, socket
 rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]

@@ -13,6 +13,7 @@ LARGEST_VALUE = 1 << 20  # bytes; a rank's addresses for all others
 LONGEST_NAME = 256  # characters of a scope or a key
 MOST_CONNECTIONS = 256  # that are served at the same time; others are closed
 _KEYS = 10_000  # beside a hundred of each rank
+_BYTES = 64 << 20  # beside 1 KiB of each rank for each other
 
 
 def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
@@ -30,7 +31,7 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
     """
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    most = _KEYS + 100 * len(slots)
+    most, most_bytes = _KEYS + 100 * len(slots), _BYTES + 1024 * len(slots) ** 2
 
     class Handler(RendezvousHandler):
         def do_PUT(self) -> None:
@@ -41,8 +42,8 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
                 self.send_status_code(413)
                 return
             with self.server.cache_lock:
-                stored = sum(map(len, self.server.cache.values()))
-            if stored >= most:
+                stored = [len(value) for scope in self.server.cache.values() for value in scope.values()]
+            if len(stored) >= most or sum(stored) + int(size) > most_bytes:
                 self.send_status_code(507)
                 return
             super().do_PUT()
@@ -50,6 +51,10 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
         def do_GET(self) -> None:
             if self._has_names():
                 super().do_GET()
+
+        def do_HEAD(self) -> None:
+            """Refuses; the base class would answer for files of the working directory."""
+            self.send_status_code(405)
 
         def do_DELETE(self) -> None:
             if self._has_names():
@@ -71,10 +76,14 @@ def serve(host: str, slots: Sequence[Any]) -> "HTTPServer":
             self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
 
         def process_request(self, request: Any, client_address: Any) -> None:
-            if self._places.acquire(blocking=False):
-                super().process_request(request, client_address)
-            else:
+            if not self._places.acquire(blocking=False):
                 self.shutdown_request(request)
+                return
+            try:
+                super().process_request(request, client_address)
+            except BaseException:  # no thread could be started
+                self._places.release()
+                raise
 
         def process_request_thread(self, request: Any, client_address: Any) -> None:
             try:

@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import pathlib
+import pwd
 import secrets
 import stat
 from collections.abc import Mapping
@@ -54,10 +55,10 @@ def job_token(environment: Mapping[str, str], address: str, described: str = "",
     if token:
         return token
     described = f"{address}\n{described}"
+    allowed = environment.get(INSECURE_VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
     if is_local:
-        key = _user_key(environment)
-        return derived(key, described) if key else _hashed(described)
-    if environment.get(INSECURE_VARIABLE, "").lower() in ("", "0", "false"):
+        return derived(_user_key(environment), described) if not allowed else _hashed(described)
+    if not allowed:
         raise InputError(
             f"A job over several hosts needs a secret token; without one, anyone who can reach {address} can join it. "
             f"Received: neither {TOKEN_VARIABLE} nor {FILE_VARIABLE} nor --token_file. Make one in a file that all hosts can "
@@ -102,31 +103,40 @@ def _private_text(path: pathlib.Path) -> str:
 
 
 def _user_key(environment: Mapping[str, str]) -> str:
-    """Returns a key that only this user can read on this host, which is created at its first use; empty if that fails."""
-    home = (
-        environment.get("XDG_CACHE_HOME") or environment.get("HOME", "") and os.path.join(environment["HOME"], ".cache")
-    )
-    if not home:
-        return ""
-    path = pathlib.Path(home) / "tfdist" / "token"
-    with contextlib.suppress(OSError, InputError):
+    """Returns a key that only this user can read on this host, which is created at its first use.
+
+    Raises:
+      InputError: it cannot be created, or others can read it.
+    """
+    home = environment.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir
+    path = pathlib.Path(environment.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")) / "tfdist" / "token"
+    try:
         if not path.exists():
             _create(path)
-        return _private_text(path)
-    return ""
+        if key := _private_text(path):
+            return key
+        reason = "an empty file"
+    except (OSError, InputError) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("Received: ")[2]
+    raise InputError(
+        f"The processes of a job on one host need a key that only their user can read. Received: {path} ({reason}). Remove it, "
+        f"or make its directory writable, set XDG_CACHE_HOME to another one, or set {TOKEN_VARIABLE} for every process."
+    )
 
 
 def _create(path: pathlib.Path) -> None:
     """Creates a key, unless another process creates it at the same time; it is complete as soon as it exists."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secrets.token_hex(32))
     try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+            file.flush()
+            os.fsync(file.fileno())
         with contextlib.suppress(FileExistsError):
             os.link(partial, path)
     finally:
-        partial.unlink()
+        partial.unlink(missing_ok=True)
 
 
 def _is_local(address: str) -> bool:

@@ -8,6 +8,7 @@ With any other launcher they behave as in a job of fixed size: `run` synchronize
 
 import functools
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,10 +25,12 @@ from tfdist.horovod.wrapped_optimizer import Distributed
 from tfdist.step import randomness
 
 try:
+    from horovod.common import elastic as horovod_elastic
     from horovod.common.elastic import ObjectState as _ObjectState
     from horovod.common.elastic import State, run_fn
     from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 except ImportError:
+    horovod_elastic = None
 
     class State:  # type: ignore[no-redef]
         """State of an elastic job; needs Horovod."""
@@ -84,7 +87,25 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             _log.warning("Horovod failed: %s", str(error).splitlines()[0])
             raise HorovodInternalError(str(error)) from error
 
+    if horovod_elastic and os.environ.get("HOROVOD_ELASTIC") != "1":
+        horovod_elastic.notification_manager = _NoNotifications()
     return run_fn(translated, _reset)
+
+
+class _NoNotifications:
+    """Takes the place of Horovod's service that hears of new hosts, in jobs whose launcher sends nothing to it.
+
+    The service listens on every network interface, unpickles what arrives, and stores its key where strangers can read it.
+    """
+
+    def init(self) -> None:
+        """Starts nothing."""
+
+    def register_listener(self, listener: Any) -> None:
+        """Does nothing, as nothing is heard of."""
+
+    def remove_listener(self, listener: Any) -> None:
+        """Does nothing."""
 
 
 def _reset() -> None:

@@ -16,7 +16,7 @@ from tfdist.collectives import Collectives, OneReplica
 from tfdist.collectives.horovod import HorovodCollectives
 from tfdist.collectives.no_constant_folding import not_constant
 from tfdist.coordination import Group, LocalGroup, join
-from tfdist.coordination.addresses import LOOPBACK, join_address
+from tfdist.coordination.addresses import LOOPBACK, join_address, network_interface
 from tfdist.coordination.authentication import derived
 from tfdist.coordination.job_token import job_token
 from tfdist.distribution.horovod_rendezvous import start_elastic, start_horovod, start_through
@@ -163,10 +163,14 @@ def _grouped_allgather(*tensors: tf.Tensor, **options: Any) -> list[tf.Tensor]:
 def _key_without_group(is_local: bool) -> str:
     """Returns the key of objects for ranks that have no group of their own.
 
+    Ranks on the host of Horovod's rendezvous have a key of their user. Other hosts do not have it: ranks that an elastic job
+    starts there need a token.
+
     Args:
-      is_local: whether all ranks are on this host; they also are if Horovod's rendezvous is on the loopback.
+      is_local: whether all ranks are on this host.
     """
-    host = LOOPBACK if is_local else os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
+    served = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
+    host = LOOPBACK if is_local or network_interface(served) else served
     return derived(job_token(os.environ, join_address(host, 1), "objects"), "objects")
 
 

@@ -5,11 +5,14 @@ import os
 import pathlib
 import re
 import shutil
+import socket
 import sys
 import time
 
+import psutil
 import pytest
 
+from tfdist.errors import InputError
 from tfdist.testing import processes
 
 pytest.importorskip("horovod")
@@ -52,3 +55,22 @@ def test_a_job_that_starts_with_one_rank_grows(tmp_path: pathlib.Path) -> None:
     assert second["found"] == [2.0, 2.0, 2.0, 1.0, 2.0]
     assert first["weights"] == second["weights"]
     assert first["rate"] == second["rate"] == pytest.approx(0.2)
+
+
+def test_only_the_host_of_the_rendezvous_does_without_a_token(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """Ranks on other hosts, which a job may start later, do not have the user's key."""
+    from tfdist.horovod.horovod_engine import _key_without_group
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TFDIST_TOKEN", raising=False)
+    own = next(a.address for each in psutil.net_if_addrs().values() for a in each if a.family == socket.AF_INET)
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", own)
+    here = _key_without_group(is_local=False)
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "203.0.113.7")
+    assert here == _key_without_group(is_local=True)
+    with pytest.raises(InputError, match="needs a secret token"):
+        _key_without_group(is_local=False)
+    monkeypatch.setenv("TFDIST_TOKEN", "the token of this job")
+    assert _key_without_group(is_local=False) == _key_without_group(is_local=True) != here
