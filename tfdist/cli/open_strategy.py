@@ -15,7 +15,7 @@ from tfdist.cluster.environment import Cluster
 from tfdist.config.conflicts import check_strategy
 from tfdist.config.fields import names
 from tfdist.coordination import Group, watch
-from tfdist.coordination.job_token import FILE_VARIABLE, INSECURE_VARIABLE
+from tfdist.coordination.job_token import with_flags
 from tfdist.distribution.factory import declaration, start, strategy_class
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection, detect
@@ -97,12 +97,8 @@ def _ending_together(group: Group, seconds: float) -> Iterator[None]:
 
 def _with_flags(environment: Mapping[str, str], config: Any) -> Mapping[str, str]:
     """Returns the environment with the variables that flags replace."""
-    flags = {
-        "TFDIST_COORDINATOR": config.coordinator,
-        FILE_VARIABLE: config.token_file,
-        INSECURE_VARIABLE: "1" if config.insecure else "",
-    }
-    return {**environment, **{name: value for name, value in flags.items() if value}}
+    coordinator = {"TFDIST_COORDINATOR": config.coordinator} if config.coordinator else {}
+    return with_flags({**environment, **coordinator}, config.token_file, config.insecure)
 
 
 def _options(config: Any, strategy: str) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def job_token(environment: Mapping[str, str], address: str, described: str = "",
     described = f"{address}\n{described}"
     allowed = environment.get(INSECURE_VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
     if is_local:
-        return derived(_user_key(environment), described) if not allowed else _hashed(described)
+        return _hashed(described) if allowed else derived(_user_key(environment), described)
     if not allowed:
         raise InputError(
             f"A job over several hosts needs a secret token; without one, anyone who can reach {address} can join it. "
@@ -68,6 +68,12 @@ def job_token(environment: Mapping[str, str], address: str, described: str = "",
     if warns:
         _log.warning("This job has no token (%s): anyone who can reach %s can join it.", INSECURE_VARIABLE, address)
     return _hashed(described)
+
+
+def with_flags(environment: Mapping[str, str], token_file: str, insecure: bool) -> dict[str, str]:
+    """Returns the environment with the variables that --token_file and --insecure stand for, if they were given."""
+    variables = {FILE_VARIABLE: token_file, INSECURE_VARIABLE: "1" if insecure else ""}
+    return {**environment, **{name: value for name, value in variables.items() if value}}
 
 
 def given_token(environment: Mapping[str, str]) -> str:
@@ -81,6 +87,11 @@ def given_token(environment: Mapping[str, str]) -> str:
     path = pathlib.Path(environment[FILE_VARIABLE]).expanduser()
     try:
         token = _private_text(path)
+    except _NotPrivateError as error:
+        raise InputError(
+            f"The token file must be a regular file of yours that no one else may read or write. Received: {path}, {error}. "
+            f"Run: chmod 600 {path}"
+        ) from error
     except OSError as error:
         raise InputError(
             f"The token file must be readable. Received: {path} ({error.strerror}). Make it: {_MAKE}"
@@ -90,15 +101,16 @@ def given_token(environment: Mapping[str, str]) -> str:
     return token
 
 
+class _NotPrivateError(Exception):
+    """A file is not a regular one of this user, or others may use it; the message has its owner and its mode."""
+
+
 def _private_text(path: pathlib.Path) -> str:
-    """Returns the text of a file that belongs to this user alone."""
+    """Returns the text of a file that belongs to this user alone; raises `_NotPrivateError` for another one."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO would block
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise InputError(
-                f"The token file must be a regular file of yours that no one else may read or write. Received: {path}, of user "
-                f"{status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}. Run: chmod 600 {path}"
-            )
+            raise _NotPrivateError(f"of user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}")
         return file.read(_LONGEST).decode("utf-8", "surrogateescape").strip()
 
 
@@ -116,8 +128,10 @@ def _user_key(environment: Mapping[str, str]) -> str:
         if key := _private_text(path):
             return key
         reason = "an empty file"
-    except (OSError, InputError) as error:
-        reason = getattr(error, "strerror", None) or str(error).partition("Received: ")[2]
+    except _NotPrivateError as error:
+        reason = str(error)
+    except OSError as error:
+        reason = error.strerror or str(error)
     raise InputError(
         f"The processes of a job on one host need a key that only their user can read. Received: {path} ({reason}). Remove it, "
         f"or make its directory writable, set XDG_CACHE_HOME to another one, or set {TOKEN_VARIABLE} for every process."

@@ -41,16 +41,15 @@ def join(
     if cluster.size == 1:
         return LocalGroup()
     launcher = environment.get(ADDRESS_VARIABLE)
-    token = token or job_token(
-        environment, launcher or _coordinator(cluster), _described(cluster), warns=cluster.rank == 0
-    )
+    address = launcher or _coordinator(cluster)
+    token = token or job_token(environment, address, _described(cluster), warns=cluster.rank == 0)
     if launcher:
         group = RemoteGroup(
-            launcher, rank=cluster.rank, size=cluster.size, token=token, timeout=start_timeout, server_rank=LAUNCHER
+            address, rank=cluster.rank, size=cluster.size, token=token, timeout=start_timeout, server_rank=LAUNCHER
         )
     else:
         group = serve_group(
-            _coordinator(cluster),
+            address,
             rank=cluster.rank,
             size=cluster.size,
             token=token,

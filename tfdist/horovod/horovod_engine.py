@@ -171,7 +171,7 @@ def _key_without_group(is_local: bool) -> str:
     """
     served = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
     host = LOOPBACK if is_local or network_interface(served) else served
-    return derived(job_token(os.environ, join_address(host, 1), "objects"), "objects")
+    return derived(job_token(os.environ, join_address(host, 1)), "objects")
 
 
 def _by_dtype(

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 from tfdist.coordination import Group
-from tfdist.coordination.job_token import FILE_VARIABLE, INSECURE_VARIABLE, job_token
+from tfdist.coordination.job_token import job_token, with_flags
 from tfdist.coordination.join import serve_group, started
 from tfdist.errors import PeerLostError
 from tfdist.launcher.job import Job
@@ -63,5 +63,4 @@ def token(job: Job, environment: Mapping[str, str]) -> str:
     Raises:
       InputError: the coordinator is not on the loopback, and there is no token, or it cannot be used.
     """
-    flags = {FILE_VARIABLE: job.token_file, INSECURE_VARIABLE: "1" if job.insecure else ""}
-    return job_token({**environment, **{name: value for name, value in flags.items() if value}}, job.coordinator)
+    return job_token(with_flags(environment, job.token_file, job.insecure), job.coordinator)
