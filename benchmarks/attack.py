@@ -25,8 +25,11 @@ from collections.abc import Iterator
 
 import psutil
 
-HELLO = b'{"type":"hello","rank":1,"size":2,"version":8,"pid":1,"host":"h","nonce":"n"}\n'
-SEALED = b"0" * 64 + b' {"type":"join"}\n'
+from tfdist.coordination.handshake import HELLO_SECONDS, MOST_STRANGERS
+from tfdist.coordination.messages import VERSION, encode
+
+HELLO = encode({"type": "hello", "rank": 1, "size": 2, "version": VERSION, "pid": 1, "host": "h", "nonce": "n"})
+SEALED = b"0" * 64 + b" " + encode({"type": "join"})
 NOBODY = 65534
 TRAIN = "--model=cnn --dataset=digits --batch_size=64 --steps=10000000 --log_every=5 --measure_every=0 --eval_every=0".split()
 
@@ -71,15 +74,15 @@ async def attack(port: int, connections: int) -> None:
 
 
 async def ignore() -> None:
-    """Prints the port of a server that answers nothing, and closes as the job's does: beyond 128 connections, after 10 s."""
+    """Prints the port of a server that answers nothing, and closes as the job's does: the oldest of too many, and the slow."""
     opened: list[asyncio.StreamWriter] = []
 
     async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         opened.append(writer)
-        if len(opened) > 128:
+        if len(opened) > MOST_STRANGERS:
             opened.pop(0).close()
         with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(HELLO_SECONDS):
                 while (await reader.read(1000)).startswith(b"{"):
                     pass
         if writer in opened:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.coordination.fuzz_test import VALUES, errors_logged, near, send
+from tests.arbitrary import VALUES, near
+from tests.coordination.fuzz_test import errors_logged, send
 from tests.coordination.wire import Wire
 from tests.launcher.rendezvous_server_test import HELLO, Open
 from tfdist.coordination.messages import encode

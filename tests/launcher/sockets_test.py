@@ -56,8 +56,6 @@ def job(directory: pathlib.Path, *flags: str) -> list[str]:
 def test_a_job_on_one_host_listens_where_the_table_says(
     launcher: str, strategy: str, options: str, isolated: bool, tmp_path: pathlib.Path
 ) -> None:
-    if isolated and launcher == "horovod":
-        pytest.skip("it has the loopback already")
     flags = [f"--launcher={launcher}", *["--isolate"] * isolated]
     with processes.job([*job(tmp_path, *flags), "-c", PROGRAM, strategy, options], 1) as started:
         [end] = started.wait(120)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.arbitrary import VALUES, near
 from tfdist import ledger
 from tfdist.errors import InputError
 from tfdist.reporting.run_directory import RunDirectory
@@ -16,23 +17,10 @@ from tfdist.storage import path_of
 
 pytestmark = pytest.mark.fuzz
 
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.sampled_from([-1, 0, 1, 2, 10**400])
-    | st.floats()
-    | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-
 
 def lines(record: dict[str, Any]) -> st.SearchStrategy[bytes]:
-    """Lines of JSON in which a few fields of the record have other values, or anything else."""
-    changes = st.dictionaries(st.sampled_from(sorted(record)), VALUES | st.integers(0, 4), max_size=2)
-    records = changes.map(lambda change: record | change) | VALUES
-    texts = records.map(lambda record: json.dumps(record).encode())
+    """Lines of JSON near the record, or anything else."""
+    texts = (near(record) | VALUES).map(lambda value: json.dumps(value).encode())
     return st.lists(st.one_of(texts, texts, st.binary(max_size=20)), max_size=4).map(b"\n".join)
 
 

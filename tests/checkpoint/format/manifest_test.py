@@ -186,7 +186,7 @@ ANYTHING = st.recursive(
 
 
 @pytest.mark.fuzz
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=max(250, settings().max_examples), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_it_says_it_is_loaded_as_written_or_refused(data, content, sealing):
     made = copy.deepcopy(content)
