@@ -95,12 +95,15 @@ def be_quiet() -> None:
             if hasattr(module, name):
                 setattr(module, name, functools.partial(_drawn, uniform=name == "uniform"))
     keras.random.randint = lambda shape, minval, maxval, *_, **__: _drawn(shape, minval, maxval, "int32", uniform=True)
-    if PLAIN:
-        keras.Model.make_train_function = _counted(keras.Model.make_train_function, "train_function")
-        keras.Model.make_test_function = _counted(keras.Model.make_test_function, "test_function")
-        keras.Model.get_metrics_result = _copied(keras.Model.get_metrics_result)
-    keras.optimizers.Optimizer.apply = _dense(keras.optimizers.Optimizer.apply)
     keras.random.shuffle = tf.random.shuffle = lambda x, *_, **__: tf.convert_to_tensor(x)
+
+
+def fix_keras() -> None:
+    """Fixes the defects of plain Keras that tfdist does not have."""
+    keras.Model.make_train_function = _counted(keras.Model.make_train_function, "train_function")
+    keras.Model.make_test_function = _counted(keras.Model.make_test_function, "test_function")
+    keras.Model.get_metrics_result = _copied(keras.Model.get_metrics_result)
+    keras.optimizers.Optimizer.apply = _dense(keras.optimizers.Optimizer.apply)
 
 
 def _dense(apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,6 +188,8 @@ def main(directory: str, *arguments: str) -> None:
     set_seed = keras.utils.set_random_seed
     keras.utils.set_random_seed = lambda seed: set_seed(seed + offset)
     keras.utils.set_random_seed(0)
+    if PLAIN:
+        fix_keras()
     if "--quiet" in options:
         be_quiet()
     observer = Observer()

@@ -199,8 +199,9 @@ class HasCollectives(Strategy):
         @tf.autograph.experimental.do_not_convert
         def replica_function(*args: Any) -> Any:
             token = _in_replica.set(True)
+            rows = keras_internals.convolutions_of_no_rows(self.collectives.size > 1)
             try:
-                with using(self.collectives), _in_use(self), keras_internals.one_device_losses():
+                with using(self.collectives), _in_use(self), keras_internals.one_device_losses(), rows:
                     return function(*args)
             finally:
                 _in_replica.reset(token)

@@ -4,6 +4,7 @@
 """
 
 from tfdist.keras_internals.callbacks import callback_state, restore_callback
+from tfdist.keras_internals.convolutions import convolutions_of_no_rows
 from tfdist.keras_internals.draws import keyed, neutral
 from tfdist.keras_internals.fitting import (
     compilation,
@@ -114,6 +115,7 @@ __all__ = [
     "compilation",
     "compiled_functions",
     "constant_learning_rate",
+    "convolutions_of_no_rows",
     "create_again",
     "data_losses",
     "embeddings",

@@ -266,7 +266,12 @@ class Step:
     def _compiled(self, differentiate: Callable[..., Any]) -> Callable[..., Any]:
         if not self.settings.jit_compile:
             return differentiate
-        compiled = tf.function(differentiate, jit_compile=True, autograph=False)
+
+        def for_xla(*args: Any) -> Any:
+            with keras_internals.convolutions_of_no_rows(False):
+                return differentiate(*args)
+
+        compiled = tf.function(for_xla, jit_compile=True, autograph=False)
 
         def without_communication(*args: Any) -> Any:
             try:

@@ -1,0 +1,162 @@
+"""The last batch has one row, so that one of two replicas has none. In float32, for which TensorFlow uses oneDNN."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tests.keras_fit.comparing import both
+from tests.selection import quick
+
+layers = keras.layers
+ROWS, BATCH = 9, 4
+NUMBERS = np.random.default_rng(0)
+SERIES, IMAGES, VIDEOS = ((ROWS, 12, 3), (ROWS, 9, 8, 3), (ROWS, 6, 7, 5, 3))
+
+
+class Contrast(layers.Layer):
+    """Compares each row with the mean of the whole batch."""
+
+    def call(self, x: Any) -> Any:
+        return x - tf.reduce_mean(tfdist.gather_rows(x), axis=0)
+
+
+class PenalizedMean(layers.Layer):
+    """Adds a mean over the batch to the loss."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x + 3)))
+        return x
+
+
+class Attention(layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = layers.MultiHeadAttention(2, 4)
+
+    def build(self, shape: Any) -> None:
+        self.attention.build(shape, shape)
+
+    def call(self, x: Any) -> Any:
+        return self.attention(x, x)
+
+
+LAYERS: dict[str, tuple[tuple[int, ...], Callable[[], list[layers.Layer]]]] = {
+    "conv1d": (SERIES, lambda: [layers.Conv1D(4, 3)]),
+    "conv1d_dilated": (SERIES, lambda: [layers.Conv1D(4, 2, dilation_rate=4, padding="causal")]),
+    "conv2d": (IMAGES, lambda: [layers.Conv2D(4, 3, strides=2), layers.ReLU()]),
+    "conv2d_dilated": (IMAGES, lambda: [layers.Conv2D(4, 3, dilation_rate=2)]),
+    "conv3d": (VIDEOS, lambda: [layers.Conv3D(4, 3)]),
+    "depthwise": (IMAGES, lambda: [layers.DepthwiseConv2D(3)]),
+    "separable": (IMAGES, lambda: [layers.SeparableConv2D(4, 3, dilation_rate=2)]),
+    "transposed": (IMAGES, lambda: [layers.Conv2DTranspose(4, 3, strides=2)]),
+    "conv_lstm": (VIDEOS, lambda: [layers.ConvLSTM2D(4, 3)]),
+    "conv_over_time": (VIDEOS, lambda: [layers.TimeDistributed(layers.Conv2D(4, 3))]),
+    "recurrent": (SERIES, lambda: [layers.Masking(), layers.Bidirectional(layers.LSTM(4))]),
+    "attention": (SERIES, lambda: [Attention()]),
+    "synchronized": (IMAGES, lambda: [layers.Conv2D(4, 3), tfdist.layers.SyncBatchNormalization()]),
+    "keras_synchronized": (IMAGES, lambda: [layers.Conv2D(4, 3), layers.BatchNormalization(synchronized=True)]),
+    "gathered": (SERIES, lambda: [layers.Conv1D(4, 3), Contrast()]),
+    "penalized": (SERIES, lambda: [layers.Conv1D(4, 3, activity_regularizer="l2"), PenalizedMean()]),
+    "probabilities": (SERIES, lambda: [layers.Conv1D(4, 3), layers.Softmax()]),
+}
+
+
+class Own(keras.Model):
+    """A custom step that calls a part of the model."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            hidden = self.layers[1](x)
+            outputs = hidden
+            for layer in self.layers[2:]:
+                outputs = layer(outputs)
+            loss = keras.ops.mean(keras.ops.square(y - outputs)) + keras.ops.mean(keras.ops.square(hidden))
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def network(name: str, kind: type[keras.Model] = keras.Model) -> keras.Model:
+    shape, make = LAYERS[name]
+    inputs = x = keras.Input(shape[1:])
+    for layer in make():
+        x = layer(x)
+    model = kind(inputs, layers.Dense(2)(layers.Flatten()(x)))
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"] if kind is keras.Model else None)
+    return model
+
+
+def used(shape: tuple[int, ...]) -> Callable[[keras.Model], Any]:
+    x, y = NUMBERS.normal(size=shape).astype("float32"), NUMBERS.normal(size=(ROWS, 2)).astype("float32")
+    x[:, 1] = 0  # masked, where there is a mask
+
+    def use(model: keras.Model) -> Any:
+        history = model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+        return history, model.evaluate(x, y, batch_size=BATCH, verbose=0), model.predict(x, BATCH, verbose=0)
+
+    return use
+
+
+def assert_same(ours: Any, plain: Any) -> None:
+    for a, b in zip(keras.tree.flatten(ours), keras.tree.flatten(plain), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", quick(LAYERS, "conv1d_dilated", "conv2d", "gathered", "synchronized"))
+def test_it_trains_evaluates_and_predicts_as_one_device(name: str, mirrored2: tfdist.Strategy) -> None:
+    assert_same(*both(mirrored2, lambda: network(name), used(LAYERS[name][0])))
+
+
+@pytest.mark.parametrize("name", quick(["conv1d_dilated", "conv2d_dilated", "depthwise"], "depthwise"))
+def test_so_do_custom_steps(name: str, mirrored2: tfdist.Strategy) -> None:
+    assert_same(*both(mirrored2, lambda: network(name, Own), used(LAYERS[name][0])))
+
+
+def test_in_micro_steps(mirrored2: tfdist.Strategy) -> None:
+    assert_same(*both(mirrored2, lambda: network("conv1d_dilated"), used(SERIES), accumulate_steps=2))
+
+
+def test_compiled_with_xla(mirrored2: tfdist.Strategy) -> None:
+    assert_same(*both(mirrored2, lambda: network("conv1d_dilated"), used(SERIES), jit_compile=True))
+
+
+def test_gradients_between_outputs_of_one_call(mirrored2: tfdist.Strategy) -> None:
+    """As in Grad-CAM: the outputs stay parts of one graph."""
+
+    class Penalized(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                with tf.GradientTape() as inner:
+                    features = self.layers[1](x)
+                    outputs = self.layers[3](self.layers[2](features))
+                    total = tf.reduce_sum(outputs)
+                slopes = inner.gradient(total, features)
+                loss = keras.ops.mean(keras.ops.square(y - outputs)) + keras.ops.mean(keras.ops.square(slopes))
+            weights = self.trainable_weights
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+            return {"loss": loss}
+
+    assert_same(*both(mirrored2, lambda: network("conv2d_dilated", Penalized), used(IMAGES)))
+
+
+def test_recomputed_layers(mirrored2: tfdist.Strategy) -> None:
+    def make() -> keras.Model:
+        block = keras.Sequential([layers.Conv1D(4, 3), layers.Conv1D(4, 3, dilation_rate=2)], name="block")
+        inputs = keras.Input(SERIES[1:])
+        model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(block(inputs))))
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        return model
+
+    def recomputed() -> keras.Model:
+        model = make()
+        tfdist.recompute(model, "block")
+        return model
+
+    assert_same(*both(mirrored2, recomputed, used(SERIES)))
