@@ -77,8 +77,8 @@ class Job:
 
     def kill_a_rank(self) -> float:
         """Kills the youngest rank; returns when."""
-        ranks = [child for child in psutil.Process(self._process.pid).children() if "tfdist.train" in child.cmdline()]
-        ranks[-1].send_signal(signal.SIGKILL)
+        ranks = [child for child in psutil.Process(self._process.pid).children(True) if child.name() == "tfdist.train"]
+        max(ranks, key=lambda rank: rank.create_time()).send_signal(signal.SIGKILL)
         return time.monotonic()
 
     def end(self) -> None:

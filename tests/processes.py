@@ -8,7 +8,8 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO
 
-from tests.fork_server import Servers, can_fork
+from tests.fork_server import Servers
+from tfdist.launcher.fork_server import can_fork
 from tfdist.testing import processes
 from tfdist.testing.processes import Ended, Job, Process, free_addresses
 
@@ -26,7 +27,7 @@ def start(
     command: Sequence[str], environment: Mapping[str, str], output: BinaryIO, directory: str | None = None
 ) -> Process:
     """See `tfdist.testing.processes.start`; forks where possible."""
-    if can_fork(command) and not _is_launcher(command):
+    if can_fork(command, environment) and not _is_launcher(command):
         return _servers().start(command, environment, output, directory or "")
     return processes.start(command, environment, output, directory)
 

@@ -33,6 +33,10 @@ _HELP = {
     "insecure": "Run a job over several hosts without a token: anyone who can reach the coordinator can join it.",
     "isolate": "Run a job on one host in a network namespace of its own (Linux), where nobody else can reach its ports, and "
     "which leads nowhere.",
+    "start_method": "How the processes are started: forkserver forks them from a process that has imported TensorFlow and "
+    "Keras, which saves seconds at the start and at each restart; spawn starts new interpreters; auto chooses forkserver for "
+    "tfdist's own commands on Linux. With forkserver, a program of your own must not set variables that TensorFlow or Keras "
+    "read when they are imported.",
     "start_timeout_seconds": "Seconds to wait for the launchers of the other hosts, and for ranks that do not start.",
     "log_dir": "Directory for the output of each rank, rank-N.log. Defaults to a new directory under runs/.",
     "grace_seconds": "Seconds that processes may take to save and exit when this command receives SIGTERM or Ctrl-C.",

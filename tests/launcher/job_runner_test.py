@@ -12,6 +12,7 @@ from tfdist.launcher import job_runner
 from tfdist.launcher.attempt import Host
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
+from tfdist.launcher.local_process import NewProcess
 from tfdist.launcher.orders import Order, OrderKind, Report
 
 pytestmark = pytest.mark.processes
@@ -37,7 +38,7 @@ class Desk:
 
 
 def until_over(order_source: Desk, arrived: list[int]) -> Outcome:
-    host = Host(Job(), cast(Any, None), {}, cast(Any, None), cast(Any, None), None, (), arrived, print)
+    host = Host(Job(), cast(Any, None), {}, NewProcess, cast(Any, None), cast(Any, None), None, (), arrived, print)
     return job_runner._until_over(host, cast(Any, order_source))
 
 

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import time
 import psutil
 import pytest
 
+from tests.launcher.launching import Launches
 from tfdist.launcher import reaper
 from tfdist.launcher.orphan_guard import OrphanGuard
 
@@ -130,3 +132,55 @@ def test_a_job_whose_guard_is_killed_ends_as_it_would_have(tmp_path):
         said = launcher.communicate(timeout=10)[1]
     assert launcher.returncode == 0, said
     assert first and "the guard of this job's processes" not in said and "Traceback" not in said
+
+
+LEAVING = "setsid sleep 1000 & (setsid sleep 1000 &) ; wait"
+
+
+def marked(guard: OrphanGuard) -> list[psutil.Process]:
+    """Returns the running processes that have the guard's variable."""
+    [(name, value)] = guard.variables.items()
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def test_processes_that_have_left_their_group_are_found():
+    other = subprocess.Popen(["sleep", "1000"], env={**os.environ, "TFDIST_LAUNCHER_ID": "of another launcher"})
+    with OrphanGuard() as guard:
+        environment = {**os.environ, **guard.variables}
+        left, added = (
+            subprocess.Popen(command, env=environment, start_new_session=True)
+            for command in (["sh", "-c", LEAVING], ["sleep", "1000"])
+        )
+        try:
+            guard.add(added.pid)
+            wait_until(lambda: len([p for p in marked(guard) if p.name() == "sleep"]) == 3)
+            guard.sweep()
+            assert [process.pid for process in marked(guard)] == [added.pid]
+            guard.forget(added.pid)
+            guard.sweep()
+            wait_until(lambda: not marked(guard))
+            assert other.poll() is None
+        finally:
+            for process in (left, added, other):
+                process.kill()
+                process.wait()
+
+
+@pytest.mark.parametrize("ends", ["killed", "by itself"])
+def test_no_daemon_of_a_rank_is_left(ends, tmp_path):
+    """The rank starts one in a session of its own, and one whose parent ends as well."""
+    command = ["sh", "-c", "setsid sleep 1000 & (setsid sleep 1000 &) ; sleep 0.5; test -e stay && sleep 1000; true"]
+    if ends == "killed":
+        (tmp_path / "stay").touch()
+    with Launches(tmp_path) as launch:
+        launcher = launch(*command, flags=("--processes=1",))
+        wait_until(lambda: len([process for process in launch.running() if process.name() == "sleep"]) >= 2)
+        if ends == "killed":
+            launcher.process.kill()
+        launcher.wait()
+        wait_until(lambda: not launch.running())

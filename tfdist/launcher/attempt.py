@@ -17,7 +17,7 @@ from tfdist.coordination.job_token import TOKEN_VARIABLE
 from tfdist.coordination.join import ADDRESS_VARIABLE
 from tfdist.errors import ExitCode, exit_codes
 from tfdist.launcher import failure_counts, node_group
-from tfdist.launcher.child import Child, Task
+from tfdist.launcher.child import Child, Start, Task
 from tfdist.launcher.engine_environment import ENGINES
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
@@ -46,6 +46,7 @@ class Host:
       job: number of processes, and how they find each other.
       command: returns the command of a rank.
       environment: environment that the processes inherit.
+      start: starts a process.
       guard: kills the remaining processes if this process is killed.
       logs: directory of the ranks' logs.
       notes: the ranks' progress files; None if progress is not needed.
@@ -57,6 +58,7 @@ class Host:
     job: Job
     command: Callable[[int], Sequence[str]]
     environment: Mapping[str, str]
+    start: Start
     guard: OrphanGuard
     logs: pathlib.Path
     notes: ProgressFiles | None
@@ -142,7 +144,7 @@ def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: conte
     try:
         for task in tasks:
             log = stack.enter_context(Log(task.log, number))
-            child = Child(task)
+            child = Child(task, host.start)
             children.append(child)
             host.guard.add(child.pid)
             channels += [
@@ -162,6 +164,7 @@ def _supervise(host: Host, tasks: Sequence[Task], watched: Watched, stack: conte
     finally:
         for child in children:
             host.guard.forget(child.pid)
+        host.guard.sweep()
 
 
 def asked(host: Host) -> Stop | None:

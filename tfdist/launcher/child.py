@@ -5,13 +5,13 @@ import logging
 import os
 import pathlib
 import signal
-import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from typing import IO, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from tfdist.errors import InputError
 from tfdist.errors.exit_codes import SIGNALLED
+from tfdist.launcher.local_process import LocalProcess, NewProcess
 
 REAP_SECONDS = 30.0  # after the first SIGKILL; most processes end within a few milliseconds
 
@@ -25,6 +25,9 @@ class Task(NamedTuple):
     command: Sequence[str]
     environment: Mapping[str, str]
     log: pathlib.Path
+
+
+Start = Callable[[Sequence[str], Mapping[str, str], int, int], LocalProcess]  # (command, environment, stdout, stderr)
 
 
 class Child:
@@ -43,33 +46,31 @@ class Child:
       signalled: whether the launcher had sent it a signal before.
     """
 
-    out: IO[bytes]
-    err: IO[bytes]
-
-    def __init__(self, task: Task):
+    def __init__(self, task: Task, start: Start = NewProcess):
         """Starts the process.
+
+        Args:
+          task: what it runs.
+          start: starts a process, given file descriptors for its outputs.
 
         Raises:
           InputError: the program does not exist.
         """
         self.rank, self.log = task.rank, task.log
+        (out, theirs_out), (err, theirs_err) = os.pipe(), os.pipe()
+        self.out, self.err = os.fdopen(out, "rb"), os.fdopen(err, "rb")
         try:
-            process = subprocess.Popen(
-                list(task.command),
-                env=dict(task.environment),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+            self._process = start(task.command, task.environment, theirs_out, theirs_err)
         except OSError as error:
+            self.out.close()
+            self.err.close()
             raise InputError(
                 f'The command must be a program that can be started. Received: "{task.command[0]}" ({error.strerror}).'
             ) from error
-        assert process.stdout and process.stderr
-        self._process = process
-        self.pid = process.pid
-        self.out, self.err = process.stdout, process.stderr
+        finally:
+            os.close(theirs_out)
+            os.close(theirs_err)
+        self.pid = self._process.pid
         self.code: int | None = None
         self.ended = 0.0
         self.signalled = False
@@ -77,12 +78,9 @@ class Child:
 
     def poll(self) -> bool:
         """Returns whether the process has ended."""
-        if self.code is None:
-            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if found:
-                self.ended = time.monotonic()
-                exited = found.si_code == os.CLD_EXITED
-                self.code = found.si_status if exited else SIGNALLED + found.si_status
+        if self.code is None and (code := self._process.poll()) is not None:
+            self.ended = time.monotonic()
+            self.code = code if code >= 0 else SIGNALLED - code
         return self.code is not None
 
     def signal(self, number: int) -> None:
@@ -102,9 +100,7 @@ class Child:
         """
         self.signal(signal.SIGKILL)
         assert self._killed is not None
-        try:
-            self._process.wait(max(0.0, self._killed + REAP_SECONDS - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        if not self._process.reap(max(0.0, self._killed + REAP_SECONDS - time.monotonic())):
             self.ended, self.code = time.monotonic(), SIGNALLED + signal.SIGKILL
             _log.warning(
                 "tfdist.launch: giving up on rank %d: its process, %d, has not ended %g s after SIGKILL. It is blocked "

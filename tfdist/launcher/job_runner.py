@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tfdist.checkpoint import in_memory
 from tfdist.errors import ExitCode, InputError, PeerLostError
+from tfdist.launcher import start_method
 from tfdist.launcher.attempt import Ask, Host, asked, attempt, is_repeated_request
 from tfdist.launcher.bootstrap import opened
 from tfdist.launcher.job import Job
@@ -59,11 +60,15 @@ def run(
         # fits.
         is_noted = job.restart_budget or job.preemption_budget or job.is_elastic
         notes = ProgressFiles(memory) if is_noted else None
-        own = {in_memory.VARIABLE: str(memory / "commits")}
+        own = {in_memory.VARIABLE: str(memory / "commits"), **guard.variables}
         inherited = {name: value for name, value in environment.items() if name != in_memory.VARIABLE}
         with interrupts or contextlib.nullcontext([]) as arrived:
+            several = job.processes > 1 or job.restart_budget > 0 or job.preemption_budget > 0
+            start = stack.enter_context(
+                start_method.opened(job.start_method, command(0), inherited | own, guard, several)
+            )
             outcome = _until_over(
-                Host(job, command, inherited | own, guard, logs, notes, stops, arrived, say), order_source
+                Host(job, command, inherited | own, start, guard, logs, notes, stops, arrived, say), order_source
             )
         return order_source.conclude(outcome)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import secrets
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import IO
 from tfdist.launcher import reaper
 from tfdist.launcher.signals import ENDING
 
+_VARIABLE = "TFDIST_LAUNCHER_ID"  # not secret
 _log = logging.getLogger("tfdist.launch")
 
 
@@ -18,9 +20,17 @@ class OrphanGuard:
     """A small process that outlives the launcher just long enough to kill what it started.
 
     It is a new interpreter instead of a fork, so that it works in a notebook with threads, and has its own session,
-    so that it does not receive a terminal's signals. It cannot reach processes that leave their process group, as
-    daemons do. If the guard itself is killed, the job continues without it.
+    so that it does not receive a terminal's signals. On Linux it also finds processes that have left their process group,
+    as daemons do, by a variable in their environment. If the guard itself is killed, the job continues without it.
+
+    Attributes:
+      variables: environment variables that all processes to be killed must have.
     """
+
+    def __init__(self) -> None:
+        """Chooses the variable."""
+        self.variables = {_VARIABLE: secrets.token_hex(16)}
+        self._groups: set[int] = set()
 
     def __enter__(self) -> "OrphanGuard":
         # A blocked signal stays blocked in the new process from its first instruction on. If a signal is sent to all
@@ -38,10 +48,12 @@ class OrphanGuard:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._is_missed = False
+        self._tell(f"{self._variable}\n")
         return self
 
     def add(self, group: int) -> None:
         """Adds a process group to be killed."""
+        self._groups.add(group)
         self._tell(f"{group}\n")
 
     def add_directory(self, path: str) -> None:
@@ -50,7 +62,12 @@ class OrphanGuard:
 
     def forget(self, group: int) -> None:
         """Removes a process group, whose id may be reused."""
+        self._groups.discard(group)
         self._tell(f"-{group}\n")
+
+    def sweep(self) -> None:
+        """Kills processes of the job that have left the process groups in which they were started, except added ones."""
+        reaper.kill_marked(self._variable, self._groups)
 
     def look(self) -> None:
         """Warns once if the guard was killed; to be polled while there are processes to guard."""
@@ -67,6 +84,11 @@ class OrphanGuard:
         with contextlib.suppress(BrokenPipeError):
             self._input.close()
         self._process.wait()
+
+    @property
+    def _variable(self) -> str:
+        [(name, value)] = self.variables.items()
+        return f"{name}={value}"
 
     @property
     def _input(self) -> IO[bytes]:

@@ -1,5 +1,6 @@
 """Runs a function in several new processes that train together, from a notebook or a script."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -66,12 +67,12 @@ def spawn(
       SpawnError: a process ended without an exception: it was killed, or called `sys.exit`.
       Exception: what the function raised in the process that failed first, with a note of its rank and traceback.
     """
-    job = Job(processes=processes, launcher=launcher, log_dir=log_dir)
+    job = Job(processes=processes, launcher=launcher, log_dir=log_dir, start_method="spawn")
     with tempfile.TemporaryDirectory(prefix="tfdist-spawn-") as path:
         directory = pathlib.Path(path)
         pickled_call.write_call(directory, fn, args, kwargs or {})
         if not log_dir:
-            job = Job(processes=processes, launcher=launcher, log_dir=path)
+            job = dataclasses.replace(job, log_dir=path)
         search = json.dumps([os.path.abspath(entry) for entry in sys.path])
         outcome = job_runner.run(
             job,

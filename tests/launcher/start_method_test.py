@@ -1,0 +1,120 @@
+"""Ranks that are forked from a process which has imported TensorFlow, through `tfdist.launch`."""
+
+import os
+import pathlib
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.launcher.launching import Launch, Launches
+from tfdist.errors import InputError
+from tfdist.launcher import start_method
+from tfdist.launcher.local_process import NewProcess
+from tfdist.launcher.orphan_guard import OrphanGuard
+
+pytestmark = pytest.mark.processes
+
+PARENT = "import os, psutil; print('parent', *psutil.Process(os.getppid()).cmdline())"
+LIMIT = 90.0
+RESTARTED = ("--processes=1", "--max_restarts=1", "--restart_backoff_seconds=0")
+
+
+@pytest.fixture
+def launch(tmp_path: pathlib.Path) -> Iterator[Launches]:
+    with Launches(tmp_path) as launches:
+        yield launches
+
+
+def ended(launcher: Launch) -> int:
+    launcher.out, launcher.err = launcher.process.communicate(timeout=LIMIT)
+    print(launcher.out, launcher.err)
+    return launcher.process.returncode
+
+
+def run(script: str, path: pathlib.Path) -> tuple[str, ...]:
+    (path / "script.py").write_text(script)
+    return sys.executable, "-m", "tfdist.run", "--strategy=multiworker", "script.py"
+
+
+def server(launcher: Launch) -> psutil.Process:
+    children = psutil.Process(launcher.process.pid).children()
+    [found] = [child for child in children if "tfdist.launcher.fork_program" in child.cmdline()]
+    return found
+
+
+@pytest.mark.parametrize(("method", "forked"), [("auto", True), ("spawn", False)])
+def test_commands_of_tfdist_are_forked(method: str, forked: bool, launch: Launches, tmp_path: pathlib.Path) -> None:
+    launcher = launch(*run(PARENT, tmp_path), flags=("--processes=2", f"--start_method={method}"))
+    assert ended(launcher) == 0
+    parents = re.findall(r"parent .*", launcher.out)
+    assert len(parents) == 2
+    assert [("fork_program" in parent) for parent in parents] == [forked, forked]
+
+
+def test_programs_of_users_are_forked_on_request(launch: Launches, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "script.py").write_text(f"{PARENT}; import sys; sys.exit(3 + ('tensorflow' in sys.modules))")
+    for flags, code in (((), 3), (("--start_method=forkserver",), 4)):
+        launcher = launch(sys.executable, "script.py", flags=("--processes=2", *flags))
+        assert ended(launcher) == code
+
+
+def test_a_restart_without_the_server_imports_again(launch: Launches, tmp_path: pathlib.Path) -> None:
+    script = (
+        f"{PARENT}\nimport pathlib, time; pathlib.Path('up').touch(); pathlib.Path('again').exists() or time.sleep(100)"
+    )
+    launcher = launch(*run(script, tmp_path), flags=RESTARTED)
+    end = time.monotonic() + LIMIT
+    while not (tmp_path / "up").exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    (tmp_path / "again").touch()
+    server(launcher).kill()
+    assert ended(launcher) == 0
+    assert "rank 0 ended with code 137" in launcher.err
+    assert "each rank imports it" in launcher.err
+    assert ["fork_program" in parent for parent in re.findall(r"parent .*", launcher.out)] == [True, False]
+
+
+def test_a_killed_launcher_leaves_no_server(launch: Launches, tmp_path: pathlib.Path) -> None:
+    launcher = launch(*run("import time; print('up'); time.sleep(100)", tmp_path), flags=("--processes=2",))
+    while "up" not in launcher.read_line():
+        pass
+    os.kill(launcher.process.pid, signal.SIGKILL)
+    end = time.monotonic() + 10
+    while launch.running():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("method", "command", "message"),
+    [
+        ("fork", ("sh",), '--start_method must be one of auto, forkserver, spawn. Received: "fork".'),
+        ("forkserver", ("sh", "-c"), 'without options for the interpreter. Received: "sh -c".'),
+        ("forkserver", (sys.executable, "-I", "a.py"), '-I". Leave it out.'),
+    ],
+)
+def test_what_is_refused(method: str, command: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        start_method.check(method)
+        with start_method.opened(method, command, os.environ, OrphanGuard(), True):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("command", "several"),
+    [
+        ((sys.executable, "-m", "tfdist.train"), False),
+        ((sys.executable, "-m", "mine"), True),
+        ((sys.executable, "mine.py"), True),
+        (("sh", "-c", "true"), True),
+    ],
+)
+def test_auto_starts_other_commands_and_single_processes_as_before(command: tuple[str, ...], several: bool) -> None:
+    with start_method.opened("auto", command, os.environ, OrphanGuard(), several) as start:
+        assert start is NewProcess

@@ -1,0 +1,81 @@
+"""How a launcher starts its ranks: as new interpreters, or by forks of a process that has imported TensorFlow."""
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from tfdist.errors import InputError
+from tfdist.grammar.spec import nearest
+from tfdist.launcher.child import Start
+from tfdist.launcher.fork_server import ForkServer, can_fork
+from tfdist.launcher.local_process import LocalProcess, NewProcess
+from tfdist.launcher.orphan_guard import OrphanGuard
+
+METHODS = ("auto", "forkserver", "spawn")  # the names of `multiprocessing`
+_PRELOADED = "tfdist.cli.training_imports"
+_COMMANDS = ("tfdist.train", "tfdist.run", "tfdist.verify", "tfdist.bench")
+_log = logging.getLogger("tfdist.launch")
+
+
+def check(method: str) -> None:
+    """Raises `InputError` if there is no such method."""
+    if method not in METHODS:
+        raise InputError(
+            f'--start_method must be one of {", ".join(METHODS)}. Received: "{method}".{nearest(method, METHODS)}'
+        )
+
+
+@contextlib.contextmanager
+def opened(
+    method: str, command: Sequence[str], environment: Mapping[str, str], guard: OrphanGuard, starts_several: bool
+) -> Iterator[Start]:
+    """Yields a function that starts a rank, and ends what it needs.
+
+    Args:
+      method: one of `METHODS`. "auto" forks for tfdist's commands on Linux, if the imports are needed more than once.
+      command: what every rank runs.
+      environment: environment that the ranks inherit.
+      guard: kills the server if this process is killed.
+      starts_several: whether several ranks are started, together or one after the other.
+
+    Raises:
+      InputError: the command cannot be started by the method.
+    """
+    possible = sys.platform == "linux" and can_fork(command, environment)
+    if method == "forkserver" and not possible:
+        raise InputError(
+            "--start_method=forkserver needs Linux, and a program for the Python interpreter of the launcher, without "
+            f'options for the interpreter. Received: "{" ".join(command[:2])}". Leave it out.'
+        )
+    # A program of a user may set variables that are read by the imports.
+    is_ours = command[1:2] == ["-m"] and command[2] in _COMMANDS if possible else False
+    if method == "spawn" or not possible or (method == "auto" and not (is_ours and starts_several)):
+        yield NewProcess
+        return
+    with ForkServer([_PRELOADED], environment) as server:
+        guard.add(server.pid)
+        try:
+            yield _Forks(server)
+        finally:
+            guard.forget(server.pid)
+
+
+class _Forks:
+    """Starts ranks by forks, or as new interpreters once the server is not available."""
+
+    def __init__(self, server: ForkServer):
+        self._server: ForkServer | None = server
+
+    def __call__(self, command: Sequence[str], environment: Mapping[str, str], out: int, err: int) -> LocalProcess:
+        if self._server:
+            try:
+                return self._server.start(command, environment, out, err)
+            except OSError as error:
+                self._server = None
+                _log.warning(
+                    "tfdist.launch: the process that imports TensorFlow for all ranks is not available, so that each "
+                    "rank imports it: %s",
+                    error,
+                )
+        return NewProcess(command, environment, out, err)
