@@ -107,8 +107,8 @@ def _send(connection: socket.socket, number: int) -> None:
 
 def _name(arguments: Sequence[str]) -> None:
     """Names this process after its program; its command line remains that of the server."""
-    program, *rest = arguments
-    name = {"-m": rest[0], "-c": "python"}.get(program, os.path.basename(program))
+    program = arguments[1] if arguments[0] == "-m" else os.path.basename(arguments[0])
+    name = "python" if program == "-c" else program
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="utf-8") as file:
         file.write(name)
 
