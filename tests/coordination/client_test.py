@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.coordination.wire import drip
 from tfdist.coordination import LostMember, RemoteGroup
 from tfdist.coordination.addresses import LOOPBACK, free_port, listen
 from tfdist.coordination.authentication import challenged
@@ -155,6 +156,15 @@ def test_a_silent_server_is_lost(scripted):
     wait_for_loss(group)
     assert group.lost() == LostMember(LAUNCHER, "no heartbeat for 0.3 s (it is stopped, or its host is unreachable)")
     assert [message["type"] for message in server.heard[:2]] == ["hello", "beat"]
+    group.leave()
+
+
+def test_bytes_that_make_no_message_do_not_hide_a_lost_server(scripted):
+    """As those of someone on the way, who cannot seal a message."""
+    server = scripted({**WELCOME, "lost_after": 0.4})
+    group = member(server.address)
+    drip(server.connection, 4.0)
+    assert group.lost() and "no heartbeat for 0.4 s" in group.lost().reason
     group.leave()
 
 

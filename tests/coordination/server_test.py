@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.coordination.wire import HELLO, Wire
+from tests.coordination.wire import HELLO, Wire, drip
 from tfdist.coordination import LostMember
 from tfdist.coordination.authentication import OVERHEAD
 from tfdist.coordination.connection import Connection
@@ -268,3 +268,26 @@ def test_a_doubt_makes_a_silent_member_lost_sooner(job):
         assert member.lost() is None
         loss = member.lost(wait=2.0)
         assert loss and loss.rank == 1 and "no heartbeat for 0.3 s" in loss.reason
+
+
+def test_bytes_that_make_no_message_do_not_hide_a_lost_member(job):
+    """As those of someone on the way, who cannot seal a message."""
+    two = job(2, members=False, heartbeat=0.1, lost_after=0.6)
+    member = two.join(0)
+    with Wire(two.server.address, {**HELLO, "rank": 1}) as wire:
+        drip(wire.sock, 4.0)
+    loss = member.lost()
+    assert loss and loss.rank == 1 and "no heartbeat for 0.6 s" in loss.reason
+
+
+def test_a_large_message_may_take_longer_than_the_limit_of_silence(job, monkeypatch):
+    monkeypatch.setattr("tfdist.coordination.messages.SLOWEST", 1 << 14)
+    two = job(2, members=False, heartbeat=0.1, lost_after=0.6)
+    with Wire(two.server.address, {**HELLO, "rank": 1}) as wire:
+        other = two.start(two.join(0).gather, "x", 0)
+        gather = {"type": "gather", "ranks": None, "ticket": 1, "name": "x", "deadline": 60, "place": ""}
+        sealed = wire.sealed({**gather, "value": "x" * (1 << 16)})
+        for place in range(0, len(sealed), 1 << 12):
+            wire.sock.sendall(sealed[place : place + (1 << 12)])
+            time.sleep(0.1)
+        assert other.result(5) == [0, "x" * (1 << 16)]

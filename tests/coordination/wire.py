@@ -1,7 +1,9 @@
 """Connections of tests that speak the protocol by hand, with a token or without."""
 
+import contextlib
 import json
 import socket
+import time
 from typing import Any
 
 from tfdist.coordination.addresses import split_address
@@ -9,6 +11,15 @@ from tfdist.coordination.authentication import Session
 from tfdist.coordination.messages import VERSION, encode
 
 HELLO = {"type": "hello", "rank": 0, "size": 2, "version": VERSION, "pid": 1, "host": "h", "nonce": "n"}
+
+
+def drip(sock: socket.socket, seconds: float, interval: float = 0.05) -> None:
+    """Sends bytes that never make a message, until the other end closes the connection."""
+    end = time.monotonic() + seconds
+    with contextlib.suppress(OSError):
+        while time.monotonic() < end:
+            sock.sendall(b"x")
+            time.sleep(interval)
 
 
 class Wire:

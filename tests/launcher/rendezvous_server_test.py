@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.coordination.wire import Wire
+from tests.coordination.client_test import Scripted
+from tests.coordination.wire import Wire, drip
 from tfdist.coordination.addresses import join_address, listen, split_address
 from tfdist.coordination.messages import VERSION, encode
 from tfdist.errors import InputError, PeerLostError
-from tfdist.launcher import orders, rendezvous_server
+from tfdist.launcher import orders, remote_agent, rendezvous_server
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_controller import JobController
 from tfdist.launcher.job_result import Outcome
@@ -95,6 +96,22 @@ def test_a_guest_that_is_silent_is_lost(opened, monkeypatch) -> None:
     monkeypatch.setattr(rendezvous_server, "LOST_AFTER_SECONDS", 0.3)
     with Wire(opened.address, HELLO, "token"):
         until(lambda: any("no heartbeat for 0.3 s" in line for line in opened.said))
+
+
+def test_bytes_that_make_no_message_do_not_hide_a_lost_guest(opened, monkeypatch) -> None:
+    monkeypatch.setattr(rendezvous_server, "LOST_AFTER_SECONDS", 0.3)
+    with Wire(opened.address, HELLO, "token") as wire:
+        drip(wire.sock, 4.0)
+        assert any("no heartbeat for 0.3 s" in line for line in opened.said)
+
+
+def test_bytes_that_make_no_message_do_not_hide_a_lost_lobby(monkeypatch) -> None:
+    monkeypatch.setattr(remote_agent, "LOST_AFTER_SECONDS", 0.3)
+    with contextlib.closing(Scripted({"type": "welcome"})) as server:
+        job = Job(processes=2, min_processes=1, hosts="x", coordinator=server.address, start_timeout_seconds=5.0)
+        with RemoteAgent(job, "t") as agent:
+            drip(server.connection, 4.0)
+            assert "no heartbeat for 0.3 s" in agent.order().outcome.reason
 
 
 def test_the_end_of_the_lobby_stops_a_guest_that_runs() -> None:

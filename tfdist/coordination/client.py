@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from tfdist.coordination.authentication import derived
 from tfdist.coordination.connect import connect
 from tfdist.coordination.group import NO_GOODBYE, Json, Listener, LostMember, name_member, silence
+from tfdist.coordination.liveness import Liveness
 from tfdist.coordination.messages import (
     DOUBTED_BEATS,
     LIMIT,
@@ -111,6 +112,7 @@ class Client:
         self._sock, self._lines, self._seal = call.sock, call.lines, call.seal
         self._heartbeat, self._lost_after = (float(call.welcome[name]) for name in seconds)
         self._sock.settimeout(self._lost_after)
+        self._liveness = Liveness(self._lines, self._heartbeat)
         self._receive(call.following)
         self._thread = threading.Thread(target=self._run, name=f"{noun}-{rank}-group-member", daemon=True)
         self._thread.start()
@@ -216,17 +218,12 @@ class Client:
     def _listen(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._sock, selectors.EVENT_READ)
-            last = heard = beaten = time.monotonic()
+            now = beaten = time.monotonic()
             while True:
-                ready = selector.select(max(0.0, beaten + self._heartbeat - last))
-                if ready and not self._read():
+                if selector.select(max(0.0, beaten + self._heartbeat - now)) and not self._read():
                     return
                 now = time.monotonic()
-                if now - last > self._heartbeat + 1.0:  # this process was suspended or starved, not the server
-                    heard += now - last
-                heard = now if ready else heard
-                last = now
-                if now - heard > self._lost_after:
+                if self._liveness.is_silent(self._lost_after):
                     self._lose_server(silence(self._lost_after))
                     return
                 if now >= beaten + self._heartbeat:
@@ -248,6 +245,7 @@ class Client:
         """Handles messages; if that is impossible, reports the server as lost, and returns False."""
         try:
             for message in messages:
+                self._liveness.heard()
                 self._handle(message)
         except BadMessage as error:
             self._lose_server(f"it sent {error}")

@@ -17,7 +17,7 @@ class Connection:
       rank: the member's rank, after it has been welcomed.
       hello: the message that has been answered by a challenge; None before.
       accepted: `time.monotonic()` when the connection was accepted.
-      heard: `time.monotonic()` when data was last received, not counting data received after `end`.
+      heard: `time.monotonic()` when the last message was received, complete and verified, not counting those after `end`.
       lines: splits the received data into messages.
       peer: address of the other end, for logs.
       ending: whether the last message has been queued; data received afterwards is discarded.
@@ -53,8 +53,6 @@ class Connection:
             return b""
         except OSError:  # reset by the peer: treated as a normal end
             return None
-        if not self.ending:
-            self.heard = time.monotonic()
         return data or None
 
     def send(self, message: Message) -> None:

@@ -17,6 +17,7 @@ from tfdist.errors import InputError
 
 VERSION = 8  # of the protocol; other versions are refused with a message
 LIMIT = 1 << 20  # maximum bytes per message
+SLOWEST = 1 << 20  # bytes per second; at this rate, a message of any size may arrive, and does not count as silence
 DOUBTED_BEATS = 3  # missing heartbeats that count as a loss once an engine has reported a failure
 LIMIT_BEFORE_HELLO = 1 << 12  # for senders that have not presented the token yet
 LONGEST_DEADLINE = 1e9  # seconds; longer ones are sent as null, which is none
@@ -134,6 +135,14 @@ class MessageReader:
         self.line = b""
         self._pending = bytearray()
         self._searched = 0  # number of pending bytes without a newline
+
+    @property
+    def allowance(self) -> float:
+        """Seconds by which an unfinished message may delay the heartbeats behind it: those that its bytes take at `SLOWEST`.
+
+        These bytes are not verified yet, so whoever forges them gains the same seconds; `limit` bounds them.
+        """
+        return len(self._pending) / SLOWEST
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """Yields the messages that `data` completes.

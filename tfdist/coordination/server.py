@@ -171,6 +171,7 @@ class Server:
             return
         try:
             for message in connection.lines.feed(data):
+                connection.heard = time.monotonic()
                 self._handle(connection, message)
         except WrongSealError as error:
             if connection.rank is None:
@@ -257,7 +258,7 @@ class Server:
                     connection.close()
             elif connection.unread > MOST_UNREAD:
                 self._drop(connection, f"it left more than {MOST_UNREAD} bytes unread")
-            elif now - connection.heard > self._lost_after:
+            elif now - connection.heard > self._lost_after + connection.lines.allowance:
                 self._drop(connection, silence(self._lost_after))
             else:
                 connection.send({"type": "beat"})

@@ -3,12 +3,12 @@
 import contextlib
 import socket
 import threading
-import time
 from contextlib import AbstractContextManager
 
 from tfdist.coordination import Group, LocalGroup
 from tfdist.coordination.connect import connect
 from tfdist.coordination.group import NO_GOODBYE, silence
+from tfdist.coordination.liveness import Liveness
 from tfdist.coordination.messages import LIMIT, VERSION, BadMessage, encode
 from tfdist.errors import ExitCode
 from tfdist.launcher import orders
@@ -103,20 +103,19 @@ class RemoteAgent(OrderSource):
     def _follow(self) -> None:
         """Receives messages until the server closes the connection; raises `OSError` if it is silent."""
         self._sock.settimeout(BEAT_SECONDS)
-        heard = time.monotonic()
-        while True:
+        liveness = Liveness(self._lines, BEAT_SECONDS)
+        while not liveness.is_silent(LOST_AFTER_SECONDS):
             self._send({"type": "beat"})
             try:
                 data = self._sock.recv(_CHUNK)
             except TimeoutError:
-                if time.monotonic() - heard > LOST_AFTER_SECONDS:
-                    raise OSError(silence(LOST_AFTER_SECONDS)) from None
                 continue
-            heard = time.monotonic()
             for message in self._lines.feed(data):
+                liveness.heard()
                 self._receive_order(message)
             if not data:
                 return
+        raise OSError(silence(LOST_AFTER_SECONDS))
 
     def _receive_order(self, message: dict[str, object]) -> None:
         if message["type"] == "order" and not self._left:

@@ -15,6 +15,7 @@ from tfdist.coordination.addresses import NO_RESOURCES, join_address, listen, sp
 from tfdist.coordination.authentication import OVERHEAD, WrongSealError, challenged, derived, nonce
 from tfdist.coordination.group import NO_GOODBYE, silence
 from tfdist.coordination.handshake import HELLO_SECONDS, MOST_STRANGERS, version_refusal
+from tfdist.coordination.liveness import Liveness
 from tfdist.coordination.messages import (
     LIMIT,
     LIMIT_BEFORE_HELLO,
@@ -165,8 +166,9 @@ class RendezvousServer:
     def _exchange_orders(self, connection: "_Connection", name: str) -> None:
         """Returns when the launcher has left or the job is over; raises `OSError` if it is gone or silent."""
         assert self._controller
-        sock, said, heard, beaten = connection.sock, None, time.monotonic(), 0.0
-        while True:
+        sock, said, beaten = connection.sock, None, 0.0
+        liveness = Liveness(connection.lines, _WAKE_SECONDS)
+        while not liveness.is_silent(LOST_AFTER_SECONDS):
             order = self._controller.order(name)
             now = time.monotonic()
             if order != said:
@@ -183,12 +185,10 @@ class RendezvousServer:
             sock.settimeout(_WAKE_SECONDS)
             try:
                 data = sock.recv(_CHUNK)
-            except TimeoutError:  # checked only here, because this process may have been starved
-                if now - heard > LOST_AFTER_SECONDS:
-                    raise OSError(silence(LOST_AFTER_SECONDS)) from None
+            except TimeoutError:
                 continue
-            heard = time.monotonic()
             for message in connection.lines.feed(data):
+                liveness.heard()
                 if message["type"] == "report":
                     self._controller.reported(name, orders.report_of(message))
                 elif message["type"] == "goodbye":
@@ -196,6 +196,7 @@ class RendezvousServer:
                     return
             if not data:
                 raise OSError(NO_GOODBYE)
+        raise OSError(silence(LOST_AFTER_SECONDS))
 
 
 class _Connection(NamedTuple):
