@@ -17,7 +17,7 @@ from tfdist.errors import InputError, PeerLostError
 
 pytestmark = pytest.mark.processes
 
-WELCOME = {"type": "welcome", "heartbeat": 0.05, "lost_after": 5.0}
+WELCOME = {"type": "welcome", "nonce": "n", "heartbeat": 0.05, "lost_after": 5.0}
 
 
 class Scripted:
@@ -143,9 +143,9 @@ def test_a_server_whose_message_makes_no_sense_is_lost_at_once(scripted, message
     group.leave()
 
 
-@pytest.mark.parametrize("seconds", [0, -1, "1", None, 10**400])
-def test_a_welcome_that_makes_no_sense_is_that_of_another_program(scripted, seconds):
-    server = scripted({**WELCOME, "heartbeat": seconds})
+@pytest.mark.parametrize("change", [*({"heartbeat": seconds} for seconds in (0, -1, "1", None, 10**400)), {"nonce": 1}])
+def test_a_welcome_that_makes_no_sense_is_that_of_another_program(scripted, change):
+    server = scripted({**WELCOME, **change})
     with pytest.raises(InputError, match="A group of tfdist must answer at"):
         member(server.address)
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tfdist.coordination.job_token import given_token, job_token
+from tfdist.coordination.job_token import bound, given_token, job_token
 from tfdist.errors import InputError
 
 REMOTE, LOCAL = "node1.example.com:14000", "127.0.0.1:14000"
@@ -175,3 +175,8 @@ def test_without_home_the_key_is_in_that_of_the_user(tmp_path, monkeypatch):
         pwd, "getpwuid", lambda user: pwd.struct_passwd(("u", "x", user, 1, "", str(tmp_path), "/bin/sh"))
     )
     assert job_token({}, LOCAL) == job_token({"HOME": str(tmp_path)}, LOCAL)
+
+
+def test_groups_with_the_same_secret_have_different_tokens_whatever_the_host_is_called():
+    assert bound(SECRET, "rank", "node1:14000") == bound(SECRET, "rank", "[::1]:14000") != SECRET
+    assert len({bound(SECRET, role, f"node1:{port}") for role in ("rank", "node") for port in (1, 2)}) == 4

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.coordination.authentication_test import Middle, as_it_is
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup, join
 from tfdist.coordination.addresses import LOOPBACK, free_port
@@ -145,3 +146,28 @@ def test_the_token_comes_from_the_environment(coordinator):
     )
     assert isinstance(groups[0], PeerLostError) and "never connected: rank 1" in str(groups[0])
     assert isinstance(groups[1], InputError) and "TFDIST_TOKEN" in str(groups[1])
+
+
+def test_a_process_of_another_job_with_the_same_token_is_refused(coordinator):
+    """Someone on the way leads rank 1 of one job to rank 0 of another one, and passes on what they say."""
+    environment = {"TFDIST_TOKEN": TOKEN}
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        serving = pool.submit(members, 2, coordinator, (0,), environment, 1.5)
+        between = Middle(coordinator, as_it_is, as_it_is)
+        try:
+            (led,) = members(2, between.address, (1,), environment, 1.0)
+        finally:
+            between.close()
+        (first,) = serving.result(10)
+    assert isinstance(led, InputError) and "another job listens there" in str(led)
+    assert isinstance(first, PeerLostError) and "never connected: rank 1" in str(first)
+
+
+def test_what_members_derive_from_the_token_is_of_their_group_alone(coordinator):
+    found = []
+    for _ in range(2):
+        groups = members(2, coordinator, environment={"TFDIST_TOKEN": TOKEN})
+        found.append([group.token_for(purpose) for purpose in "xy" for group in groups])
+        leave(reversed(groups))
+    assert all(ours[0] == ours[1] != ours[2] == ours[3] for ours in found)
+    assert not set(found[0]) & set(found[1])

@@ -107,8 +107,8 @@ class Client:
         hello = {"type": "hello", "rank": rank, "size": size, "version": VERSION}
         hello |= {"pid": os.getpid(), "host": socket.gethostname()}
         server, seconds = name_member(server_rank, noun), ("heartbeat", "lost_after")
-        call = connect(address, hello, token, (size + 1) * LIMIT, timeout, server, seconds)
-        self._token = token
+        call = connect(address, hello, token, (size + 1) * LIMIT, timeout, server, seconds, texts=("nonce",))
+        self._secret = derived(token, call.welcome["nonce"])
         self._sock, self._lines, self._seal = call.sock, call.lines, call.seal
         self._heartbeat, self._lost_after = (float(call.welcome[name]) for name in seconds)
         self._sock.settimeout(self._lost_after)
@@ -135,7 +135,7 @@ class Client:
 
     def token_for(self, purpose: str) -> str:
         """See `Group.token_for`."""
-        return derived(self._token, purpose)
+        return derived(self._secret, purpose)
 
     def publish(self, ranks: Ranks, topic: str, value: Json) -> None:
         """See `Group.publish`."""

@@ -33,6 +33,7 @@ def connect(
     timeout: float,
     server: str,
     seconds: Sequence[str] = (),
+    texts: Sequence[str] = (),
 ) -> AcceptedConnection:
     """Connects and joins, retrying until the server answers.
 
@@ -44,6 +45,7 @@ def connect(
       timeout: total seconds to wait.
       server: name of the server in error messages.
       seconds: names of the welcome's fields that are positive numbers of seconds.
+      texts: names of its fields that are strings.
 
     Raises:
       PeerLostError: no server answered in time.
@@ -53,7 +55,7 @@ def connect(
     problem = "no answer"
     while (left := end - time.monotonic()) > 0:
         try:
-            return _try(address, hello, token, limit, left, seconds)
+            return _try(address, hello, token, limit, left, seconds, texts)
         except OSError as error:
             problem = error.strerror or str(error)
         time.sleep(min(RETRY_SECONDS, max(0.0, end - time.monotonic())))
@@ -61,7 +63,7 @@ def connect(
 
 
 def _try(
-    address: str, hello: Message, token: str, limit: int, left: float, seconds: Sequence[str]
+    address: str, hello: Message, token: str, limit: int, left: float, seconds: Sequence[str], texts: Sequence[str]
 ) -> AcceptedConnection:
     sock = socket.create_connection(split_address(address), timeout=left)
     try:
@@ -75,6 +77,7 @@ def _try(
         lines.unseal = session.unseal
         sock.sendall(session.seal(encode({"type": "join"})))
         welcome = _expect(_next(sock, lines), "welcome")
+        take(welcome, **dict.fromkeys(texts, str))
         for number in take(welcome, **dict.fromkeys(seconds, (int, float))):
             if not 0 < number <= LONGEST_DEADLINE:
                 raise BadMessage(f"a welcome with {number!r:.80} seconds")

@@ -70,6 +70,19 @@ def job_token(environment: Mapping[str, str], address: str, described: str = "",
     return _hashed(described)
 
 
+def bound(token: str, role: str, address: str) -> str:
+    """Returns the token with which one group is served, as jobs and groups may have the same token.
+
+    It depends on what all members are given alike: they may know the host by different names, but not the port.
+
+    Args:
+      token: the job's token.
+      role: what the members are.
+      address: `host:port` at which this process serves the group, or reaches it.
+    """
+    return derived(token, f"{role} at port {split_address(address)[1]}")
+
+
 def with_flags(environment: Mapping[str, str], token_file: str, insecure: bool) -> dict[str, str]:
     """Returns the environment with the variables that --token_file and --insecure stand for, if they were given."""
     variables = {FILE_VARIABLE: token_file, INSECURE_VARIABLE: "1" if insecure else ""}

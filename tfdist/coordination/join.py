@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination.addresses import LOOPBACK, join_address, listen, split_address
 from tfdist.coordination.group import LAUNCHER, Group
-from tfdist.coordination.job_token import job_token
+from tfdist.coordination.job_token import bound, job_token
 from tfdist.coordination.local import LocalGroup
 from tfdist.coordination.remote import RemoteGroup
 from tfdist.coordination.server import Server
@@ -77,12 +77,13 @@ def serve_group(
       address: `host:port` at which the first member serves the group and the others connect.
       rank: this member's rank.
       size: number of members.
-      token: token that all members must present.
+      token: the job's token, of which all members must present what `bound` derives.
       timeout: seconds to wait for the server.
       remedy: last sentence of the error message if the first member cannot listen there.
       noun: what a member is called in messages.
       places: expected location of each member, for messages.
     """
+    token = bound(token, noun, address)
     if rank != 0:
         return RemoteGroup(address, rank=rank, size=size, token=token, timeout=timeout, noun=noun)
     server = Server(listen(address, remedy), size=size, token=token, noun=noun, places=places)

@@ -2,10 +2,10 @@
 
 A connection begins with a `hello` (rank, size, version, pid, host, nonce), which is answered by a `challenge` (nonce) or by
 `refused`. From then on each message is sealed with the token (`tfdist.coordination.authentication`). The process sends `join`,
-which is answered by `welcome` or `refused`. Members then send `gather`, `publish`, `doubt`, `beat` and, last, `goodbye`. The
-server answers a gather with `values` or `failed`, preceded by `waiting` if it takes long. It sends `published` to all members,
-`beat`, `lost` and, last, `closed`. `gather`, `publish` and `published` have the `ranks` of a subgroup, in order, or null for
-all members.
+which is answered by `welcome` (with the group's nonce) or `refused`. Members then send `gather`, `publish`, `doubt`, `beat` and
+`goodbye`, the last one. The server answers a gather with `values` or `failed`, preceded by `waiting` if it takes long. It sends
+`published` to all members, `beat`, `lost` and, last, `closed`. `gather`, `publish` and `published` have the `ranks` of a
+subgroup, in order, or null for all members.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 
 from tfdist.errors import InputError
 
-VERSION = 8  # of the protocol; other versions are refused with a message
+VERSION = 9  # of the protocol; other versions are refused with a message
 LIMIT = 1 << 20  # maximum bytes per message
 SLOWEST = 1 << 20  # bytes per second; at this rate, a message of any size may arrive, and does not count as silence
 DOUBTED_BEATS = 3  # missing heartbeats that count as a loss once an engine has reported a failure

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from tfdist.coordination.addresses import NO_RESOURCES, join_address
-from tfdist.coordination.authentication import WrongSealError
+from tfdist.coordination.authentication import WrongSealError, nonce
 from tfdist.coordination.connection import Connection
 from tfdist.coordination.group import NO_GOODBYE, LostMember, silence
 from tfdist.coordination.handshake import HELLO_SECONDS, MOST_STRANGERS, WRONG_TOKEN, Handshake, version_refusal
@@ -73,6 +73,7 @@ class Server:
         self._losses: list[LostMember] = []
         self.size = size
         self._handshake = Handshake(size, token, noun)
+        self._nonce = nonce()  # for what members derive from the token, which other groups may share
         self._places = places
         self._heartbeat, self._lost_after = heartbeat, lost_after
         self._rounds = PendingOperations(size, noun, self._absence)
@@ -224,7 +225,8 @@ class Server:
         connection.admit(rank)
         self._came[rank] = f"pid {hello['pid']} on {hello['host']}"
         self._members[rank] = connection
-        connection.send({"type": "welcome", "heartbeat": self._heartbeat, "lost_after": self._lost_after})
+        seconds = {"heartbeat": self._heartbeat, "lost_after": self._lost_after}
+        connection.send({"type": "welcome", "nonce": self._nonce} | seconds)
         for loss in self._losses:
             connection.send(_lost_message(loss))
 

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 
 from tfdist.coordination.addresses import listen, split_address
+from tfdist.coordination.job_token import bound
 from tfdist.errors import InputError
 from tfdist.launcher import node_group
 from tfdist.launcher.hosts import LOOPBACK_NAMES, Hosts, is_named, own_names
@@ -40,11 +41,11 @@ def opened(
             return
         listener = _listener(job.coordinator) if job.is_elastic and job.coordinator else None
         if job.is_elastic and job.coordinator and listener is None:
-            yield stack.enter_context(RemoteAgent(job, node_group.token(job, environment)))
+            yield stack.enter_context(RemoteAgent(job, _token(job, environment)))
             return
         hosts = stack.enter_context(Hosts(job.hosts, guard)) if job.hosts else None
         controller = JobController(job, say, listed=lambda: hosts.slots if hosts else None, launched=launched_now())
-        token = node_group.token(job, environment) if listener else ""
+        token = _token(job, environment) if listener else ""
         own = LocalController(
             job, controller, token
         )  # before remote launchers join, because the first one owns the job
@@ -54,6 +55,10 @@ def opened(
             controller.open_group, controller.close_group = rendezvous_server.open_group, rendezvous_server.close_group
             rendezvous_server.open(controller)
         yield own
+
+
+def _token(job: Job, environment: Mapping[str, str]) -> str:
+    return bound(node_group.token(job, environment), "launcher", job.coordinator)
 
 
 def _listener(coordinator: str) -> socket.socket | None:
