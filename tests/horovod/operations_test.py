@@ -28,6 +28,7 @@ MOVED = (*REDUCED, "uint16", "int16", "bool", "uint32")
 IN_GRAPHS = ("bfloat16", "float32", "int64", "bool")
 WITHOUT = pathlib.Path(__file__).with_name("without_horovod.py")
 ENGINES = [(3, [str(WORKER)]), (2, [str(WITHOUT), str(WORKER)])]
+UNSIGNED = "InputError: An object of another rank must be signed with this job's token. Received: another signature"
 Outcomes = list[dict[str, Any]]
 
 
@@ -129,9 +130,16 @@ def test_odd_shapes(ranks):
 
 def test_objects_are_signed(ranks):
     """What another job's process has pickled is not unpickled."""
-    unsigned = "InputError: An object of another rank must be signed with this job's token. Received: another signature"
-    assert [rank["altered object"].startswith(unsigned) for rank in ranks] == [True] * (len(ranks) - 1) + [False]
-    assert all(rank["altered objects"].startswith(unsigned) for rank in ranks)
+    assert [rank["altered object"].startswith(UNSIGNED) for rank in ranks] == [True] * (len(ranks) - 1) + [False]
+    assert all(rank["altered objects"].startswith(UNSIGNED) for rank in ranks)
+
+
+def test_signed_objects_are_of_one_call_of_one_rank(ranks):
+    """Whoever reaches the engine's connections can send an object again, and none of the ranks unpickles it."""
+    started_again = [] if "refused" in ranks[0] else ["object of an earlier start"]
+    for name in ("earlier object", "object of another name", *started_again):
+        assert [rank[name].startswith(UNSIGNED) for rank in ranks] == [False] + [True] * (len(ranks) - 1)
+    assert all(rank["object of another rank"].startswith(UNSIGNED) and rank["object"] == "next" for rank in ranks)
 
 
 def test_adasum(ranks):

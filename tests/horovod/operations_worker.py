@@ -3,11 +3,13 @@
 python tests/horovod/operations_worker.py
 """
 
+import contextlib
 import json
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +17,7 @@ import tensorflow as tf
 import tfdist.horovod as hvd
 from tests.horovod import drop_in_worker
 from tfdist.errors import TfdistError
-from tfdist.horovod import process
+from tfdist.horovod import object_exchange, object_signatures, process
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 REDUCED = ("uint8", "int8", "int32", "int64", *FLOATS)
@@ -224,6 +226,42 @@ def process_sets(rank: int, size: int) -> None:
     note("set removed", hvd.remove_process_set(pair))
 
 
+@contextlib.contextmanager
+def on_the_way(change: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
+    """Lets what the ranks receive as signed objects be changed, as by someone who reaches the engine's connections."""
+
+    def changing(move: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        def moved(tensor: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
+            received = move(tensor, *args, **kwargs)
+            return change(received) if tensor.dtype == tf.uint8 else received
+
+        return moved
+
+    changed = mock.patch.multiple(object_exchange, broadcast=changing(hvd.broadcast), allgather=changing(hvd.allgather))
+    with changed, mock.patch.object(object_signatures, "allgather", changing(hvd.allgather)):
+        yield
+
+
+def earlier_objects(rank: int, size: int) -> None:
+    seen: list[tf.Tensor] = []  # the nonces, and an object
+    with on_the_way(lambda received: seen.append(received) or received):
+        note("object", hvd.broadcast_object("old", name="object"))
+    with on_the_way(lambda received: seen[1]):
+        found["earlier object"] = refused(lambda: hvd.broadcast_object("new", name="object"))
+        found["object of another name"] = refused(lambda: hvd.broadcast_object("new", name="another"))
+    with on_the_way(lambda received: tf.reshape(tf.reshape(received, [size, -1])[::-1], [-1])):
+        found["object of another rank"] = refused(lambda: hvd.allgather_object(rank, name="rank"))
+    if hvd.gloo_built():
+        hvd.shutdown()
+        hvd.init()
+        again = iter(seen)
+        with on_the_way(lambda received: next(again)):
+            found["object of an earlier start"] = refused(lambda: hvd.broadcast_object("new", name="object"))
+        hvd.shutdown()
+        hvd.init()
+    note("object", hvd.broadcast_object("next", name="object"))
+
+
 def mismatches(rank: int, size: int) -> None:
     odd = rank == size - 1
     kinds: dict[str, Callable[[], Any]] = {
@@ -298,6 +336,7 @@ def main() -> None:
         bool(hvd.mpi_threads_supported()),
     ]
     found["comm"], found["refused starts"] = comm, refused_starts
+    earlier_objects(rank, size)
     adasum(rank, size)
     all_dtypes(rank, size)
     shapes(rank, size)

@@ -17,8 +17,7 @@ from tfdist.collectives.horovod import HorovodCollectives
 from tfdist.collectives.no_constant_folding import not_constant
 from tfdist.coordination import Group, LocalGroup, join
 from tfdist.coordination.addresses import LOOPBACK, join_address, network_interface
-from tfdist.coordination.authentication import derived
-from tfdist.coordination.job_token import job_token
+from tfdist.coordination.job_token import bound, job_token
 from tfdist.distribution.horovod_rendezvous import start_elastic, start_horovod, start_through
 from tfdist.errors import InputError
 from tfdist.horovod.engine import CallId, Engine
@@ -171,7 +170,8 @@ def _key_without_group(is_local: bool) -> str:
     """
     served = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
     host = LOOPBACK if is_local or network_interface(served) else served
-    return derived(job_token(os.environ, join_address(host, 1)), "objects")
+    address = join_address(host, int(os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT") or 1))
+    return bound(job_token(os.environ, address), "objects", address)
 
 
 def _by_dtype(
