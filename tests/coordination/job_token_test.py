@@ -28,6 +28,38 @@ def test_the_variable_comes_before_the_file(file):
     )
 
 
+@pytest.mark.parametrize("source", ["variable", "file"])
+def test_whitespace_around_a_token_does_not_belong_to_it(source, file):
+    file.write_text(f" {SECRET}\t\r\n")
+    variables = {"TFDIST_TOKEN": f" {SECRET}\t\r\n"} if source == "variable" else {"TFDIST_TOKEN_FILE": str(file)}
+    assert given_token(variables) == job_token(variables, REMOTE) == SECRET
+    short = {"TFDIST_TOKEN": "short" + " " * 20}
+    with pytest.raises(InputError, match="must have at least 16 characters.*Received: 5"):
+        job_token(short, REMOTE)
+    assert given_token({"TFDIST_TOKEN": " \n", "TFDIST_TOKEN_FILE": str(file)}) == SECRET
+    assert given_token({"TFDIST_TOKEN": " \n"}) == ""
+
+
+def test_a_home_that_does_not_exist_is_bad_input(monkeypatch):
+    with pytest.raises(InputError, match=r"Received: ~no-such-user/token \(.*\) in TFDIST_TOKEN_FILE or --token_file"):
+        job_token({"TFDIST_TOKEN_FILE": "~no-such-user/token"}, REMOTE)
+
+    def unknown(user):
+        raise KeyError(f"getpwuid(): uid not found: {user}")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.delenv("HOME")
+    with pytest.raises(InputError, match="Received: ~/token "):
+        job_token({"TFDIST_TOKEN_FILE": "~/token"}, REMOTE)
+    with pytest.raises(InputError, match="who has none. Set HOME, XDG_CACHE_HOME, or TFDIST_TOKEN"):
+        job_token({}, LOCAL)
+
+
+def test_without_a_home_the_key_may_be_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert job_token({"XDG_CACHE_HOME": str(tmp_path)}, LOCAL) == job_token({"XDG_CACHE_HOME": str(tmp_path)}, LOCAL)
+
+
 def test_a_file_of_the_home_directory(file, monkeypatch):
     monkeypatch.setenv("HOME", str(file.parent))
     assert given_token({"TFDIST_TOKEN_FILE": "~/token"}) == SECRET

@@ -92,12 +92,15 @@ def with_flags(environment: Mapping[str, str], token_file: str, insecure: bool) 
 def given_token(environment: Mapping[str, str]) -> str:
     """Returns the token that the user provides: TFDIST_TOKEN, or else the contents of TFDIST_TOKEN_FILE; empty without either.
 
+    Whitespace at its beginning and its end does not belong to it.
+
     Raises:
       InputError: the file cannot be read, is empty, or can be read or written by other users.
     """
-    if environment.get(TOKEN_VARIABLE) or not environment.get(FILE_VARIABLE):
-        return environment.get(TOKEN_VARIABLE, "")
-    path = pathlib.Path(environment[FILE_VARIABLE]).expanduser()
+    token = environment.get(TOKEN_VARIABLE, "").strip()
+    if token or not environment.get(FILE_VARIABLE):
+        return token
+    path = _token_file(environment[FILE_VARIABLE])
     try:
         token = _private_text(path)
     except _NotPrivateError as error:
@@ -112,6 +115,16 @@ def given_token(environment: Mapping[str, str]) -> str:
     if not token:
         raise InputError(f"The token file must not be empty. Received: {path}. Make it: {_MAKE}")
     return token
+
+
+def _token_file(given: str) -> pathlib.Path:
+    try:
+        return pathlib.Path(given).expanduser()
+    except RuntimeError as error:  # there is no such user, or no home
+        raise InputError(
+            f"The token file must be in a home directory that exists on this host. Received: {given} ({error}) in "
+            f"{FILE_VARIABLE} or --token_file. Give the whole path."
+        ) from error
 
 
 class _NotPrivateError(Exception):
@@ -133,8 +146,8 @@ def _user_key(environment: Mapping[str, str]) -> str:
     Raises:
       InputError: it cannot be created, or others can read it.
     """
-    home = environment.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir
-    path = pathlib.Path(environment.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")) / "tfdist" / "token"
+    cache = environment.get("XDG_CACHE_HOME") or os.path.join(_home(environment), ".cache")
+    path = pathlib.Path(cache) / "tfdist" / "token"
     try:
         if not path.exists():
             _create(path)
@@ -149,6 +162,16 @@ def _user_key(environment: Mapping[str, str]) -> str:
         f"The processes of a job on one host need a key that only their user can read. Received: {path} ({reason}). Remove it, "
         f"or make its directory writable, set XDG_CACHE_HOME to another one, or set {TOKEN_VARIABLE} for every process."
     )
+
+
+def _home(environment: Mapping[str, str]) -> str:
+    try:
+        return environment.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError as error:  # as in a container that is run by any user
+        raise InputError(
+            f"The processes of a job on one host need a key in their user's home. Received: user {os.geteuid()}, who has none. "
+            f"Set HOME, XDG_CACHE_HOME, or {TOKEN_VARIABLE} for every process."
+        ) from error
 
 
 def _create(path: pathlib.Path) -> None:
