@@ -11,7 +11,7 @@ from tests.coordination.wire import drip
 from tfdist.coordination import LostMember, RemoteGroup
 from tfdist.coordination.addresses import LOOPBACK, free_port, listen
 from tfdist.coordination.authentication import challenged
-from tfdist.coordination.group import LAUNCHER
+from tfdist.coordination.group import LAUNCHER, NO_GOODBYE
 from tfdist.coordination.messages import encode
 from tfdist.errors import InputError, PeerLostError
 
@@ -23,10 +23,10 @@ WELCOME = {"type": "welcome", "nonce": "n", "heartbeat": 0.05, "lost_after": 5.0
 class Scripted:
     """A server for one connection that sends the given messages, sealed, or other bytes instead, and nothing else."""
 
-    def __init__(self, *messages, raw=b"", ends=False):
+    def __init__(self, *messages, raw=b"", ends=False, drips=False):
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
-        self.messages, self.raw, self.ends = messages, raw, ends
+        self.messages, self.raw, self.ends, self.drips = messages, raw, ends, drips
         self.heard = []
         self.connection = None
         self.thread = threading.Thread(target=self.serve)
@@ -38,6 +38,8 @@ class Scripted:
             hello = next(lines)[:-1]
             self.heard.append(json.loads(hello))
             self.connection.sendall(self.raw)
+            if self.drips:
+                drip(self.connection, 4.0)
             if not self.messages:
                 return
             challenge, session = challenged("t", hello)
@@ -94,6 +96,22 @@ def test_a_server_that_does_not_speak_is_named(scripted):
     server = scripted()
     with pytest.raises(PeerLostError, match=r"within 0.3 s \(timed out\)"):
         member(server.address, timeout=0.3)
+
+
+def test_a_server_that_drips_is_given_up_at_the_timeout(scripted):
+    server = scripted(drips=True)
+    began = time.monotonic()
+    with pytest.raises(PeerLostError, match=r"within 0.5 s \(timed out\)"):
+        member(server.address, timeout=0.5)
+    assert time.monotonic() - began < 2.0
+
+
+def test_the_text_of_a_refusal_is_shown_short_and_without_control_characters(scripted):
+    server = scripted(raw=encode({"type": "refused", "reason": "a\x1b[2J\n\u202e" + "x" * 5000}))
+    with pytest.raises(InputError) as raised:
+        member(server.address)
+    text = str(raised.value)
+    assert text.startswith(r"a\x1b[2J\n\u202exxx") and len(text) == 1000 and text.isprintable()
 
 
 def test_a_server_that_comes_later_is_found(scripted):
@@ -185,6 +203,31 @@ def test_a_gather_does_not_wait_for_ever_for_a_server_that_answers_nothing(scrip
     with pytest.raises(PeerLostError, match="rank 0, which serves the group, did not answer 'x' within 0.1 s"):
         group.gather("x", 1, deadline=0.1)
     group.leave()
+
+
+@pytest.mark.parametrize("sent", [0, 20], ids=["nothing", "a part"])
+def test_a_message_whose_sending_is_interrupted_is_the_last_one(job, monkeypatch, sent):
+    """The server gets no message after it, whose seal would not be the next one."""
+    two = job(2, heartbeat=0.1)
+    client = two.members[1]._client
+    sock = client._sock
+
+    class Interrupted:
+        def sendall(self, data):
+            sock.sendall(data[:sent] if b'"publish"' in data else data)
+            if b'"publish"' in data:
+                raise KeyboardInterrupt
+
+        def __getattr__(self, name):
+            return getattr(sock, name)
+
+    monkeypatch.setattr(client, "_sock", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        two.members[1].publish("x", 1)
+    wait_for_loss(two.members[0])
+    assert two.members[0].lost() == LostMember(1, NO_GOODBYE)
+    wait_for_loss(two.members[1])
+    assert two.members[1].lost().rank == 0  # its own end of the connection
 
 
 def test_leaving_says_goodbye_last_and_once(scripted):

@@ -11,6 +11,8 @@ import pytest
 from tests.coordination.server_test import outcome
 from tests.coordination.wire import HELLO, Wire
 from tfdist.coordination.addresses import split_address
+from tfdist.coordination.connection import Connection
+from tfdist.coordination.limited_log import LONGEST_LINE, MOST_LINES
 from tfdist.coordination.messages import LIMIT, encode
 from tfdist.coordination.pending_operations import PendingOperations
 
@@ -144,6 +146,51 @@ def test_without_descriptors_it_pauses_and_says_so_once(job, monkeypatch, caplog
     assert time.monotonic() - began >= 0.4
     assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
     assert caplog.text.count("No connections to the group are accepted for 0.5 s") == 1
+
+
+def test_strangers_do_not_flood_the_log(job, caplog):
+    two = job(2)
+    for _ in range(50):
+        stranger(two, raw=encode({"type": "\x1b[31m" + "x" * 2000}))
+    two.server.close()
+    *lines, last = caplog.messages
+    assert (
+        len(lines) == MOST_LINES
+        and last == f"... and {50 - MOST_LINES} more lines about connections in the last minute"
+    )
+    assert all("which sent" in line and line.isprintable() and len(line) <= LONGEST_LINE for line in lines)
+
+
+def test_a_connection_that_cannot_be_registered_costs_itself_alone(job, monkeypatch, caplog):
+    two = job(2, members=False)
+    two.join(0)
+    register, failures = Connection.__init__, iter([RuntimeError("a mistake"), OSError(errno.EINVAL, "reset")])
+
+    def broken(self, *arguments):
+        for failure in failures:
+            raise failure
+        register(self, *arguments)
+
+    monkeypatch.setattr(Connection, "__init__", broken)
+    for _ in range(2):
+        with socket.create_connection(split_address(two.server.address)) as sock:
+            assert is_closed(sock)
+    two.join(1)
+    assert two.all(lambda m: m.gather("x", m.rank)) == [[0, 1]] * 2
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * 2
+
+
+def test_a_server_that_closes_does_not_wait_for_strangers(job):
+    two = job(2)
+    with Wire(two.server.address) as silent, Wire(two.server.address) as greeted:
+        greeted.sock.sendall(encode(HELLO))
+        assert json.loads(next(greeted.lines))["type"] == "challenge"
+        for member in two.members.values():
+            member.leave()
+        began = time.monotonic()
+        two.server.close()
+        assert time.monotonic() - began < 1.0
+        assert silent.rest() == greeted.rest() == []
 
 
 def test_a_member_that_reads_nothing_is_lost(job, monkeypatch):

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -150,6 +151,39 @@ def test_whoever_drips_is_closed_at_a_fixed_time(opened, monkeypatch) -> None:
                 sock.sendall(b"{")
                 time.sleep(0.1)
         assert time.monotonic() - began < 5.0
+
+
+def test_a_guest_that_never_ends_does_not_hold_up_the_end(opened, monkeypatch) -> None:
+    monkeypatch.setattr(rendezvous_server, "HELLO_SECONDS", 0.5)
+    with Wire(opened.address, HELLO, "token") as wire:
+        wire.receive()
+        opened.controller.end(Outcome(0))
+        opened.controller.reported("own", Report(Outcome(0)))
+        wire.send(orders.report_message(Report(Outcome(0))))
+        dripping = threading.Thread(target=drip, args=(wire.sock, 4.0))
+        dripping.start()
+        began = time.monotonic()
+        opened.rendezvous_server.__exit__(None, None, None)
+        assert time.monotonic() - began < 2.5
+        dripping.join()
+
+
+def test_a_thread_that_cannot_be_started_costs_one_connection(opened, monkeypatch, caplog) -> None:
+    start, failures = threading.Thread.start, iter([RuntimeError("can't start new thread")])
+
+    def exhausted(thread: threading.Thread) -> None:
+        if thread.name == "rendezvous":
+            for failure in failures:
+                raise failure
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", exhausted)
+    with socket.create_connection(split_address(opened.address)) as sock:
+        sock.settimeout(5.0)
+        assert sock.recv(1) == b""
+    assert "can't start new thread" in caplog.text
+    with opened.remote_agent() as agent:
+        until(lambda: agent.order().kind == OrderKind.RUN)
 
 
 def test_strangers_are_limited_in_number_and_hold_up_neither_launchers_nor_the_end(opened, monkeypatch) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tfdist.coordination.addresses import split_address
 from tfdist.coordination.authentication import OVERHEAD, Session, WrongSealError, nonce
 from tfdist.coordination.handshake import WRONG_TOKEN
-from tfdist.coordination.messages import LONGEST_DEADLINE, BadMessage, Message, MessageReader, encode, take
+from tfdist.coordination.messages import LONGEST_DEADLINE, BadMessage, Message, MessageReader, encode, printable, take
 from tfdist.errors import InputError, PeerLostError
 
 RETRY_SECONDS = 0.1
@@ -53,9 +53,9 @@ def connect(
     """
     end = time.monotonic() + timeout
     problem = "no answer"
-    while (left := end - time.monotonic()) > 0:
+    while time.monotonic() < end:
         try:
-            return _try(address, hello, token, limit, left, seconds, texts)
+            return _try(address, hello, token, limit, end, seconds, texts)
         except OSError as error:
             problem = error.strerror or str(error)
         time.sleep(min(RETRY_SECONDS, max(0.0, end - time.monotonic())))
@@ -63,20 +63,20 @@ def connect(
 
 
 def _try(
-    address: str, hello: Message, token: str, limit: int, left: float, seconds: Sequence[str], texts: Sequence[str]
+    address: str, hello: Message, token: str, limit: int, end: float, seconds: Sequence[str], texts: Sequence[str]
 ) -> AcceptedConnection:
-    sock = socket.create_connection(split_address(address), timeout=left)
+    sock = socket.create_connection(split_address(address), timeout=max(end - time.monotonic(), RETRY_SECONDS))
     try:
         if sock.getsockname() == sock.getpeername():  # TCP can connect a port without a listener to itself
             raise ConnectionRefusedError("Connection refused")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         greeting, lines = encode(hello | {"nonce": nonce()}), MessageReader(limit + OVERHEAD)
         sock.sendall(greeting)
-        _expect(_next(sock, lines), "challenge")
+        _expect(next_message(sock, lines, end), "challenge")
         session = Session(token, greeting[:-1], lines.line, is_server=False)
         lines.unseal = session.unseal
         sock.sendall(session.seal(encode({"type": "join"})))
-        welcome = _expect(_next(sock, lines), "welcome")
+        welcome = _expect(next_message(sock, lines, end), "welcome")
         take(welcome, **dict.fromkeys(texts, str))
         for number in take(welcome, **dict.fromkeys(seconds, (int, float))):
             if not 0 < number <= LONGEST_DEADLINE:
@@ -98,18 +98,31 @@ def _try(
 
 def _expect(message: Message, kind: str) -> Message:
     if message["type"] == "refused":
-        raise InputError(" ".join(str(message.get("reason")).split())[:1000])
+        raise InputError(printable(str(message.get("reason")), 1000))
     if message["type"] != kind:
         raise BadMessage(f"{message['type']!r:.80} instead of a {kind}")
     return message
 
 
-def _next(sock: socket.socket, lines: MessageReader) -> Message:
-    """Returns the next message, and no more: the one after it may be sealed."""
-    data = b""
-    while True:
+def next_message(sock: socket.socket, lines: MessageReader, end: float) -> Message:
+    """Returns the next message, and no more: the one after it may be sealed.
+
+    Args:
+      sock: a connected socket.
+      lines: reads its messages.
+      end: when to give up, by `time.monotonic()`, however slowly the message arrives.
+
+    Raises:
+      OSError: it did not arrive in time, or the connection was closed.
+      BadMessage: it is none.
+    """
+    for message in lines.feed(b""):
+        return message
+    while (left := end - time.monotonic()) > 0:
+        sock.settimeout(left)
+        data = sock.recv(_CHUNK)
         for message in lines.feed(data):
             return message
-        data = sock.recv(_CHUNK)
         if not data:
             raise ConnectionResetError("it closed the connection")
+    raise TimeoutError("timed out")

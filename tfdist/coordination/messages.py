@@ -53,6 +53,12 @@ def limited(message: Message, name: str) -> bytes:
     return line
 
 
+def printable(text: str, longest: int) -> str:
+    """Returns a text of another program for a log or a terminal: cut, and with control characters escaped."""
+    escaped = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in text[:longest])
+    return "".join(escaped)[:longest]
+
+
 def take(message: Message, **kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
     """Returns the named fields of a message in the order of the arguments, after checking their types.
 

@@ -13,6 +13,7 @@ from tfdist.coordination.authentication import WrongSealError, nonce
 from tfdist.coordination.connection import Connection
 from tfdist.coordination.group import NO_GOODBYE, LostMember, silence
 from tfdist.coordination.handshake import HELLO_SECONDS, MOST_STRANGERS, WRONG_TOKEN, Handshake, version_refusal
+from tfdist.coordination.limited_log import LimitedLog
 from tfdist.coordination.messages import (
     DOUBTED_BEATS,
     LIMIT,
@@ -30,8 +31,6 @@ LOST_AFTER_SECONDS = 20.0
 MOST_UNREAD = 64 * LIMIT  # bytes that a member may leave unread
 PAUSE_SECONDS = 1.0  # without accepting connections, when this process has no resources for them
 FAREWELL_SECONDS = 2.0  # for the last messages to be delivered when the server closes
-
-_log = logging.getLogger("tfdist.coordination")
 
 
 class Server:
@@ -74,6 +73,7 @@ class Server:
         self.size = size
         self._handshake = Handshake(size, token, noun)
         self._nonce = nonce()  # for what members derive from the token, which other groups may share
+        self._log = LimitedLog(logging.getLogger("tfdist.coordination"))
         self._places = places
         self._heartbeat, self._lost_after = heartbeat, lost_after
         self._rounds = PendingOperations(size, noun, self._absence)
@@ -109,6 +109,7 @@ class Server:
         finally:
             for connection in self._connections():
                 connection.close()
+            self._log.summarize(now=True)
             self._selector.close()
             for sock in (self._listener, self._wake_sender, self._wake_receiver):
                 sock.close()
@@ -144,7 +145,7 @@ class Server:
                 if mask & selectors.EVENT_READ:
                     self._read(key.data)
             except Exception as error:  # it costs this connection, not the thread that serves all of them
-                _log.error("Dropped a connection from %s, which could not be served", key.data.peer, exc_info=error)
+                self._log.error(f"Dropped a connection from {key.data.peer}, which could not be served", error)
                 self._drop(key.data, f"it could not be served ({type(error).__name__}: {error})")
 
     def _accept(self) -> None:
@@ -152,14 +153,18 @@ class Server:
             sock, peer = self._listener.accept()
         except OSError as error:
             if error.errno in NO_RESOURCES:
-                _log.warning("No connections to the group are accepted for %g s: %s", PAUSE_SECONDS, error)
+                self._log.warning(f"No connections to the group are accepted for {PAUSE_SECONDS:g} s: {error}")
                 self._selector.unregister(self._listener)
                 self._paused_until = time.monotonic() + PAUSE_SECONDS
             return  # otherwise the client is gone again
         strangers = [connection for connection in self._connections() if connection.rank is None]
         if len(strangers) >= MOST_STRANGERS:  # a member says hello at once
             min(strangers, key=lambda connection: connection.accepted).close()
-        Connection(sock, peer[0], self._selector)
+        try:
+            Connection(sock, peer[0], self._selector)
+        except Exception as error:  # it costs this connection, as one that is reset at once
+            sock.close()
+            self._log.error(f"Dropped a connection from {peer[0]}, which could not be served", error)
 
     def _read(self, connection: Connection) -> None:
         data = connection.receive()
@@ -180,7 +185,7 @@ class Server:
             else:
                 self._drop(connection, f"it sent {error}")
         except BadMessage as error:
-            _log.warning("Dropped a connection from %s, which sent %s", connection.peer, error)
+            self._log.warning(f"Dropped a connection from {connection.peer}, which sent {error}")
             self._drop(connection, f"it sent {error}")
 
     def _handle(self, connection: Connection, message: Message) -> None:
@@ -214,7 +219,7 @@ class Server:
             connection.challenge(message, self._handshake.token)
 
     def _refuse(self, connection: Connection, refusal: str, *, sealed: bool = True) -> None:
-        _log.warning("Refused a connection from %s. %s", connection.peer, refusal)
+        self._log.warning(f"Refused a connection from {connection.peer}. {refusal}")
         connection.refuse(refusal, sealed=sealed)
 
     def _admit(self, connection: Connection, hello: Message) -> None:
@@ -254,6 +259,7 @@ class Server:
         connection.end()
 
     def _beat(self, now: float) -> None:
+        self._log.summarize()
         for connection in self._connections():
             if connection.ending or connection.rank is None:
                 if now - (connection.heard if connection.ending else connection.accepted) > HELLO_SECONDS:
@@ -284,8 +290,11 @@ class Server:
 
     def _send_goodbyes(self) -> None:
         for connection in self._connections():
-            connection.send({"type": "closed", "reason": self._farewell})
-            connection.end()
+            if connection.rank is None:  # it was never admitted
+                connection.close()
+            else:
+                connection.send({"type": "closed", "reason": self._farewell})
+                connection.end()
         end = time.monotonic() + FAREWELL_SECONDS
         while self._connections() and time.monotonic() < end:
             for key, mask in self._selector.select(0.05):

@@ -13,8 +13,10 @@ from typing import NamedTuple
 from tfdist.coordination import Server
 from tfdist.coordination.addresses import NO_RESOURCES, join_address, listen, split_address
 from tfdist.coordination.authentication import OVERHEAD, WrongSealError, challenged, derived, nonce
+from tfdist.coordination.connect import next_message
 from tfdist.coordination.group import NO_GOODBYE, silence
 from tfdist.coordination.handshake import HELLO_SECONDS, MOST_STRANGERS, version_refusal
+from tfdist.coordination.limited_log import LimitedLog
 from tfdist.coordination.liveness import Liveness
 from tfdist.coordination.messages import (
     LIMIT,
@@ -33,8 +35,6 @@ LOST_AFTER_SECONDS = 10.0  # without a heartbeat; no engine blocks a launcher's 
 _WAKE_SECONDS = 0.1  # polling interval for orders
 _PAUSE_SECONDS = 1.0  # without accepting connections, when this process has no resources for them
 _CHUNK = 1 << 16
-
-_log = logging.getLogger("tfdist.launch")
 
 
 class RendezvousServer:
@@ -58,6 +58,7 @@ class RendezvousServer:
         self._numbers = itertools.count(1)
         self._group: Server | None = None
         self._threads: list[threading.Thread] = []
+        self._log = LimitedLog(logging.getLogger("tfdist.launch"))
         self._strangers: list[socket.socket] = []  # not admitted yet, the oldest first
 
     def open(self, controller: JobController) -> None:
@@ -82,10 +83,11 @@ class RendezvousServer:
         for sock in (self._listener, *self._strangers):
             _wake(sock)
         end = time.monotonic() + LOST_AFTER_SECONDS
-        for thread in self._threads:
+        for thread in filter(threading.Thread.is_alive, self._threads):  # the last one may not have been started
             thread.join(max(0.0, end - time.monotonic()))
         self._listener.close()
         self.close_group()
+        self._log.summarize(now=True)
 
     def close_group(self) -> None:
         """Closes the last group, so that launchers stop waiting for others in it; does not affect running processes."""
@@ -103,13 +105,18 @@ class RendezvousServer:
                 sock, peer = self._listener.accept()
             except OSError as error:
                 if error.errno in NO_RESOURCES:
-                    _log.warning("No launchers are accepted for %g s: %s", _PAUSE_SECONDS, error)
+                    self._log.warning(f"No launchers are accepted for {_PAUSE_SECONDS:g} s: {error}")
                     self._ended.wait(_PAUSE_SECONDS)
                 continue  # otherwise the job is over, or the client is gone again
             if len(self._strangers) >= MOST_STRANGERS:  # a launcher says hello at once
                 _wake(self._strangers.pop(0))
             self._strangers.append(sock)
-            self._start(self._serve, sock, str(peer[0]))
+            try:
+                self._start(self._serve, sock, str(peer[0]))
+            except Exception as error:  # no thread could be started: it costs this connection
+                self._strangers.remove(sock)
+                sock.close()
+                self._log.error(f"Dropped a connection from {peer[0]}, which could not be served", error)
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
         with sock, contextlib.suppress(OSError, BadMessage):
@@ -123,17 +130,14 @@ class RendezvousServer:
             connection, places = admitted
             connection.send({"type": "welcome"})
             self._serve_launcher(connection, f"launcher {next(self._numbers)} ({peer})", [*map(str, places), peer])
-            with contextlib.suppress(OSError):  # until the last order has been received
-                sock.shutdown(socket.SHUT_WR)
-                sock.settimeout(HELLO_SECONDS)
-                while sock.recv(_CHUNK):
-                    pass
+            sock.shutdown(socket.SHUT_WR)
+            _wait_for_the_end(sock, time.monotonic() + HELLO_SECONDS)  # until the last order has been received
 
     def _admitted(self, sock: socket.socket) -> "tuple[_Connection, list[object]] | None":
         """Returns the connection of a launcher that knows the token, and its names; None after refusing another one."""
         end = time.monotonic() + HELLO_SECONDS
         lines = MessageReader(LIMIT_BEFORE_HELLO + OVERHEAD)
-        hello = _first(sock, lines, end)
+        hello = next_message(sock, lines, end)
         if refusal := version_refusal(hello):
             sock.sendall(encode({"type": "refused", "reason": refusal}))
             return None
@@ -142,7 +146,7 @@ class RendezvousServer:
         sock.sendall(encode(challenge))
         lines.unseal = session.unseal
         try:
-            _first(sock, lines, end)
+            next_message(sock, lines, end)
         except WrongSealError:
             sock.sendall(encode({"type": "refused", "reason": "The launcher's token must match the job's."}))
             return None
@@ -158,7 +162,7 @@ class RendezvousServer:
         except (OSError, BadMessage) as error:
             self._controller.lost(name, f"is lost: {error}")
         except Exception as error:  # it costs this launcher, not the job
-            _log.error("%s could not be served", name, exc_info=error)
+            self._log.error(f"{name} could not be served", error)
             self._controller.lost(name, f"could not be served ({type(error).__name__}: {error})")
         finally:
             self._controller.left(name)
@@ -210,17 +214,12 @@ class _Connection(NamedTuple):
         self.sock.sendall(self.seal(encode(message)))
 
 
-def _first(sock: socket.socket, lines: MessageReader, end: float) -> Message:
-    """Returns the next message; raises `TimeoutError` at `end`, however slowly it arrives."""
-    for message in lines.feed(b""):
-        return message
+def _wait_for_the_end(sock: socket.socket, end: float) -> None:
+    """Reads until the other end closes the connection; raises `TimeoutError` at `end`, whatever arrives."""
     while (left := end - time.monotonic()) > 0:
         sock.settimeout(left)
-        data = sock.recv(_CHUNK)
-        for message in lines.feed(data):
-            return message
-        if not data:
-            raise BadMessage("nothing")
+        if not sock.recv(_CHUNK):
+            return
     raise TimeoutError
 
 
