@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from tfdist.coordination.authentication import derived
-from tfdist.coordination.connect import connect
+from tfdist.coordination.connect import connect, send_or_shut
 from tfdist.coordination.group import NO_GOODBYE, Json, Listener, LostMember, name_member, silence
 from tfdist.coordination.liveness import Liveness
 from tfdist.coordination.messages import (
@@ -323,11 +323,8 @@ class Client:
         messenger.start()
 
     def _send(self, line: bytes) -> None:
-        try:
-            with self._sending:
-                self._sock.sendall(self._seal(line))
-        except OSError:  # the receiving thread detects the end of the connection and reports it
-            self._disconnect()
+        with contextlib.suppress(OSError), self._sending:  # the receiving thread reports the end of the connection
+            send_or_shut(self._sock, self._seal, line)
 
     def _disconnect(self) -> None:
         with contextlib.suppress(OSError):

@@ -1,5 +1,6 @@
 """Connects to the process that serves a group, which may not have started yet."""
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -102,6 +103,19 @@ def _expect(message: Message, kind: str) -> Message:
     if message["type"] != kind:
         raise BadMessage(f"{message['type']!r:.80} instead of a {kind}")
     return message
+
+
+def send_or_shut(sock: socket.socket, seal: Callable[[bytes], bytes], line: bytes) -> None:
+    """Seals and sends a message; shuts the connection down if that fails or is interrupted, as by Ctrl-C.
+
+    The seal has its number, and parts of it may have been sent: the other end would refuse every later message.
+    """
+    try:
+        sock.sendall(seal(line))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        raise
 
 
 def next_message(sock: socket.socket, lines: MessageReader, end: float) -> Message:

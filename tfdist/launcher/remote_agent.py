@@ -6,7 +6,7 @@ import threading
 from contextlib import AbstractContextManager
 
 from tfdist.coordination import Group, LocalGroup
-from tfdist.coordination.connect import connect
+from tfdist.coordination.connect import connect, send_or_shut
 from tfdist.coordination.group import NO_GOODBYE, silence
 from tfdist.coordination.liveness import Liveness
 from tfdist.coordination.messages import LIMIT, VERSION, BadMessage, encode
@@ -122,5 +122,5 @@ class RemoteAgent(OrderSource):
             self._order = orders.order_of(message)
 
     def _send(self, message: dict[str, object]) -> None:
-        with self._sending, contextlib.suppress(OSError):  # the receiving thread detects the end of the connection
-            self._sock.sendall(self._seal(encode(message)))
+        with contextlib.suppress(OSError), self._sending:  # the receiving thread detects the end of the connection
+            send_or_shut(self._sock, self._seal, encode(message))
