@@ -1,13 +1,16 @@
-"""The installer's messages, and when it changes nothing; without network and compiler."""
+"""The installer's messages, what it refuses to install, and when it changes nothing; without network and compiler."""
 
+import hashlib
+import os
 import pathlib
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
 from tfdist import install_horovod
-from tfdist.cli import command
+from tfdist.cli import command, horovod_build, wheel_cache
 from tfdist.errors import ExitCode, TfdistError
 
 
@@ -123,3 +126,111 @@ def test_without_tensorflow_there_is_nothing_to_build_for(monkeypatch, capsys):
     monkeypatch.setattr(install_horovod.importlib.metadata, "version", version)
     assert run() == ExitCode.BAD_INPUT
     assert capsys.readouterr().err.startswith("tfdist.install_horovod: TensorFlow must be installed.")
+
+
+WHEEL = "horovod-0.28.1+tfdist.4-cp311-cp311-linux_x86_64.whl"
+
+
+@pytest.fixture
+def cached(probed, no_tools, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A wheel in the cache, on a machine that cannot build another one; what pip installs works."""
+    works = probed["stdout"]
+    probed["stdout"] = works.replace("+tfdist.4", "")
+    monkeypatch.setattr(install_horovod.Log, "pip", lambda self, *_, **__: probed.update(stdout=works))
+    built, folder = tmp_path / WHEEL, tmp_path / "cache" / horovod_build.Build("2.21.0").key
+    built.write_bytes(b"a wheel")
+    wheel_cache.make_private(tmp_path / "cache")
+    wheel_cache.make_private(folder)
+    return wheel_cache.add(built, folder)
+
+
+def test_a_wheel_that_this_command_has_built_is_installed_again(cached: pathlib.Path, capsys):
+    assert run(f"--cache_dir={cached.parents[1]}") == ExitCode.DONE
+    assert f"Installing {cached}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text", "reason"),
+    [
+        (
+            "",
+            "another wheel",
+            f"its SHA-256 is {hashlib.sha256(b'another wheel').hexdigest()} and not the recorded one",
+        ),
+        ("", "a whee", "and not the recorded one"),
+        (".sha256", "", "and not the recorded one"),
+        (".sha256", None, "its hash was not recorded"),
+    ],
+)
+def test_a_wheel_without_its_recorded_hash_is_not_used(cached: pathlib.Path, suffix, text, reason, capsys):
+    changed = cached.with_name(cached.name + suffix)
+    changed.unlink() if text is None else changed.write_text(text)
+    assert run(f"--cache_dir={cached.parents[1]}") == ExitCode.BAD_INPUT  # no tools to build another one with
+    said = capsys.readouterr()
+    (line,) = (line for line in said.out.splitlines() if line.startswith(f"Not using {cached}: "))
+    assert reason in line
+    assert "Installing" not in said.out
+    assert "Horovod's build needs g++." in said.err
+
+
+@pytest.mark.parametrize(("level", "mode"), [(0, 0o777), (0, 0o720), (1, 0o702)])
+def test_a_cache_where_others_may_write_is_bad_input(cached: pathlib.Path, level, mode, capsys):
+    directory = (cached.parent.parent, cached.parent)[level]
+    directory.chmod(mode)
+    assert run(f"--cache_dir={cached.parents[1]}") == ExitCode.BAD_INPUT
+    said = capsys.readouterr()
+    assert (
+        f"Received: {directory}, of user {os.geteuid()}, mode {mode:04o}. Run: chmod go-w {directory}, or" in said.err
+    )
+    assert "Installing" not in said.out
+
+
+def test_another_user_s_cache_is_bad_input(cached: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert run(f"--cache_dir={cached.parents[1]}") == ExitCode.BAD_INPUT
+    assert "The cache must be a directory of yours in which no one else may write" in capsys.readouterr().err
+
+
+@pytest.fixture
+def index(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A directory in which pip finds nothing but a wheel of cloudpickle, the only package of the build."""
+    requirement = horovod_build.pinned("cloudpickle").split()[0]
+    name = requirement.replace("==", "-")
+    wheel = tmp_path / "index" / f"{name}-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(
+            f"{name}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: cloudpickle\nVersion: {name[12:]}\n"
+        )
+        archive.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{name}.dist-info/RECORD", "")
+    for variable, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheel.parent)}.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(horovod_build, "PACKAGES", ("cloudpickle",))
+    monkeypatch.setattr(horovod_build, "check_tools", lambda build: None)
+    return wheel
+
+
+def test_a_package_of_the_build_with_other_contents_is_refused(index: pathlib.Path, tmp_path: pathlib.Path):
+    log = install_horovod.Log(tmp_path / "install.log")
+    with pytest.raises(TfdistError, match="^`pip install` failed: ERROR: THESE PACKAGES DO NOT MATCH THE HASHES"):
+        install_horovod.make_wheel(horovod_build.Build("2.21.0"), tmp_path, log)
+
+
+def test_a_package_of_the_build_is_installed_whatever_constrains_the_environment(index, tmp_path, monkeypatch):
+    """The same wheel, with its own hash."""
+    pinned = f"{horovod_build.pinned('cloudpickle').split()[0]} --hash=sha256:{hashlib.sha256(index.read_bytes()).hexdigest()}"
+    monkeypatch.setattr(horovod_build, "REQUIREMENTS", tmp_path / "requirements.txt")
+    horovod_build.REQUIREMENTS.write_text(f"{pinned}\n")
+
+    def installed() -> None:
+        raise InterruptedError  # what follows would take minutes
+
+    (tmp_path / "constraints.txt").write_text("cloudpickle==1.0\n")
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "constraints.txt"))
+    monkeypatch.setattr(horovod_build, "find_cmake", installed)
+    log = install_horovod.Log(tmp_path / "install.log")
+    with pytest.raises(InterruptedError):
+        install_horovod.make_wheel(horovod_build.Build("2.21.0"), tmp_path, log)
+    assert "Successfully installed cloudpickle" in log.path.read_text()

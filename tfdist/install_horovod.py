@@ -14,11 +14,11 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from absl import flags
 
-from tfdist.cli import command, horovod_build
+from tfdist.cli import command, horovod_build, wheel_cache
 from tfdist.cli.horovod_build import PATCHED, SDIST, SHA256, VERSION, Build
 from tfdist.errors import InputError, TfdistError
 
@@ -74,7 +74,7 @@ def install(options: Options) -> None:
     """Makes `import horovod.tensorflow` work in this environment, printing one line per stage.
 
     Raises:
-      InputError: TensorFlow, pip or a tool of the build is missing, or the cache cannot be written.
+      InputError: TensorFlow, pip or a tool of the build is missing, or the cache cannot be written, or others can write it.
       TfdistError: the download, the build, the installation or the import failed.
     """
     build = Build(_tensorflow_version(), options.gpu, options.mpi)
@@ -86,22 +86,29 @@ def install(options: Options) -> None:
             _say(f"Replacing the installed Horovod. {error}")
     folder = options.cache / build.key
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        wheel_cache.make_private(options.cache)
+        wheel_cache.make_private(folder)
         log = Log(folder / "install.log")
     except OSError as error:
         raise InputError(f"The cache must be writable. Received: {error}. Pass another --cache_dir.") from error
     _say(f"Horovod {PATCHED} for TensorFlow {build.tensorflow}; log: {log.path}")
-    wheel = next(folder.glob("*.whl"), None)
-    if wheel is None or options.force:
-        wheel = make_wheel(build, options.cache, log)
+    cached = [] if options.force else [wheel for wheel in folder.glob("*.whl") if _is_intact(wheel)]
+    wheel = cached[0] if cached else make_wheel(build, options.cache, log)
     _say(f"Installing {wheel}")
     log.pip("install", "--force-reinstall", "--no-deps", str(wheel))
     log.pip("install", str(wheel))  # installs missing dependencies
     _say(f"import horovod.tensorflow works ({_transports(build)}).")
 
 
+def _is_intact(wheel: pathlib.Path) -> bool:
+    reason = wheel_cache.check(wheel)
+    if reason:
+        _say(f"Not using {wheel}: {reason}.")
+    return not reason
+
+
 def make_wheel(build: Build, cache: pathlib.Path, log: Log) -> pathlib.Path:
-    """Builds the wheel and returns its path in the cache, to which it is moved when it is complete.
+    """Builds the wheel and returns its path in the cache, to which it is moved with its hash when it is complete.
 
     Args:
       build: what to build.
@@ -114,7 +121,7 @@ def make_wheel(build: Build, cache: pathlib.Path, log: Log) -> pathlib.Path:
         folder = pathlib.Path(scratch)
         packages = folder / "packages"
         _say(f"Fetching what the build needs: {' '.join(horovod_build.PACKAGES)}")
-        log.pip("install", "--target", str(packages), *horovod_build.PACKAGES)
+        _fetch(horovod_build.PACKAGES, packages, log)
         cmake = horovod_build.find_cmake() or _pip_cmake(folder / "cmake", log)
         environment = horovod_build.environment(build, packages, cmake)
         sdist = cache / SDIST
@@ -127,13 +134,23 @@ def make_wheel(build: Build, cache: pathlib.Path, log: Log) -> pathlib.Path:
         arguments = ["--verbose", *_FROM_SOURCE, "--wheel-dir", str(folder), str(source)]
         log.pip("wheel", *arguments, environment=environment)
         (built,) = folder.glob("*.whl")
-        return built.replace(cache / build.key / built.name)
+        return wheel_cache.add(built, cache / build.key)
+
+
+def _fetch(names: Iterable[str], folder: pathlib.Path, log: Log) -> None:
+    """Installs packages of `horovod_build.REQUIREMENTS` into a directory; pip checks their hashes."""
+    requirements = folder.with_suffix(".txt")
+    requirements.write_text("\n".join(map(horovod_build.pinned, names)), encoding="utf-8")
+    # The versions are fixed, so the constraints of this environment, in which nothing is installed here, could only conflict.
+    environment = {**os.environ, "PIP_CONSTRAINT": os.devnull}
+    arguments = ["--only-binary", ":all:", "--require-hashes", "--requirement", str(requirements)]
+    log.pip("install", "--target", str(folder), *arguments, environment=environment)
 
 
 def _pip_cmake(folder: pathlib.Path, log: Log) -> str:
     _say("CMake not found: fetching it from PyPI")
     try:
-        log.pip("install", "--target", str(folder), "cmake")
+        _fetch(["cmake"], folder, log)
     except TfdistError as error:
         raise InputError(f"Horovod's build needs cmake, and {error}. Install the Debian package cmake.") from error
     return str(folder / "cmake" / "data" / "bin" / "cmake")

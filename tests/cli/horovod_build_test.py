@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pathlib
+import re
 import sys
 
 import pytest
@@ -104,6 +105,18 @@ def test_a_source_with_another_hash_is_refused_before_it_is_unpacked(tmp_path: p
 
 def test_the_pinned_hash_is_a_sha256():
     assert len(bytes.fromhex(horovod_build.SHA256)) == hashlib.sha256().digest_size
+
+
+@pytest.mark.parametrize("name", [*horovod_build.PACKAGES, "cmake"])
+def test_what_the_build_installs_is_pinned_with_hashes(name: str):
+    requirement, *hashes = horovod_build.pinned(name).split(" --hash=sha256:")
+    assert re.fullmatch(rf"{name}==\d+(\.\d+)+ *", requirement)
+    assert hashes and all(len(bytes.fromhex(text.strip())) == hashlib.sha256().digest_size for text in hashes)
+
+
+def test_nothing_else_is_pinned_for_the_build():
+    names = re.findall(r"^([\w-]+)==", horovod_build.REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(names) == sorted([*horovod_build.PACKAGES, "cmake"])
 
 
 def test_the_cache_key_tells_every_build_apart():

@@ -77,6 +77,7 @@ def test_the_wheel_has_every_module_under_its_name_and_nothing_else(unpacked: pa
     installed = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*.py")}
     assert installed == set(modules())
     assert (unpacked / "tfdist" / "py.typed").exists()
+    assert (unpacked / "tfdist" / "cli" / "horovod_build_requirements.txt").exists()
 
 
 def test_every_module_imports_outside_the_checkout_without_optional_packages(unpacked: pathlib.Path):

@@ -21,6 +21,7 @@ OF_ONE_MACHINE = {
     "tfdist.keras_fit.patches": "files that Keras's own `save` writes",
     "tfdist.install_horovod": "a build of Horovod",
     "tfdist.cli.horovod_build": "a build of Horovod",
+    "tfdist.cli.wheel_cache": "a build of Horovod",
     "tfdist.cli.command": "standard output, and the width of the terminal",
     "tfdist.cli.tensorflow_import": "what TensorFlow prints while it is imported",
     "tfdist.export": "what is in a staged directory",

@@ -77,7 +77,10 @@ PATCHES = (
 )
 
 # Horovod's setup.py needs an older setuptools, and its own dependencies. They are on the build's path only.
-PACKAGES = ("setuptools==75.8.0", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml")
+PACKAGES = ("setuptools", "wheel", "packaging", "cloudpickle", "psutil", "PyYAML")
+REQUIREMENTS = pathlib.Path(__file__).with_name(
+    "horovod_build_requirements.txt"
+)  # versions and hashes of these and of CMake
 
 # The user may set the locations of libraries; all other variables of Horovod's build are set here.
 _KEPT = re.compile("HOROVOD_(CUDA_HOME|NCCL_(HOME|INCLUDE|LIB|LINK)|BUILD_.*)")
@@ -134,6 +137,13 @@ def find_cmake() -> str | None:
     done = subprocess.run([cmake, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     version = re.search(r"version (\d+)\.(\d+)", done.stdout)
     return cmake if version and (int(version[1]), int(version[2])) >= (3, 13) else None
+
+
+def pinned(name: str) -> str:
+    """Returns the requirement of a package in `REQUIREMENTS`, with its version and hashes, as one line."""
+    lines = REQUIREMENTS.read_text(encoding="utf-8").replace("\\\n", "").splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{name}=="))
+    return line
 
 
 def environment(build: Build, packages: pathlib.Path, cmake: str) -> dict[str, str]:
