@@ -8,6 +8,7 @@
 # make chaos        SEEDS=100 runs of each strategy that are killed and preempted at random, and must end as if they were not
 # make fuzz         FUZZ_EXAMPLES=20000 arbitrary inputs for each parser of what strangers can send or write; make test tries 100
 # make peers        creates .venv-peers with PyTorch, which benchmarks/ compares with
+# make outdated     prints newer versions of TensorFlow, Keras and other packages, and the tests that pin the behavior of the old
 # make clean        removes .venv and the files of tools; keeps runs/
 #
 # `make train PYTHON=python3.12` chooses the interpreter of .venv (Python 3.11 to 3.13); an existing .venv is used as it is.
@@ -21,7 +22,9 @@ SLICE ?= 1/1
 OUTPUT_DIR ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
 
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip --disable-pip-version-check install --quiet
+# The versions of constraints.txt, in variables since an option does not hold for what pip needs to build a package.
+CONSTRAINED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
+PIP_INSTALL := -m pip --disable-pip-version-check install --quiet
 IS_SUPPORTED := 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'
 PYTHONS := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 
@@ -35,7 +38,7 @@ TESTS := $(VENV)/.installed-test
 HOROVOD := $(VENV)/.installed-horovod
 PEERS := .venv-peers
 
-.PHONY: train test lint conformance chaos fuzz peers clean
+.PHONY: train test lint conformance chaos fuzz peers outdated clean
 .DELETE_ON_ERROR:
 
 # Each process that a test starts would compile the sources again.
@@ -66,11 +69,14 @@ chaos: $(HOROVOD)
 fuzz: $(HOROVOD)
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PY) -m pytest -m fuzz --hypothesis-profile=fuzz $(PARALLEL)
 
+outdated: $(TESTS)
+	@$(PY) -m tests.outdated
+
 peers: $(PEERS)/.installed
 
-$(PEERS)/.installed: $(CREATED)
+$(PEERS)/.installed: $(CREATED) constraints.txt
 	@$(PY) -m venv $(PEERS)
-	@$(PEERS)/bin/python -m pip --disable-pip-version-check install --quiet torch==2.13.0 numpy
+	@$(CONSTRAINED) $(PEERS)/bin/python $(PIP_INSTALL) torch==2.13.0 numpy
 	@touch $@
 
 $(CREATED):
@@ -85,19 +91,19 @@ $(CREATED):
 	echo "make: Python 3.11, 3.12 or 3.13 is needed. Tried: $(PYTHONS). Run: make PYTHON=/path/to/python3.12" >&2; \
 	exit 2
 
-$(EXAMPLES): $(CREATED) setup.cfg
+$(EXAMPLES): $(CREATED) setup.cfg constraints.txt
 	@echo "Installing tfdist and TensorFlow into $(VENV)"
-	@$(PIP) --editable '.[examples]'
+	@$(CONSTRAINED) $(PY) $(PIP_INSTALL) --editable '.[examples]'
 	@touch $@
 
-$(TESTS): $(CREATED) setup.cfg
+$(TESTS): $(CREATED) setup.cfg constraints.txt
 	@for tool in g++ make; do command -v $$tool >/dev/null || { \
 	  echo "make: the tests build Horovod, which needs $$tool. Install the Debian package $$tool." >&2; exit 2; }; done
 	@echo "Installing tfdist, TensorFlow and the tests' tools into $(VENV)"
-	@$(PIP) --editable '.[examples,test]'
+	@$(CONSTRAINED) $(PY) $(PIP_INSTALL) --editable '.[examples,test]'
 	@touch $@ $(EXAMPLES)
 
-$(HOROVOD): $(TESTS) tfdist/install_horovod.py tfdist/cli/horovod_build.py
+$(HOROVOD): $(TESTS) tfdist/install_horovod.py tfdist/cli/horovod_build.py tfdist/cli/horovod_build_requirements.txt
 	@$(PY) -m tfdist.install_horovod
 	@touch $@
 

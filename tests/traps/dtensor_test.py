@@ -1,4 +1,4 @@
-"""Cases in which DTensor is silently wrong or fails, and which the mesh strategy works around. A failing test is good news."""
+"""Cases in which TensorFlow's DTensor is silently wrong or fails, which `mesh` works around. A failing test is good news."""
 
 import keras
 import numpy as np
