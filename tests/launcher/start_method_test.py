@@ -1,5 +1,6 @@
 """Ranks that are forked from a process which has imported TensorFlow, through `tfdist.launch`."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -14,6 +15,7 @@ import pytest
 from tests.launcher.launching import Launch, Launches
 from tfdist.errors import InputError
 from tfdist.launcher import start_method
+from tfdist.launcher.child import Start
 from tfdist.launcher.local_process import NewProcess
 from tfdist.launcher.orphan_guard import OrphanGuard
 
@@ -45,6 +47,12 @@ def server(launcher: Launch) -> psutil.Process:
     children = psutil.Process(launcher.process.pid).children()
     [found] = [child for child in children if "tfdist.launcher.fork_program" in child.cmdline()]
     return found
+
+
+def opened(method: str, command: tuple[str, ...], several: bool = True) -> contextlib.AbstractContextManager[Start]:
+    return start_method.opened(
+        method, command, os.environ, OrphanGuard(), starts_several=several, interrupted=lambda: False
+    )
 
 
 @pytest.mark.parametrize(("method", "forked"), [("auto", True), ("spawn", False)])
@@ -102,7 +110,7 @@ def test_a_killed_launcher_leaves_no_server(launch: Launches, tmp_path: pathlib.
 def test_what_is_refused(method: str, command: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         start_method.check(method)
-        with start_method.opened(method, command, os.environ, OrphanGuard(), True):
+        with opened(method, command):
             pass
 
 
@@ -116,5 +124,20 @@ def test_what_is_refused(method: str, command: tuple[str, ...], message: str) ->
     ],
 )
 def test_auto_starts_other_commands_and_single_processes_as_before(command: tuple[str, ...], several: bool) -> None:
-    with start_method.opened("auto", command, os.environ, OrphanGuard(), several) as start:
+    with opened("auto", command, several) as start:
         assert start is NewProcess
+
+
+def test_a_launcher_that_is_asked_to_end_does_not_wait_for_the_imports(
+    launch: Launches, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "keras").mkdir()
+    (tmp_path / "keras" / "__init__.py").write_text("import time; time.sleep(1000)")
+    launcher = launch(*run("", tmp_path), flags=("--processes=2",), PYTHONPATH=str(tmp_path))
+    end = time.monotonic() + LIMIT
+    while not launcher.process.poll() and not [p for p in launch.running() if "fork_program" in " ".join(p.cmdline())]:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    time.sleep(0.5)
+    launcher.process.send_signal(signal.SIGTERM)
+    assert ended(launcher) == 128 + signal.SIGTERM

@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import IO
 
@@ -19,6 +20,7 @@ from tfdist.launcher.signals import ENDING
 
 _REPLY_SECONDS = 10.0  # for the id of a forked process
 _IMPORT_SECONDS = 120.0  # on a loaded machine
+_POLL_SECONDS = 0.1
 
 
 class ForkedProcess:
@@ -82,7 +84,7 @@ class ForkedProcess:
 class ForkServer:
     """Starts Python programs by forking a process that has imported modules; see `fork_program`.
 
-    The process starts at once, and the first `start` waits for its imports.
+    The process starts at once; the first `start` waits for its imports, unless `wait_until_ready` has done so.
     """
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str], directory: str | None = None):
@@ -127,7 +129,7 @@ class ForkServer:
         Raises:
           OSError: the server has ended, with the reason that it printed, or does not answer.
         """
-        self._wait_until_ready()
+        self.wait_until_ready()
         request = {"arguments": [*command[1:]], "environment": dict(environment), "directory": directory or os.getcwd()}
         text = json.dumps(request).encode()
         ours, theirs = socket.socketpair()
@@ -143,6 +145,33 @@ class ForkServer:
             on_failure.pop_all()
         return process
 
+    def wait_until_ready(self, interrupted: Callable[[], object] = lambda: False) -> None:
+        """Waits until the imports have ended.
+
+        Args:
+          interrupted: polled; whether to stop waiting.
+
+        Raises:
+          OSError: they have failed, with the last line that they printed, took too long, or were interrupted.
+        """
+        end = time.monotonic() + _IMPORT_SECONDS
+        while not self._is_ready:
+            self._control.settimeout(_POLL_SECONDS)
+            try:
+                self._is_ready = self._control.recv(len(fork_program.READY)) == fork_program.READY
+            except TimeoutError as error:
+                if interrupted() or time.monotonic() > end:
+                    raise OSError(f"the imports have not ended after {_IMPORT_SECONDS:g} s, or the job ends") from error
+                continue
+            if not self._is_ready:
+                raise OSError(self._last_line())
+
+    def _last_line(self) -> str:
+        self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"the server has ended with code {self._process.returncode}"
+
     def close(self) -> None:
         """Ends the server, but not the processes that it has started."""
         self._control.close()
@@ -155,20 +184,6 @@ class ForkServer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
-
-    def _wait_until_ready(self) -> None:
-        if self._is_ready:
-            return
-        self._control.settimeout(_IMPORT_SECONDS)
-        try:
-            self._is_ready = self._control.recv(len(fork_program.READY), socket.MSG_WAITALL) == fork_program.READY
-        except TimeoutError as error:
-            raise OSError(f"the imports have not ended after {_IMPORT_SECONDS:g} s") from error
-        if not self._is_ready:
-            self._process.wait()
-            self._errors.seek(0)
-            lines = self._errors.read().decode(errors="replace").strip().splitlines()
-            raise OSError(lines[-1] if lines else f"the server has ended with code {self._process.returncode}")
 
 
 def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:

@@ -63,10 +63,15 @@ def run(
         own = {in_memory.VARIABLE: str(memory / "commits"), **guard.variables}
         inherited = {name: value for name, value in environment.items() if name != in_memory.VARIABLE}
         with interrupts or contextlib.nullcontext([]) as arrived:
-            several = job.processes > 1 or job.restart_budget > 0 or job.preemption_budget > 0
-            start = stack.enter_context(
-                start_method.opened(job.start_method, command(0), inherited | own, guard, several)
+            started = start_method.opened(
+                job.start_method,
+                command(0),
+                inherited | own,
+                guard,
+                starts_several=job.processes > 1 or job.restart_budget > 0 or job.preemption_budget > 0,
+                interrupted=lambda: arrived,
             )
+            start = stack.enter_context(started)
             outcome = _until_over(
                 Host(job, command, inherited | own, start, guard, logs, notes, stops, arrived, say), order_source
             )

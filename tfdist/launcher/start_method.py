@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tfdist.errors import InputError
 from tfdist.grammar.spec import nearest
@@ -28,7 +28,13 @@ def check(method: str) -> None:
 
 @contextlib.contextmanager
 def opened(
-    method: str, command: Sequence[str], environment: Mapping[str, str], guard: OrphanGuard, starts_several: bool
+    method: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    guard: OrphanGuard,
+    *,
+    starts_several: bool,
+    interrupted: Callable[[], object],
 ) -> Iterator[Start]:
     """Yields a function that starts a rank, and ends what it needs.
 
@@ -38,6 +44,7 @@ def opened(
       environment: environment that the ranks inherit.
       guard: kills the server if this process is killed.
       starts_several: whether several ranks are started, together or one after the other.
+      interrupted: polled during the imports; whether the job is to end.
 
     Raises:
       InputError: the command cannot be started by the method.
@@ -56,7 +63,7 @@ def opened(
     with ForkServer([_PRELOADED], environment) as server:
         guard.add(server.pid)
         try:
-            yield _Forks(server)
+            yield _Forks(server, interrupted)
         finally:
             guard.forget(server.pid)
 
@@ -64,12 +71,14 @@ def opened(
 class _Forks:
     """Starts ranks by forks, or as new interpreters once the server is not available."""
 
-    def __init__(self, server: ForkServer):
+    def __init__(self, server: ForkServer, interrupted: Callable[[], object]):
         self._server: ForkServer | None = server
+        self._interrupted = interrupted
 
     def __call__(self, command: Sequence[str], environment: Mapping[str, str], out: int, err: int) -> LocalProcess:
         if self._server:
             try:
+                self._server.wait_until_ready(self._interrupted)
                 return self._server.start(command, environment, out, err)
             except OSError as error:
                 self._server = None
