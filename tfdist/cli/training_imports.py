@@ -9,4 +9,5 @@ import tfdist.cli.dry_run
 import tfdist.cli.opened_run
 import tfdist.cli.session
 import tfdist.distribution.tf_distribute
-import tfdist.keras_fit  # noqa: F401
+import tfdist.keras_fit
+import tfdist.reporting.event_file  # noqa: F401
