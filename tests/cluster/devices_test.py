@@ -35,6 +35,11 @@ def test_logical_cpus_are_made_when_tensorflow_starts():
         devices.local_device_names(5)
 
 
+def test_no_more_logical_cpus_than_start_in_a_minute():
+    with pytest.raises(InputError, match="at most 32 logical CPU devices, .* Received: 33 devices. Use fewer, or"):
+        devices.local_device_names(33)
+
+
 def test_all_gpus_unless_told(gpus):
     assert devices.local_device_names(0) == ["GPU:0", "GPU:1"]
     assert devices.local_device_names(1) == ["GPU:0"]

@@ -94,6 +94,12 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]] = {
         ("--batch_size=7", "2 replicas", "6 or 8", "--elastic_batch"),
     ),
     "devices of single": (("--strategy=single", "--devices=2"), {}, ("--devices=2", "--strategy=mirrored")),
+    "too many CPU devices": (("--strategy=mirrored", "--devices=99"), {}, ("at most 32 logical CPU", "99 devices")),
+    "mesh has too many CPU devices": (
+        ("--strategy=mesh", "--mesh_shape=data:2000"),
+        {},
+        ("at most 32 logical CPU", "2000 devices", "tfdist.layout"),
+    ),
     "mesh has another grammar": (("--strategy=mesh", "--mesh_shape=data=4"), {}, ("--mesh_shape", "'data=4'")),
     "mesh has other devices": (
         ("--strategy=mesh", "--mesh_shape=data:4", "--devices=2"),

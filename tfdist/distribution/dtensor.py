@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from tfdist import keras_internals
-from tfdist.cluster.devices import local_device_names
+from tfdist.cluster.devices import check_available, local_device_names
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import Group
 from tfdist.data.indexed_batch import IndexedBatch
@@ -28,11 +28,15 @@ def engine_mesh(mesh: Mesh, cluster: Cluster, group: Group, seconds: float) -> d
       cluster: this process in the job.
       group: group of the job's processes.
       seconds: how long to wait for the servers of the other processes.
+
+    Raises:
+      InputError: this process has fewer devices than its part of the mesh.
     """
     local = mesh.size // cluster.size
     axes = list(mesh.axes.items())
     if cluster.size == 1:
         return dtensor.create_mesh(axes, devices=local_device_names(local))
+    check_available(local)
     cluster = with_addresses(cluster, group)
     os.environ["DTENSOR_JOB_NAME"] = "worker"
     os.environ["DTENSOR_JOBS"] = ",".join(cluster.addresses)
