@@ -293,7 +293,9 @@ class MeshOfDevices(HasCollectives):
 
         def called(*args: Any) -> Any:
             try:
-                return program(*args)
+                # On DTensor's graphs, its cost estimator prints "Incompatible Matrix dimensions" for each product.
+                with keras_internals.without_memory_optimizer():
+                    return program(*args)
             except tf.errors.OpError as error:
                 refused = layout_refused(error)
                 if refused is None:

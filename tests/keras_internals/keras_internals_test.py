@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.distribute import multi_worker_util
+from tensorflow.python.eager import context
 
 from tfdist import keras_internals
 from tfdist.errors import InputError
@@ -295,6 +296,18 @@ def test_each_compilation_is_another_object():
 def test_the_global_seed():
     tf.random.set_seed(12)
     assert keras_internals.global_seed() == 12
+
+
+def test_functions_are_compiled_without_the_memory_optimizer():
+    def settings():
+        return tf.compat.v1.ConfigProto.FromString(context.context().function_call_options.config_proto_serialized)
+
+    before = settings()
+    with keras_internals.without_memory_optimizer():
+        within = settings()
+    assert settings() == before != within
+    before.graph_options.rewrite_options.memory_optimization = before.graph_options.rewrite_options.NO_MEM_OPT
+    assert within == before
 
 
 def test_the_means_of_losses():

@@ -144,6 +144,15 @@ def test_the_run_of_make_train_is_the_flagfiles_and_learns(tmp_path: pathlib.Pat
     assert float(accuracy) >= 0.97, output
 
 
+def test_the_run_of_the_mesh_shows_nothing_but_the_run(tmp_path: pathlib.Path):
+    """TensorFlow's C++ code writes "Incompatible Matrix dimensions" to stderr if its memory optimizer runs."""
+    path = EXAMPLES / "flagfiles" / "mesh.flags"
+    smaller = ["--model=transformer(layers=1,width=16,heads=2)", "--dataset=text(length=16)", "--steps=1"]
+    output = run(["-m", "tfdist.train", f"--flagfile={path}", *smaller, "--output_dir=run"], tmp_path)
+    shown = r" INFO rank 0: Using |step 1/1 |run ended: done|eval after 1 steps: |run$"
+    assert [line for line in output.splitlines() if not re.search(shown, line)] == []
+
+
 @pytest.mark.full
 def test_a_mesh_over_two_processes_leaves_one_model(tmp_path: pathlib.Path):
     path = EXAMPLES / "flagfiles" / "mesh.flags"

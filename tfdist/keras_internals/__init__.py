@@ -81,6 +81,7 @@ from tfdist.keras_internals.tf_internals import (
     untuned_device_iterators,
     variables_restored,
     wait_for_devices,
+    without_memory_optimizer,
 )
 from tfdist.keras_internals.variables import (
     RecordedScope,
@@ -182,6 +183,7 @@ __all__ = [
     "wait_for_devices",
     "weight_losses",
     "weighted_sum",
+    "without_memory_optimizer",
     "with_mask_and_logits_of",
     "without_optimizer",
     "wrap_call",

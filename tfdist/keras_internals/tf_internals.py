@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.core.protobuf import rewriter_config_pb2
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import distribute_lib, values
 from tensorflow.python.eager import context, record
@@ -143,6 +144,22 @@ def functions_inlined() -> Iterator[None]:
 def no_gradients_recorded() -> contextlib.AbstractContextManager:
     """Context in which gradient tapes do not record."""
     return record.stop_recording()
+
+
+@contextlib.contextmanager
+def without_memory_optimizer() -> Iterator[None]:
+    """Context in which functions that are called are compiled without TensorFlow's memory optimizer.
+
+    It estimates costs before it looks at the size of a device's memory. No public option disables only this optimizer.
+    """
+    found = context.context().function_call_options
+    config = context.context().config
+    config.graph_options.rewrite_options.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+    context.context().function_call_options = context.FunctionCallOptions(found.executor_type, config)
+    try:
+        yield
+    finally:
+        context.context().function_call_options = found
 
 
 def wait_for_devices() -> None:
