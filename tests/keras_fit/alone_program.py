@@ -22,14 +22,20 @@ def network():
 
 def report(what, model, history):
     print(what, [float(f"{value:.6g}") for value in history.history["loss"]], flush=True)
+    print(f"{what} metrics", results(model), flush=True)
     print(f"{what} weights", float(f"{sum(np.sum(np.abs(w)) for w in model.get_weights()):.6g}"), flush=True)
 
 
+def results(model):
+    return [float(f"{value:.6g}") for value in model.metrics[1].result().values()]
+
+
 class Saves(keras.callbacks.Callback):
-    """Saves and loads on one process only."""
+    """Reads metrics, saves and loads on one process only."""
 
     def on_epoch_end(self, epoch, logs=None):
         if rank == 0:
+            print("metrics", results(self.model), flush=True)
             self.model.save(f"epoch-{epoch}.keras")
             other = keras.models.load_model(f"epoch-{epoch}.keras")
             other.optimizer.build(other.trainable_variables)

@@ -273,6 +273,15 @@ def test_tapes_do_not_see_what_is_not_recorded():
     assert float(tape.gradient(both, x)) == 1.0
 
 
+def test_a_metric_s_variable_is_read_without_the_other_copies(mirrored2):
+    with mirrored2.scope():
+        variables = keras.metrics.Sum().variables
+    mirrored2.run(lambda: variables[0].assign(3.0))
+    assert np.asarray(variables[0]) == 6  # the sum of both copies
+    keras_internals.read_first_copy_outside(variables[0])
+    assert np.asarray(variables[0]) == 3
+
+
 def test_a_model_forgets_its_strategy(mirrored2):
     """With a strategy, Keras's fit would begin an unused pass over the data."""
     with mirrored2.scope():

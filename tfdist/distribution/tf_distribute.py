@@ -129,7 +129,7 @@ class MirroredVariables(VariableAdoption):
         strategy = self._strategy
         for variable in variables:
             if self.owns(variable):
-                keras_internals.watch_copies(strategy.local(variable.value))
+                self._set_access(variable)
                 continue
             if isinstance(variable.value, tf.distribute.DistributedValues):
                 raise InputError(
@@ -138,10 +138,14 @@ class MirroredVariables(VariableAdoption):
                 )
             former = keras_internals.key_of(variable)
             keras_internals.create_again(variable, strategy.scope())
-            keras_internals.watch_copies(strategy.local(variable.value))
+            self._set_access(variable)
             self._adopted[former] = keras_internals.key_of(variable)
         for optimizer in optimizers:
             keras_internals.rebind_variables(optimizer, strategy.engine, self._adopted)
+
+    def _set_access(self, variable: keras.Variable) -> None:
+        keras_internals.watch_copies(self._strategy.local(variable.value))
+        keras_internals.read_first_copy_outside(variable)
 
     @contextlib.contextmanager
     def as_one_device(self, variables: Sequence[keras.Variable]) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """The functions of one compilation of a model: training, evaluation and prediction on replicas, and logs."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from tfdist.step.state_store import StateStore
 from tfdist.step.step import restore_unless
 
 _OF_A_STEP = ("train_step", "compute_loss", "compute_metrics")  # methods that a model may override
+_start_at_zero: weakref.WeakValueDictionary[int, keras.Variable] = weakref.WeakValueDictionary()  # by id, once checked
 
 
 class Functions:
@@ -51,6 +53,7 @@ class Functions:
         _check_zeros(model, strategy)
         self.model, self._strategy, self._options, self._place = model, strategy, options, place
         self.totals = Totals()
+        self._are_shown = False  # whether the metrics' variables have the sums over all replicas
         self._find_variables()
         self._failed = False
         self._tested = 0  # number of batches, which seeds random layers
@@ -72,7 +75,7 @@ class Functions:
         self._metrics = KerasMetrics(self.model)
         self._seeds = randomness.seed_states(self.model)
         self._drain = make_drain(self._metrics, self._strategy)
-        self._zero = _zeroed(self._metrics.variables, self._strategy)
+        self._assign = _assigning(self._metrics.variables, self._strategy)
         self.average_statistics = make_average_statistics(self.model, self._strategy)
 
     def train(self, batches: Any, spec: Any, most: int, number: int, allows_not_finite: bool) -> StepsResult:
@@ -85,6 +88,7 @@ class Functions:
           number: number of the first step.
           allows_not_finite: whether to return after a step that is not finite, instead of raising.
         """
+        self._continue_sums()
         if self._training is None:
             made = self._first(batches, spec, most, number)
         else:
@@ -153,7 +157,7 @@ class Functions:
         """Switches replicas to all rows or to their own; keeps what the metrics have summed so far."""
         if by_all_rows != self._by_all_rows:
             self.totals.add(self._since_drained())
-            self._zero()
+            self._assign(self._zeros)
             self._by_all_rows = by_all_rows
 
     def _since_drained(self) -> list[np.ndarray]:
@@ -164,10 +168,42 @@ class Functions:
 
     def _sums(self) -> list[np.ndarray]:
         """Returns the sums of the metrics' variables since their last reset."""
+        if self._are_shown:
+            return self.totals.sums
         if not self._by_all_rows:
             self.totals.add(self._drain())
             return self.totals.sums
         return [before + since for before, since in zip(self.totals.sums, self._since_drained(), strict=True)]
+
+    def show_metrics(self) -> None:
+        """Assigns the metrics' sums to their variables on every replica, from which users get results after a pass."""
+        if not self._are_shown:
+            sums = self._sums()
+            self.totals = Totals()
+            self.totals.add(sums)
+            self._assign(sums)
+            self._are_shown = True
+
+    def _continue_sums(self) -> None:
+        """Prepares the metrics' variables for a step after `show_metrics`.
+
+        Replicas with all rows keep the sums, which a step may read.
+        """
+        if self._are_shown:
+            if self._by_all_rows:
+                self.totals = self._empty()
+            else:
+                self._assign(self._zeros)
+            self._are_shown = False
+
+    @property
+    def _zeros(self) -> list[np.ndarray]:
+        return [np.zeros(variable.shape) for variable in self._metrics.variables]
+
+    def _empty(self) -> Totals:
+        found = Totals()
+        found.add(self._zeros)
+        return found
 
     def _own_steps(self, spec: Any) -> CustomSteps:
         made = CustomSteps(self.model, self._strategy, self._options, spec, self._place)
@@ -177,6 +213,7 @@ class Functions:
 
     def test(self, batches: Any, spec: Any, most: int) -> StepsResult:
         """Evaluates batches; see `train` for arguments and result."""
+        self._continue_sums()
         before = 0
         if self._test_logs is None and not self._has_own_code:
             self._begin_tests(None, spec)
@@ -249,15 +286,23 @@ class Functions:
             optimizer.dynamic_scale.assign(scale)
 
     def results(self) -> dict[str, Any]:
-        """Returns the metrics' results since their last reset."""
+        """Returns the metrics' results since their last reset, which the metrics themselves have until the next step."""
+        self.show_metrics()
         return self._results(self._sums())
 
     def _results(self, sums: list[np.ndarray]) -> dict[str, Any]:
         found = self._metrics.results(sums) if sums else {}
         return found | {"loss": float("nan")} if self._failed else found
 
-    def logs(self, made: "StepsResult") -> dict[str, Any]:
-        """Returns the logs after steps: the metrics' results, or what a custom step returned."""
+    def logs(self, made: "StepsResult", ends: bool) -> dict[str, Any]:
+        """Returns the logs after steps: the metrics' results, or what a custom step returned.
+
+        Args:
+          made: the steps.
+          ends: whether they end a pass, after which users read results from the metrics themselves.
+        """
+        if ends:
+            self.show_metrics()
         sums = self._sums()
         if made.failure:
             return {**self._results(sums), **made.returned}
@@ -276,10 +321,10 @@ class Functions:
 
     def reset_metrics(self) -> None:
         """Resets the metrics."""
-        self._zero()
+        self._assign(self._zeros)
+        self._are_shown = False
         self._failed = False
-        self.totals = Totals()
-        self.totals.add([np.zeros(variable.shape) for variable in self._metrics.variables])
+        self.totals = self._empty()
 
     def _test(self, own_rows: ReplicaRows, number: tf.Tensor) -> None:
         """Runs the model's `test_step` on one replica's rows."""
@@ -303,25 +348,30 @@ class Functions:
 def _check_zeros(model: keras.Model, strategy: HasCollectives) -> None:
     """Raises `InputError` if a metric's variables, which are summed over replicas, do not start at 0.
 
-    Call it before the first batch.
+    Call it before the first batch. After a pass over data, the variables have its sums.
     """
     for metric in model.metrics:
         for variable in metric.variables:
-            if np.any(np.asarray(strategy.local(variable.value)[0])):
+            if _start_at_zero.get(id(variable)) is not variable and np.any(
+                np.asarray(strategy.local(variable.value)[0])
+            ):
                 raise InputError(
                     "A metric's variables must be initialized to 0, because they are summed over replicas. Received: "
                     f"{metric.name} with {variable.path}, which is not. Initialize it to 0, and add the initial value "
                     "in `result`."
                 )
+            _start_at_zero[id(variable)] = variable
 
 
-def _zeroed(variables: Sequence[keras.Variable], strategy: HasCollectives) -> Callable[[], None]:
-    def replica_function() -> None:
-        for variable in variables:
-            variable.assign(tf.zeros(variable.shape, variable.dtype))
+def _assigning(variables: Sequence[keras.Variable], strategy: HasCollectives) -> Callable[[Sequence[np.ndarray]], None]:
+    """Returns a function that assigns values to variables, the same on every replica."""
+
+    def replica_function(values: Sequence[tf.Tensor]) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(tf.cast(value, variable.dtype))
 
     @tf.function(autograph=False)
-    def zero() -> None:
-        strategy.run(replica_function)
+    def assign(values: Sequence[tf.Tensor]) -> None:
+        strategy.run(replica_function, values)
 
-    return zero
+    return lambda values: assign([tf.constant(value, tf.float64) for value in values])

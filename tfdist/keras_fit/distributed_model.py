@@ -331,7 +331,7 @@ class Distributed:
         self._since_logged += made.steps
         ends = not isinstance(batches, BatchReader) or batches.at_end
         if self._call.fresh or ends or not self._logs or self._since_logged >= _LOGGED_EVERY:
-            self._logs, self._since_logged = functions.logs(made), 0
+            self._logs, self._since_logged = functions.logs(made, ends), 0
         return self._logs
 
     def _predicted(self, data: Any) -> Any:

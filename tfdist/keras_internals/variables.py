@@ -11,6 +11,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common import variables as keras_variables
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.tensorflow import optimizer as tf_optimizer
+from tensorflow.python.distribute import values
 
 
 class UninitializedVariable(NamedTuple):
@@ -107,6 +108,16 @@ def watch_copies(copies: Sequence[tf.Variable]) -> None:
     """
     for copy in copies:
         copy._trainable = True
+
+
+def read_first_copy_outside(variable: keras.Variable) -> None:
+    """Makes a metric's mirrored variable, outside of replica functions, read as its first copy in this process.
+
+    tf.distribute would sum the copies of all processes, which waits for those that do not read it.
+    """
+    held = variable._value
+    if isinstance(held, values.SyncOnReadVariable):
+        held._get_cross_replica = lambda: held._get_replica(0).read_value()
 
 
 @contextlib.contextmanager
