@@ -18,11 +18,13 @@ class Engine(NamedTuple):
     Attributes:
       serve: runs the server that node 0 provides, given the placement; yields its port.
       variables: returns a rank's environment variables, given the placement, that port, and the rank.
+      imports: modules of the engine, besides TensorFlow, which may be imported before the variables are set.
       exposed: what the ranks open to the network, as a sentence without its full stop; empty if nothing.
     """
 
     serve: Callable[[Placement], AbstractContextManager[int]]
     variables: Callable[[Placement, int, Rank], dict[str, str]]
+    imports: tuple[str, ...]
     exposed: str
 
 
@@ -77,7 +79,8 @@ ENGINES = {
     "tensorflow": Engine(
         _serve_nothing,
         _tf_config,
+        (),
         "TensorFlow's servers accept anyone who can reach their ports, on every network interface (BUILD.md, Network security)",
     ),
-    "horovod": Engine(_serve_rendezvous, _horovod, ""),
+    "horovod": Engine(_serve_rendezvous, _horovod, ("horovod.tensorflow",), ""),
 }

@@ -34,7 +34,8 @@ def serve(control: socket.socket) -> None:
 
     A process that has ended remains a zombie until its connection is closed, so that its id is not reused.
     """
-    children: dict[int, socket.socket] = {}
+    children: dict[int, socket.socket] = {}  # by process id
+    running: set[int] = set()
     with selectors.DefaultSelector() as selector:
         ended, wakeup = socket.socketpair()
         wakeup.setblocking(False)
@@ -47,18 +48,19 @@ def serve(control: socket.socket) -> None:
             for key, _ in selector.select():
                 if key.fileobj is ended:
                     ended.recv(4096)
-                    _tell_ends(children)
                 elif key.fileobj is control:
                     request = _request(control)
                     if request is None:
                         return
                     pid = _fork(*request)
                     children[pid] = connection = request[1]
+                    running.add(pid)
                     selector.register(connection, selectors.EVENT_READ, pid)
                 else:  # closed
                     selector.unregister(key.fileobj)
+                    running.discard(key.data)
                     _reap(key.data, children.pop(key.data))
-            _tell_ends(children)
+            running -= {pid for pid in running if _tells_end(pid, children[pid])}
 
 
 def _request(control: socket.socket) -> tuple[Mapping[str, Any], socket.socket, Sequence[int]] | None:
@@ -87,12 +89,12 @@ def _fork(request: Mapping[str, Any], connection: socket.socket, outputs: Sequen
     return pid
 
 
-def _tell_ends(children: Mapping[int, socket.socket]) -> None:
-    """Sends the exit codes of processes that have ended; again, if it was sent before, which nobody reads."""
-    for pid, connection in children.items():
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if found:
-            _send(connection, found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
+def _tells_end(pid: int, connection: socket.socket) -> bool:
+    """Returns whether a process has ended; if so, sends its exit code."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found:
+        _send(connection, found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
+    return found is not None
 
 
 def _reap(pid: int, connection: socket.socket) -> None:

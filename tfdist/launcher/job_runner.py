@@ -12,6 +12,7 @@ from tfdist.errors import ExitCode, InputError, PeerLostError
 from tfdist.launcher import start_method
 from tfdist.launcher.attempt import Ask, Host, asked, attempt, is_repeated_request
 from tfdist.launcher.bootstrap import opened
+from tfdist.launcher.engine_environment import ENGINES
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import SUCCESS, Outcome
 from tfdist.launcher.log_files import log_directory
@@ -68,6 +69,7 @@ def run(
                 command(0),
                 inherited | own,
                 guard,
+                ENGINES[job.launcher].imports,
                 starts_several=job.processes > 1 or job.restart_budget > 0 or job.preemption_budget > 0,
                 interrupted=lambda: arrived,
             )

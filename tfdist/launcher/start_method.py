@@ -32,6 +32,7 @@ def opened(
     command: Sequence[str],
     environment: Mapping[str, str],
     guard: OrphanGuard,
+    imports: Sequence[str] = (),
     *,
     starts_several: bool,
     interrupted: Callable[[], object],
@@ -43,6 +44,7 @@ def opened(
       command: what every rank runs.
       environment: environment that the ranks inherit.
       guard: kills the server if this process is killed.
+      imports: modules that all ranks import, besides TensorFlow and Keras.
       starts_several: whether several ranks are started, together or one after the other.
       interrupted: polled during the imports; whether the job is to end.
 
@@ -60,7 +62,7 @@ def opened(
     if method == "spawn" or not possible or (method == "auto" and not (is_ours and starts_several)):
         yield NewProcess
         return
-    with ForkServer([_PRELOADED], environment) as server:
+    with ForkServer([_PRELOADED, *imports], environment) as server:
         guard.add(server.pid)
         try:
             yield _Forks(server, interrupted)

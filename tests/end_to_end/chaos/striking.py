@@ -1,12 +1,12 @@
 """Sends a signal to one rank of a run at the moment given by a plan, as observed in the run's directory."""
 
 import contextlib
-import json
 import os
-import pathlib
 import time
 from collections.abc import Callable
 from typing import NamedTuple
+
+import psutil
 
 from tests.end_to_end.chaos.plan import MISSED, START, STEP, Interruption
 from tests.end_to_end.chaos.settings import SAVED_EVERY, STEPS
@@ -98,21 +98,14 @@ class Striker:
 
 
 def child_of_rank(launcher: int, rank: int) -> int | None:
-    """Returns the id of a launcher's process for a rank; None if it has not started yet."""
-    with contextlib.suppress(OSError):
-        children = pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-        return next((int(child) for child in children if _rank_of(child) == rank), None)
+    """Returns the id of a launcher's process for a rank; None if it has not started yet. Ranks start in their order."""
+    with contextlib.suppress(psutil.Error):
+        ranks = [child for child in psutil.Process(launcher).children(recursive=True) if _is_rank(child)]
+        ranks.sort(key=lambda process: (process.create_time(), process.pid))
+        return ranks[rank].pid if rank < len(ranks) else None
     return None
 
 
-def _rank_of(process: str) -> int | None:
-    """Returns a process's rank, from its environment variables; None for other processes of the launcher."""
-    with contextlib.suppress(OSError):
-        if b"tfdist.train" not in pathlib.Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0"):
-            return None
-        pairs = pathlib.Path(f"/proc/{process}/environ").read_text(errors="replace").split("\0")
-        variables = dict(pair.partition("=")[::2] for pair in pairs)
-        if "HOROVOD_RANK" in variables:
-            return int(variables["HOROVOD_RANK"])
-        return int(json.loads(variables["TF_CONFIG"])["task"]["index"])
-    return None
+def _is_rank(process: psutil.Process) -> bool:
+    """Returns whether a process is a rank; a forked one has the command line of the fork server."""
+    return process.name() == "tfdist.train" or "tfdist.train" in process.cmdline()

@@ -98,7 +98,9 @@ def test_a_killed_process_is_done_without_and_another_joins(setting: Setting, tm
     elastic = (f"--hosts={run.hosts}", "--rejoin_seconds=inf")
     with run.launch("2:3", *elastic, train=(*TRAIN, f"--steps={STEPS}", f"--commit_every={COMMIT_EVERY}")) as job:
         wait(lambda: run.committed() >= KILLED_BEHIND, job)
-        os.kill(child_of_rank(job.processes[0].pid, 2) or 0, signal.SIGKILL)
+        victim = child_of_rank(job.processes[0].pid, 2)
+        assert victim
+        os.kill(victim, signal.SIGKILL)
         killed, again = time.monotonic(), Watch(run.directory)
         wait(again.has_begun, job)
         assert time.monotonic() - killed < AGAIN_SECONDS, job.output(0)
