@@ -5,18 +5,6 @@ import pytest
 from tfdist.coordination.limited_log import LONGEST_LINE, MOST_LINES, LimitedLog
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def log(clock):
     return LimitedLog(logging.getLogger("tfdist.coordination"), clock)

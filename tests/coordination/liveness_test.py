@@ -1,19 +1,5 @@
-import pytest
-
 from tfdist.coordination.liveness import Liveness
 from tfdist.coordination.messages import SLOWEST, MessageReader
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
 
 
 def passes(liveness, clock, seconds, limit=10.0):

@@ -73,7 +73,7 @@ def job_token(environment: Mapping[str, str], address: str, described: str = "",
 def bound(token: str, role: str, address: str) -> str:
     """Returns the token with which one group is served, as jobs and groups may have the same token.
 
-    It depends on what all members are given alike: they may know the host by different names, but not the port.
+    It depends on the port but not on the host, which members may know by different names.
 
     Args:
       token: the job's token.

@@ -144,9 +144,9 @@ class MessageReader:
 
     @property
     def allowance(self) -> float:
-        """Seconds by which an unfinished message may delay the heartbeats behind it: those that its bytes take at `SLOWEST`.
+        """Seconds that the bytes of an unfinished message take at `SLOWEST`, by which it may delay the heartbeats after it.
 
-        These bytes are not verified yet, so whoever forges them gains the same seconds; `limit` bounds them.
+        Since these bytes are not verified yet, forged ones extend the limit by the same time, which `limit` bounds.
         """
         return len(self._pending) / SLOWEST
 

@@ -58,7 +58,7 @@ def opened(
             f'options for the interpreter. Received: "{" ".join(command[:2])}". Leave it out.'
         )
     # A program of a user may set variables that are read by the imports.
-    is_ours = command[1:2] == ["-m"] and command[2] in _COMMANDS if possible else False
+    is_ours = possible and command[1] == "-m" and command[2] in _COMMANDS
     if method == "spawn" or not possible or (method == "auto" and not (is_ours and starts_several)):
         yield NewProcess
         return
