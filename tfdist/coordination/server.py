@@ -163,8 +163,8 @@ class Server:
         try:
             Connection(sock, peer[0], self._selector)
         except Exception as error:  # it costs this connection, as one that is reset at once
-            sock.close()
             self._log.error(f"Dropped a connection from {peer[0]}, which could not be served", error)
+            sock.close()
 
     def _read(self, connection: Connection) -> None:
         data = connection.receive()

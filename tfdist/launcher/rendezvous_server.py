@@ -115,8 +115,8 @@ class RendezvousServer:
                 self._start(self._serve, sock, str(peer[0]))
             except Exception as error:  # no thread could be started: it costs this connection
                 self._strangers.remove(sock)
-                sock.close()
                 self._log.error(f"Dropped a connection from {peer[0]}, which could not be served", error)
+                sock.close()
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
         with sock, contextlib.suppress(OSError, BadMessage):
