@@ -28,7 +28,6 @@ from tfdist.launcher.orphan_guard import OrphanGuard
 from tfdist.launcher.output_forwarding import Channel, Screen
 from tfdist.launcher.placement import Placement, place_processes
 from tfdist.launcher.progress_files import ProgressFiles
-from tfdist.launcher.signals import ENDING
 from tfdist.launcher.supervision import Stop, Supervisor, Watched
 from tfdist.process import progress_file
 
@@ -95,7 +94,7 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
         watched = Watched(
             stops=[*host.stops, timeout, _check_launchers(host, launchers), _ordered(host, order_source)],
             loss=lambda: server.loss if server else None,
-            on_stop=lambda outcome: launchers.leave(outcome.code, outcome.reason),
+            on_stop=lambda outcome: _announce(launchers, outcome),
             grace=host.job.grace_seconds,
             together=host.job.is_elastic,
         )
@@ -105,6 +104,12 @@ def attempt(host: Host, order_source: OrderSource, order: Order, is_first: bool)
     step, final = host.notes.read(task.rank for task in tasks) if host.notes else (None, False)
     outcome = dataclasses.replace(outcome, log=log)
     return supervised._replace(outcome=outcome, step=step, final=final, absent=tuple(timeout.absent))
+
+
+def _announce(launchers: Group, failure: Outcome) -> None:
+    """Notifies the other launchers before the processes are ended; preempted ones end by themselves, as do the others'."""
+    if failure.code != ExitCode.PREEMPTED:
+        launchers.leave(failure.code, failure.reason)
 
 
 @contextlib.contextmanager
@@ -246,7 +251,7 @@ def _check_launchers(host: Host, launchers: Group) -> Ask:
 
     def ask() -> Stop | None:
         outcome = node_group.lost_launcher(launchers)
-        if outcome and outcome.code - exit_codes.SIGNALLED in (*ENDING, signal.SIGPIPE):
+        if outcome and node_group.is_request(outcome.code):
             return Stop(outcome, asked=True, final=False, wait=host.job.grace_seconds)
         return Stop(outcome, final=False) if outcome else None
 

@@ -1,14 +1,16 @@
 """The group of launchers on a fixed number of hosts."""
 
 import contextlib
+import signal
 from collections.abc import Iterator, Mapping
 
 from tfdist.coordination import Group
 from tfdist.coordination.job_token import job_token, with_flags
 from tfdist.coordination.join import serve_group, started
-from tfdist.errors import PeerLostError
+from tfdist.errors import ExitCode, PeerLostError, exit_codes
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
+from tfdist.launcher.signals import ENDING
 
 FOREVER = float("inf")
 
@@ -39,16 +41,42 @@ def launchers(job: Job, environment: Mapping[str, str]) -> Iterator[Group]:
         group.leave()
 
 
-def conclude(group: Group, mine: Outcome) -> Outcome:
-    """Returns how the job ended, after waiting for the other launchers if this one succeeded."""
-    if mine.code:
+def conclude(group: Group, mine: Outcome, grace: float) -> Outcome:
+    """Returns how the job ended, after waiting for the other launchers if the processes of this one have not failed.
+
+    Args:
+      group: group of all launchers.
+      mine: how the processes of this launcher ended.
+      grace: seconds to wait for the others if they were preempted.
+    """
+    if mine.code not in (ExitCode.DONE, ExitCode.PREEMPTED) or group.goodbye_code is not None:
         group.leave(mine.code, mine.reason)
         return mine
     try:
-        group.barrier("launch/end", FOREVER)
-        return mine
+        codes = group.gather("launch/end", int(mine.code), grace if mine.code else FOREVER)
     except PeerLostError as error:
-        return lost_launcher(group) or Outcome(error.exit_code, str(error).rstrip("."))
+        return _without_others(group, mine, error, grace)
+    if mine.code or ExitCode.PREEMPTED not in codes:
+        return mine
+    node = codes.index(ExitCode.PREEMPTED)
+    return Outcome(ExitCode.PREEMPTED, f"ranks of node {node} ended with {exit_codes.describe(ExitCode.PREEMPTED)}")
+
+
+def _without_others(group: Group, mine: Outcome, error: PeerLostError, grace: float) -> Outcome:
+    """Returns how the job ended if another launcher is lost, has left, or does not end."""
+    loss, reason = group.lost(), str(error).rstrip(".")
+    if loss and mine.code and (loss.code is None or is_request(loss.code)):  # the ranks of this node have saved
+        return mine
+    if mine.code and not loss:
+        reason += f" of the end of this node's ranks, which were preempted (--grace_seconds={grace:g})"
+    outcome = lost_launcher(group) or Outcome(error.exit_code, reason)
+    group.leave(outcome.code, outcome.reason)
+    return outcome
+
+
+def is_request(code: int) -> bool:
+    """Returns whether a launcher that ended with this code was asked to end, or its output was no longer read."""
+    return code - exit_codes.SIGNALLED in (*ENDING, signal.SIGPIPE)
 
 
 def lost_launcher(group: Group) -> Outcome | None:

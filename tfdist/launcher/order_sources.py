@@ -123,7 +123,7 @@ class FixedNodes(OrderSource):
 
     def conclude(self, outcome: Outcome) -> Outcome:
         """See base class."""
-        return node_group.conclude(self.everyone, outcome)
+        return node_group.conclude(self.everyone, outcome, self._job.grace_seconds)
 
 
 @contextlib.contextmanager

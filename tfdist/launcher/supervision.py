@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tfdist.coordination import LostMember
+from tfdist.coordination.group import name_ranks
 from tfdist.errors import ExitCode, exit_codes
 from tfdist.launcher.child import Child
 from tfdist.launcher.job_result import Outcome, root_cause
@@ -45,7 +46,7 @@ class Watched(NamedTuple):
       hurry: returns whether the user has asked again for the end.
       loss: returns the first loss in the ranks' group.
       on_stop: called with a failure before the processes are ended.
-      grace: seconds to wait for the other processes after the first one has exited with code 75.
+      grace: seconds to wait for the other processes after the first one has exited with code 75; then they have failed.
       together: whether to wait a moment after a failure, to see which other processes fail for the same reason.
     """
 
@@ -112,7 +113,15 @@ class Supervisor:
                 self._watched.grace,
             )
         cause = self._cause()
+        if cause.code == ExitCode.PREEMPTED and not self._all_ended():
+            cause = self._hanging(cause)
         return self._stopped or (Stop(cause) if cause.code else None)
+
+    def _hanging(self, preempted: Outcome) -> Outcome:
+        """Returns the failure of processes that still run long after another one was preempted."""
+        ranks = [child.rank for child in self._children if child.code is None]
+        late = f"{name_ranks(ranks)} did not end within {self._watched.grace:g} s (--grace_seconds)"
+        return Outcome(ExitCode.PEER_LOST, f"{late}, although {preempted.reason}", ranks[0])
 
     def _stop(self) -> bool:
         for ask in self._watched.stops:
@@ -127,12 +136,18 @@ class Supervisor:
 
     def _conclude(self, stop: Stop | None) -> Outcome:
         """Returns the outcome; the cause may have appeared only while the processes were being ended."""
-        code, *others = {child.code for child in self._children}
+        codes = {child.code for child in self._children}
+        code, *others = codes
         if stop and code is not None and not others and code <= exit_codes.SIGNALLED:
             if stop.asked or code == ExitCode.PREEMPTED:
                 return Outcome(code, f"all ranks ended with {exit_codes.describe(code)}" if code else "")
+        if codes == {ExitCode.DONE, ExitCode.PREEMPTED}:
+            first = next(child.rank for child in self._children if child.code == ExitCode.PREEMPTED)
+            return Outcome(
+                ExitCode.PREEMPTED, f"rank {first} ended with {exit_codes.describe(ExitCode.PREEMPTED)}", first
+            )
         cause = self._cause()
-        if stop and cause.code in (ExitCode.DONE, ExitCode.PEER_LOST):
+        if stop and cause.code in (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST):
             return stop.outcome
         return cause
 
