@@ -1,4 +1,6 @@
+import contextlib
 import io
+import os
 import subprocess
 import sys
 import threading
@@ -50,6 +52,23 @@ def test_a_main_thread_that_is_stuck_is_ended_after_one_line(watched):
     assert 0.2 < time.monotonic() - began < 2.0
     assert watched.stream.getvalue() == LINE + "Ending with code 5.\n"
     assert watched.ends.codes == [5]
+
+
+def test_output_that_nobody_reads_does_not_keep_a_process_from_ending(job):
+    """As the pipe to a launcher that is stopped, filled by warnings of the engine."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    three, ends = job(3), Ends()
+    with open(reading, "rb") as pipe, open(writing, "w") as stream:
+        watch(three.members[0], CLUSTER, stream, grace=0.3, end=ends)
+        kill(three, 1)
+        assert ends.came.wait(8)
+        pipe.read1(1 << 20)  # so that the blocked threads end
+    assert ends.codes == [5]
 
 
 def test_whoever_has_left_with_a_code_of_its_own_ends_with_that(watched):

@@ -24,6 +24,8 @@ import psutil
 import pytest
 
 from tests.launcher.toy import DEADLINE, Launched, die, launched
+from tfdist.launcher.rendezvous_server import LOST_AFTER_SECONDS
+from tfdist.launcher.supervision import FAILURE_SECONDS
 from tfdist.process.preemption import TOGETHER_SECONDS
 from tfdist.testing import processes
 
@@ -253,6 +255,16 @@ def test_the_end_of_the_coordinators_launcher_ends_the_others(launch, tmp_path) 
     two.first.job.processes[0].kill()
     assert two.second.end() == 5
     assert "launcher is lost" in two.second.said[-1]
+
+
+def test_a_coordinators_launcher_that_is_stopped_ends_the_others(launch, tmp_path) -> None:
+    two = TwoHosts(launch, tmp_path, last=FOREVER)
+    began = time.monotonic()
+    two.first.job.processes[0].send_signal(signal.SIGSTOP)
+    assert two.second.end() == 5
+    assert time.monotonic() - began < LOST_AFTER_SECONDS + FAILURE_SECONDS + 5.0
+    lost = "no heartbeat for 10 s (it is stopped, or its host is unreachable)."
+    assert two.second.said[-1] == f"tfdist.launch: the coordinator's launcher is lost: {lost}"
 
 
 def test_the_job_of_both_ends_with_75_when_the_first_launcher_is_asked_to_end(launch, tmp_path) -> None:

@@ -159,6 +159,19 @@ def test_the_launcher_that_decides_is_waited_for():
     assert play.runs("a") == 2
 
 
+def test_the_job_is_over_for_the_others_if_the_launcher_that_decides_hangs():
+    """Its main thread does, while its other threads answer: for example, its disk does not."""
+    play = joined()
+    play.report("b", code=5)
+    play.order("b")
+    for _ in range(int(HEARD_BY) - 1):
+        assert play.order("b", after=1.0).kind == OrderKind.WAIT
+    over = Order(OrderKind.OVER, outcome=Outcome(5, "the coordinator's launcher has not said how its processes ended"))
+    assert play.order("b", after=1.0) == over == play.order("a")
+    play.report("a", code=0)
+    assert play.order("a") == over
+
+
 def test_whoever_has_no_patience_waits_for_nobody():
     play = joined()
     play.report("a", code=75, stopped=True)

@@ -104,6 +104,26 @@ def test_a_signal_that_a_launcher_passes_on_besides_is_no_second_one(program) ->
     assert (code, out, len(err.splitlines())) == (0, "done\n", 1)
 
 
+FULL = """
+os.set_blocking(2, False)
+try:
+    while True: os.write(2, b"x" * 4096)
+except BlockingIOError:
+    os.set_blocking(2, True)
+"""
+
+
+def test_a_notice_is_heard_although_nobody_reads_the_output(program) -> None:
+    """As the pipe to a launcher that is stopped, filled by warnings of the engine."""
+    one = program("time.sleep(3)", before=FULL)
+    one.process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert one.line() == "heard SIGTERM\n"
+    assert time.monotonic() - began < 2.5
+    code, out, _ = one.end()
+    assert (code, out) == (0, "done\n")
+
+
 def test_an_engine_s_own_handler_that_came_before_does_not_swallow_it(program) -> None:
     """TensorFlow's coordination service sets a handler with C's `signal`, which Python does not see."""
     one = program("time.sleep(1)", before="ctypes.CDLL(None).signal(15, ctypes.c_void_p(1))")  # 1 is SIG_IGN

@@ -1,6 +1,5 @@
 """How a training process reacts to the loss of another one: it reports it once and ends with the right exit code."""
 
-import contextlib
 import os
 import signal
 import sys
@@ -12,6 +11,7 @@ from typing import TextIO
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination.group import Group, LostMember
 from tfdist.errors import ExitCode, PeerLostError, TfdistError, exit_codes
+from tfdist.process.unblocked_output import flush, print_line
 
 LOSS_NOTICE_SECONDS = 2.0  # how much earlier than the notice of a loss the engine's error may be raised
 OWN_FAILURE_SECONDS = 3.0  # for this process to fail for the same reason, such as a loss that is not finite
@@ -82,12 +82,11 @@ class FailureDetector:
             if not self._said and not self._group.goodbye_code:
                 self._said = True
                 said = str(loss).rstrip(".")  # the reason may be a complete sentence
-                print(f"{self._name}: {said}. Ending with code {ExitCode.PEER_LOST:d}.", file=self._stream, flush=True)
+                print_line(f"{self._name}: {said}. Ending with code {ExitCode.PEER_LOST:d}.", self._stream)
 
     def _finish(self) -> None:
         for stream in (sys.stdout, sys.stderr, self._stream):
-            with contextlib.suppress(Exception):  # a closed or broken stream must not keep the process from ending
-                stream.flush()
+            flush(stream)
         # Not a loss if this process has left the group with its own exit code.
         self._end(self._group.goodbye_code or ExitCode.PEER_LOST)
 

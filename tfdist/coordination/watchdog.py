@@ -17,6 +17,7 @@ from tfdist.coordination import Group, Json
 from tfdist.errors import ExitCode
 from tfdist.process import signals
 from tfdist.process.stack_dumps import main_stack
+from tfdist.process.unblocked_output import print_line
 
 TOPIC = "stalls"
 _FAREWELL_SECONDS = 0.5
@@ -67,7 +68,7 @@ class Watchdog:
         *,
         warning_seconds: float,
         shutdown_seconds: float,
-        say: Callable[[str], object] = lambda text: print(text, file=sys.stderr, flush=True),
+        say: Callable[[str], object] = lambda text: print_line(text, sys.stderr),
         end: Callable[[int], object] = os._exit,
     ):
         """Initializes the watchdog, which starts in `__enter__`.

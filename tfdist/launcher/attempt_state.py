@@ -8,6 +8,7 @@ from tfdist.errors import ExitCode
 from tfdist.launcher.job_result import SUCCESS, Outcome
 from tfdist.launcher.orders import Report
 
+_SUSPENDED_SECONDS = 5.0  # between two polls if this process was suspended; launchers poll many times a second
 SURELY_BEGUN_SECONDS = 3600.0  # after which training is assumed to have begun, even without recorded steps
 
 # Exit codes that are least likely to be the cause, least likely first.
@@ -27,6 +28,8 @@ class AttemptState:
       reports: reports of launchers whose processes have ended.
       stops: why it was ordered to stop; None if it was not.
       ends: time since which all of its processes have to end; None if they have not.
+      polled: time of the last poll since then.
+      awake: seconds since then, except while this process was suspended.
     """
 
     number: int
@@ -37,6 +40,8 @@ class AttemptState:
     reports: dict[str, Report] = dataclasses.field(default_factory=dict)
     stops: Outcome | None = None
     ends: float | None = None
+    polled: float = 0.0
+    awake: float = 0.0
 
     @property
     def size(self) -> int:
@@ -56,7 +61,9 @@ class AttemptState:
         polled, because the first call that detects the condition starts the time.
         """
         if self.ends is None and (self.stops or any(map(_ends_all, self.reports.values()))):
-            self.ends = now
+            self.ends = self.polled = now
+        self.awake += min(now - self.polled, _SUSPENDED_SECONDS) if self.ends is not None else 0.0
+        self.polled = now
         return -math.inf if self.ends is None else now - self.ends
 
     @property

@@ -53,7 +53,7 @@ class JobController:
     A launcher that joined later and with which the processes end with a bad-input error, because its program differs,
     is refused, and the others continue. If a larger number of processes ends that way where a smaller one has trained,
     that number is not tried again. A launcher that stays connected but does not report long after its processes had to
-    end is lost: it hangs, as if its disk did not answer.
+    end is lost: it hangs, as if its disk did not answer. If the first one hangs, the job is over for the others.
 
     Attributes:
       open_group: serves the group of an attempt's launchers if there are several; to be set where that is possible.
@@ -92,8 +92,7 @@ class JobController:
         self._most = job.processes
         self._refused: dict[str, Outcome] = {}
         self._known: dict[tuple[str, ...], Slots] = {}  # of lost or refused hosts, in case they join again
-        # Caches the last result of `_offered`, which is called often.
-        self._lines: tuple[object, dict[str, int]] = (None, {})
+        self._lines: tuple[object, dict[str, int]] = (None, {})  # the last result of `_offered`, which is called often
         self._attempt: AttemptState | None = None
         self._number = 0  # of the next attempt
         self._not_before = 0.0
@@ -177,12 +176,15 @@ class JobController:
             self._begin(self._plan(free) or self._plan(self._needed()), now)
 
     def _give_up(self, attempt: AttemptState) -> None:
-        """Gives up awaited launchers, except the first one, which runs in this process and may have been suspended."""
+        """Gives up awaited launchers; without the first one, which may have been suspended, or hang, the job is over."""
         reason = "has not said how its processes ended"
         for name in attempt.awaited:
             if name in self._members and name != self._first:
                 self._refused[name] = Outcome(ExitCode.PEER_LOST, f"this launcher {reason}")
                 self.lost(name, reason)
+        if self._first in attempt.awaited and attempt.awake >= self._patience:
+            self._over = self._over or Outcome(ExitCode.PEER_LOST, f"the coordinator's launcher {reason}")
+            self._attempt = None
 
     def _stop(self, attempt: AttemptState, free: Mapping[str, int], now: float) -> None:
         """Orders an attempt to stop, once, if necessary."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from tfdist.errors.exit_codes import SIGNALLED
 from tfdist.process import signals
+from tfdist.process.unblocked_output import print_line
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # A scheduler may signal all processes of a job and also its launcher, which forwards it as SIGTERM.
@@ -58,13 +59,10 @@ class _Notice:
         if self._since is not None:
             if now - self._since < TOGETHER_SECONDS:
                 return
-            _say(f"Received {name} again: exiting at once.")
+            print_line(f"Received {name} again: exiting at once.", sys.stderr)
             os._exit(SIGNALLED + number)
         self._since = now
-        _say(f"Received {name}: saving and stopping at the next agreed step; a second signal exits at once.")
+        print_line(
+            f"Received {name}: saving and stopping at the next agreed step; a second signal exits at once.", sys.stderr
+        )
         self._on_notice(name)
-
-
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # a closed stream must not prevent the notice from being handled
-        print(line, file=sys.stderr, flush=True)
