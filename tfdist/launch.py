@@ -39,8 +39,8 @@ _HELP = {
     "read when they are imported.",
     "start_timeout_seconds": "Seconds to wait for the launchers of the other hosts, and for ranks that do not start.",
     "log_dir": "Directory for the output of each rank, rank-N.log. Defaults to a new directory under runs/.",
-    "grace_seconds": "Seconds that processes may take to save and exit when this command receives SIGTERM or Ctrl-C, or when "
-    "another one has exited with code 75.",
+    "grace_seconds": "Seconds that processes may take to save and exit when this command receives SIGTERM or Ctrl-C, when "
+    "another one has exited with code 75, or when an elastic job is resized.",
     "max_restarts": "Maximum number of restarts of all processes after a failure. Defaults to 0, or to no limit for "
     "MIN:MAX. No restart follows exit codes 2 and 3, diverged replicas, two failures in a row after the same step, "
     f"and, without a limit, {MAX_EARLY_FAILURES} failures in a row before training begins, or {MAX_LATER_FAILURES} "

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from tests.launcher.launching import Launches, python
 from tests.launcher.toy import DEADLINE, Launched, die, launched
 from tfdist.launcher.rendezvous_server import LOST_AFTER_SECONDS
 from tfdist.launcher.supervision import FAILURE_SECONDS
@@ -76,6 +77,58 @@ def test_hosts_that_are_added_and_removed_resize_the_job(launch, tmp_path) -> No
     stopped = [int(step) for step in re.findall(r"\[0\] preempted at step (\d+)", one.output)]
     begun = sorted({(restart, step) for _, step, restart, _, _ in one.begun()})
     assert begun == list(enumerate([0, *stopped]))  # no update is lost if no process dies
+
+
+SAVING = "print('saves', flush=True); time.sleep(4); print('has saved', flush=True)"
+
+
+def signal_all(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("before, after", [("list", "list"), ("list", "ranks"), ("ranks", "list"), ("rank", "list")])
+def test_a_resize_cuts_no_save_short(before: str, after: str, launch, tmp_path) -> None:
+    """Neither a second one, nor one beside the signals of a scheduler, whose hosts change when it preempts some."""
+    one = launch(listed(tmp_path, "localhost:2"), last="10 if restart else 10**6", size="1:3", ending=SAVING)
+    pids, sizes = one.wait_for_ranks(2), iter((3, 1))
+    for change in (before, after):
+        if change == "list":
+            listed(tmp_path, f"localhost:{next(sizes)}")
+        else:
+            signal_all(pids if change == "ranks" else pids[:1])
+        one.job.wait_for(0, "[0] saves", DEADLINE)
+        time.sleep(TOGETHER_SECONDS + 0.2)
+    assert one.end() == 0
+    assert one.output.count("has saved") == 2
+    assert len({restart for _, _, restart, _, _ in one.begun()}) == 2
+
+
+@pytest.mark.parametrize("times, code", [(1, 75), (2, 143)])
+def test_only_the_users_second_signal_to_the_launcher_cuts_a_save_short(
+    times: int, code: int, launch, tmp_path
+) -> None:
+    one = launch(listed(tmp_path, "localhost:2"), last=FOREVER, size="1:3", ending=SAVING)
+    one.wait_for_ranks(2)
+    listed(tmp_path, "localhost:3")
+    one.job.wait_for(0, "[0] saves", DEADLINE)
+    for _ in range(times):
+        one.job.processes[0].send_signal(signal.SIGTERM)
+        time.sleep(TOGETHER_SECONDS + 0.2)
+    assert one.end() == code
+    assert one.output.count("has saved") == (2 if times == 1 else 0)
+
+
+def test_a_resize_waits_for_ranks_that_are_ending_after_another_one_without_a_signal(tmp_path) -> None:
+    """The signal would end a program without a handler, or one that has left it, although it was about to end by itself."""
+    hosts = listed(tmp_path, "localhost:2")
+    body = "if int(os.environ['TFDIST_RESTART']): sys.exit()\nif rank: time.sleep(3)\nprint('ends', flush=True); sys.exit(75)"
+    with Launches(tmp_path) as launches:
+        one = launches(*python(body), flags=("--processes=1:3", hosts))
+        assert one.read_line() == "[0] ends\n"
+        listed(tmp_path, "localhost:3")
+        assert one.wait() == 0
+    assert "[1] ends" in one.out and "Attempt 1: 3 processes." in one.err
 
 
 def test_a_job_keeps_to_its_size_if_more_are_refused(launch, tmp_path) -> None:

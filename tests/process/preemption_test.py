@@ -93,6 +93,18 @@ def test_a_second_signal_ends_at_once_with_its_code(first: str, second: str, pro
     assert err.splitlines()[1:] == [f"Received {second} again: exiting at once."]
 
 
+def test_under_a_launcher_no_signal_cuts_a_save_short(program) -> None:
+    one = program("time.sleep(4)", before="os.environ['TFDIST_LAUNCHER_ID'] = 'any'")
+    for _ in range(2):
+        one.process.send_signal(signal.SIGTERM)
+        time.sleep(TOGETHER_SECONDS + 0.2)
+    code, out, err = one.end()
+    assert (code, out) == (0, "heard SIGTERM\ndone\n")
+    assert [line.partition(";")[2] for line in err.splitlines()] == [
+        " a second signal to the launcher exits at once."
+    ] * 2
+
+
 def test_a_signal_that_a_launcher_passes_on_besides_is_no_second_one(program) -> None:
     """`systemctl stop` and `scancel` signal every process of the job, including its launcher."""
     one = program("time.sleep(1)")

@@ -11,8 +11,8 @@ from typing import IO
 
 from tfdist.launcher import reaper
 from tfdist.launcher.signals import ENDING
+from tfdist.process.preemption import LAUNCHER_VARIABLE
 
-_VARIABLE = "TFDIST_LAUNCHER_ID"  # not secret
 _log = logging.getLogger("tfdist.launch")
 
 
@@ -29,7 +29,7 @@ class OrphanGuard:
 
     def __init__(self) -> None:
         """Chooses the variable."""
-        self.variables = {_VARIABLE: secrets.token_hex(16)}
+        self.variables = {LAUNCHER_VARIABLE: secrets.token_hex(16)}  # not secret
         self._groups: set[int] = set()
 
     def __enter__(self) -> "OrphanGuard":

@@ -88,6 +88,8 @@ class Supervisor:
             stop = self._wait_for_a_stop()
             if stop:
                 self._watched.on_stop(stop.outcome)
+                if stop.asked and self._cause().code == ExitCode.PREEMPTED:  # all are ending already, without a signal
+                    stop = stop._replace(wait=stop.seconds, seconds=FAILURE_SECONDS)
                 self._until(lambda: self._all_ended() or self._watched.hurry(), stop.wait)
                 self._end(stop.seconds)
             return self._conclude(stop)
@@ -148,8 +150,13 @@ class Supervisor:
             )
         cause = self._cause()
         if stop and cause.code in (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.PEER_LOST):
-            return stop.outcome
+            return self._requested(stop).outcome
         return cause
+
+    def _requested(self, stop: Stop) -> Stop:
+        """Returns the user's request if it arrived during a resize, whose processes have not all saved then."""
+        stops = [ask() for ask in self._watched.stops] if stop.outcome.code == ExitCode.PREEMPTED else []
+        return next((later for later in stops if later and later.final), stop)
 
     def _cause(self) -> Outcome:
         return root_cause(self._children, self._watched.loss())

@@ -14,6 +14,8 @@ from tfdist.process import signals
 from tfdist.process.unblocked_output import print_line
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Set by tfdist's launchers for the processes that they start, and used to find them all.
+LAUNCHER_VARIABLE = "TFDIST_LAUNCHER_ID"
 # A scheduler may signal all processes of a job and also its launcher, which forwards it as SIGTERM.
 TOGETHER_SECONDS = 1.0
 
@@ -26,6 +28,10 @@ def notices(on_notice: Callable[[str], object]) -> Iterator[None]:
 
     Both take effect immediately, even while the main thread is inside a call of the engine. Signals within a second of
     the first one belong to the same notice.
+
+    In a process that tfdist's launcher has started, all signals are one notice, so that nothing cuts a save short: a
+    scheduler may signal the process, and the launcher signal it again, to resize the job or because it is to end. When
+    it has to end at once, the launcher kills it.
 
     Must be entered after the engine has started, whose own handler catches SIGTERM without a visible effect. The
     previous handlers are restored on exit. A signal that was ignored before (SIGINT under nohup) stays ignored. Outside
@@ -48,21 +54,29 @@ def notices(on_notice: Callable[[str], object]) -> Iterator[None]:
 
 
 class _Notice:
-    """Handles signals that request the end: passes on the first, exits on the second."""
+    """Handles signals that request the end: passes on the first, exits on the second, unless a launcher decides that."""
 
     def __init__(self, on_notice: Callable[[str], object]):
         self._on_notice = on_notice
         self._since: float | None = None
+        self._is_launched = LAUNCHER_VARIABLE in os.environ
 
     def __call__(self, number: int) -> None:
         name, now = signal.Signals(number).name, time.monotonic()
         if self._since is not None:
-            if now - self._since < TOGETHER_SECONDS:
-                return
-            print_line(f"Received {name} again: exiting at once.", sys.stderr)
-            os._exit(SIGNALLED + number)
+            if now - self._since >= TOGETHER_SECONDS:
+                self._repeated(name, number)
+            return
         self._since = now
-        print_line(
-            f"Received {name}: saving and stopping at the next agreed step; a second signal exits at once.", sys.stderr
-        )
+        second = "a second signal to the launcher" if self._is_launched else "a second signal"
+        print_line(f"Received {name}: saving and stopping at the next agreed step; {second} exits at once.", sys.stderr)
         self._on_notice(name)
+
+    def _repeated(self, name: str, number: int) -> None:
+        if self._is_launched:
+            print_line(
+                f"Received {name} again: still stopping; a second signal to the launcher exits at once.", sys.stderr
+            )
+            return
+        print_line(f"Received {name} again: exiting at once.", sys.stderr)
+        os._exit(SIGNALLED + number)
