@@ -33,7 +33,7 @@ def test_a_job_that_fails_goes_on_where_it_saved(how: str, size: int, launch) ->
     ]
     assert len({address for *_, address in begun}) == 2  # a new group, at a new port
     assert re.search(rf"rank {size - 1} ended with code .* In 0.1 s: restart 1 of 2 after step 7\.$", one.said[-1])
-    names = re.findall(r"^launched (\d{8}-\d{6})$", one.log, re.MULTILINE)
+    names = re.findall(r"^launched (\d{8}-\d{6}-[0-9a-f]{6})$", one.log, re.MULTILINE)
     assert len(names) == 2 and len(set(names)) == 1  # identifies the job to the program
     assert "begins at 0" in one.log and "--- restart 1, " in one.log and "begins at 6" in one.log  # nothing lost
 

@@ -43,7 +43,7 @@ def origin(
       resume: value of the flag.
       directory: directory of the run.
       flags: flags of the run, by name.
-      launched: start time of the job if a launcher has restarted it; else empty. A run that was begun by the same job,
+      launched: name of the job if a launcher has restarted it; else empty. A run that was begun by the same job,
         even partially, is its own.
       whole: names of the last start's in-memory checkpoints that are complete; None for all.
 

@@ -33,7 +33,7 @@ from tfdist.process import progress_file
 
 Ask = Callable[[], Stop | None]
 RESTART_VARIABLE = "TFDIST_RESTART"  # number of earlier attempts at this job
-LAUNCHED_VARIABLE = "TFDIST_LAUNCHED"  # start time of the job, used to name its output
+LAUNCHED_VARIABLE = "TFDIST_LAUNCHED"  # name of the job by its start time, used to name its output
 _OURS = (ADDRESS_VARIABLE, TOKEN_VARIABLE, RESTART_VARIABLE, progress_file.VARIABLE, "TFDIST_COORDINATOR")
 
 

@@ -33,7 +33,7 @@ def log_directory(path: str, launchers: Group) -> pathlib.Path:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / f".node-{launchers.rank}"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # another job may check the same directory
     except OSError as error:
         raise InputError(
             f"--log_dir must be a writable directory. Received: {error.filename} ({error.strerror})."

@@ -1,6 +1,7 @@
 """Messages between a launcher and the job controller: orders and reports."""
 
 import enum
+import secrets
 import time
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ class Order(NamedTuple):
       address: `host:port` of the launchers' group; empty for a single launcher.
       purpose: from which, with the job's token, that group's token is derived.
       outcome: why to stop, or how the job ended.
-      launched: start time of the job, the same in all attempts.
+      launched: name of the job by its start time, the same in all attempts; see `launched_now`.
     """
 
     kind: OrderKind
@@ -65,8 +66,8 @@ class Report(NamedTuple):
 
 
 def launched_now() -> str:
-    """Returns the start time of a job that begins now, which identifies the job."""
-    return time.strftime("%Y%m%d-%H%M%S")
+    """Returns the name of a job that begins now: its start time, and digits that differ if another begins in that second."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def order_message(order: Order) -> Message:

@@ -1,0 +1,75 @@
+"""Independent jobs of one user on one host at the same time, with default options, do not disturb each other."""
+
+import pathlib
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.launcher.launching import DEADLINE, Launch, Launches, member
+from tfdist.coordination import LocalGroup
+from tfdist.launcher import log_files
+from tfdist.launcher.log_files import log_directory
+from tfdist.launcher.orders import launched_now
+
+pytestmark = pytest.mark.processes
+
+# Runs until a file exists; its group must have members of its own job only.
+JOB = """
+    assert len(set(group.gather("job", os.environ["JOB"]))) == 1
+    print("runs", os.environ["TFDIST_LAUNCHED"], os.environ["TFDIST_COMMITS"], flush=True)
+    while not os.path.exists("end"): time.sleep(0.02)
+    group.barrier("end")
+"""
+
+
+@pytest.fixture
+def launch(tmp_path: pathlib.Path) -> Iterator[Launches]:
+    with Launches(tmp_path) as launches:
+        yield launches
+
+
+def started(launch: Launches, *flags: str) -> tuple[list[Launch], list[str]]:
+    """Returns three launchers that were started at once, and what each rank has printed."""
+    jobs = [launch(*member(JOB.strip()), flags=flags, JOB=str(number)) for number in range(3)]
+    return jobs, [one.read_line() for one in jobs for _ in range(2)]
+
+
+@pytest.mark.parametrize("flags", [(), ("--processes=1:2",), ("--log_dir=logs",)])
+def test_launchers_that_start_at_once_share_nothing(flags, launch, tmp_path) -> None:
+    jobs, lines = started(launch, *flags)
+    for column in (2, 3):  # the name of the job's output, and the directory of its commits
+        assert len({line.split()[column] for line in lines}) == 3
+    (tmp_path / "end").touch()
+    assert [one.wait() for one in jobs] == [0, 0, 0]
+    logs = {re.search(r"logs in (\S+)", one.err)[1] for one in jobs}
+    assert len(logs) == (1 if "--log_dir=logs" in flags else 3)
+
+
+def test_the_end_of_one_does_not_concern_the_others(launch, tmp_path) -> None:
+    jobs, _ = started(launch)
+    jobs[0].process.kill()
+    jobs[1].process.terminate()
+    assert jobs[1].wait() == 143
+    end = time.monotonic() + DEADLINE
+    while len(launch.running()) > 4 and time.monotonic() < end:  # the third launcher, its guard and its two ranks
+        time.sleep(0.05)
+    assert len(launch.running()) == 4
+    (tmp_path / "end").touch()
+    assert jobs[2].wait() == 0
+
+
+def test_jobs_that_begin_in_the_same_second_have_different_names() -> None:
+    assert len({launched_now() for _ in range(5)}) == 5
+
+
+def test_the_check_of_a_log_directory_that_two_launchers_share_does_not_fail(tmp_path, monkeypatch) -> None:
+    touch = pathlib.Path.touch
+
+    def touched_and_removed_by_the_other(path: pathlib.Path) -> None:
+        touch(path)
+        path.unlink()
+
+    monkeypatch.setattr(log_files.pathlib.Path, "touch", touched_and_removed_by_the_other)
+    assert log_directory(str(tmp_path / "logs"), LocalGroup()) == tmp_path / "logs"
