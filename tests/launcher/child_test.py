@@ -3,9 +3,9 @@ import pathlib
 import signal
 import time
 
-import psutil
 import pytest
 
+from tests.launcher.launching import ends
 from tfdist.errors import InputError
 from tfdist.launcher import child as child_module
 from tfdist.launcher.child import Child, Task
@@ -33,19 +33,6 @@ def wait(child):
     while not child.poll() and time.monotonic() < end:
         time.sleep(0.005)
     return child.code
-
-
-def ends(pid):
-    """Returns whether a process that is not a child of this one ends soon; init may leave it a zombie for a while."""
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.005)
-    return False
 
 
 def test_an_exit_code_and_the_outputs(start):

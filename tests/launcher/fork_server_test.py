@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests import fork_server
-from tests.launcher.child_test import ends
+from tests.launcher.launching import ends
 from tfdist.launcher.fork_server import ForkServer, can_fork
 from tfdist.testing import processes
 

@@ -101,6 +101,19 @@ class Launches:
         assert not left
 
 
+def ends(pid: int) -> bool:
+    """Returns whether a process that is not a child of this one ends soon; init may leave it a zombie for a while."""
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.005)
+    return False
+
+
 def python(body: str) -> tuple[str, ...]:
     rank = "rank = json.loads(os.environ['TF_CONFIG'])['task']['index']"
     return sys.executable, "-c", f"import json, os, sys, time\n{rank}\n{body}"

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from tests.launcher.launching import Launches
+from tests.launcher.launching import Launches, ends
 from tfdist.launcher import reaper
 from tfdist.launcher.orphan_guard import OrphanGuard
 
@@ -38,13 +38,6 @@ def members(group):
     return found
 
 
-def has_ended(process):
-    try:
-        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def wait_until(condition, seconds=5.0):
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
@@ -64,7 +57,7 @@ def test_a_launcher_that_is_killed_leaves_nobody_and_nothing_in_memory(tmp_path)
         launcher.kill()
         wait_until(lambda: not members(group), 2.0)
         wait_until(lambda: not memory.exists())
-        wait_until(lambda: has_ended(guard))
+        assert ends(guard)
     finally:
         launcher.kill()
         for process in members(group):
