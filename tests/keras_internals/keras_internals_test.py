@@ -246,6 +246,24 @@ def test_operations_of_a_graph_and_of_what_it_calls():
     assert {"Sqrt", "AddV2", "Less"} <= {operation.type for operation in keras_internals.operations_of(graph)}
 
 
+def test_a_condition_or_loop_is_in_the_function_of_a_tensor_and_a_called_function_is_not():
+    found = {}
+
+    @tf.function(autograph=False)
+    def outer(x):
+        def note(name):
+            found[name] = keras_internals.in_function_of(x)
+            return x
+
+        tf.cond(x > 0, lambda: note("condition"), lambda: x)
+        tf.while_loop(lambda i: i < 1, lambda i: (i + tf.cond(x > 0, lambda: note("loop"), lambda: x),), (x,))
+        tf.function(lambda: note("function"), autograph=False)()
+        return note("itself")
+
+    outer(tf.constant(0.0))
+    assert found == {"condition": True, "loop": True, "function": False, "itself": True}
+
+
 def test_a_scope_s_losses_know_who_added_them():
     inner = keras.layers.Dense(2, activity_regularizer="l2")
     outer = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), inner])

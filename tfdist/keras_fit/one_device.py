@@ -18,6 +18,7 @@ from tfdist import keras_internals
 from tfdist.collectives import Collectives
 from tfdist.step import loss as losses
 from tfdist.step.metrics import track_outputs
+from tfdist.step.scalar_metrics import scalars_weighted
 
 Apply = Callable[[Callable[..., Any], keras.Optimizer, Sequence[Any], Sequence[keras.Variable]], None]
 
@@ -52,9 +53,13 @@ def current() -> Replica | None:
 @contextlib.contextmanager
 def running(replica: Replica | None) -> Iterator[None]:
     """Context in which this replica's code is running; None for unpatched Keras."""
+    weight = None
+    if replica is not None and not replica.has_all_rows:
+        weight = losses.floating(replica.rows) / losses.floating(replica.batch_size)
     token = _current.set(replica)
     try:
-        yield
+        with scalars_weighted(weight):
+            yield
     finally:
         _current.reset(token)
 

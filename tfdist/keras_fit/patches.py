@@ -52,6 +52,7 @@ _SUFFIXES = (".keras", ".h5")  # of formats that are a single file
 REPLACED = (
     *(f"keras.Model.{name}" for name in (*_OF_A_MODEL, *_SAVES)),
     *(f"keras.{kind.__name__}.{name}" for kind, name, _ in _OF_A_REPLICA),
+    "keras.metrics.Mean.update_state",  # by tfdist.step.scalar_metrics, since the trainer needs it, too
 )
 _ATTRIBUTE = "_tfdist_distributed"
 _makers: list[Callable[[keras.Model], Distributed]] = []

@@ -12,6 +12,7 @@ from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import distribute_lib, values
 from tensorflow.python.eager import context, record
 from tensorflow.python.framework import dtypes, ops
+from tensorflow.python.ops import control_flow_v2_func_graphs
 from tensorflow.python.types import core
 
 
@@ -139,6 +140,18 @@ def functions_inlined() -> Iterator[None]:
         _inlined[0] -= 1
         if not _inlined[0]:
             tf.config.run_functions_eagerly(False)
+
+
+def in_function_of(tensor: tf.Tensor) -> bool:
+    """Returns whether the function that is being traced, maybe a condition or a loop in it, is the one with a tensor.
+
+    A `tf.function` that it calls is another one: it is not traced again for the next caller, whose tensors differ.
+    """
+    own = getattr(tensor, "graph", None)  # None for eager tensors
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not own and isinstance(graph, control_flow_v2_func_graphs.ControlFlowFuncGraph):
+        graph = graph.outer_graph
+    return graph is own
 
 
 def no_gradients_recorded() -> contextlib.AbstractContextManager:

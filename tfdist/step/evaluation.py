@@ -13,6 +13,7 @@ from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
 from tfdist.step import loss, randomness
 from tfdist.step.metrics import ModelMetrics, Totals
+from tfdist.step.scalar_metrics import scalars_weighted
 
 
 class Evaluator:
@@ -86,11 +87,12 @@ class Evaluator:
         before = [tf.identity(variable) for variable in self._metrics.variables]
         collectives = self._strategy.collectives
         draws = randomness.not_training(self._seeds, self._seed, "evaluate", number, collectives.rank, collectives.size)
-        with self._strategy.layouts.computing(self._model.trainable_variables), draws:
-            outputs = self._strategy.layouts.by_rows(self._model(x, training=False))
-            parts = loss.terms(self._model, y, outputs, weight)
-            sums = loss.evaluation_sums(self._model, parts, rows)
-        keras_internals.update_metrics(self._model, y, outputs, weight)
+        with scalars_weighted(loss.floating(rows)):  # in one batch of all rows, each row would count the same
+            with self._strategy.layouts.computing(self._model.trainable_variables), draws:
+                outputs = self._strategy.layouts.by_rows(self._model(x, training=False))
+                parts = loss.terms(self._model, y, outputs, weight)
+                sums = loss.evaluation_sums(self._model, parts, rows)
+            keras_internals.update_metrics(self._model, y, outputs, weight)
         for variable, value in zip(self._metrics.variables, before, strict=True):  # no change if there were no rows
             some = tf.broadcast_to(rows > 0, variable.shape)  # a scalar condition would crash DTensor
             variable.assign(tf.where(some, tf.convert_to_tensor(variable), value))

@@ -15,6 +15,8 @@ from tfdist import keras_internals
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.gradients import Bucketed, Sum
+from tfdist.step.loss import floating
+from tfdist.step.scalar_metrics import scalars_weighted
 
 
 class LossShare(NamedTuple):
@@ -58,7 +60,8 @@ class ModelMetrics:
           weight: sample weights, or None.
           share: the replica's part in the loss.
         """
-        keras_internals.update_metrics(self._model, y, outputs, weight)
+        with scalars_weighted(floating(share.rows) / floating(share.batch_size)):
+            keras_internals.update_metrics(self._model, y, outputs, weight)
 
     def results(self, values: Sequence[np.ndarray]) -> dict[str, float]:
         """Returns the metrics by their names in records, given values of `variables`."""

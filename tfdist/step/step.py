@@ -23,6 +23,7 @@ from tfdist.gradients import Clip, LossScale, Reducer, accumulated, unscaled
 from tfdist.step import loss, randomness
 from tfdist.step.data_mismatch import not_compilable
 from tfdist.step.metrics import LossShare, ModelMetrics
+from tfdist.step.scalar_metrics import scalars_weighted
 from tfdist.step.state_store import StateStore
 from tfdist.step.validation import inner_optimizer, statistics_of_all_replicas
 
@@ -302,11 +303,12 @@ class Step:
 
     def _loss(self, batch: Any, batch_size: int | tf.Tensor, totals: list[tf.Tensor] | None) -> tuple[LossShare, Any]:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        outputs = self._strategy.layouts.by_rows(self._model(x, training=True))
+        rows = tf.shape(keras.tree.flatten(x)[0])[0]
+        with scalars_weighted(loss.floating(rows) / loss.floating(batch_size)):
+            outputs = self._strategy.layouts.by_rows(self._model(x, training=True))
         parts = loss.terms(self._model, y, outputs, weight)
         if totals is None:
             totals = loss.totals(parts, batch_size, self._recorded)
-        rows = tf.shape(keras.tree.flatten(x)[0])[0]
         value = loss.training_loss(self._model, parts, totals, rows, batch_size=batch_size)
         return LossShare(value, loss.shares_of(parts, totals), rows, batch_size), outputs
 
