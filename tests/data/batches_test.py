@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.data.batches import NOTE_EVERY, checksum, count_rows, part, split_batches
+from tfdist.data.batches import checksum, count_rows, part, split_batches
 from tfdist.errors import InputError
 
 BATCH = {"a": tf.reshape(tf.range(14), [7, 2]), "b": tf.ragged.constant([[1], [], [2, 3], [4], [], [5], [6, 7, 8]])}
@@ -48,13 +48,13 @@ def test_shapes_are_static_where_they_can_be():
     assert split_batches(batches, [0], 3).element_spec.batch.shape == [None, 3]
 
 
-def test_the_first_batch_and_every_hundredth_are_noted():
+def test_every_batch_is_noted():
     """The checksum covers every byte of the batch; noted in each pass."""
     notes = []
-    data = tf.data.Dataset.range(2 * NOTE_EVERY + 3).batch(1)
+    data = tf.data.Dataset.range(203).batch(1)
     for _ in split_batches(data, [0, 1], 2, lambda number, found: notes.append((number, found))):
         pass
-    assert notes == [(i, checksum([np.array([i])])) for i in (0, NOTE_EVERY, 2 * NOTE_EVERY)]
+    assert notes == [(i, checksum([np.array([i])])) for i in range(203)]
 
 
 def test_checksums_tell_order_and_values_apart():
@@ -64,3 +64,31 @@ def test_checksums_tell_order_and_values_apart():
     assert len({checksum([x, y]), *others}) == 6
     words = np.array([b"ab", b"c"], object)
     assert checksum([words]) != checksum([words[::-1]])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 6])
+def test_checksums_cover_every_part_of_a_batch(rows):
+    """The same with compiled code, which reads batches, and for a batch in memory."""
+    batch = {
+        "x": tf.random.stateless_normal([rows, 3], [0, 0], dtype=tf.float16),
+        "flag": tf.ones([rows], tf.bool),
+        "word": tf.fill([rows], "word"),
+        "ragged": tf.RaggedTensor.from_row_lengths(tf.range(2 * rows), tf.fill([rows], 2)),
+        "number": tf.ones([rows], tf.bfloat16),
+    }
+    notes = []
+    for _ in split_batches(tf.data.Dataset.from_tensors(batch), [0], 1, lambda *given: notes.append(given)):
+        pass
+    assert notes == [(0, checksum(batch))]
+    if rows:
+        others = {key: tf.nest.map_structure(_changed, batch[key], expand_composites=True) for key in batch}
+        assert len({checksum(batch), *(checksum({**batch, key: value}) for key, value in others.items())}) == 6
+
+
+def _changed(leaf):
+    """Changes the last element."""
+    if leaf.dtype == tf.string:
+        return tf.concat([leaf[:-1], ["other"]], 0)
+    flat = tf.reshape(leaf, [-1])
+    last = ~flat[-1:] if leaf.dtype == tf.bool else flat[-1:] + 1
+    return tf.reshape(tf.concat([flat[:-1], last], 0), leaf.shape)

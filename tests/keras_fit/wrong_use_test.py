@@ -105,11 +105,18 @@ ON_PROCESSES = {
     "horovod": {
         "other models": ("InputError: variable ", "differs: rank 0 has", "rank 1 has"),
         "own share": ("InputError: Every process must read the same batches", "leave out sharding by rank"),
+        "late order": (
+            "InputError: Every process must read the same batches",
+            " in batches 6 to 11 of fit",
+            "random_seed",
+        ),
+        "late order and a stop": (" in batches 8 to 10 of fit",),
         "other sizes": ("InputError: data: batches differs: rank 0 has 3, rank 1 has 4",),
         "another batch": ("InputError: train_on_batch: the bytes of the batch differs",),
     },
     "multiworker": {
         "other order": ("InputError: Every process must read the same batches", "set_random_seed"),
+        "late order of an unknown number": (" in batches 8 to 11 of evaluate",),
         "other options": ("InputError: --clip_norm differs: rank 0 has 1.0, rank 1 has 2.0",),
         "another call": ("InputError: Every process must make the same calls", "rank 0 evaluate, rank 1 predict"),
         "a stop on one": ("epochs 1",),

@@ -22,6 +22,12 @@ def network(width: int = 6) -> keras.Model:
     return model
 
 
+def late_order(rank: int) -> tf.data.Dataset:
+    """12 batches, of which the first 8 are the same on every process."""
+    first, rest = (tf.data.Dataset.from_tensor_slices((X[rows], Y[rows])) for rows in (slice(16), slice(16, None)))
+    return first.concatenate(rest.shuffle(8, seed=rank)).batch(2)
+
+
 def main(name: str, ways: str) -> None:
     strategy = tfdist.load_strategy(name, start_timeout_seconds=60)
     for way in ways.split(","):
@@ -40,6 +46,13 @@ def go(strategy: tfdist.Strategy, way: str) -> None:
     tfdist.distribute(model, strategy, stall_shutdown_seconds=seconds, **options)
     if way == "other order":  # shuffled before a seed is set
         model.fit(tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(24).batch(6), verbose=0)
+    elif way == "late order":
+        model.fit(late_order(rank), verbose=0)
+    elif way == "late order and a stop":
+        stop = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batch == 10 and _stop(model))
+        model.fit(late_order(rank), verbose=0, callbacks=[stop])
+    elif way == "late order of an unknown number":
+        model.evaluate(late_order(rank).filter(lambda x, y: True), verbose=0)
     elif way == "own share":
         model.fit(X[rank::2], Y[rank::2], batch_size=6, verbose=0)
     elif way == "other sizes":

@@ -6,9 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.batches import NOTE_EVERY, split_batches
+from tfdist.data.batches import split_batches
 from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
+from tfdist.keras_fit.batch_comparison import BatchComparison
 
 
 class GlobalBatches:
@@ -40,25 +41,33 @@ class GlobalBatches:
         self._in_a_pass = in_a_pass
         self._spec = spec
         self._passes = 0
-        self._notes: dict[int, int] = {}
+        self._checksums: dict[int, int] = {}
+        self._reader: BatchReader | None = None
         self._split_batches = functools.cache(self._split)  # traced once and read in each pass
 
     def __iter__(self) -> "BatchReader":
         """Starts a pass; only one may be in progress."""
         self._passes += 1
-        self._notes.clear()
+        self._checksums.clear()
         rows = self._strategy.distribute(lambda replicas, size: self._split_batches(tuple(replicas), size))
         name = f"{self._name}/{self._passes}"
-        return BatchReader(
-            rows, self._notes, self._strategy, name, self._in_a_pass, self._deadline, self._spec, self._learn
+        comparison = BatchComparison(self._checksums, self._strategy, name, self._deadline)
+        self._reader = BatchReader(
+            rows, comparison, self._strategy, name, self._in_a_pass, self._deadline, self._spec, self._learn
         )
+        return self._reader
+
+    def stop(self) -> None:
+        """Ends the pass in progress, if there is one, at the same batch on every process; compares what was read of it."""
+        if self._reader is not None:
+            self._reader.stop()
 
     def _learn(self, in_a_pass: int) -> None:
         self._in_a_pass = in_a_pass
 
     def _split(self, replicas: tuple[int, ...], size: int) -> tf.data.Dataset:
         several = self._strategy.cluster.size > 1
-        return split_batches(self._batches, replicas, size, self._notes.__setitem__ if several else None)
+        return split_batches(self._batches, replicas, size, self._checksums.__setitem__ if several else None)
 
 
 class BatchReader:
@@ -72,7 +81,7 @@ class BatchReader:
     def __init__(
         self,
         rows: Iterator[Any],
-        notes: dict[int, int],
+        comparison: BatchComparison,
         strategy: Strategy,
         name: str,
         in_a_pass: int | None,
@@ -83,13 +92,12 @@ class BatchReader:
         self._deadline = deadline
         self.rows = rows
         self.spec = spec
-        self._notes = notes
+        self._comparison = comparison
         self._strategy = strategy
         self._name = name
         self._in_a_pass = in_a_pass
         self._learn = learn
         self._taken = 0
-        self._compared = 0
 
     def __iter__(self) -> Iterator[Any]:
         """Returns itself."""
@@ -99,6 +107,7 @@ class BatchReader:
         """Returns the next batch's rows; if the length of the pass is unknown, processes agree whether there is one."""
         found = self._next()
         if found is None:
+            self.ended()
             raise StopIteration
         self.took(1)
         return found
@@ -125,11 +134,17 @@ class BatchReader:
         return self._in_a_pass is not None and self._taken % self._in_a_pass == 0
 
     def took(self, count: int) -> None:
-        """Counts batches that were taken; compares the checksums among them over processes."""
+        """Counts batches that were taken; compares them over processes when that is due, and when a pass is complete."""
         self._taken += count
-        while self._strategy.cluster.size > 1 and self._compared < self._taken:
-            self._compare(self._compared)
-            self._compared += NOTE_EVERY
+        self._comparison.took(self._taken, self.at_end)
+
+    def stop(self) -> None:
+        """Compares what was taken so far; every process must have taken the same number of batches."""
+        self._comparison.took(self._taken, ends=True)
+
+    def ended(self) -> None:
+        """Compares what was read, after the data has ended."""
+        self._comparison.ended()
 
     def _next(self) -> Any:
         if self.is_counted:
@@ -147,11 +162,7 @@ class BatchReader:
             self._learn(self._taken)
         return found
 
-    def _compare(self, number: int) -> None:
-        everyone = self._strategy.peers.gather(f"batch/{self._name}/{number}", self._notes.pop(number), self._deadline)
-        if len(set(everyone)) > 1:
-            raise InputError(
-                "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
-                f"Received: batch {number} of {self._name} differs between the {len(everyone)} processes. Call "
-                "keras.utils.set_random_seed before the data is shuffled, and leave out sharding by rank."
-            )
+
+def present(spec: Any) -> Any:
+    """Returns the spec of a batch, with None for what Keras leaves out."""
+    return tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else None, spec)

@@ -24,7 +24,7 @@ from tfdist.data.batches import ReplicaRows, checksum, part
 from tfdist.distribution.strategy import HasCollectives, Strategy
 from tfdist.errors import InputError
 from tfdist.keras_fit import call_agreement
-from tfdist.keras_fit.batch_readers import BatchReader, GlobalBatches
+from tfdist.keras_fit.batch_readers import BatchReader, GlobalBatches, present
 from tfdist.keras_fit.build_variables import create_variables
 from tfdist.keras_fit.compiled_functions import Functions
 from tfdist.keras_fit.patches import on_one_device
@@ -63,7 +63,7 @@ class Distributed:
         keras_internals.leave_strategy(model)
         recompute(model, options.recompute)
         self.model, self._options = model, options
-        self._call = _Call("", 0, [], fresh=True, allows_not_finite=False)
+        self._call = _Call("", 0, [], fresh=True, allows_not_finite=False, data=[])
         self._functions: tuple[Any, Functions] | None = None
         self._predict: Callable[[Any], Any] | None = None
         self._placement = Placement(self.strategy)
@@ -176,13 +176,14 @@ class Distributed:
 
     def experimental_distribute_dataset(self, batches: tf.data.Dataset) -> GlobalBatches:
         """Returns Keras's global batches, with rows distributed to replicas."""
-        spec, in_a_pass = _present(batches.element_spec), self._call.passes.pop(0)
+        spec, in_a_pass = present(batches.element_spec), self._call.passes.pop(0)
         with long_timeout("its data") as deadline:
             self.strategy.peers.agree("data/form", {"form of a batch": str(spec)}, "data: ", deadline)
             self.strategy.group.agree("data/size", {"batches": in_a_pass}, "data: ", deadline)
         self._make_ready(spec)
-        name = f"{self._call.name} {self._call.number}"
-        return GlobalBatches(batches, self.strategy, name, in_a_pass, self._options.stall_shutdown_seconds, spec)
+        name, seconds = f"{self._call.name} {self._call.number}", self._options.stall_shutdown_seconds
+        self._call.data.append(GlobalBatches(batches, self.strategy, name, in_a_pass, seconds, spec))
+        return self._call.data[-1]
 
     # Internal methods.
 
@@ -203,7 +204,7 @@ class Distributed:
             given["verbose"] = 0
         allows_not_finite = any(isinstance(callback, keras.callbacks.TerminateOnNaN) for callback in listed)
         most = self.model.steps_per_execution if self.model.compiled else 1
-        kept, self._call = self._call, _Call(name, next(_numbers), list(passes), looked, allows_not_finite)
+        kept, self._call = self._call, _Call(name, next(_numbers), list(passes), looked, allows_not_finite, [])
         if name == "fit" and most == 1 and not looked:
             most_steps = self._options.steps_per_call
             self.model.steps_per_execution = call_agreement.steps_at_a_time(
@@ -211,6 +212,8 @@ class Distributed:
             )
         try:
             yield self._call
+            for data in self._call.data:
+                data.stop()  # a callback may have ended a pass
         finally:
             self._call = kept
             if self.model.compiled:
@@ -231,7 +234,7 @@ class Distributed:
 
     def _on_batch(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
         self._announce(name)
-        kept, self._call = self._call, _Call(name, next(_numbers), [], fresh=True, allows_not_finite=False)
+        kept, self._call = self._call, _Call(name, next(_numbers), [], fresh=True, allows_not_finite=False, data=[])
         try:
             return original(*args, **kwargs)
         finally:
@@ -282,7 +285,7 @@ class Distributed:
     def _train(self, batches: Any) -> dict[str, Any]:
         """Keras's `train_function`."""
         batches, functions, spec = self._begun(batches)
-        with self._unless_no_more_data(), _must_fit(spec):
+        with self._unless_no_more_data(batches), _must_fit(spec):
             made = functions.train(
                 batches, spec, self.model.steps_per_execution, self._step, self._call.allows_not_finite
             )
@@ -292,7 +295,7 @@ class Distributed:
     def _test(self, batches: Any) -> dict[str, Any]:
         """Keras's `test_function`."""
         batches, functions, spec = self._begun(batches)
-        with self._unless_no_more_data(), _must_fit(spec):
+        with self._unless_no_more_data(batches), _must_fit(spec):
             made = functions.test(batches, spec, self.model.steps_per_execution)
         return self._logged(functions, batches, made)
 
@@ -317,13 +320,15 @@ class Distributed:
         return given, self._functions[1], spec
 
     @contextlib.contextmanager
-    def _unless_no_more_data(self) -> Iterator[None]:
+    def _unless_no_more_data(self, batches: Any) -> Iterator[None]:
         """Restores the state at the end of data: Keras requests one more batch, with which no new pass begins."""
         assert self._functions is not None
         try:
             yield
         except (tf.errors.OutOfRangeError, StopIteration):
             self._functions[1].totals, self._logs = self._before
+            if isinstance(batches, BatchReader):
+                batches.ended()
             raise
 
     def _logged(self, functions: Functions, batches: Any, made: StepsResult) -> dict[str, Any]:
@@ -347,8 +352,7 @@ class Distributed:
         given = tuple(each for each in (x, y, weight) if each is not None)
         whole = tf.nest.map_structure(tf.convert_to_tensor, given)
         if self.strategy.cluster.size > 1:
-            found = checksum([leaf.numpy() for leaf in tf.nest.flatten(whole)])
-            self.strategy.peers.agree("batch", {"batch": found}, f"{self._call.name}: the bytes of the ")
+            self.strategy.peers.agree("batch", {"batch": checksum(whole)}, f"{self._call.name}: the bytes of the ")
         spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), whole)
         self._make_ready(spec)
         shares = [part(whole, replica, self.strategy.replicas) for replica in self.strategy.local_replicas]
@@ -364,6 +368,7 @@ class _Call(NamedTuple):
       passes: batches in a pass over each data set that Keras will request, in this order.
       fresh: whether logs must be up to date after each batch.
       allows_not_finite: whether a loss that is not finite is only logged.
+      data: the data that Keras has requested.
     """
 
     name: str
@@ -371,6 +376,7 @@ class _Call(NamedTuple):
     passes: list[int | None]
     fresh: bool
     allows_not_finite: bool
+    data: list[GlobalBatches]
 
 
 @functools.cache
@@ -392,8 +398,3 @@ def _must_fit(batch: Any) -> contextlib.AbstractContextManager:
     if not (isinstance(batch, tuple) and len(batch) > 1):
         return contextlib.nullcontext()
     return must_fit(tf.nest.map_structure(lambda spec: spec and tf.TensorSpec(spec.shape[1:], spec.dtype), batch))
-
-
-def _present(spec: Any) -> Any:
-    """Returns the spec of a batch, with None for what Keras leaves out."""
-    return tf.nest.map_structure(lambda leaf: leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else None, spec)
