@@ -101,6 +101,27 @@ def test_an_axis_that_moves_between_inner_dims_of_four_is_wrong(devices, before,
     )
 
 
+@pytest.mark.parametrize(("parts", "right"), [("rows", True), ("shares of shards", False)])
+def test_of_two_updates_of_a_variable_in_one_program_one_is_lost(devices, parts, right):
+    """So micro-steps assign once (tfdist/step/assigned_once.py)."""
+    total = devices.variable(np.float32(0), Layout(()), "total")
+
+    def part(x, number):
+        if parts == "rows":
+            return x[number : number + 2]
+        return tf.reshape(tf.reshape(x, [2, 2, 1, 2])[:, number], [2, 2])
+
+    @tf.function(autograph=False)
+    def update(x):
+        for number in range(2):
+            total.assign(tf.convert_to_tensor(total) + tf.reduce_sum(part(x, number)))
+
+    value = np.arange(8, dtype="float32").reshape(4, 2)
+    update(lay(devices, value, "data", None))
+    expected = value[0:2].sum() + value[1:3].sum() if parts == "rows" else value.sum()
+    assert (devices.full_tensor(total.read_value()).numpy() == expected) == right
+
+
 def test_a_product_makes_one_dim_of_rows_and_sequence(devices):
     """So a sharded sequence is gathered."""
     x, kernel = np.ones([4, 8, 6], "float32"), np.ones([6, 2], "float32")

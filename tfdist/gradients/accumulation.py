@@ -5,6 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.errors import InputError
+
 # (rows of a micro-step) -> (gradients, loss)
 Differentiate = Callable[[Any], tuple[list[tf.Tensor], tf.Tensor]]
 
@@ -80,6 +82,14 @@ def _successive_rows(batch: Any, micro_steps: int, rows: tf.Tensor, used: tf.Ten
 
 
 def _shares_of_parts(batch: Any, micro_steps: int, parts: int) -> Callable[[int], Any]:
+    rows = tf.nest.flatten(batch)[0].shape[0]
+    if rows % (parts * micro_steps):
+        raise InputError(
+            "Every micro-step needs equally many rows of each shard of a batch. Received: a batch of "
+            f"{rows} rows, {parts} shards and {micro_steps} micro-steps. Use a multiple of {parts * micro_steps} rows, or "
+            "leave out accumulate_steps."
+        )
+
     def split(x: tf.Tensor) -> tf.Tensor:
         return tf.reshape(x, [parts, micro_steps, x.shape[0] // (parts * micro_steps), *x.shape[1:]])
 

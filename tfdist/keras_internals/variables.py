@@ -149,6 +149,8 @@ def value_of(variable: keras.Variable) -> Any:
 class RecordedScope(keras.StatelessScope):
     """A stateless scope that records assignments and collects the losses added by layers.
 
+    Inside another one, a variable without a value of its own has that of the outer scope.
+
     Attributes:
       assigned: (variable, value) of each variable assigned inside, in the order of first assignment, with the latest
         value; the scope's initial state is not included.
@@ -176,7 +178,11 @@ class RecordedScope(keras.StatelessScope):
     def get_current_value(self, variable: keras.Variable) -> Any:
         """See base class."""
         value = super().get_current_value(variable)
-        return self._read(variable) if value is None else value
+        if value is None:
+            value = self._read(variable)
+        if value is None and isinstance(self.original_scope, RecordedScope):
+            return self.original_scope.get_current_value(variable)
+        return value
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """See base class."""

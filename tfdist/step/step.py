@@ -5,6 +5,7 @@ loss or gradient that is not finite therefore changes neither. Collectives and u
 within a replica function, where tf.distribute forbids them.
 """
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale, Reducer, accumulated, unscaled
 from tfdist.step import loss, randomness
+from tfdist.step.assigned_once import AssignedOnce
 from tfdist.step.data_mismatch import not_compilable
 from tfdist.step.metrics import LossShare, ModelMetrics
 from tfdist.step.scalar_metrics import scalars_weighted
@@ -230,15 +232,25 @@ class Step:
                 outputs = self._strategy.layouts.by_rows(self._model(x, training=False))
         parts = loss.terms(self._model, y, outputs, weight)
         totals = loss.totals(parts, batch_size, self._recorded)
+        # Without loops, the graph contains all micro-steps.
+        shards = 0 if self._strategy.compiles_loops else self._strategy.layouts.row_shards
+        once = AssignedOnce()
+
+        def micro_step(rows: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
+            with once.micro_step() if shards else contextlib.nullcontext():
+                return self._micro_step(differentiate, self._strategy.layouts.by_rows(rows), batch_size, totals)
+
         with using(_InMicroSteps(self._recorded)):
-            return accumulated(
-                lambda rows: self._micro_step(differentiate, self._strategy.layouts.by_rows(rows), batch_size, totals),
+            found = accumulated(
+                micro_step,
                 batch,
                 self.settings.micro_steps,
                 [tf.TensorSpec(v.shape, v.dtype) for v in self.variables],
                 tf.as_dtype(keras.config.floatx()),
-                0 if self._strategy.compiles_loops else self._strategy.layouts.row_shards,
+                shards,
             )
+        once.assign()
+        return found
 
     def _of_rows(
         self, rows: tf.Tensor, gradients: list[tf.Tensor | tf.IndexedSlices], before: list[tf.Tensor]
@@ -349,7 +361,8 @@ class _InMicroSteps(Recording):
 def restore_unless(counts: tf.Tensor, variables: Sequence[keras.Variable], before: Sequence[tf.Tensor]) -> None:
     """Restores variables of a replica without rows of a batch, since its means are NaN; in a replica function."""
     for variable, value in zip(variables, before, strict=True):
-        variable.assign(tf.where(counts, tf.convert_to_tensor(variable), value))
+        kept = tf.broadcast_to(counts, variable.shape)  # a scalar condition would crash DTensor
+        variable.assign(tf.where(kept, tf.convert_to_tensor(variable), value))
 
 
 def _unless_empty(gradient: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
