@@ -17,8 +17,17 @@ from tfdist.cluster.devices import share_cores
 from tfdist.cluster.environment import Cluster
 from tfdist.collectives import OneReplica
 from tfdist.coordination import Group
-from tfdist.distribution.dtensor import Batches, Devices, engine_mesh, over_rows, refuse_crashes, sum_together
+from tfdist.distribution.dtensor import (
+    Batches,
+    Devices,
+    engine_mesh,
+    lay_batch,
+    over_rows,
+    refuse_crashes,
+    sum_together,
+)
 from tfdist.distribution.dtensor_variables import MeshBlocks, MeshVariables
+from tfdist.distribution.outside_calls import refuse_calls_outside
 from tfdist.distribution.strategy import HasCollectives, State
 from tfdist.distribution.tensor_layouts import TensorLayouts
 from tfdist.errors.engine_errors import layout_refused
@@ -197,6 +206,7 @@ class MeshOfDevices(HasCollectives):
         self._drawn: dict[str, int] = {}
         self.layouts: MeshLayouts = MeshLayouts(self.devices, self.rules, self.shard.stage == "parameters")
         self._warned = False
+        refuse_calls_outside()
 
     @property
     def blocks(self) -> MeshBlocks:
@@ -206,7 +216,7 @@ class MeshOfDevices(HasCollectives):
     @property
     def adoption(self) -> MeshVariables:
         """See base class."""
-        return MeshVariables(self.synchronize)
+        return MeshVariables(self.synchronize, self.scope)
 
     @contextlib.contextmanager
     def _placement(self) -> Iterator[None]:
@@ -314,6 +324,11 @@ class MeshOfDevices(HasCollectives):
     def local(self, value: Any) -> list[Any]:
         """See base class; outside of a compiled function, the value is an ordinary tensor with the full value."""
         return [value if tf.inside_function() else self.devices.full_tensor(value)]
+
+    def per_replica(self, values: Sequence[Any]) -> Any:
+        """See base class."""
+        [batch] = values
+        return lay_batch(batch, self.devices, self.rules["batch"])
 
     def distribute(self, make_dataset: Callable[[Sequence[int], int], tf.data.Dataset]) -> Iterator[Any]:
         """See base class."""

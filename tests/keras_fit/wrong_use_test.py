@@ -96,8 +96,10 @@ def test_keras_s_own_errors_stay(mirrored2: tfdist.Strategy) -> None:
         more_rows_than_labels(mirrored2)
 
 
-def test_a_mesh_is_for_the_trainer(mesh2x2: tfdist.Strategy) -> None:
-    with mesh2x2.scope(), pytest.raises(InputError, match="Received: mesh. Use tfdist.Trainer there."):
+def test_compiled_replicas_are_for_the_trainer(mirrored2: tfdist.Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a TPU, where every replica needs the same number of rows."""
+    monkeypatch.setattr(type(mirrored2), "compiles_replicas", True)
+    with mirrored2.scope(), pytest.raises(InputError, match="Received: mirrored. Use tfdist.Trainer there."):
         tfdist.distribute(network())
 
 

@@ -357,3 +357,32 @@ def test_a_step_is_traced_without_effects():
     assert seen and all(isinstance(shape, list) for shape in seen[0])
     after = [np.array(v) for v in (*model.variables, *keras_internals.metric_variables(model))]
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_only_outermost_calls_of_layers_that_compute_are_checked(monkeypatch):
+    monkeypatch.setattr(keras.Layer, "__call__", keras.Layer.__call__)
+    called = []
+    keras_internals.check_layer_calls(lambda layer: called.append(layer.name))
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")], name="whole")
+    built(model)
+    assert called == []
+    model(X)
+    model.get_layer("dense")(X)
+    tf.function(model)(X)
+    assert called == ["whole", "dense", "whole"]
+
+
+def test_recorded_scopes_are_nested():
+    variable, other = keras.Variable(1.0), keras.Variable(1.0)
+    with keras_internals.RecordedScope(()) as outer:
+        variable.assign(2.0)
+        with keras_internals.RecordedScope([(other, 5.0)]) as inner:
+            assert float(variable.value) == 2.0
+            variable.assign(variable + 1.0)
+            assert float(other.value) == 5.0
+        [(assigned, value)] = inner.assigned
+        assert assigned is variable and float(value) == 3.0
+        assert float(variable.value) == 2.0
+        assigned.assign(value)
+    assert [float(value) for _, value in outer.assigned] == [3.0]
+    assert float(variable.value) == 1.0

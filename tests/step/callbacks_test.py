@@ -158,6 +158,9 @@ def test_the_chief_reads_no_variables_that_span_processes(tmp_path):
     assert chosen([saves], OtherRank(OtherStops(0))) == []
     with pytest.raises(InputError, match="the chief cannot read weights alone. Received: ModelCheckpoint"):
         chosen([saves], Spread(OtherStops(0)))
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    with pytest.raises(InputError, match="the chief cannot read weights alone. Received: BackupAndRestore"):
+        chosen([backup], Spread(OtherStops(0)), restores=True)
     logs = keras.callbacks.CSVLogger(tmp_path / "logs.csv")
     assert chosen([logs], Spread(OtherStops(0))) == []
 

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tfdist import keras_internals
 from tfdist.errors import InputError
 
 X, Y = np.zeros((8, 3), "float32"), np.zeros(8, "int64")
@@ -102,3 +103,10 @@ def test_what_a_user_s_own_code_raises_keeps_its_traceback(monkeypatch):
     with pytest.raises(ValueError, match="my own mistake") as raised:
         fit(keras.layers.Dense(2))
     assert not isinstance(raised.value, InputError)
+
+
+def test_examples_of_another_shape_where_calls_of_layers_are_checked(monkeypatch):
+    """As in a process with a mesh."""
+    monkeypatch.setattr(keras.Layer, "__call__", keras.Layer.__call__)
+    keras_internals.check_layer_calls(lambda layer: None)
+    assert "x float32[4], y int64[]" in refused(keras.layers.Dense(2), x=np.zeros((8, 4), "float32"))

@@ -11,7 +11,7 @@ from tfdist.config.strategy_registry import AUTO, RUN_KERAS_FIT, declared, strat
 from tfdist.config.topics import CHECKS, DEVICES
 from tfdist.errors import InputError
 
-KERAS_FIT_RULE = f"Keras's own fit runs on {', '.join(RUN_KERAS_FIT[:-1])} and {RUN_KERAS_FIT[-1]}."
+_ENGINES = f"{', '.join(RUN_KERAS_FIT[:-1])} and {RUN_KERAS_FIT[-1]}"
 _WITH_DEVICES = tuple(name for name in taking("devices") if name in RUN_KERAS_FIT)
 
 
@@ -45,5 +45,6 @@ class RunConfig(JobConfig):
         """See base class."""
         if not declared(self.strategy).runs_keras_fit:
             raise InputError(
-                f"{KERAS_FIT_RULE} Received: {flag_text('strategy', self.strategy)}. Use one of these, or tfdist.Trainer."
+                f"A script with Keras's own fit runs on {_ENGINES}. Received: {flag_text('strategy', self.strategy)}. Use one "
+                "of these, tfdist.Trainer or, for a mesh, tfdist.distribute."
             )

@@ -44,7 +44,8 @@ class Declaration:
       auto: called with this process's place in the job and its number of devices; returns whether `--strategy=auto`
         chooses this strategy; at most one may return True. None if it never does.
       check: called with a configuration; raises `InputError` if the strategy's options exclude each other.
-      runs_keras_fit: whether Keras's own `fit` runs on it, for which replicas must accept any number of rows.
+      runs_keras_fit: whether Keras's own `fit` runs on it in any script, for which replicas must accept any number of
+        rows, and models may be created outside of its scope.
       adopts: names of the classes of tf.distribute whose objects, created by a program, it can use.
     """
 

@@ -169,7 +169,7 @@ class JobOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainerOptions:
-    """Options of strategies on which `tfdist.Trainer` runs, but not Keras's own `fit`."""
+    """Options of strategies on which `tfdist.Trainer` runs, but no script with Keras's own `fit`."""
 
     tpu: str = flag_field(
         "",

@@ -231,10 +231,33 @@ def _adds_an_axis_to_unnamed_dims(operation: tf.Operation) -> bool:
     return bool(new) and (rank is None or named < rank) and not behind_the_ellipsis
 
 
-class Batches(Iterator[Any]):
-    """Iterates over batches placed on the devices: sharded by rows over one axis if its size divides them, else
-    replicated.
+def lay_batch(batch: Any, devices: Devices, axis: str) -> Any:
+    """Places a batch on the devices: sharded by rows over an axis if its size divides them, else replicated.
+
+    Args:
+      batch: structure of tensors, the same on every process; leaves may be None.
+      devices: devices on which it is placed.
+      axis: mesh axis over which rows are sharded.
+
+    Raises:
+      InputError: a tensor is ragged or sparse.
     """
+
+    def placed(value: Any) -> Any:
+        if value is None:
+            return None
+        if not isinstance(value, tf.Tensor):
+            raise InputError(
+                f"On a mesh a batch must consist of dense tensors. Received: a {type(value).__name__}. Convert it, as with "
+                "to_tensor()."
+            )
+        return devices.lay(value, over_rows(value.shape, axis, devices.mesh.axes[axis]))
+
+    return tf.nest.map_structure(placed, batch)
+
+
+class Batches(Iterator[Any]):
+    """Iterates over batches placed on the devices by `lay_batch`."""
 
     def __init__(self, dataset: tf.data.Dataset, devices: Devices, axis: str):
         """Creates the iterator.
@@ -252,9 +275,5 @@ class Batches(Iterator[Any]):
         """Returns the next batch, a structure of tensors; the indices of its examples stay on the host."""
         found = next(self._batches)
         if isinstance(found, IndexedBatch):
-            return found._replace(batch=tf.nest.map_structure(self._with_layout, found.batch))
-        return tf.nest.map_structure(self._with_layout, found)
-
-    def _with_layout(self, value: tf.Tensor) -> tf.Tensor:
-        size = self._devices.mesh.axes[self._axis]
-        return self._devices.lay(value, over_rows(value.shape, self._axis, size))
+            return found._replace(batch=lay_batch(found.batch, self._devices, self._axis))
+        return lay_batch(found, self._devices, self._axis)

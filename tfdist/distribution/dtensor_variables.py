@@ -1,7 +1,7 @@
 """What a process reads and writes of variables on a device mesh: the blocks that its own devices have."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import numpy as np
@@ -12,6 +12,7 @@ from tfdist import keras_internals
 from tfdist.distribution.dtensor import Devices
 from tfdist.distribution.variable_adoption import VariableAdoption
 from tfdist.distribution.variable_blocks import Read, Replicas, VariableBlocks
+from tfdist.errors import InputError
 
 
 class MeshBlocks(VariableBlocks):
@@ -63,6 +64,33 @@ class MeshBlocks(VariableBlocks):
 
 class MeshVariables(VariableAdoption):
     """Variables of a mesh, which must be created in the strategy's scope."""
+
+    def __init__(
+        self,
+        synchronize: Callable[[Sequence[keras.Variable]], None],
+        scope: Callable[[], contextlib.AbstractContextManager],
+    ):
+        """Initializes the adoption.
+
+        Args:
+          synchronize: see base class.
+          scope: opens the strategy's scope.
+        """
+        super().__init__(synchronize)
+        self._scope = scope
+
+    def creation(self) -> contextlib.AbstractContextManager:
+        """See base class."""
+        return self._scope()
+
+    def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
+        """See base class; replaces no variable."""
+        strange = next((variable.path for variable in variables if not self.owns(variable)), None)
+        if strange is not None:
+            raise InputError(
+                "On a mesh, a model must be created and compiled inside the strategy's scope. Received: "
+                f"{strange}, created outside. Write `with strategy.scope():` around it."
+            )
 
     def owns(self, variable: keras.Variable) -> bool:
         """See base class."""

@@ -21,6 +21,10 @@ class VariableAdoption:
         """Returns whether a variable was created in the strategy's scope, if that makes a difference."""
         return True
 
+    def creation(self) -> contextlib.AbstractContextManager:
+        """Context in which variables of a model must be created that do not exist before its first call."""
+        return contextlib.nullcontext()
+
     def adopt(self, variables: Sequence[keras.Variable], optimizers: Sequence[keras.Optimizer] = ()) -> None:
         """Places variables created outside of the scope as if they had been created inside; their values are kept.
 
@@ -29,6 +33,9 @@ class VariableAdoption:
         Args:
           variables: variables of models and optimizers.
           optimizers: optimizers that own or update any of them.
+
+        Raises:
+          InputError: a variable must be created in the scope.
         """
 
     def as_one_device(self, variables: Sequence[keras.Variable]) -> contextlib.AbstractContextManager:

@@ -1,5 +1,6 @@
 """The functions of one compilation of a model: training, evaluation and prediction on replicas, and logs."""
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -335,7 +336,11 @@ class Functions:
         draws = randomness.not_training(
             self._seeds, self._options.seed, "evaluate", number, mine.number, self._strategy.replicas
         )
-        with using(mine.collectives), running(mine.replica()), draws, keras_internals.functions_inlined():
+        computing = self._strategy.layouts.computing(self.model.trainable_variables)
+        in_replica = using(mine.collectives), running(mine.replica()), keras_internals.functions_inlined()
+        with contextlib.ExitStack() as stack:
+            for context in (computing, draws, *in_replica):
+                stack.enter_context(context)
             found = self.model.test_step(mine.batch)
         restore_unless(mine.rows > 0, variables, before)
         if self._test_logs is not None:  # always set while tests are traced

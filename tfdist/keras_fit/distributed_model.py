@@ -18,15 +18,16 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.config.fields import names
-from tfdist.config.run_config import KERAS_FIT_RULE, RunConfig
+from tfdist.config.run_config import RunConfig
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.data.batches import ReplicaRows, checksum, part
-from tfdist.distribution.strategy import HasCollectives, Strategy
+from tfdist.distribution.strategy import Strategy
 from tfdist.errors import InputError
 from tfdist.keras_fit import call_agreement
 from tfdist.keras_fit.batch_readers import BatchReader, GlobalBatches, present
 from tfdist.keras_fit.build_variables import create_variables
 from tfdist.keras_fit.compiled_functions import Functions
+from tfdist.keras_fit.mesh_limits import check_not_eager, check_steps, suitable
 from tfdist.keras_fit.patches import on_one_device
 from tfdist.keras_fit.placement import Placement, with_inner
 from tfdist.keras_fit.prediction import predicting
@@ -55,7 +56,7 @@ class Distributed:
           strategy: strategy on which it runs.
           options: options for its gradients and layers.
         """
-        self.strategy = _suitable(strategy)
+        self.strategy = suitable(strategy, options)
         per_process = names(options, "per_process")
         shared = {f"--{name}": value for name, value in dataclasses.asdict(options).items() if name not in per_process}
         with long_timeout("its data or its model") as deadline:
@@ -119,6 +120,7 @@ class Distributed:
 
     def eagerly(self, name: str, original: Original, *args: Any, **kwargs: Any) -> Any:
         """Any of these with `run_eagerly=True`: every process computes whole batches."""
+        check_not_eager(self.strategy)
         given = call_agreement.bound(original, args, kwargs)
         self._announce(name)
         self._placement.equalize(self.model)
@@ -245,9 +247,11 @@ class Distributed:
         if self._call.name.startswith("predict"):
             if not self.model.built:
                 x, *_ = keras.utils.unpack_x_y_sample_weight(spec)
-                self.model(keras.tree.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), x))
+                with self.strategy.adoption.creation():
+                    self.model(keras.tree.map_structure(lambda leaf: keras.KerasTensor(leaf.shape, leaf.dtype.name), x))
             self._placement.place(self.model.variables)
             return
+        check_steps(self.model, self.strategy)
         compilation = keras_internals.compilation(self.model)
         if self._functions is not None and self._functions[0] is compilation:
             return
@@ -255,7 +259,8 @@ class Distributed:
         optimizer = self.model.optimizer
         if optimizer is not None:
             check_not_wrapped(optimizer)
-        with _must_fit(spec), keras_internals.updating_one_device(*with_inner([optimizer] if optimizer else [])):
+        updating = keras_internals.updating_one_device(*with_inner([optimizer] if optimizer else []))
+        with _must_fit(spec), updating, self.strategy.adoption.creation():
             create_variables(self.model, spec, trains=self._call.name in ("fit", "train_on_batch"))
         self._normalize()
         check_equal(self.strategy.peers, self.model)
@@ -385,12 +390,6 @@ def _warn_of_eager_calls() -> None:
         "run_eagerly=True is for debugging: every process computes whole batches, as one device would. Leave it out to "
         "split the work."
     )
-
-
-def _suitable(strategy: Strategy) -> HasCollectives:
-    if not isinstance(strategy, HasCollectives) or strategy.compiles_replicas:
-        raise InputError(f"{KERAS_FIT_RULE} Received: {strategy.name}. Use tfdist.Trainer there.")
-    return strategy
 
 
 def _must_fit(batch: Any) -> contextlib.AbstractContextManager:

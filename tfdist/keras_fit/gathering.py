@@ -17,6 +17,8 @@ def gathered(rows: Any, collectives: Collectives) -> Any:
         be None.
       collectives: collectives of all replicas.
     """
+    if collectives.size == 1:
+        return rows
     leaves = [leaf for leaf in tf.nest.flatten(rows) if leaf is not None]
     parts = [part for leaf in leaves for part in _parts(leaf, collectives)]
     sent = [any_rows(to_transferable(part, collectives)) for part in parts]

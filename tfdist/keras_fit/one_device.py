@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import Collectives
+from tfdist.distribution.strategy import strategy_in_use
 from tfdist.step import loss as losses
 from tfdist.step.metrics import track_outputs
 from tfdist.step.scalar_metrics import scalars_weighted
@@ -123,7 +124,8 @@ def apply(
 
 
 def _forward(model: keras.Model, x: Any, training: bool) -> Any:
-    return model(x, training=training)
+    outputs, strategy = model(x, training=training), strategy_in_use()
+    return outputs if strategy is None else strategy.layouts.by_rows(outputs)
 
 
 def _loss(

@@ -53,8 +53,8 @@ class Placement:
 
         A process may have loaded or assigned weights, or trained them in a custom loop.
         """
-        if self._strategy.cluster.size == 1:
-            return
+        if self._strategy.cluster.size == 1 or self._strategy.blocks.spans_processes:
+            return  # one process, or each has other parts of the same variables
         optimizer = model.optimizer if model.compiled else None
         variables = [*model.trainable_variables, *(optimizer.variables if optimizer is not None else [])]
         placed = [variable for variable in variables if self._has(variable)]

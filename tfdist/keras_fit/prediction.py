@@ -17,6 +17,7 @@ from tfdist.errors import InputError
 from tfdist.keras_fit.first_batch import has_custom_code
 from tfdist.keras_fit.gathering import gathered
 from tfdist.keras_fit.replica_batch import all_rows, warn_of_all_rows
+from tfdist.keras_fit.replica_loops import compiled_for_any_rows
 from tfdist.keras_fit.replica_vs_full_batch import BothWays, NeedsAllRowsError, either_draws
 from tfdist.keras_fit.tolerance import Tolerance
 from tfdist.step import randomness
@@ -54,20 +55,25 @@ def _on_replicas(function: Callable[..., Any], model: keras.Model, strategy: Has
     numbers, seeds = itertools.count(), randomness.seed_states(model)
 
     def drawing(number: tf.Tensor, replica: tf.Tensor | int) -> contextlib.AbstractContextManager[None]:
-        return randomness.not_training(seeds, seed, "predict", number, replica, strategy.replicas)
+        return randomness.not_training(seeds, seed, "predict", tf.cast(number, tf.int64), replica, strategy.replicas)
 
-    @tf.function(autograph=False, reduce_retracing=True)
     def predict(own_rows: Any, number: tf.Tensor) -> Any:
         outputs = strategy.run(
             functools.partial(function, model, strategy, functools.partial(drawing, number)), own_rows
         )
         return tf.nest.map_structure(lambda value: strategy.local(value)[0], outputs)
 
-    return lambda own_rows: predict(own_rows, tf.constant(next(numbers), tf.int64))
+    compiled = compiled_for_any_rows(strategy, predict)
+
+    def called(own_rows: Any) -> Any:
+        outputs = compiled(own_rows, tf.constant(next(numbers), tf.uint64))
+        return tf.nest.map_structure(lambda value: strategy.local(value)[0], outputs)
+
+    return called
 
 
 def _by_own_rows(model: keras.Model, strategy: HasCollectives, drawing: Drawing, own_rows: ReplicaRows) -> Any:
-    with drawing(strategy.collectives.rank):
+    with strategy.layouts.computing(model.trainable_variables), drawing(strategy.collectives.rank):
         outputs = _outputs(model, with_any_rows(own_rows).batch)
     return gathered(outputs, strategy.collectives)
 

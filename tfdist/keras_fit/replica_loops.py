@@ -20,6 +20,9 @@ def repeated(
       function: runs on each replica.
       traced: called once the function is first traced, by all processes together, before it runs.
     """
+    if not strategy.compiles_loops:
+        run_once = once(strategy, function, traced)
+        return lambda rows, first_step, steps: one_at_a_time(run_once, rows, steps, first_step)
     first = _once(traced)
 
     def with_its_batch(batch: Any, step: tf.Tensor) -> None:
@@ -45,12 +48,20 @@ def once(strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[
     """Same as `repeated`, for one batch in memory; returns a function (batch, step)."""
     first = _once(traced)
 
-    @tf.function(autograph=False, reduce_retracing=True)
     def run(batch: Any, step: tf.Tensor) -> None:
-        strategy.run(function, batch, step)
+        strategy.run(function, batch, tf.cast(step, tf.int64))
         first()
 
-    return lambda batch, step: run(batch, tf.constant(step, tf.int64))
+    compiled = compiled_for_any_rows(strategy, run)
+    # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
+    return lambda batch, step: compiled(batch, tf.constant(step, tf.uint64))
+
+
+def compiled_for_any_rows(strategy: HasCollectives, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a function of batches that calls `run`: once for all numbers of rows, or once for each if shapes are static."""
+    if strategy.compiles_replicas:
+        return strategy.compiled(function)
+    return tf.function(function, autograph=False, reduce_retracing=True)
 
 
 def one_at_a_time(run: Callable[[Any, int], None], rows: Iterator[Any], steps: int, first_step: int) -> None:

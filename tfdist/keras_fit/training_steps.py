@@ -152,7 +152,8 @@ def _settings(model: keras.Model, strategy: HasCollectives, options: RunConfig) 
     return Settings(
         batch_size=None,
         seed=options.seed,
-        jit_compile=options.jit_compile or (strategy.replicas == 1 and bool(model.jit_compile)),
+        jit_compile=options.jit_compile
+        or (strategy.replicas == 1 and not strategy.sums_gradients and bool(model.jit_compile)),
         micro_steps=options.accumulate_steps,
         clip=clip,
         loss_scale=parse_loss_scale(options.loss_scale) or taken or default_loss_scale(model),

@@ -20,6 +20,7 @@ from tfdist.keras_internals.fitting import (
 from tfdist.keras_internals.layers import (
     adders_of,
     attentions_placed,
+    check_layer_calls,
     mask_and_logits,
     path_of,
     products_keep_dims,
@@ -108,6 +109,7 @@ __all__ = [
     "RecordedScope",
     "adders_of",
     "attentions_placed",
+    "check_layer_calls",
     "deferred_creation",
     "build",
     "build_losses",

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common import global_state, remat
 from keras.src.backend.common import variables as keras_variables
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.backend.tensorflow import numpy as keras_numpy
 from tensorflow.python.distribute import mirrored_run
 
@@ -99,6 +100,21 @@ def _by_replica(name: str, make: Callable[[], Any]) -> property:
         where[key] = value
 
     return property(value, set_value)
+
+
+def check_layer_calls(check: Callable[[keras.Layer], None]) -> None:
+    """Makes every outermost call of a layer that computes something call `check` first, in this process."""
+    original = keras.Layer.__call__
+
+    @functools.wraps(original)
+    def checked_call(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+        inputs = keras.tree.flatten((args, kwargs))
+        symbolic = in_symbolic_scope() or any(isinstance(x, keras.KerasTensor) for x in inputs)
+        if global_state.get_global_attribute("current_call_ctx") is None and not symbolic:
+            check(layer)
+        return original(layer, *args, **kwargs)
+
+    keras.Layer.__call__ = checked_call
 
 
 def replace_call(layer: keras.Layer, call: Callable[..., Any]) -> None:

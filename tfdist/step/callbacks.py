@@ -82,12 +82,13 @@ def _refuse_reads_on_the_chief(callbacks: Sequence[keras.callbacks.Callback]) ->
     reading = [
         type(c).__name__
         for c in callbacks
-        if isinstance(c, keras.callbacks.ModelCheckpoint) or getattr(c, "histogram_freq", None)
+        if isinstance(c, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore)
+        or getattr(c, "histogram_freq", None)
     ]
     if reading:
         raise InputError(
             "On a mesh of several processes the chief cannot read weights alone. Received: "
-            f"{', '.join(reading)}. Call trainer.save on every process instead."
+            f"{', '.join(reading)}. Save the model on every process instead (trainer.save, or model.save with Keras's own fit)."
         )
 
 

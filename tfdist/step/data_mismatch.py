@@ -18,6 +18,7 @@ _LONGEST_CAUSE = 300
 _KERAS, _TENSORFLOW = (str(pathlib.Path(library.__file__).parent) + os.sep for library in (keras, tf))
 _LIBRARIES = (_KERAS, _TENSORFLOW)
 _OURS = str(pathlib.Path(__file__).parents[1]) + os.sep
+_WRAPPERS = os.path.join(_OURS, "keras_internals") + os.sep
 _NOT_OF_THE_MODEL = re.compile(r"IteratorGetNext|PyFunc")  # reading data, or Python code in the graph, failed
 _XLA = re.compile(r"[^\n]*\bXLA_\w+_JIT\b[^\n]*|[^\n]*\btf2xla\b[^\n]*")
 _SUMMARY = re.compile(r"root error|successful operations|derived errors|^\[\[|^$")  # lines without a cause
@@ -71,8 +72,9 @@ def not_compilable(cause: str) -> InputError:
 
 
 def _places(error: BaseException) -> list[tuple[str, str]]:
-    """Returns file and line of each call, innermost last."""
-    return [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
+    """Returns file and line of each call, innermost last; without wrappers around methods of Keras."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [(f.filename, str(f.lineno)) for f in frames if not f.filename.startswith(_WRAPPERS)]
 
 
 def _graph_places(error: tf.errors.OpError) -> list[tuple[str, str]]:

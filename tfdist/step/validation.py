@@ -26,6 +26,15 @@ def check_born_here(strategy: Strategy, what: str, variables: Sequence[keras.Var
         )
 
 
+def check_engine_sums(strategy: HasCollectives, jit_compile: bool, compression: object) -> None:
+    """Raises `InputError` for options of the reduction and the compiler that the engine leaves no choice in."""
+    if strategy.sums_gradients and (jit_compile or compression != "none"):
+        raise InputError(
+            "On a mesh, DTensor compiles the step and reduces gradients itself: leave out jit_compile and "
+            f"compression. Received: jit_compile={jit_compile}, compression={compression!r}."
+        )
+
+
 def check_trains(model: keras.Model) -> None:
     """Raises `InputError` for a built model without trainable variables."""
     if not model.trainable_variables:

@@ -25,6 +25,7 @@ from tfdist.step.state_store import StateArray, StateStore
 from tfdist.step.step import Settings
 from tfdist.step.validation import (
     check_born_here,
+    check_engine_sums,
     check_length,
     check_not_wrapped,
     check_optimizer,
@@ -96,11 +97,7 @@ class Trainer:
         self.model = model
         self.train_state = TrainState(self.strategy.is_chief)
         self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, bucket_bytes=bucket_bytes)
-        if self.strategy.sums_gradients and (jit_compile or compression != "none"):
-            raise InputError(
-                "On a mesh, DTensor compiles the step and reduces gradients itself: leave out jit_compile and "
-                f"compression. Received: jit_compile={jit_compile}, compression={compression!r}."
-            )
+        check_engine_sums(self.strategy, jit_compile, compression)
         optimizer, taken = without_loss_scale(keras.optimizers.get(optimizer))
         clip = clip or Clip()
         check_not_wrapped(optimizer)
