@@ -166,7 +166,7 @@ def without_memory_optimizer() -> Iterator[None]:
     It estimates costs before it looks at the size of a device's memory. No public option disables only this optimizer.
     """
     found = context.context().function_call_options
-    config = context.context().config
+    config = tf.compat.v1.ConfigProto.FromString(found.config_proto_serialized)
     config.graph_options.rewrite_options.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
     context.context().function_call_options = context.FunctionCallOptions(found.executor_type, config)
     try:
