@@ -137,6 +137,8 @@ def with_a_fixed_batch() -> keras.Model:
     [
         (lambda: sequential(Standardized()), fitted_and_predicted),
         (lambda: sequential(loss=pairs), after_calls_with_one_row),
+        (lambda: sequential(loss="dice"), fitted_and_predicted),
+        (lambda: sequential(loss=keras.losses.Tversky()), fitted_and_predicted),
         (lambda: sequential(Shared()), fitted_and_predicted),
         (with_operations_between_layers, fitted_and_predicted),
         (with_perplexity, fitted),
@@ -148,6 +150,8 @@ def with_a_fixed_batch() -> keras.Model:
     ids=[
         "nan of one row",
         "pairs",
+        "dice",
+        "tversky",
         "gathered in a layer",
         "operations",
         "perplexity",

@@ -212,6 +212,26 @@ def test_a_loss_that_overrides_call_dunder_is_refused(single):
         loss.terms(model, Z, tf.zeros([ROWS, 3]), None)
 
 
+@pytest.mark.parametrize(
+    "given", ["dice", keras.losses.Tversky(), keras.losses.circle], ids=["name", "object", "function"]
+)
+def test_a_loss_of_all_rows_is_refused_where_rows_are_apart(given, single, mirrored2):
+    for strategy, options in ((mirrored2, {}), (single, {"accumulate_steps": 2})):
+        with (
+            strategy.scope(),
+            pytest.raises(InputError, match="must be a mean over rows.* Received: (dice|tversky|circle), "),
+        ):
+            tfdist.Trainer(dense(), optimizer="sgd", loss=given, **options)
+    with single.scope():
+        tfdist.Trainer(dense(), optimizer="sgd", loss=given)
+
+
+@pytest.mark.parametrize("axis", [1, (1, -1)])
+def test_a_dice_loss_of_each_row_is_a_mean_over_rows(axis, mirrored2):
+    with mirrored2.scope():
+        tfdist.Trainer(dense(), optimizer="sgd", loss=keras.losses.Dice(axis=axis))
+
+
 def test_no_loss_at_all_is_an_error(single):
     with single.scope():
         trainer = tfdist.Trainer(dense(), optimizer="sgd", loss=None)

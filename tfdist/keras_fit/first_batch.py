@@ -74,7 +74,9 @@ class _Found(NamedTuple):
 def has_custom_code(model: keras.Model) -> bool:
     """Returns whether a model has losses, metrics or layers that are not Keras's, which are known to be right."""
     layers = [model, *keras_internals.layers_of(model)]
-    if any(keras_internals.operations_beside_layers(layer) for layer in layers):
+    if keras_internals.losses_of_all_rows(model) or any(
+        keras_internals.operations_beside_layers(layer) for layer in layers
+    ):
         return True
     inside = [part for layer in layers for part in vars(layer).values() if isinstance(part, _PARTS)]
     return any(_is_own(part) for part in (*layers, *inside, *keras_internals.compiled_functions(model)))
@@ -82,7 +84,7 @@ def has_custom_code(model: keras.Model) -> bool:
 
 def _is_own(part: Any) -> bool:
     kind = part if hasattr(part, "__name__") else type(part)
-    if part is keras.losses.circle or isinstance(part, keras.losses.Circle | keras.layers.Lambda):
+    if part in keras_internals.LOSSES_OF_ALL_ROWS or isinstance(part, keras.layers.Lambda):
         return True  # these compare rows, or call a user's function
     return getattr(kind, "__module__", "").partition(".")[0] not in _KNOWN
 

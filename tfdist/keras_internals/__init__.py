@@ -31,6 +31,7 @@ from tfdist.keras_internals.layers import (
     wrap_call,
 )
 from tfdist.keras_internals.models import (
+    LOSSES_OF_ALL_ROWS,
     FlatLoss,
     build,
     build_losses,
@@ -42,6 +43,7 @@ from tfdist.keras_internals.models import (
     kernel_of,
     layers_of,
     loss_values,
+    losses_of_all_rows,
     matched,
     metric_results,
     metric_variables,
@@ -104,6 +106,7 @@ from tfdist.keras_internals.variables import (
 )
 
 __all__ = [
+    "LOSSES_OF_ALL_ROWS",
     "FlatLoss",
     "UninitializedVariable",
     "RecordedScope",
@@ -148,6 +151,7 @@ __all__ = [
     "limit_start_of_workers",
     "loss_means",
     "loss_values",
+    "losses_of_all_rows",
     "matched",
     "metric_results",
     "metric_variables",

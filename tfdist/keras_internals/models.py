@@ -17,6 +17,9 @@ from tfdist.keras_internals.layers import keep_losses_by_replica
 
 _one_device: contextvars.ContextVar[bool] = contextvars.ContextVar("losses as on one device", default=False)
 
+# Functions of a batch as a whole: of pairs of its rows, or of sums over them.
+LOSSES_OF_ALL_ROWS = (keras.losses.circle, keras.losses.dice, keras.losses.tversky)
+
 
 @contextlib.contextmanager
 def one_device_losses() -> Iterator[None]:
@@ -91,6 +94,21 @@ def compiled_functions(model: keras.Model) -> list[Any]:
     parts = [*losses, *model.metrics, *_compiled_metrics(model)]
     named = [part for part in parts if part is not None and not isinstance(part, str)]
     return [_function_of(part) for part in named]
+
+
+def losses_of_all_rows(model: keras.Model) -> list[str]:
+    """Returns the names of Keras's compiled losses that are not means over rows."""
+    losses = keras.tree.flatten(model._compile_loss._user_loss) if model._compile_loss is not None else []
+    found = [keras.losses.get(loss) for loss in losses if loss is not None]
+    return [
+        _function_of(loss).__name__ for loss in found if _function_of(loss) in LOSSES_OF_ALL_ROWS and _of_rows(loss)
+    ]
+
+
+def _of_rows(loss: Any) -> bool:
+    """Returns whether a loss reduces over rows, which is the default of those that have an axis."""
+    axis = getattr(loss, "_fn_kwargs", {}).get("axis")
+    return axis is None or 0 in keras.tree.flatten(axis)
 
 
 def _function_of(part: Any) -> Any:

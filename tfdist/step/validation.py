@@ -174,3 +174,14 @@ def with_collectives(strategy: Strategy) -> HasCollectives:
     if not isinstance(strategy, HasCollectives):
         raise InputError(f"The trainer needs a strategy that has collectives. Received: {type(strategy).__name__}.")
     return strategy
+
+
+def check_means(model: keras.Model) -> None:
+    """Raises `InputError` for a loss of which the parts of a batch do not add up to that of the batch."""
+    names = keras_internals.losses_of_all_rows(model)
+    if names:
+        raise InputError(
+            "A loss must be a mean over rows, on several replicas or with several micro-steps. Received: "
+            f"{', '.join(names)}, of all rows of a batch together. Use one device, a mesh, or Keras's fit with "
+            "tfdist.distribute, or a loss of each row, such as keras.losses.Dice(axis=(1, 2, 3))."
+        )

@@ -27,6 +27,7 @@ from tfdist.step.validation import (
     check_born_here,
     check_engine_sums,
     check_length,
+    check_means,
     check_not_wrapped,
     check_optimizer,
     check_same_data,
@@ -111,6 +112,8 @@ class Trainer:
             jit_compile=False,
             auto_scale_loss=False,
         )
+        if self.strategy.replicas * accumulate_steps > 1:
+            check_means(model)
         self._optimizer = model.optimizer
         self._settings = Settings(
             batch_size=0,
