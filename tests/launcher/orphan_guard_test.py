@@ -141,6 +141,15 @@ def marked(guard: OrphanGuard) -> list[psutil.Process]:
     return found
 
 
+def names(guard: OrphanGuard) -> list[str]:
+    """Returns the names of these processes, except for those that have ended meanwhile."""
+    found = []
+    for process in marked(guard):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(process.name())
+    return found
+
+
 def test_processes_that_have_left_their_group_are_found():
     other = subprocess.Popen(["sleep", "1000"], env={**os.environ, "TFDIST_LAUNCHER_ID": "of another launcher"})
     with OrphanGuard() as guard:
@@ -151,7 +160,7 @@ def test_processes_that_have_left_their_group_are_found():
         )
         try:
             guard.add(added.pid)
-            wait_until(lambda: len([p for p in marked(guard) if p.name() == "sleep"]) == 3)
+            wait_until(lambda: names(guard).count("sleep") == 3)
             guard.sweep()
             assert [process.pid for process in marked(guard)] == [added.pid]
             guard.forget(added.pid)
