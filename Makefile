@@ -1,5 +1,5 @@
 # make train        sets up .venv and trains a CNN on handwritten digits, on two logical devices
-# make test         the same set-up, Horovod built for the installed TensorFlow, then lint, types and every test: first in
+# make test         the same set-up, Horovod built for the installed TensorFlow and MPI, then lint, types and every test: first in
 #                   parallel on all cores, then, two at a time, tests that start processes or wait for the clock
 # make lint         ruff and mypy
 # make conformance  what make test leaves out: the full product of strategies, models, optimizers and batches; every program
@@ -100,11 +100,11 @@ $(TESTS): $(CREATED) setup.cfg constraints.txt
 	@for tool in g++ make; do command -v $$tool >/dev/null || { \
 	  echo "make: the tests build Horovod, which needs $$tool. Install the Debian package $$tool." >&2; exit 2; }; done
 	@echo "Installing tfdist, TensorFlow and the tests' tools into $(VENV)"
-	@$(CONSTRAINED) $(PY) $(PIP_INSTALL) --editable '.[examples,test]'
+	@$(CONSTRAINED) $(PY) $(PIP_INSTALL) --editable '.[examples,test,mpi]'
 	@touch $@ $(EXAMPLES)
 
 $(HOROVOD): $(TESTS) tfdist/install_horovod.py tfdist/cli/horovod_build.py tfdist/cli/horovod_build_requirements.txt
-	@$(PY) -m tfdist.install_horovod
+	@$(PY) -m tfdist.install_horovod --mpi
 	@touch $@
 
 clean:

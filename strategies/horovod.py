@@ -29,12 +29,20 @@ class Horovod(HasCollectives):
 
     name = "horovod"
 
-    def __init__(self, *, cluster: Cluster, join: Callable[[Cluster], Group], intra_op_threads: int = 0):
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        join: Callable[[Cluster], Group],
+        communication: str = "auto",
+        intra_op_threads: int = 0,
+    ):
         """Starts Horovod.
 
         Args:
           cluster: this process in the job.
           join: joins the job's group.
+          communication: the library of its collectives, "auto", "gloo" or "mpi".
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
         """
         share_cores(cluster, intra_op_threads)
@@ -42,7 +50,7 @@ class Horovod(HasCollectives):
         # Training watches its calls by --stall_shutdown_seconds. Horovod's own limit applies to every collective and is
         # meant for calls that are not watched: an hour, unless the environment sets
         # HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
-        self.group = start_horovod(cluster, join, stall_seconds=3600)
+        self.group = start_horovod(cluster, join, communication=communication, stall_seconds=3600)
         self.cluster = cluster
         self.replicas = hvd.size()
         self.local_replicas = range(hvd.rank(), hvd.rank() + 1)

@@ -95,7 +95,7 @@ _known = {
     "loss": st.sampled_from(["mean_squared_error"]),
     "metrics": st.sampled_from(["", "accuracy,top_k"]),
     "strategy": st.sampled_from(["auto", "single", "mirrored", "own.module:Class"]),
-    "communication": st.sampled_from(["auto", "ring", "nccl"]),
+    "communication": st.sampled_from(["auto", "ring", "nccl", "gloo", "mpi"]),
     "batch_norm": st.sampled_from(["local", "synchronized"]),
     "coordinator": st.sampled_from(["", "host:3000"]),
     "profile_steps": st.sampled_from(["", "3:5"]),

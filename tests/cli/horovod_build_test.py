@@ -27,6 +27,7 @@ JS_RUN = "import os\nfrom distutils.spawn import find_executable\n\nfind_executa
 @pytest.fixture
 def source(tmp_path: pathlib.Path) -> pathlib.Path:
     texts = {
+        "../CMakeLists.txt": "if(...)\n    find_package(MPI ${MPI_REQUIRED})\nendif()\n",
         "tensorflow/CMakeLists.txt": CMAKE,
         "runner/js_run.py": JS_RUN,
         "common/gloo/gloo_controller.cc": GLOO,
@@ -48,6 +49,7 @@ def no_tools(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
     tools = tmp_path / "tools"
     tools.mkdir()
     monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setattr(horovod_build.sysconfig, "get_path", lambda _: str(tools))  # an environment without tools
     monkeypatch.delenv("CXX", raising=False)
     for name in ("HOROVOD_CUDA_HOME", "HOROVOD_NCCL_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -81,6 +83,7 @@ def test_patch_mends_defects_and_says_so_in_the_version(source: pathlib.Path):
     pair = (source / "third_party/gloo/gloo/transport/tcp/pair.cc").read_text()
     assert "GLOO_ENFORCE_LE" not in pair and "signalException(ex);" in pair
     assert "if (fixed_values_.count(" in (source / "horovod/common/parameter_manager.cc").read_text()
+    assert 'set(CMAKE_BUILD_RPATH "$ORIGIN/../../../..")' in (source / "CMakeLists.txt").read_text()
     assert f"__version__ = '{horovod_build.PATCHED}'" in (source / "horovod/__init__.py").read_text()
 
 
@@ -135,7 +138,7 @@ def test_the_cache_key_tells_every_build_apart():
         (Build("2"), ("g++",), "make", "make"),
         (Build("2", gpu=True), ("g++", "make"), "nvcc", "nvidia-cuda-toolkit"),
         (Build("2", gpu=True), ("g++", "make", "nvcc"), "NCCL's nccl.h", "libnccl-dev, or set HOROVOD_NCCL_HOME"),
-        (Build("2", mpi=True), ("g++", "make"), "mpicxx", "libopenmpi-dev"),
+        (Build("2", mpi=True), ("g++", "make"), "mpicxx", "libmpich-dev or libopenmpi-dev, or run `pip install mpich`"),
     ],
 )
 def test_a_missing_tool_is_named_with_its_package(no_tools, build, present, missing, package):
@@ -151,6 +154,21 @@ def test_tools_that_are_there_are_found(no_tools: pathlib.Path):
     (no_tools.parent / "include").mkdir()
     (no_tools.parent / "include" / "nccl.h").touch()
     horovod_build.check_tools(Build("2", gpu=True, mpi=True))
+
+
+def test_wheels_for_both_families_of_mpi_have_different_places_in_the_cache(no_tools: pathlib.Path):
+    keys = {Build("2", mpi=True).key}
+    for version in ("echo 'mpicxx: Open MPI 5.0.11 (Language: C++)'", "echo unrecognized option >&2; exit 1"):
+        tool(no_tools, "mpicxx", version)
+        keys.add(Build("2", mpi=True).key)
+    assert sorted(key.rpartition("-")[2] for key in keys) == ["mpi", "mpich", "openmpi"]
+
+
+def test_the_build_finds_the_mpi_of_the_environment(no_tools: pathlib.Path, tmp_path: pathlib.Path):
+    tool(no_tools, "mpicxx")
+    variables = horovod_build.environment(Build("2", mpi=True), tmp_path, "cmake")
+    assert (variables["MPI_HOME"], variables["HOROVOD_WITH_MPI"]) == (str(no_tools.parent), "1")
+    assert "MPI_HOME" not in horovod_build.environment(Build("2"), tmp_path, "cmake").keys() - os.environ.keys()
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,11 @@ def test_keeps(given, kept):
         ("log_every", 0, "--log_every must be at least 1"),
         ("steps_per_call", 0, "--steps_per_call must be at least 1"),
         ("start_timeout_seconds", 0, "--start_timeout_seconds must be at least 1"),
-        ("communication", "rings", '--communication=rings is not known. Did you mean "ring"? Known: auto, nccl, ring.'),
+        (
+            "communication",
+            "rings",
+            '--communication=rings is not known. Did you mean "ring"? Known: auto, gloo, mpi, nccl, ring.',
+        ),
         ("batch_norm", "sync", "--batch_norm=sync is not known. Known: local, synchronized."),
         ("optimizer", "sgd(momentum=)", "--optimizer: sgd(momentum=)  -- column 14: "),
         ("model", "", '--model: ""  -- column 1: expected a name.'),
@@ -107,6 +111,16 @@ def test_tpu_is_tpu_s(other):
 def test_communication_is_multiworker_s(other):
     with pytest.raises(InputError, match=f"Received: --communication=ring --strategy={other}"):
         TrainConfig(communication="ring", strategy=other)
+
+
+def test_each_strategy_names_the_implementations_that_it_has():
+    TrainConfig(communication="mpi", strategy="horovod")
+    with pytest.raises(InputError) as caught:
+        TrainConfig(communication="mpi", strategy="multiworker")
+    assert str(caught.value) == (
+        "--communication must be auto, ring or nccl for --strategy=multiworker. "
+        "Received: --communication=mpi --strategy=multiworker."
+    )
 
 
 @pytest.mark.parametrize(

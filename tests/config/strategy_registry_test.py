@@ -1,5 +1,6 @@
 """The declarations of strategies, and that they match their behavior."""
 
+import dataclasses
 import inspect
 import pathlib
 
@@ -41,6 +42,14 @@ def test_what_is_refused_is_a_flag_with_another_default(declaration):
     for refusal in declaration.refuses:
         assert getattr(TrainConfig(), refusal.flag) == refusal.accepted
         assert f"--{refusal.flag}" in refusal.rule and refusal.rule.endswith(".")
+
+
+@pytest.mark.parametrize("declaration", DECLARATIONS, ids=lambda declaration: declaration.name)
+def test_what_is_accepted_is_known_to_the_flag_and_has_its_default(declaration):
+    for name, values in declaration.accepts.items():
+        [field] = [field for field in dataclasses.fields(TrainConfig) if field.name == name]
+        assert name in declaration.options
+        assert set(values) <= set(field.metadata["flag"].choices) and field.default in values
 
 
 def test_auto_takes_the_options_of_the_strategies_that_it_may_choose():

@@ -22,8 +22,9 @@ from tfdist.gradients import Clip
 from tfdist.testing import parity
 
 IN_PROCESS = ("mirrored2", "mirrored4")
-IN_PROCESSES = (("multiworker", 2), ("horovod", 2), ("horovod", 3))
-HALVES = {("multiworker", 2): parity.CASES[::2], ("horovod", 3): parity.CASES[1::2]}
+OVER_MPI = "horovod(communication='mpi')"
+IN_PROCESSES = (("multiworker", 2), ("horovod", 2), ("horovod", 3), (OVER_MPI, 2))
+HALVES = {("multiworker", 2): parity.CASES[::2], ("horovod", 3): parity.CASES[1::2], (OVER_MPI, 2): parity.CASES[::4]}
 LAYOUTS = (  # with sequence, context and expert parallelism
     ("deep_transformer", "data:2;model:2", "heads:model;ffn:model;sequence:model"),
     ("deep_transformer", "data:1;model:2;context:2", "heads:model;ffn:model;sequence:context;context:context"),

@@ -1,5 +1,6 @@
 """Addresses by which processes on several hosts find each other; `conformance` has real processes on one host."""
 
+import os
 import socket
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 pytest.importorskip("horovod")
 
 from tfdist.cluster.environment import Cluster
+from tfdist.coordination import LocalGroup
 from tfdist.coordination.addresses import Route
 from tfdist.distribution import horovod_rendezvous
 from tfdist.errors import InputError
@@ -16,7 +18,7 @@ class Others:
     """The group of one rank, with given values of the others."""
 
     def __init__(self, ways):
-        self.ways = ways
+        self.ways, self.size = ways, 2
 
     def gather(self, name, value):
         assert name == "horovod/ways" and value in self.ways
@@ -80,3 +82,91 @@ def test_a_second_start_under_a_launcher_knows_where_rank_0_is(monkeypatch):
 def test_a_host_without_an_ipv4_address_is_refused(monkeypatch):
     with pytest.raises(InputError, match=r"needs an IPv4 address of rank 0's host. Received: \[::1\]:7 \("):
         horovod_rendezvous.serve_and_describe(Cluster(1, 2, 0, 1, coordinator="[::1]:7"), Others([]))
+
+
+class Started:
+    """What `start_horovod` does, in order."""
+
+    def __init__(self, monkeypatch, variables):
+        self.steps = []
+        for name in (
+            "HOROVOD_RANK",
+            "HOROVOD_CPU_OPERATIONS",
+            "HOROVOD_CONTROLLER",
+            "TFDIST_GROUP",
+            "TFDIST_COORDINATOR",
+        ):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        for name in ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER", *horovod_rendezvous.SETTINGS):
+            monkeypatch.setenv(name, variables.get(name, ""))  # which are set by the call, and restored after the test
+        for name in ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER"):
+            if name not in variables:
+                monkeypatch.delenv(name)
+        monkeypatch.setattr(horovod_rendezvous, "_init", lambda options: self.steps.append("Horovod"))
+        monkeypatch.setattr(horovod_rendezvous.horovod_mpi, "initialize", lambda *_: self.steps.append("MPI"))
+        monkeypatch.setattr(horovod_rendezvous, "serve_and_describe", lambda *_: self.steps.append("rendezvous") or {})
+        monkeypatch.setattr(horovod_rendezvous, "_with_coordinator", lambda cluster: cluster)
+        monkeypatch.setattr(horovod_rendezvous, "_check_size", lambda cluster: None)
+
+    def join(self, cluster):
+        self.steps.append("group")
+        return Others([])
+
+
+BY_TF_CONFIG = Cluster(1, 2, 1, 2, coordinator="127.0.0.1:1", source="TF_CONFIG")
+BY_LAUNCH = Cluster(1, 2, 1, 2, coordinator="127.0.0.1:1", source="Horovod")
+BY_HOROVODRUN = Cluster(1, 2, 1, 2, source="Horovod")
+BY_MPIRUN = Cluster(1, 2, 1, 2, source="MPI")
+PLACED = {"HOROVOD_RANK": "1", "HOROVOD_CPU_OPERATIONS": "gloo"}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "variables", "communication", "steps"),
+    [
+        (BY_TF_CONFIG, {}, "auto", ["group", "rendezvous", "Horovod"]),
+        (BY_TF_CONFIG, {}, "gloo", ["group", "rendezvous", "Horovod"]),
+        (BY_TF_CONFIG, {}, "mpi", ["group", "MPI", "Horovod"]),
+        (BY_TF_CONFIG, {"HOROVOD_CPU_OPERATIONS": "MPI"}, "auto", ["group", "MPI", "Horovod"]),
+        (BY_TF_CONFIG, {"HOROVOD_CPU_OPERATIONS": "MPI"}, "gloo", ["group", "rendezvous", "Horovod"]),
+        (BY_LAUNCH, PLACED, "auto", ["group", "Horovod"]),
+        (BY_LAUNCH, PLACED, "mpi", ["group", "MPI", "Horovod"]),
+        (BY_HOROVODRUN, PLACED, "auto", ["Horovod", "group"]),
+        (BY_HOROVODRUN, PLACED, "gloo", ["Horovod", "group"]),
+        (BY_MPIRUN, {}, "auto", ["Horovod", "group"]),
+        (BY_MPIRUN, {}, "mpi", ["Horovod", "group"]),
+    ],
+)
+def test_who_exchanges_the_addresses_depends_on_the_library_and_the_launcher(
+    monkeypatch, cluster, variables, communication, steps
+):
+    started = Started(monkeypatch, variables)
+    horovod_rendezvous.start_horovod(cluster, started.join, communication=communication)
+    assert started.steps == steps
+    if "MPI" in steps:
+        assert (os.environ["HOROVOD_CONTROLLER"], os.environ["HOROVOD_CPU_OPERATIONS"]) == ("mpi", "mpi")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "variables", "communication", "message"),
+    [
+        (BY_MPIRUN, {}, "gloo", "--communication=gloo is for processes that mpirun has not started. Received: "),
+        (BY_HOROVODRUN, PLACED, "mpi", "Received: a job of horovodrun. Use `python -m tfdist.launch` or "),
+        (BY_TF_CONFIG, {"HOROVOD_CPU_OPERATIONS": "ccl"}, "auto", "must be gloo or mpi. Received: ccl."),
+    ],
+)
+def test_a_library_that_the_launcher_has_not_started_is_refused(
+    monkeypatch, cluster, variables, communication, message
+):
+    started = Started(monkeypatch, variables)
+    with pytest.raises(InputError, match=message):
+        horovod_rendezvous.start_horovod(cluster, started.join, communication=communication)
+    assert started.steps == []
+
+
+def test_some_ranks_of_a_job_start_mpi_only_by_mpirun(monkeypatch):
+    started = Started(monkeypatch, {**PLACED, "HOROVOD_CPU_OPERATIONS": "mpi"})
+    with pytest.raises(InputError, match=r"hvd.init\(comm=...\) over MPI needs mpirun. Received: Horovod's variables."):
+        horovod_rendezvous.start_horovod(BY_LAUNCH, lambda cluster: LocalGroup(), comm=[0])
+    assert started.steps == []

@@ -62,7 +62,7 @@ def test_who_is_who(ranks):
     n = len(ranks)
     assert [rank["who"] for rank in ranks] == [[r, n, r, n, 0, 1, True] for r in range(n)]
     is_horovod = "refused" not in ranks[0]
-    assert [rank["built"] for rank in ranks] == [[is_horovod, False, False, False]] * n
+    assert [rank["built"] for rank in ranks] == [[is_horovod, is_horovod, False, False]] * n
 
 
 @pytest.mark.parametrize(("dtype", "where"), in_both_modes(REDUCED))

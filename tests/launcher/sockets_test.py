@@ -34,6 +34,7 @@ TABLE = {
     ("tensorflow", "multiworker", "{}"): (EVERYWHERE, LOOPBACK),
     ("tensorflow", "mesh", '{"mesh_shape": "data:2"}'): (EVERYWHERE, LOOPBACK),
     ("horovod", "horovod", "{}"): ([], LOOPBACK * 2),
+    ("horovod", "horovod", '{"communication": "mpi"}'): (LOOPBACK, LOOPBACK * 2),
 }
 
 

@@ -2,10 +2,11 @@
 
 pip alone cannot build it: Horovod's last release adds an optional XLA bridge to its TensorFlow library, which includes
 headers that newer versions of TensorFlow no longer have. Without that line the release builds and works. Four further
-patches fix defects of the release itself. With Gloo, its stall inspector sees no ranks, so that a call omitted by one
-rank waits forever. The ranks of a process set do not use the configured interface, but the address of the host's own
-name, which is often the loopback. When a rank dies, the messages of the others may not fit any more, which aborts them.
-A second `init` in one process crashes if the environment fixes a parameter, as tfdist does.
+patches fix defects of the release itself, and one lets a wheel find the MPI library of the environment that it is in.
+With Gloo, its stall inspector sees no ranks, so that a call omitted by one rank waits forever. The ranks of a process
+set do not use the configured interface, but the address of the host's own name, which is often the loopback. When a
+rank dies, the messages of the others may not fit any more, which aborts them. A second `init` in one process crashes if
+the environment fixes a parameter, as tfdist does.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from tfdist.errors import InputError, TfdistError
 
 VERSION = "0.28.1"
 SDIST = f"horovod-{VERSION}.tar.gz"
-PATCHED = f"{VERSION}+tfdist.4"  # version of the patched release; to be changed with the patches
+PATCHED = f"{VERSION}+tfdist.5"  # version of the patched release; to be changed with the patches
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
 # (file, line that occurs in it exactly once, replacement)
@@ -67,6 +68,12 @@ PATCHES = (
     }
 """,
     ),
+    # The MPI library of the environment into which the wheel is installed, which need not be the one it was built in.
+    (
+        "CMakeLists.txt",
+        "    find_package(MPI ${MPI_REQUIRED})\n",
+        '    find_package(MPI ${MPI_REQUIRED})\n    set(CMAKE_BUILD_RPATH "$ORIGIN/../../../..")\n',
+    ),
     # A second `init` sets defaults at positions that were removed by a setting in the environment, which crashes.
     (
         "horovod/common/parameter_manager.cc",
@@ -97,10 +104,10 @@ class Build:
 
     @property
     def key(self) -> str:
-        """Name of this build's directory in the cache."""
+        """Name of this build's directory in the cache. Libraries of the two families of MPI cannot replace each other."""
         python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
         machine = f"{platform.system().lower()}-{platform.machine()}"
-        variant = ("-gpu" if self.gpu else "") + ("-mpi" if self.mpi else "")
+        variant = ("-gpu" if self.gpu else "") + (f"-{mpi_family()}" if self.mpi else "")
         return f"horovod-{PATCHED}-tensorflow-{self.tensorflow}-{python}-{machine}{variant}"
 
     @property
@@ -122,16 +129,33 @@ def check_tools(build: Build) -> None:
         wanted += [("nvcc", shutil.which("nvcc", path=path), "nvidia-cuda-toolkit")]
         wanted += [("NCCL's nccl.h", any(map(os.path.exists, headers)), "libnccl-dev, or set HOROVOD_NCCL_HOME")]
     if build.mpi:
-        wanted += [("mpicxx", shutil.which("mpicxx"), "libopenmpi-dev")]
+        wanted += [("mpicxx", find_mpicxx(), "libmpich-dev or libopenmpi-dev, or run `pip install mpich`")]
     for tool, found, package in wanted:
         if not found:
             raise InputError(f"Horovod's build needs {tool}. Received: none. Install the Debian package {package}.")
 
 
+def find_mpicxx() -> str | None:
+    """Returns MPI's C++ compiler in this environment or on the PATH, or None."""
+    return shutil.which("mpicxx", path=_search_path())
+
+
+def mpi_family() -> str:
+    """Returns whose binary interface the MPI library of `find_mpicxx` has: "openmpi" or "mpich"."""
+    mpicxx = find_mpicxx()
+    if mpicxx is None:
+        return "mpi"
+    done = subprocess.run([mpicxx, "--showme:version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return "openmpi" if done.returncode == 0 and "Open MPI" in done.stdout + done.stderr else "mpich"
+
+
+def _search_path() -> str:
+    return f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
 def find_cmake() -> str | None:
     """Returns a working CMake of a sufficient version, in this environment or on the PATH, or None."""
-    path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', '')}"
-    cmake = shutil.which("cmake", path=path)
+    cmake = shutil.which("cmake", path=_search_path())
     if cmake is None:
         return None
     done = subprocess.run([cmake, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -159,6 +183,8 @@ def environment(build: Build, packages: pathlib.Path, cmake: str) -> dict[str, s
     variables |= {f"HOROVOD_WITHOUT_{name}": "1" for name in ("PYTORCH", "MXNET", *["MPI"] * (not build.mpi))}
     if build.gpu:
         variables["HOROVOD_GPU_OPERATIONS"] = "NCCL"
+    if build.mpi and (mpicxx := find_mpicxx()):
+        variables["MPI_HOME"] = str(pathlib.Path(mpicxx).absolute().parent.parent)  # not resolved: Debian's are links
     variables["HOROVOD_CMAKE"] = cmake
     variables["MAKEFLAGS"] = f"-j{len(os.sched_getaffinity(0))}"
     variables["CMAKE_POLICY_VERSION_MINIMUM"] = "3.5"  # otherwise CMake 4 rejects Gloo's CMakeLists.txt

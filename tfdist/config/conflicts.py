@@ -135,6 +135,10 @@ def check_strategy(config: Any, strategy: Declaration) -> None:
     for refusal in strategy.refuses:
         if getattr(config, refusal.flag, refusal.accepted) != refusal.accepted:
             raise _refused(refusal.rule, config, (refusal.flag, "strategy"))
+    for name, values in strategy.accepts.items():
+        if getattr(config, name, values[0]) not in values:
+            rule = f"--{name} must be {', '.join(values[:-1])} or {values[-1]} for --strategy={strategy.name}."
+            raise _refused(rule, config, (name, "strategy"))
     if strategy.check:
         strategy.check(config)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist.cluster.environment import Cluster
@@ -41,6 +41,7 @@ class Declaration:
       processes: the processes of its job.
       options: names of the flags that its constructor takes; None if that is not known.
       refuses: flags of which it accepts one value only.
+      accepts: for flags that several strategies take: the values that this one accepts.
       auto: called with this process's place in the job and its number of devices; returns whether `--strategy=auto`
         chooses this strategy; at most one may return True. None if it never does.
       check: called with a configuration; raises `InputError` if the strategy's options exclude each other.
@@ -54,6 +55,7 @@ class Declaration:
     processes: Processes = Processes.ANY
     options: tuple[str, ...] | None = None
     refuses: tuple[Refusal, ...] = ()
+    accepts: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     auto: Callable[[Cluster, int], bool] | None = None
     check: Callable[[Any], None] | None = None
     runs_keras_fit: bool = True

@@ -49,6 +49,7 @@ DECLARATIONS = (
         help="several processes, by TensorFlow",
         processes=Processes.SEVERAL,
         options=("communication", "intra_op_threads"),
+        accepts={"communication": ("auto", "ring", "nccl")},
         auto=lambda cluster, devices: cluster.size > 1 and cluster.source not in HOROVOD_LAUNCHERS,
         adopts=("MultiWorkerMirroredStrategy",),
     ),
@@ -67,7 +68,8 @@ DECLARATIONS = (
     Declaration(
         name="horovod",
         help="several processes, by Horovod",
-        options=("intra_op_threads",),
+        options=("communication", "intra_op_threads"),
+        accepts={"communication": ("auto", "gloo", "mpi")},
         auto=lambda cluster, devices: cluster.source in HOROVOD_LAUNCHERS,
     ),
     Declaration(
@@ -131,6 +133,12 @@ def taking(option: str) -> tuple[str, ...]:
     return tuple(declaration.name for declaration in DECLARATIONS if option in (declaration.options or ()))
 
 
+def accepted_by(option: str) -> list[str]:
+    """Returns for each strategy that takes an option which values it accepts: `horovod accepts auto, gloo, mpi`."""
+    accepting = [(declaration.name, declaration.accepts.get(option)) for declaration in DECLARATIONS]
+    return [f"{name} accepts {', '.join(values)}" for name, values in accepting if values]
+
+
 def strategy_help(names: tuple[str, ...] = NAMES) -> str:
     """Returns the help of a flag `--strategy` that accepts these names."""
     known = ", ".join(f"{name} ({declared(name).help})" for name in names)
@@ -153,8 +161,8 @@ class JobOptions:
     communication: str = flag_field(
         "auto",
         DEVICES,
-        f"Collective implementation for {' and '.join(taking('communication'))}: auto, ring or nccl.",
-        choices=("auto", "ring", "nccl"),
+        f"Collective implementation: {'; '.join(accepted_by('communication'))}.",
+        choices=("auto", "ring", "nccl", "gloo", "mpi"),
         is_option=True,
         elsewhere=("auto",),
     )

@@ -24,8 +24,10 @@ from tfdist.coordination.addresses import (
     split_address,
 )
 from tfdist.coordination.join import ADDRESS_VARIABLE
+from tfdist.distribution import horovod_mpi
 from tfdist.errors import InputError
 
+OPERATIONS = "HOROVOD_CPU_OPERATIONS"  # Horovod's variable for the library of its collectives
 CHECK, SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 STALL_SECONDS = 600
 _LONGEST_ADDRESS = 512  # bytes of a host name and port, with room to spare
@@ -38,13 +40,19 @@ SETTINGS = {
 
 
 def start_horovod(
-    cluster: Cluster, join: Callable[[Cluster], Group], *, stall_seconds: int = STALL_SECONDS, **options: Any
+    cluster: Cluster,
+    join: Callable[[Cluster], Group],
+    *,
+    communication: str = "auto",
+    stall_seconds: int = STALL_SECONDS,
+    **options: Any,
 ) -> Group:
     """Initializes Horovod in this process, with tfdist's settings unless the environment overrides them.
 
     Args:
       cluster: this process in the job.
       join: joins the job's group; called once, when the group's address is known.
+      communication: the library of its collectives, "auto", "gloo" or "mpi".
       stall_seconds: seconds after which Horovod aborts an operation that a rank does not submit.
       **options: arguments of Horovod's `init`.
 
@@ -52,17 +60,61 @@ def start_horovod(
       The job's group.
     """
     _set_defaults(stall_seconds)
+    communication = _communication(communication, cluster)
     is_placed = "HOROVOD_RANK" in os.environ or cluster.source == "MPI"
-    if is_placed and not (cluster.coordinator or ADDRESS_VARIABLE in os.environ):
+    if is_placed and not _knows_coordinator(cluster):
         _init(options)
+        if "comm" not in options:
+            _check_size(cluster)
         return join(_with_coordinator(cluster))
     # Joining comes first: it waits for slow ranks as long as configured, whereas Gloo aborts after 30 s.
     group = join(cluster)
-    if is_placed:
+    if is_placed and (communication == "gloo" or cluster.source == "MPI"):
         _init(options)
     else:
-        start_through(group, cluster, **options)
+        start_through(group, cluster, communication, **options)
     return group
+
+
+def _check_size(cluster: Cluster) -> None:
+    """Raises `InputError` if Horovod's library did not find the processes that mpirun has started."""
+    if hvd.size() != cluster.size:
+        library = horovod_mpi.library() or "no MPI library"
+        hvd.shutdown()
+        raise InputError(
+            f"mpirun must be that of the library which Horovod was built with. Received: {cluster.size} processes, of which "
+            f"{library} finds only this one. Use its mpirun, or build Horovod with the mpicxx of this one: "
+            "`python -m tfdist.install_horovod --mpi --force`."
+        )
+
+
+def _knows_coordinator(cluster: Cluster) -> bool:
+    return bool(cluster.coordinator or ADDRESS_VARIABLE in os.environ)
+
+
+def _communication(chosen: str, cluster: Cluster) -> str:
+    """Returns "gloo" or "mpi"; raises `InputError` if the launcher has decided otherwise."""
+    started_by_mpi = cluster.source == "MPI"
+    if chosen == "auto":
+        return "mpi" if started_by_mpi else _from_environment()
+    if chosen == "gloo" and started_by_mpi:
+        raise InputError(
+            "--communication=gloo is for processes that mpirun has not started. Received: mpirun's variables. Leave it "
+            "out, or use `python -m tfdist.launch`."
+        )
+    if chosen == "mpi" and "HOROVOD_RANK" in os.environ and not (started_by_mpi or _knows_coordinator(cluster)):
+        raise InputError(
+            "--communication=mpi is for jobs whose processes know where rank 0 is before Horovod starts. Received: a job "
+            "of horovodrun. Use `python -m tfdist.launch` or `horovodrun --mpi`, or set TFDIST_COORDINATOR=host:port."
+        )
+    return chosen
+
+
+def _from_environment() -> str:
+    library = (os.environ.get(OPERATIONS) or "gloo").lower()
+    if library not in ("gloo", "mpi"):
+        raise InputError(f"{OPERATIONS} must be gloo or mpi. Received: {library}. Unset it, or use one of them.")
+    return library
 
 
 def start_elastic(**options: Any) -> None:
@@ -78,13 +130,22 @@ def start_elastic(**options: Any) -> None:
     _init(options)
 
 
-def start_through(group: Group, cluster: Cluster, **options: Any) -> None:
-    """Initializes Horovod, for the first time or again, through a new rendezvous on rank 0.
+def start_through(group: Group, cluster: Cluster, communication: str = "auto", **options: Any) -> None:
+    """Initializes Horovod, for the first time or again: MPI's addresses are exchanged over the group, Gloo's elsewhere.
 
-    The group distributes its address. A rendezvous is used only once: it still has the addresses of its initialization,
-    with which the next one would crash.
+    Gloo gets a new rendezvous on rank 0 each time, whose address the group distributes: one that has been used still has
+    the addresses of its initialization, with which the next one would crash.
     """
-    os.environ.update(serve_and_describe(cluster, group))
+    if _communication(communication, cluster) == "mpi" and cluster.source != "MPI":
+        if group.size != cluster.size:
+            raise InputError(
+                f"hvd.init(comm=...) over MPI needs mpirun. Received: {cluster.source}'s variables. Leave out comm, and use "
+                "process_sets."
+            )
+        horovod_mpi.initialize(group, _host_addresses(cluster, group), STALL_SECONDS)
+        os.environ.update({"HOROVOD_CONTROLLER": "mpi", OPERATIONS: "mpi"})
+    else:
+        os.environ.update(serve_and_describe(cluster, group))
     _init(options)
 
 
@@ -128,7 +189,7 @@ def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:
 
     As in Horovod, ranks are numbered by host: the ranks of a host must be consecutive.
     """
-    hosts = [LOOPBACK] * cluster.size if cluster.local_size == cluster.size else _hosts(cluster, group)
+    hosts = _host_addresses(cluster, group)
     slots = _slots(hosts)
     port = None
     if cluster.rank == 0:
@@ -139,7 +200,7 @@ def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts[0],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
+        OPERATIONS: "gloo",
         "HOROVOD_HOSTNAME": mine.hostname,
         "HOROVOD_RANK": str(mine.rank),
         "HOROVOD_SIZE": str(mine.size),
@@ -152,12 +213,14 @@ def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:
     return environment | ({"HOROVOD_GLOO_IFACE": interface} if interface else {})  # otherwise Gloo chooses
 
 
-def _hosts(cluster: Cluster, group: Group) -> list[str]:
+def _host_addresses(cluster: Cluster, group: Group) -> list[str]:
     """Returns for each rank the address at which other ranks reach its host.
 
     Host names do not work: those of containers are not unique, and a host's own name often resolves to its loopback
     address. A rank that reaches rank 0 over the loopback is on rank 0's host, whose address the other hosts know.
     """
+    if cluster.local_size == cluster.size:
+        return [LOOPBACK] * cluster.size
     # The launcher knows rank 0 by this address.
     served = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR") or socket.gethostname()
     at = group.broadcast("horovod/at", cluster.coordinator or join_address(served, 1))

@@ -45,13 +45,17 @@ def on_host() -> Iterator[list[str]]:
         yield ["ip", "netns", "exec", f"{own}-{{rank}}"]
 
 
-@pytest.mark.parametrize("strategy", ["horovod", "multiworker"])
-def test_processes_of_two_hosts_find_each_other(strategy: str, on_host: list[str], tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "flags"), [("horovod", ()), ("horovod", ("--communication=mpi",)), ("multiworker", ())]
+)
+def test_processes_of_two_hosts_find_each_other(
+    strategy: str, flags: tuple[str, ...], on_host: list[str], tmp_path: pathlib.Path
+) -> None:
     cluster = {"worker": ["10.77.0.1:12345", "10.77.0.2:12345"]}
     config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": "{rank}"}}).replace(
         '"{rank}"', "{rank}"
     )
-    train = [*TRAIN, f"--strategy={strategy}", "--steps=20", f"--output_dir={tmp_path / 'run'}"]
+    train = [*TRAIN, f"--strategy={strategy}", *flags, "--steps=20", f"--output_dir={tmp_path / 'run'}"]
     with processes.job([*on_host, "env", f"TF_CONFIG={config}", *train], 2, THREADS | TOKEN) as job:
         ends = job.wait(DEADLINE_SECONDS)
     assert [end.code for end in ends] == [0, 0], ends

@@ -1,0 +1,88 @@
+"""Horovod over MPI, in processes that no mpirun has started, and in processes of mpirun."""
+
+import pathlib
+import re
+import sys
+
+import pytest
+
+pytest.importorskip("horovod")
+
+from tests import processes
+
+pytestmark = pytest.mark.processes
+
+BIN = pathlib.Path(sys.executable).parent
+NUMBERS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+PROGRAM = """
+import os, signal, subprocess, sys
+import tensorflow as tf
+import tfdist.horovod as hvd
+hvd.init()
+def total():
+    return float(hvd.allreduce(tf.constant([hvd.rank() + 1.0]), op=hvd.Sum)[0])
+for start in range(2):
+    print("ranks", hvd.rank(), hvd.size(), hvd.local_rank(), "mpi", hvd.mpi_enabled(), "sum", total(), flush=True)
+    hvd.shutdown()
+    hvd.init()
+print("leaves", [name for name in os.environ if name.startswith("PMI_")], flush=True)
+if hvd.rank() == 1 and "killed" in sys.argv:
+    os.kill(os.getpid(), signal.SIGKILL)
+while "killed" in sys.argv:
+    total()
+"""
+
+
+def launched(launcher: str, *arguments: str) -> list[str]:
+    flags = ("--processes=2", f"--launcher={launcher}", "--", sys.executable)
+    return [sys.executable, "-m", "tfdist.launch", *flags, *arguments]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
+
+
+@pytest.mark.parametrize("launcher", ["tensorflow", "horovod"])
+def test_programs_use_mpi_if_the_environment_says_so(launcher: str) -> None:
+    with processes.job(launched(launcher, "-c", PROGRAM), 1, {"HOROVOD_CPU_OPERATIONS": "mpi"}) as job:
+        [end] = job.wait(90)
+    assert end.code == 0, end.output
+    for rank in range(2):
+        said = re.findall(rf"^\[{rank}\] ranks (.*)$", end.output, re.MULTILINE)
+        assert said == [f"{rank} 2 {rank} mpi True sum 3.0"] * 2  # also after a second start
+    assert re.findall(r"^\[\d\] leaves (.*)$", end.output, re.MULTILINE) == ["[]"] * 2
+
+
+def test_a_killed_rank_ends_the_job_although_the_others_poll_for_it() -> None:
+    with processes.job(launched("tensorflow", "-c", PROGRAM, "killed"), 1, {"HOROVOD_CPU_OPERATIONS": "mpi"}) as job:
+        [end] = job.wait(90)
+    assert end.code == 137, end.output
+    assert "tfdist.launch: rank 1 ended with code 137 (killed by SIGKILL)" in end.output
+
+
+def test_processes_of_mpirun_train_over_mpi() -> None:
+    train = ("-m", "tfdist.train", "--strategy=horovod", "--steps=4", "--output_dir=run")
+    with processes.job([str(BIN / "mpirun"), "-n", "2", sys.executable, *train], 1) as job:
+        [end] = job.wait(90)
+    assert end.code == 0, end.output
+    assert "MPI says that this is rank 0 of 2." in end.output and "run ended: done" in end.output
+
+
+def test_processes_of_another_librarys_mpirun_do_not_train_alone() -> None:
+    """Each would be a job of one process, which reduces nothing."""
+    numbers = {f"OMPI_COMM_WORLD_{name}": value for name, value in zip(NUMBERS, ("0", "2", "0", "2"), strict=True)}
+    train = ("-m", "tfdist.train", "--strategy=horovod", "--steps=4", "--output_dir=run")
+    with processes.job([sys.executable, *train], 1, numbers) as job:
+        [end] = job.wait(90)
+    assert end.code == 2, end.output
+    assert "Received: 2 processes, of which MPICH finds only this one." in end.output, end.output
+
+
+def test_a_job_of_horovodrun_is_not_started_over_mpi_by_a_flag() -> None:
+    train = ("-m", "tfdist.train", "--strategy=horovod", "--communication=mpi", "--steps=4", "--output_dir=run")
+    with processes.job([str(BIN / "horovodrun"), "--gloo", "-np", "2", sys.executable, *train], 1) as job:
+        [end] = job.wait(90)
+    assert end.code != 0
+    assert "--communication=mpi is for jobs whose processes know where rank 0 is" in end.output, end.output
