@@ -6,6 +6,7 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import pathlib
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -17,6 +18,11 @@ from hypothesis import HealthCheck, settings
 import tfdist
 from tfdist.distribution.strategy import Strategy
 from tfdist.testing import parity
+
+# A shell ignores SIGINT in what it starts in the background, and nohup SIGHUP; so would every process that a test starts.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 # The same examples in every run, without deadlines: results depend neither on chance nor on the speed of the machine.
 _SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much)

@@ -4,6 +4,7 @@ Importing it does not import TensorFlow, define flags or initialize devices; the
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from tfdist.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
+
+# A Horovod with MPI loads UCX, which would handle SIGHUP, SIGSEGV and others from its import on.
+os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
+os.environ.setdefault("UCX_HANDLE_ERRORS", "")
 
 __all__ = [
     "Checkpoints",

@@ -50,6 +50,8 @@ def no_tools(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
     tools.mkdir()
     monkeypatch.setenv("PATH", str(tools))
     monkeypatch.setattr(horovod_build.sysconfig, "get_path", lambda _: str(tools))  # an environment without tools
+    monkeypatch.delenv("MPI_HOME", raising=False)
+    horovod_build.mpi_family.cache_clear()
     monkeypatch.delenv("CXX", raising=False)
     for name in ("HOROVOD_CUDA_HOME", "HOROVOD_NCCL_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -160,6 +162,7 @@ def test_wheels_for_both_families_of_mpi_have_different_places_in_the_cache(no_t
     keys = {Build("2", mpi=True).key}
     for version in ("echo 'mpicxx: Open MPI 5.0.11 (Language: C++)'", "echo unrecognized option >&2; exit 1"):
         tool(no_tools, "mpicxx", version)
+        horovod_build.mpi_family.cache_clear()
         keys.add(Build("2", mpi=True).key)
     assert sorted(key.rpartition("-")[2] for key in keys) == ["mpi", "mpich", "openmpi"]
 

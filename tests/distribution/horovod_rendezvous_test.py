@@ -10,7 +10,7 @@ pytest.importorskip("horovod")
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
 from tfdist.coordination.addresses import Route
-from tfdist.distribution import horovod_rendezvous
+from tfdist.distribution import horovod_mpi, horovod_rendezvous
 from tfdist.errors import InputError
 
 
@@ -23,6 +23,9 @@ class Others:
     def gather(self, name, value):
         assert name == "horovod/ways" and value in self.ways
         return self.ways
+
+    def agree(self, name, value, what):
+        assert name == "horovod/communication" and what == "--"
 
     def broadcast(self, name, value):
         return 7 if value is None else value
@@ -104,11 +107,12 @@ class Started:
         for name in ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER"):
             if name not in variables:
                 monkeypatch.delenv(name)
+        monkeypatch.setattr(horovod_rendezvous, "_used", {})
         monkeypatch.setattr(horovod_rendezvous, "_init", lambda options: self.steps.append("Horovod"))
         monkeypatch.setattr(horovod_rendezvous.horovod_mpi, "initialize", lambda *_: self.steps.append("MPI"))
         monkeypatch.setattr(horovod_rendezvous, "serve_and_describe", lambda *_: self.steps.append("rendezvous") or {})
         monkeypatch.setattr(horovod_rendezvous, "_with_coordinator", lambda cluster: cluster)
-        monkeypatch.setattr(horovod_rendezvous, "_check_size", lambda cluster: None)
+        monkeypatch.setattr(horovod_rendezvous, "_check_size", lambda *_: None)
 
     def join(self, cluster):
         self.steps.append("group")
@@ -128,8 +132,8 @@ PLACED = {"HOROVOD_RANK": "1", "HOROVOD_CPU_OPERATIONS": "gloo"}
         (BY_TF_CONFIG, {}, "auto", ["group", "rendezvous", "Horovod"]),
         (BY_TF_CONFIG, {}, "gloo", ["group", "rendezvous", "Horovod"]),
         (BY_TF_CONFIG, {}, "mpi", ["group", "MPI", "Horovod"]),
-        (BY_TF_CONFIG, {"HOROVOD_CPU_OPERATIONS": "MPI"}, "auto", ["group", "MPI", "Horovod"]),
-        (BY_TF_CONFIG, {"HOROVOD_CPU_OPERATIONS": "MPI"}, "gloo", ["group", "rendezvous", "Horovod"]),
+        (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "mpi"}, "auto", ["group", "MPI", "Horovod"]),
+        (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "mpi"}, "gloo", ["group", "rendezvous", "Horovod"]),
         (BY_LAUNCH, PLACED, "auto", ["group", "Horovod"]),
         (BY_LAUNCH, PLACED, "mpi", ["group", "MPI", "Horovod"]),
         (BY_HOROVODRUN, PLACED, "auto", ["Horovod", "group"]),
@@ -153,7 +157,7 @@ def test_who_exchanges_the_addresses_depends_on_the_library_and_the_launcher(
     [
         (BY_MPIRUN, {}, "gloo", "--communication=gloo is for processes that mpirun has not started. Received: "),
         (BY_HOROVODRUN, PLACED, "mpi", "Received: a job of horovodrun. Use `python -m tfdist.launch` or "),
-        (BY_TF_CONFIG, {"HOROVOD_CPU_OPERATIONS": "ccl"}, "auto", "must be gloo or mpi. Received: ccl."),
+        (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "ccl"}, "auto", "must be gloo or mpi. Received: ccl."),
     ],
 )
 def test_a_library_that_the_launcher_has_not_started_is_refused(
@@ -166,7 +170,35 @@ def test_a_library_that_the_launcher_has_not_started_is_refused(
 
 
 def test_some_ranks_of_a_job_start_mpi_only_by_mpirun(monkeypatch):
-    started = Started(monkeypatch, {**PLACED, "HOROVOD_CPU_OPERATIONS": "mpi"})
+    started = Started(monkeypatch, {**PLACED, "TFDIST_COMMUNICATION": "mpi"})
     with pytest.raises(InputError, match=r"hvd.init\(comm=...\) over MPI needs mpirun. Received: Horovod's variables."):
         horovod_rendezvous.start_horovod(BY_LAUNCH, lambda cluster: LocalGroup(), comm=[0])
     assert started.steps == []
+
+
+def test_the_library_is_that_of_the_first_start(monkeypatch):
+    started = Started(monkeypatch, {})
+    horovod_rendezvous.start_through(Others([]), BY_TF_CONFIG, "mpi")
+    with pytest.raises(InputError, match="Horovod keeps the library of its first start .* Received: gloo after mpi."):
+        horovod_rendezvous.start_through(Others([]), BY_TF_CONFIG, "gloo")
+    assert started.steps == ["MPI", "Horovod"]
+
+
+def test_processes_of_mpirun_start_once(monkeypatch):
+    started = Started(monkeypatch, {})
+    with pytest.raises(InputError, match="Processes of mpirun can start Horovod once.* Received: another start."):
+        horovod_rendezvous.start_through(Others([]), BY_MPIRUN)
+    assert started.steps == []
+
+
+@pytest.mark.parametrize(
+    ("library", "message"),
+    [
+        ("", "needs a Horovod that was built with MPI. Received: one without. Run `pip install mpich` and "),
+        ("Open MPI v5.0.11", "Only mpirun can start processes of Open MPI. Received: Horovod with Open MPI v5.0.11."),
+    ],
+)
+def test_a_horovod_that_cannot_start_mpi_is_refused(monkeypatch, library, message):
+    monkeypatch.setattr(horovod_mpi, "library", lambda: library)
+    with pytest.raises(InputError, match=message):
+        horovod_mpi.initialize(LocalGroup(), ["127.0.0.1"], 5.0)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.errors import InputError
+from tfdist.sharding.layouts import Layout
 
 X, Y = np.zeros((8, 6), "float32"), np.zeros(8, "int64")
 BATCHES = tf.data.Dataset.from_tensors((X, Y))
@@ -75,6 +76,19 @@ def test_so_are_run_eagerly_and_custom_loops(mesh2x2: tfdist.Strategy) -> None:
         model = network()
     with pytest.raises(InputError, match="A model on a mesh"):
         custom_loop(model)
+
+
+@pytest.mark.parametrize("is_argument", [True, False])
+def test_programs_of_dtensors_are_not_affected(is_argument: bool, mesh2x2: tfdist.Strategy) -> None:
+    with mesh2x2.scope():
+        model = network()
+    x = mesh2x2.devices.lay(X, Layout(("data", None)))
+
+    @tf.function(autograph=False)
+    def total(*given: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(model(given[0] if given else x))
+
+    assert float(total(*[x] * is_argument)) == 0.0
 
 
 def test_building_is_not_affected_and_neither_are_other_models(mesh2x2: tfdist.Strategy) -> None:

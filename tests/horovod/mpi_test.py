@@ -2,6 +2,8 @@
 
 import pathlib
 import re
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 pytest.importorskip("horovod")
 
 from tests import processes
+from tfdist.coordination.addresses import free_port
 
 pytestmark = pytest.mark.processes
 
@@ -46,7 +49,7 @@ def in_an_empty_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Pat
 
 @pytest.mark.parametrize("launcher", ["tensorflow", "horovod"])
 def test_programs_use_mpi_if_the_environment_says_so(launcher: str) -> None:
-    with processes.job(launched(launcher, "-c", PROGRAM), 1, {"HOROVOD_CPU_OPERATIONS": "mpi"}) as job:
+    with processes.job(launched(launcher, "-c", PROGRAM), 1, {"TFDIST_COMMUNICATION": "mpi"}) as job:
         [end] = job.wait(90)
     assert end.code == 0, end.output
     for rank in range(2):
@@ -56,10 +59,30 @@ def test_programs_use_mpi_if_the_environment_says_so(launcher: str) -> None:
 
 
 def test_a_killed_rank_ends_the_job_although_the_others_poll_for_it() -> None:
-    with processes.job(launched("tensorflow", "-c", PROGRAM, "killed"), 1, {"HOROVOD_CPU_OPERATIONS": "mpi"}) as job:
+    with processes.job(launched("tensorflow", "-c", PROGRAM, "killed"), 1, {"TFDIST_COMMUNICATION": "mpi"}) as job:
         [end] = job.wait(90)
     assert end.code == 137, end.output
     assert "tfdist.launch: rank 1 ended with code 137 (killed by SIGKILL)" in end.output
+
+
+def test_a_lost_rank_ends_the_others_without_a_launcher() -> None:
+    config = '{"cluster": {"worker": ["127.0.0.1:%d", "127.0.0.1:%d"]}, "task": {"type": "worker", "index": {rank}}}'
+    variables = {"TFDIST_COMMUNICATION": "mpi", "TFDIST_COORDINATOR": f"127.0.0.1:{free_port()}"}
+    command = ["env", f"TF_CONFIG={config % (free_port(), free_port())}", sys.executable, "-c", PROGRAM, "killed"]
+    with processes.job(command, 2, variables) as job:
+        first, second = job.wait(90)
+    assert (first.code, second.code) == (5, -9), first.output
+    assert "rank 0 of 2: rank 1 is lost: " in first.output
+
+
+def test_signals_have_their_usual_effects() -> None:
+    """UCX, which MPICH loads, would handle them."""
+    caught = (
+        "import re, tfdist, horovod.tensorflow; print(re.search(r'SigCgt:.*', open('/proc/self/status').read())[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", caught], capture_output=True, text=True, timeout=90)
+    bits = int(done.stdout.split()[-1], 16)
+    assert not [one for one in (signal.SIGHUP, signal.SIGSEGV, signal.SIGBUS) if bits >> (one - 1) & 1], done.stdout
 
 
 def test_processes_of_mpirun_train_over_mpi() -> None:

@@ -203,3 +203,10 @@ def test_gathered_rows_and_micro_steps_are_refused(mirrored2: tfdist.Strategy) -
     model = tfdist.distribute(sequential(Shared()), mirrored2, accumulate_steps=2)
     with pytest.raises(InputError, match="communicates takes the whole batch at once"):
         fitted(model)
+
+
+def test_micro_steps_of_a_loss_of_all_rows_are_refused(single: tfdist.Strategy) -> None:
+    with single.scope():
+        model = tfdist.distribute(sequential(loss="dice"), single, accumulate_steps=2)
+    with pytest.raises(InputError, match="Received: dice, .* with 1 replicas and 2 micro-steps."):
+        fitted(model)

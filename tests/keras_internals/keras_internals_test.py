@@ -362,7 +362,7 @@ def test_a_step_is_traced_without_effects():
 def test_only_outermost_calls_of_layers_that_compute_are_checked(monkeypatch):
     monkeypatch.setattr(keras.Layer, "__call__", keras.Layer.__call__)
     called = []
-    keras_internals.check_layer_calls(lambda layer: called.append(layer.name))
+    keras_internals.check_layer_calls(lambda layer, inputs: called.append(layer.name))
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")], name="whole")
     built(model)
     assert called == []

@@ -108,5 +108,5 @@ def test_what_a_user_s_own_code_raises_keeps_its_traceback(monkeypatch):
 def test_examples_of_another_shape_where_calls_of_layers_are_checked(monkeypatch):
     """As in a process with a mesh."""
     monkeypatch.setattr(keras.Layer, "__call__", keras.Layer.__call__)
-    keras_internals.check_layer_calls(lambda layer: None)
+    keras_internals.check_layer_calls(lambda layer, inputs: None)
     assert "x float32[4], y int64[]" in refused(keras.layers.Dense(2), x=np.zeros((8, 4), "float32"))

@@ -226,6 +226,12 @@ def test_a_loss_of_all_rows_is_refused_where_rows_are_apart(given, single, mirro
         tfdist.Trainer(dense(), optimizer="sgd", loss=given)
 
 
+def test_names_that_keras_resolves_by_shapes_are_left_to_it(mirrored2):
+    with mirrored2.scope():
+        trainer = tfdist.Trainer(dense(), optimizer="sgd", loss="crossentropy")
+    trainer.fit((X, Y), batch_size=4, steps=1)
+
+
 @pytest.mark.parametrize("axis", [1, (1, -1)])
 def test_a_dice_loss_of_each_row_is_a_mean_over_rows(axis, mirrored2):
     with mirrored2.scope():

@@ -10,6 +10,7 @@ the environment fixes a parameter, as tfdist does.
 """
 
 import dataclasses
+import functools
 import hashlib
 import os
 import pathlib
@@ -136,10 +137,12 @@ def check_tools(build: Build) -> None:
 
 
 def find_mpicxx() -> str | None:
-    """Returns MPI's C++ compiler in this environment or on the PATH, or None."""
-    return shutil.which("mpicxx", path=_search_path())
+    """Returns MPI's C++ compiler in MPI_HOME, in this environment or on the PATH, or None."""
+    home = os.environ.get("MPI_HOME")
+    return shutil.which("mpicxx", path=os.path.join(home, "bin") if home else _search_path())
 
 
+@functools.cache
 def mpi_family() -> str:
     """Returns whose binary interface the MPI library of `find_mpicxx` has: "openmpi" or "mpich"."""
     mpicxx = find_mpicxx()

@@ -42,24 +42,27 @@ class _Reply(NamedTuple):
 def serving(group: Group, hosts: Sequence[str], seconds: float) -> Iterator[None]:
     """Context in which an MPI library can be started in this process, once; it is served until it ends.
 
-    Collective: all members must start their libraries. The variables are removed from the environment at the end of the
+    Collective: all members must start their libraries. The variables are restored at the end of the
     context, since processes that this one starts are not members of the MPI job.
 
     Args:
       group: the job's group.
-      hosts: host of each member, by rank; the members of a host must be consecutive.
+      hosts: host of each member, by rank.
       seconds: how long the library may wait for another member.
     """
     own, theirs = socket.socketpair()
     service = _Service(group, hosts, seconds)
     threading.Thread(target=service.serve, args=(own,), name="mpi process management", daemon=True).start()
     values = (str(theirs.detach()), str(group.rank), str(group.size))  # the library closes its end
+    before = {name: os.environ.pop(name, None) for name in _VARIABLES}  # srun may set some
     os.environ.update(zip(_VARIABLES, values, strict=True))
     try:
         yield
     finally:
-        for name in _VARIABLES:
-            os.environ.pop(name, None)
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 class _Service:
@@ -115,7 +118,7 @@ class _Service:
             for values in self._group.gather(f"mpi/{next(self._barriers)}", own, self._seconds):
                 self._known.update(values)
         except TfdistError as error:  # the library ends the process
-            _log.error("MPI cannot start or end: %s", error)
+            _log.error("MPI cannot start: %s", error)
             return _Reply("cmd=barrier_out rc=-1 msg=failed")
         return _Reply("cmd=barrier_out rc=0 msg=success")
 
@@ -124,7 +127,8 @@ def process_mapping(hosts: Sequence[str]) -> str:
     """Returns PMI's description of which ranks share a host: blocks of (first host, number of hosts, ranks on each).
 
     Args:
-      hosts: host of each member, by rank; the members of a host must be consecutive.
+      hosts: host of each member, by rank.
     """
-    blocks = [f"({number},1,{len(list(ranks))})" for number, (_, ranks) in enumerate(itertools.groupby(hosts))]
+    numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+    blocks = [f"({numbers[host]},1,{len(list(ranks))})" for host, ranks in itertools.groupby(hosts)]
     return f"(vector,{','.join(blocks)})"

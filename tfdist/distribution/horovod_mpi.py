@@ -14,7 +14,7 @@ from tfdist.coordination.addresses import LOOPBACK, network_interface
 from tfdist.coordination.process_management import serving
 from tfdist.errors import InputError
 
-_LONGEST_NAME = 8192  # bytes; MPI_MAX_LIBRARY_VERSION_STRING is smaller in every library
+_LONGEST_NAME = 8192  # bytes; MPI_MAX_LIBRARY_VERSION_STRING is not larger in any library
 _THREAD_MULTIPLE = 3  # in the ABI of MPICH, and in Open MPI
 # Variables of UCX and libfabric, through which MPICH connects hosts. They listen even if all ranks share a host's memory.
 _INTERFACES = ("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE")
@@ -44,7 +44,7 @@ def initialize(group: Group, hosts: Sequence[str], seconds: float) -> None:
 
     Args:
       group: the job's group. All members must call this function.
-      hosts: address of each rank's host, by rank; the ranks of a host must be consecutive.
+      hosts: address of each rank's host, by rank.
       seconds: how long to wait for another rank.
 
     Raises:

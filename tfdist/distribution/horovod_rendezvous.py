@@ -27,10 +27,11 @@ from tfdist.coordination.join import ADDRESS_VARIABLE
 from tfdist.distribution import horovod_mpi
 from tfdist.errors import InputError
 
-OPERATIONS = "HOROVOD_CPU_OPERATIONS"  # Horovod's variable for the library of its collectives
+COMMUNICATION_VARIABLE = "TFDIST_COMMUNICATION"  # "gloo" or "mpi", where no flag says it
 CHECK, SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 STALL_SECONDS = 600
 _LONGEST_ADDRESS = 512  # bytes of a host name and port, with room to spare
+_used: dict[str, str] = {}  # the library of this process
 SETTINGS = {
     # Horovod fuses tensors by arrival, which changes the order of summation between runs; our buckets are fixed.
     "HOROVOD_FUSION_THRESHOLD": "0",
@@ -64,26 +65,28 @@ def start_horovod(
     is_placed = "HOROVOD_RANK" in os.environ or cluster.source == "MPI"
     if is_placed and not _knows_coordinator(cluster):
         _init(options)
-        if "comm" not in options:
-            _check_size(cluster)
+        _check_size(cluster, options)
         return join(_with_coordinator(cluster))
     # Joining comes first: it waits for slow ranks as long as configured, whereas Gloo aborts after 30 s.
     group = join(cluster)
+    if group.size == cluster.size:
+        group.agree("horovod/communication", {"communication": communication}, "--")
     if is_placed and (communication == "gloo" or cluster.source == "MPI"):
         _init(options)
+        _check_size(cluster, options)
     else:
         start_through(group, cluster, communication, **options)
     return group
 
 
-def _check_size(cluster: Cluster) -> None:
+def _check_size(cluster: Cluster, options: Mapping[str, Any]) -> None:
     """Raises `InputError` if Horovod's library did not find the processes that mpirun has started."""
-    if hvd.size() != cluster.size:
-        library = horovod_mpi.library() or "no MPI library"
+    if cluster.source == "MPI" and "comm" not in options and hvd.size() != cluster.size:
+        library = horovod_mpi.library() or "a Horovod without MPI"
         hvd.shutdown()
         raise InputError(
             f"mpirun must be that of the library which Horovod was built with. Received: {cluster.size} processes, of which "
-            f"{library} finds only this one. Use its mpirun, or build Horovod with the mpicxx of this one: "
+            f"{library} finds only this one. Use its mpirun, or set MPI_HOME to the directory of this one's and run "
             "`python -m tfdist.install_horovod --mpi --force`."
         )
 
@@ -111,9 +114,11 @@ def _communication(chosen: str, cluster: Cluster) -> str:
 
 
 def _from_environment() -> str:
-    library = (os.environ.get(OPERATIONS) or "gloo").lower()
+    library = os.environ.get(COMMUNICATION_VARIABLE) or "gloo"
     if library not in ("gloo", "mpi"):
-        raise InputError(f"{OPERATIONS} must be gloo or mpi. Received: {library}. Unset it, or use one of them.")
+        raise InputError(
+            f"{COMMUNICATION_VARIABLE} must be gloo or mpi. Received: {library}. Unset it, or use one of them."
+        )
     return library
 
 
@@ -136,14 +141,25 @@ def start_through(group: Group, cluster: Cluster, communication: str = "auto", *
     Gloo gets a new rendezvous on rank 0 each time, whose address the group distributes: one that has been used still has
     the addresses of its initialization, with which the next one would crash.
     """
-    if _communication(communication, cluster) == "mpi" and cluster.source != "MPI":
+    if cluster.source == "MPI":
+        raise InputError(
+            "Processes of mpirun can start Horovod once, because it ends MPI. Received: another start. Keep it running, or use "
+            "`python -m tfdist.launch`."
+        )
+    communication = _communication(communication, cluster)
+    if communication != _used.setdefault("communication", communication):
+        raise InputError(
+            f"Horovod keeps the library of its first start in a process. Received: {communication} after "
+            f"{_used['communication']}. Use one of them, or another process."
+        )
+    if communication == "mpi":
         if group.size != cluster.size:
             raise InputError(
                 f"hvd.init(comm=...) over MPI needs mpirun. Received: {cluster.source}'s variables. Leave out comm, and use "
                 "process_sets."
             )
         horovod_mpi.initialize(group, _host_addresses(cluster, group), STALL_SECONDS)
-        os.environ.update({"HOROVOD_CONTROLLER": "mpi", OPERATIONS: "mpi"})
+        os.environ.update({"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"})
     else:
         os.environ.update(serve_and_describe(cluster, group))
     _init(options)
@@ -200,7 +216,7 @@ def serve_and_describe(cluster: Cluster, group: Group) -> dict[str, str]:
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": hosts[0],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_CONTROLLER": "gloo",
-        OPERATIONS: "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_HOSTNAME": mine.hostname,
         "HOROVOD_RANK": str(mine.rank),
         "HOROVOD_SIZE": str(mine.size),

@@ -15,7 +15,7 @@ from tfdist.cluster.environment import Cluster
 from tfdist.collectives import Collectives, OneReplica
 from tfdist.collectives.horovod import HorovodCollectives
 from tfdist.collectives.no_constant_folding import not_constant
-from tfdist.coordination import Group, LocalGroup, join
+from tfdist.coordination import Group, LocalGroup, join, watch
 from tfdist.coordination.addresses import LOOPBACK, join_address, network_interface
 from tfdist.coordination.job_token import bound, job_token
 from tfdist.distribution.horovod_rendezvous import start_elastic, start_horovod, start_through
@@ -81,7 +81,11 @@ class HorovodEngine(Engine):
             return member
 
         if group is None:
-            return start_horovod(cluster, join_job, **options)
+            found = start_horovod(cluster, join_job, **options)
+            # Gloo raises an error if a rank is lost; MPI would wait for it forever.
+            if found.size > 1 and hvd.mpi_enabled():
+                watch(found, cluster)
+            return found
         _agree_on(sets, group)
         start_through(group, cluster, **options)
         return group

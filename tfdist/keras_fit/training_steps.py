@@ -20,7 +20,13 @@ from tfdist.step.compiled_steps import Compression, Steps
 from tfdist.step.metrics import KerasMetrics
 from tfdist.step.state_store import StateStore
 from tfdist.step.step import Settings
-from tfdist.step.validation import check_micro_steps, check_optimizer, default_loss_scale, without_loss_scale
+from tfdist.step.validation import (
+    check_means,
+    check_micro_steps,
+    check_optimizer,
+    default_loss_scale,
+    without_loss_scale,
+)
 
 
 class StepsResult(NamedTuple):
@@ -46,6 +52,7 @@ class TrainerSteps:
 
     def __init__(self, model: keras.Model, strategy: HasCollectives, options: RunConfig, metrics: KerasMetrics):
         settings = _settings(model, strategy, options)
+        check_means(model, strategy.replicas, settings.micro_steps)
         self._kept = StateStore(strategy)
         if settings.loss_scale:
             self._kept.variables(settings.loss_scale.state())

@@ -102,16 +102,16 @@ def _by_replica(name: str, make: Callable[[], Any]) -> property:
     return property(value, set_value)
 
 
-def check_layer_calls(check: Callable[[keras.Layer], None]) -> None:
-    """Makes every outermost call of a layer that computes something call `check` first, in this process."""
+def check_layer_calls(check: Callable[[keras.Layer, Sequence[Any]], None]) -> None:
+    """Makes every outermost call of a layer that computes something call `check` first, with its inputs, in this process."""
     original = keras.Layer.__call__
 
     @functools.wraps(original)
     def checked_call(layer: keras.Layer, *args: Any, **kwargs: Any) -> Any:
-        inputs = keras.tree.flatten((args, kwargs))
-        symbolic = in_symbolic_scope() or any(isinstance(x, keras.KerasTensor) for x in inputs)
-        if global_state.get_global_attribute("current_call_ctx") is None and not symbolic:
-            check(layer)
+        if global_state.get_global_attribute("current_call_ctx") is None and not in_symbolic_scope():
+            inputs = keras.tree.flatten((args, kwargs))
+            if not any(isinstance(x, keras.KerasTensor) for x in inputs):
+                check(layer, inputs)
         return original(layer, *args, **kwargs)
 
     keras.Layer.__call__ = checked_call

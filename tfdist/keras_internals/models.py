@@ -99,10 +99,14 @@ def compiled_functions(model: keras.Model) -> list[Any]:
 def losses_of_all_rows(model: keras.Model) -> list[str]:
     """Returns the names of Keras's compiled losses that are not means over rows."""
     losses = keras.tree.flatten(model._compile_loss._user_loss) if model._compile_loss is not None else []
-    found = [keras.losses.get(loss) for loss in losses if loss is not None]
-    return [
-        _function_of(loss).__name__ for loss in found if _function_of(loss) in LOSSES_OF_ALL_ROWS and _of_rows(loss)
-    ]
+    functions = [(_function_of(_loss_of(loss)), loss) for loss in losses if loss is not None]
+    return [function.__name__ for function, loss in functions if function in LOSSES_OF_ALL_ROWS and _of_rows(loss)]
+
+
+def _loss_of(given: Any) -> Any:
+    """Returns the function of all rows that a name means; other names are left to Keras, which knows more than these."""
+    by_name = {function.__name__: function for function in LOSSES_OF_ALL_ROWS}
+    return by_name.get(given.lower(), given) if isinstance(given, str) else given
 
 
 def _of_rows(loss: Any) -> bool:

@@ -154,6 +154,14 @@ def in_function_of(tensor: tf.Tensor) -> bool:
     return graph is own
 
 
+def in_keras_function() -> bool:
+    """Returns whether a function of Keras's own `fit`, `evaluate` or `predict` is being traced; they are known by name."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None and "_step_on_" not in getattr(graph, "name", ""):
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
+
+
 def no_gradients_recorded() -> contextlib.AbstractContextManager:
     """Context in which gradient tapes do not record."""
     return record.stop_recording()

@@ -57,7 +57,7 @@ def _horovod(placement: Placement, port: int, rank: Rank) -> dict[str, str]:
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": placement.hosts[0],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": os.environ.get("HOROVOD_CPU_OPERATIONS") or "gloo",  # tfdist can start MPI as well
+        "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_HOSTNAME": _node_name(placement.node),
         "HOROVOD_RANK": str(rank.rank),
         "HOROVOD_SIZE": str(rank.size),

@@ -89,7 +89,7 @@ class Supervisor:
             if stop:
                 self._watched.on_stop(stop.outcome)
                 if stop.asked and self._cause().code == ExitCode.PREEMPTED:  # all are ending already, without a signal
-                    stop = stop._replace(wait=stop.seconds, seconds=FAILURE_SECONDS)
+                    stop = stop._replace(wait=max(stop.wait, stop.seconds), seconds=FAILURE_SECONDS)
                 self._until(lambda: self._all_ended() or self._watched.hurry(), stop.wait)
                 self._end(stop.seconds)
             return self._conclude(stop)

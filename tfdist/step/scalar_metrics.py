@@ -45,8 +45,12 @@ def _patch() -> None:
     @functools.wraps(original)
     def update_state(self: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> None:
         weight = _weight.get()
-        is_weighted = sample_weight is not None or len(keras.ops.convert_to_tensor(values).shape) > 0
-        if weight is None or is_weighted or not keras_internals.in_function_of(weight):
+        if (
+            weight is None
+            or sample_weight is not None
+            or not _is_scalar(values)
+            or not keras_internals.in_function_of(weight)
+        ):
             original(self, values, sample_weight)
             return
         values, weight = tf.cast(values, self.dtype), tf.cast(weight, self.dtype)
@@ -54,3 +58,7 @@ def _patch() -> None:
         original(self, tf.math.multiply_no_nan(values, has_rows), weight)  # a mean over no rows is NaN
 
     keras.metrics.Mean.update_state = update_state
+
+
+def _is_scalar(values: Any) -> bool:
+    return len(keras.ops.convert_to_tensor(values).shape) == 0

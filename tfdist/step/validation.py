@@ -176,12 +176,12 @@ def with_collectives(strategy: Strategy) -> HasCollectives:
     return strategy
 
 
-def check_means(model: keras.Model) -> None:
-    """Raises `InputError` for a loss of which the parts of a batch do not add up to that of the batch."""
+def check_means(model: keras.Model, replicas: int, micro_steps: int) -> None:
+    """Raises `InputError` for a loss of a batch that is not the mean of its parts' losses, if there are parts."""
     names = keras_internals.losses_of_all_rows(model)
-    if names:
+    if names and replicas * micro_steps > 1:
         raise InputError(
             "A loss must be a mean over rows, on several replicas or with several micro-steps. Received: "
-            f"{', '.join(names)}, of all rows of a batch together. Use one device, a mesh, or Keras's fit with "
-            "tfdist.distribute, or a loss of each row, such as keras.losses.Dice(axis=(1, 2, 3))."
+            f"{', '.join(names)}, which is computed from all rows together, with {replicas} replicas and {micro_steps} "
+            "micro-steps. Use one device, or a mesh, without micro-steps; or a loss that is computed for each row."
         )

@@ -112,8 +112,7 @@ class Trainer:
             jit_compile=False,
             auto_scale_loss=False,
         )
-        if self.strategy.replicas * accumulate_steps > 1:
-            check_means(model)
+        check_means(model, self.strategy.replicas, accumulate_steps)
         self._optimizer = model.optimizer
         self._settings = Settings(
             batch_size=0,

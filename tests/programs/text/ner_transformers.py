@@ -2,6 +2,7 @@
 
 import os
 import random
+import tempfile
 from collections import Counter
 
 import keras
@@ -86,11 +87,11 @@ def export_to_file(export_file_path, count):
             f.write("\t".join([str(len(tokens))] + tokens + [str(tag) for tag in tags]) + "\n")
 
 
-os.makedirs("data", exist_ok=True)
-export_to_file("./data/conll_train.txt", 150)
-export_to_file("./data/conll_val.txt", 50)
+data_dir = tempfile.mkdtemp()  # processes that run this at the same time must not write one file
+export_to_file(os.path.join(data_dir, "conll_train.txt"), 150)
+export_to_file(os.path.join(data_dir, "conll_val.txt"), 50)
 
-with open("./data/conll_train.txt") as f:
+with open(os.path.join(data_dir, "conll_train.txt")) as f:
     counter = Counter(token for line in f for token in line.split("\t")[1:] if token.strip().isalpha())
 vocabulary = [token for token, count in counter.most_common(12)]
 lookup_layer = keras.layers.StringLookup(vocabulary=vocabulary)
@@ -111,8 +112,8 @@ def lowercase_and_convert_to_ids(tokens):
 
 
 batch_size = 32
-train_data = tf.data.TextLineDataset("./data/conll_train.txt")
-val_data = tf.data.TextLineDataset("./data/conll_val.txt")
+train_data = tf.data.TextLineDataset(os.path.join(data_dir, "conll_train.txt"))
+val_data = tf.data.TextLineDataset(os.path.join(data_dir, "conll_val.txt"))
 print(list(train_data.take(1).as_numpy_iterator()))
 
 train_dataset = (
