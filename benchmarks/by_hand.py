@@ -1,6 +1,6 @@
 """Sides without this library: Keras models in loops as their users write them.
 
-    python benchmarks/by_hand.py SIDE [--compression=none|fp16|powersgd] [--rank=4] ...
+    python benchmarks/by_hand.py SIDE [--compression=none|fp16|powersgd] [--rank=4] [--communication=gloo|mpi] ...
 
 SIDE: `bare` (a `tf.function`, called in a loop), `floor` (every rank of a Horovod job computes at once, nobody speaks),
 `horovod` (Horovod's operations, one all-reduce a gradient), `multiworker` (MultiWorkerMirroredStrategy).
@@ -104,6 +104,7 @@ if __name__ == "__main__":
     parser.add_argument("side", choices=sides)
     parser.add_argument("--compression", choices=("none", "fp16", "powersgd"), default="none")
     parser.add_argument("--rank", type=int, default=4, help="of PowerSGD")
+    parser.add_argument("--communication", choices=("gloo", "mpi"), default="gloo", help="of horovod; mpi needs mpirun")
     stopwatch.add_arguments(parser)
     given = parser.parse_args()
     own_rank, one_step = sides[given.side](given)

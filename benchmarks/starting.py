@@ -17,6 +17,7 @@ HERE = pathlib.Path(__file__).parent
 PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
 RANKS = 2
 BY_HAND = ("bare", "floor", "horovod", "multiworker")
+MPIRUN = pathlib.Path(sys.executable).with_name("mpirun")  # of the MPI package that `make test` installs
 # How the ranks of a side, or of tfdist's side with a strategy, find each other; everything else is one process.
 _LAUNCHERS = {"floor": "horovod", "horovod": "horovod", "multiworker": "tensorflow", "ddp": "tensorflow"}
 
@@ -45,7 +46,7 @@ class Side:
     Attributes:
       text: as written, a name and its flags: `tfdist --strategy=horovod`, `horovod --compression=fp16`.
       command: the program and its arguments.
-      launcher: of `tfdist.launch`, if there are several ranks, else empty.
+      launcher: `--launcher` of `tfdist.launch`, or "mpirun"; empty for one process.
     """
 
     text: str
@@ -69,7 +70,8 @@ class Side:
         if name == "dtensor":
             return cls(text, (sys.executable, str(HERE / "dtensor.py"), *flags), "")
         if name in BY_HAND:
-            return cls(text, (sys.executable, str(HERE / "by_hand.py"), name, *flags), _LAUNCHERS.get(name, ""))
+            launcher = "mpirun" if "--communication=mpi" in flags else _LAUNCHERS.get(name, "")
+            return cls(text, (sys.executable, str(HERE / "by_hand.py"), name, *flags), launcher)
         raise SystemExit(f"{name} is not a side. Known: tfdist, fit, ddp, dtensor, {', '.join(BY_HAND)}.")
 
     def run(self, workload: str, watch: stopwatch.Stopwatch, deadline: float) -> Run:
@@ -77,15 +79,20 @@ class Side:
         told = {"workload": workload, **dataclasses.asdict(watch)}
         command = [*self.command, *(f"--{name}={value}" for name, value in told.items())]
         with tempfile.TemporaryDirectory() as logs:
-            # Every side's ranks are started in the same way; the launcher sets nothing but who they are.
-            launch = [sys.executable, "-m", "tfdist.launch", f"--processes={RANKS}", f"--log_dir={logs}"]
-            output = _output(
-                [*launch, f"--launcher={self.launcher}", "--", *command] if self.launcher else command, deadline
-            )
+            output = _output([*self._launch(logs), *command], deadline)
         found = re.search(rf"{stopwatch.RESULT}({{.*}})", output)
         if not found:
             raise SideFailed(output.strip()[-2000:])
         return Run(**json.loads(found[1]))
+
+    def _launch(self, logs: str) -> list[str]:
+        """The command before the side's own: a launcher sets nothing but who the ranks are."""
+        if not self.launcher:
+            return []
+        if self.launcher == "mpirun":
+            return [str(MPIRUN), "-np", str(RANKS)]
+        launch = [sys.executable, "-m", "tfdist.launch", f"--processes={RANKS}", f"--log_dir={logs}"]
+        return [*launch, f"--launcher={self.launcher}", "--"]
 
 
 def _output(command: list[str], deadline: float) -> str:

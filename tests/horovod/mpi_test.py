@@ -16,6 +16,7 @@ from tfdist.coordination.addresses import free_port
 pytestmark = pytest.mark.processes
 
 BIN = pathlib.Path(sys.executable).parent
+CYCLE = {"HOROVOD_CYCLE_TIME": "0.7"}
 NUMBERS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 PROGRAM = """
 import os, signal, subprocess, sys
@@ -29,6 +30,7 @@ for start in range(2):
     hvd.shutdown()
     hvd.init()
 print("leaves", [name for name in os.environ if name.startswith("PMI_")], flush=True)
+print("cycle", os.environ["HOROVOD_CYCLE_TIME"], flush=True)
 if hvd.rank() == 1 and "killed" in sys.argv:
     os.kill(os.getpid(), signal.SIGKILL)
 while "killed" in sys.argv:
@@ -47,15 +49,16 @@ def in_an_empty_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Pat
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
 
 
-@pytest.mark.parametrize("launcher", ["tensorflow", "horovod"])
-def test_programs_use_mpi_if_the_environment_says_so(launcher: str) -> None:
-    with processes.job(launched(launcher, "-c", PROGRAM), 1, {"TFDIST_COMMUNICATION": "mpi"}) as job:
+@pytest.mark.parametrize(("launcher", "chosen", "cycle"), [("tensorflow", {}, "2"), ("horovod", CYCLE, "0.7")])
+def test_programs_use_mpi_if_the_environment_says_so(launcher: str, chosen: dict[str, str], cycle: str) -> None:
+    with processes.job(launched(launcher, "-c", PROGRAM), 1, {"TFDIST_COMMUNICATION": "mpi", **chosen}) as job:
         [end] = job.wait(90)
     assert end.code == 0, end.output
     for rank in range(2):
         said = re.findall(rf"^\[{rank}\] ranks (.*)$", end.output, re.MULTILINE)
         assert said == [f"{rank} 2 {rank} mpi True sum 3.0"] * 2  # also after a second start
     assert re.findall(r"^\[\d\] leaves (.*)$", end.output, re.MULTILINE) == ["[]"] * 2
+    assert re.findall(r"^\[\d\] cycle (.*)$", end.output, re.MULTILINE) == [cycle] * 2
 
 
 def test_a_killed_rank_ends_the_job_although_the_others_poll_for_it() -> None:
