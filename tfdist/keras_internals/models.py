@@ -90,16 +90,19 @@ def flat_losses(model: keras.Model) -> list[FlatLoss]:
 
 def compiled_functions(model: keras.Model) -> list[Any]:
     """Returns the compiled losses and metrics, as functions and objects, including Keras's own."""
-    losses = keras.tree.flatten(model._compile_loss._user_loss) if model._compile_loss is not None else []
-    parts = [*losses, *model.metrics, *_compiled_metrics(model)]
+    parts = [*_compiled_losses(model), *model.metrics, *_compiled_metrics(model)]
     named = [part for part in parts if part is not None and not isinstance(part, str)]
     return [_function_of(part) for part in named]
 
 
+def _compiled_losses(model: keras.Model) -> list[Any]:
+    """Returns the losses as passed to `compile`, flattened: names, functions, objects, and None for an output without one."""
+    return keras.tree.flatten(model._compile_loss._user_loss) if model._compile_loss is not None else []
+
+
 def losses_of_all_rows(model: keras.Model) -> list[str]:
     """Returns the names of Keras's compiled losses that are not means over rows."""
-    losses = keras.tree.flatten(model._compile_loss._user_loss) if model._compile_loss is not None else []
-    functions = [(_function_of(_loss_of(loss)), loss) for loss in losses if loss is not None]
+    functions = [(_function_of(_loss_of(loss)), loss) for loss in _compiled_losses(model) if loss is not None]
     return [function.__name__ for function, loss in functions if function in LOSSES_OF_ALL_ROWS and _of_rows(loss)]
 
 
