@@ -57,10 +57,10 @@ class GlobalBatches:
         )
         return self._reader
 
-    def stop(self) -> None:
-        """Ends the pass in progress, if there is one, at the same batch on every process; compares what was read of it."""
+    def compare_rest(self) -> None:
+        """Compares what the current pass, if there is one, has taken and not compared; see `BatchReader.compare_rest`."""
         if self._reader is not None:
-            self._reader.stop()
+            self._reader.compare_rest()
 
     def _learn(self, in_a_pass: int) -> None:
         self._in_a_pass = in_a_pass
@@ -138,8 +138,8 @@ class BatchReader:
         self._taken += count
         self._comparison.took(self._taken, self.at_end)
 
-    def stop(self) -> None:
-        """Compares what was taken so far; every process must have taken the same number of batches."""
+    def compare_rest(self) -> None:
+        """Compares what was taken and has not been compared; every process must have taken the same number of batches."""
         self._comparison.took(self._taken, ends=True)
 
     def ended(self) -> None:

@@ -215,7 +215,7 @@ class Distributed:
         try:
             yield self._call
             for data in self._call.data:
-                data.stop()  # a callback may have ended a pass
+                data.compare_rest()  # a callback may have ended a pass before its last comparison
         finally:
             self._call = kept
             if self.model.compiled:
