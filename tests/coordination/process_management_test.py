@@ -1,4 +1,4 @@
-"""What an MPI library asks at its start, over a pair of sockets, and what it is told."""
+"""The commands that an MPI library sends at its start, and the replies to them."""
 
 import os
 import socket
