@@ -337,6 +337,17 @@ def test_functions_are_compiled_without_the_memory_optimizer():
     assert within == before
 
 
+def test_options_without_the_memory_optimizer_are_made_once():
+    def within():
+        with keras_internals.without_memory_optimizer():
+            return context.context().function_call_options
+
+    first = within()
+    with context.function_executor_type("other"):
+        assert within().executor_type == "other"
+    assert within() is first
+
+
 def test_the_means_of_losses():
     model = built(two_outputs(), (BATCH[0], {"a": BATCH[1], "b": BATCH[1]}))
     assert [mean.name for mean in keras_internals.loss_means(model)] == ["loss", "b_loss", "a_loss"]

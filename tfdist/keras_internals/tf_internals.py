@@ -174,13 +174,20 @@ def without_memory_optimizer() -> Iterator[None]:
     It estimates costs before it looks at the size of a device's memory. No public option disables only this optimizer.
     """
     found = context.context().function_call_options
-    config = tf.compat.v1.ConfigProto.FromString(found.config_proto_serialized)
-    config.graph_options.rewrite_options.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
-    context.context().function_call_options = context.FunctionCallOptions(found.executor_type, config)
+    context.context().function_call_options = _without_memory_optimizer(
+        found.executor_type, found.config_proto_serialized
+    )
     try:
         yield
     finally:
         context.context().function_call_options = found
+
+
+@functools.cache  # a program is called for each step, and the options rarely change
+def _without_memory_optimizer(executor_type: str | None, serialized: bytes) -> context.FunctionCallOptions:
+    config = tf.compat.v1.ConfigProto.FromString(serialized)
+    config.graph_options.rewrite_options.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+    return context.FunctionCallOptions(executor_type, config)
 
 
 def wait_for_devices() -> None:
