@@ -1,4 +1,4 @@
-"""The table of all patched public names of Keras.
+"""The table of all patched public names of Keras, and the patches for Keras's `fit`.
 
 A patched method tests whether the model is distributed, or a replica's custom code is running. If not, it calls the
 original.
@@ -53,6 +53,14 @@ REPLACED = (
     *(f"keras.Model.{name}" for name in (*_OF_A_MODEL, *_SAVES)),
     *(f"keras.{kind.__name__}.{name}" for kind, name, _ in _OF_A_REPLICA),
     "keras.metrics.Mean.update_state",  # by tfdist.step.scalar_metrics, since the trainer needs it, too
+    "keras.Layer.__call__",  # by tfdist.distribution.outside_calls, when there is a mesh
+    # By tfdist.horovod.
+    "keras.Model.compile",
+    "keras.Optimizer.lr",
+    "keras.Optimizer.variables",
+    "keras.optimizers.LossScaleOptimizer.__reduce__",
+    "keras.optimizers.LossScaleOptimizer.check_finite",
+    "keras.optimizers.LossScaleOptimizer.variables",
 )
 _ATTRIBUTE = "_tfdist_distributed"
 _makers: list[Callable[[keras.Model], Distributed]] = []
