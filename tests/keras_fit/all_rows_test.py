@@ -205,8 +205,9 @@ def test_gathered_rows_and_micro_steps_are_refused(mirrored2: tfdist.Strategy) -
         fitted(model)
 
 
-def test_micro_steps_of_a_loss_of_all_rows_are_refused(single: tfdist.Strategy) -> None:
+@pytest.mark.parametrize("loss", ["dice", keras.losses.Dice(axis=(-2, -1))], ids=["name", "negative axes"])
+def test_micro_steps_of_a_loss_of_all_rows_are_refused(loss: Any, single: tfdist.Strategy) -> None:
     with single.scope():
-        model = tfdist.distribute(sequential(loss="dice"), single, accumulate_steps=2)
+        model = tfdist.distribute(sequential(loss=loss), single, accumulate_steps=2)
     with pytest.raises(InputError, match="Received: dice, .* with 1 replicas and 2 micro-steps."):
         fitted(model)

@@ -238,6 +238,23 @@ def test_a_dice_loss_of_each_row_is_a_mean_over_rows(axis, mirrored2):
         tfdist.Trainer(dense(), optimizer="sgd", loss=keras.losses.Dice(axis=axis))
 
 
+@pytest.mark.parametrize(
+    "given", [keras.losses.Dice(axis=(-2, -1)), keras.losses.Tversky(axis=-2)], ids=["dice", "tversky"]
+)
+def test_negative_axes_are_those_of_the_outputs(given, single, mirrored2):
+    """The rank is only known when outputs are computed."""
+    batch = X, RANDOM.uniform(size=(ROWS, 3))
+    for strategy, options in ((mirrored2, {}), (single, {"accumulate_steps": 2})):
+        with strategy.scope():
+            trainer = tfdist.Trainer(dense(), optimizer="sgd", loss=given, **options)
+        with pytest.raises(InputError, match="must be a mean over rows.* Received: (dice|tversky), "):
+            trainer.fit(batch, batch_size=4, steps=1)
+    for strategy, loss_of_parts in ((single, given), (mirrored2, keras.losses.Dice(axis=-1))):
+        with strategy.scope():
+            trainer = tfdist.Trainer(dense(), optimizer="sgd", loss=loss_of_parts)
+        trainer.fit(batch, batch_size=4, steps=1)
+
+
 def test_no_loss_at_all_is_an_error(single):
     with single.scope():
         trainer = tfdist.Trainer(dense(), optimizer="sgd", loss=None)

@@ -101,7 +101,7 @@ def _compiled_losses(model: keras.Model) -> list[Any]:
 
 
 def losses_of_all_rows(model: keras.Model) -> list[str]:
-    """Returns the names of Keras's compiled losses that are not means over rows."""
+    """Returns the names of Keras's compiled losses that are not means over rows, as far as is known without outputs."""
     functions = [(_function_of(_loss_of(loss)), loss) for loss in _compiled_losses(model) if loss is not None]
     return [function.__name__ for function, loss in functions if function in LOSSES_OF_ALL_ROWS and _of_rows(loss)]
 
@@ -112,10 +112,21 @@ def _loss_of(given: Any) -> Any:
     return by_name.get(given.lower(), given) if isinstance(given, str) else given
 
 
-def _of_rows(loss: Any) -> bool:
-    """Returns whether a loss reduces over rows, which is the default of those that have an axis."""
+def is_of_all_rows(loss: keras.Loss, rank: int) -> bool:
+    """Returns whether a loss is one of Keras's that are not means over rows, for outputs of a rank."""
+    return _function_of(loss) in LOSSES_OF_ALL_ROWS and _of_rows(loss, rank)
+
+
+def _of_rows(loss: Any, rank: int | None = None) -> bool:
+    """Returns whether a loss reduces over rows, which is the default of those that have an axis.
+
+    Args:
+      loss: a loss, or a function.
+      rank: rank of the outputs, from which negative axes count; None if it is not known.
+    """
     axis = getattr(loss, "_fn_kwargs", {}).get("axis")
-    return axis is None or 0 in keras.tree.flatten(axis)
+    axes = [0] if axis is None else keras.tree.flatten(axis)
+    return 0 in axes or (rank is not None and -rank in axes)
 
 
 def _function_of(part: Any) -> Any:

@@ -6,6 +6,7 @@ are summed over replicas, and the sum over replicas of (numerator / total denomi
 batch.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -35,16 +36,43 @@ class Term(NamedTuple):
     weight: float
 
 
-def terms(model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any) -> list[Term]:
-    """Returns one replica's parts of the losses with which the model was compiled."""
+def terms(
+    model: keras.Model, y_true: Any, y_pred: Any, sample_weight: Any, *, replicas: int = 1, micro_steps: int = 1
+) -> list[Term]:
+    """Returns one replica's parts of the losses with which the model was compiled.
+
+    Args:
+      model: compiled model.
+      y_true: labels.
+      y_pred: outputs.
+      sample_weight: weights of the rows, or None.
+      replicas: over how many replicas a batch is distributed.
+      micro_steps: number of parts in which a replica computes its rows.
+
+    Raises:
+      InputError: there are several parts, and a loss is not a mean over rows.
+    """
     flat = keras_internals.flat_losses(model)
     if flat:
         y_true, y_pred = keras_internals.matched(model, y_true, y_pred)
     found = []
     for path, loss, weight in flat:
         weights = _at(sample_weight, path) if keras.tree.is_nested(sample_weight) else sample_weight
-        found.append(_term(loss, _at(y_true, path), _at(y_pred, path), weights, 1.0 if weight is None else weight))
+        outputs = _at(y_pred, path)
+        rank = len(keras.tree.flatten(outputs)[0].shape)
+        if replicas * micro_steps > 1 and keras_internals.is_of_all_rows(loss, rank):
+            raise not_means([loss.name], replicas, micro_steps)
+        found.append(_term(loss, _at(y_true, path), outputs, weights, 1.0 if weight is None else weight))
     return found
+
+
+def not_means(names: Sequence[str], replicas: int, micro_steps: int) -> InputError:
+    """Returns the error for losses of a batch that are not the means of its parts' losses."""
+    return InputError(
+        "A loss must be a mean over rows, on several replicas or with several micro-steps. Received: "
+        f"{', '.join(names)}, which is computed from all rows together, with {replicas} replicas and {micro_steps} "
+        "micro-steps. Use one device, or a mesh, without micro-steps; or a loss that is computed for each row."
+    )
 
 
 def totals(parts: list[Term], batch_size: int | tf.Tensor, collectives: Collectives) -> list[tf.Tensor]:

@@ -230,7 +230,7 @@ class Step:
             values = [(variable, variable.value) for variable in self._model.variables]
             with keras.StatelessScope(state_mapping=values):  # it must not update metrics of layers
                 outputs = self._strategy.layouts.by_rows(self._model(x, training=False))
-        parts = loss.terms(self._model, y, outputs, weight)
+        parts = self._terms(y, outputs, weight)
         totals = loss.totals(parts, batch_size, self._recorded)
         # Without loops, the graph contains all micro-steps.
         shards = 0 if self._strategy.compiles_loops else self._strategy.layouts.row_shards
@@ -318,11 +318,15 @@ class Step:
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
         with scalars_weighted(loss.floating(rows) / loss.floating(batch_size)):
             outputs = self._strategy.layouts.by_rows(self._model(x, training=True))
-        parts = loss.terms(self._model, y, outputs, weight)
+        parts = self._terms(y, outputs, weight)
         if totals is None:
             totals = loss.totals(parts, batch_size, self._recorded)
         value = loss.training_loss(self._model, parts, totals, rows, batch_size=batch_size)
         return LossShare(value, loss.shares_of(parts, totals), rows, batch_size), outputs
+
+    def _terms(self, y: Any, outputs: Any, weight: Any) -> list[loss.Term]:
+        parts = {"replicas": self._strategy.replicas, "micro_steps": self.settings.micro_steps}
+        return loss.terms(self._model, y, outputs, weight, **parts)
 
     def _now(self, after: Any) -> tf.Tensor:
         """Returns the time, in seconds, at which all tensors of a structure are available."""

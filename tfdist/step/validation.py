@@ -12,6 +12,7 @@ from tfdist.distribution.strategy import HasCollectives, Strategy
 from tfdist.errors import InputError
 from tfdist.gradients import Clip, LossScale
 from tfdist.layers.sync_batch_norm import is_synchronized
+from tfdist.step.loss import not_means
 
 _log = logging.getLogger(__name__)
 
@@ -177,11 +178,10 @@ def with_collectives(strategy: Strategy) -> HasCollectives:
 
 
 def check_means(model: keras.Model, replicas: int, micro_steps: int) -> None:
-    """Raises `InputError` for a loss of a batch that is not the mean of its parts' losses, if there are parts."""
+    """Raises `InputError` for a loss of a batch that is not the mean of its parts' losses, if there are parts.
+
+    Losses whose axes count from the last one are checked with the first outputs, in `loss.terms`.
+    """
     names = keras_internals.losses_of_all_rows(model)
     if names and replicas * micro_steps > 1:
-        raise InputError(
-            "A loss must be a mean over rows, on several replicas or with several micro-steps. Received: "
-            f"{', '.join(names)}, which is computed from all rows together, with {replicas} replicas and {micro_steps} "
-            "micro-steps. Use one device, or a mesh, without micro-steps; or a loss that is computed for each row."
-        )
+        raise not_means(names, replicas, micro_steps)
