@@ -69,6 +69,14 @@ def test_a_host_that_is_done_waits_for_the_others(launch):
     assert "rank 1 ended with code 3" in nodes[0].said[-1]
 
 
+def test_a_host_that_is_done_does_not_wait_for_one_that_is_lost(launch):
+    nodes = two_nodes(launch, *python("if rank == 1: time.sleep(1); print('ready', flush=True); time.sleep(1000)"))
+    assert nodes[1].read_line() == "[1] ready\n"
+    nodes[1].process.kill()
+    assert nodes[0].wait() == 5
+    assert "node 1 is lost: its connection closed without a goodbye" in nodes[0].said[-1]
+
+
 def test_a_launcher_that_dies_ends_the_other(launch):
     nodes = two_nodes(launch, *python("print('ready', flush=True); time.sleep(1000)"))
     assert [one.read_line() for one in nodes] == ["[0] ready\n", "[1] ready\n"]
