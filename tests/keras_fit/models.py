@@ -255,21 +255,24 @@ def two_optimizers() -> Program:
     return Program(model, _features(), None)
 
 
+def error(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred))
+
+
+class Size(keras.layers.Layer):
+    """Reports the mean size of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__(name="sizes")
+        self.size = keras.metrics.Mean(name="size")
+
+    def call(self, x: Any) -> Any:
+        self.size.update_state(keras.ops.mean(keras.ops.abs(x)))
+        return x
+
+
 def scalar_metrics() -> Program:
     """Metric functions that return a number for the batch, and a layer with a mean of such numbers."""
-
-    def error(y_true: Any, y_pred: Any) -> Any:
-        return keras.ops.mean(keras.ops.abs(y_true - y_pred))
-
-    class Size(keras.layers.Layer):
-        def __init__(self) -> None:
-            super().__init__(name="sizes")
-            self.size = keras.metrics.Mean(name="size")
-
-        def call(self, x: Any) -> Any:
-            self.size.update_state(keras.ops.mean(x))
-            return x
-
     model = keras.Sequential(
         [keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), Size(), keras.layers.Dense(1)]
     )

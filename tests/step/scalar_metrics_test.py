@@ -9,26 +9,11 @@ import tensorflow as tf
 
 import tfdist
 from tests.keras_fit.comparing import differences
+from tests.keras_fit.models import Size, error
 from tfdist.step.scalar_metrics import scalars_weighted
 
 X = np.random.default_rng(0).normal(size=(14, 5))
 Y = np.random.default_rng(1).normal(size=(14, 2))
-
-
-def error(y_true: Any, y_pred: Any) -> Any:
-    return keras.ops.mean(keras.ops.abs(y_true - y_pred))
-
-
-class Size(keras.layers.Layer):
-    """Reports the mean size of its inputs."""
-
-    def __init__(self) -> None:
-        super().__init__(name="sizes")
-        self.size = keras.metrics.Mean(name="size")
-
-    def call(self, x: Any) -> Any:
-        self.size.update_state(keras.ops.mean(keras.ops.abs(x)))
-        return x
 
 
 def network() -> keras.Model:
