@@ -1,10 +1,10 @@
 """Compares the collective calls of all processes after tracing a step and before running it."""
 
-import hashlib
 from collections.abc import Sequence
 
 from tfdist.collectives import RecordedCall
 from tfdist.coordination import Group
+from tfdist.coordination.all_equal import all_equal
 from tfdist.errors import InputError
 
 TRACING_SECONDS = 600.0  # by which tracing may take longer on one process than on another
@@ -22,8 +22,7 @@ def agree_on_plan(group: Group, calls: Sequence[RecordedCall]) -> None:
       InputError: on every process; names the first call that differs.
     """
     lines = [_line(call) for call in calls]
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    if len(set(group.gather("plan", digest, TRACING_SECONDS))) == 1:
+    if all_equal(group, "plan", lines, TRACING_SECONDS):
         return
     everyone = group.gather("plan/lines", lines[:_MOST_LINES])
     found = _first_difference(group, everyone)

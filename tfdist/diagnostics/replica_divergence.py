@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.collectives import Collectives
 from tfdist.coordination import Group
+from tfdist.coordination.all_equal import all_equal
 from tfdist.coordination.group import name_member
 from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.diagnostics.interface import Periodic, RunView
@@ -49,11 +50,10 @@ class ReplicaDivergence(Periodic):
         """
         variables = self._variables()
         mine = self._hashes(variables)
-        whole = hashlib.sha256(repr([sorted(set(copies.values())) for copies in mine.values()]).encode()).hexdigest()
-        replicated = all(len(set(copies.values())) == 1 for copies in mine.values())
+        distinct = [sorted(set(copies.values())) for copies in mine.values()]
         # One message from each process suffices if nothing differs, unless processes have different blocks.
-        said = self._strategy.peers.gather("divergence/digest", [replicated, whole], LONG_SECONDS)
-        if self._strategy.blocks.spans_processes or not all(a and w == whole for a, w in said):
+        equal = all_equal(self._strategy.peers, "divergence/digest", distinct, LONG_SECONDS)
+        if self._strategy.blocks.spans_processes or not equal or any(len(hashes) > 1 for hashes in distinct):
             compare(step, mine, list(variables), self._strategy.peers)
         return {}
 

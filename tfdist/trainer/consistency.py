@@ -7,7 +7,6 @@ do not correspond. Unless something differs, only hashes are sent.
 import contextlib
 import functools
 import hashlib
-import json
 import pathlib
 import sys
 import sysconfig
@@ -18,6 +17,7 @@ import keras
 
 from tfdist import keras_internals
 from tfdist.coordination import Group
+from tfdist.coordination.all_equal import all_equal
 from tfdist.coordination.timeouts import long_timeout
 from tfdist.distribution.variable_creation import without_numbers
 from tfdist.grammar.unique_names import unique_names
@@ -55,11 +55,9 @@ def agree(group: Group, what: str, mine: Mapping[str, str], *, common: bool = Fa
     Raises:
       InputError: an entry differs.
     """
-    whole = hashlib.sha256(json.dumps([*mine.items()]).encode()).hexdigest()
     with long_timeout("its model") as deadline:
-        everyone = group.gather(f"models/{what}digest", whole, deadline)
-    if len(set(everyone)) == 1:
-        return
+        if all_equal(group, f"models/{what}digest", [*mine.items()], deadline):
+            return
     theirs = dict(_of_rank_0(group, what, mine))
     order = {key: number for number, key in enumerate([*theirs, *(key for key in mine if key not in theirs)])}
     both = theirs.keys() & mine.keys() if common else order.keys()
