@@ -1,7 +1,9 @@
 """Ratings predicted from the sequence of a user's movies with a Transformer."""
 
 import math
+import os
 import random
+import tempfile
 
 import keras
 import tensorflow as tf
@@ -33,8 +35,9 @@ def to_csv(path, count):
             f.write("|".join(fields + ["FM"[user % 2], ["group_18", "group_25", "group_35"][user % 3]]) + "\n")
 
 
-to_csv("train_data.csv", 170)
-to_csv("test_data.csv", 50)
+data_dir = tempfile.mkdtemp()  # processes that run this at the same time must not write one file
+to_csv(os.path.join(data_dir, "train_data.csv"), 170)
+to_csv(os.path.join(data_dir, "test_data.csv"), 50)
 
 
 def get_dataset_from_csv(csv_file_path, shuffle=False, batch_size=128):
@@ -151,9 +154,9 @@ model.compile(
     loss=keras.losses.MeanSquaredError(),
     metrics=[keras.metrics.MeanAbsoluteError()],
 )
-train_dataset = get_dataset_from_csv("train_data.csv", shuffle=True, batch_size=32)
+train_dataset = get_dataset_from_csv(os.path.join(data_dir, "train_data.csv"), shuffle=True, batch_size=32)
 history = model.fit(train_dataset, epochs=3)
 
-test_dataset = get_dataset_from_csv("test_data.csv", batch_size=32)
+test_dataset = get_dataset_from_csv(os.path.join(data_dir, "test_data.csv"), batch_size=32)
 _, mae = model.evaluate(test_dataset, verbose=0)
 print(f"Test MAE: {round(mae, 3)}", history.history["loss"])

@@ -1,6 +1,8 @@
 """House prices from CSV files, read by a Python generator and by TextLineDataset."""
 
 import csv
+import os
+import tempfile
 
 import keras
 import numpy as np
@@ -75,11 +77,12 @@ def build_model(train_ds):
 def main():
     keras.utils.set_random_seed(812)
     rng = np.random.default_rng(0)
-    write_csv("train.csv", 200, rng)
-    write_csv("valid.csv", 75, rng)
+    data_dir = tempfile.mkdtemp()  # processes that run this at the same time must not write one file
+    write_csv(os.path.join(data_dir, "train.csv"), 200, rng)
+    write_csv(os.path.join(data_dir, "valid.csv"), 75, rng)
 
-    train_ds = get_training_dataset("train.csv")
-    valid_ds = get_validation_dataset("valid.csv")
+    train_ds = get_training_dataset(os.path.join(data_dir, "train.csv"))
+    valid_ds = get_validation_dataset(os.path.join(data_dir, "valid.csv"))
     print("Batches an epoch:", train_ds.cardinality().numpy())  # -2: unknown
 
     model = build_model(train_ds)

@@ -2,7 +2,9 @@
 
 import csv
 import math
+import os
 import random
+import tempfile
 
 import keras
 import tensorflow as tf
@@ -24,8 +26,9 @@ COLUMN_DEFAULTS = [
 ]
 NUM_CLASSES = 3
 
-train_data_file = "train_data.csv"
-test_data_file = "test_data.csv"
+data_dir = tempfile.mkdtemp()  # processes that run this at the same time must not write one file
+train_data_file = os.path.join(data_dir, "train_data.csv")
+test_data_file = os.path.join(data_dir, "test_data.csv")
 
 
 def write_data(path, count):

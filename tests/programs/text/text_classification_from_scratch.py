@@ -4,6 +4,7 @@ import os
 import random
 import re
 import string
+import tempfile
 
 import keras
 import tensorflow as tf
@@ -27,18 +28,19 @@ def write_reviews(directory, count):
                 f.write(" ".join(review) + ".")
 
 
-write_reviews("aclImdb/train", 75)
-write_reviews("aclImdb/test", 25)
+data_dir = tempfile.mkdtemp()  # processes that run this at the same time must not write one file
+write_reviews(os.path.join(data_dir, "aclImdb/train"), 75)
+write_reviews(os.path.join(data_dir, "aclImdb/test"), 25)
 
 batch_size = 32
 raw_train_ds, raw_val_ds = keras.utils.text_dataset_from_directory(
-    "aclImdb/train",
+    os.path.join(data_dir, "aclImdb/train"),
     batch_size=batch_size,
     validation_split=0.2,
     subset="both",
     seed=1337,
 )
-raw_test_ds = keras.utils.text_dataset_from_directory("aclImdb/test", batch_size=batch_size)
+raw_test_ds = keras.utils.text_dataset_from_directory(os.path.join(data_dir, "aclImdb/test"), batch_size=batch_size)
 
 print(f"Number of batches in raw_train_ds: {raw_train_ds.cardinality()}")
 print(f"Number of batches in raw_val_ds: {raw_val_ds.cardinality()}")
