@@ -54,8 +54,9 @@ def initialize(group: Group, hosts: Sequence[str], seconds: float) -> None:
     if is_initialized():
         return
     if all(host == LOOPBACK for host in hosts):
+        interface = network_interface(LOOPBACK)
         for variable in _INTERFACES:
-            os.environ.setdefault(variable, network_interface(LOOPBACK))
+            os.environ.setdefault(variable, interface)
     with serving(group, hosts, seconds):  # from another thread: ctypes does not hold the interpreter's lock
         _functions().MPI_Init_thread(None, None, _THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
 
