@@ -325,8 +325,8 @@ class Step:
         return LossShare(value, loss.shares_of(parts, totals), rows, batch_size), outputs
 
     def _terms(self, y: Any, outputs: Any, weight: Any) -> list[loss.Term]:
-        parts = {"replicas": self._strategy.replicas, "micro_steps": self.settings.micro_steps}
-        return loss.terms(self._model, y, outputs, weight, **parts)
+        replicas, micro_steps = self._strategy.replicas, self.settings.micro_steps
+        return loss.terms(self._model, y, outputs, weight, replicas=replicas, micro_steps=micro_steps)
 
     def _now(self, after: Any) -> tf.Tensor:
         """Returns the time, in seconds, at which all tensors of a structure are available."""
