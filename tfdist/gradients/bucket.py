@@ -109,11 +109,13 @@ def _packed_spec(members: Sequence[tf.TensorSpec]) -> tf.TensorSpec:
 def _pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     if len(tensors) == 1:
         return tensors[0]
-    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+    with tf.name_scope("pack"):  # in profiles
+        return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
 
 
 def _unpack(packed: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
     if len(shapes) == 1:
         return [packed]
-    parts = tf.split(packed, [shape.num_elements() for shape in shapes])
-    return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+    with tf.name_scope("unpack"):
+        parts = tf.split(packed, [shape.num_elements() for shape in shapes])
+        return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -156,7 +156,9 @@ class Step:
         reduced = self._reducer.reduce([*gradients, value], state, self.sent, name="gradients")
         *whole, value = reduced.totals
         # A sum is inf or NaN if any element is, in one pass over each tensor.
-        finite = tf.reduce_all(tf.stack([tf.math.is_finite(tf.reduce_sum(x)) for x in (*reduced.witnesses, value)]))
+        with tf.name_scope("finite"):  # in profiles
+            checked = [tf.math.is_finite(tf.reduce_sum(x)) for x in (*reduced.witnesses, value)]
+            finite = tf.reduce_all(tf.stack(checked))
         norm = self._norm(whole, with_norm)
         clipped = self.settings.clip(whole, norm)
         return Computed(clipped, reduced.state, self._scale_after(finite), before, value, finite, norm, busy)

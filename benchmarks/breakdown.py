@@ -1,0 +1,70 @@
+r"""Where the time of a step goes: a table for each part of it, from a profile of TensorFlow.
+
+    python -m tfdist.launch --processes=2 --launcher=horovod -- \
+        python -m tfdist.train --strategy=horovod ... --profile_steps=40:50 --output_dir=RUN
+    python benchmarks/breakdown.py RUN
+
+Each moment of the profiled steps belongs to the operations that run in it, in equal parts. If none runs, it is waiting: for
+messages if at least one is under way, else for anything else, such as the next batch.
+"""
+
+import argparse
+import collections
+import pathlib
+import re
+from collections.abc import Iterable, Mapping
+
+import overlap
+
+# The first pattern that an operation's name contains decides.
+PARTS = {
+    "packing": r"/pack(_\d+)?/",
+    "unpacking": r"/unpack(_\d+)?/",
+    "checks of finiteness": r"/finite(_\d+)?/",
+    "update": r"/cond_\d+/then/",
+    "forward and backward": r"gradient_tape/|_loss|Softmax|/(mlp|cnn|transformer)\w*/",
+}
+COMMUNICATION, WAITING, OTHER = "waiting for messages", "other waiting", "other operations"
+
+
+def part_of(name: str) -> str:
+    """Returns the part of a step to which an operation belongs."""
+    return next((part for part, pattern in PARTS.items() if re.search(pattern, name)), OTHER)
+
+
+def breakdown(operations: Iterable[overlap.Event], messages: Iterable[overlap.Event]) -> Mapping[str, float]:
+    """Returns the milliseconds of each part; together, they are the time from the first operation to the last."""
+    changes = [
+        change
+        for events, of in ((operations, lambda event: part_of(event.name)), (messages, lambda _: COMMUNICATION))
+        for event in events
+        for change in ((event.begin, 1, of(event)), (event.end, -1, of(event)))
+    ]
+    found: collections.Counter[str] = collections.Counter()
+    active: collections.Counter[str] = collections.Counter()
+    before = min(time for time, _, _ in changes)
+    for time, change, part in sorted(changes, key=lambda change: change[0]):
+        running = {name: count for name, count in active.items() if count and name != COMMUNICATION}
+        shares = running or {COMMUNICATION if active[COMMUNICATION] else WAITING: 1}
+        for name, count in shares.items():
+            found[name] += (time - before) * count / sum(shares.values())
+        active[part] += change
+        before = time
+    return found
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=pathlib.Path, help="directory of a run with --profile_steps")
+    operations, messages = overlap.read(parser.parse_args().run)
+    named = collections.Counter(message.name for message in messages)
+    steps = max(named.values())  # a message of gradients is sent once per step
+    found = breakdown(operations, messages)
+    print("| part | ms per step | % |\n| --- | --- | --- |")
+    for part, milliseconds in sorted(found.items(), key=lambda entry: -entry[1]):
+        print(f"| {part} | {milliseconds / steps:.2f} | {100 * milliseconds / sum(found.values()):.1f} |")
+
+
+if __name__ == "__main__":
+    main()
