@@ -196,7 +196,9 @@ def test_the_builds_environment_is_the_same_whatever_the_user_set(monkeypatch: p
     monkeypatch.setenv("HOROVOD_NCCL_HOME", "/opt/nccl")
     monkeypatch.setenv("MAKEFLAGS", " --jobserver-auth=3,4")
     monkeypatch.setenv("PYTHONPATH", "/own")
+    monkeypatch.setenv("CCL_ROOT", "/opt/intel/oneapi/ccl/latest")
     variables = horovod_build.environment(Build("2"), pathlib.Path("/packages"), "/bin/cmake")
+    assert "CCL_ROOT" not in variables
     assert {name: value for name, value in variables.items() if name.startswith("HOROVOD_")} == {
         "HOROVOD_WITH_TENSORFLOW": "1",
         "HOROVOD_WITH_GLOO": "1",

@@ -192,6 +192,8 @@ def environment(build: Build, packages: pathlib.Path, cmake: str) -> dict[str, s
     variables["MAKEFLAGS"] = f"-j{len(os.sched_getaffinity(0))}"
     variables["CMAKE_POLICY_VERSION_MINIMUM"] = "3.5"  # otherwise CMake 4 rejects Gloo's CMakeLists.txt
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(packages), os.environ.get("PYTHONPATH")]))
+    # Set by oneAPI's setvars.sh: Horovod would be built with oneCCL, and prefer it to MPI.
+    variables.pop("CCL_ROOT", None)
     return variables
 
 
