@@ -41,6 +41,11 @@ def test_a_failed_pip_is_one_line_with_the_cause_and_the_log(tmp_path: pathlib.P
     [
         (["--no_such_flag"], "--no_such_flag is not a flag of tfdist.install_horovod."),
         (["--gpu=maybe"], "flag --gpu=maybe"),
+        (
+            ["--ccl"],
+            "oneCCL is not supported, because its sums on three ranks differ from run to run, and Horovod has no ",
+        ),
+        (["--ccl"], "Received: --ccl. Use --mpi."),
         (["now"], 'Only flags are accepted, written --name=value. Received: "now".'),
     ],
 )

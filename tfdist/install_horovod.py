@@ -20,6 +20,7 @@ from absl import flags
 
 from tfdist.cli import command, horovod_build, wheel_cache
 from tfdist.cli.horovod_build import PATCHED, SDIST, SHA256, VERSION, Build
+from tfdist.config.strategy_registry import NO_ONECCL
 from tfdist.errors import InputError, TfdistError
 
 # Horovod's CMake looks for TensorFlow in the running Python, so build isolation would not work.
@@ -203,12 +204,15 @@ def define_flags(values: flags.FlagValues) -> None:
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tfdist" / "horovod"
     flags.DEFINE_bool("gpu", False, "Build for NCCL (needs nvcc and NCCL's headers).", flag_values=values)
     flags.DEFINE_bool("mpi", False, "Build for MPI as well (needs mpicxx).", flag_values=values)
+    flags.DEFINE_bool("ccl", False, "Not supported: says why.", flag_values=values)
     flags.DEFINE_bool("force", False, "Build and install even if it is there already.", flag_values=values)
     flags.DEFINE_string("cache_dir", str(cache), "The folder that keeps the wheels.", flag_values=values)
 
 
 def main(values: flags.FlagValues) -> None:
     """Installs Horovod as configured by the flags."""
+    if values.ccl:
+        raise InputError(f"{NO_ONECCL} Received: --ccl. Use --mpi.")
     install(Options(pathlib.Path(values.cache_dir).expanduser().resolve(), values.gpu, values.mpi, values.force))
 
 

@@ -73,6 +73,8 @@ def test_keeps(given, kept):
             "rings",
             '--communication=rings is not known. Did you mean "ring"? Known: auto, gloo, mpi, nccl, ring.',
         ),
+        ("communication", "ccl", "--communication: oneCCL is not supported, because its sums on three ranks differ "),
+        ("communication", "ccl", "reduce-scatter or process sets for it. Received: ccl. Use mpi."),
         ("batch_norm", "sync", "--batch_norm=sync is not known. Known: local, synchronized."),
         ("optimizer", "sgd(momentum=)", "--optimizer: sgd(momentum=)  -- column 14: "),
         ("model", "", '--model: ""  -- column 1: expected a name.'),

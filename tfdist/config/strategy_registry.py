@@ -115,6 +115,11 @@ _AUTOMATIC = Declaration(
     options=tuple(option for found in DECLARATIONS if found.auto for option in found.options or ()),
 )
 _BY_NAME = {declaration.name: declaration for declaration in (_AUTOMATIC, *DECLARATIONS)}
+# Horovod knows this library: whoever asks for it is told why tfdist does not use it (BUILD.md, Horovod over MPI).
+NO_ONECCL = (
+    "oneCCL is not supported, because its sums on three ranks differ from run to run, and Horovod has no float16, "
+    "reduce-scatter or process sets for it."
+)
 
 
 def declared(name: str) -> Declaration:
@@ -137,6 +142,12 @@ def accepted_by(option: str) -> list[str]:
     """Returns for each strategy that takes an option which values it accepts: `horovod accepts auto, gloo, mpi`."""
     accepting = [(declaration.name, declaration.accepts.get(option)) for declaration in DECLARATIONS]
     return [f"{name} accepts {', '.join(values)}" for name, values in accepting if values]
+
+
+def _no_oneccl(text: str) -> str:
+    if text == "ccl":
+        raise InputError(f"{NO_ONECCL} Received: ccl. Use mpi.")
+    return text
 
 
 def strategy_help(names: tuple[str, ...] = NAMES) -> str:
@@ -163,6 +174,7 @@ class JobOptions:
         DEVICES,
         f"Collective implementation: {'; '.join(accepted_by('communication'))}.",
         choices=("auto", "ring", "nccl", "gloo", "mpi"),
+        check=_no_oneccl,
         is_option=True,
         elsewhere=("auto",),
     )
