@@ -1,68 +1,45 @@
 """Operations of tfdist.horovod on real ranks: dtypes, unusual shapes, gradients, process sets, and calls that do not match."""
 
-import json
-import pathlib
 import re
-import sys
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests import processes
+from tests.horovod.operations_job import Outcomes, outcomes
 
 pytestmark = pytest.mark.processes
 
-WORKER = pathlib.Path(__file__).with_name("operations_worker.py")
-ENVIRONMENT = {
-    "PYTHONPATH": str(pathlib.Path(__file__).parents[2]),
-    "TF_NUM_INTRAOP_THREADS": "1",
-    "TF_NUM_INTEROP_THREADS": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
-    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "8",
-}
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 REDUCED = ("uint8", "int8", "int32", "int64", *FLOATS)
 MOVED = (*REDUCED, "uint16", "int16", "bool", "uint32")
+OVER_MPI = pytest.param("mpi", marks=pytest.mark.full)  # what differs there is also tested "in short"
 IN_GRAPHS = ("bfloat16", "float32", "int64", "bool")
-WITHOUT = pathlib.Path(__file__).with_name("without_horovod.py")
-ENGINES = [(3, [str(WORKER)]), (2, [str(WITHOUT), str(WORKER)])]
 UNSIGNED = "InputError: An object of another rank must be signed with this job's token. Received: another signature"
-Outcomes = list[dict[str, Any]]
 
 
 def in_both_modes(dtypes: tuple[str, ...]) -> list[tuple[str, str]]:
     return [(dtype, "eager") for dtype in dtypes] + [(dtype, "graph") for dtype in dtypes if dtype in IN_GRAPHS]
 
 
-def outcomes(ranks: int, command: list[str]) -> Outcomes:
-    """Returns the results of each rank."""
-    with processes.job([sys.executable, *command], ranks, ENVIRONMENT) as job:
-        ended = job.wait(180)
-    assert [end.code for end in ended] == [0] * ranks, "\n".join(end.output for end in ended)
-    return [json.loads(next(x for x in end.output.splitlines() if x.startswith('{"who"'))) for end in ended]
-
-
-@pytest.fixture(scope="module", params=ENGINES, ids=["horovod", "without"])
+@pytest.fixture(scope="module", params=["horovod", "without", OVER_MPI])
 def ranks(request: pytest.FixtureRequest) -> Outcomes:
-    """Three ranks with Horovod, and two without it."""
-    return outcomes(*request.param)
+    return outcomes(request.param)
 
 
-WITH_HOROVOD = pytest.mark.parametrize("ranks", ENGINES[:1], indirect=True, ids=["horovod"])
-WITHOUT_HOROVOD = pytest.mark.parametrize("ranks", ENGINES[1:], indirect=True, ids=["without"])
+WITH_HOROVOD = pytest.mark.parametrize("ranks", ["horovod", OVER_MPI], indirect=True)
+WITHOUT_HOROVOD = pytest.mark.parametrize("ranks", ["without"], indirect=True)
+BY_LIBRARY = pytest.mark.parametrize("ranks", ["horovod", "mpi, in short", OVER_MPI], indirect=True)
 
 
 def values(dtype: str, rank: int) -> np.ndarray:
     return np.array([rank == 0, True, False]) if dtype == "bool" else np.arange(1, 4) + rank
 
 
-def test_who_is_who(ranks):
-    n = len(ranks)
+def test_who_is_who(ranks, request):
+    n, engine = len(ranks), request.node.callspec.params["ranks"]
     assert [rank["who"] for rank in ranks] == [[r, n, r, n, 0, 1, True] for r in range(n)]
-    is_horovod = "refused" not in ranks[0]
-    assert [rank["built"] for rank in ranks] == [[is_horovod, is_horovod, False, False]] * n
+    has_horovod, uses_mpi = engine != "without", engine == "mpi"
+    assert [rank["built"] for rank in ranks] == [[has_horovod, has_horovod, False, uses_mpi, uses_mpi]] * n
 
 
 @pytest.mark.parametrize(("dtype", "where"), in_both_modes(REDUCED))
@@ -98,6 +75,16 @@ def test_every_dtype_is_moved(ranks, dtype, where):
         assert counts == [1] * n
 
 
+@pytest.mark.parametrize("ranks", ["mpi, in short"], indirect=True)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "bool"])
+def test_dtypes_that_mpi_does_not_have_or_that_are_small(ranks, dtype):
+    """Horovod sums float16 over MPI by a function of its own."""
+    if dtype != "bool":
+        test_every_dtype_is_reduced(ranks, dtype, "eager")
+    test_every_dtype_is_moved(ranks, dtype, "eager")
+
+
+@pytest.mark.parametrize("ranks", ["horovod", "without", "mpi, in short", OVER_MPI], indirect=True)
 def test_odd_shapes(ranks):
     n = len(ranks)
     uneven = np.arange(2 * n + 1) * n
@@ -190,7 +177,7 @@ def test_gradients_are_those_of_finite_differences(ranks, name):
                 assert ratio == pytest.approx(RATIOS[name](len(ranks)), rel=1e-6)
 
 
-@WITH_HOROVOD
+@BY_LIBRARY
 def test_process_sets(ranks):
     members = [ranks[0], ranks[2]]
     assert [rank["set"] for rank in ranks] == [[2, True], [2, False], [2, True]]
@@ -211,7 +198,7 @@ def test_process_sets(ranks):
     assert all(rank["set removed"] for rank in ranks)
 
 
-@WITH_HOROVOD
+@BY_LIBRARY
 def test_a_rank_that_has_joined_is_not_waited_for(ranks):
     assert [rank["joined"] for rank in ranks[1:]] == [[2.0, 2.0]] * 2
 
@@ -244,7 +231,7 @@ def test_what_does_not_match_is_an_error_on_every_rank(ranks, kind, message, whe
             assert "every rank must have the same shape, dtype, operation and factors. Received: " in found
 
 
-@WITH_HOROVOD
+@BY_LIBRARY
 def test_a_call_that_a_rank_leaves_out_is_named_within_the_deadline(ranks):
     """Guards: with the fix in our build (tfdist/cli/horovod_build.py), Horovod's stall inspector sees ranks under Gloo."""
     for rank in ranks[:-1]:

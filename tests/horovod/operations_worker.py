@@ -1,13 +1,16 @@
-"""One rank of the tests of operations: runs all experiments and prints the results as one line of JSON.
+"""One rank of the tests of operations: runs experiments and prints the results as one line of JSON.
 
-python tests/horovod/operations_worker.py
+python tests/horovod/operations_worker.py [EXPERIMENT...]
+
+The arguments are names of functions below; without any, all experiments of the engine are run.
 """
 
 import contextlib
 import json
+import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from unittest import mock
 
@@ -59,35 +62,41 @@ def values(dtype: str, rank: int) -> tf.Tensor:
     return tf.cast(tf.range(1, 4) + rank, dtype)
 
 
+def some_dtypes(
+    rank: int, size: int, chosen: Collection[str] = ("float16", "bfloat16", "int8", "bool"), graph: bool = False
+) -> None:
+    where = "graph" if graph else "eager"
+    for dtype in (dtype for dtype in chosen if dtype in REDUCED):
+
+        def reduce(x):
+            return {op.name: hvd.allreduce(x, op=op) for op in OPS}
+
+        x = values(dtype, rank)
+        for op, result in (tf.function(reduce) if graph else reduce)(x).items():
+            assert result.dtype == dtype
+            note(f"allreduce {op} {dtype} {where}", result)
+        if dtype in FLOATS or dtype.startswith("int"):
+            note(f"reducescatter {dtype} {where}", hvd.reducescatter(tf.concat([x, x], 0), op=hvd.Sum))
+    for dtype in chosen:
+
+        def move(x, rank=rank, size=size):
+            own = tf.fill([size], 0) + 1
+            return (
+                hvd.allgather(x[: rank + 1]),  # uneven
+                hvd.broadcast(x, size - 1),
+                hvd.alltoall(tf.concat([x] * size, 0)[: 2 * size]),
+                *hvd.alltoall(x[:size], splits=own),
+            )
+
+        x = values(dtype, rank)
+        results = (tf.function(move) if graph else move)(x)
+        assert all(result.dtype == dtype for result in results[:4])
+        note(f"moves {dtype} {where}", list(results))
+
+
 def all_dtypes(rank: int, size: int) -> None:
-    for graph in (False, True):
-        where = "graph" if graph else "eager"
-        for dtype in (dtype for dtype in REDUCED if not graph or dtype in IN_GRAPHS):
-
-            def reduce(x):
-                return {op.name: hvd.allreduce(x, op=op) for op in OPS}
-
-            x = values(dtype, rank)
-            for op, result in (tf.function(reduce) if graph else reduce)(x).items():
-                assert result.dtype == dtype
-                note(f"allreduce {op} {dtype} {where}", result)
-            if dtype in FLOATS or dtype.startswith("int"):
-                note(f"reducescatter {dtype} {where}", hvd.reducescatter(tf.concat([x, x], 0), op=hvd.Sum))
-        for dtype in (dtype for dtype in MOVED if not graph or dtype in IN_GRAPHS):
-
-            def move(x, rank=rank, size=size):
-                own = tf.fill([size], 0) + 1
-                return (
-                    hvd.allgather(x[: rank + 1]),  # uneven
-                    hvd.broadcast(x, size - 1),
-                    hvd.alltoall(tf.concat([x] * size, 0)[: 2 * size]),
-                    *hvd.alltoall(x[:size], splits=own),
-                )
-
-            x = values(dtype, rank)
-            results = (tf.function(move) if graph else move)(x)
-            assert all(result.dtype == dtype for result in results[:4])
-            note(f"moves {dtype} {where}", list(results))
+    some_dtypes(rank, size, MOVED)
+    some_dtypes(rank, size, IN_GRAPHS, graph=True)
 
 
 def shapes(rank: int, size: int) -> None:
@@ -262,6 +271,12 @@ def earlier_objects(rank: int, size: int) -> None:
     note("object", hvd.broadcast_object("next", name="object"))
 
 
+def joined(rank: int, size: int) -> None:
+    if rank:
+        note("joined", hvd.allreduce(tf.ones([2]), op=hvd.Sum, name="joined"))
+    hvd.join()
+
+
 def mismatches(rank: int, size: int) -> None:
     odd = rank == size - 1
     kinds: dict[str, Callable[[], Any]] = {
@@ -304,8 +319,9 @@ def skipped(rank: int, size: int) -> None:
     found["skipped seconds"] = time.monotonic() - begun
 
 
-def left_out(rank: int) -> None:
+def left_out(rank: int, size: int) -> None:
     """Rank 1 omits a call."""
+    note("after mismatches", hvd.allreduce(tf.ones([2]), op=hvd.Sum))
     begun = time.monotonic()
     if rank == 0:
         found["left out"] = refused(lambda: hvd.allreduce(tf.ones([2]), name="the_one_that_is_left_out"))
@@ -313,6 +329,28 @@ def left_out(rank: int) -> None:
         time.sleep(10)
         found["left out"] = refused(lambda: hvd.allreduce(tf.ones([2]), name="what_comes_next"))
     found["left out seconds"] = time.monotonic() - begun
+
+
+def drop_in(rank: int, size: int) -> None:
+    drop_in_worker.slices_and_scales(rank, size, found)
+    drop_in_worker.errors(rank, size, found)
+    drop_in_worker.graphs(rank, found)
+
+
+def needs_horovod(rank: int, size: int) -> None:
+    found["refused"] = [
+        refused(lambda: hvd.join()),
+        refused(lambda: hvd.add_process_set([0])),
+        refused(lambda: hvd.ProcessSet([0])),
+        refused(lambda: hvd.elastic.ObjectState(batch=0)),
+        refused(lambda: hvd.elastic.run(print)),
+        refused(lambda: hvd.start_timeline("file")),
+    ]
+
+
+EXPERIMENTS = (earlier_objects, adasum, all_dtypes, shapes, finite_differences, drop_in)
+WITH_HOROVOD = (process_sets, joined, mismatches, skipped)
+WITHOUT_HOROVOD = (needs_horovod, mismatches, left_out)
 
 
 def main() -> None:
@@ -334,35 +372,12 @@ def main() -> None:
         bool(hvd.mpi_built()),
         bool(hvd.nccl_built()),
         bool(hvd.mpi_threads_supported()),
+        bool(hvd.mpi_enabled()),
     ]
     found["comm"], found["refused starts"] = comm, refused_starts
-    earlier_objects(rank, size)
-    adasum(rank, size)
-    all_dtypes(rank, size)
-    shapes(rank, size)
-    finite_differences(rank, size)
-    drop_in_worker.slices_and_scales(rank, size, found)
-    drop_in_worker.errors(rank, size, found)
-    drop_in_worker.graphs(rank, found)
-    if not hvd.gloo_built():
-        found["refused"] = [
-            refused(lambda: hvd.join()),
-            refused(lambda: hvd.add_process_set([0])),
-            refused(lambda: hvd.ProcessSet([0])),
-            refused(lambda: hvd.elastic.ObjectState(batch=0)),
-            refused(lambda: hvd.elastic.run(print)),
-            refused(lambda: hvd.start_timeline("file")),
-        ]
-        mismatches(rank, size)
-        note("after mismatches", hvd.allreduce(tf.ones([2]), op=hvd.Sum))
-        left_out(rank)
-    else:
-        process_sets(rank, size)
-        if rank:
-            note("joined", hvd.allreduce(tf.ones([2]), op=hvd.Sum, name="joined"))
-        hvd.join()
-        mismatches(rank, size)
-        skipped(rank, size)
+    experiments = EXPERIMENTS + (WITH_HOROVOD if drop_in_worker.HAS_HOROVOD else WITHOUT_HOROVOD)
+    for experiment in [globals()[name] for name in sys.argv[1:]] or experiments:
+        experiment(rank, size)
     print(json.dumps(found))
 
 

@@ -74,6 +74,16 @@ def test_a_loop_makes_its_operations_once(ranks: list[dict[str, Any]]) -> None:
         assert 2 * seconds["constant"] < min(seconds["our constant"], seconds["our barrier"]), seconds
 
 
+def test_its_operations_take_no_bfloat16(ranks: list[dict[str, Any]]) -> None:
+    """Guards: Horovod's operations have no bfloat16, over whichever library, neither to sum nor to move.
+
+    What depends on it: `wire` of tfdist/collectives/horovod.py; tfdist sends 16 bits as bytes and sums them in float32.
+    """
+    for rank in ranks:
+        assert set(rank["bfloat16"]) == {"allreduce", "allgather", "alltoall", "broadcast", "reducescatter"}
+        assert all("bfloat16 not in list of allowed values" in error for error in rank["bfloat16"].values()), rank
+
+
 @pytest.mark.full
 def test_fusion_by_timing_is_not_reproducible(ranks: list[dict[str, Any]]) -> None:
     """Guards: with Horovod's default fusion, equal inputs give sums that differ bitwise; without fusion they do not.

@@ -59,6 +59,20 @@ def allreduce_seconds() -> float:
     return statistics.median(once() for _ in range(CALLS))
 
 
+def errors_for_bfloat16() -> dict[str, str]:
+    """Returns the errors that Horovod's operations raise for bfloat16, by operation."""
+    found = {}
+    for name in ("allreduce", "allgather", "alltoall", "broadcast", "reducescatter"):
+        try:
+            with tf.Graph().as_default():
+                getattr(hvd, name)(
+                    tf.zeros([hvd.size()], tf.bfloat16), **({"root_rank": 0} if name == "broadcast" else {})
+                )
+        except TypeError as error:
+            found[name] = str(error)
+    return found
+
+
 def used(value: tf.Tensor) -> tf.Tensor:
     with tf.control_dependencies([tf.debugging.Assert(value > 0, [value])]):
         return tf.identity(value)
@@ -100,6 +114,7 @@ def seconds_in_a_loop(message: Callable[[], tf.Tensor]) -> float:
 def main() -> None:
     strategy = tfdist.load_strategy("horovod", start_timeout_seconds=60)
     found: dict[str, object] = {"weights": keras_optimizer()}
+    found["bfloat16"] = errors_for_bfloat16()
     found["different_sums"] = different_sums()
     ours = strategy.collectives
     found["late"] = LATE

@@ -27,6 +27,7 @@ MORE_SEEDS = {
     "mesh1x4": (9,),  # SIGKILL in a write, with commits
     "multiworker2": (2,),  # SIGKILL at the start under the launcher
     "horovod2": (20,),  # SIGKILL in a write with commits on two hosts
+    "horovod2_mpi": (16, 96),  # SIGKILL in a step with commits on two hosts; SIGTERM in a step under the launcher
 }
 
 

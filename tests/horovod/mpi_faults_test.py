@@ -1,0 +1,119 @@
+"""Jobs of the launcher over MPI that lose a rank, or whose ranks are stopped, preempted or late: exit codes and causes."""
+
+import pathlib
+import re
+import signal
+import sys
+import time
+
+import psutil
+import pytest
+
+pytest.importorskip("horovod")
+
+from tests import processes
+from tests.end_to_end.chaos.striking import child_of_rank
+
+pytestmark = [pytest.mark.processes, pytest.mark.full]
+
+START_SECONDS = 90.0
+LATE = 'import os, sys, time; time.sleep(20 * int(os.environ["HOROVOD_RANK"])); os.execv(sys.executable, sys.argv[1:])'
+
+
+def train(*flags: str) -> list[str]:
+    model = ("--dataset=digits", "--model=mlp", "--steps=100000", "--epochs=0", "--output_dir=run")
+    return [sys.executable, "-m", "tfdist.train", "--strategy=horovod", "--communication=mpi", *model, *flags]
+
+
+def launch(command: list[str], *flags: str) -> list[str]:
+    return [sys.executable, "-m", "tfdist.launch", "--processes=2", "--launcher=horovod", *flags, "--", *command]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def send_to_rank_1(job: processes.Job, number: signal.Signals) -> None:
+    victim = child_of_rank(job.processes[0].pid, 1)
+    assert victim is not None
+    psutil.Process(victim).send_signal(number)
+
+
+def stopped(*flags: str) -> processes.Ended:
+    """Stops rank 1 of a job after some steps; returns the launcher's end. No process may be left."""
+    with processes.job(launch(train(*flags)), 1) as job:
+        job.wait_for(0, "step 20/", START_SECONDS)
+        ranks = psutil.Process(job.processes[0].pid).children(recursive=True)
+        send_to_rank_1(job, signal.SIGSTOP)
+        [end] = job.wait(90)
+        _, left = psutil.wait_procs(ranks, 5)
+    assert not left
+    return end
+
+
+def preempted(job: processes.Job) -> str:
+    """Preempts a job; returns the name of its newest checkpoint."""
+    job.processes[0].send_signal(signal.SIGTERM)
+    [end] = job.wait(60)
+    assert end.code == 75, end.output
+    return max(path.name for path in pathlib.Path("run/checkpoints").glob("step-*"))
+
+
+def reasons(end: processes.Ended) -> list[str]:
+    return [line for line in end.output.splitlines() if re.match(r"tfdist\.launch: .*(ended with code|is lost)", line)]
+
+
+def test_a_rank_that_is_stopped_is_stalled() -> None:
+    # An evaluation is not limited.
+    end = stopped("--stall_warning_seconds=2", "--stall_shutdown_seconds=4", "--eval_every=1000000")
+    assert end.code == 4, end.output
+    [why] = reasons(end)
+    assert "ended with code 4 (stalled): the call from step " in why, why
+    assert "in a call: 0; no answer: 1." in end.output
+
+
+def test_a_rank_that_is_stopped_is_lost_before_it_is_stalled() -> None:
+    end = stopped()
+    assert end.code == 5, end.output
+    [why] = reasons(end)
+    assert "rank 1" in why and "no heartbeat for 20 s" in why, why
+
+
+def test_a_job_that_is_preempted_is_saved_and_goes_on() -> None:
+    with processes.job(launch(train()), 1) as job:
+        job.wait_for(0, "step 20/", START_SECONDS)
+        saved = preempted(job)
+    with processes.job(launch(train()), 1) as job:
+        job.wait_for(0, f"Resuming from run/checkpoints/{saved}.", START_SECONDS)
+        job.wait_for(0, "sent ", START_SECONDS)
+        assert preempted(job) > saved
+
+
+def test_a_rank_that_is_killed_is_restarted_from_a_checkpoint() -> None:
+    with processes.job(launch(train("--checkpoint_every=10"), "--max_restarts=1"), 1) as job:
+        job.wait_for(0, "Saved step 20 ", START_SECONDS)
+        send_to_rank_1(job, signal.SIGKILL)
+        job.wait_for(0, "Resuming from run/checkpoints/step-", START_SECONDS)
+        [step] = re.findall(r"Resuming from run/checkpoints/step-(\d+)\.", job.output(0))
+        job.wait_for(0, f"Saved step {int(step) + 10} ", START_SECONDS)  # a signal before the first step would end it
+        job.wait_for(0, "restart 1 of 1 after step ", 1)
+        [why] = [line for line in job.output(0).splitlines() if "restart 1 of 1" in line]
+        assert "tfdist.launch: rank 1 ended with code 137 (killed by SIGKILL). Its log: " in why, why
+        preempted(job)
+
+
+def test_a_rank_that_is_late_is_waited_for() -> None:
+    began = time.monotonic()
+    command = launch([sys.executable, "-c", LATE, *train("--steps=20")])
+    with processes.job(command, 1) as job:
+        [end] = job.wait(START_SECONDS)
+    assert end.code == 0 and time.monotonic() - began > 20, end.output
+
+
+def test_a_rank_that_is_too_late_is_named() -> None:
+    command = launch([sys.executable, "-c", LATE, *train("--start_timeout_seconds=8")])
+    with processes.job(command, 1) as job:
+        [end] = job.wait(START_SECONDS)
+    assert end.code == 5, end.output
+    assert "[0] tfdist.train: rank 1 did not reach 'start' within 8 s (never connected: rank 1)." in end.output
