@@ -88,7 +88,7 @@ def test_the_cache_is_where_the_user_keeps_caches(variables, monkeypatch, capsys
 @pytest.fixture
 def probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Fakes the output of the probe of the installed Horovod."""
-    answer = {"stdout": '["0.28.1+tfdist.5", "2.21.0", ["Gloo"]]', "stderr": "", "code": "0"}
+    answer = {"stdout": '["0.28.1+tfdist.6", "2.21.0", ["Gloo"]]', "stderr": "", "code": "0"}
 
     def run_probe(command, **_):
         assert "horovod.tensorflow" in command[-1]
@@ -102,16 +102,16 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_a_horovod_that_works_is_left_alone(probed, tmp_path, capsys):
     assert run(f"--cache_dir={tmp_path}") == ExitCode.DONE
-    assert capsys.readouterr().out == "Horovod 0.28.1+tfdist.5 (Gloo) works with TensorFlow 2.21.0. Nothing to do.\n"
+    assert capsys.readouterr().out == "Horovod 0.28.1+tfdist.6 (Gloo) works with TensorFlow 2.21.0. Nothing to do.\n"
     assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("answer", "flags", "reason"),
     [
-        ({"stdout": '["0.28.1+tfdist.5", "2.20.0", ["Gloo"]]'}, [], "Received: 0.28.1+tfdist.5 for 2.20.0 with Gloo."),
+        ({"stdout": '["0.28.1+tfdist.6", "2.20.0", ["Gloo"]]'}, [], "Received: 0.28.1+tfdist.6 for 2.20.0 with Gloo."),
         ({"stdout": '["0.28.1", "2.21.0", ["Gloo"]]'}, [], "Received: 0.28.1 for 2.21.0 with Gloo."),
-        ({}, ["--mpi"], "with Gloo, MPI. Received: 0.28.1+tfdist.5 for 2.21.0 with Gloo."),
+        ({}, ["--mpi"], "with Gloo, MPI. Received: 0.28.1+tfdist.6 for 2.21.0 with Gloo."),
         ({"code": "1", "stderr": "Traceback\nImportError: undefined symbol: _ZN"}, [], "undefined symbol: _ZN"),
     ],
 )
@@ -134,14 +134,14 @@ def test_without_tensorflow_there_is_nothing_to_build_for(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("tfdist.install_horovod: TensorFlow must be installed.")
 
 
-WHEEL = "horovod-0.28.1+tfdist.5-cp311-cp311-linux_x86_64.whl"
+WHEEL = "horovod-0.28.1+tfdist.6-cp311-cp311-linux_x86_64.whl"
 
 
 @pytest.fixture
 def cached(probed, no_tools, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """A wheel in the cache, on a machine that cannot build another one; what pip installs works."""
     works = probed["stdout"]
-    probed["stdout"] = works.replace("+tfdist.5", "")
+    probed["stdout"] = works.replace("+tfdist.6", "")
     monkeypatch.setattr(install_horovod.Log, "pip", lambda self, *_, **__: probed.update(stdout=works))
     built, folder = tmp_path / WHEEL, tmp_path / "cache" / horovod_build.Build("2.21.0").key
     built.write_bytes(b"a wheel")

@@ -22,6 +22,7 @@ list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc"
 GLOO = "\n  global_ranks_.reserve(size_);\n  {\n"
 VERSION = f"from horovod.runner import run\n\n__version__ = '{horovod_build.VERSION}'\n"
 JS_RUN = "import os\nfrom distutils.spawn import find_executable\n\nfind_executable('jsrun')\n"
+MPI_RUN = "        elif 'MPICH' in output:\n            return _MPICH_IMPL\n"
 
 
 @pytest.fixture
@@ -30,6 +31,7 @@ def source(tmp_path: pathlib.Path) -> pathlib.Path:
         "../CMakeLists.txt": "if(...)\n    find_package(MPI ${MPI_REQUIRED})\nendif()\n",
         "tensorflow/CMakeLists.txt": CMAKE,
         "runner/js_run.py": JS_RUN,
+        "runner/mpi_run.py": MPI_RUN,
         "common/gloo/gloo_controller.cc": GLOO,
         "common/gloo/gloo_context.cc": "  assert(global_context.IsEnabled());\n\n  attr device_attr;\n",
         "../third_party/gloo/gloo/transport/tcp/pair.cc": "    GLOO_ENFORCE_LE(op.preamble.length, op.nbytes);\n",
@@ -76,6 +78,11 @@ def test_patch_frees_horovodrun_of_distutils(source: pathlib.Path):
     assert "distutils" not in text
     compile(text, "js_run.py", "exec")
     assert "from shutil import which as find_executable\n" in text
+
+
+def test_patch_lets_horovodrun_find_mpich(source: pathlib.Path):
+    horovod_build.patch(source)
+    assert "if 'MPICH' in output or 'HYDRA' in output:\n" in (source / "horovod/runner/mpi_run.py").read_text()
 
 
 def test_patch_mends_defects_and_says_so_in_the_version(source: pathlib.Path):
@@ -158,13 +165,18 @@ def test_tools_that_are_there_are_found(no_tools: pathlib.Path):
     horovod_build.check_tools(Build("2", gpu=True, mpi=True))
 
 
-def test_wheels_for_both_families_of_mpi_have_different_places_in_the_cache(no_tools: pathlib.Path):
+def test_wheels_for_each_library_of_mpi_have_different_places_in_the_cache(no_tools: pathlib.Path):
+    """With the output of Open MPI, of MPICH, and of Debian's MPICH."""
     keys = {Build("2", mpi=True).key}
-    for version in ("echo 'mpicxx: Open MPI 5.0.11 (Language: C++)'", "echo unrecognized option >&2; exit 1"):
-        tool(no_tools, "mpicxx", version)
+    for script in (
+        "echo 'mpicxx: Open MPI 5.0.11 (Language: C++)'",
+        "[ $1 = -show ] && echo c++ -I/usr/include -L/usr/lib -Wl,-rpath -Wl,/usr/lib -lmpi",
+        "[ $1 = -show ] && echo g++ -Wl,-z,relro -I/usr/include/mpich -L/usr/lib -lmpichcxx -lmpich",
+    ):
+        tool(no_tools, "mpicxx", script)
         horovod_build.mpi_family.cache_clear()
         keys.add(Build("2", mpi=True).key)
-    assert sorted(key.rpartition("-")[2] for key in keys) == ["mpi", "mpich", "openmpi"]
+    assert sorted(key.rpartition("-")[2] for key in keys) == ["libmpich", "mpi", "mpich", "openmpi"]
 
 
 def test_the_build_finds_the_mpi_of_the_environment(no_tools: pathlib.Path, tmp_path: pathlib.Path):

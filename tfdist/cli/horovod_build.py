@@ -2,7 +2,8 @@
 
 pip alone cannot build it: Horovod's last release adds an optional XLA bridge to its TensorFlow library, which includes
 headers that newer versions of TensorFlow no longer have. Without that line the release builds and works. Four further
-patches fix defects of the release itself, and one lets a wheel find the MPI library of the environment that it is in.
+patches fix defects of the release itself, one lets a wheel find the MPI library of the environment that it is in, and one
+lets horovodrun find its mpirun.
 With Gloo, its stall inspector sees no ranks, so that a call omitted by one rank waits forever. The ranks of a process
 set do not use the configured interface, but the address of the host's own name, which is often the loopback. When a
 rank dies, the messages of the others may not fit any more, which aborts them. A second `init` in one process crashes if
@@ -42,6 +43,12 @@ PATCHES = (
         "horovod/runner/js_run.py",
         "from distutils.spawn import find_executable\n",
         "from shutil import which as find_executable\n",
+    ),
+    # MPICH's mpirun says that it is HYDRA, so that horovodrun does not know it.
+    (
+        "horovod/runner/mpi_run.py",
+        "        elif 'MPICH' in output:\n",
+        "        elif 'MPICH' in output or 'HYDRA' in output:\n",
     ),
     # The stall inspector's list of ranks: reserved, but never filled.
     (
@@ -128,7 +135,7 @@ class Build:
 
     @property
     def key(self) -> str:
-        """Name of this build's directory in the cache. Libraries of the two families of MPI cannot replace each other."""
+        """Name of this build's directory in the cache. A wheel needs the MPI library that it was linked with, by name."""
         python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
         machine = f"{platform.system().lower()}-{platform.machine()}"
         variant = ("-gpu" if self.gpu else "") + (f"-{mpi_family()}" if self.mpi else "")
@@ -167,12 +174,19 @@ def find_mpicxx() -> str | None:
 
 @functools.cache
 def mpi_family() -> str:
-    """Returns whose binary interface the MPI library of `find_mpicxx` has: "openmpi" or "mpich"."""
+    """Returns which library `find_mpicxx` links: "openmpi", "mpich", or "libmpich" for MPICH under Debian's name of it."""
     mpicxx = find_mpicxx()
     if mpicxx is None:
         return "mpi"
-    done = subprocess.run([mpicxx, "--showme:version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    return "openmpi" if done.returncode == 0 and "Open MPI" in done.stdout + done.stderr else "mpich"
+    if "Open MPI" in _output_of(mpicxx, "--showme:version"):
+        return "openmpi"
+    return "libmpich" if "-lmpich" in _output_of(mpicxx, "-show").split() else "mpich"
+
+
+def _output_of(*command: str) -> str:
+    """Returns what a command prints; nothing if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return "" if done.returncode else done.stdout + done.stderr
 
 
 def _search_path() -> str:
