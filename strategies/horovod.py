@@ -21,7 +21,7 @@ except ImportError as missing:
     ) from missing
 
 from tfdist.collectives.horovod import HorovodCollectives
-from tfdist.distribution.horovod_rendezvous import start_horovod
+from tfdist.distribution.horovod_rendezvous import describe_communication, start_horovod
 
 
 class Horovod(HasCollectives):
@@ -34,7 +34,7 @@ class Horovod(HasCollectives):
         *,
         cluster: Cluster,
         join: Callable[[Cluster], Group],
-        communication: str = "auto",
+        communication: str = "",
         intra_op_threads: int = 0,
     ):
         """Starts Horovod.
@@ -42,7 +42,8 @@ class Horovod(HasCollectives):
         Args:
           cluster: this process in the job.
           join: joins the job's group.
-          communication: the library of its collectives, "auto", "gloo" or "mpi".
+          communication: the library of its collectives, see `start_horovod`. Over MPI, a collective waits forever for a
+            rank that is lost, so only a process that is ended then should choose "auto".
           intra_op_threads: threads per operation; 0 for a share of the cores, to which the process is also pinned.
         """
         share_cores(cluster, intra_op_threads)
@@ -51,6 +52,7 @@ class Horovod(HasCollectives):
         # meant for calls that are not watched: an hour, unless the environment sets
         # HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
         self.group = start_horovod(cluster, join, communication=communication, stall_seconds=3600)
+        self.communication = describe_communication()
         self.cluster = cluster
         self.replicas = hvd.size()
         self.local_replicas = range(hvd.rank(), hvd.rank() + 1)

@@ -39,7 +39,7 @@ def main(config: BenchConfig) -> int:
                 pass
             return 0
         path = config.output_dir or f"runs/bench-collectives-{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        directory = RunDirectory.create(path, flags.flags_text(config), hosts).path
+        directory = RunDirectory.create(path, flags.flags_text(config), hosts, strategy.communication).path
         print(f"{detection.reason}\n{table.header()}", flush=True)
         measured = []
         with contextlib.closing(GrowingFile(directory / "collectives.jsonl")) as file:

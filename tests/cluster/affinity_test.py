@@ -52,6 +52,23 @@ def test_a_choice_made_before_is_left_alone(host, monkeypatch):
     assert not host
 
 
+@pytest.mark.parametrize("intra_op_threads", [False, True])
+def test_the_number_of_cores_is_the_same_before_and_after_they_are_divided(host, intra_op_threads):
+    if not intra_op_threads:
+        affinity.bind_to_share(2, 3)
+    assert affinity.cores_per_process(3) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("250000 100000\n", 2.5), ("max 100000\n", float("inf")), (None, float("inf"))]
+)
+def test_a_container_may_limit_the_time_of_its_cores(monkeypatch, tmp_path, text, cores):
+    monkeypatch.setattr(affinity, "QUOTA", tmp_path / "cpu.max")
+    if text:
+        affinity.QUOTA.write_text(text)
+    assert affinity.cpu_quota() == cores
+
+
 def test_where_the_system_forbids_binding_threads_are_shared_still(host, monkeypatch):
     def forbidden(*_):
         raise PermissionError

@@ -10,7 +10,8 @@ pytest.importorskip("horovod")
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import LocalGroup
 from tfdist.coordination.addresses import Route
-from tfdist.distribution import horovod_mpi, horovod_rendezvous
+from tfdist.distribution import horovod_automatic, horovod_mpi, horovod_rendezvous
+from tfdist.distribution.horovod_automatic import Choice
 from tfdist.errors import InputError
 
 
@@ -91,13 +92,14 @@ class Started:
     """What `start_horovod` does, in order."""
 
     def __init__(self, monkeypatch, variables):
-        self.steps = []
+        self.steps, self.automatic = [], Choice("gloo", "because")
         for name in (
             "HOROVOD_RANK",
             "HOROVOD_CPU_OPERATIONS",
             "HOROVOD_CONTROLLER",
             "TFDIST_GROUP",
             "TFDIST_COORDINATOR",
+            "TFDIST_COMMUNICATION",
         ):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
@@ -108,6 +110,7 @@ class Started:
             if name not in variables:
                 monkeypatch.delenv(name)
         monkeypatch.setattr(horovod_rendezvous, "_used", {})
+        monkeypatch.setattr(horovod_automatic, "choose", lambda *_: self.automatic)
         monkeypatch.setattr(horovod_rendezvous, "_init", lambda options: self.steps.append("Horovod"))
         monkeypatch.setattr(horovod_rendezvous.horovod_mpi, "initialize", lambda *_: self.steps.append("MPI"))
         monkeypatch.setattr(horovod_rendezvous, "serve_and_describe", lambda *_: self.steps.append("rendezvous") or {})
@@ -169,6 +172,41 @@ def test_a_library_that_the_launcher_has_not_started_is_refused(
     assert started.steps == []
 
 
+@pytest.mark.parametrize(
+    ("cluster", "variables", "communication", "used", "reason"),
+    [
+        (BY_TF_CONFIG, {}, "auto", "MPI", "because it is faster"),
+        (BY_LAUNCH, {**PLACED, "TFDIST_GROUP": "127.0.0.1:1"}, "auto", "MPI", "because it is faster"),
+        (BY_TF_CONFIG, {}, "gloo", "rendezvous", "as --communication says"),
+        (BY_TF_CONFIG, {}, "", "rendezvous", "because the program does not choose"),
+        (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "gloo"}, "auto", "rendezvous", "as TFDIST_COMMUNICATION says"),
+        (BY_TF_CONFIG, {"HOROVOD_CONTROLLER": "gloo"}, "auto", "rendezvous", "as HOROVOD_CONTROLLER says"),
+        (BY_TF_CONFIG, {"HOROVOD_CPU_OPERATIONS": "MPI"}, "auto", "MPI", "as HOROVOD_CPU_OPERATIONS says"),
+        (BY_TF_CONFIG, {"HOROVOD_CPU_OPERATIONS": "mpi"}, "", "rendezvous", "because the program does not choose"),
+        (BY_HOROVODRUN, PLACED, "auto", "Horovod", "because horovodrun started the processes"),
+        (BY_MPIRUN, {"HOROVOD_CONTROLLER": "gloo"}, "auto", "Horovod", "because mpirun started the processes"),
+    ],
+)
+def test_auto_is_the_users_choice_or_else_that_of_the_launcher_or_the_faster_one(
+    monkeypatch, cluster, variables, communication, used, reason
+):
+    started = Started(monkeypatch, variables)
+    started.automatic = Choice("mpi", "because it is faster")
+    monkeypatch.setattr(horovod_rendezvous.hvd, "mpi_enabled", lambda: True)
+    monkeypatch.setattr(horovod_mpi, "library", lambda: "MPICH 4.3.2")
+    horovod_rendezvous.start_horovod(cluster, started.join, communication=communication)
+    assert next(step for step in started.steps if step != "group") == used
+    assert horovod_rendezvous.describe_communication() == f"Horovod uses MPICH 4.3.2, {reason}."
+
+
+def test_a_second_start_takes_the_library_that_the_first_one_chose(monkeypatch):
+    started = Started(monkeypatch, {})
+    started.automatic = Choice("mpi", "because it is faster")
+    horovod_rendezvous.start_horovod(BY_TF_CONFIG, started.join, communication="auto")
+    horovod_rendezvous.start_through(Others([]), BY_TF_CONFIG)
+    assert started.steps == ["group", "MPI", "Horovod", "MPI", "Horovod"]
+
+
 def test_some_ranks_of_a_job_start_mpi_only_by_mpirun(monkeypatch):
     started = Started(monkeypatch, {**PLACED, "TFDIST_COMMUNICATION": "mpi"})
     with pytest.raises(InputError, match=r"hvd.init\(comm=...\) over MPI needs mpirun. Received: Horovod's variables."):
@@ -184,6 +222,15 @@ def test_the_library_is_that_of_the_first_start(monkeypatch):
     assert started.steps == ["MPI", "Horovod"]
 
 
+def test_processes_that_the_library_of_mpi_does_not_find_are_refused(monkeypatch):
+    """Each would be a job of one process, which reduces nothing."""
+    monkeypatch.setattr(horovod_mpi, "library", lambda: "Open MPI 5.0.11")
+    monkeypatch.setattr(horovod_rendezvous.hvd, "size", lambda: 1)
+    monkeypatch.setattr(horovod_rendezvous.hvd, "shutdown", lambda: None)
+    with pytest.raises(InputError, match="Received: 2 processes, of which Open MPI 5.0.11 finds only this one. Use"):
+        horovod_rendezvous._check_size(BY_MPIRUN, {})
+
+
 def test_processes_of_mpirun_start_once(monkeypatch):
     started = Started(monkeypatch, {})
     with pytest.raises(InputError, match="Processes of mpirun can start Horovod once.* Received: another start."):
@@ -195,10 +242,22 @@ def test_processes_of_mpirun_start_once(monkeypatch):
     ("library", "message"),
     [
         ("", "needs a Horovod that was built with MPI. Received: one without. Run `pip install mpich` and "),
-        ("Open MPI v5.0.11", "Only mpirun can start processes of Open MPI. Received: Horovod with Open MPI v5.0.11."),
+        ("Open MPI 5.0.11", "Only mpirun can start processes of Open MPI. Received: Horovod with Open MPI 5.0.11."),
     ],
 )
 def test_a_horovod_that_cannot_start_mpi_is_refused(monkeypatch, library, message):
     monkeypatch.setattr(horovod_mpi, "library", lambda: library)
     with pytest.raises(InputError, match=message):
         horovod_mpi.initialize(LocalGroup(), ["127.0.0.1"], 5.0)
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("MPICH Version:      4.3.2\nMPICH Release date: Tue\nMPICH ABI: 17:2:5\n", "MPICH 4.3.2"),
+        ("Open MPI v5.0.11, package: Open MPI root@host Distribution, ident: 5.0.11, repo rev: 1", "Open MPI 5.0.11"),
+        ("Intel(R) MPI Library 2021.11 for Linux* OS\n", "Intel(R) MPI Library 2021.11 for Linux* OS"),
+    ],
+)
+def test_a_library_has_its_name_and_version(version, name):
+    assert horovod_mpi.library_name(version) == name

@@ -1,5 +1,7 @@
 """Horovod over MPI, in processes that no mpirun has started, and in processes of mpirun."""
 
+import json
+import os
 import pathlib
 import re
 import signal
@@ -88,6 +90,30 @@ def test_signals_have_their_usual_effects() -> None:
     assert not [one for one in (signal.SIGHUP, signal.SIGSEGV, signal.SIGBUS) if bits >> (one - 1) & 1], done.stdout
 
 
+ON_CORES = """
+import os, runpy, sys
+cores = set(range(int(sys.argv.pop(1))))
+os.sched_getaffinity, os.cpu_count = lambda pid: cores, lambda: len(cores)
+runpy.run_module("tfdist.train", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [
+        ("4", r"Horovod uses MPICH [\d.]+, because all ranks are on one host, with 2 cores each\."),
+        ("3", r"Horovod uses Gloo, because MPI needs 2 cores per rank, of which it keeps one busy, and there are 1\."),
+    ],
+)
+def test_auto_takes_mpi_if_the_ranks_have_cores_for_it_and_says_so(cores: str, expected: str) -> None:
+    train = launched("horovod", "-c", ON_CORES, cores, "--steps=4", "--output_dir=run")
+    with processes.job(train, 1, {"TFDIST_COMMUNICATION": ""}) as job:
+        [end] = job.wait(90)
+    assert end.code == 0, end.output
+    assert re.search(rf"Horovod says that this is rank 0 of 2\. {expected}$", end.output, re.MULTILINE), end.output
+    assert re.fullmatch(expected, json.loads(pathlib.Path("run/environment.json").read_text())["communication"])
+
+
 def test_processes_of_mpirun_train_over_mpi() -> None:
     train = ("-m", "tfdist.train", "--strategy=horovod", "--steps=4", "--output_dir=run")
     with processes.job([str(BIN / "mpirun"), "-n", "2", sys.executable, *train], 1) as job:
@@ -97,13 +123,15 @@ def test_processes_of_mpirun_train_over_mpi() -> None:
 
 
 def test_processes_of_another_librarys_mpirun_do_not_train_alone() -> None:
-    """Each would be a job of one process, which reduces nothing."""
+    """MPICH would abort under Open MPI's."""
     numbers = {f"OMPI_COMM_WORLD_{name}": value for name, value in zip(NUMBERS, ("0", "2", "0", "2"), strict=True)}
     train = ("-m", "tfdist.train", "--strategy=horovod", "--steps=4", "--output_dir=run")
     with processes.job([sys.executable, *train], 1, numbers) as job:
         [end] = job.wait(90)
     assert end.code == 2, end.output
-    assert "Received: 2 processes, of which MPICH finds only this one." in end.output, end.output
+    assert re.search(r"Received: Open MPI's, and Horovod with MPICH [\d.]+\. Use its mpirun, or", end.output), (
+        end.output
+    )
 
 
 def test_a_job_of_horovodrun_is_not_started_over_mpi_by_a_flag() -> None:
@@ -112,3 +140,12 @@ def test_a_job_of_horovodrun_is_not_started_over_mpi_by_a_flag() -> None:
         [end] = job.wait(90)
     assert end.code != 0
     assert "--communication=mpi is for jobs whose processes know where rank 0 is" in end.output, end.output
+
+
+def test_horovodrun_starts_jobs_over_mpi() -> None:
+    train = ("-m", "tfdist.train", "--strategy=horovod", "--steps=4", "--output_dir=run")
+    path = {"PATH": f"{BIN}:{os.environ['PATH']}"}  # of mpirun
+    with processes.job([str(BIN / "horovodrun"), "--mpi", "-np", "2", sys.executable, *train], 1, path) as job:
+        [end] = job.wait(90)
+    assert end.code == 0, end.output
+    assert re.search(r"is rank 0 of 2\. Horovod uses MPICH [\d.]+, because mpirun started", end.output), end.output

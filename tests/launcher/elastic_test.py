@@ -17,6 +17,7 @@ import os
 import pathlib
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -359,3 +360,11 @@ def test_a_launcher_whose_disk_does_not_answer_does_not_hold_the_others(launch, 
     with open(tmp_path / "hangs" / "rank-2.log", "rb"):  # now its disk responds
         assert second.end() == 5
     assert "this launcher has not said how its processes ended" in second.said[-1]
+
+
+@pytest.mark.parametrize(("size", "expected"), [("1:1", "1"), ("1", "")])
+def test_processes_know_whether_their_job_is_elastic(tmp_path: pathlib.Path, size: str, expected: str) -> None:
+    command = (f"--processes={size}", f"--log_dir={tmp_path}", "--", "sh", "-c", "echo elastic: $TFDIST_ELASTIC.")
+    with processes.job([sys.executable, "-m", "tfdist.launch", *command], 1, {"TFDIST_ELASTIC": "1"}) as job:
+        [end] = job.wait(DEADLINE)
+    assert f"elastic: {expected}.\n" in end.output, end.output

@@ -6,9 +6,13 @@ import pytest
 from tfdist.errors import InputError
 from tfdist.reporting import RunDirectory
 
+GLOO = "Horovod uses Gloo, because it may."
+
 
 def create(path) -> RunDirectory:
-    return RunDirectory.create(path, flags="--steps=5\n", hosts=["alpha"], clock=lambda: 1770000000.0)
+    return RunDirectory.create(
+        path, flags="--steps=5\n", hosts=["alpha"], communication=GLOO, clock=lambda: 1770000000.0
+    )
 
 
 def assert_refused(path, *words):
@@ -28,6 +32,7 @@ def test_a_run_begins_with_its_flags_and_its_environment(tmp_path):
     assert directory.flags.read_text() == "--steps=5\n"
     environment = json.loads(directory.environment.read_text())
     assert environment["hosts"] == ["alpha"]
+    assert environment["communication"] == GLOO
     assert environment["started"] == "2026-02-02T02:40:00+00:00"
     assert sorted(path.name for path in directory.path.iterdir()) == [
         "environment.json",

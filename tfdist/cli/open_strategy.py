@@ -45,10 +45,12 @@ def choose(config: Any, environment: Mapping[str, str] = os.environ) -> Detectio
 
 
 def load(config: Any) -> Strategy:
-    """Starts the strategy of a configuration, for a program that uses it until its end."""
+    """Starts the strategy of a configuration, for a program that uses it until its end, and gets its errors."""
     detection = choose(config)
-    environment = _with_flags(os.environ, config)
-    return start(detection, config.start_timeout_seconds, environment, _options(config, detection.strategy))
+    options, environment = _options(config, detection.strategy), _with_flags(os.environ, config)
+    if options.get("communication") == "auto":  # the engine's default, as in `load_strategy`
+        del options["communication"]
+    return start(detection, config.start_timeout_seconds, environment, options)
 
 
 @contextmanager
@@ -77,6 +79,8 @@ def opened_strategy(config: Any, end_timeout_seconds: float = math.inf) -> Itera
         strategy = start(detection, config.start_timeout_seconds, environment, options, watch_over)
         per_process = names(config, "per_process")
         shared = {f"--{k}": v for k, v in dataclasses.asdict(config).items() if k not in per_process}
+        if strategy.communication:
+            detection = dataclasses.replace(detection, reason=f"{detection.reason} {strategy.communication}")
         strategy.group.agree("flags", shared)
         strategy.group.agree("versions", versions(), "version of ")
         with _ending_together(strategy.group, end_timeout_seconds):

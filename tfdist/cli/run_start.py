@@ -123,6 +123,7 @@ def begin(
         start = directory.begin(
             flags.flags_text(config),
             names,
+            communication=strategy.communication,
             step=step,
             checkpoint=checkpoint,
             # If a run ends in the middle of an epoch, its state is that before the evaluation.

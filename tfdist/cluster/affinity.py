@@ -4,10 +4,12 @@ Processes that share cores interrupt each other, and a collective is as slow as 
 """
 
 import contextlib
+import math
 import os
 import pathlib
 
 TOPOLOGY = pathlib.Path("/sys/devices/system/cpu")
+QUOTA = pathlib.Path("/sys/fs/cgroup/cpu.max")  # in version 2 of control groups: microseconds, and of which period
 _OWN: dict[frozenset[int], int] = {}  # cores that this process has bound itself to, and the value returned then
 
 
@@ -27,18 +29,32 @@ def bind_to_share(local_rank: int, local_size: int, *, assigned: bool = False) -
         rounding.
     """
     available = frozenset(os.sched_getaffinity(0))
-    if available in _OWN:
-        return _OWN[available]
-    chosen_before = len(available) != os.cpu_count()
-    if chosen_before and assigned:
-        return len(available)
-    each = max(1, len(available) // local_size)
-    if not chosen_before and local_size <= len(available):
+    each = cores_per_process(local_size, assigned=assigned)
+    if available not in _OWN and len(available) == os.cpu_count() and local_size <= len(available):
         own = frozenset(share(sorted(available, key=_place), local_rank, local_size))
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, own)
             _OWN[own] = each
     return each
+
+
+def cores_per_process(local_size: int, *, assigned: bool = False) -> int:
+    """Returns the number of cores per process of the host, at least 1; see `bind_to_share`, which may be called before."""
+    available = frozenset(os.sched_getaffinity(0))
+    if available in _OWN:
+        return _OWN[available]
+    if assigned and len(available) != os.cpu_count():
+        return len(available)
+    return max(1, len(available) // local_size)
+
+
+def cpu_quota() -> float:
+    """Returns how many cores' time the container of this process may use; infinite if it is not limited, or unknown."""
+    try:
+        quota, period = QUOTA.read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):  # "max" instead of a number, or another version of control groups
+        return math.inf
 
 
 def share(cores: list[int], local_rank: int, local_size: int) -> list[int]:

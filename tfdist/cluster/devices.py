@@ -6,7 +6,7 @@ from tfdist.cluster.affinity import bind_to_share
 from tfdist.cluster.environment import Cluster
 from tfdist.errors import InputError
 
-_BINDING_LAUNCHERS = ("MPI", "Slurm")  # if they bind at all, they bind each process separately
+BINDING_LAUNCHERS = ("MPI", "Slurm")  # if they bind at all, they bind each process separately
 # Replicas are traced one after the other: on two cores, a small MLP starts on 32 in 20 to 40 seconds, and on 64 in 30 to 100.
 _MOST_LOGICAL_CPUS = 32
 
@@ -50,7 +50,7 @@ def share_cores(cluster: Cluster, intra_op_threads: int = 0) -> None:
     """
     threads = intra_op_threads
     if not threads and cluster.local_size > 1:
-        threads = bind_to_share(cluster.local_rank, cluster.local_size, assigned=cluster.source in _BINDING_LAUNCHERS)
+        threads = bind_to_share(cluster.local_rank, cluster.local_size, assigned=cluster.source in BINDING_LAUNCHERS)
     if threads:
         try:
             tf.config.threading.set_intra_op_parallelism_threads(threads)

@@ -21,12 +21,23 @@ _INTERFACES = ("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE")
 
 
 def library() -> str:
-    """Returns the name of the MPI library that Horovod was built with, such as "MPICH"; empty if there is none."""
+    """Returns the MPI library that Horovod was built with, such as "MPICH 4.3.2"; empty if there is none."""
     if not hvd.mpi_built():
         return ""
     text, length = ctypes.create_string_buffer(_LONGEST_NAME), ctypes.c_int()
     _functions().MPI_Get_library_version(text, ctypes.byref(length))  # permitted before MPI is initialized
-    return text.value.decode(errors="replace").partition(",")[0].partition("Version")[0].strip()
+    return library_name(text.value.decode(errors="replace"))
+
+
+def library_name(version: str) -> str:
+    """Returns name and version from a library's description of itself, whose first line may say more, as Open MPI's does."""
+    first = version.partition("\n")[0].partition(",")[0]
+    return " ".join(first.replace("Version:", " ").replace("Open MPI v", "Open MPI ").split())
+
+
+def starts_without_mpirun(name: str) -> bool:
+    """Returns whether `initialize` can start a library, by its name; Open MPI has another interface for it."""
+    return not name.startswith("Open MPI")
 
 
 def is_initialized() -> bool:
@@ -68,7 +79,7 @@ def _check_library() -> None:
             "--communication=mpi needs a Horovod that was built with MPI. Received: one without. Run `pip install mpich` "
             "and `python -m tfdist.install_horovod --mpi`."
         )
-    if name.startswith("Open MPI"):
+    if not starts_without_mpirun(name):
         raise InputError(
             f"Only mpirun can start processes of Open MPI. Received: Horovod with {name}. Run the command with `mpirun -np N`, "
             "or build Horovod with MPICH: `pip install mpich` and `python -m tfdist.install_horovod --mpi --force`."

@@ -1,6 +1,7 @@
 """Initializes Horovod. Without horovodrun, rank 0 serves Horovod's rendezvous and the group distributes its address."""
 
 import dataclasses
+import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -24,14 +25,15 @@ from tfdist.coordination.addresses import (
     split_address,
 )
 from tfdist.coordination.join import ADDRESS_VARIABLE
-from tfdist.distribution import horovod_mpi
+from tfdist.distribution import horovod_automatic, horovod_mpi
 from tfdist.errors import InputError
 
 COMMUNICATION_VARIABLE = "TFDIST_COMMUNICATION"  # "gloo" or "mpi", where no flag says it
 CHECK, SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 STALL_SECONDS = 600
 _LONGEST_ADDRESS = 512  # bytes of a host name and port, with room to spare
-_used: dict[str, str] = {}  # the library of this process
+_log = logging.getLogger(__name__)
+_used: dict[str, str] = {}  # the library of this process, and why it was chosen
 # Horovod fuses tensors by arrival, which changes the order of summation between runs; our buckets are fixed.
 _FUSION = {"HOROVOD_FUSION_THRESHOLD": "0"}
 # In ms, how often Horovod looks for tensors to send; half of it is added to every message. With Gloo, which sleeps while it
@@ -44,7 +46,7 @@ def start_horovod(
     cluster: Cluster,
     join: Callable[[Cluster], Group],
     *,
-    communication: str = "auto",
+    communication: str = "",
     stall_seconds: int = STALL_SECONDS,
     **options: Any,
 ) -> Group:
@@ -53,30 +55,42 @@ def start_horovod(
     Args:
       cluster: this process in the job.
       join: joins the job's group; called once, when the group's address is known.
-      communication: the library of its collectives, "auto", "gloo" or "mpi".
+      communication: the library of its collectives, "gloo" or "mpi"; "auto" for the environment's choice, or the faster
+        one; empty for the environment's choice, or Gloo.
       stall_seconds: seconds after which Horovod aborts an operation that a rank does not submit.
       **options: arguments of Horovod's `init`.
 
     Returns:
       The job's group.
     """
-    communication = _communication(communication, cluster)
-    _set_defaults(communication, stall_seconds)
+    _set_defaults(stall_seconds)
+    _check_mpirun(cluster)
+    chosen, communication = communication, _communication(communication, cluster)
+    _used["reason"] = _reason(chosen, cluster)
     is_placed = "HOROVOD_RANK" in os.environ or cluster.source == "MPI"
     if is_placed and not _knows_coordinator(cluster):
-        _init(options)
+        _init(options, communication)
         _check_size(cluster, options)
         return join(_with_coordinator(cluster))
     # Joining comes first: it waits for slow ranks as long as configured, whereas Gloo aborts after 30 s.
     group = join(cluster)
     if group.size == cluster.size:
         group.agree("horovod/communication", {"communication": communication}, "--")
+    if communication == "auto":
+        communication, _used["reason"] = horovod_automatic.choose(group, cluster)
     if is_placed and (communication == "gloo" or cluster.source == "MPI"):
-        _init(options)
+        _init(options, communication)
         _check_size(cluster, options)
     else:
         start_through(group, cluster, communication, **options)
     return group
+
+
+def _check_mpirun(cluster: Cluster) -> None:
+    """Raises `InputError` in processes of Open MPI's mpirun if Horovod has MPICH, which would abort them."""
+    library = horovod_mpi.library() if cluster.source == "MPI" and "OMPI_COMM_WORLD_RANK" in os.environ else ""
+    if library.startswith(("MPICH", "Intel")):
+        raise _other_mpirun(f"Open MPI's, and Horovod with {library}")
 
 
 def _check_size(cluster: Cluster, options: Mapping[str, Any]) -> None:
@@ -84,11 +98,14 @@ def _check_size(cluster: Cluster, options: Mapping[str, Any]) -> None:
     if cluster.source == "MPI" and "comm" not in options and hvd.size() != cluster.size:
         library = horovod_mpi.library() or "a Horovod without MPI"
         hvd.shutdown()
-        raise InputError(
-            f"mpirun must be that of the library which Horovod was built with. Received: {cluster.size} processes, of which "
-            f"{library} finds only this one. Use its mpirun, or set MPI_HOME to the directory of this one's and run "
-            "`python -m tfdist.install_horovod --mpi --force`."
-        )
+        raise _other_mpirun(f"{cluster.size} processes, of which {library} finds only this one")
+
+
+def _other_mpirun(received: str) -> InputError:
+    return InputError(
+        f"mpirun must be that of the library which Horovod was built with. Received: {received}. Use its mpirun, or set "
+        "MPI_HOME to the directory of this one's and run `python -m tfdist.install_horovod --mpi --force`."
+    )
 
 
 def _knows_coordinator(cluster: Cluster) -> bool:
@@ -96,10 +113,10 @@ def _knows_coordinator(cluster: Cluster) -> bool:
 
 
 def _communication(chosen: str, cluster: Cluster) -> str:
-    """Returns "gloo" or "mpi"; raises `InputError` if the launcher has decided otherwise."""
+    """Returns "gloo", "mpi" or "auto"; raises `InputError` if the launcher has decided otherwise."""
     started_by_mpi = cluster.source == "MPI"
-    if chosen == "auto":
-        return "mpi" if started_by_mpi else _from_environment()
+    if chosen in ("", "auto"):
+        return "mpi" if started_by_mpi else _from_environment(chosen)
     if chosen == "gloo" and started_by_mpi:
         raise InputError(
             "--communication=gloo is for processes that mpirun has not started. Received: mpirun's variables. Leave it "
@@ -113,13 +130,35 @@ def _communication(chosen: str, cluster: Cluster) -> str:
     return chosen
 
 
-def _from_environment() -> str:
-    library = os.environ.get(COMMUNICATION_VARIABLE) or "gloo"
+def _from_environment(chosen: str) -> str:
+    library = os.environ.get(COMMUNICATION_VARIABLE)
+    if not library:
+        found = horovod_automatic.from_horovods_variables(os.environ) if chosen == "auto" else None
+        return found.library if found else chosen or _used.get("communication", "gloo")
     if library not in ("gloo", "mpi"):
         raise InputError(
             f"{COMMUNICATION_VARIABLE} must be gloo or mpi. Received: {library}. Unset it, or use one of them."
         )
     return library
+
+
+def _reason(chosen: str, cluster: Cluster) -> str:
+    """Returns why a library is used that is not chosen automatically; see `horovod_automatic.Choice`."""
+    if cluster.source == "MPI":
+        return "because mpirun started the processes"
+    if chosen not in ("", "auto"):
+        return "as --communication says"
+    if os.environ.get(COMMUNICATION_VARIABLE):
+        return f"as {COMMUNICATION_VARIABLE} says"
+    if not chosen:
+        return "because the program does not choose"
+    found = horovod_automatic.from_horovods_variables(os.environ)
+    return found.reason if found else "because horovodrun started the processes"
+
+
+def describe_communication() -> str:
+    """Returns which library Horovod uses, and why, as one sentence; after `start_horovod`."""
+    return f"Horovod uses {horovod_mpi.library() if hvd.mpi_enabled() else 'Gloo'}, {_used['reason']}."
 
 
 def start_elastic(**options: Any) -> None:
@@ -131,11 +170,13 @@ def start_elastic(**options: Any) -> None:
     Args:
       **options: arguments of Horovod's `init`.
     """
-    _set_defaults("gloo", STALL_SECONDS)
+    _set_defaults(STALL_SECONDS)
+    if _from_environment("") != "gloo":
+        _log.warning("Elastic jobs of horovodrun use Gloo. %s=mpi has no effect.", COMMUNICATION_VARIABLE)
     _init(options)
 
 
-def start_through(group: Group, cluster: Cluster, communication: str = "auto", **options: Any) -> None:
+def start_through(group: Group, cluster: Cluster, communication: str = "", **options: Any) -> None:
     """Initializes Horovod, for the first time or again: MPI's addresses are exchanged over the group, Gloo's elsewhere.
 
     Gloo gets a new rendezvous on rank 0 each time, whose address the group distributes: one that has been used still has
@@ -162,11 +203,12 @@ def start_through(group: Group, cluster: Cluster, communication: str = "auto", *
         os.environ.update({"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"})
     else:
         os.environ.update(serve_and_describe(cluster, group))
-    _init(options)
+    _init(options, communication)
 
 
-def _init(options: dict[str, Any]) -> None:
+def _init(options: dict[str, Any], communication: str = "gloo") -> None:
     """Initializes Horovod; if it rejects its arguments after it has started, shuts it down, to allow another start."""
+    os.environ.setdefault("HOROVOD_CYCLE_TIME", _CYCLE_MS.get(communication, _CYCLE_MS["gloo"]))
     try:
         hvd.init(**options)
     except BaseException:
@@ -174,9 +216,8 @@ def _init(options: dict[str, Any]) -> None:
         raise
 
 
-def _set_defaults(communication: str, stall_seconds: int) -> None:
-    cycle = {"HOROVOD_CYCLE_TIME": _CYCLE_MS[communication]}
-    for name, value in {**_FUSION, **cycle, **stall_settings(os.environ, stall_seconds)}.items():
+def _set_defaults(stall_seconds: int) -> None:
+    for name, value in {**_FUSION, **stall_settings(os.environ, stall_seconds)}.items():
         os.environ.setdefault(name, value)
 
 

@@ -60,6 +60,7 @@ class Strategy(abc.ABC):
       compiles_loops: whether a compiled function may loop over steps and take their batches from an iterator; otherwise
         the host calls each step.
       layouts: layouts of tensors inside replica functions.
+      communication: which library its collectives use, and why, as a sentence; empty if there is no choice.
     """
 
     declaration: ClassVar[Declaration | None] = None
@@ -71,6 +72,7 @@ class Strategy(abc.ABC):
     compiles_replicas: bool = False
     compiles_loops: bool = True
     layouts: TensorLayouts = TensorLayouts()
+    communication: str = ""
 
     @property
     def blocks(self) -> VariableBlocks:

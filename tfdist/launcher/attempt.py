@@ -34,7 +34,15 @@ from tfdist.process import progress_file
 Ask = Callable[[], Stop | None]
 RESTART_VARIABLE = "TFDIST_RESTART"  # number of earlier attempts at this job
 LAUNCHED_VARIABLE = "TFDIST_LAUNCHED"  # name of the job by its start time, used to name its output
-_OURS = (ADDRESS_VARIABLE, TOKEN_VARIABLE, RESTART_VARIABLE, progress_file.VARIABLE, "TFDIST_COORDINATOR")
+ELASTIC_VARIABLE = "TFDIST_ELASTIC"  # "1" if the number of processes may change between attempts
+_OURS = (
+    ADDRESS_VARIABLE,
+    TOKEN_VARIABLE,
+    RESTART_VARIABLE,
+    ELASTIC_VARIABLE,
+    progress_file.VARIABLE,
+    "TFDIST_COORDINATOR",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +141,8 @@ def _served(job: Job, placement: Placement, launchers: Group) -> Iterator[tuple[
 
 def _tasks(host: Host, placement: Placement, variables: Sequence[dict[str, str]], order: Order) -> list[Task]:
     which = {RESTART_VARIABLE: str(order.attempt), LAUNCHED_VARIABLE: order.launched}
+    if host.job.is_elastic:
+        which[ELASTIC_VARIABLE] = "1"
     inherited = _inherited(host.environment) | which
     tasks = []
     for one, own in zip(placement.ranks(), variables, strict=True):

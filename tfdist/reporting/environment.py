@@ -13,7 +13,7 @@ from tfdist.coordination import Json
 _PACKAGES = ("tfdist", "tensorflow", "keras", "horovod", "numpy")
 
 
-def describe(hosts: Sequence[str], started: float) -> dict[str, Json]:
+def describe(hosts: Sequence[str], started: float, communication: str = "") -> dict[str, Json]:
     """Returns what is needed to repeat a run: versions, hosts, command and machine.
 
     Neither imports packages nor reads environment variables, which may contain secrets.
@@ -21,12 +21,14 @@ def describe(hosts: Sequence[str], started: float) -> dict[str, Json]:
     Args:
       hosts: host name of each rank, by rank.
       started: start time of the run, in seconds since 1970 (UTC).
+      communication: see `Strategy.communication`.
     """
     return {
         "command": shlex.join(sys.orig_argv),
         "directory": os.getcwd(),
         "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(timespec="seconds"),
         "hosts": list(hosts),
+        "communication": communication,
         "versions": versions(),
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),

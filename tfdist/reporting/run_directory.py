@@ -39,6 +39,7 @@ class RunDirectory:
         path: AnyPath,
         flags: str,
         hosts: Sequence[str],
+        communication: str = "",
         clock: Callable[[], float] = time.time,
     ) -> "RunDirectory":
         """Creates the directory and writes flags.txt and environment.json; for the chief, once per run.
@@ -48,6 +49,7 @@ class RunDirectory:
             launcher creates before.
           flags: contents of flags.txt, to repeat the run.
           hosts: host name of each rank, by rank.
+          communication: see `Strategy.communication`.
           clock: returns the time in seconds since 1970 (UTC).
 
         Raises:
@@ -55,7 +57,7 @@ class RunDirectory:
         """
         cls.check(path)
         directory = cls(path_of(path))
-        directory.begin(flags, hosts, clock=clock)
+        directory.begin(flags, hosts, communication=communication, clock=clock)
         return directory
 
     def begin(
@@ -63,6 +65,7 @@ class RunDirectory:
         flags: str,
         hosts: Sequence[str],
         *,
+        communication: str = "",
         step: int = 0,
         checkpoint: str = "",
         evaluated: bool = True,
@@ -74,6 +77,7 @@ class RunDirectory:
         Args:
           flags: as in `create`.
           hosts: as in `create`.
+          communication: as in `create`.
           step: number of updates done so far.
           checkpoint: checkpoint with these updates; empty for none.
           evaluated: whether an evaluation at that step has been completed; otherwise it will be repeated.
@@ -86,7 +90,7 @@ class RunDirectory:
         Raises:
           InputError: the directory cannot be written.
         """
-        described = environment.describe(hosts, clock())
+        described = environment.describe(hosts, clock(), communication)
         start = {"step": step, "checkpoint": checkpoint, **(facts or {}), "flags": flags.splitlines(), **described}
         try:
             starts = self._contents(self.starts)
