@@ -2,8 +2,8 @@
 
 pip alone cannot build it: Horovod's last release adds an optional XLA bridge to its TensorFlow library, which includes
 headers that newer versions of TensorFlow no longer have. Without that line the release builds and works. Four further
-patches fix defects of the release itself, one lets a wheel find the MPI library of the environment that it is in, and one
-lets horovodrun find its mpirun.
+patches fix defects of the release itself, one lets a wheel find the MPI library of the environment that it is in, one lets
+horovodrun find its mpirun, and two make large all-reduces over MPI faster.
 With Gloo, its stall inspector sees no ranks, so that a call omitted by one rank waits forever. The ranks of a process
 set do not use the configured interface, but the address of the host's own name, which is often the loopback. When a
 rank dies, the messages of the others may not fit any more, which aborts them. A second `init` in one process crashes if
@@ -86,24 +86,27 @@ PATCHES = (
     # each call, which doubles its time. Pieces also allow for more elements than an int can count.
     (
         "horovod/common/ops/mpi_operations.cc",
-        """  int op =
-      MPI_Allreduce(sendbuf, buffer_data, (int)num_elements,
-                    mpi_context.GetMPIDataType(first_entry.tensor),
-                    mpiOp,
-                    mpi_context.GetMPICommunicator(Communicator::GLOBAL));
-""",
-        """  const int64_t width = mpi_context.GetMPITypeSize(first_entry.tensor->dtype());
+        "MPIAllreduce::MPIAllreduce(HorovodGlobalState* global_state)\n",
+        """static int AllreduceInPieces(const void* sendbuf, void* recvbuf, int64_t count, MPI_Datatype type, MPI_Op op,
+                             MPI_Comm comm) {
+  int width;
+  MPI_Type_size(type, &width);
   const int64_t piece = 4 * 1024 * 1024 / width;
-  int op = MPI_SUCCESS;
-  for (int64_t at = 0; at < num_elements && op == MPI_SUCCESS; at += piece) {
-    op = MPI_Allreduce(sendbuf == MPI_IN_PLACE ? sendbuf : (const char*) sendbuf + at * width,
-                       (char*) buffer_data + at * width,
-                       (int) std::min(piece, num_elements - at),
-                       mpi_context.GetMPIDataType(first_entry.tensor),
-                       mpiOp,
-                       mpi_context.GetMPICommunicator(Communicator::GLOBAL));
+  int result = MPI_SUCCESS;
+  for (int64_t at = 0; at < count && result == MPI_SUCCESS; at += piece) {
+    const void* from = sendbuf == MPI_IN_PLACE ? sendbuf : (const char*)sendbuf + at * width;
+    result = MPI_Allreduce(from, (char*)recvbuf + at * width, (int)std::min(piece, count - at), type, op, comm);
   }
+  return result;
+}
+
+MPIAllreduce::MPIAllreduce(HorovodGlobalState* global_state)
 """,
+    ),
+    (
+        "horovod/common/ops/mpi_operations.cc",
+        "      MPI_Allreduce(sendbuf, buffer_data, (int)num_elements,\n",
+        "      AllreduceInPieces(sendbuf, buffer_data, num_elements,\n",
     ),
     # A second `init` sets defaults at positions that were removed by a setting in the environment, which crashes.
     (
