@@ -111,7 +111,7 @@ class Started:
                 monkeypatch.delenv(name)
         monkeypatch.setattr(horovod_rendezvous, "_used", {})
         monkeypatch.setattr(horovod_automatic, "choose", lambda *_: self.automatic)
-        monkeypatch.setattr(horovod_rendezvous, "_init", lambda options: self.steps.append("Horovod"))
+        monkeypatch.setattr(horovod_rendezvous, "_init", lambda *_: self.steps.append("Horovod"))
         monkeypatch.setattr(horovod_rendezvous.horovod_mpi, "initialize", lambda *_: self.steps.append("MPI"))
         monkeypatch.setattr(horovod_rendezvous, "serve_and_describe", lambda *_: self.steps.append("rendezvous") or {})
         monkeypatch.setattr(horovod_rendezvous, "_with_coordinator", lambda cluster: cluster)

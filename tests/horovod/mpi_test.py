@@ -91,7 +91,9 @@ def test_signals_have_their_usual_effects() -> None:
 
 
 ON_CORES = """
-import os, runpy, sys
+import os, pathlib, runpy, sys
+from tfdist.cluster import affinity
+affinity.QUOTA = pathlib.Path("none")
 cores = set(range(int(sys.argv.pop(1))))
 os.sched_getaffinity, os.cpu_count = lambda pid: cores, lambda: len(cores)
 runpy.run_module("tfdist.train", run_name="__main__", alter_sys=True)
