@@ -58,6 +58,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=pathlib.Path, help="directory of a run with --profile_steps")
     operations, messages = overlap.read(parser.parse_args().run)
+    if not messages:
+        raise SystemExit("The profile must have messages of Horovod. Received: none. Profile a job of several ranks.")
     named = collections.Counter(message.name for message in messages)
     steps = max(named.values())  # a message of gradients is sent once per step
     found = breakdown(operations, messages)

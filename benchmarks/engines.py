@@ -45,7 +45,11 @@ def draw(engines: Mapping[str, Times], operation: str) -> Figure:
     sizes = sorted({size for times in engines.values() for size in times})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks(sizes, labels=list(map(_size, sizes)))
+    ticks = sizes[:1]
+    for size in sizes:
+        if size >= 4 * ticks[-1]:  # otherwise the labels overlap
+            ticks.append(size)
+    axes.set_xticks(ticks, labels=list(map(_size, ticks)))
     axes.minorticks_off()
     axes.set_xlabel("size of each rank's tensor")
     axes.set_ylabel("milliseconds, median")

@@ -70,7 +70,7 @@ class Side:
         if name == "dtensor":
             return cls(text, (sys.executable, str(HERE / "dtensor.py"), *flags), "")
         if name in BY_HAND:
-            launcher = "mpirun" if "--communication=mpi" in flags else _LAUNCHERS.get(name, "")
+            launcher = "mpirun" if name == "horovod" and "--communication=mpi" in flags else _LAUNCHERS.get(name, "")
             return cls(text, (sys.executable, str(HERE / "by_hand.py"), name, *flags), launcher)
         raise SystemExit(f"{name} is not a side. Known: tfdist, fit, ddp, dtensor, {', '.join(BY_HAND)}.")
 

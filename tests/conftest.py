@@ -5,7 +5,7 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # `auto` depends on the number of cores, on which the tests must not depend.
-os.environ.setdefault("TFDIST_COMMUNICATION", "gloo")
+os.environ["TFDIST_COMMUNICATION"] = "gloo"
 
 import pathlib
 import signal

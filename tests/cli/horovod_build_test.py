@@ -25,6 +25,14 @@ JS_RUN = "import os\nfrom distutils.spawn import find_executable\n\nfind_executa
 MPI_RUN = "        elif 'MPICH' in output:\n            return _MPICH_IMPL\n"
 
 
+MPI_OPERATIONS = """MPIAllreduce::MPIAllreduce(HorovodGlobalState* global_state)
+    : AllreduceOp(global_state) {}
+
+  int op =
+      MPI_Allreduce(sendbuf, buffer_data, (int)num_elements,
+"""
+
+
 @pytest.fixture
 def source(tmp_path: pathlib.Path) -> pathlib.Path:
     texts = {
@@ -35,6 +43,7 @@ def source(tmp_path: pathlib.Path) -> pathlib.Path:
         "common/gloo/gloo_controller.cc": GLOO,
         "common/gloo/gloo_context.cc": "  assert(global_context.IsEnabled());\n\n  attr device_attr;\n",
         "../third_party/gloo/gloo/transport/tcp/pair.cc": "    GLOO_ENFORCE_LE(op.preamble.length, op.nbytes);\n",
+        "common/ops/mpi_operations.cc": MPI_OPERATIONS,
         "common/parameter_manager.cc": "  } else {\n    v[index_[variable]] = value;\n  }\n",
         "__init__.py": VERSION,
     }
@@ -83,6 +92,13 @@ def test_patch_frees_horovodrun_of_distutils(source: pathlib.Path):
 def test_patch_lets_horovodrun_find_mpich(source: pathlib.Path):
     horovod_build.patch(source)
     assert "if 'MPICH' in output or 'HYDRA' in output:\n" in (source / "horovod/runner/mpi_run.py").read_text()
+
+
+def test_patch_makes_allreduces_over_mpi_in_pieces(source: pathlib.Path):
+    horovod_build.patch(source)
+    text = (source / "horovod/common/ops/mpi_operations.cc").read_text()
+    assert text.index("static int AllreduceInPieces(") < text.index("MPIAllreduce::MPIAllreduce(")
+    assert "  int op =\n      AllreduceInPieces(sendbuf, buffer_data, num_elements,\n" in text
 
 
 def test_patch_mends_defects_and_says_so_in_the_version(source: pathlib.Path):

@@ -56,6 +56,7 @@ def large_host(monkeypatch):
     monkeypatch.setattr(horovod_automatic, "cores_per_process", lambda local_size, assigned: 8)
     monkeypatch.setattr(horovod_automatic, "cpu_quota", lambda: 24.0)
     monkeypatch.setattr(horovod_mpi, "library", lambda: MPICH)
+    monkeypatch.setattr(horovod_automatic.tf.config, "list_physical_devices", lambda kind: [])
     for name in ("HOROVOD_RANK", *horovod_automatic.ELASTIC_VARIABLES):
         monkeypatch.delenv(name, raising=False)
 

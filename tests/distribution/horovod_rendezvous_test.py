@@ -104,14 +104,14 @@ class Started:
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        for name in ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER", *horovod_rendezvous.SETTINGS):
+        for name in ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER", "HOROVOD_FUSION_THRESHOLD"):
             monkeypatch.setenv(name, variables.get(name, ""))  # which are set by the call, and restored after the test
         for name in ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER"):
             if name not in variables:
                 monkeypatch.delenv(name)
         monkeypatch.setattr(horovod_rendezvous, "_used", {})
         monkeypatch.setattr(horovod_automatic, "choose", lambda *_: self.automatic)
-        monkeypatch.setattr(horovod_rendezvous, "_init", lambda *_: self.steps.append("Horovod"))
+        monkeypatch.setattr(horovod_rendezvous, "_init", self.init)
         monkeypatch.setattr(horovod_rendezvous.horovod_mpi, "initialize", lambda *_: self.steps.append("MPI"))
         monkeypatch.setattr(horovod_rendezvous, "serve_and_describe", lambda *_: self.steps.append("rendezvous") or {})
         monkeypatch.setattr(horovod_rendezvous, "_with_coordinator", lambda cluster: cluster)
@@ -120,6 +120,10 @@ class Started:
     def join(self, cluster):
         self.steps.append("group")
         return Others([])
+
+    def init(self, *_):
+        self.steps.append("Horovod")
+        self.libraries = tuple(os.environ.get(name) for name in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"))
 
 
 BY_TF_CONFIG = Cluster(1, 2, 1, 2, coordinator="127.0.0.1:1", source="TF_CONFIG")
@@ -152,14 +156,16 @@ def test_who_exchanges_the_addresses_depends_on_the_library_and_the_launcher(
     horovod_rendezvous.start_horovod(cluster, started.join, communication=communication)
     assert started.steps == steps
     if "MPI" in steps:
-        assert (os.environ["HOROVOD_CONTROLLER"], os.environ["HOROVOD_CPU_OPERATIONS"]) == ("mpi", "mpi")
+        assert started.libraries == ("mpi", "mpi")
+    assert os.environ.get("HOROVOD_CONTROLLER") == variables.get("HOROVOD_CONTROLLER")  # otherwise the user's choice
 
 
 @pytest.mark.parametrize(
     ("cluster", "variables", "communication", "message"),
     [
         (BY_MPIRUN, {}, "gloo", "--communication=gloo is for processes that mpirun has not started. Received: "),
-        (BY_HOROVODRUN, PLACED, "mpi", "Received: a job of horovodrun. Use `python -m tfdist.launch` or "),
+        (BY_HOROVODRUN, PLACED, "mpi", "^--communication=mpi is for .* Received: a job of horovodrun. Use `python -m "),
+        (BY_HOROVODRUN, {**PLACED, "TFDIST_COMMUNICATION": "mpi"}, "", "^TFDIST_COMMUNICATION=mpi is for jobs whose "),
         (BY_TF_CONFIG, {"TFDIST_COMMUNICATION": "ccl"}, "auto", "must be gloo or mpi. Received: ccl."),
     ],
 )

@@ -109,7 +109,7 @@ runpy.run_module("tfdist.train", run_name="__main__", alter_sys=True)
 )
 def test_auto_takes_mpi_if_the_ranks_have_cores_for_it_and_says_so(cores: str, expected: str) -> None:
     train = launched("horovod", "-c", ON_CORES, cores, "--steps=4", "--output_dir=run")
-    with processes.job(train, 1, {"TFDIST_COMMUNICATION": ""}) as job:
+    with processes.job(train, 1, {"TFDIST_COMMUNICATION": "", "CUDA_VISIBLE_DEVICES": ""}) as job:
         [end] = job.wait(90)
     assert end.code == 0, end.output
     assert re.search(rf"Horovod says that this is rank 0 of 2\. {expected}$", end.output, re.MULTILINE), end.output

@@ -25,7 +25,7 @@ _DIFFERS_BY_LIBRARY = ("some_dtypes", "shapes", "process_sets", "joined", "skipp
 _ENGINES: dict[str, tuple[int, list[str], dict[str, str]]] = {
     "horovod": (3, [_WORKER], {}),
     "mpi": (3, [_WORKER], _OVER_MPI),
-    "mpi, in short": (3, [_WORKER, *_DIFFERS_BY_LIBRARY], {**_OVER_MPI, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "4"}),
+    "mpi, in short": (3, [_WORKER, *_DIFFERS_BY_LIBRARY], _OVER_MPI),
     "without": (2, [str(_HERE / "without_horovod.py"), _WORKER], {}),
 }
 

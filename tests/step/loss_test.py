@@ -249,6 +249,10 @@ def test_negative_axes_are_those_of_the_outputs(given, single, mirrored2):
             trainer = tfdist.Trainer(dense(), optimizer="sgd", loss=given, **options)
         with pytest.raises(InputError, match="must be a mean over rows.* Received: (dice|tversky), "):
             trainer.fit(batch, batch_size=4, steps=1)
+    with mirrored2.scope():
+        trainer = tfdist.Trainer(dense(), optimizer="sgd", loss=given)
+    with pytest.raises(InputError, match="must be a mean over rows.* Received: (dice|tversky), "):
+        trainer.evaluate(batch, batch_size=4)
     for strategy, loss_of_parts in ((single, given), (mirrored2, keras.losses.Dice(axis=-1))):
         with strategy.scope():
             trainer = tfdist.Trainer(dense(), optimizer="sgd", loss=loss_of_parts)

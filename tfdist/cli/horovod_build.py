@@ -1,9 +1,9 @@
 """The build of Horovod: version, patches, tools, environment variables.
 
 pip alone cannot build it: Horovod's last release adds an optional XLA bridge to its TensorFlow library, which includes
-headers that newer versions of TensorFlow no longer have. Without that line the release builds and works. Four further
-patches fix defects of the release itself, one lets a wheel find the MPI library of the environment that it is in, one lets
-horovodrun find its mpirun, and two make large all-reduces over MPI faster.
+headers that newer versions of TensorFlow no longer have. Without that line the release builds and works. Of the other
+patches, one lets a wheel find the MPI library of the environment that it is in, one lets horovodrun find its mpirun, two make
+large all-reduces over MPI faster, and four fix defects of the release itself.
 With Gloo, its stall inspector sees no ranks, so that a call omitted by one rank waits forever. The ranks of a process
 set do not use the configured interface, but the address of the host's own name, which is often the loopback. When a
 rank dies, the messages of the others may not fit any more, which aborts them. A second `init` in one process crashes if

@@ -45,7 +45,7 @@ def choose(config: Any, environment: Mapping[str, str] = os.environ) -> Detectio
 
 
 def load(config: Any) -> Strategy:
-    """Starts the strategy of a configuration, for a program that uses it until its end, and gets its errors."""
+    """Starts the strategy of a configuration, for a program that uses it until its end and may catch the loss of a rank."""
     detection = choose(config)
     options, environment = _options(config, detection.strategy), _with_flags(os.environ, config)
     if options.get("communication") == "auto":  # the engine's default, as in `load_strategy`

@@ -1,4 +1,4 @@
-"""The library of Horovod's collectives that `--communication=auto` takes: MPI where it is faster for certain, else Gloo.
+"""The library of Horovod's collectives that `--communication=auto` takes: MPI where each rank has a core for it, else Gloo.
 
 Between processes of one host, MPI has a fraction of Gloo's latency, but waits by polling, which takes a core from computing.
 The decision depends only on facts that are the same in every run of a command on the same machine, not on how busy its cores

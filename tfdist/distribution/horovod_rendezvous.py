@@ -1,10 +1,11 @@
 """Initializes Horovod. Without horovodrun, rank 0 serves Horovod's rendezvous and the group distributes its address."""
 
+import contextlib
 import dataclasses
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -55,8 +56,8 @@ def start_horovod(
     Args:
       cluster: this process in the job.
       join: joins the job's group; called once, when the group's address is known.
-      communication: the library of its collectives, "gloo" or "mpi"; "auto" for the environment's choice, or the faster
-        one; empty for the environment's choice, or Gloo.
+      communication: the library of its collectives, "gloo" or "mpi"; "auto" for the environment's choice, or
+        that of `horovod_automatic.choose`; empty for the environment's choice, or Gloo.
       stall_seconds: seconds after which Horovod aborts an operation that a rank does not submit.
       **options: arguments of Horovod's `init`.
 
@@ -114,9 +115,11 @@ def _knows_coordinator(cluster: Cluster) -> bool:
 
 def _communication(chosen: str, cluster: Cluster) -> str:
     """Returns "gloo", "mpi" or "auto"; raises `InputError` if the launcher has decided otherwise."""
-    started_by_mpi = cluster.source == "MPI"
+    started_by_mpi, said = cluster.source == "MPI", "--communication"
     if chosen in ("", "auto"):
-        return "mpi" if started_by_mpi else _from_environment(chosen)
+        if started_by_mpi:
+            return "mpi"
+        chosen, said = _from_environment(chosen), COMMUNICATION_VARIABLE
     if chosen == "gloo" and started_by_mpi:
         raise InputError(
             "--communication=gloo is for processes that mpirun has not started. Received: mpirun's variables. Leave it "
@@ -124,8 +127,8 @@ def _communication(chosen: str, cluster: Cluster) -> str:
         )
     if chosen == "mpi" and "HOROVOD_RANK" in os.environ and not (started_by_mpi or _knows_coordinator(cluster)):
         raise InputError(
-            "--communication=mpi is for jobs whose processes know where rank 0 is before Horovod starts. Received: a job "
-            "of horovodrun. Use `python -m tfdist.launch` or `horovodrun --mpi`, or set TFDIST_COORDINATOR=host:port."
+            f"{said}=mpi is for jobs whose processes know where rank 0 is before Horovod starts. Received: a job of "
+            "horovodrun. Use `python -m tfdist.launch` or `horovodrun --mpi`, or set TFDIST_COORDINATOR=host:port."
         )
     return chosen
 
@@ -158,7 +161,10 @@ def _reason(chosen: str, cluster: Cluster) -> str:
 
 def describe_communication() -> str:
     """Returns which library Horovod uses, and why, as one sentence; after `start_horovod`."""
-    return f"Horovod uses {horovod_mpi.library() if hvd.mpi_enabled() else 'Gloo'}, {_used['reason']}."
+    library = horovod_mpi.library() if hvd.mpi_enabled() else "Gloo"
+    if hvd.nccl_built() and tf.config.list_physical_devices("GPU"):
+        library = f"NCCL and {library}"
+    return f"Horovod uses {library}, {_used['reason']}."
 
 
 def start_elastic(**options: Any) -> None:
@@ -200,10 +206,26 @@ def start_through(group: Group, cluster: Cluster, communication: str = "", **opt
                 "process_sets."
             )
         horovod_mpi.initialize(group, _host_addresses(cluster, group), STALL_SECONDS)
-        os.environ.update({"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"})
+        with _variables({"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}):
+            _init(options, communication)
     else:
         os.environ.update(serve_and_describe(cluster, group))
-    _init(options, communication)
+        _init(options, communication)
+
+
+@contextlib.contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables for a block: later, or in jobs that this process starts, they would be the user's choice."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _init(options: dict[str, Any], communication: str = "gloo") -> None:

@@ -90,7 +90,7 @@ class Evaluator:
         with scalars_weighted(loss.floating(rows)):  # in one batch of all rows, each row would count the same
             with self._strategy.layouts.computing(self._model.trainable_variables), draws:
                 outputs = self._strategy.layouts.by_rows(self._model(x, training=False))
-                parts = loss.terms(self._model, y, outputs, weight)
+                parts = loss.terms(self._model, y, outputs, weight, replicas=self._strategy.replicas)
                 sums = loss.evaluation_sums(self._model, parts, rows)
             keras_internals.update_metrics(self._model, y, outputs, weight)
         for variable, value in zip(self._metrics.variables, before, strict=True):  # no change if there were no rows

@@ -59,8 +59,8 @@ def terms(
     for path, loss, weight in flat:
         weights = _at(sample_weight, path) if keras.tree.is_nested(sample_weight) else sample_weight
         outputs = _at(y_pred, path)
-        rank = len(keras.tree.flatten(outputs)[0].shape)
-        if replicas * micro_steps > 1 and keras_internals.is_of_all_rows(loss, rank):
+        rank = keras.tree.flatten(outputs)[0].shape.rank if replicas * micro_steps > 1 else None
+        if rank is not None and keras_internals.is_of_all_rows(loss, rank):
             raise not_means([loss.name], replicas, micro_steps)
         found.append(_term(loss, _at(y_true, path), outputs, weights, 1.0 if weight is None else weight))
     return found

@@ -54,8 +54,8 @@ SETTINGS = {
     setting.name: setting
     for setting in (
         Setting("multiworker2", 2, "tensorflow", ("--strategy=multiworker", *_COMPRESSED)),
-        Setting("horovod2", 2, "horovod", ("--strategy=horovod", *_COMPRESSED)),
-        Setting("horovod3", 3, "horovod", ("--strategy=horovod", *_COMPRESSED)),
+        Setting("horovod2", 2, "horovod", ("--strategy=horovod", "--communication=gloo", *_COMPRESSED)),
+        Setting("horovod3", 3, "horovod", ("--strategy=horovod", "--communication=gloo", *_COMPRESSED)),
         Setting("horovod2_mpi", 2, "horovod", ("--strategy=horovod", "--communication=mpi", *_COMPRESSED)),
         Setting("mesh1x4", 1, "tensorflow", _SHARDED, ""),
         Setting("mesh2x2", 2, "tensorflow", _SHARDED, ""),
