@@ -1,4 +1,4 @@
-r"""Where the time of a step goes: a table for each part of it, from a profile of TensorFlow.
+r"""Where the time of a step goes: a table by category of operation, from a profile of TensorFlow.
 
     python -m tfdist.launch --processes=2 --launcher=horovod -- \
         python -m tfdist.train --strategy=horovod ... --profile_steps=40:50 --output_dir=RUN
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 import overlap
 
 # The first pattern that an operation's name contains decides.
-PARTS = {
+CATEGORIES = {
     "packing": r"/pack(_\d+)?/",
     "unpacking": r"/unpack(_\d+)?/",
     "checks of finiteness": r"/finite(_\d+)?/",
@@ -27,28 +27,32 @@ PARTS = {
 COMMUNICATION, WAITING, OTHER = "waiting for messages", "other waiting", "other operations"
 
 
-def part_of(name: str) -> str:
-    """Returns the part of a step to which an operation belongs."""
-    return next((part for part, pattern in PARTS.items() if re.search(pattern, name)), OTHER)
+def category_of(name: str) -> str:
+    """Returns the category of an operation, by its name."""
+    for category, pattern in CATEGORIES.items():
+        if re.search(pattern, name):
+            return category
+    return OTHER
 
 
 def breakdown(operations: Iterable[overlap.Event], messages: Iterable[overlap.Event]) -> Mapping[str, float]:
-    """Returns the milliseconds of each part; together, they are the time from the first operation to the last."""
-    changes = [
-        change
-        for events, of in ((operations, lambda event: part_of(event.name)), (messages, lambda _: COMMUNICATION))
-        for event in events
-        for change in ((event.begin, 1, of(event)), (event.end, -1, of(event)))
-    ]
+    """Returns the milliseconds of each category; together, they are the time from the first operation to the last."""
+    changes = []
+    for event in operations:
+        category = category_of(event.name)
+        changes += [(event.begin, 1, category), (event.end, -1, category)]
+    for event in messages:
+        changes += [(event.begin, 1, COMMUNICATION), (event.end, -1, COMMUNICATION)]
+    changes.sort()
     found: collections.Counter[str] = collections.Counter()
     active: collections.Counter[str] = collections.Counter()
-    before = min(time for time, _, _ in changes)
-    for time, change, part in sorted(changes, key=lambda change: change[0]):
+    before = changes[0][0]
+    for time, change, category in changes:
         running = {name: count for name, count in active.items() if count and name != COMMUNICATION}
         shares = running or {COMMUNICATION if active[COMMUNICATION] else WAITING: 1}
         for name, count in shares.items():
             found[name] += (time - before) * count / sum(shares.values())
-        active[part] += change
+        active[category] += change
         before = time
     return found
 
@@ -63,9 +67,9 @@ def main() -> None:
     named = collections.Counter(message.name for message in messages)
     steps = max(named.values())  # a message of gradients is sent once per step
     found = breakdown(operations, messages)
-    print("| part | ms per step | % |\n| --- | --- | --- |")
-    for part, milliseconds in sorted(found.items(), key=lambda entry: -entry[1]):
-        print(f"| {part} | {milliseconds / steps:.2f} | {100 * milliseconds / sum(found.values()):.1f} |")
+    print("| category | ms per step | % |\n| --- | --- | --- |")
+    for category, milliseconds in sorted(found.items(), key=lambda entry: -entry[1]):
+        print(f"| {category} | {milliseconds / steps:.2f} | {100 * milliseconds / sum(found.values()):.1f} |")
 
 
 if __name__ == "__main__":

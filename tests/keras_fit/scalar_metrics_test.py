@@ -10,14 +10,11 @@ import tensorflow as tf
 
 import tfdist
 from tests.keras_fit.comparing import both, differences
+from tests.keras_fit.models import error
 
 layers = keras.layers
 X = np.random.default_rng(0).normal(size=(19, 5))
 Y = np.random.default_rng(1).normal(size=(19, 1))
-
-
-def error(y_true: Any, y_pred: Any) -> Any:
-    return keras.ops.mean(keras.ops.abs(y_true - y_pred))
 
 
 class Size(layers.Layer):

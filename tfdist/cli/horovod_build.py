@@ -201,8 +201,7 @@ def find_cmake() -> str | None:
     cmake = shutil.which("cmake", path=_search_path())
     if cmake is None:
         return None
-    done = subprocess.run([cmake, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    version = re.search(r"version (\d+)\.(\d+)", done.stdout)
+    version = re.search(r"version (\d+)\.(\d+)", _output_of(cmake, "--version"))
     return cmake if version and (int(version[1]), int(version[2])) >= (3, 13) else None
 
 

@@ -115,7 +115,7 @@ _AUTOMATIC = Declaration(
     options=tuple(option for found in DECLARATIONS if found.auto for option in found.options or ()),
 )
 _BY_NAME = {declaration.name: declaration for declaration in (_AUTOMATIC, *DECLARATIONS)}
-# Horovod knows this library: whoever asks for it is told why tfdist does not use it (BUILD.md, Horovod over MPI).
+# Horovod supports oneCCL, tfdist does not: BUILD.md, "Horovod over MPI", has the measurements.
 NO_ONECCL = (
     "oneCCL is not supported, because its sums on three ranks differ from run to run, and Horovod has no float16, "
     "reduce-scatter or process sets for it."

@@ -13,6 +13,7 @@ from tfdist.coordination.server import Server
 from tfdist.errors import InputError, TfdistError
 
 ADDRESS_VARIABLE = "TFDIST_GROUP"  # host:port at which a launcher serves the group
+ELASTIC_VARIABLE = "TFDIST_ELASTIC"  # "1" if the number of processes may change between attempts of a launcher's job
 
 
 def join(

@@ -11,7 +11,6 @@ which MPICH and the libraries derived from it use, such as Intel MPI. Open MPI d
 import contextlib
 import itertools
 import logging
-import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import NamedTuple
 
 from tfdist.coordination.group import Group
 from tfdist.errors import TfdistError
+from tfdist.process.environment_variables import environment_variables
 
 _log = logging.getLogger("tfdist.coordination")
 _SPACE = "kvs_0"  # name of the only space of keys and values
@@ -54,15 +54,8 @@ def serving(group: Group, hosts: Sequence[str], seconds: float) -> Iterator[None
     service = _Service(group, hosts, seconds)
     threading.Thread(target=service.serve, args=(own,), name="mpi process management", daemon=True).start()
     values = (str(theirs.detach()), str(group.rank), str(group.size))  # the library closes its end
-    before = {name: os.environ.pop(name, None) for name in _VARIABLES}  # srun may set some
-    os.environ.update(zip(_VARIABLES, values, strict=True))
-    try:
+    with environment_variables(dict(zip(_VARIABLES, values, strict=True))):  # srun may have set some
         yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
 
 
 class _Service:

@@ -16,10 +16,10 @@ from tfdist.cluster.affinity import cores_per_process, cpu_quota
 from tfdist.cluster.devices import BINDING_LAUNCHERS
 from tfdist.cluster.environment import Cluster
 from tfdist.coordination import Group
-from tfdist.coordination.join import ADDRESS_VARIABLE
+from tfdist.coordination.join import ADDRESS_VARIABLE, ELASTIC_VARIABLE
 from tfdist.distribution import horovod_mpi
 
-ELASTIC_VARIABLES = ("TFDIST_ELASTIC", "HOROVOD_ELASTIC")  # of `launch` and of horovodrun
+ELASTIC_VARIABLES = (ELASTIC_VARIABLE, "HOROVOD_ELASTIC")  # of `launch` and of horovodrun
 CORES = 2  # of each rank, for MPI: one that polls, and one that computes meanwhile
 # The user's choice, unless a launcher of Horovod's processes has set them.
 _HOROVOD_VARIABLES = ("HOROVOD_CPU_OPERATIONS", "HOROVOD_CONTROLLER")
@@ -52,9 +52,7 @@ def choose(group: Group, cluster: Cluster) -> Choice:
     return next((each for each in choices if each.library == "gloo"), own)
 
 
-def choice(
-    cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environment: Mapping[str, str] = os.environ
-) -> Choice:
+def choice(cluster: Cluster, cores: float, mpi: str, has_gpus: bool, environment: Mapping[str, str]) -> Choice:
     """Returns what one rank would choose.
 
     Args:

@@ -1,11 +1,10 @@
 """Initializes Horovod. Without horovodrun, rank 0 serves Horovod's rendezvous and the group distributes its address."""
 
-import contextlib
 import dataclasses
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -27,7 +26,9 @@ from tfdist.coordination.addresses import (
 )
 from tfdist.coordination.join import ADDRESS_VARIABLE
 from tfdist.distribution import horovod_automatic, horovod_mpi
+from tfdist.distribution.horovod_automatic import Choice
 from tfdist.errors import InputError
+from tfdist.process.environment_variables import environment_variables
 
 COMMUNICATION_VARIABLE = "TFDIST_COMMUNICATION"  # "gloo" or "mpi", where no flag says it
 CHECK, SHUTDOWN = "HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
@@ -66,8 +67,7 @@ def start_horovod(
     """
     _set_defaults(stall_seconds)
     _check_mpirun(cluster)
-    chosen, communication = communication, _communication(communication, cluster)
-    _used["reason"] = _reason(chosen, cluster)
+    communication, _used["reason"] = _choice(communication, cluster)
     is_placed = "HOROVOD_RANK" in os.environ or cluster.source == "MPI"
     if is_placed and not _knows_coordinator(cluster):
         _init(options, communication)
@@ -113,50 +113,44 @@ def _knows_coordinator(cluster: Cluster) -> bool:
     return bool(cluster.coordinator or ADDRESS_VARIABLE in os.environ)
 
 
-def _communication(chosen: str, cluster: Cluster) -> str:
-    """Returns "gloo", "mpi" or "auto"; raises `InputError` if the launcher has decided otherwise."""
-    started_by_mpi, said = cluster.source == "MPI", "--communication"
-    if chosen in ("", "auto"):
-        if started_by_mpi:
-            return "mpi"
-        chosen, said = _from_environment(chosen), COMMUNICATION_VARIABLE
-    if chosen == "gloo" and started_by_mpi:
+def _choice(communication: str, cluster: Cluster) -> Choice:
+    """Returns the library and the reason; "auto" if it is still to be chosen.
+
+    Raises:
+      InputError: the launcher has decided otherwise.
+    """
+    if cluster.source == "MPI":
+        if communication == "gloo":
+            raise InputError(
+                "--communication=gloo is for processes that mpirun has not started. Received: mpirun's variables. Leave it "
+                "out, or use `python -m tfdist.launch`."
+            )
+        return Choice("mpi", "because mpirun started the processes")
+    if communication in ("gloo", "mpi"):
+        choice, origin = Choice(communication, "as --communication says"), "--communication"
+    else:
+        choice, origin = _from_environment(communication), COMMUNICATION_VARIABLE
+    if choice.library == "mpi" and "HOROVOD_RANK" in os.environ and not _knows_coordinator(cluster):
         raise InputError(
-            "--communication=gloo is for processes that mpirun has not started. Received: mpirun's variables. Leave it "
-            "out, or use `python -m tfdist.launch`."
-        )
-    if chosen == "mpi" and "HOROVOD_RANK" in os.environ and not (started_by_mpi or _knows_coordinator(cluster)):
-        raise InputError(
-            f"{said}=mpi is for jobs whose processes know where rank 0 is before Horovod starts. Received: a job of "
+            f"{origin}=mpi is for jobs whose processes know where rank 0 is before Horovod starts. Received: a job of "
             "horovodrun. Use `python -m tfdist.launch` or `horovodrun --mpi`, or set TFDIST_COORDINATOR=host:port."
         )
-    return chosen
+    return choice
 
 
-def _from_environment(chosen: str) -> str:
+def _from_environment(communication: str) -> Choice:
+    """Returns the choice for "auto", or for a program that does not choose."""
     library = os.environ.get(COMMUNICATION_VARIABLE)
-    if not library:
-        found = horovod_automatic.from_horovods_variables(os.environ) if chosen == "auto" else None
-        return found.library if found else chosen or _used.get("communication", "gloo")
-    if library not in ("gloo", "mpi"):
+    if library and library not in ("gloo", "mpi"):
         raise InputError(
             f"{COMMUNICATION_VARIABLE} must be gloo or mpi. Received: {library}. Unset it, or use one of them."
         )
-    return library
-
-
-def _reason(chosen: str, cluster: Cluster) -> str:
-    """Returns why a library is used that is not chosen automatically; see `horovod_automatic.Choice`."""
-    if cluster.source == "MPI":
-        return "because mpirun started the processes"
-    if chosen not in ("", "auto"):
-        return "as --communication says"
-    if os.environ.get(COMMUNICATION_VARIABLE):
-        return f"as {COMMUNICATION_VARIABLE} says"
-    if not chosen:
-        return "because the program does not choose"
-    found = horovod_automatic.from_horovods_variables(os.environ)
-    return found.reason if found else "because horovodrun started the processes"
+    if library:
+        return Choice(library, f"as {COMMUNICATION_VARIABLE} says")
+    if communication == "auto":
+        found = horovod_automatic.from_horovods_variables(os.environ)
+        return found or Choice("auto", "because horovodrun started the processes")  # unless it is replaced later
+    return Choice(_used.get("communication", "gloo"), "because the program does not choose")
 
 
 def describe_communication() -> str:
@@ -177,7 +171,7 @@ def start_elastic(**options: Any) -> None:
       **options: arguments of Horovod's `init`.
     """
     _set_defaults(STALL_SECONDS)
-    if _from_environment("") != "gloo":
+    if _from_environment("").library != "gloo":
         _log.warning("Elastic jobs of horovodrun use Gloo. %s=mpi has no effect.", COMMUNICATION_VARIABLE)
     _init(options)
 
@@ -193,7 +187,7 @@ def start_through(group: Group, cluster: Cluster, communication: str = "", **opt
             "Processes of mpirun can start Horovod once, because it ends MPI. Received: another start. Keep it running, or use "
             "`python -m tfdist.launch`."
         )
-    communication = _communication(communication, cluster)
+    communication = _choice(communication, cluster).library
     if communication != _used.setdefault("communication", communication):
         raise InputError(
             f"Horovod keeps the library of its first start in a process. Received: {communication} after "
@@ -206,26 +200,11 @@ def start_through(group: Group, cluster: Cluster, communication: str = "", **opt
                 "process_sets."
             )
         horovod_mpi.initialize(group, _host_addresses(cluster, group), STALL_SECONDS)
-        with _variables({"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}):
+        with environment_variables({"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}):
             _init(options, communication)
     else:
         os.environ.update(serve_and_describe(cluster, group))
         _init(options, communication)
-
-
-@contextlib.contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables for a block: later, or in jobs that this process starts, they would be the user's choice."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _init(options: dict[str, Any], communication: str = "gloo") -> None:

@@ -14,7 +14,7 @@ from tfdist.coordination.addresses import join_address, listen, split_address
 from tfdist.coordination.authentication import nonce
 from tfdist.coordination.group import name_ranks
 from tfdist.coordination.job_token import TOKEN_VARIABLE
-from tfdist.coordination.join import ADDRESS_VARIABLE
+from tfdist.coordination.join import ADDRESS_VARIABLE, ELASTIC_VARIABLE
 from tfdist.errors import ExitCode, exit_codes
 from tfdist.launcher import failure_counts, node_group
 from tfdist.launcher.child import Child, Start, Task
@@ -34,7 +34,6 @@ from tfdist.process import progress_file
 Ask = Callable[[], Stop | None]
 RESTART_VARIABLE = "TFDIST_RESTART"  # number of earlier attempts at this job
 LAUNCHED_VARIABLE = "TFDIST_LAUNCHED"  # name of the job by its start time, used to name its output
-ELASTIC_VARIABLE = "TFDIST_ELASTIC"  # "1" if the number of processes may change between attempts
 _OURS = (
     ADDRESS_VARIABLE,
     TOKEN_VARIABLE,
