@@ -204,7 +204,7 @@ def define_flags(values: flags.FlagValues) -> None:
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tfdist" / "horovod"
     flags.DEFINE_bool("gpu", False, "Build for NCCL (needs nvcc and NCCL's headers).", flag_values=values)
     flags.DEFINE_bool("mpi", False, "Build for MPI as well (needs mpicxx).", flag_values=values)
-    flags.DEFINE_bool("ccl", False, "Not supported: says why.", flag_values=values)
+    flags.DEFINE_bool("ccl", False, "Not supported; prints the reason.", flag_values=values)
     flags.DEFINE_bool("force", False, "Build and install even if it is there already.", flag_values=values)
     flags.DEFINE_string("cache_dir", str(cache), "The folder that keeps the wheels.", flag_values=values)
 
