@@ -43,6 +43,15 @@ def train(*flags: str) -> list[str]:
     return [sys.executable, "-m", "tfdist.train", *flags]
 
 
+def wait_for_handler(pid: int, signum: signal.Signals) -> None:
+    """Waits until a process has a handler for a signal."""
+    deadline = time.monotonic() + START_SECONDS
+    status = pathlib.Path(f"/proc/{pid}/status")
+    while not int(re.search(r"^SigCgt:\s*(\w+)", status.read_text(), re.M)[1], 16) >> (signum - 1) & 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_rank_that_sleeps() -> None:
     """All ranks end with code 4, and so does the launcher, which names the cause."""
     flags = ("--processes=3", "--launcher=horovod", "--log_dir=logs")
@@ -108,7 +117,7 @@ def test_a_rank_that_is_stopped() -> None:
 def test_a_signal_asks_at_any_time_and_the_run_goes_on() -> None:
     flags = ("--dataset=digits", "--model=mlp", "--epochs=80", "--output_dir=run", "--strategy=multiworker")
     with started.job(train(*flags), 2) as job:
-        time.sleep(3.0)  # it is importing TensorFlow or starting its engine
+        wait_for_handler(job.processes[1].pid, signal.SIGUSR1)  # before it imports TensorFlow, and starts its engine
         job.processes[1].send_signal(signal.SIGUSR1)
         job.wait_for(1, "Stack of this process (SIGUSR1):\n", START_SECONDS)
         job.wait_for(0, "step 20/", START_SECONDS)
