@@ -35,9 +35,9 @@ with strategy.scope():
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-trainer.fit((x[:1500], y[:1500]), batch_size=60, epochs=EPOCHS)
+trainer.fit(x[:1500], y[:1500], batch_size=60, epochs=EPOCHS, verbose=0)
 
-result = trainer.evaluate((x[1500:], y[1500:]), batch_size=60)
+result = trainer.evaluate(x[1500:], y[1500:], batch_size=60)
 if strategy.is_chief:
     print(f"loss {result['loss']:.3f}  accuracy {result['accuracy']:.3f}")
 strategy.group.leave()

@@ -32,6 +32,7 @@ NAMES = (
     "docs/meshes.md",
     "docs/migrating.md",
     "docs/programs.md",
+    "docs/trainer.md",
     "examples/README.md",
 )
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
@@ -121,9 +122,10 @@ def test_the_readme_is_short():
     assert len(TEXTS["README.md"].splitlines()) < 200
 
 
-def test_the_program_of_the_readme_compiles():
-    (program,) = re.findall(r"```python\n(.*?)```", TEXTS["README.md"], re.DOTALL)
-    compile(program, "README.md", "exec")
+@pytest.mark.parametrize("name", ["README.md", "docs/trainer.md"])
+def test_its_program_compiles(name: str):
+    (program,) = re.findall(r"```python\n(.*?)```", TEXTS[name], re.DOTALL)
+    compile(program, name, "exec")
 
 
 def test_the_help_of_restarts_names_each_end_that_is_final():

@@ -2,6 +2,7 @@
 
 import inspect
 
+import keras
 import pytest
 
 import tfdist
@@ -115,19 +116,28 @@ def test_arguments_of_the_trainer():
         "y",
         "batch_size",
         "epochs",
-        "steps",
+        "verbose",
         "callbacks",
-        "validation_data",
         "validation_split",
+        "validation_data",
+        "shuffle",
         "class_weight",
         "sample_weight",
+        "initial_epoch",
+        "steps_per_epoch",
+        "validation_steps",
+        "validation_batch_size",
+        "validation_freq",
+        "steps",
         "schedule",
         "checks",
         "reporting",
         "checkpoints",
     ]
     assert names(tfdist.Trainer.resume) == ["self", "path", "commits"]
-    assert names(tfdist.Trainer.evaluate) == ["self", "data", "batch_size"]
+    of_keras = names(keras.Model.fit)
+    assert names(tfdist.Trainer.fit)[: len(of_keras)] == of_keras
+    assert names(tfdist.Trainer.evaluate) == ["self", "x", "y", "batch_size", "sample_weight", "steps"]
     assert names(tfdist.Trainer.save) == ["self", "path"]
 
 

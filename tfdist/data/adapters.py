@@ -1,11 +1,15 @@
 """Wraps a user's own arrays or data sets in a `DataSet`."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import keras_internals
+from tfdist.data.batched import from_dataset, from_generator, from_py_dataset
 from tfdist.data.data_set import DataSet
 from tfdist.data.examples import Examples
 from tfdist.data.source import ArraySource
@@ -13,13 +17,14 @@ from tfdist.data.stream import StreamSource
 from tfdist.errors import InputError
 
 
-def as_data_set(value: Any, name: str) -> DataSet:
+def as_data_set(value: Any, name: str, steps: int | None = None) -> DataSet:
     """Wraps data returned by a user's function.
 
     Args:
-      value: arrays (x, y) or (x, y, sample_weight), where structures of arrays are dicts; a `tf.data.Dataset` of single
-        examples; a `Source` or `StreamSource`; a pair of these, for training and test; or a `DataSet`.
+      value: arrays (x, y) or (x, y, sample_weight), where structures of arrays are dicts; other data that `as_examples`
+        accepts; a pair of these, for training and test; or a `DataSet`.
       name: name of the data set.
+      steps: batches of the training data that are counted as an epoch; by default all.
 
     Raises:
       InputError: the value is something else.
@@ -27,17 +32,25 @@ def as_data_set(value: Any, name: str) -> DataSet:
     if isinstance(value, DataSet):
         return value
     train, test = value if _is_pair(value) else (value, None)
-    return _data_set(name, train, test)
+    return _data_set(name, train, test, steps)
 
 
-def _data_set(name: str, train: Any, test: Any) -> DataSet:
-    examples = as_examples(train)
+def _data_set(name: str, train: Any, test: Any, steps: int | None = None) -> DataSet:
+    examples = as_examples(train, steps)
     x, y = examples.element_spec[:2]
     shape = tuple(x.shape) if isinstance(x, tf.TensorSpec) else ()
     return DataSet(name, examples, None if test is None else as_examples(test), shape, _classes(train, y))
 
 
-def fit_data(x: Any, y: Any, sample_weight: Any, validation_data: Any, validation_split: float) -> DataSet:
+def fit_data(
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    validation_data: Any,
+    validation_split: float,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+) -> DataSet:
     """Wraps the data arguments of Keras's `fit`, in which `x` may also be all data, as for `as_data_set`.
 
     Raises:
@@ -56,8 +69,10 @@ def fit_data(x: Any, y: Any, sample_weight: Any, validation_data: Any, validatio
     if validation_split:
         _check_split(value, validation_split, y is not None)
         return _data_set("data", *_split(value, validation_split))
-    found = as_data_set(x, "data") if y is None else _data_set("data", value, None)
-    return found if validation_data is None else dataclasses.replace(found, test=as_examples(validation_data))
+    found = as_data_set(x, "data", steps_per_epoch) if y is None else _data_set("data", value, None)
+    if validation_data is None:
+        return found
+    return dataclasses.replace(found, test=as_examples(validation_data, validation_steps))
 
 
 def _check_split(value: Any, fraction: float, has_targets: bool) -> None:
@@ -82,17 +97,30 @@ def _rows(arrays: Any, part: slice) -> Any:
     return tf.nest.map_structure(lambda array: array[part], tuple(arrays))
 
 
-def as_examples(value: Any) -> Examples:
-    """Wraps arrays or a `tf.data.Dataset`; see `as_data_set`."""
+def as_examples(value: Any, steps: int | None = None) -> Examples:
+    """Wraps data in one of the forms of Keras's `fit`.
+
+    Args:
+      value: arrays (x, y) or (x, y, sample_weight); a `tf.data.Dataset` of batches or of single examples; a
+        `keras.utils.PyDataset`, a Python generator or a data loader, of batches; or `Examples`.
+      steps: batches of a global batch each that are counted as an epoch; by default all of the data.
+
+    Raises:
+      InputError: the value is something else, or has no end, and `steps` is None.
+    """
     if isinstance(value, Examples):
         return value
     if isinstance(value, tf.data.Dataset):
-        return StreamSource(value)
+        return from_dataset(value, steps) if keras_internals.is_batched(value) else StreamSource(value)
     if isinstance(value, tuple | list) and len(value) in (2, 3):
         return ArraySource(tuple(value))
+    if isinstance(value, keras.utils.PyDataset):
+        return from_py_dataset(value, steps)
+    if isinstance(value, Iterator) or type(value).__module__.startswith("torch.utils.data"):
+        return from_generator(value, steps)
     raise InputError(
-        "A data set must be arrays (x, y), a tf.data.Dataset of single examples, a Source, a pair of those for "
-        f"training and test, or a DataSet. Received: {type(value).__name__}."
+        "A data set must be arrays (x, y), a tf.data.Dataset, a keras.utils.PyDataset, a generator of batches, a Source, "
+        f"a pair of those for training and test, or a DataSet. Received: {type(value).__name__}."
     )
 
 
@@ -103,7 +131,7 @@ def _is_pair(value: Any) -> bool:
 
 def _is_whole(part: Any) -> bool:
     """Returns whether a part of a pair is a data set, rather than the x or the y of one."""
-    return isinstance(part, Examples | tf.data.Dataset) or (
+    return isinstance(part, Examples | tf.data.Dataset | keras.utils.PyDataset) or (
         isinstance(part, tuple | list) and len(part) in (2, 3) and all(not np.isscalar(item) for item in part)
     )
 

@@ -18,10 +18,12 @@ class Examples(abc.ABC):
     """A finite number of examples in a natural order. Each is (x, y) or (x, y, sample_weight), of structures.
 
     Attributes:
-      size: number of examples, at least 1.
+      size: number of examples per epoch, at least 1.
+      batch_size: rows of the batches in which the examples come; None if they do not come in batches.
     """
 
     size: int
+    batch_size: int | None = None
 
     @property
     @abc.abstractmethod
@@ -40,9 +42,60 @@ class Examples(abc.ABC):
           A data set of `partition.elements` elements, in order.
         """
 
+    @property
+    def sample(self) -> "Examples":
+        """Examples like these, which can be read at any time while a pipeline reads these."""
+        return self
+
+    @property
+    def checksum(self) -> int | None:
+        """A checksum of what should be the same on every process, in [-2**63, 2**63); None if there is none."""
+        return None
+
+    def in_order(self) -> "Examples":
+        """Returns the same examples, which every epoch has in their natural order; itself if it shuffles nothing."""
+        return self
+
     @abc.abstractmethod
     def map(self, transform: Transform) -> "Examples":
         """Returns the same examples with `transform` applied to each batch; it must work row by row."""
+
+
+class PartialEpochs(Examples):
+    """Examples of which a given number counts as an epoch, so that epochs end elsewhere than those of the data do."""
+
+    def __init__(self, examples: Examples, size: int):
+        """Counts `size` examples as an epoch; an evaluation uses the first `size` examples."""
+        self.size, self.batch_size = size, examples.batch_size
+        self._examples = examples
+
+    @property
+    def element_spec(self) -> Any:
+        """See base class."""
+        return self._examples.element_spec
+
+    @property
+    def sample(self) -> Examples:
+        """See base class."""
+        return self._examples.sample
+
+    @property
+    def checksum(self) -> int | None:
+        """See base class."""
+        return self._examples.checksum
+
+    def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
+        """See base class."""
+        batches = self._examples.indexed_batches(partition, seed)
+        return batches if partition.total is None else batches.take(partition.elements)
+
+    def in_order(self) -> Examples:
+        """See base class."""
+        return PartialEpochs(self._examples.in_order(), self.size)
+
+    def map(self, transform: Transform) -> Examples:
+        """See base class."""
+        return PartialEpochs(self._examples.map(transform), self.size)
 
 
 def as_is(*element: Any) -> Element:

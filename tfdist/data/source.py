@@ -32,6 +32,10 @@ class Source(Examples):
         """See base class."""
         return Mapped(self, transform)
 
+    def in_order(self) -> "Source":
+        """See base class."""
+        return InOrder(self)
+
     @functools.cached_property
     def element_spec(self) -> Any:
         """See base class."""
@@ -41,12 +45,37 @@ class Source(Examples):
         """See base class."""
 
         def element(positions: tf.Tensor) -> IndexedBatch:
-            if seed is None:
-                return IndexedBatch(self.fetch(positions), positions)
-            numbers = shuffle.indices(positions, self.size, seed, span=partition.batch_size)
+            numbers = positions if seed is None else self._numbers(positions, seed, partition.batch_size)
             return IndexedBatch(self.fetch(numbers), numbers)
 
         return partition.map(element)
+
+    def _numbers(self, positions: tf.Tensor, seed: int, span: int) -> tf.Tensor:
+        """Returns the indices of the examples at positions of the endless stream of epochs."""
+        return shuffle.indices(positions, self.size, seed, span=span)
+
+
+class InOrder(Source):
+    """A source whose epochs are not shuffled."""
+
+    def __init__(self, source: Source):
+        self.size = source.size
+        self._source = source
+
+    def fetch(self, indices: tf.Tensor) -> Element:
+        """See base class."""
+        return self._source.fetch(indices)
+
+    def map(self, transform: Transform) -> Source:
+        """See base class."""
+        return InOrder(self._source.map(transform))
+
+    def in_order(self) -> Source:
+        """See base class."""
+        return self
+
+    def _numbers(self, positions: tf.Tensor, seed: int, span: int) -> tf.Tensor:
+        return positions % self.size
 
 
 class Mapped(Source):

@@ -1,6 +1,7 @@
 """Data sets without random access: every process reads the stream in a seeded order, and skips forward on resume."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -24,7 +25,14 @@ class StreamSource(Examples):
     examples of its epoch. If that is too slow, write a `Source`.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, buffer_size: int | None = None, transform: Transform = as_is):
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        buffer_size: int | None = None,
+        transform: Transform = as_is,
+        *,
+        shuffle: bool = True,
+    ):
         """Wraps the data set without reading it.
 
         Args:
@@ -33,6 +41,7 @@ class StreamSource(Examples):
           buffer_size: size of the shuffle buffer in examples, at least 1; by default as many as fit into 256 MiB, at
             least 1000.
           transform: applied to batches; see `Examples.map`.
+          shuffle: whether each epoch is shuffled.
 
         Raises:
           InputError: the number of examples is unknown, infinite or 0; or an example is something else.
@@ -49,6 +58,7 @@ class StreamSource(Examples):
         check_element(dataset.element_spec)
         self._buffer_size = buffer_size or _default_buffer(dataset, size)
         self._transform = transform
+        self._shuffle = shuffle
 
     @functools.cached_property
     def element_spec(self) -> Any:
@@ -57,7 +67,12 @@ class StreamSource(Examples):
 
     def map(self, transform: Transform) -> "StreamSource":
         """See base class."""
-        return StreamSource(self._dataset, self._buffer_size, chain(self._transform, transform))
+        chained = chain(self._transform, transform)
+        return StreamSource(self._dataset, self._buffer_size, chained, shuffle=self._shuffle)
+
+    def in_order(self) -> "StreamSource":
+        """See base class."""
+        return StreamSource(self._dataset, self._buffer_size, self._transform, shuffle=False)
 
     def indexed_batches(self, partition: RowPartition, seed: int | None) -> tf.data.Dataset:
         """See base class."""
@@ -65,16 +80,7 @@ class StreamSource(Examples):
         examples = numbered.skip(partition.first) if seed is None else self._endless(numbered, seed, partition.first)
         batches = examples.batch(partition.batch_size, drop_remainder=partition.total is None)
 
-        def shares(number: tf.Tensor, batch: tuple[tf.Tensor, Element]) -> tf.data.Dataset:
-            def share(local: tf.Tensor) -> IndexedBatch:
-                numbers, rows = tf.nest.map_structure(
-                    lambda tensor: _rows(tensor, *partition.share(number, local), partition.static_count), batch
-                )
-                return IndexedBatch(rows, numbers)
-
-            return tf.data.Dataset.range(len(partition.replicas)).map(share)
-
-        rows = batches.enumerate().flat_map(shares)
+        rows = batches.enumerate().flat_map(shares_of(partition))
         rows = rows.apply(tf.data.experimental.assert_cardinality(partition.elements))
         return rows.map(
             lambda element: IndexedBatch(self._transform(*element.batch), element.numbers),
@@ -85,12 +91,36 @@ class StreamSource(Examples):
         """Returns the stream of epochs from position `first` on."""
 
         def epoch(number: tf.Tensor) -> tf.data.Dataset:
+            if not self._shuffle:
+                return numbered
             # This seed is local to the graph of this function. Without it, the order would depend on the program's own
             # tf.random.set_seed.
             tf.random.set_seed(1 + seed % (2**31 - 2))  # the range that TensorFlow distinguishes, without 0
             return numbered.shuffle(self._buffer_size, seed=number, reshuffle_each_iteration=False)
 
         return tf.data.Dataset.counter(first // self.size).flat_map(epoch).skip(first % self.size)
+
+
+def shares_of(partition: RowPartition) -> Callable[[tf.Tensor, tuple[tf.Tensor, Element]], tf.data.Dataset]:
+    """Returns the function that makes `IndexedBatch`es for a process's replicas of a numbered global batch.
+
+    Args:
+      partition: assignment of rows to the process's replicas.
+
+    Returns:
+      A function of the number of a batch and of the batch: the numbers of its examples, and the examples.
+    """
+
+    def shares(number: tf.Tensor, batch: tuple[tf.Tensor, Element]) -> tf.data.Dataset:
+        def share(local: tf.Tensor) -> IndexedBatch:
+            numbers, rows = tf.nest.map_structure(
+                lambda tensor: _rows(tensor, *partition.share(number, local), partition.static_count), batch
+            )
+            return IndexedBatch(rows, numbers)
+
+        return tf.data.Dataset.range(len(partition.replicas)).map(share)
+
+    return shares
 
 
 def _rows(tensor: tf.Tensor, first: tf.Tensor, count: tf.Tensor, static_count: int | None) -> tf.Tensor:

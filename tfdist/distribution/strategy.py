@@ -84,6 +84,12 @@ class Strategy(abc.ABC):
         """Adopts variables that were created outside of the scope."""
         return VariableAdoption(self.synchronize)
 
+    def __repr__(self) -> str:
+        """Names the class and the numbers of replicas and processes."""
+        size = self.cluster.size
+        processes = f" in {size} processes" if size > 1 else ""
+        return f"<{type(self).__name__}: {self.replicas} replica{'s'[: self.replicas != 1]}{processes}>"
+
     @functools.cached_property
     def peers(self) -> Group:
         """Processes that must make the same calls, with equal variables; all, unless a subgroup is assigned."""

@@ -5,6 +5,7 @@
 
 from tfdist.keras_internals.callbacks import callback_state, restore_callback
 from tfdist.keras_internals.convolutions import convolutions_of_no_rows
+from tfdist.keras_internals.data import Adapted, adapted, count_rows, is_batched
 from tfdist.keras_internals.draws import keyed, neutral
 from tfdist.keras_internals.fitting import (
     compilation,
@@ -112,6 +113,8 @@ __all__ = [
     "FlatLoss",
     "UninitializedVariable",
     "RecordedScope",
+    "Adapted",
+    "adapted",
     "adders_of",
     "attentions_placed",
     "check_layer_calls",
@@ -127,6 +130,7 @@ __all__ = [
     "constant_learning_rate",
     "convolutions_of_no_rows",
     "create_again",
+    "count_rows",
     "data_losses",
     "embeddings",
     "flat_losses",
@@ -142,6 +146,7 @@ __all__ = [
     "initial_epoch",
     "initial_value",
     "is_computed_from",
+    "is_batched",
     "is_of_all_rows",
     "kernel_of",
     "key_of",

@@ -33,7 +33,8 @@ class PlainReporter(Reporter):
 
     def close(self, outcome: str) -> None:
         """See base class."""
-        self._write(f"run ended: {printable(outcome)}")
+        if outcome:
+            self._write(f"run ended: {printable(outcome)}")
 
     def _write(self, text: str) -> None:
         self._stream.write(text + "\n")

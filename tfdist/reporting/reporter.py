@@ -70,7 +70,7 @@ class Reporter(abc.ABC):
         """Ends the report and releases resources.
 
         Args:
-          outcome: how the run ended, in a few words: `done`, `loss not finite`, `failed`.
+          outcome: how the run ended, in a few words: `done`, `loss not finite`, `failed`; empty if that needs no words.
         """
 
 

@@ -95,7 +95,8 @@ class TerminalReporter(Reporter):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-        self._print(f"run ended: {printable(outcome)}")
+        if outcome:
+            self._print(f"run ended: {printable(outcome)}")
 
     def _update(self, step: int, record: Mapping[str, Json]) -> None:
         if self._bar is not None:

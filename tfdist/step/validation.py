@@ -124,22 +124,6 @@ _REFUSED = {
 }
 
 
-def check_length(steps: int | None, epochs: int | None) -> tuple[int, int]:
-    """Returns the length of a run in steps and in epochs, one of which is 0; by default one epoch.
-
-    Raises:
-      InputError: both are given, or one is not a positive integer.
-    """
-    if steps is None and epochs is None:
-        return 0, 1
-    found = steps or 0, epochs or 0
-    if bool(steps) == bool(epochs) or min(found) < 0 or any(int(number) != number for number in found):
-        raise InputError(
-            f"Give either `steps` or `epochs`, a positive integer. Received: steps={steps}, epochs={epochs}."
-        )
-    return found
-
-
 def check_unchanged(model: keras.Model, trained: Sequence[int], optimizer: keras.Optimizer) -> None:
     """Raises `InputError` if what the trainer has compiled was changed, which would otherwise be silently ignored.
 
@@ -168,6 +152,12 @@ def check_same_data(strategy: Strategy, data: Examples) -> None:
     with long_timeout("its data") as deadline:
         strategy.peers.agree("data/form", {"form of an example": spec}, "training data: ", deadline)
         strategy.group.agree("data/size", {"number of examples": data.size}, "training data: ", deadline)
+        if len(set(strategy.peers.gather("data/checksum", data.checksum, deadline))) > 1:
+            raise InputError(
+                "Every process must read the same batches, in the same order: each keeps its replicas' rows of them. "
+                "Received: another first batch on some processes. Call keras.utils.set_random_seed before the data is "
+                "shuffled, and leave out sharding by rank."
+            )
 
 
 def with_collectives(strategy: Strategy) -> HasCollectives:

@@ -14,12 +14,14 @@ from tfdist.coordination.watchdog import Watchdog
 from tfdist.data import DataSet, Pipeline, steps_in_epochs
 from tfdist.data.batch_schedule import BatchSchedule
 from tfdist.diagnostics import RunView
+from tfdist.errors import InputError
 from tfdist.process.progress_file import ProgressFile
 from tfdist.reporting import RunPlan, StepTimer
 from tfdist.step.callbacks import Callbacks, validation_logs
 from tfdist.step.compiled_loop import LoopResult, not_finite
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.running_metrics import RunningMetrics
+from tfdist.trainer.fit_arguments import Epochs
 from tfdist.trainer.history import History
 from tfdist.trainer.inspections import inspections
 from tfdist.trainer.options import Checks, Reporting, Schedule
@@ -40,6 +42,7 @@ class FitLoop:
         data: DataSet,
         batches: BatchSchedule,
         end: int,
+        epochs: Epochs,
         *,
         callbacks: Sequence[keras.callbacks.Callback],
         schedule: Schedule,
@@ -57,6 +60,7 @@ class FitLoop:
           data: examples for training and, optionally, for evaluation.
           batches: the batches of the run.
           end: step at which the run ends.
+          epochs: numbers of the epochs, and which of them are validated.
           callbacks: Keras callbacks, the same on every process.
           schedule: what happens at which step.
           checks: what is measured and checked.
@@ -70,14 +74,15 @@ class FitLoop:
         self._source, self._test = data.train, data.test
         self._batches, self._position = batches, batches.position
         self._batch_size = batch_size = batches.position.batch_size
-        self._end, self._schedule = end, schedule
+        self._end, self._schedule, self._epochs = end, schedule, epochs
+        self._first_epoch = batches.epochs_from // self._source.size
         self._reporting, self._saving, self._watchdog = reporting, saving, watchdog
         self._note = ProgressFile()
         self._callbacks = Callbacks(
             callbacks,
             self._model,
             self._strategy,
-            epochs=-(-self._position.before(end) // self._source.size),
+            epochs=self._number(-(-self._position.before(end) // self._source.size)),
             steps=steps_in_epochs(1, self._source.size, batch_size),
             verbose=0,
         )
@@ -135,8 +140,8 @@ class FitLoop:
     def _one_epoch(self) -> bool:
         """Trains until the end of the epoch or of the run; returns whether to stop."""
         state = self._state
-        epoch = self._position.epoch(state.step, self._source.size)
-        whole = self._position.end_of_epoch(epoch, self._source.size)
+        of_stream = self._position.epoch(state.step, self._source.size)
+        epoch, whole = self._number(of_stream), self._position.end_of_epoch(of_stream, self._source.size)
         end = min(self._end, whole)
         self._callbacks.on_epoch_begin(epoch)
         state.callbacks.epoch_begun(again=bool(state.progress.epoch))
@@ -147,14 +152,19 @@ class FitLoop:
             if state.step < whole:
                 self._saving.at(state.step, is_last=stopped or state.step == self._end)
         logs, state.progress.epoch = state.progress.epoch.results(self._program.metrics), RunningMetrics()
-        if self._test is not None and not self._schedule.eval_every:
+        if self._test is not None and not self._schedule.eval_every and self._epochs.validates(epoch):
             logs |= validation_logs(self._evaluate())
         self._program.average_statistics()
+        self._recorder.history.end_epoch(epoch, logs)
         self._callbacks.on_epoch_end(epoch, logs)
         stopped = self._stopped()
         if state.step == whole:
             self._saving.at(state.step, is_last=stopped or state.step == self._end)
         return stopped
+
+    def _number(self, of_stream: int) -> int:
+        """Returns the number of an epoch for callbacks, given its number in the stream of examples."""
+        return of_stream - self._first_epoch + self._epochs.initial
 
     def _one_call(self, epoch_end: int) -> bool:
         """Calls the compiled loop once, and does what is due after it; returns whether to stop."""
@@ -193,7 +203,11 @@ class FitLoop:
     def _train(self, count: int, with_norm: bool) -> LoopResult:
         """Runs steps, and adds them to the state; ends the run if one is not finite."""
         state = self._state
-        with self._timer.call(count), must_fit(self._source.element_spec), _naming(state.step):
+        with (
+            self._timer.call(count),
+            must_fit(self._source.element_spec),
+            _naming(state.step, self._position.before(state.step)),
+        ):
             result = self._program.steps.loop(self._batch_size, rate=self._batches.rate)(
                 self._iterator, tf.constant(state.step, tf.int64), tf.constant(count), tf.constant(with_norm)
             )
@@ -232,21 +246,28 @@ class FitLoop:
         """
         number = step % steps_in_epochs(1, self._source.size, self._batch_size)
         seed = self._program.settings.seed
-        pipeline = Pipeline(self._source, self._batch_size, seed, number * self._batch_size)
+        pipeline = Pipeline(self._source.sample, self._batch_size, seed, number * self._batch_size)
         return next(self._strategy.distribute(pipeline.dataset))
 
     def _evaluate(self) -> dict[str, float]:
         assert self._test is not None
-        results = self._program.evaluate(self._test, self._batch_size)
+        results = self._program.evaluate(self._test, self._epochs.validation_batch_size)
         self._recorder.evaluation(results)
         return results
 
 
 @contextlib.contextmanager
-def _naming(step: int) -> Iterator[None]:
-    """Adds the step as a note to any exception, for error reports."""
+def _naming(step: int, examples: int) -> Iterator[None]:
+    """Adds the step as a note to any exception, for error reports; names the end of data that should have none."""
     try:
         yield
+    except tf.errors.FailedPreconditionError as error:
+        if "expected to contain an infinite number" not in str(error):
+            raise
+        raise InputError(
+            f"The data must last as long as the run. Received: data that ended in the steps after {examples} examples. "
+            "Give smaller `epochs` or `steps_per_epoch`, or data that repeats."
+        ) from error
     except Exception as error:
         error.add_note(f"This was in a call of the compiled loop that began with step {step}.")
         raise

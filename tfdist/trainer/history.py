@@ -1,18 +1,34 @@
 """The records of a run."""
 
+from collections.abc import Mapping
 from typing import Any
 
 
 class History:
-    """The records of a run, in the schema of metrics.jsonl.
+    """The records of a run, in the schema of metrics.jsonl, and the results of its epochs, as Keras's `fit` returns them.
 
     Attributes:
       records: all records, in the order in which they were written.
+      epoch: numbers of the epochs that ended, from 0.
+      history: by name of the loss or a metric, and with `val_` for validation, the results of these epochs.
     """
 
     def __init__(self) -> None:
         """Creates an empty history."""
         self.records: list[dict[str, Any]] = []
+        self.epoch: list[int] = []
+        self.history: dict[str, list[float]] = {}
+
+    def __repr__(self) -> str:
+        """Names what there is, with the last values."""
+        last = "".join(f", {name} {values[-1]:.4g}" for name, values in self.history.items())
+        return f"<History of epochs {self.epoch[0]} to {self.epoch[-1]}{last}>" if self.epoch else "<History: empty>"
+
+    def end_epoch(self, epoch: int, results: Mapping[str, float]) -> None:
+        """Adds the results of an epoch."""
+        self.epoch.append(epoch)
+        for name, value in results.items():
+            self.history.setdefault(name, []).append(value)
 
     def last(self, kind: str) -> dict[str, Any]:
         """Returns the last record of a kind.

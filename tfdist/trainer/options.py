@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
+from tfdist.coordination import Group
+from tfdist.coordination.watchdog import Watchdog
 from tfdist.data.batch_schedule import GLOBAL
 from tfdist.errors import InputError
 from tfdist.reporting import NullLedger, NullProfile, NullReporter, Reporter
@@ -85,6 +87,10 @@ class Checks(_FromConfig):
     check_sync: str = "variables"
     stall_warning_seconds: float = 60.0
     stall_shutdown_seconds: float = 0.0
+
+    def watchdog(self, group: Group) -> Watchdog:
+        """Returns what watches the calls of a run's compiled loop."""
+        return Watchdog(group, warning_seconds=self.stall_warning_seconds, shutdown_seconds=self.stall_shutdown_seconds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

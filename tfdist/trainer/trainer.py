@@ -1,8 +1,7 @@
 """`Trainer`: trains, evaluates, saves and resumes a Keras model under a strategy."""
 
-import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -11,8 +10,7 @@ from tfdist.checkpoint.manager import Checkpoints, saver
 from tfdist.checkpoint.restore import restore, resume_candidates
 from tfdist.checkpoint.run_variables import RunVariables
 from tfdist.checkpoint.tiers import Saved
-from tfdist.coordination.watchdog import Watchdog
-from tfdist.data import Examples, as_examples, check_batch_size, fit_data, with_class_weight
+from tfdist.data import Examples, check_batch_size
 from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
 from tfdist.distribution.strategy import current_strategy
 from tfdist.errors import InputError
@@ -26,7 +24,6 @@ from tfdist.step.step import Settings
 from tfdist.step.validation import (
     check_born_here,
     check_engine_sums,
-    check_length,
     check_means,
     check_not_wrapped,
     check_optimizer,
@@ -37,11 +34,13 @@ from tfdist.step.validation import (
     without_loss_scale,
 )
 from tfdist.storage import AnyPath
+from tfdist.trainer.fit_arguments import FitArguments, evaluation_arguments, fit_arguments
 from tfdist.trainer.fit_loop import FitLoop
 from tfdist.trainer.history import History
 from tfdist.trainer.model_file import save_model
 from tfdist.trainer.options import Checks, Reporting, Schedule
 from tfdist.trainer.program import Program, build, loss_scale
+from tfdist.trainer.progress import reported
 from tfdist.trainer.train_state import TrainState
 
 
@@ -128,19 +127,30 @@ class Trainer:
             self._kept.variables(self._settings.loss_scale.state())
         self._program: Program | None = None
 
+    def __repr__(self) -> str:
+        """Names model, strategy, replicas and step."""
+        return f"<Trainer of {self.model.name!r} on {self.strategy!r}, step {self.step}>"
+
     def fit(
         self,
         x: Any,
         y: Any = None,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         epochs: int | None = None,
-        *,
-        steps: int | None = None,
-        callbacks: Sequence[keras.callbacks.Callback] = (),
-        validation_data: Any = None,
+        verbose: int | str = "auto",
+        callbacks: Sequence[keras.callbacks.Callback] | None = None,
         validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
         class_weight: Mapping[int, float] | None = None,
         sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int | Collection[int] = 1,
+        *,
+        steps: int | None = None,
         schedule: Schedule | None = None,
         checks: Checks | None = None,
         reporting: Reporting | None = None,
@@ -148,28 +158,40 @@ class Trainer:
     ) -> History:
         """Trains for a number of epochs or steps; after `resume`, counted from where the resumed run began.
 
-        The first arguments are those of Keras's `fit`. The first batch continues where the previous `fit` ended.
+        The first arguments are those of Keras's `fit`. Every batch is full: rows that are left at the end of an epoch are
+        in a step with the first rows of the next one, where Keras would make a smaller batch. The first batch continues
+        where the previous `fit` ended.
 
         Args:
-          x: inputs, as arrays, with `y`; or all data: arrays (x, y), a `DataSet`, a source, a `tf.data.Dataset` of single
-            examples, or a pair of these for training and validation. tf.data's autotuning is disabled, because its
-            thread delays the end of a run by up to a minute: `AUTOTUNE` then means one parallel call per core.
+          x: inputs, as arrays, with `y`; or all data: arrays (x, y); a `tf.data.Dataset`, `keras.utils.PyDataset` or
+            generator of batches, whose rows are used in the order in which they come, the same on every process; a
+            `tf.data.Dataset` of single examples, which is shuffled; a `DataSet`, a source; or a pair of these for training
+            and validation. tf.data's autotuning is disabled, because its thread delays the end of a run by up to a minute:
+            `AUTOTUNE` then means one parallel call per core.
           y: targets, as arrays.
-          batch_size: global batch size, over all replicas.
-          epochs: number of passes over the data; 1 if `steps` is not given either.
-          steps: number of updates, instead of `epochs`.
+          batch_size: global batch size, over all replicas; by default that of the first batch of `x`, or 32.
+          epochs: number of passes over the data, with those before `initial_epoch`; 1 if `steps` is not given either.
+          verbose: what the chief writes to stderr: "auto" or 1, a progress bar in a terminal and lines elsewhere; 2, lines;
+            0, nothing. Has no effect with `reporting.reporter`.
           callbacks: Keras callbacks, the same on every process. Checkpoints contain what their `state_dict` returns.
-          validation_data: data to evaluate as scheduled, in any of the forms of `x`.
           validation_split: fraction of the arrays, in [0, 1), to use as validation data: their last rows.
+          validation_data: data to evaluate as scheduled, in any of the forms of `x`.
+          shuffle: whether to shuffle arrays, sources and single examples in each epoch, by the trainer's seed.
           class_weight: weight of the examples of each class.
           sample_weight: weight of each example, as an array, with `y`.
+          initial_epoch: number of the first epoch, for callbacks.
+          steps_per_epoch: steps that count as an epoch; required for data without an end.
+          validation_steps: number of batches to evaluate; by default all.
+          validation_batch_size: global batch size of evaluations; does not affect results.
+          validation_freq: epochs between evaluations, or a list of epochs, counted from 1, after which to evaluate.
+          steps: number of updates, instead of `epochs`.
           schedule: what happens at which step: records, evaluations, calls of the compiled loop.
           checks: what is measured and checked.
           reporting: where the run is recorded.
           checkpoints: where and how often to save the run; by default never.
 
         Returns:
-          The records of the run.
+          The records of the run; its `history` has the results of each epoch, as Keras's.
 
         Raises:
           InputError: an argument is invalid.
@@ -178,23 +200,45 @@ class Trainer:
           CheckpointError: a checkpoint could not be written.
           DesyncError: replicas have diverged.
         """
-        schedule, checks, reporting = schedule or Schedule(), checks or Checks(), reporting or Reporting()
-        data = fit_data(x, y, sample_weight, validation_data, validation_split)
-        size = data.train.size
-        batches = self.batch_schedule(size, batch_size=batch_size, elastic_batch=schedule.elastic_batch)
-        end = batches.end(*check_length(steps, epochs), size)
+        given = fit_arguments(
+            x,
+            y,
+            batch_size,
+            epochs,
+            steps=steps,
+            validation_split=validation_split,
+            validation_data=validation_data,
+            shuffle=shuffle,
+            class_weight=class_weight,
+            sample_weight=sample_weight,
+            initial_epoch=initial_epoch,
+            steps_per_epoch=steps_per_epoch,
+            validation_steps=validation_steps,
+            validation_batch_size=validation_batch_size,
+            validation_freq=validation_freq,
+        )
+        schedule, checks = schedule or Schedule(), checks or Checks()
+        with reported(reporting or Reporting(), verbose, self.strategy.is_chief) as reporting:
+            return self._fit(given, callbacks or (), schedule, checks, reporting, checkpoints)
+
+    def _fit(
+        self,
+        given: FitArguments,
+        callbacks: Sequence[keras.callbacks.Callback],
+        schedule: Schedule,
+        checks: Checks,
+        reporting: Reporting,
+        checkpoints: Checkpoints | None,
+    ) -> History:
+        data, size = given.data, given.data.train.size
+        batches = self.batch_schedule(size, batch_size=given.batch_size, elastic_batch=schedule.elastic_batch)
+        end = batches.end(given.steps, given.epochs, size)
         if self._program:
             check_unchanged(self.model, self._program.trained, self._optimizer)
         check_same_data(self.strategy, data.train)
-        if class_weight:
-            data = dataclasses.replace(data, train=with_class_weight(data.train, class_weight))
         program, state = self.build(data.train), self.train_state
         with (
-            Watchdog(
-                self.strategy.group,
-                warning_seconds=checks.stall_warning_seconds,
-                shutdown_seconds=checks.stall_shutdown_seconds,
-            ) as watchdog,
+            checks.watchdog(self.strategy.group) as watchdog,
             saver(
                 checkpoints,
                 self.strategy,
@@ -209,6 +253,7 @@ class Trainer:
                 data,
                 batches,
                 end,
+                given.numbered,
                 callbacks=callbacks,
                 schedule=schedule,
                 checks=checks,
@@ -266,14 +311,26 @@ class Trainer:
         check_batch_size(found.position.batch_size, parts, micro_steps, equal=equal)
         return found
 
-    def evaluate(self, data: Any, *, batch_size: int) -> dict[str, float]:
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        *,
+        sample_weight: Any = None,
+        steps: int | None = None,
+    ) -> dict[str, float]:
         """Returns the loss and the metrics over a whole data set; the same for any number of replicas.
 
         Args:
-          data: data to evaluate on; see `fit`.
-          batch_size: examples per batch, over all replicas; does not affect the result.
+          x: data to evaluate on, in any of the forms of `fit`.
+          y: targets, as arrays.
+          batch_size: examples per batch, over all replicas; does not affect the result. By default that of the first batch
+            of `x`, or 32.
+          sample_weight: weight of each example, as an array, with `y`.
+          steps: number of batches to evaluate; by default all.
         """
-        examples = as_examples(data)
+        examples, batch_size = evaluation_arguments(x, y, batch_size, sample_weight, steps)
         return self.build(examples).evaluate(examples, batch_size)
 
     def build(self, data: Examples) -> Program:

@@ -1,0 +1,128 @@
+"""Data that comes in batches: its rows are one stream, cut into full batches."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.data import Pipeline, as_examples
+from tfdist.data.examples import PartialEpochs
+from tfdist.data.pipeline import EvaluationPipeline
+from tfdist.errors import InputError
+
+NUMBERS = np.arange(7)
+DATASET = tf.data.Dataset.from_tensor_slices((NUMBERS, -NUMBERS[:, None])).batch(3)
+
+
+class Batches(keras.utils.PyDataset):
+    """Three batches, of 3, 3 and 1 rows."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.epochs = []
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        rows = NUMBERS[3 * index : 3 * index + 3]
+        return {"a": rows}, -rows[:, None]
+
+    def on_epoch_begin(self):
+        self.epochs.append("begin")
+
+    def on_epoch_end(self):
+        self.epochs.append("end")
+
+
+def generator(batches=10**9):
+    for number in range(batches):
+        yield NUMBERS[:3] + 3 * number, np.zeros((3, 1))
+
+
+def rows(source, steps, batch_size=3, *, seed=0, first=0, replicas=(0,), size=1):
+    batches = Pipeline(source, batch_size, seed, first).dataset(list(replicas), size).take(steps * len(replicas))
+    return [tf.nest.flatten(x)[0].tolist() for x, _ in batches.as_numpy_iterator()]
+
+
+def test_rows_are_cut_into_full_batches_in_their_order():
+    source = as_examples(DATASET)
+    assert (source.size, source.batch_size, source.element_spec[1].shape) == (7, 3, (1,))
+    assert rows(source, 4) == [[0, 1, 2], [3, 4, 5], [6, 0, 1], [2, 3, 4]]
+    assert rows(source, 3, batch_size=5) == [[0, 1, 2, 3, 4], [5, 6, 0, 1, 2], [3, 4, 5, 6, 0]]
+
+
+@pytest.mark.parametrize("data", [DATASET, Batches(), DATASET.repeat()], ids=["dataset", "PyDataset", "endless"])
+@pytest.mark.parametrize("first", [0, 2, 3, 7, 8, 20])
+def test_a_stream_goes_on_from_any_row(data, first):
+    source = as_examples(data, steps=3)
+    whole = sum(rows(source, 30, batch_size=1), [])
+    assert sum(rows(source, 3, batch_size=3, first=first), []) == whole[first : first + 9]
+
+
+def test_replicas_share_each_batch():
+    source = as_examples(DATASET)
+    shares = [rows(source, 4, batch_size=5, replicas=[replica], size=2) for replica in (0, 1)]
+    assert [a + b for a, b in zip(*shares, strict=True)] == rows(source, 4, batch_size=5)
+
+
+def test_an_evaluation_uses_every_row_once():
+    batches = EvaluationPipeline(as_examples(DATASET), 4).dataset([0], 1)
+    assert [x.tolist() for x, _ in batches.as_numpy_iterator()] == [[0, 1, 2, 3], [4, 5, 6]]
+    first = PartialEpochs(as_examples(DATASET), 4)
+    assert [x.tolist() for x, _ in EvaluationPipeline(first, 2).dataset([0], 1).as_numpy_iterator()] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_py_dataset_has_its_batches_in_another_order_in_each_epoch_by_the_seed(workers):
+    source = as_examples(Batches(workers=workers))
+    assert source.size == 7
+    epochs = [rows(source, 7, batch_size=1, first=7 * epoch) for epoch in range(6)]
+    assert all(sorted(sum(epoch, [])) == NUMBERS.tolist() for epoch in epochs)
+    assert len({str(epoch) for epoch in epochs}) > 1
+    assert rows(source, 42, batch_size=1, seed=1) != rows(source, 42, batch_size=1) == sum(epochs, [])
+    assert rows(source.in_order(), 4) == rows(as_examples(DATASET), 4)
+
+
+def test_a_py_dataset_is_told_of_epochs():
+    data = Batches()
+    assert len(rows(as_examples(data), 5)) == 5
+    assert data.epochs[:3] == ["begin", "end", "begin"]
+
+
+def test_a_generator_is_read_once_and_has_a_sample():
+    source = as_examples(generator(), steps=4)
+    assert (source.size, source.batch_size) == (12, 3)
+    iterator = iter(Pipeline(source, 3, 0).dataset([0], 1))
+    assert [next(iterator)[0].numpy().tolist() for _ in range(2)] == [[0, 1, 2], [3, 4, 5]]
+    assert sorted(rows(source.sample, 1)[0]) == [0, 1, 2]
+    assert next(iterator)[0].numpy().tolist() == [6, 7, 8]
+
+
+def test_data_of_unknown_size_is_read_once_to_count_it(caplog):
+    caplog.set_level("INFO")
+    source = as_examples(DATASET.filter(lambda x, y: x[0] > 0))
+    assert source.size == 4 and "to count its examples" in caplog.text
+    assert rows(source, 2, batch_size=4) == [[3, 4, 5, 6]] * 2
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (DATASET.repeat(), "needs `steps_per_epoch` .* Received: a tf.data.Dataset that repeats"),
+        (generator(), "needs `steps_per_epoch` .* Received: a generator"),
+        (DATASET.take(0), "must have examples. Received: a tf.data.Dataset without a batch"),
+        (generator(0), "must yield at least one batch"),
+        (DATASET.map(lambda x, y: {"x": x, "y": y}), r"must be tuples \(x, y\)"),
+        ((batch[0] for batch in generator()), "must return a tuple"),
+    ],
+)
+def test_what_is_refused(data, words):
+    with pytest.raises(InputError, match=words):
+        as_examples(data)
+
+
+def test_checksums_tell_data_apart():
+    found = [as_examples(data).checksum for data in (DATASET, DATASET, DATASET.skip(1))]
+    assert found[0] == found[1] != found[2]
+    assert PartialEpochs(as_examples(DATASET), 3).checksum == found[0]

@@ -1,0 +1,166 @@
+"""`Trainer.fit` takes the arguments of Keras's `fit` and gives its results, bit for bit where batches are equal."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.errors import InputError, NotFiniteError
+
+RANDOM = np.random.default_rng(0)
+pytestmark = pytest.mark.usefixtures("float64")
+X, Y = RANDOM.standard_normal((70, 4)), RANDOM.standard_normal((70, 1))
+BATCHES = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10)
+
+
+class Batches(keras.utils.PyDataset):
+    """Seven batches of ten rows."""
+
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, index):
+        return X[10 * index : 10 * index + 10], Y[10 * index : 10 * index + 10]
+
+
+def generator():
+    while True:
+        yield from ((X[first : first + 10], Y[first : first + 10]) for first in range(0, 70, 10))
+
+
+def build():
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
+    return keras.Sequential(layers)
+
+
+def compiled():
+    return {"optimizer": keras.optimizers.SGD(0.1, momentum=0.9), "loss": "mse", "metrics": ["mae"]}
+
+
+def trainer_of(strategy):
+    keras.utils.clear_session(free_memory=False)
+    with strategy.scope():
+        return tfdist.Trainer(build(), **compiled())
+
+
+FITS = {
+    "arrays": lambda: {"x": X, "y": Y, "batch_size": 10, "shuffle": False},
+    "default batch": lambda: {"x": X[:64], "y": Y[:64], "shuffle": False},
+    "batches": lambda: {"x": BATCHES},
+    "endless": lambda: {"x": BATCHES.repeat(), "steps_per_epoch": 5},
+    "fewer steps": lambda: {"x": BATCHES.repeat(2), "steps_per_epoch": 4, "initial_epoch": 1},
+    "PyDataset": lambda: {"x": Batches(), "shuffle": False},
+    "generator": lambda: {"x": generator(), "steps_per_epoch": 7},
+    "validation": lambda: {"x": BATCHES, "validation_data": BATCHES, "validation_steps": 2, "validation_freq": 2},
+    "listed": lambda: {"x": BATCHES, "validation_data": (X, Y), "validation_batch_size": 9, "validation_freq": [1, 3]},
+    "split": lambda: {"x": X, "y": Y, "validation_split": 0.2, "batch_size": 8, "shuffle": False},
+    "weights": lambda: {"x": X, "y": Y, "sample_weight": np.arange(70.0) / 35, "batch_size": 10, "shuffle": False},
+}
+
+
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("name", ["single", "mirrored2"])
+def test_it_gives_what_keras_gives(fit, name, request):
+    keras.utils.clear_session(free_memory=False)
+    plain, seen, expected = build(), [], []
+    plain.compile(**compiled())
+    look = [keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: expected.append(epoch))]
+    history = plain.fit(**FITS[fit]() | {"shuffle": False}, epochs=3, verbose=0, callbacks=look)
+    trainer = trainer_of(request.getfixturevalue(name))
+    look = [keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: seen.append(epoch))]
+    found = trainer.fit(**FITS[fit](), epochs=3, verbose=0, callbacks=look)
+    assert found.epoch == history.epoch == seen == expected
+    assert list(found.history) == list(history.history)
+    for metric, values in history.history.items():
+        np.testing.assert_allclose(found.history[metric], values, rtol=1e-12, err_msg=metric)
+    for ours, theirs in zip(trainer.model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-13)
+
+
+def test_rows_that_the_batch_does_not_divide_are_in_a_full_batch_with_those_of_the_next_epoch(single):
+    """70 rows in batches of 32: epochs of 3, 2 and 2 steps, where Keras would make 3 each, the last of 6 rows."""
+    steps = []
+    count = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: steps.append(trainer.step))
+    trainer = trainer_of(single)
+    trainer.fit(X, Y, epochs=3, verbose=0, callbacks=[count])
+    assert steps == [3, 5, 7]
+
+
+def test_arrays_are_shuffled_by_the_seed_unless_that_is_switched_off(single):
+    weights = []
+    for shuffle in (True, True, False):
+        trainer = trainer_of(single)
+        trainer.fit(X, Y, 10, 1, 0, shuffle=shuffle)
+        weights.append(trainer.model.get_weights()[0])
+    assert (weights[0] == weights[1]).all() and (weights[0] != weights[2]).any()
+
+
+def test_a_second_fit_counts_epochs_from_its_own_first(single):
+    trainer = trainer_of(single)
+    assert trainer.fit(X, Y, 10, 2, 0).epoch == [0, 1]
+    assert trainer.fit(X, Y, 10, 2, 0).epoch == [0, 1]
+    assert trainer.fit(X, Y, 10, 4, 0, initial_epoch=2).epoch == [2, 3]
+    assert trainer.step == 42
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"initial_epoch": 2, "epochs": 2}, "`initial_epoch` .* less than `epochs`"),
+        ({"initial_epoch": -1, "epochs": 1}, "`initial_epoch`"),
+        ({"steps_per_epoch": 0}, "`steps_per_epoch` must be a positive integer. Received: 0"),
+        ({"validation_steps": 1.5}, "`validation_steps` must be"),
+        ({"validation_batch_size": -1}, "`validation_batch_size` must be"),
+        ({"validation_freq": 0}, "`validation_freq` must be"),
+        ({"validation_freq": "2"}, "`validation_freq` must be"),
+        ({"verbose": 3}, "`verbose` must be one of"),
+        ({"steps": 1, "epochs": 1}, "either `steps` or `epochs`"),
+    ],
+    ids=str,
+)
+def test_arguments_that_are_refused(single, arguments, words):
+    with pytest.raises(InputError, match=words):
+        trainer_of(single).fit(X, Y, **arguments)
+
+
+def test_a_generator_that_ends_too_early(single):
+    batches = ((X[:10], Y[:10]) for _ in range(8))
+    with pytest.raises(InputError, match="ended in the steps after 70 examples.*steps_per_epoch"):
+        trainer_of(single).fit(batches, steps_per_epoch=7, epochs=2, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("verbose", "lines"), [("auto", ["step 7/14", "step 10/14", "step 14/14", "step 14/14"]), (0, [])]
+)
+def test_lines_for_what_is_no_terminal(single, capsys, verbose, lines):
+    trainer_of(single).fit(X, Y, 10, 2, verbose, validation_data=(X, Y))
+    written = capsys.readouterr()
+    assert [line.partition("  ")[0] for line in written.err.splitlines()] == lines
+    assert not written.out
+
+
+def test_a_run_that_fails_says_so_once(single, capsys):
+    with pytest.raises(NotFiniteError):
+        trainer_of(single).fit(X * np.nan, Y, verbose=2)
+    assert capsys.readouterr().err.startswith("run ended: ")
+
+
+def test_evaluate_takes_data_in_the_same_forms(single):
+    trainer = trainer_of(single)
+    whole = trainer.evaluate(X, Y)
+    for data in ((X, Y), BATCHES, Batches()):
+        assert trainer.evaluate(data) == pytest.approx(whole, rel=1e-12)
+    assert trainer.evaluate(BATCHES.repeat(), steps=7) == pytest.approx(whole, rel=1e-12)
+    assert trainer.evaluate(X, Y, 10, steps=2) == pytest.approx(trainer.evaluate(X[:20], Y[:20]), rel=1e-12)
+    weighted = trainer.evaluate(X, Y, sample_weight=np.r_[np.ones(20), np.zeros(50)])
+    assert weighted["loss"] != pytest.approx(whole["loss"])
+
+
+def test_what_they_are_is_seen(single, mirrored2):
+    trainer = trainer_of(mirrored2)
+    assert repr(trainer) == "<Trainer of 'sequential' on <Mirrored: 2 replicas>, step 0>"
+    assert repr(single) == "<Single: 1 replica>"
+    history = trainer.fit(X, Y, 10, 1, 0)
+    assert repr(history).startswith("<History of epochs 0 to 0, loss ")

@@ -1,0 +1,73 @@
+"""Batches of `tf.data` pipelines and of what Keras adapts to them."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from keras.src.trainers import data_adapters
+
+# Names of TensorFlow's classes, which it does not export.
+_BATCHES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset")
+_SINGLES = ("_UnbatchDataset", "_TensorSliceDataset", "_RangeDataset")
+_SAME_ELEMENTS = ("_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset", "CacheDataset")
+_ANY_ELEMENTS = ("_FlatMapDataset", "_InterleaveDataset", "_ParallelInterleaveDataset", "_GroupByWindowDataset")
+
+
+class Adapted(NamedTuple):
+    """Data that Keras's `fit` takes, as a data set of batches.
+
+    Attributes:
+      batches: one epoch of batches.
+      first: the first batch, as arrays.
+      length: number of batches in an epoch; None if there is no end.
+      can_be_read_again: whether each iterator reads from the beginning.
+    """
+
+    batches: tf.data.Dataset
+    first: Any
+    length: int | None
+    can_be_read_again: bool
+
+
+def is_batched(dataset: tf.data.Dataset) -> bool:
+    """Returns whether the elements of a data set are batches, by how it was made; else by their shapes."""
+    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
+    if any(shape.rank == 0 for shape in shapes):
+        return False
+    made = dataset
+    while made._inputs() and type(made).__name__ not in (*_BATCHES, *_SINGLES, *_ANY_ELEMENTS):
+        made = made._inputs()[0]
+    if type(made).__name__ in (*_BATCHES, *_SINGLES):
+        return type(made).__name__ in _BATCHES
+    return all(shape.rank is None or shape[0] is None for shape in shapes)
+
+
+def count_rows(dataset: tf.data.Dataset) -> int | None:
+    """Returns the number of rows of a finite data set of batches, without reading it; None if that is not possible."""
+    batches = int(dataset.cardinality())
+    if batches < 0:
+        return None
+    static = next(spec.shape[0] if spec.shape.rank else None for spec in tf.nest.flatten(dataset.element_spec))
+    if static is not None:
+        return batches * int(static)
+    made = dataset
+    while type(made).__name__ in _SAME_ELEMENTS:
+        [made] = made._inputs()
+    if type(made).__name__ not in ("_BatchDataset", "_ParallelBatchDataset"):
+        return None
+    [examples] = made._inputs()
+    rows = int(examples.cardinality())
+    return rows if rows >= 0 else None
+
+
+def adapted(data: Any) -> Adapted:
+    """Returns batches of a Python generator or a data loader, as Keras's `fit` reads them.
+
+    Raises:
+      ValueError: Keras does not accept the data.
+    """
+    adapter = data_adapters.get_data_adapter(data)
+    batches = adapter.get_tf_dataset()
+    is_generator = isinstance(adapter, data_adapters.GeneratorDataAdapter)
+    first = adapter._first_batches[0] if is_generator else next(iter(batches.take(1)))
+    return Adapted(batches, tf.nest.map_structure(np.asarray, first), adapter.num_batches, not is_generator)

@@ -1,0 +1,144 @@
+"""The arguments of `Trainer.fit` and `Trainer.evaluate` that Keras's methods have, validated."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from tfdist.data import DataSet, Examples, as_examples, fit_data, with_class_weight
+from tfdist.data.examples import PartialEpochs
+from tfdist.errors import InputError
+
+BATCH_SIZE = 32  # as in Keras
+
+
+class Epochs(NamedTuple):
+    """How the epochs of a call of `fit` are numbered and validated.
+
+    Attributes:
+      initial: number of the first epoch.
+      validation_freq: validate after every so many epochs, or after the epochs with these numbers, counted from 1.
+      validation_batch_size: global batch size of evaluations.
+    """
+
+    initial: int
+    validation_freq: int | Collection[int]
+    validation_batch_size: int
+
+    def validates(self, epoch: int) -> bool:
+        """Returns whether to validate after an epoch, counted from 0."""
+        if isinstance(self.validation_freq, int):
+            return (epoch + 1) % self.validation_freq == 0
+        return epoch + 1 in self.validation_freq
+
+
+class FitArguments(NamedTuple):
+    """The data of a call of `fit` and how it is used.
+
+    Attributes:
+      data: examples for training and validation.
+      batch_size: global batch size.
+      steps: length of the run in steps, or 0.
+      epochs: length of the run in epochs, or 0.
+      numbered: numbers of the epochs, and which of them are validated.
+    """
+
+    data: DataSet
+    batch_size: int
+    steps: int
+    epochs: int
+    numbered: Epochs
+
+
+def fit_arguments(
+    x: Any,
+    y: Any = None,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+    *,
+    steps: int | None = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: bool = True,
+    class_weight: Mapping[int, float] | None = None,
+    sample_weight: Any = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: int | Collection[int] = 1,
+) -> FitArguments:
+    """Validates the arguments of `Trainer.fit`.
+
+    Raises:
+      InputError: an argument is invalid.
+    """
+    _check_count("steps_per_epoch", steps_per_epoch)
+    _check_count("validation_steps", validation_steps)
+    _check_count("validation_batch_size", validation_batch_size)
+    _check_freq(validation_freq)
+    steps, epochs = _length(steps, epochs, initial_epoch)
+    data = fit_data(x, y, sample_weight, validation_data, validation_split, steps_per_epoch, validation_steps)
+    batch_size = batch_size or data.train.batch_size or BATCH_SIZE
+    validation_batch_size = validation_batch_size or (data.test and data.test.batch_size) or batch_size
+    train = data.train if shuffle else data.train.in_order()
+    train = _counted(train, steps_per_epoch, batch_size)
+    if class_weight:
+        train = with_class_weight(train, class_weight)
+    test = data.test and _first(data.test, validation_steps, validation_batch_size)
+    data = DataSet(data.name, train, test, data.input_shape, data.classes)
+    return FitArguments(data, batch_size, steps, epochs, Epochs(initial_epoch, validation_freq, validation_batch_size))
+
+
+def evaluation_arguments(
+    x: Any, y: Any = None, batch_size: int | None = None, sample_weight: Any = None, steps: int | None = None
+) -> tuple[Examples, int]:
+    """Validates the arguments of `Trainer.evaluate`; returns the examples and the global batch size.
+
+    Raises:
+      InputError: an argument is invalid.
+    """
+    _check_count("steps", steps)
+    value = x if y is None else (x, y) if sample_weight is None else (x, y, sample_weight)
+    examples = as_examples(value, steps)
+    batch_size = batch_size or examples.batch_size or BATCH_SIZE
+    return _first(examples, steps, batch_size), batch_size
+
+
+def _counted(examples: Examples, steps: int | None, batch_size: int) -> Examples:
+    """Returns examples of which `steps` batches count as an epoch; all of them if `steps` is None."""
+    return examples if steps is None else PartialEpochs(examples, steps * batch_size)
+
+
+def _first(examples: Examples, steps: int | None, batch_size: int) -> Examples:
+    """Returns the first `steps` batches of examples, at most all; all of them if `steps` is None."""
+    if steps is None or steps * batch_size >= examples.size:
+        return examples
+    return PartialEpochs(examples, steps * batch_size)
+
+
+def _length(steps: int | None, epochs: int | None, initial_epoch: int) -> tuple[int, int]:
+    """Returns the length of a run in steps and in epochs, one of which is 0; by default one epoch."""
+    if steps is None and epochs is None:
+        epochs = initial_epoch + 1
+    found = steps or 0, epochs or 0
+    if bool(steps) == bool(epochs) or min(found) < 0 or any(int(number) != number for number in found):
+        raise InputError(
+            f"Give either `steps` or `epochs`, a positive integer. Received: steps={steps}, epochs={epochs}."
+        )
+    if not isinstance(initial_epoch, int) or initial_epoch < 0 or 0 < found[1] <= initial_epoch:
+        raise InputError(
+            "`initial_epoch` must be an integer of at least 0 and less than `epochs`, the number of the last epoch. "
+            f"Received: initial_epoch={initial_epoch}, epochs={epochs}."
+        )
+    return found[0], found[1] and found[1] - initial_epoch
+
+
+def _check_count(name: str, value: int | None) -> None:
+    if value is not None and (int(value) != value or value < 1):
+        raise InputError(f"`{name}` must be a positive integer. Received: {value}.")
+
+
+def _check_freq(value: int | Collection[int]) -> None:
+    if isinstance(value, int) and value < 1 or not isinstance(value, int | Collection) or isinstance(value, str):
+        raise InputError(
+            f"`validation_freq` must be a positive integer, or a list of epochs counted from 1. Received: {value!r}."
+        )
