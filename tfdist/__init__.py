@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfdist import collectives, data, gradients, layers, models, optimizers
+    from tfdist import collectives, data, errors, gradients, layers, models, optimizers
     from tfdist.cli.distribute import distribute
     from tfdist.cluster.environment import Cluster
     from tfdist.collectives import Collectives, gather_rows
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# TensorFlow's own start-up messages, if it is imported later; TF_CPP_MIN_LOG_LEVEL=0 shows them.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # A Horovod with MPI loads UCX, which would handle SIGHUP, SIGSEGV and others from its import on.
 os.environ.setdefault("UCX_DEBUG_SIGNO", "0")
 os.environ.setdefault("UCX_HANDLE_ERRORS", "")
@@ -45,6 +47,7 @@ __all__ = [
     "current_strategy",
     "data",
     "distribute",
+    "errors",
     "gather_rows",
     "gradients",
     "layers",
@@ -90,4 +93,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    """Returns the public names, for completion."""
+    return [*__all__, "__all__", "__doc__", "__file__", "__name__", "__path__", "__version__"]

@@ -28,6 +28,7 @@ def test_tfdist():
         "current_strategy",
         "data",
         "distribute",
+        "errors",
         "gather_rows",
         "gradients",
         "layers",
@@ -152,3 +153,11 @@ def test_exit_codes():
         "OUT_OF_MEMORY": 6,
         "PREEMPTED": 75,
     }
+
+
+def test_signatures_show_options_and_completion_shows_public_names():
+    of_strategies = list(inspect.signature(tfdist.load_strategy).parameters)
+    assert of_strategies[0] == "name" and {"devices", "communication", "mesh_shape", "layout"} <= {*of_strategies}
+    assert "options" not in of_strategies
+    assert {"compression", "precision", "devices"} <= {*inspect.signature(tfdist.distribute).parameters}
+    assert [name for name in dir(tfdist) if not name.startswith("__")] == tfdist.__all__

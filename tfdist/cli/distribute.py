@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist import keras_fit
 from tfdist.cli import environment_flags, open_strategy
+from tfdist.config.fields import takes_options
 from tfdist.config.run_config import RunConfig
 from tfdist.distribution import factory, tf_distribute
 from tfdist.distribution.strategy import Strategy, strategy_in_use
@@ -15,6 +16,7 @@ from tfdist.errors import InputError
 Model = TypeVar("Model", bound=keras.Model)
 
 
+@takes_options(RunConfig)
 def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -> Model:
     """Makes a model's `fit`, `evaluate`, `predict` and `..._on_batch` methods run on all replicas.
 

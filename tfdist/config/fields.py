@@ -1,6 +1,7 @@
 """Defines flags as dataclass fields: help text, range, and validation."""
 
 import dataclasses
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -124,6 +125,28 @@ def flag_field(default: Any, *args: Any, **more: Any) -> Any:
 def names(config: Any, trait: str) -> tuple[str, ...]:
     """Returns the names of a configuration's fields whose `Flag` has a trait, such as "per_process"."""
     return tuple(field.name for field in dataclasses.fields(config) if getattr(field.metadata["flag"], trait))
+
+
+def takes_options(config: Any, trait: str = "") -> Callable[[Callable], Callable]:
+    """Returns a decorator that shows a configuration's fields in the signature of a function, instead of `**options`.
+
+    Args:
+      config: the configuration.
+      trait: only fields with this trait are shown; "" shows all.
+    """
+
+    def decorate(function: Callable) -> Callable:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        shown = [
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+            for f in dataclasses.fields(config)
+            if f.name not in signature.parameters and (not trait or getattr(f.metadata["flag"], trait))
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
 
 
 def check_fields(config: Any) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist.cluster.environment import Cluster
+from tfdist.config.fields import takes_options
 from tfdist.config.strategy_declaration import Declaration
-from tfdist.config.strategy_registry import AUTO, declared
+from tfdist.config.strategy_registry import AUTO, JobOptions, TrainerOptions, declared
 from tfdist.coordination import Group, join
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection, detect
@@ -19,6 +20,8 @@ from tfdist.grammar.spec import load_object, nearest
 _started: list[weakref.ref[Strategy]] = []
 
 
+@takes_options(JobOptions, "is_option")
+@takes_options(TrainerOptions, "is_option")
 def load_strategy(
     name: str = AUTO,
     *,
@@ -33,7 +36,8 @@ def load_strategy(
         environment.
       start_timeout_seconds: how long to wait for the other processes.
       environment: environment variables; by default those of the process.
-      **options: options of the strategy, for example `devices=2` for mirrored.
+      **options: options of the strategy, for example `devices=2` for mirrored: the flags of `--strategy` in the help of
+        `python -m tfdist.train`, or those of your own class.
 
     Raises:
       InputError: the name, an option or the environment is invalid.
