@@ -89,7 +89,7 @@ def test_what_cannot_be_split_is_refused(single):
             ]
         )
         trainer = tfdist.Trainer(model, optimizer="sgd", loss="mse", accumulate_steps=2)
-    with pytest.raises(InputError, match="--batch_norm=local or --accumulate_steps=1"):
+    with pytest.raises(InputError, match="Use batch_norm=local or accumulate_steps=1"):
         trainer.fit(data, batch_size=4, steps=1)
     with single.scope():
         model = keras.Sequential([keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(1)])

@@ -67,7 +67,7 @@ def test_sample_weights(mirrored2):
     ("size", "batch_size", "message"),
     [
         (13, 8, "The size of a data set to evaluate must be divisible .* 13 examples and 2 replicas. Leave some out."),
-        (12, 5, "--batch_size must be divisible .* Received: --batch_size=5 and 2 replicas. Use 4 or 6."),
+        (12, 5, "^batch_size must be divisible .* Received: batch_size=5 and 2 replicas. Use 4 or 6."),
     ],
 )
 def test_a_strategy_that_compiles_replicas_refuses_what_it_cannot_share(

@@ -238,7 +238,7 @@ def test_dropout_differs_between_rows_of_a_batch(mesh2x2):
 
 
 def test_rows_must_be_divisible(mesh2x2):
-    with pytest.raises(InputError, match="--batch_size must be divisible by .*--batch_size=7 and 2"):
+    with pytest.raises(InputError, match="^batch_size must be divisible by .*: batch_size=7 and 2"):
         trainer_of(mesh2x2).fit((TOKENS, NEXT), batch_size=7, steps=1)
 
 
@@ -315,7 +315,7 @@ def test_small_variables_stay_whole():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shard": "all"}, "--shard=all is not known"),
+        ({"shard": "all"}, "^shard=all is not known"),
         ({"shard": "optimizer", "shard_axis": "modell"}, "no axis modell"),
     ],
 )

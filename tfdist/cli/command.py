@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from absl import flags as absl_flags
 
 from tfdist.cli import help_text
-from tfdist.errors import ExitCode, InputError, TfdistError
+from tfdist.errors import ExitCode, InputError, TfdistError, naming_flags
 from tfdist.errors.engine_errors import one_line, out_of_memory
 from tfdist.grammar.spec import did_you_mean
 from tfdist.process import signals
@@ -78,7 +78,7 @@ def run(
         define(values)
         _define_help(values)
         rest = parse(values, list(sys.argv if argv is None else argv), program, arguments)
-        with _stack_on_sigusr1():
+        with _stack_on_sigusr1(), naming_flags():
             return int((call(values, rest) if arguments else call(values)) or ExitCode.DONE)
     except _HelpWanted:
         width = min(shutil.get_terminal_size().columns, 120)

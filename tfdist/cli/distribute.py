@@ -11,11 +11,12 @@ from tfdist.config.fields import takes_options
 from tfdist.config.run_config import RunConfig
 from tfdist.distribution import factory, tf_distribute
 from tfdist.distribution.strategy import Strategy, strategy_in_use
-from tfdist.errors import InputError
+from tfdist.errors import InputError, names_arguments
 
 Model = TypeVar("Model", bound=keras.Model)
 
 
+@names_arguments
 @takes_options(RunConfig)
 def distribute(model: Model, strategy: Strategy | None = None, **options: Any) -> Model:
     """Makes a model's `fit`, `evaluate`, `predict` and `..._on_batch` methods run on all replicas.

@@ -14,12 +14,13 @@ from tfdist.config.strategy_registry import AUTO, JobOptions, TrainerOptions, de
 from tfdist.coordination import Group, join
 from tfdist.distribution.strategy import Strategy
 from tfdist.distribution.strategy_selection import Detection, detect
-from tfdist.errors import InputError
+from tfdist.errors import InputError, names_arguments
 from tfdist.grammar.spec import load_object, nearest
 
 _started: list[weakref.ref[Strategy]] = []
 
 
+@names_arguments
 @takes_options(JobOptions, "is_option")
 @takes_options(TrainerOptions, "is_option")
 def load_strategy(

@@ -4,6 +4,7 @@ Every error that a user can cause is defined here. `tfdist.cli.command` decides 
 numbers of bytes as messages give them.
 """
 
+from tfdist.errors.arguments import names_arguments, naming_flags
 from tfdist.errors.exceptions import (
     CheckpointError,
     CorruptCheckpointError,
@@ -32,4 +33,6 @@ __all__ = [
     "TfdistError",
     "WriteError",
     "describe_error",
+    "names_arguments",
+    "naming_flags",
 ]

@@ -8,12 +8,10 @@ import keras
 
 from tfdist.checkpoint.manager import Checkpoints, saver
 from tfdist.checkpoint.restore import restore, resume_candidates
-from tfdist.checkpoint.run_variables import RunVariables
-from tfdist.checkpoint.tiers import Saved
 from tfdist.data import Examples, check_batch_size
 from tfdist.data.batch_schedule import GLOBAL, BatchSchedule
 from tfdist.distribution.strategy import current_strategy
-from tfdist.errors import InputError
+from tfdist.errors import InputError, names_arguments
 from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
@@ -34,6 +32,7 @@ from tfdist.step.validation import (
     without_loss_scale,
 )
 from tfdist.storage import AnyPath
+from tfdist.trainer.checkpointing import run_variables, saved
 from tfdist.trainer.fit_arguments import FitArguments, evaluation_arguments, fit_arguments
 from tfdist.trainer.fit_loop import FitLoop
 from tfdist.trainer.history import History
@@ -51,6 +50,7 @@ class Trainer:
     gradients exactly once. Step k is one update with a global batch of `batch_size` examples, determined by (seed, k).
     """
 
+    @names_arguments
     def __init__(
         self,
         model: keras.Model,
@@ -131,6 +131,7 @@ class Trainer:
         """Names model, strategy, replicas and step."""
         return f"<Trainer of {self.model.name!r} on {self.strategy!r}, step {self.step}>"
 
+    @names_arguments
     def fit(
         self,
         x: Any,
@@ -243,7 +244,7 @@ class Trainer:
                 checkpoints,
                 self.strategy,
                 state.step,
-                lambda: self._saved(program, batches),
+                lambda: saved(program, state, batches),
                 synchronizer(reporting.ledger, reporting.reporter),
             ) as saving,
         ):
@@ -260,13 +261,14 @@ class Trainer:
                 reporting=reporting,
                 saving=saving,
                 watchdog=watchdog,
-                replicated=lambda: self._variables().replicated(),
+                replicated=lambda: run_variables(program, state).replicated(),
             )
             try:
                 return loop.run()
             finally:
                 state.end_run(batches)
 
+    @names_arguments
     def resume(self, path: AnyPath, commits: str | os.PathLike[str] = "") -> int:
         """Resumes from a checkpoint: restores weights, optimizer state, the step and all other state of the run.
 
@@ -288,7 +290,9 @@ class Trainer:
 
     def resume_from(self, checkpoints: Sequence[str], *, sets_aside: bool = True) -> int:
         """Same as `resume`, from the first intact of these paths; `sets_aside`: whether to rename damaged ones."""
-        checkpoint = restore(self._variables(), checkpoints, self.strategy.group, sets_aside)
+        checkpoint = restore(
+            run_variables(self.program, self.train_state), checkpoints, self.strategy.group, sets_aside
+        )
         if checkpoint is not None:
             self.train_state.resume(checkpoint)
             self.program.steps.go_on(checkpoint.values["compression"])
@@ -311,6 +315,7 @@ class Trainer:
         check_batch_size(found.position.batch_size, parts, micro_steps, equal=equal)
         return found
 
+    @names_arguments
     def evaluate(
         self,
         x: Any,
@@ -368,23 +373,6 @@ class Trainer:
     def state(self) -> dict[str, StateArray]:
         """State of the step besides weights and optimizer state, by name: error feedback, loss scale and so on."""
         return self._kept.arrays()
-
-    def _variables(self) -> RunVariables:
-        return RunVariables(self.program.model, self.strategy, self._kept, self.train_state.callbacks)
-
-    def _saved(self, program: Program, batches: BatchSchedule) -> Saved:
-        """Returns the current state, for a checkpoint; every process must call it."""
-        state, variables = self.train_state, self._variables()
-        callbacks, arrays = state.callbacks.save()
-        values = {
-            **state.values(batches),
-            "compression": dict(program.steps.overrides),
-            "replicas": self.strategy.replicas,
-            "strategy": self.strategy.name,
-            "order": variables.order,
-            "callbacks": callbacks,
-        }
-        return Saved(state.step, self._settings.seed, [*variables.parts(), *arrays], values, variables)
 
     def save(self, path: AnyPath) -> None:
         """Saves the model in Keras's format on the chief, atomically; call it on every process.

@@ -265,10 +265,10 @@ def test_another_fit_begins_where_the_one_before_ended(single):
 
 
 def test_a_batch_that_is_not_divided_is_refused(strategies, tmp_path):
-    with pytest.raises(InputError, match=r"Received: --batch_size=13 and 3 replicas. Use 12 or 15"):
+    with pytest.raises(InputError, match=r"Received: batch_size=13 and 3 replicas. Use 12 or 15"):
         fit(make_trainer(strategies[3]), tmp_path, 2, batch_size=13)
     fit(make_trainer(strategies[3]), tmp_path, 2)
-    with pytest.raises(InputError, match=r"--batch_size=8 in a run that began with 12 on 3 replicas"):
+    with pytest.raises(InputError, match=r"batch_size=8 in a run that began with 12 on 3 replicas"):
         go_on(strategies[2], tmp_path, 4, batch_size=8)
 
 
@@ -299,12 +299,12 @@ def test_the_command_proves_its_examples_across_changes(tmp_path, capsys):
 
 def test_the_command_refuses_before_anything_is_written(tmp_path):
     flags = {"strategy": "mirrored", "devices": 3, "elastic_batch": "replica", "steps": 2}
-    with pytest.raises(InputError, match="--elastic_batch=replica needs a --batch_size"):
+    with pytest.raises(InputError, match="elastic_batch=replica needs a "):
         run(tmp_path / "run", batch_size=64, **flags)
     run(tmp_path / "run", batch_size=63, **flags)
     with pytest.raises(InputError, match="A run must resume with the flags"):
         run(tmp_path / "run", batch_size=42, **(flags | {"devices": 2}))
-    with pytest.raises(InputError, match="--elastic_batch=replica needs a --batch_size"):
+    with pytest.raises(InputError, match="elastic_batch=replica needs a "):
         run(tmp_path / "dry", batch_size=64, dry_run=True, **flags)
 
 

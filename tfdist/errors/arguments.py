@@ -1,0 +1,50 @@
+"""Errors of the library name arguments (`batch_size=7`), those of commands the flags (`--batch_size=7`).
+
+Messages are written for commands, and translated where a public function of the library raises them.
+"""
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
+
+from tfdist.errors.exceptions import TfdistError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_FLAG = re.compile(r"(?<![\w-])--(?=[a-z])")
+_in_command = False
+
+
+@contextlib.contextmanager
+def naming_flags() -> Iterator[None]:
+    """Context of a command, in which errors name flags."""
+    global _in_command
+    before, _in_command = _in_command, True
+    try:
+        yield
+    finally:
+        _in_command = before
+
+
+def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a public function of the library, whose errors name arguments unless a command calls it."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TfdistError as error:
+            if not _in_command and error.args and isinstance(error.args[0], str):
+                error.args = (_with_arguments(error.args[0]), *error.args[1:])
+            raise
+
+    return call
+
+
+def _with_arguments(message: str) -> str:
+    """Replaces flags by arguments, except in quoted commands."""
+    parts = message.split("`")
+    return "`".join(part if index % 2 else _FLAG.sub("", part) for index, part in enumerate(parts))

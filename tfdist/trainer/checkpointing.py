@@ -1,0 +1,33 @@
+"""What a run's checkpoints contain: the state of a `Program` and of its `TrainState`."""
+
+from tfdist.checkpoint.run_variables import RunVariables
+from tfdist.checkpoint.tiers import Saved
+from tfdist.data.batch_schedule import BatchSchedule
+from tfdist.trainer.program import Program
+from tfdist.trainer.train_state import TrainState
+
+
+def run_variables(program: Program, state: TrainState) -> RunVariables:
+    """Returns all variables of a run."""
+    return RunVariables(program.model, program.strategy, program.kept, state.callbacks)
+
+
+def saved(program: Program, state: TrainState, batches: BatchSchedule) -> Saved:
+    """Returns the current state, for a checkpoint; every process must call it.
+
+    Args:
+      program: what is trained.
+      state: state of the run.
+      batches: the run's batches.
+    """
+    variables = run_variables(program, state)
+    callbacks, arrays = state.callbacks.save()
+    values = {
+        **state.values(batches),
+        "compression": dict(program.steps.overrides),
+        "replicas": program.strategy.replicas,
+        "strategy": program.strategy.name,
+        "order": variables.order,
+        "callbacks": callbacks,
+    }
+    return Saved(state.step, program.settings.seed, [*variables.parts(), *arrays], values, variables)
