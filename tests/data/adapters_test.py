@@ -43,7 +43,14 @@ def test_structures_have_no_single_shape():
     assert (found.input_shape, found.classes, found.train.size) == ((), None, 6)
 
 
-@pytest.mark.parametrize("value", [None, X, {"x": X, "y": Y}, "digits", (X,), (X, Y, X, Y)])
+@pytest.mark.parametrize("value", [X, (X,), {"a": X}, tf.data.Dataset.from_tensor_slices(X).batch(2)])
+def test_inputs_alone_have_no_targets(value):
+    found = as_data_set(value, "mine").train
+    x, y = found.element_spec
+    assert (tf.nest.flatten(x)[0].shape, y, found.size) == ((4,), (), 6)
+
+
+@pytest.mark.parametrize("value", [None, "digits", (X, Y, X, Y)])
 def test_anything_else_is_an_error(value):
     with pytest.raises(InputError, match="A data set must be arrays"):
         as_data_set(value, "mine")

@@ -147,6 +147,51 @@ def test_a_run_that_fails_says_so_once(single, capsys):
     assert capsys.readouterr().err.startswith("run ended: ")
 
 
+class Penalty(keras.layers.Layer):
+    """Adds a mean over its rows to the loss."""
+
+    def call(self, x):
+        self.add_loss(keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+@pytest.mark.parametrize("data", [X, tf.data.Dataset.from_tensor_slices(X).batch(32)], ids=["array", "batches"])
+def test_inputs_alone_train_a_model_whose_layers_add_the_loss(mirrored2, data):
+    def make():
+        return keras.Sequential([*build().layers, Penalty()])
+
+    plain = make()
+    plain.compile("sgd")
+    expected = plain.fit(X[:64], batch_size=32, shuffle=False, verbose=0).history["loss"]
+    keras.utils.clear_session(free_memory=False)
+    with mirrored2.scope():
+        trainer = tfdist.Trainer(make(), optimizer="sgd")
+    found = trainer.fit(data, steps_per_epoch=2, shuffle=False, verbose=0).history["loss"]
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert trainer.evaluate(data)["loss"] > 0
+
+
+class Positives(keras.metrics.Metric):
+    """Returns its variable, as in Keras's guide."""
+
+    def __init__(self):
+        super().__init__(name="positives")
+        self.count = self.add_variable(shape=(), name="count", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(keras.ops.sum(keras.ops.cast(y_true > 0, self.dtype)))
+
+    def result(self):
+        return self.count
+
+
+def test_a_metric_may_return_its_variable(mirrored2):
+    with mirrored2.scope():
+        trainer = tfdist.Trainer(build(), optimizer="sgd", loss="mse", metrics=[Positives()])
+    found = trainer.fit(X[:64], Y[:64], verbose=0).history["positives"]
+    assert found == [float((Y[:64] > 0).sum())]
+
+
 def test_evaluate_takes_data_in_the_same_forms(single):
     trainer = trainer_of(single)
     whole = trainer.evaluate(X, Y)

@@ -143,7 +143,8 @@ def takes_options(config: Any, trait: str = "") -> Callable[[Callable], Callable
             for f in dataclasses.fields(config)
             if f.name not in signature.parameters and (not trait or getattr(f.metadata["flag"], trait))
         ]
-        function.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
+        returned = signature.return_annotation
+        function.__signature__ = inspect.Signature([*own, *shown], return_annotation=returned)  # type: ignore[attr-defined]
         return function
 
     return decorate

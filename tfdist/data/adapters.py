@@ -16,6 +16,8 @@ from tfdist.data.source import ArraySource
 from tfdist.data.stream import StreamSource
 from tfdist.errors import InputError
 
+NO_TARGETS = ()  # the y of examples that have none
+
 
 def as_data_set(value: Any, name: str, steps: int | None = None) -> DataSet:
     """Wraps data returned by a user's function.
@@ -101,8 +103,9 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
     """Wraps data in one of the forms of Keras's `fit`.
 
     Args:
-      value: arrays (x, y) or (x, y, sample_weight); a `tf.data.Dataset` of batches or of single examples; a
-        `keras.utils.PyDataset`, a Python generator or a data loader, of batches; or `Examples`.
+      value: arrays (x, y) or (x, y, sample_weight), or x alone, for a model whose layers add the loss; a
+        `tf.data.Dataset` of batches or of single examples; a `keras.utils.PyDataset`, a Python generator or a data loader,
+        of batches; or `Examples`.
       steps: batches of a global batch each that are counted as an epoch; by default all of the data.
 
     Raises:
@@ -111,9 +114,12 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
     if isinstance(value, Examples):
         return value
     if isinstance(value, tf.data.Dataset):
+        value = _with_targets(value)
         return from_dataset(value, steps) if keras_internals.is_batched(value) else StreamSource(value)
     if isinstance(value, tuple | list) and len(value) in (2, 3):
         return ArraySource(tuple(value))
+    if isinstance(value, np.ndarray | tf.Tensor | dict) or (isinstance(value, tuple | list) and len(value) == 1):
+        return ArraySource((value[0] if isinstance(value, tuple | list) else value, NO_TARGETS))
     if isinstance(value, keras.utils.PyDataset):
         return from_py_dataset(value, steps)
     if isinstance(value, Iterator) or type(value).__module__.startswith("torch.utils.data"):
@@ -122,6 +128,14 @@ def as_examples(value: Any, steps: int | None = None) -> Examples:
         "A data set must be arrays (x, y), a tf.data.Dataset, a keras.utils.PyDataset, a generator of batches, a Source, "
         f"a pair of those for training and test, or a DataSet. Received: {type(value).__name__}."
     )
+
+
+def _with_targets(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a data set of (x, y), also if the elements are inputs alone."""
+    spec = dataset.element_spec
+    if isinstance(spec, tuple):
+        return dataset.map(lambda x: (x, NO_TARGETS)) if len(spec) == 1 else dataset
+    return dataset.map(lambda x: (x, NO_TARGETS))
 
 
 def _is_pair(value: Any) -> bool:

@@ -273,4 +273,4 @@ def metric_results(model: keras.Model, values: Sequence[Any]) -> dict[str, Any]:
             found = metric.result()
             named = found if isinstance(found, dict) else {metric.name: found}
             results |= {f"{layer}_{name}": value for name, value in named.items()}
-    return keras.tree.map_structure(float, results)
+        return keras.tree.map_structure(float, results)  # in the scope, because a result may be a variable
