@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests import documented_json
 from tfdist import bench
 from tfdist.__main__ import commands
 from tfdist.benchmark import table
@@ -71,6 +72,18 @@ def test_logical_devices_of_one_process(tmp_path, capsys):
     assert [row.split()[0] for row in rows] == list(TRAFFIC)
     assert last == str(path)
     assert {"collectives.jsonl", "collectives.png", "environment.json", "flags.txt"} <= {p.name for p in path.iterdir()}
+
+
+def test_json_says_what_the_files_say(tmp_path, capfd):
+    path = tmp_path / "out"
+    flags = ("--strategy=mirrored", "--devices=2", "--sizes=64", "--repeats=2", "--repeat_seconds=0", "--dtype=int32")
+    assert bench.start(["bench", "collectives", *flags, "--json", f"--output_dir={path}"]) == 0
+    record = json.loads(capfd.readouterr().out)
+    documented_json.check("bench", record)
+    assert record["output_dir"] == str(path) and record["replicas"] == 2
+    lines = [json.loads(line) for line in (path / "collectives.jsonl").read_text().splitlines()]
+    assert [{"schema": 2, **one} for one in record["measurements"]] == lines
+    assert "--json" not in (path / "flags.txt").read_text()
 
 
 def test_a_folder_with_files_is_refused(tmp_path, capsys):

@@ -6,8 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
+from tests import documented_json
 from tfdist import checkpoints
 from tfdist.checkpoint.format import Checkpoint, Part, commit
+from tfdist.cli.output import Output
 from tfdist.coordination import LocalGroup
 from tfdist.errors import InputError
 
@@ -41,6 +43,25 @@ def test_one_that_is_damaged_is_named_with_what_is_wrong(run, capsys):
     assert " good " in first and " bad " in second and third == "step-000000005  bad"
     assert why == "  shard-00000.safetensors: model/w is not what was written"
     assert missing == "  manifest.json: it is missing"
+
+
+def test_json_says_what_the_text_says(run, capsys):
+    (run / "checkpoints" / "step-000000005" / "manifest.json").unlink()
+    output = Output(is_json=True)
+    assert checkpoints.main(str(run), output) == 1
+    assert not capsys.readouterr().out
+    record = {"schema": 1, "command": "checkpoints", **output.facts}
+    documented_json.check("checkpoints", record)
+    assert checkpoints.main(str(run)) == 1
+    first, second, third, why = capsys.readouterr().out.splitlines()
+    for line, one in zip((first, second, third), record["checkpoints"], strict=True):
+        assert line.startswith(f"{one['name']}  {'good' if one['good'] else 'bad'}")
+    *_, damaged = record["checkpoints"]
+    assert why.strip() == damaged["problem"] and damaged["bytes"] is None
+    newest = record["checkpoints"][0]
+    assert (newest["step"], newest["tensors"], newest["strategy"]) == (15, 2, "mirrored")
+    folder = run / "checkpoints" / newest["name"]
+    assert newest["bytes"] == sum(file.stat().st_size for file in folder.iterdir())
 
 
 def test_one_of_them(run, capsys):

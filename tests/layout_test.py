@@ -1,14 +1,17 @@
 """The plan as printed for users."""
 
+import json
 import pathlib
 import re
 import shlex
 
 import pytest
 
+from tests import documented_json
 from tfdist import layout
 from tfdist.cli import command, flags
 from tfdist.config.train_config import LayoutConfig
+from tfdist.errors.byte_sizes import byte_size
 
 ROOT = pathlib.Path(__file__).parents[1]
 MESHES = sorted(
@@ -21,8 +24,9 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> st
     found = command.run(
         "layout",
         lambda values: flags.define(values, LayoutConfig),
-        lambda values: layout.main(flags.config(values, LayoutConfig)),
+        lambda values, output: layout.main(flags.config(values, LayoutConfig), output),
         ("layout", *argv),
+        has_json=True,
     )
     output = capsys.readouterr()
     assert found == code, output.err
@@ -77,3 +81,22 @@ def test_the_layout_that_is_found_is_a_flag(capsys: pytest.CaptureFixture[str]) 
 def test_a_batch_that_the_mesh_does_not_divide(capsys: pytest.CaptureFixture[str]) -> None:
     error = printed(capsys, "--mesh_shape=data:4", *LANGUAGE[:2], "--batch_size=6", code=2)
     assert "--batch_size=6 and 4 replicas" in error
+
+
+def test_json_says_what_the_text_says(capfd: pytest.CaptureFixture[str]) -> None:
+    argv = ("--mesh_shape=data:2;model:2", "--layout=hedas:model", "--precision=mixed_bfloat16", *LANGUAGE)
+    text = printed(capfd, *argv)
+    record = json.loads(printed(capfd, "--json", *argv))
+    documented_json.check("layout", record)
+    rows = [line.split()[0] for line in text.splitlines()[2:] if "/" in line.split("  ")[0]]
+    assert [one["path"] for one in record["variables"]] == rows[: len(record["variables"])]
+    sizes = record["device_bytes"]
+    assert f"parameters {byte_size(sizes['parameters'])}, gradients {byte_size(sizes['gradients'])}, " in text
+    assert (
+        f"optimizer state {byte_size(sizes['optimizer_state'])}, activations {byte_size(sizes['activations'])}" in text
+    )
+    assert sizes["parameters"] == sum(one["device_bytes"]["parameters"] for one in record["variables"])
+    assert all(f"Warning: {line}\n" in text for line in record["warnings"]) and record["warnings"]
+    assert all(f"{line}\n" in text for line in record["notes"]) and record["notes"]
+    assert all(one["what"] in text and one["operation"] in text for one in record["collectives"])
+    assert record["mesh"] == {"data": 2, "model": 2} and record["layout"]["hedas"] == "model"

@@ -1,12 +1,15 @@
 """The proof from a run's ledger: correct runs are proved, and every kind of error is named."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
+from tests import documented_json
 from tests.reporting.run_directory_test import create
 from tfdist import ledger
+from tfdist.cli.output import Output
 from tfdist.errors import InputError, WriteError
 from tfdist.reporting import LedgerFile, RunDirectory
 from tfdist.reporting.ledger_file import read_ledger
@@ -55,6 +58,32 @@ def test_one_start(directory, capsys):
         "Proved: 6 steps, 1 start. Each of 10 examples was used exactly once in each of 2 epochs; "
         "4 in the next one, none twice.\n"
     )
+
+
+def in_json(directory) -> tuple[int, dict]:
+    output = Output(is_json=True)
+    code = ledger.main(str(directory.path), output)
+    record = {"schema": 1, "command": "ledger", **output.facts}
+    documented_json.check("ledger", record)
+    return code, record
+
+
+def test_json_says_what_the_text_says(directory, capsys):
+    use(start(directory, 0, 2), range(0, 6))
+    code, record = in_json(directory)
+    assert code == 0 and record["proved"] and not record["problems"] and not record["problem_count"]
+    assert not capsys.readouterr().out
+    text = said(directory, capsys)[1]
+    counts = [record[k] for k in ("steps", "starts", "examples_per_epoch", "complete_epochs", "examples_of_next_epoch")]
+    assert counts == [int(number) for number in re.findall(r"\d+", text)]
+
+
+def test_json_of_a_run_that_is_not_proved(directory, capsys):
+    use(start(directory, 0, 2), range(0, 6), STREAM % 9)
+    code, record = in_json(directory)
+    assert code == 1 and not record["proved"]
+    *problems, last = said(directory, capsys)[1].splitlines()
+    assert record["problems"] == problems and f"{record['problem_count']} problems" in last
 
 
 def test_restarts_and_resizes(directory, capsys):

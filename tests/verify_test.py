@@ -1,7 +1,9 @@
 import keras
 import pytest
 
+from tests import documented_json
 from tfdist import keras_internals, verify
+from tfdist.cli.output import Output
 from tfdist.config.train_config import VerifyConfig
 
 GIVEN = {"strategy": "mirrored", "devices": 2, "model": "mlp(hidden=(8,))", "batch_size": 13, "steps": 3}
@@ -22,6 +24,30 @@ def test_a_strategy_gives_the_result_of_one_device(capsys):
     code, out = verified(capsys)
     assert code == 0
     assert "exceeds the tolerance" not in out
+
+
+class _Both(Output):
+    """Prints the text although the result is wanted as JSON."""
+
+    def line(self, text=""):
+        print(text)
+
+
+def test_json_says_what_the_text_says(capsys):
+    output = _Both(is_json=True)
+    given = GIVEN | {"tolerance": 1e-12}
+    assert verify.main(VerifyConfig(**given), output) == 1
+    text = capsys.readouterr().out
+    record = {"schema": 1, "command": "verify", **output.facts}
+    documented_json.check("verify", record)
+    assert record["reason"] in text and record["processes"] == 1 and record["replicas"] == 2
+    rows = [line.split()[:3] for line in text.splitlines() if line.split()[:1] in (["1"], ["2"], ["3"])]
+    assert rows == [[str(s["step"]), f"{s['loss']:.8g}", f"{s['reference_loss']:.8g}"] for s in record["steps"]]
+    assert record["largest_difference"] == max(step["largest_difference"] for step in record["steps"])
+    assert (
+        f"NOT EQUAL: the largest difference is {record['largest_difference']:.2e} relative; the tolerance 1e-12" in text
+    )
+    assert not record["equal"] and record["replicas_equal"] and "Replicas are equal bit for bit." in text
 
 
 def test_a_sum_too_many_is_found_at_the_first_step(capsys, monkeypatch):

@@ -8,10 +8,11 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfdist.benchmark.config import BenchConfig, parse_operations, parse_sizes
 from tfdist.cli import command, flags, tensorflow_import
+from tfdist.cli.output import TEXT, Output
 from tfdist.errors import InputError
 from tfdist.grammar.spec import nearest
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 BENCHMARKS = ("collectives",)
 
 
-def main(config: BenchConfig) -> int:
+def main(config: BenchConfig, output: Output = TEXT) -> int:
     """Measures the collectives; returns the exit code."""
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.benchmark import plot, table
@@ -40,17 +41,32 @@ def main(config: BenchConfig) -> int:
             return 0
         path = config.output_dir or f"runs/bench-collectives-{strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         directory = RunDirectory.create(path, flags.flags_text(config), hosts, strategy.communication).path
-        print(f"{detection.reason}\n{table.header()}", flush=True)
+        output.line(f"{detection.reason}\n{table.header()}")
         measured = []
         with contextlib.closing(GrowingFile(directory / "collectives.jsonl")) as file:
             for each in measurements:
                 measured.append(each)
-                print(table.row(each), flush=True)
+                output.line(table.row(each))
                 file.write(json.dumps(each.record()).encode() + b"\n")
         with storage_of(directory).staged(directory / "collectives.png") as picture:
             plot.draw(measured).savefig(picture, format="png")
-        print(path, flush=True)
+        output.line(path)
+        output.result(
+            {
+                "benchmark": "collectives",
+                "strategy": strategy.name,
+                "reason": detection.reason,
+                "processes": strategy.cluster.size,
+                "replicas": strategy.replicas,
+                "measurements": [_without_schema(each.record()) for each in measured],
+                "output_dir": str(path),
+            }
+        )
     return 0
+
+
+def _without_schema(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name != "schema"}
 
 
 def _measurable(strategy: "Strategy", config: BenchConfig) -> "HasCollectives":
@@ -97,13 +113,13 @@ def start(argv: Sequence[str]) -> int:
     named = len(argv) > 1 and not argv[1].startswith("-")
     name, rest = (argv[1], argv[2:]) if named else ("", argv[1:])
 
-    def call(values: flags.absl_flags.FlagValues) -> int:
+    def call(values: flags.absl_flags.FlagValues, output: Output) -> int:
         if name not in BENCHMARKS:
             raise InputError(
                 "The benchmark's name comes first, as in `python -m tfdist.bench collectives`. Received: "
                 f"{name or 'none'}.{nearest(name, BENCHMARKS)}"
             )
-        return main(flags.config(values, BenchConfig))
+        return main(flags.config(values, BenchConfig), output)
 
     return command.run(
         f"bench {name if name in BENCHMARKS else BENCHMARKS[0]}",
@@ -111,6 +127,7 @@ def start(argv: Sequence[str]) -> int:
         call,
         [argv[0], *rest],
         about=__doc__ or "",
+        has_json=True,
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.cli import command, flags, tensorflow_import
+from tfdist.cli.output import TEXT, Output
 from tfdist.config.fields import AUTO
 from tfdist.config.train_config import LayoutConfig
 from tfdist.errors.byte_sizes import byte_size
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _SHOWN = 3  # paths per group of variables
 
 
-def main(config: LayoutConfig) -> int:
+def main(config: LayoutConfig, output: Output = TEXT) -> int:
     """Prints the plan."""
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
@@ -24,7 +25,7 @@ def main(config: LayoutConfig) -> int:
     from tfdist import data, models
     from tfdist.cli.session import sizes
     from tfdist.data import check_equal_shares
-    from tfdist.layers.recompute import NONE, recompute
+    from tfdist.layers.recompute import recompute
     from tfdist.optimizers.catalog import create_optimizer
     from tfdist.planner import layout_plan
     from tfdist.sharding.mesh import mesh_of
@@ -44,24 +45,17 @@ def main(config: LayoutConfig) -> int:
     shard = parse_shard(config.shard, config.shard_axis or chosen["batch"], config.shard_min_elements, mesh)
     if config.layout == AUTO:
         chosen, found = layout_plan.cheapest(abstract_model, mesh, chosen, shard, rows, config.memory_gb * 2**30)
-        print(f"--layout={rules_text(chosen)}")
+        output.line(f"--layout={rules_text(chosen)}")
     else:
         found = abstract_model.plan(mesh, chosen, shard, rows)
-    for line in _lines(found, chosen, shard, layout_plan.uncounted(chosen), config.accumulate_steps):
-        print(line)
-    if config.recompute != NONE:
-        print("Not counted: communication that --recompute repeats.")
-    if "16" in config.precision:
-        print(
-            "Gradients and activations are counted in 32 bits, although layers that compute in 16 bits send theirs in "
-            "16."
-        )
+    notes = list(_not_counted(found, layout_plan.uncounted(chosen), config))
+    for line in (*_lines(found, chosen, shard, config.accumulate_steps), *notes):
+        output.line(line)
+    output.result(_facts(found, chosen, shard, config.accumulate_steps) | {"notes": notes})
     return 0
 
 
-def _lines(
-    found: "Plan", rules: Mapping[str, str], shard: Shard, missing: Sequence[str], micro_steps: int
-) -> Iterator[str]:
+def _lines(found: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: int) -> Iterator[str]:
     header = ("variable", "dims", "shape", "computed", "stored", "optimizer", "per device")
     rows = [
         (
@@ -79,7 +73,7 @@ def _lines(
     yield from _table([header, *rows])
     yield from _whole(found, shard)
     yield ""
-    totals = {kind.replace("slots", "optimizer state"): size for kind, size in found.totals().items()}
+    totals = {kind.replace("_", " "): size for kind, size in _by_kind(found.totals()).items()}
     yield "On each device: " + ", ".join(f"{kind} {byte_size(size)}" for kind, size in totals.items())
     for line in idle(rules, found.dims, shard, found.mesh):
         yield f"Warning: {line}"
@@ -89,12 +83,57 @@ def _lines(
         once = {"updated variables": "updated variables, once per step"} if micro_steps > 1 else {}
         sent = [(once.get(one.what, one.what), one.kind, one.axis, byte_size(one.bytes)) for one in found.sent]
         yield from _table([("what", "operation", "axis", "bytes"), *sent])
+
+
+def _not_counted(found: "Plan", missing: Sequence[str], config: LayoutConfig) -> Iterator[str]:
+    from tfdist.layers.recompute import NONE
+
     if found.unknown:
         yield f"Not counted: communication and memory of these nested layers: {', '.join(found.unknown)}."
     if found.unclear:
         yield f"Not fully counted: communication of layers that the engine lays out: {', '.join(found.unclear)}."
     if missing:
         yield f"Not counted: communication caused by {'; '.join(missing)}."
+    if config.recompute != NONE:
+        yield "Not counted: communication that --recompute repeats."
+    if "16" in config.precision:
+        yield (
+            "Gradients and activations are counted in 32 bits, although layers that compute in 16 bits send theirs in 16."
+        )
+
+
+def _facts(found: "Plan", rules: Mapping[str, str], shard: Shard, micro_steps: int) -> dict[str, Any]:
+    return {
+        "mesh": dict(found.mesh.axes),
+        "layout": dict(rules),
+        "shard": shard.stage,
+        "shard_axis": shard.axis,
+        "device_bytes": _by_kind(found.totals()),
+        "variables": [_variable(each, found) for each in found.variables],
+        "micro_steps_per_step": micro_steps,
+        "collectives": [
+            {"what": one.what, "operation": one.kind, "axis": one.axis, "device_bytes": one.bytes} for one in found.sent
+        ],
+        "warnings": idle(rules, found.dims, shard, found.mesh),
+    }
+
+
+def _variable(variable: "Planned", found: "Plan") -> dict[str, Any]:
+    return {
+        "path": variable.path,
+        "dims": list(variable.dims),
+        "shape": list(variable.shape),
+        "bytes": variable.bytes,
+        "computed": str(variable.placement.computed),
+        "stored": str(variable.placement.stored),
+        "optimizer": str(variable.placement.slots) if variable.slots else None,
+        "replicated": variable.is_replicated(found.mesh),
+        "device_bytes": _by_kind(variable.on_a_device(found.mesh)),
+    }
+
+
+def _by_kind(sizes: Mapping[str, int]) -> dict[str, int]:
+    return {kind.replace("slots", "optimizer_state"): size for kind, size in sizes.items()}
 
 
 def _whole(found: "Plan", shard: Shard) -> Iterator[str]:
@@ -119,7 +158,8 @@ if __name__ == "__main__":
         command.run(
             "layout",
             lambda values: flags.define(values, LayoutConfig),
-            lambda values: main(flags.config(values, LayoutConfig)),
+            lambda values, output: main(flags.config(values, LayoutConfig), output),
             about=__doc__,
+            has_json=True,
         )
     )

@@ -8,6 +8,7 @@ import numpy as np
 
 from tfdist.checkpoint.format import newest, step_of
 from tfdist.cli import command
+from tfdist.cli.output import TEXT, Output
 from tfdist.errors import ExitCode, InputError
 from tfdist.reporting import RunDirectory
 from tfdist.reporting.ledger_file import read_ledger
@@ -40,9 +41,62 @@ class Start(NamedTuple):
     files: list[StoragePath]
 
 
-def main(run: str) -> int:
+class Proof(NamedTuple):
+    """What the records of a run prove.
+
+    Attributes:
+      steps: number of steps that count for the result.
+      starts: number of starts that count.
+      examples: number of examples per epoch.
+      epochs: number of complete epochs.
+      next_examples: number of examples that were used in the epoch that has not ended.
+      problems: what contradicts the proof.
+    """
+
+    steps: int
+    starts: int
+    examples: int
+    epochs: int
+    next_examples: int
+    problems: list[str]
+
+
+def main(run: str, output: Output = TEXT) -> int:
     """Prints the result; returns the exit code."""
-    directory = RunDirectory(path_of(run))
+    proof = prove(RunDirectory(path_of(run)))
+    shown = proof.problems[:_NAMED_AT_MOST]
+    for problem in shown:
+        output.line(problem)
+    if proof.problems:
+        output.line(f"Not proved: {len(proof.problems)} problems, of which {len(shown)} are above.")
+    else:
+        output.line(
+            f"Proved: {proof.steps} steps, {proof.starts} {'start' if proof.starts == 1 else 'starts'}. Each of "
+            f"{proof.examples} examples was used exactly once in each of {proof.epochs} epochs; {proof.next_examples} in the "
+            "next one, none twice."
+        )
+    output.result(
+        {
+            "run": run,
+            "proved": not proof.problems,
+            "steps": proof.steps,
+            "starts": proof.starts,
+            "examples_per_epoch": proof.examples,
+            "complete_epochs": proof.epochs,
+            "examples_of_next_epoch": proof.next_examples,
+            "problem_count": len(proof.problems),
+            "problems": shown,
+        }
+    )
+    return ExitCode.FAILED if proof.problems else ExitCode.DONE
+
+
+def prove(directory: RunDirectory) -> Proof:
+    """Counts the examples of a run.
+
+    Raises:
+      InputError: it is not the directory of a run, or its starts have no ledger.
+    """
     starts = _starts(directory)
     size = starts[0].examples
     epoch, before = divmod(starts[0].before, size)  # a run that began with another one's checkpoint
@@ -62,16 +116,7 @@ def main(run: str) -> int:
             epoch, count, epochs, before = epoch + 1, len(used[0]), epochs + (not before), 0
     rest = np.concatenate([np.zeros([0], np.int64), *used])
     wrong += _problems(f"epoch {epoch}, which has not ended", rest, size, whole=False)
-    for problem in wrong[:_NAMED_AT_MOST]:
-        print(problem)
-    if wrong:
-        print(f"Not proved: {len(wrong)} problems, of which {min(len(wrong), _NAMED_AT_MOST)} are above.")
-        return ExitCode.FAILED
-    print(
-        f"Proved: {steps} steps, {len(starts)} {'start' if len(starts) == 1 else 'starts'}. Each of {size} examples was used "
-        f"exactly once in each of {epochs} epochs; {len(rest)} in the next one, none twice."
-    )
-    return ExitCode.DONE
+    return Proof(steps, len(starts), size, epochs, len(rest), wrong)
 
 
 def _starts(directory: RunDirectory) -> list[Start]:
@@ -198,9 +243,10 @@ def _problems(epoch: str, numbers: np.ndarray, size: int, whole: bool) -> list[s
     ]
 
 
-def _run(values: Any, arguments: list[str]) -> int:
-    return main(command.only(arguments, "tfdist.ledger takes one directory.", "Give the directory of a run."))
+def _run(values: Any, arguments: list[str], output: Output) -> int:
+    run = command.only(arguments, "tfdist.ledger takes one directory.", "Give the directory of a run.")
+    return main(run, output)
 
 
 if __name__ == "__main__":
-    sys.exit(command.run("ledger", lambda values: None, _run, about=__doc__ or "", arguments="RUN"))
+    sys.exit(command.run("ledger", lambda values: None, _run, about=__doc__ or "", arguments="RUN", has_json=True))

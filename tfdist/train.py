@@ -4,11 +4,17 @@ import sys
 
 from tfdist.checkpoint import in_memory
 from tfdist.cli import command, flags, tensorflow_import
+from tfdist.cli.output import TEXT, Output
 from tfdist.config.train_config import TrainConfig
+from tfdist.errors import InputError
 
 
-def main(config: TrainConfig) -> int:
+def main(config: TrainConfig, output: Output = TEXT) -> int:
     """Runs one training: strategy and data, directory, model, resume, fit; returns the exit code."""
+    if output.is_json and not config.dry_run:
+        raise InputError(
+            "--json prints the configuration of a run and needs --dry_run; a run writes metrics.jsonl. Received: --json alone."
+        )
     in_memory.home(config.commit_every, config.commit_dir)  # reports an invalid directory before anything starts
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli import dry_run, opened_run, session
@@ -19,7 +25,7 @@ def main(config: TrainConfig) -> int:
         trainer = session.make_trainer(opened, opened.strategy)
         trainer.build(opened.data.train)
         if config.dry_run:
-            dry_run.describe(opened, trainer)
+            dry_run.describe(opened, trainer, output)
             return 0
         with opened_run.opened_run(opened, target, trainer) as run:
             history = trainer.fit(
@@ -38,4 +44,12 @@ def main(config: TrainConfig) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run("train", flags.define, lambda values: main(flags.config(values)), about=__doc__))
+    sys.exit(
+        command.run(
+            "train",
+            flags.define,
+            lambda values, output: main(flags.config(values), output),
+            about=__doc__,
+            has_json=True,
+        )
+    )

@@ -1,13 +1,19 @@
 """Verify that a strategy gives the same result as one device, on your own model and data."""
 
 import sys
+from typing import TYPE_CHECKING, Any
 
 from tfdist.cli import command, flags, tensorflow_import
+from tfdist.cli.output import TEXT, Output
 from tfdist.config.train_config import VerifyConfig
 from tfdist.errors import ExitCode
 
+if TYPE_CHECKING:
+    from tfdist.cli.session import Session
+    from tfdist.testing.comparison import Comparison
 
-def main(config: VerifyConfig) -> int:
+
+def main(config: VerifyConfig, output: Output = TEXT) -> int:
     """Trains twice and compares; returns 0 if the results are equal within the tolerance, else 1."""
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     import keras
@@ -19,8 +25,13 @@ def main(config: VerifyConfig) -> int:
         keras.config.set_floatx("float64")
         keras.config.set_dtype_policy("float64")
     with session.opened(config) as opened:
-        good = comparison.verify(opened, print if opened.strategy.is_chief else _nothing)
-        good = opened.strategy.group.broadcast("verify/good", good, deadline=comparison.REFERENCE_SECONDS)
+        strategy = opened.strategy
+        result = comparison.verify(opened, output.line if strategy.is_chief else _nothing)
+        if result:
+            output.result(_facts(result, opened))
+        good = strategy.group.broadcast(
+            "verify/good", result.is_equal if result else None, deadline=comparison.REFERENCE_SECONDS
+        )
     return ExitCode.DONE if good else ExitCode.FAILED
 
 
@@ -28,12 +39,40 @@ def _nothing(_: str) -> None:
     """Prints nothing, on the other ranks."""
 
 
+def _facts(result: "Comparison", session: "Session") -> dict[str, Any]:
+    return {
+        "strategy": session.detection.strategy,
+        "reason": session.detection.reason,
+        "processes": session.strategy.cluster.size,
+        "replicas": session.strategy.batch_parts,
+        "equal": result.is_equal,
+        "replicas_equal": result.replicas_equal,
+        "largest_difference": result.largest,
+        "tolerance": result.tolerance,
+        "difference_unit": result.unit,
+        "steps": [
+            {
+                "step": step.number,
+                "loss": step.loss,
+                "reference_loss": step.reference_loss,
+                "largest_difference": step.difference,
+                "absolute_difference": step.absolute_difference,
+                "variable": step.variable,
+            }
+            for step in result.steps
+        ],
+        "variables_not_compared": result.not_compared,
+        "layers_different_by_design": result.different_by_design,
+    }
+
+
 if __name__ == "__main__":
     sys.exit(
         command.run(
             "verify",
             lambda values: flags.define(values, VerifyConfig),
-            lambda values: main(flags.config(values, VerifyConfig)),
+            lambda values, output: main(flags.config(values, VerifyConfig), output),
             about=__doc__,
+            has_json=True,
         )
     )

@@ -35,7 +35,7 @@ def test_the_factors_of_the_nccl_tests(operation, factor):
 def test_a_record_is_json_with_all_that_was_measured():
     record = json.loads(json.dumps(measured().record()))
     assert record == {
-        "schema": 1,
+        "schema": 2,
         "operation": "all_reduce",
         "bytes": 8 * 10**9,
         "dtype": "float32",
@@ -45,6 +45,6 @@ def test_a_record_is_json_with_all_that_was_measured():
         "seconds": [3.0, 1.0, 2.0],
         "seconds_median": 2.0,
         "seconds_min": 1.0,
-        "algorithm_bandwidth": 4e9,
-        "bus_bandwidth": 6e9,
+        "algorithm_bytes_per_second": 4e9,
+        "bus_bytes_per_second": 6e9,
     }

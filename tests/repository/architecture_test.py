@@ -166,6 +166,7 @@ OTHER_MEANINGS = {
     "tfdist.benchmark.config": {"tpu"},  # the flag --tpu
     "tfdist.horovod.process": {"horovod"},  # the Python package
     "tfdist.install_horovod": {"horovod"},
+    "tfdist.layout": {"mesh"},  # a key of its JSON
     "tfdist.reporting.environment": {"horovod"},
     "tfdist.step.validation": {"horovod"},
     "tfdist.launcher.engine_environment": {

@@ -12,6 +12,7 @@ from absl import flags as absl_flags
 from tfdist import install_horovod, launch
 from tfdist.__main__ import commands
 from tfdist.benchmark.config import BenchConfig
+from tfdist.cli import command as cli_command
 from tfdist.cli import flags
 from tfdist.config import run_config, train_config
 from tfdist.errors import ExitCode
@@ -28,6 +29,7 @@ NAMES = (
     "docs/checkpoints.md",
     "docs/from_horovod.md",
     "docs/gradients.md",
+    "docs/json.md",
     "docs/keras_fit.md",
     "docs/meshes.md",
     "docs/migrating.md",
@@ -49,6 +51,7 @@ DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
     "install_horovod": install_horovod.define_flags,
 }
 EVERY_COMMANDS = ("help", "flagfile")
+WITH_JSON = ("bench", "checkpoints", "layout", "ledger", "train", "verify")
 
 
 def shell_lines(text: str) -> list[str]:
@@ -76,6 +79,8 @@ def uses(text: str) -> list[tuple[str, list[str]]]:
 def known_flags(command: str) -> absl_flags.FlagValues:
     values = absl_flags.FlagValues()
     DEFINE[command](values)
+    if command in WITH_JSON:
+        cli_command.define_json(values)
     return values
 
 

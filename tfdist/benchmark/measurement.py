@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-SCHEMA = 1
+SCHEMA = 2
 
 # By operation: bytes on the busiest link per byte of the operation, with N replicas. Makes bandwidths comparable
 # between operations, and with that of the hardware.
@@ -70,6 +70,6 @@ class Measured:
             "seconds": list(self.seconds),
             "seconds_median": self.median,
             "seconds_min": self.least,
-            "algorithm_bandwidth": self.algorithm_bandwidth,
-            "bus_bandwidth": self.bus_bandwidth,
+            "algorithm_bytes_per_second": self.algorithm_bandwidth,
+            "bus_bytes_per_second": self.bus_bandwidth,
         }

@@ -13,10 +13,11 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from absl import flags as absl_flags
 
-from tfdist.cli import help_text
+from tfdist.cli import help_text, output
 from tfdist.errors import ExitCode, InputError, TfdistError, naming_flags
 from tfdist.errors.engine_errors import one_line, out_of_memory
 from tfdist.grammar.spec import did_you_mean
@@ -52,6 +53,7 @@ def run(
     *,
     about: str = "",
     arguments: str = "",
+    has_json: bool = False,
     explain: Callable[[BaseException], TfdistError | None] | None = None,
 ) -> int:
     """Parses a command line, calls the command and reports errors.
@@ -59,11 +61,12 @@ def run(
     Args:
       name: name of the command, as in `python -m tfdist.<name>`.
       define: defines the command's flags on the given values.
-      call: the command: takes the parsed values and, if `arguments` is given, the arguments after the flags; returns an
-        exit code, or None for 0.
+      call: the command: takes the parsed values; if `arguments` is given, the arguments after the flags; and if `has_json`,
+        an `Output`. Returns an exit code, or None for 0.
       argv: command line, including the program name; None for that of this process.
       about: first sentence of the help.
       arguments: what the command takes after its flags, for the help; empty if it takes flags only.
+      has_json: whether it has the flag `--json`.
       explain: returns the meaning of an exception if it knows it. Called for every `Exception` except `TfdistError` and
         out-of-memory errors: for example, only the code that started the peers can tell that a broken connection is a
         lost peer.
@@ -76,10 +79,17 @@ def run(
     values.set_gnu_getopt(False)  # the first argument may be another command, whose flags follow it
     try:
         define(values)
+        if has_json:
+            define_json(values)
         _define_help(values)
         rest = parse(values, list(sys.argv if argv is None else argv), program, arguments)
-        with _stack_on_sigusr1(), naming_flags():
-            return int((call(values, rest) if arguments else call(values)) or ExitCode.DONE)
+        with _stack_on_sigusr1(), naming_flags(), contextlib.ExitStack() as stack:
+            given: list[Any] = [values]
+            if arguments:
+                given.append(rest)
+            if has_json:
+                given.append(stack.enter_context(output.opened(name.partition(" ")[0], bool(values["json"].value))))
+            return int(call(*given) or ExitCode.DONE)
     except _HelpWanted:
         width = min(shutil.get_terminal_size().columns, 120)
         text = help_text.render(f"python -m {program}", _topics(values), about, arguments, width)
@@ -116,6 +126,12 @@ def _stack_on_sigusr1() -> Iterator[None]:
 
         with signals.handling({signal.SIGUSR1: say}):
             yield
+
+
+def define_json(values: absl_flags.FlagValues) -> None:
+    """Defines `--json`."""
+    about = "Print the result as one JSON object, and nothing else, on standard output (docs/json.md)."
+    absl_flags.DEFINE_boolean("json", False, about, flag_values=values, module_name="Result")
 
 
 def _define_help(values: absl_flags.FlagValues) -> None:

@@ -1,20 +1,23 @@
 """What `--dry_run` prints: the flags of a run, and how its batch and steps are divided."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tfdist.cli import flags, open_strategy
+from tfdist.cli.output import Output
 from tfdist.cli.session import Session
 from tfdist.data import rows, steps_in_epochs
 from tfdist.trainer.trainer import Trainer
 
 
-def describe(session: Session, trainer: Trainer) -> None:
+def describe(session: Session, trainer: Trainer, output: Output) -> None:
     """Prints a description of a run on the chief; every process must call it.
 
     Args:
       session: the run's strategy and data.
       trainer: a built trainer.
+      output: where it is printed.
     """
     config, strategy = session.config, session.strategy
     hosts = open_strategy.hosts(strategy)
@@ -23,27 +26,50 @@ def describe(session: Session, trainer: Trainer) -> None:
     size = session.data.train.size
     trainer.batch_schedule(size, batch_size=config.batch_size, elastic_batch=config.elastic_batch)
     parts = strategy.batch_parts
-    shares = _span(rows(config.batch_size, r, parts)[1] for r in range(parts))
-    micro = parts * config.accumulate_steps
+    config = dataclasses.replace(config, strategy=session.detection.strategy)
     steps = config.steps or steps_in_epochs(config.epochs, size, config.batch_size)
-    print(flags.flags_text(dataclasses.replace(config, strategy=session.detection.strategy)), end="")
-    lines = {
-        "strategy": session.detection.reason,
-        "processes": f"{strategy.cluster.size} on {', '.join(dict.fromkeys(hosts))}",
-        "replicas": str(parts),
-        "global batch": f"{config.batch_size} examples",
-        "per replica": f"{shares} examples",
-        "per micro-step": f"{_span(rows(config.batch_size, r, micro)[1] for r in range(micro))} examples, "
-        f"{config.accumulate_steps} per step",
-        "training set": f"{size} examples",
-        "test set": f"{session.data.test.size} examples" if session.data.test else "none",
-        "steps": f"{steps} ({steps * config.batch_size / size:.2f} epochs)",
-        "parameters": f"{trainer.model.count_params():,}",
+    facts = {
+        "flags": dataclasses.asdict(config),
+        "strategy": config.strategy,
+        "reason": session.detection.reason,
+        "processes": strategy.cluster.size,
+        "hosts": hosts,
+        "replicas": parts,
+        "global_batch_examples": config.batch_size,
+        "replica_batch_examples": _shares(config.batch_size, parts),
+        "micro_batch_examples": _shares(config.batch_size, parts * config.accumulate_steps),
+        "micro_steps_per_step": config.accumulate_steps,
+        "training_examples": size,
+        "test_examples": session.data.test.size if session.data.test else None,
+        "steps": steps,
+        "epochs": steps * config.batch_size / size,
+        "parameters": trainer.model.count_params(),
     }
-    for name, value in lines.items():
-        print(f"{name:>15}: {value}")
+    output.line(flags.flags_text(config).removesuffix("\n"))
+    for name, value in _texts(facts).items():
+        output.line(f"{name:>15}: {value}")
+    output.result(facts)
 
 
-def _span(numbers: Iterable[int]) -> str:
-    """Returns equal or nearly equal numbers as text."""
-    return " or ".join(str(number) for number in sorted(set(numbers)))
+def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "strategy": facts["reason"],
+        "processes": f"{facts['processes']} on {', '.join(dict.fromkeys(facts['hosts']))}",
+        "replicas": str(facts["replicas"]),
+        "global batch": f"{facts['global_batch_examples']} examples",
+        "per replica": f"{_either(facts['replica_batch_examples'])} examples",
+        "per micro-step": f"{_either(facts['micro_batch_examples'])} examples, {facts['micro_steps_per_step']} per step",
+        "training set": f"{facts['training_examples']} examples",
+        "test set": "none" if facts["test_examples"] is None else f"{facts['test_examples']} examples",
+        "steps": f"{facts['steps']} ({facts['epochs']:.2f} epochs)",
+        "parameters": f"{facts['parameters']:,}",
+    }
+
+
+def _shares(batch_size: int, parts: int) -> list[int]:
+    """Returns the one or two numbers of rows of the parts of a batch, in ascending order."""
+    return sorted({rows(batch_size, part, parts)[1] for part in range(parts)})
+
+
+def _either(numbers: Sequence[int]) -> str:
+    return " or ".join(map(str, numbers))

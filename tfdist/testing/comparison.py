@@ -14,7 +14,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -48,6 +48,56 @@ LINEAR = ("SGD", "MomentumCorrectedSGD")
 NOISE = {"float64": 1e-12, "float32": 1e-5}  # a gradient this small, relative to the model's largest, is rounding error
 
 
+class Step(NamedTuple):
+    """The comparison of one step.
+
+    Attributes:
+      number: number of the step, from 1.
+      loss: loss of the strategy.
+      reference_loss: loss of one device.
+      difference: the largest difference of a variable, relative or in roundings.
+      absolute_difference: the largest difference of an element of this variable.
+      variable: path of this variable.
+    """
+
+    number: int
+    loss: float
+    reference_loss: float
+    difference: float
+    absolute_difference: float
+    variable: str
+
+
+class Comparison(NamedTuple):
+    """The result of `verify`.
+
+    Attributes:
+      tolerance: the largest difference that passes.
+      unit: of differences: "relative", or "roundings" of 16 bits.
+      steps: the comparison of each step.
+      replicas_equal: whether the replicas are equal bit for bit.
+      not_compared: paths of variables whose true gradient is zero.
+      different_by_design: paths of layers that draw numbers or take statistics for each replica.
+    """
+
+    tolerance: float
+    unit: str
+    steps: list[Step]
+    replicas_equal: bool
+    not_compared: list[str]
+    different_by_design: list[str]
+
+    @property
+    def largest(self) -> float:
+        """The largest difference of all steps."""
+        return max(step.difference for step in self.steps)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all replicas are bitwise equal and no step exceeds the tolerance."""
+        return self.replicas_equal and self.largest <= self.tolerance
+
+
 def tolerance(config: VerifyConfig, optimizer: keras.Optimizer) -> float:
     """Returns the largest difference that passes: that of the flag, or a default for precision and optimizer."""
     if in_roundings(config):
@@ -61,7 +111,7 @@ def in_roundings(config: VerifyConfig) -> bool:
     return config.precision == "mixed_bfloat16" and not config.tolerance
 
 
-def verify(session: Session, say: Callable[[str], None]) -> bool:
+def verify(session: Session, say: Callable[[str], None]) -> Comparison | None:
     """Trains with the strategy on every process and the reference on the first; reports each step's differences.
 
     Args:
@@ -69,24 +119,24 @@ def verify(session: Session, say: Callable[[str], None]) -> bool:
       say: called with each line of the result.
 
     Returns:
-      Whether all replicas are bitwise equal and no step exceeds the tolerance; always True on processes other than the
-      first.
+      The result; None on processes other than the first.
     """
     tested = make_trainer(session, session.strategy)
     trace: list[dict[str, np.ndarray]] = []
     losses = _run(session, tested, lambda: trace.append(_values(session.strategy, tested.model)))
     equal = _replicas_equal(session.strategy, tested.model)
     if not session.strategy.is_chief:
-        return True
+        return None
     single = create(REFERENCE, Cluster(), lambda _: LocalGroup())
     whole = dataclasses.replace(session.config, compression="none")
     rounding = _Rounding(dataclasses.replace(session, config=whole), single) if in_roundings(whole) else None
     reference = make_trainer(dataclasses.replace(session, config=whole), single)
     reference.build(session.data.train)
     noise = _noise(session, reference)
+    by_design = _different_by_design(session, reference.model)
     limit = tolerance(session.config, reference.model.optimizer)
-    _print_header(session, reference.model, limit, say)
-    lines: list[tuple[str, float, float]] = []
+    _print_header(session, reference.model, by_design, limit, say)
+    lines: list[tuple[float, float, str]] = []
 
     def compare() -> None:
         found, expected = trace.pop(0), _values(single, reference.model)
@@ -99,20 +149,28 @@ def verify(session: Session, say: Callable[[str], None]) -> bool:
         }
         judged = {path: d for path, d in differences.items() if path not in noise} or differences
         path = max(judged, key=lambda p: judged[p][0])
-        lines.append((path, *judged[path]))
+        lines.append((*judged[path], path))
 
     expected_losses = _run(session, reference, compare)
-    for step, ((path, relative, absolute), a, b) in enumerate(zip(lines, losses, expected_losses, strict=True)):
-        mark = "" if relative <= limit else "  <- exceeds the tolerance"
-        say(f"{step + 1:5d}  {a:<14.8g} {b:<14.8g} {relative:9.2e} {absolute:9.2e}  {path}{mark}")
-    worst = max(relative for _, relative, _ in lines)
-    good = equal and worst <= limit
-    unit = "roundings" if rounding else "relative"
-    for path in sorted(noise):
+    numbered = enumerate(zip(losses, expected_losses, lines, strict=True), 1)
+    steps = [Step(number, a, b, *line) for number, (a, b, line) in numbered]
+    result = Comparison(limit, "roundings" if rounding else "relative", steps, equal, sorted(noise), by_design)
+    _print_result(result, say)
+    return result
+
+
+def _print_result(result: Comparison, say: Callable[[str], None]) -> None:
+    for number, a, b, difference, absolute, path in result.steps:
+        mark = "" if difference <= result.tolerance else "  <- exceeds the tolerance"
+        say(f"{number:5d}  {a:<14.8g} {b:<14.8g} {difference:9.2e} {absolute:9.2e}  {path}{mark}")
+    for path in result.not_compared:
         say(f"Not compared: {path}, whose true gradient is zero, so that its differences are rounding errors.")
+    equal = result.replicas_equal
     say("Replicas are equal bit for bit." if equal else "REPLICAS DIFFER: their weights are not equal bit for bit.")
-    say(f"{'Equal' if good else 'NOT EQUAL'}: the largest difference is {worst:.2e} {unit}; the tolerance {limit:.0e}.")
-    return good
+    say(
+        f"{'Equal' if result.is_equal else 'NOT EQUAL'}: the largest difference is {result.largest:.2e} {result.unit}; the "
+        f"tolerance {result.tolerance:.0e}."
+    )
 
 
 class _Rounding:
@@ -235,14 +293,11 @@ def _first_batch(session: Session) -> Any:
     return next(iter(pipeline.dataset([0], 1)))
 
 
-def _print_header(session: Session, model: keras.Model, limit: float, say: Callable[[str], None]) -> None:
+def _print_header(
+    session: Session, model: keras.Model, by_design: list[str], limit: float, say: Callable[[str], None]
+) -> None:
     say(f"{session.detection.reason}")
-    by_nature = [
-        keras_internals.path_of(layer)
-        for layer in keras_internals.layers_of(model)
-        if _differs_by_nature(layer, session.strategy)
-    ]
-    for path in by_nature:
+    for path in by_design:
         say(f"Differs by design: {path} draws numbers or takes statistics for each replica; do not expect equality.")
     if in_roundings(session.config):
         say(
@@ -253,6 +308,14 @@ def _print_header(session: Session, model: keras.Model, limit: float, say: Calla
         say(f"Tolerance {limit:.0e} for {keras.config.floatx()} and {type(model.optimizer).__name__}.")
     unit = "roundings" if in_roundings(session.config) else "relative"
     say(f"{'step':>5}  {'loss':<14} {'of one device':<14} {unit:>9} {'absolute':>9}  largest difference in")
+
+
+def _different_by_design(session: Session, model: keras.Model) -> list[str]:
+    return [
+        keras_internals.path_of(layer)
+        for layer in keras_internals.layers_of(model)
+        if _differs_by_nature(layer, session.strategy)
+    ]
 
 
 def _differs_by_nature(layer: keras.Layer, strategy: Strategy) -> bool:

@@ -1,0 +1,40 @@
+"""The keys of `--json` as docs/json.md lists them."""
+
+import pathlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+DOCUMENT = pathlib.Path(__file__).parents[1] / "docs" / "json.md"
+
+
+def check(command: str, record: Mapping[str, Any]) -> None:
+    """Checks that a record has documented keys only, and all documented keys of its top level."""
+    documented = keys(command)
+    found = {path for path in _paths(record) if path not in ("schema", "command")}
+    assert record["schema"] == 1 and record["command"] == command
+    unknown = {path for path in found if not any(re.fullmatch(pattern, path) for pattern in documented)}
+    assert not unknown, f"not in {DOCUMENT.name}: {sorted(unknown)}"
+    top = {re.split(r"\\\.|\\\[", pattern)[0] for pattern in documented}
+    assert top == record.keys() - {"schema", "command"}
+
+
+def keys(command: str) -> list[str]:
+    """Returns a regular expression for each documented key of a command."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    [section] = [part for part in text.split("\n## ") if part.startswith(f"`python -m tfdist.{command} ")]
+    cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    names = [name for cell in cells for name in re.findall(r"`([^`]*)`", cell)]
+    return [re.sub(r"\\\*|[A-Z]{2,}", "[^.]+", re.escape(name)) for name in names]
+
+
+def _paths(value: Any, path: str = "") -> Iterator[str]:
+    """Yields the path of each value: with a dot before a key, and [] for the elements of a list."""
+    if isinstance(value, Mapping) and value:
+        for key, each in value.items():
+            yield from _paths(each, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value:
+        for each in value:
+            yield from _paths(each, f"{path}[]")
+    elif value not in ([], {}, None):
+        yield path
