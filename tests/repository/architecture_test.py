@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PACKAGES = (
     "errors grammar storage keras_internals cluster sharding config process coordination reporting collectives data"
     " distribution gradients layers models optimizers step checkpoint diagnostics trainer keras_fit horovod launcher"
-    " benchmark planner cli testing"
+    " benchmark planner cli machine testing"
 ).split()
 STRATEGIES = "strategies"  # plugins, which import packages up to this one:
 BELOW_STRATEGIES = "layers"
@@ -167,6 +167,8 @@ OTHER_MEANINGS = {
     "tfdist.horovod.process": {"horovod"},  # the Python package
     "tfdist.install_horovod": {"horovod"},
     "tfdist.layout": {"mesh"},  # a key of its JSON
+    "tfdist.machine.frameworks": {"horovod"},
+    "tfdist.machine.versions": {"horovod"},
     "tfdist.reporting.environment": {"horovod"},
     "tfdist.step.validation": {"horovod"},
     "tfdist.launcher.engine_environment": {

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from absl import flags as absl_flags
 
-from tfdist import install_horovod, launch
+from tfdist import doctor, install_horovod, launch
 from tfdist.__main__ import commands
 from tfdist.benchmark.config import BenchConfig
 from tfdist.cli import command as cli_command
@@ -45,13 +45,14 @@ DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
     "launch": launch.define_flags,
     "run": lambda values: flags.define(values, run_config.RunConfig),
     "export": lambda values: flags.define(values, ExportConfig),
+    "doctor": doctor.define_flags,
     "ledger": lambda values: None,
     "checkpoints": lambda values: None,
     "layout": lambda values: flags.define(values, train_config.LayoutConfig),
     "install_horovod": install_horovod.define_flags,
 }
 EVERY_COMMANDS = ("help", "flagfile")
-WITH_JSON = ("bench", "checkpoints", "layout", "ledger", "train", "verify")
+WITH_JSON = ("bench", "checkpoints", "doctor", "layout", "ledger", "train", "verify")
 
 
 def shell_lines(text: str) -> list[str]:

@@ -7,6 +7,7 @@ from tests.repository.architecture_test import TREES
 
 OF_ONE_MACHINE = {
     "tfdist.storage": "the implementation for file systems",
+    "tfdist.machine": "what the kernel says of the machine, and outputs of processes that a check starts",
     "tfdist.launcher": "a launcher's own logs, progress files, outcomes, in-memory directories and namespaces",
     "tfdist.process": "progress files, and what the kernel says of the machine",
     "tfdist.coordination.job_token": "secrets, whose owner and mode matter",

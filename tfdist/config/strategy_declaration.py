@@ -32,6 +32,25 @@ class Refusal:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """How `python -m tfdist.doctor` tries a strategy: a few steps on one machine.
+
+    Attributes:
+      processes: number of processes.
+      options: values of the strategy's options.
+      package: the Python package that it needs besides TensorFlow; empty if none.
+      library: the library with which that package must have been built.
+      install: the command that installs the package with the library.
+    """
+
+    processes: int = 1
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    package: str = ""
+    library: str = ""
+    install: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Declaration:
     """What a strategy declares.
 
@@ -48,6 +67,7 @@ class Declaration:
       runs_keras_fit: whether Keras's own `fit` runs on it in any script, for which replicas must accept any number of
         rows, and models may be created outside of its scope.
       adopts: names of the classes of tf.distribute whose objects, created by a program, it can use.
+      trials: how it is tried on one machine; none if that takes special hardware.
     """
 
     name: str
@@ -60,3 +80,4 @@ class Declaration:
     check: Callable[[Any], None] | None = None
     runs_keras_fit: bool = True
     adopts: tuple[str, ...] = ()
+    trials: tuple[Trial, ...] = ()

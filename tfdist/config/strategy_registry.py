@@ -10,7 +10,7 @@ from typing import Any
 from tfdist.cluster.environment import HOROVOD_LAUNCHERS, Cluster
 from tfdist.config import fields
 from tfdist.config.fields import flag_field, layout_text, mesh_text
-from tfdist.config.strategy_declaration import Declaration, Processes, Refusal
+from tfdist.config.strategy_declaration import Declaration, Processes, Refusal, Trial
 from tfdist.config.topics import DEVICES
 from tfdist.errors import InputError
 from tfdist.grammar.spec import nearest
@@ -35,6 +35,7 @@ DECLARATIONS = (
         processes=Processes.ONE,
         options=(),
         auto=lambda cluster, devices: _is_one_process(cluster) and devices == 1,
+        trials=(Trial(),),
     ),
     Declaration(
         name="mirrored",
@@ -43,6 +44,7 @@ DECLARATIONS = (
         options=("devices",),
         auto=lambda cluster, devices: _is_one_process(cluster) and devices > 1,
         adopts=("MirroredStrategy", "OneDeviceStrategy"),
+        trials=(Trial(options={"devices": 2}),),
     ),
     Declaration(
         name="multiworker",
@@ -52,6 +54,7 @@ DECLARATIONS = (
         accepts={"communication": ("auto", "ring", "nccl")},
         auto=lambda cluster, devices: cluster.size > 1 and cluster.source not in HOROVOD_LAUNCHERS,
         adopts=("MultiWorkerMirroredStrategy",),
+        trials=(Trial(processes=2),),
     ),
     Declaration(
         name="tpu",
@@ -71,6 +74,22 @@ DECLARATIONS = (
         options=("communication", "intra_op_threads"),
         accepts={"communication": ("auto", "gloo", "mpi")},
         auto=lambda cluster, devices: cluster.source in HOROVOD_LAUNCHERS,
+        trials=(
+            Trial(
+                processes=2,
+                options={"communication": "gloo"},
+                package="horovod",
+                library="Gloo",
+                install="python -m tfdist.install_horovod",
+            ),
+            Trial(
+                processes=2,
+                options={"communication": "mpi"},
+                package="horovod",
+                library="MPI",
+                install="pip install mpich && python -m tfdist.install_horovod --mpi",
+            ),
+        ),
     ),
     Declaration(
         name="mesh",
@@ -103,6 +122,7 @@ DECLARATIONS = (
         ),
         check=_check_mesh,
         runs_keras_fit=False,
+        trials=(Trial(options={"devices": 2}),),
     ),
 )
 AUTO = "auto"

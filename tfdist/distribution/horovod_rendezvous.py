@@ -87,6 +87,12 @@ def start_horovod(
     return group
 
 
+def automatic_choice(group: Group, cluster: Cluster) -> Choice:
+    """Returns the library that "auto" takes, and why, without starting Horovod; all members must call this function."""
+    choice = _choice("auto", cluster)
+    return horovod_automatic.choose(group, cluster) if choice.library == "auto" else choice
+
+
 def _check_mpirun(cluster: Cluster) -> None:
     """Raises `InputError` in processes of Open MPI's mpirun if Horovod has MPICH, which would abort them."""
     library = horovod_mpi.library() if cluster.source == "MPI" and "OMPI_COMM_WORLD_RANK" in os.environ else ""

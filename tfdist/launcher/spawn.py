@@ -6,7 +6,6 @@ import os
 import pathlib
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from tfdist.errors import ExitCode, TfdistError, exit_codes
 from tfdist.launcher import job_runner, pickled_call, spawn_entry
 from tfdist.launcher.job import Job
 from tfdist.launcher.job_result import Outcome
-from tfdist.launcher.supervision import Stop
+from tfdist.launcher.supervision import deadline
 
 
 class SpawnError(TfdistError):
@@ -78,17 +77,11 @@ def spawn(
             job,
             lambda rank: [sys.executable, "-c", spawn_entry.BOOT, search, path, str(rank)],
             os.environ,
-            stops=[_deadline(timeout)] if timeout is not None else [],
+            stops=[deadline(timeout)] if timeout is not None else [],
         )
         results = [pickled_call.read_result(directory, rank) for rank in range(processes)]
     _raise_failure(outcome, results)
     return [_value(rank, result) for rank, result in enumerate(results)]
-
-
-def _deadline(timeout: float) -> Callable[[], Stop | None]:
-    end = time.monotonic() + timeout
-    stop = Stop(Outcome(ExitCode.STALLED, f"the processes did not end within {timeout:g} s"))
-    return lambda: stop if time.monotonic() > end else None
 
 
 def _raise_failure(outcome: Outcome, results: Sequence[pickled_call.CallResult | None]) -> None:

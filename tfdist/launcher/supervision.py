@@ -37,6 +37,13 @@ class Stop(NamedTuple):
     wait: float = 0.0
 
 
+def deadline(seconds: float) -> Callable[[], Stop | None]:
+    """Returns a check that ends the processes this many seconds from now."""
+    end = time.monotonic() + seconds
+    stop = Stop(Outcome(ExitCode.STALLED, f"the processes did not end within {seconds:g} s"))
+    return lambda: stop if time.monotonic() > end else None
+
+
 class Watched(NamedTuple):
     """What a supervisor watches besides its processes.
 

@@ -1,0 +1,119 @@
+"""Report what this machine has and which engines work on it: each is really tried, in processes of its own.
+
+The exit code is 0 if all that is installed works, and 1 if something that is installed fails.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from absl import flags
+
+from tfdist.cli import command
+from tfdist.cli.output import Output
+from tfdist.config.strategy_registry import NAMES
+from tfdist.errors import ExitCode, InputError
+from tfdist.grammar.spec import nearest
+from tfdist.machine import engines, frameworks, hardware, limits, network, variables, versions
+from tfdist.machine.children import Children
+from tfdist.machine.report import Finding, Section, Status, lines
+
+_TITLES = {
+    "versions": "Versions",
+    "machine": "Machine",
+    "limits": "Limits",
+    "environment": "Launcher, and the environment variables that are read here and set",
+    "network": "Network",
+    "frameworks": "TensorFlow and Horovod",
+    "engines": "Engines: two training steps, compared with those of one device",
+}
+
+
+class _Report:
+    """Prints findings as they come, and keeps them."""
+
+    def __init__(self, output: Output):
+        self._output = output
+        self._facts: dict[str, Any] = {}
+        self._problems: list[dict[str, str | None]] = []
+
+    def add(self, section: Section) -> None:
+        """Adds a whole section."""
+        self._facts[section.name] = section.facts
+        self._title(section.name)
+        for finding in section.findings:
+            self._find(section.name, finding)
+
+    def add_trials(self, trials: Iterable[engines.Tried]) -> None:
+        """Adds the trials of engines, each when it has ended."""
+        name = "engines"
+        self._facts[name] = []
+        self._title(name)
+        for tried in trials:
+            self._find(name, tried.finding())
+            self._facts[name].append(tried.facts())
+
+    def end(self) -> bool:
+        """Prints the summary; returns whether all that is installed works."""
+        counts = {status: sum(each["status"] == status for each in self._problems) for status in Status}
+        bad = counts[Status.FAILED]
+        said = f"{bad} failed" if bad else "All that is installed works"
+        said += f"; {counts[Status.MISSING]} missing, {counts[Status.WARNING]} warnings."
+        self._output.line(f"\n{said}")
+        self._output.result({"works": not bad, **self._facts, "problems": self._problems})
+        return not bad
+
+    def _title(self, name: str) -> None:
+        if len(self._facts) > 1:
+            self._output.line()
+        self._output.line(_TITLES[name])
+
+    def _find(self, section: str, finding: Finding) -> None:
+        for line in lines(finding):
+            self._output.line(line)
+        if finding.status != Status.OK:
+            text = " ".join(finding.text.split())
+            self._problems.append(
+                {"section": section, "status": str(finding.status), "text": text, "remedy": finding.remedy or None}
+            )
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """Defines the flags of this command."""
+    about = f"Comma-separated strategies to try: {', '.join(NAMES)}. Defaults to all."
+    flags.DEFINE_string("only", "", about, flag_values=values)
+    flags.DEFINE_bool("quick", False, "Do not try the engines.", flag_values=values)
+    about = "Seconds after which the trial of an engine, or an import, is ended and has failed."
+    flags.DEFINE_float("deadline_seconds", 60.0, about, flag_values=values)
+
+
+def main(values: flags.FlagValues, output: Output) -> int:
+    """Prints the report; returns the exit code."""
+    names, seconds = _names(values.only), values.deadline_seconds
+    if not seconds > 0:
+        raise InputError(f"--deadline_seconds must be positive. Received: {seconds:g}.")
+    report = _Report(output)
+    with Children() as children:  # which import TensorFlow meanwhile
+        report.add(versions.section())
+        report.add(hardware.section())
+        report.add(limits.section())
+        report.add(variables.section(os.environ))
+        report.add(network.section(os.environ))
+        found, section = frameworks.probe(children, seconds)
+        report.add(section)
+        if not values.quick and not found.problem:
+            report.add_trials(engines.tried(children, found, names, seconds))
+    return ExitCode.DONE if report.end() else ExitCode.FAILED
+
+
+def _names(text: str) -> Sequence[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()] or NAMES
+    for name in names:
+        if name not in NAMES:
+            raise InputError(f"--only must name strategies. Received: {name}.{nearest(name, NAMES)}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(command.run("doctor", define_flags, main, about=__doc__.partition("\n")[0], has_json=True))

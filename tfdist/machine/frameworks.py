@@ -1,0 +1,132 @@
+"""Whether TensorFlow and Horovod can be imported, which devices and libraries they have, and what `auto` takes."""
+
+import importlib.util
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tfdist.config.strategy_declaration import Trial
+from tfdist.machine.children import Children
+from tfdist.machine.report import Finding, Section, Status
+
+_HOROVOD = "horovod"
+_PROCESSES = 2  # for which `auto` is asked
+_ILLEGAL = 132  # exit code: killed by SIGILL
+_REBUILD = "python -m tfdist.install_horovod --force"
+_REBUILD_FOR_OLDER = f'HOROVOD_BUILD_ARCH_FLAGS="-march=x86-64-v2" {_REBUILD}'
+
+
+class Frameworks(NamedTuple):
+    """What the engines run on.
+
+    Attributes:
+      problem: why TensorFlow cannot be imported; empty if it can.
+      gpus: number of its GPUs.
+      horovod: what `horovod_probe` prints; None if Horovod is not installed or cannot be imported.
+      horovod_problem: why Horovod cannot be used, if it is installed.
+    """
+
+    problem: str
+    gpus: int
+    horovod: Mapping[str, Any] | None
+    horovod_problem: Finding | None
+
+    def obstacle(self, trial: Trial) -> Finding | None:
+        """Returns why a trial cannot be made, or None if it can."""
+        if not trial.package:
+            return None
+        if self.horovod_problem:
+            return self.horovod_problem
+        if self.horovod is None:
+            return Finding(Status.MISSING, "Horovod is not installed", with_tools(trial.install))
+        if trial.library not in self.horovod["libraries"]:
+            return Finding(Status.MISSING, f"Horovod was built without {trial.library}", with_tools(trial.install))
+        if trial.library == "MPI" and not self.horovod["starts_without_mpirun"]:
+            text = f"not tried: only mpirun can start {self.horovod['mpi_library']}"
+            return Finding(Status.MISSING, text, f"{with_tools(trial.install)} --force")
+        return None
+
+
+def probe(children: Children, seconds: float) -> tuple[Frameworks, Section]:
+    """Imports TensorFlow and Horovod in other processes.
+
+    Args:
+      children: starts the processes.
+      seconds: deadline of each import.
+    """
+    problem = children.import_problem(seconds)
+    if problem:
+        remedy = "pip install --force-reinstall tensorflow keras"
+        finding = Finding(Status.FAILED, f"TensorFlow and Keras cannot be imported: {problem}", remedy)
+        return Frameworks(problem, 0, None, None), Section(
+            "frameworks",
+            {"tensorflow_problem": problem, "gpus": [], "horovod": None, "horovod_problem": None},
+            [finding],
+        )
+    devices, device_finding = _devices(children, seconds)
+    horovod, horovod_problem = _horovod(children, seconds)
+    findings = [device_finding, *_of_horovod(horovod), *([horovod_problem] if horovod_problem else [])]
+    facts = {
+        "tensorflow_problem": None,
+        "gpus": devices,
+        "horovod": horovod,
+        "horovod_problem": horovod_problem.text if horovod_problem else None,
+    }
+    return Frameworks("", len(devices), horovod, horovod_problem), Section("frameworks", facts, findings)
+
+
+def with_tools(install: str) -> str:
+    """Returns a command that installs Horovod, after one that installs the tools of its build, if they are missing."""
+    missing = [tool for tool in ("g++", "make") if not shutil.which(tool)]
+    return f"apt install {' '.join(missing)} && {install}" if missing else install
+
+
+def _devices(children: Children, seconds: float) -> tuple[list[str], Finding]:
+    ended = children.run("tfdist.machine.tensorflow_probe", (), 1, seconds)
+    if ended.code:
+        return [], Finding(Status.FAILED, f"TensorFlow finds no devices: {ended.reason}", "nvidia-smi")
+    found = _last_object(ended.text)
+    if found["gpus"]:
+        return found["gpus"], Finding(Status.OK, f"TensorFlow's GPUs: {', '.join(found['gpus'])}")
+    if os.path.exists("/proc/driver/nvidia/version"):
+        text = "this machine has NVIDIA's driver, but TensorFlow finds no GPU"
+        return [], Finding(Status.WARNING, text, "pip install 'tensorflow[and-cuda]'")
+    return [], Finding(Status.OK, "TensorFlow can be imported, and finds no GPU")
+
+
+def _has_horovod() -> bool:
+    return importlib.util.find_spec(_HOROVOD) is not None
+
+
+def _horovod(children: Children, seconds: float) -> tuple[dict[str, Any] | None, Finding | None]:
+    if not _has_horovod():
+        return None, None
+    ended = children.run("tfdist.machine.horovod_probe", [str(_PROCESSES)], 1, seconds)
+    if ended.code:
+        remedy = _REBUILD_FOR_OLDER if ended.code == _ILLEGAL else _REBUILD
+        return None, Finding(Status.FAILED, f"Horovod cannot be imported: {ended.reason}", with_tools(remedy))
+    return _last_object(ended.text), None
+
+
+def _of_horovod(horovod: Mapping[str, Any] | None) -> list[Finding]:
+    if horovod is None:
+        return []
+    names = [horovod["mpi_library"] if name == "MPI" else name for name in horovod["libraries"]]
+    automatic = horovod["automatic"]
+    if not automatic["library"]:
+        return [Finding(Status.WARNING, automatic["reason"])]
+    return [
+        Finding(Status.OK, f"Horovod was built with {', '.join(names)}"),
+        Finding(
+            Status.OK,
+            f"for {_PROCESSES} processes here, --communication=auto takes {automatic['library']}, {automatic['reason']}",
+        ),
+    ]
+
+
+def _last_object(text: str) -> dict[str, Any]:
+    """Returns the JSON object in the last line that has one; a framework may print other lines."""
+    found: dict[str, Any] = json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
+    return found

@@ -1,0 +1,84 @@
+"""Cores, memory and disk that this process may use, within the limits of its container."""
+
+import math
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import psutil
+
+from tfdist.cluster.affinity import cpu_quota
+from tfdist.errors.byte_sizes import byte_size
+from tfdist.machine.report import Finding, Section, Status, one_of
+
+_MEMORY_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")  # in version 2 of control groups
+_SHARED_MEMORY = "/dev/shm"
+_LEAST_MEMORY = 2 << 30  # free; a process with TensorFlow takes 0.5 GiB before it has a model
+_LEAST_SHARED_MEMORY = 128 << 20  # free; containers have 64 MiB unless told otherwise
+_LEAST_DISK = 1 << 30  # free
+
+
+def section() -> Section:
+    """Returns what the hardware has, and what of it this process may use."""
+    usable, quota = len(os.sched_getaffinity(0)), cpu_quota()
+    memory, limit = psutil.virtual_memory(), memory_limit()
+    free = min(memory.available, limit or memory.available)
+    directory = os.getcwd()
+    disk, shared = _space(directory), _space(_SHARED_MEMORY)
+    facts = {
+        "cpu": {
+            "cores": os.cpu_count(),
+            "usable_cores": usable,
+            "quota_cores": quota if math.isfinite(quota) else None,
+        },
+        "memory": {"total_bytes": memory.total, "available_bytes": memory.available, "limit_bytes": limit},
+        "shared_memory": shared,
+        "working_directory": disk,
+    }
+    cores = f"{os.cpu_count()} cores, of which this process may use {usable}"
+    cores += f", for the time of {quota:g}" if math.isfinite(quota) else ""
+    memory_text = f"{byte_size(memory.total)} of memory, {byte_size(memory.available)} free"
+    memory_text += f"; the container may use {byte_size(limit)}" if limit else ""
+    little = f"only {byte_size(free)} of memory are free: a process with TensorFlow takes 0.5 GiB before it has a model"
+    findings = [
+        Finding(Status.OK, cores),
+        one_of(
+            little if free < _LEAST_MEMORY else "", "End other programs, or raise the container's limit.", memory_text
+        ),
+        _of_space(shared, _LEAST_SHARED_MEMORY, "Free space there, or start the container with --shm-size=1g."),
+        _of_space(disk, _LEAST_DISK, "Free space there, or pass an --output_dir elsewhere."),
+    ]
+    return Section("machine", facts, findings)
+
+
+def memory_limit() -> int | None:
+    """Returns how many bytes of memory the container of this process may use; None if unlimited or unknown."""
+    try:
+        return int(_MEMORY_LIMIT.read_text())
+    except (OSError, ValueError):  # "max" instead of a number, or another version of control groups
+        return None
+
+
+def _space(path: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "path": path,
+        "total_bytes": None,
+        "free_bytes": None,
+        "is_writable": os.access(path, os.W_OK),
+    }
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError:
+        return facts
+    return facts | {"total_bytes": usage.total, "free_bytes": usage.free}
+
+
+def _of_space(facts: dict[str, Any], least: int, remedy: str) -> Finding:
+    path, free = facts["path"], facts["free_bytes"]
+    if free is None or not facts["is_writable"]:
+        return Finding(
+            Status.WARNING, f"{path} cannot be written", f"Make {path} a directory that this user may write."
+        )
+    problem = f"only {byte_size(free)} are free in {path}" if free < least else ""
+    return one_of(problem, remedy, f"{byte_size(free)} free in {path}")

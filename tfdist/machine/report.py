@@ -1,0 +1,54 @@
+"""Sections of a report: facts for programs, findings for people."""
+
+import enum
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+
+class Status(enum.StrEnum):
+    """What a finding means."""
+
+    OK = "ok"
+    WARNING = "warning"  # works, but may fail later or elsewhere
+    MISSING = "missing"  # not installed
+    FAILED = "failed"  # installed, and does not work
+
+
+class Finding(NamedTuple):
+    """One finding.
+
+    Attributes:
+      status: what it means.
+      text: one line.
+      remedy: the command that mends it, or what to do; empty if there is nothing to do.
+    """
+
+    status: Status
+    text: str
+    remedy: str = ""
+
+
+class Section(NamedTuple):
+    """A part of the report.
+
+    Attributes:
+      name: key of its facts.
+      facts: values of JSON, with units in the names.
+      findings: what the facts mean.
+    """
+
+    name: str
+    facts: Mapping[str, Any]
+    findings: list[Finding]
+
+
+def lines(finding: Finding) -> Iterator[str]:
+    """Yields the lines of a finding for people."""
+    yield f"  {finding.status:<8} {finding.text}"
+    if finding.remedy:
+        yield f"           -> {finding.remedy}"
+
+
+def one_of(problem: str, remedy: str, otherwise: str) -> Finding:
+    """Returns a warning if there is a problem, else a finding that all is well."""
+    return Finding(Status.WARNING, problem, remedy) if problem else Finding(Status.OK, otherwise)

@@ -1,0 +1,10 @@
+"""Prints the devices that TensorFlow finds, as one line of JSON."""
+
+import json
+
+import tensorflow as tf
+
+if __name__ == "__main__":
+    gpus = tf.config.list_physical_devices("GPU")
+    names = [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
+    print(json.dumps({"gpus": names, "is_built_with_cuda": tf.test.is_built_with_cuda()}))

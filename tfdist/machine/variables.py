@@ -1,0 +1,49 @@
+"""Environment variables that tfdist or the engines read, and the launcher that they tell of. Secrets are not shown."""
+
+import re
+from collections.abc import Mapping
+
+from tfdist.cluster.detection import describe, detect_cluster, hint
+from tfdist.errors import InputError
+from tfdist.machine.report import Finding, Section, Status
+
+_READ = re.compile(
+    r"_?(TFDIST|TF|HOROVOD|KERAS|TFDS|XLA|DTENSOR|CUDA|NCCL|GRPC|GLOO|UCX|FI|OMPI|PMI|PMIX|MPI|MPICH|HYDRA|I_MPI|SLURM|OMP|KMP"
+    r"|TORCHELASTIC|MASTER)_\w+"
+    r"|JOB_COMPLETION_INDEX|JOB_NAME|SERVICE|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|GCE_METADATA_IP"
+    r"|XDG_CACHE_HOME|TMPDIR|PYTHONPATH|LD_LIBRARY_PATH|LD_PRELOAD|ROCR_VISIBLE_DEVICES"
+)
+_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|JWT|(^|_)KEY(S|$|_)|(^|_)AUTH")
+_OWN = {"UCX_DEBUG_SIGNO": "0", "UCX_HANDLE_ERRORS": ""}  # set by `import tfdist`
+_PATHS = ("_FILE", "_DIR")  # the place of a secret is not secret
+_LONGEST = 100  # characters of a value in the text
+
+
+def section(environment: Mapping[str, str]) -> Section:
+    """Returns the variables that are set, and the launcher that started this process, if any."""
+    given = {name: value for name, value in environment.items() if _OWN.get(name) != value}
+    names = sorted(name for name in given if _READ.fullmatch(name))
+    shown = {name: None if is_secret(name) else environment[name] for name in names}
+    launcher = _launcher(environment)
+    facts = {"launcher": launcher.text, "variables": shown}
+    set_ones = [Finding(Status.OK, f"{name}={_text(value)}") for name, value in shown.items()]
+    return Section("environment", facts, [launcher, *set_ones])
+
+
+def is_secret(name: str) -> bool:
+    """Returns whether the value of a variable may be a secret, by its name."""
+    return bool(_SECRET.search(name.upper())) and not name.endswith(_PATHS)
+
+
+def _launcher(environment: Mapping[str, str]) -> Finding:
+    try:
+        cluster = detect_cluster(environment)
+    except InputError as error:
+        return Finding(Status.WARNING, str(error), "Unset the variables of the wrong launcher.")
+    return Finding(Status.OK, f"{describe(cluster)}{hint(environment)}")
+
+
+def _text(value: str | None) -> str:
+    if value is None:
+        return "(set, not shown)"
+    return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}..."

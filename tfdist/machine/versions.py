@@ -1,0 +1,86 @@
+"""Versions of Python and of the packages that affect results, and which of them tfdist supports."""
+
+import importlib.metadata
+import platform
+import re
+import sys
+from typing import NamedTuple
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+import tfdist
+from tfdist.cli.horovod_build import PATCHED
+from tfdist.machine.report import Finding, Section, Status
+from tfdist.reporting.environment import versions
+
+_PACKAGES = {"tensorflow": "TensorFlow", "keras": "Keras", "numpy": "NumPy"}
+_HOROVOD, _INSTALL_HOROVOD = "horovod", "python -m tfdist.install_horovod"
+
+
+class _Supported(NamedTuple):
+    text: str
+    allows: bool
+
+
+def section() -> Section:
+    """Returns the versions; an installed package that is not supported is a warning."""
+    found = {"tfdist": tfdist.__version__, **versions()}
+    python = _python(found["python"])
+    findings = [
+        Finding(Status.OK, f"tfdist {found['tfdist']}, {platform.platform()}"),
+        _finding("Python", found["python"], python, "Use a supported version."),
+    ]
+    facts = {
+        "tfdist": {"version": found["tfdist"], "supported": None, "is_supported": True},
+        "python": _facts(found["python"], python),
+        "platform": platform.platform(),
+        "executable": sys.executable,
+    }
+    for name, title in _PACKAGES.items():
+        version = found.get(name)
+        supported = _required(name, version)
+        findings.append(_finding(title, version, supported, f"pip install '{name}{supported.text.replace(' ', '')}'"))
+        facts[name] = _facts(version, supported)
+    version = found.get(_HOROVOD)
+    supported = _Supported(PATCHED, version == PATCHED)
+    if version is None:
+        findings.append(Finding(Status.MISSING, "Horovod is not installed", _INSTALL_HOROVOD))
+    else:
+        findings.append(_finding("Horovod", version, supported, _INSTALL_HOROVOD))
+    facts[_HOROVOD] = _facts(version, supported)
+    return Section("versions", facts, findings)
+
+
+def _finding(title: str, version: str | None, supported: _Supported, remedy: str) -> Finding:
+    if version is None:
+        return Finding(Status.FAILED, f"{title} is not installed, and tfdist requires it", remedy)
+    if not supported.allows:
+        return Finding(Status.WARNING, f"{title} {version} is not supported; supported: {supported.text}", remedy)
+    return Finding(Status.OK, f"{title} {version}" + (f" (supported: {supported.text})" if supported.text else ""))
+
+
+def _facts(version: str | None, supported: _Supported) -> dict[str, object]:
+    return {"version": version, "supported": supported.text or None, "is_supported": supported.allows}
+
+
+def _python(version: str) -> _Supported:
+    """Returns the versions of Python with which tfdist is tested, which its classifiers list."""
+    pattern = re.compile(r"Programming Language :: Python :: (\d+\.\d+)")
+    listed = [found[1] for found in map(pattern.fullmatch, _listed("Classifier")) if found]
+    return _Supported(", ".join(listed), not listed or version.rpartition(".")[0] in listed)
+
+
+def _required(name: str, version: str | None) -> _Supported:
+    """Returns the versions of a package that tfdist's requirements allow; an empty text if they allow any."""
+    requirements = map(Requirement, _listed("Requires-Dist"))
+    specifier = next((each.specifier for each in requirements if each.name == name), SpecifierSet())
+    return _Supported(str(specifier), version is not None and specifier.contains(version, prereleases=True))
+
+
+def _listed(field: str) -> list[str]:
+    """Returns a field of tfdist's metadata; nothing if it is used from a directory and not installed."""
+    try:
+        return importlib.metadata.metadata("tfdist").get_all(field) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
