@@ -1,12 +1,26 @@
-"""Lists tfdist's commands: `python -m tfdist`."""
+"""Runs a command, `tfdist train ...` or `python -m tfdist train ...`, or lists the commands."""
 
 import ast
+import importlib.metadata
+import os
 import pathlib
+import platform
+import runpy
 import sys
+from collections.abc import Iterable, Sequence
 
+import tfdist
 from tfdist.errors import ExitCode
+from tfdist.grammar.spec import did_you_mean
 
-USAGE = "python -m tfdist.<command> --help"
+_FOLDER = pathlib.Path(__file__).parent
+_PACKAGES = {"TensorFlow": "tensorflow", "Keras": "keras", "Horovod": "horovod"}
+_USAGE = "Usage: tfdist COMMAND [--flag=value ...]"
+_MORE = (
+    "`tfdist help COMMAND` describes a command and its flags. `tfdist --version` prints the versions of tfdist, TensorFlow, "
+    "Keras\nand Horovod. `tfdist COMMAND` and `python -m tfdist.COMMAND` are the same."
+)
+_HELP, _VERSION = ("help", "--help", "-h"), "--version"
 
 
 def commands() -> dict[str, str]:
@@ -14,41 +28,89 @@ def commands() -> dict[str, str]:
 
     They are parsed, not imported, so that the list is shown without delay.
     """
-    found = {}
-    for path in sorted(pathlib.Path(__file__).parent.glob("*.py")):
-        if path.stem.startswith("_"):
-            continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        if any(_is_main_guard(node) for node in tree.body):
-            found[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
-    return found
+    found = {path.stem: _summary(path) for path in sorted(_FOLDER.glob("*.py")) if not path.stem.startswith("_")}
+    return {name: summary for name, summary in found.items() if summary is not None}
 
 
-def main(arguments: list[str]) -> int:
-    """Prints one line per command.
+def main(arguments: Sequence[str]) -> int:
+    """Runs a command, or prints the list of commands or the versions.
+
+    A command ends by `SystemExit`, as its module does when Python runs it.
 
     Args:
-      arguments: command-line arguments after `python -m tfdist`.
+      arguments: command-line arguments after `tfdist` or `python -m tfdist`.
 
     Returns:
       The exit code.
     """
-    found = commands()
-    unknown = [argument for argument in arguments if argument not in ("-h", "--help")]
-    if unknown:
-        remedy = f"python -m tfdist.{unknown[0]}" if unknown[0] in found else "python -m tfdist"
-        print(f"python -m tfdist takes no arguments. Received: {' '.join(unknown)}. Run `{remedy}`.", file=sys.stderr)
-        return ExitCode.BAD_INPUT
-    width = max((len(name) for name in found), default=0)
-    print(f"Usage: {USAGE}\n")
-    for name, summary in found.items():
-        print(f"  {name:{width}}  {summary}")
+    name, *rest = arguments or ["help"]
+    if name in _HELP and rest and not rest[0].startswith("-"):
+        name, *rest = rest[0], "--help", *rest[1:]
+    if name in _HELP:
+        return _print(_listed())
+    if name == _VERSION:
+        return _print(_versions())
+    if not _is_command(name):
+        return _unknown(name)
+    sys.argv[1:] = rest
+    if sys.path and not sys.flags.safe_path:
+        sys.path[0] = os.getcwd()  # as `python -m` does; an installed `tfdist` has its own directory there
+    runpy.run_module(f"tfdist.{name}", run_name="__main__", alter_sys=True)
     return ExitCode.DONE
+
+
+def start() -> int:
+    """Is what the executable `tfdist` calls; returns the exit code."""
+    return main(sys.argv[1:])
+
+
+def _is_command(name: str) -> bool:
+    path = _FOLDER / f"{name}.py"
+    return name.isidentifier() and not name.startswith("_") and path.exists() and _summary(path) is not None
+
+
+def _summary(path: pathlib.Path) -> str | None:
+    """Returns the first docstring line of a module with a main guard; None if it has none."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    is_command = any(_is_main_guard(node) for node in tree.body)
+    return (ast.get_docstring(tree) or "").partition("\n")[0] if is_command else None
 
 
 def _is_main_guard(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
 
 
+def _listed() -> Iterable[str]:
+    found = commands()
+    width = max(map(len, found))
+    return [_USAGE, "", *(f"  {name:{width}}  {summary}" for name, summary in found.items()), "", _MORE]
+
+
+def _versions() -> Iterable[str]:
+    yield f"tfdist {tfdist.__version__}"
+    yield f"Python {platform.python_version()}"
+    for title, name in _PACKAGES.items():
+        try:
+            yield f"{title} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            yield f"{title} is not installed"
+
+
+def _unknown(name: str) -> int:
+    rule = "The command comes first" if name.startswith("-") else f"{name} is not a command of tfdist"
+    question = did_you_mean(name, commands())
+    received = f" Received: {name}." if name.startswith("-") else ""
+    print(f"tfdist: {rule}.{received}{question} `tfdist` lists the commands.", file=sys.stderr)
+    return ExitCode.BAD_INPUT
+
+
+def _print(lines: Iterable[str]) -> int:
+    try:
+        print(*lines, sep="\n", flush=True)
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.DONE
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(start())

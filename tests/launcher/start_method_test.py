@@ -64,6 +64,44 @@ def test_commands_of_tfdist_are_forked(method: str, forked: bool, launch: Launch
     assert [("fork_program" in parent) for parent in parents] == [forked, forked]
 
 
+def test_the_executable_is_forked_as_its_module(launch: Launches, tmp_path: pathlib.Path) -> None:
+    """By its name, as the environment's directory comes first on the PATH."""
+    rest = run(f"{PARENT}; import sys; print('argv', sys.orig_argv[1:])", tmp_path)[3:]
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    launcher = launch("tfdist", "run", *rest, flags=("--processes=2",), PATH=path)
+    assert ended(launcher) == 0
+    assert ["fork_program" in parent for parent in re.findall(r"parent .*", launcher.out)] == [True, True]
+    assert re.findall(r"argv (.*)", launcher.out) == [str(["-m", "tfdist.run", *rest])] * 2
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        (("tfdist", "train", "--steps=3"), ("python", "-m", "tfdist.train", "--steps=3")),
+        (("python", "-m", "tfdist", "verify"), ("python", "-m", "tfdist.verify")),
+        (("tfdist",), None),
+        (("tfdist", "ledger", "runs/one"), None),
+        (("tfdist", "help", "train"), None),
+        (("python", "-m", "tfdist"), None),
+        (("python", "-m", "tfdist.train"), None),
+        (("python", "tfdist", "train"), None),
+        (("elsewhere/tfdist", "train"), None),
+    ],
+)
+def test_a_command_of_tfdist_as_its_module(
+    command: tuple[str, ...], module: tuple[str, ...] | None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("bin", "elsewhere"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "tfdist").touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    expected = [*(module or command)]
+    if module and command[0] == "tfdist":
+        expected[0] = sys.executable
+    assert [*start_method.as_module(command, {"PATH": str(tmp_path / "bin")})] == expected
+
+
 def test_programs_of_users_are_forked_on_request(launch: Launches, tmp_path: pathlib.Path) -> None:
     (tmp_path / "script.py").write_text(f"{PARENT}; import sys; sys.exit(3 + ('tensorflow' in sys.modules))")
     for flags, code in (((), 3), (("--start_method=forkserver",), 4)):

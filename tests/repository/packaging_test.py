@@ -78,6 +78,8 @@ def test_the_wheel_has_every_module_under_its_name_and_nothing_else(unpacked: pa
     assert installed == set(modules())
     assert (unpacked / "tfdist" / "py.typed").exists()
     assert (unpacked / "tfdist" / "cli" / "horovod_build_requirements.txt").exists()
+    (scripts,) = unpacked.glob("*.dist-info/entry_points.txt")
+    assert scripts.read_text(encoding="utf-8").split() == ["[console_scripts]", "tfdist", "=", "tfdist.__main__:start"]
 
 
 def test_every_module_imports_outside_the_checkout_without_optional_packages(unpacked: pathlib.Path):
@@ -137,14 +139,3 @@ def test_the_list_of_commands_appears_without_importing_them(tmp_path: pathlib.P
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "install_horovod" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("argument", "remedy"),
-    [("train_me", "`python -m tfdist`"), ("install_horovod", "`python -m tfdist.install_horovod`")],
-)
-def test_unknown_arguments_of_the_list_are_bad_input(argument: str, remedy: str, capsys: pytest.CaptureFixture[str]):
-    assert listing.main([argument]) == 2
-    error = capsys.readouterr().err
-    assert remedy in error
-    assert error.count("\n") == 1

@@ -177,6 +177,7 @@ def _print(error: BaseException) -> None:
 
 
 def _run(program: str, *arguments: str) -> None:
+    sys.orig_argv[1:] = [program, *arguments]  # instead of the command line of this server
     if program == "-m":
         sys.argv, sys.path[0] = [*arguments], os.getcwd()
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)

@@ -2,6 +2,8 @@
 
 import contextlib
 import logging
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -15,6 +17,7 @@ from tfdist.launcher.orphan_guard import OrphanGuard
 METHODS = ("auto", "forkserver", "spawn")  # the names of `multiprocessing`
 _PRELOADED = "tfdist.cli.training_imports"
 _COMMANDS = ("tfdist.train", "tfdist.run", "tfdist.verify", "tfdist.bench")
+_PACKAGE = "tfdist"  # the name of the executable, too
 _log = logging.getLogger("tfdist.launch")
 
 
@@ -24,6 +27,27 @@ def check(method: str) -> None:
         raise InputError(
             f'--start_method must be one of {", ".join(METHODS)}. Received: "{method}".{nearest(method, METHODS)}'
         )
+
+
+def as_module(command: Sequence[str], environment: Mapping[str, str]) -> Sequence[str]:
+    """Returns `tfdist NAME ...`, or `python -m tfdist NAME ...`, as the equal `python -m tfdist.NAME ...`.
+
+    Args:
+      command: a program and its arguments. Others, and an executable of another environment, are returned as they are.
+      environment: contains the PATH on which the program is found.
+    """
+    if os.path.basename(command[0]) == _PACKAGE:
+        program = shutil.which(command[0], path=environment.get("PATH"))
+        here = os.path.dirname(os.path.abspath(sys.executable))
+        if program is None or os.path.dirname(os.path.abspath(program)) != here:
+            return command
+        python, arguments = sys.executable, command[1:]
+    elif [*command[1:3]] == ["-m", _PACKAGE]:
+        python, arguments = command[0], command[3:]
+    else:
+        return command
+    is_ours = bool(arguments) and f"{_PACKAGE}.{arguments[0]}" in _COMMANDS
+    return [python, "-m", f"{_PACKAGE}.{arguments[0]}", *arguments[1:]] if is_ours else command
 
 
 @contextlib.contextmanager
@@ -51,14 +75,15 @@ def opened(
     Raises:
       InputError: the command cannot be started by the method.
     """
-    possible = sys.platform == "linux" and can_fork(command, environment)
+    module = as_module(command, environment)
+    possible = sys.platform == "linux" and can_fork(module, environment)
     if method == "forkserver" and not possible:
         raise InputError(
             "--start_method=forkserver needs Linux, and a program for the Python interpreter of the launcher, without "
             f'options for the interpreter. Received: "{" ".join(command[:2])}". Leave it out.'
         )
     # A program of a user may set variables that are read by the imports.
-    is_ours = possible and command[1] == "-m" and command[2] in _COMMANDS
+    is_ours = possible and module[1] == "-m" and module[2] in _COMMANDS
     if method == "spawn" or not possible or (method == "auto" and not (is_ours and starts_several)):
         yield NewProcess
         return
@@ -81,7 +106,7 @@ class _Forks:
         if self._server:
             try:
                 self._server.wait_until_ready(self._interrupted)
-                return self._server.start(command, environment, out, err)
+                return self._server.start(as_module(command, environment), environment, out, err)
             except OSError as error:
                 self._server = None
                 _log.warning(

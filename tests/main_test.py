@@ -1,0 +1,121 @@
+"""The executable `tfdist`, and `python -m tfdist`, which is the same."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import tfdist
+from tfdist import __main__ as main
+from tfdist.__main__ import commands
+
+pytestmark = pytest.mark.processes
+
+EXECUTABLE = str(pathlib.Path(sys.executable).parent / "tfdist")
+PACKAGE = (sys.executable, "-m", "tfdist")
+
+
+def run(*command: str, directory: pathlib.Path | None = None) -> tuple[int, str, str]:
+    """Runs a command; returns its exit code, output and errors."""
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, cwd=directory)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("help",), ("--help",), ("-h",)])
+@pytest.mark.parametrize("program", [(EXECUTABLE,), PACKAGE], ids=["tfdist", "-m"])
+def test_lists_the_commands(program: tuple[str, ...], arguments: tuple[str, ...]):
+    code, out, err = run(*program, *arguments)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "Usage: tfdist COMMAND [--flag=value ...]"
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(commands())
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("--bach_size=3",), ("--steps=1", "--epochs=2"), ("--steps",), ("x",)]
+)
+def test_a_command_is_its_module(arguments: tuple[str, ...]):
+    expected = run(sys.executable, "-m", "tfdist.train", *arguments)
+    assert run(EXECUTABLE, "train", *arguments) == expected
+    assert run(*PACKAGE, "train", *arguments) == expected
+
+
+def test_help_of_a_command_is_its_own():
+    assert run(EXECUTABLE, "help", "bench") == run(sys.executable, "-m", "tfdist.bench", "--help")
+    assert run(EXECUTABLE, "help", "bench")[0] == 0
+
+
+def test_the_module_is_main_and_finds_what_is_in_the_current_directory(tmp_path: pathlib.Path):
+    (tmp_path / "beside.py").write_text("name = 'found'")
+    (tmp_path / "own.py").write_text(
+        "import sys, beside\ndef make(classes):\n"
+        "    print(beside.name, sys.modules['__main__'].__spec__.name, sys.argv[1:])\n    raise SystemExit(7)"
+    )
+    train = ("train", "--model=own:make", "--dry_run")
+    done = [run(*program, *train, directory=tmp_path) for program in ((EXECUTABLE,), PACKAGE)]
+    found = f"found tfdist.train {list(train[1:])}"
+    assert [(code, out.strip()) for code, out, _ in done] == [(7, found)] * 2, done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("trian",), 'tfdist: trian is not a command of tfdist. Did you mean "train"? `tfdist` lists the commands.'),
+        (("install-horovod",), 'Did you mean "install_horovod"?'),
+        (("help", "lanch"), 'tfdist: lanch is not a command of tfdist. Did you mean "launch"'),
+        (
+            ("--model=cnn", "train"),
+            "tfdist: The command comes first. Received: --model=cnn. `tfdist` lists the commands.",
+        ),
+        (("cli",), "tfdist: cli is not a command of tfdist."),
+        (("__main__",), "tfdist: __main__ is not a command of tfdist."),
+        (("../tfdist/train",), "tfdist: ../tfdist/train is not a command of tfdist."),
+        (("",), "is not a command of tfdist."),
+    ],
+)
+def test_unknown_commands_are_one_line_and_code_2(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+
+
+def test_versions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    found = {"tensorflow": "2.21.0", "keras": "3.15.1"}
+
+    def version(name: str) -> str:
+        if name not in found:
+            raise main.importlib.metadata.PackageNotFoundError
+        return found[name]
+
+    monkeypatch.setattr(main.importlib.metadata, "version", version)
+    assert main.main(["--version"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [lines[0], *lines[2:]] == [
+        f"tfdist {tfdist.__version__}",
+        "TensorFlow 2.21.0",
+        "Keras 3.15.1",
+        "Horovod is not installed",
+    ]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--version",), ("help", "train")])
+def test_imports_no_tensorflow(arguments: tuple[str, ...]):
+    code = (
+        "import sys\nfrom tfdist.__main__ import main\ntry:\n  code = main(sys.argv[1:])\n"
+        "except SystemExit as end:\n  code = end.code\nassert not code\n"
+        "assert not {'tensorflow', 'keras', 'horovod', 'tfdist.install_horovod'} & set(sys.modules)"
+    )
+    assert run(sys.executable, "-c", code, *arguments)[::2] == (0, "")
+
+
+def test_a_reader_that_is_gone_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with subprocess.Popen(PACKAGE, stdout=writer, stderr=subprocess.PIPE) as process:
+        os.close(writer)
+        assert (process.communicate(timeout=60)[1], process.returncode) == (b"", 0)
