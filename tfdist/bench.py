@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from tfdist.distribution.strategy import HasCollectives, Strategy
 
 BENCHMARKS = ("collectives",)
+_EXAMPLES = (
+    "python -m tfdist.bench collectives --strategy=mirrored --devices=2 --sizes=64KB,1MB",
+    "python -m tfdist.launch --processes=2 -- python -m tfdist.bench collectives --operations=all_reduce --sizes=4B:1MB",
+)
 
 
 def main(config: BenchConfig, output: Output = TEXT) -> int:
@@ -128,6 +132,7 @@ def start(argv: Sequence[str]) -> int:
         [argv[0], *rest],
         about=__doc__ or "",
         has_json=True,
+        examples=_EXAMPLES,
     )
 
 

@@ -106,6 +106,15 @@ def _run(values: Any, arguments: list[str], output: Output) -> int:
     return main(run, output)
 
 
+_EXAMPLES = (
+    "python -m tfdist.checkpoints runs/one",
+    "python -m tfdist.checkpoints runs/one/checkpoints/step-000000040",
+)
+
 if __name__ == "__main__":
     about = __doc__ or ""
-    sys.exit(command.run("checkpoints", lambda values: None, _run, about=about, arguments="RUN", has_json=True))
+    sys.exit(
+        command.run(
+            "checkpoints", lambda values: None, _run, about=about, arguments="RUN", examples=_EXAMPLES, has_json=True
+        )
+    )

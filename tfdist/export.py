@@ -219,9 +219,19 @@ def _run(values: Any, arguments: list[str]) -> int:
     return main(command.only(arguments, "The model of one run is written.", remedy), flags.config(values, ExportConfig))
 
 
+_EXAMPLES = (
+    "python -m tfdist.export runs/one",
+    "python -m tfdist.export --format=saved_model --output=served runs/one/checkpoints/step-000000040",
+)
+
 if __name__ == "__main__":
     sys.exit(
         command.run(
-            "export", lambda values: flags.define(values, ExportConfig), _run, about=__doc__ or "", arguments="RUN"
+            "export",
+            lambda values: flags.define(values, ExportConfig),
+            _run,
+            about=__doc__ or "",
+            arguments="RUN",
+            examples=_EXAMPLES,
         )
     )

@@ -216,5 +216,8 @@ def main(values: flags.FlagValues) -> None:
     install(Options(pathlib.Path(values.cache_dir).expanduser().resolve(), values.gpu, values.mpi, values.force))
 
 
+_EXAMPLES = ("python -m tfdist.install_horovod", "python -m tfdist.install_horovod --mpi")
+
 if __name__ == "__main__":
-    sys.exit(command.run("install_horovod", define_flags, main, about=__doc__.partition("\n")[0]))
+    about = __doc__.partition("\n")[0]
+    sys.exit(command.run("install_horovod", define_flags, main, about=about, examples=_EXAMPLES))

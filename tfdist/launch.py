@@ -6,15 +6,18 @@ On several hosts, run the same command on each, with --nodes, --coordinator, and
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from absl import flags
 
 from tfdist.cli import command
+from tfdist.cli.flags import TextParser, define_text
 from tfdist.errors import InputError
-from tfdist.launcher import job_runner, network_namespace, signals
+from tfdist.launcher import job_runner, network_namespace, signals, start_method
 from tfdist.launcher.engine_environment import ENGINES
 from tfdist.launcher.job import Job
 from tfdist.launcher.restarts import MAX_EARLY_FAILURES, MAX_LATER_FAILURES
@@ -53,13 +56,14 @@ _HELP = {
     "hour. 0 replaces it at once, as is always done if fewer than MIN would remain; inf never replaces it.",
     "elastic_timeout_seconds": "For an elastic job: seconds to wait while fewer than MIN processes can run. 0 waits forever.",
 }
-_DEFINE = {
+_DEFINE: dict[type, Callable[..., Any]] = {
     bool: flags.DEFINE_boolean,
     int: flags.DEFINE_integer,
     float: flags.DEFINE_float,
     str: flags.DEFINE_string,
     type(None): flags.DEFINE_integer,
 }
+_CHOICES = {"launcher": tuple(ENGINES), "start_method": start_method.METHODS}  # validated by `Job`
 _FIELDS = [field for field in dataclasses.fields(Job) if field.name != "min_processes"]  # included in --processes
 
 
@@ -67,7 +71,10 @@ def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags: the fields of a `Job`."""
     for field in _FIELDS:
         default = "2" if field.name == "processes" else field.default
-        _DEFINE[type(default)](field.name, default, _HELP[field.name], flag_values=values)  # type: ignore[operator]
+        define = _DEFINE[type(default)]
+        if field.name in _CHOICES:
+            define = functools.partial(define_text, TextParser(_CHOICES[field.name]))
+        define(field.name, default, _HELP[field.name], flag_values=values)
 
 
 def main(values: flags.FlagValues, arguments: list[str]) -> int:
@@ -112,5 +119,11 @@ def _say(line: str) -> None:
         print(f"tfdist.launch: {line}", file=sys.stderr, flush=True)
 
 
+_EXAMPLES = (
+    "python -m tfdist.launch --processes=2 -- python -m tfdist.train --model=mlp --epochs=2 --output_dir=runs/two",
+    "python -m tfdist.launch --launcher=horovod -- python -m tfdist.train --model=mlp --epochs=2 --output_dir=runs/ring",
+)
+
 if __name__ == "__main__":
-    sys.exit(command.run("launch", define_flags, main, about=__doc__.partition(":")[0] + ".", arguments="-- COMMAND"))
+    about = __doc__.partition(":")[0] + "."
+    sys.exit(command.run("launch", define_flags, main, about=about, arguments="-- COMMAND", examples=_EXAMPLES))

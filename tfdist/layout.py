@@ -153,6 +153,11 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
+_EXAMPLES = (
+    "python -m tfdist.layout --model=transformer --dataset=text --mesh_shape='data:2;model:4' --layout='heads:model;ffn:model'",
+    "python -m tfdist.layout --model=transformer --dataset=text --mesh_shape='data:2;model:4' --layout=auto --memory_gb=0.5",
+)
+
 if __name__ == "__main__":
     sys.exit(
         command.run(
@@ -161,5 +166,6 @@ if __name__ == "__main__":
             lambda values, output: main(flags.config(values, LayoutConfig), output),
             about=__doc__,
             has_json=True,
+            examples=_EXAMPLES,
         )
     )

@@ -248,5 +248,15 @@ def _run(values: Any, arguments: list[str], output: Output) -> int:
     return main(run, output)
 
 
+_EXAMPLES = (
+    "python -m tfdist.ledger runs/one",
+    "python -m tfdist.ledger runs/one && python -m tfdist.export --output=proved.keras runs/one",
+)
+
 if __name__ == "__main__":
-    sys.exit(command.run("ledger", lambda values: None, _run, about=__doc__ or "", arguments="RUN", has_json=True))
+    about = __doc__ or ""
+    sys.exit(
+        command.run(
+            "ledger", lambda values: None, _run, about=about, arguments="RUN", examples=_EXAMPLES, has_json=True
+        )
+    )

@@ -61,6 +61,11 @@ def _call(values: absl_flags.FlagValues, rest: list[str]) -> int:
     return main(flags.config(values, RunConfig), rest[0], rest[1:])
 
 
+_EXAMPLES = (
+    "python -m tfdist.run --strategy=mirrored --devices=2 script.py",
+    "python -m tfdist.launch --processes=2 -- python -m tfdist.run --compression=fp16 script.py",
+)
+
 if __name__ == "__main__":
     from tfdist.cli.environment_flags import flags_of
 
@@ -72,5 +77,6 @@ if __name__ == "__main__":
             [sys.argv[0], *flags_of(), *sys.argv[1:]],
             about=__doc__.partition(":")[0] + ".",
             arguments="SCRIPT [ARGUMENTS]",
+            examples=_EXAMPLES,
         )
     )

@@ -43,6 +43,11 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
     return 0
 
 
+_EXAMPLES = (
+    "python -m tfdist.train --strategy=mirrored --devices=2 --model=mlp --epochs=2 --checkpoint_every=20 --output_dir=runs/one",
+    "python -m tfdist.train --flagfile=runs/one/flags.txt --optimizer='sgd(momentum=0.9)' --learning_rate=0.1",
+)
+
 if __name__ == "__main__":
     sys.exit(
         command.run(
@@ -50,6 +55,7 @@ if __name__ == "__main__":
             flags.define,
             lambda values, output: main(flags.config(values), output),
             about=__doc__,
+            examples=_EXAMPLES,
             has_json=True,
         )
     )

@@ -66,6 +66,11 @@ def _facts(result: "Comparison", session: "Session") -> dict[str, Any]:
     }
 
 
+_EXAMPLES = (
+    "python -m tfdist.verify --strategy=mirrored --devices=2 --model=mlp --steps=5 --float64",
+    "python -m tfdist.launch --processes=2 -- python -m tfdist.verify --model='mlp(hidden=(64,))' --optimizer=sgd --steps=5",
+)
+
 if __name__ == "__main__":
     sys.exit(
         command.run(
@@ -74,5 +79,6 @@ if __name__ == "__main__":
             lambda values, output: main(flags.config(values, VerifyConfig), output),
             about=__doc__,
             has_json=True,
+            examples=_EXAMPLES,
         )
     )

@@ -1,5 +1,7 @@
 """The output and the exit code of a command, for every way in which it can end."""
 
+import dataclasses
+import json
 import logging
 import os
 import subprocess
@@ -9,6 +11,7 @@ import pytest
 from absl import flags as absl_flags
 
 from tfdist.cli import command, flags
+from tfdist.config.train_config import TrainConfig, VerifyConfig
 from tfdist.errors import InputError, NotFiniteError, PeerLostError
 
 
@@ -173,6 +176,45 @@ def test_help(capsys, argument):
     assert "--helpfull" not in captured.out
 
 
+def test_help_ends_with_the_examples(capsys):
+    examples = ["python -m tfdist.train --steps=3", f"python -m tfdist.train {'--steps=3 ' * 20}"]
+    assert _run(_raiser(AssertionError()), "--help", examples=examples) == 0
+    assert capsys.readouterr().out.splitlines()[-3:] == ["Examples:", *(f"  {example}" for example in examples)]
+
+
+def test_help_without_flags_names_no_files_with_flags(capsys):
+    assert command.run("ledger", lambda values: None, _raiser(AssertionError()), ["program", "--help"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["Every command:", "  --help  Show this help."]
+
+
+def test_flags_without_effect_are_named_only(capsys):
+    def define(values):
+        flags.define(values, VerifyConfig)
+
+    assert command.run("verify", define, _raiser(AssertionError()), ["program", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "Interval between checkpoints" not in out
+    assert "--checkpoint_every, --keep, --checkpoint_async" in " ".join(out.split())
+    assert command.run("verify", define, lambda values: None, ["program", "--checkpoint_every=3"]) == 0
+
+
+def test_help_as_data(capsys):
+    assert _run(_raiser(AssertionError()), "--helpjson", about="Trains.", examples=["one"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    own = {flag.pop("name"): flag for flag in described.pop("flags")}
+    assert described == {"name": "train", "about": "Trains.", "arguments": "", "examples": ["one"]}
+    assert own.keys() == {field.name for field in dataclasses.fields(TrainConfig)}
+    assert own["precision"] == {
+        "topic": "Training",
+        "help": own["precision"]["help"],
+        "default": "float32",
+        "boolean": False,
+        "choices": ["float32", "mixed_bfloat16", "mixed_float16"],
+        "known": [],
+    }
+    assert own["jit_compile"]["boolean"] and own["strategy"]["known"]
+
+
 def test_help_can_be_declined():
     assert _run(lambda values: 7, "--nohelp") == 7
 
@@ -200,6 +242,7 @@ def _process(*argv, code="", **more):
     program = f"""
 import sys
 from tfdist.cli import command, flags
+from tfdist.config.train_config import TrainConfig, VerifyConfig
 def call(values):
     {code or "pass"}
 code = command.run("train", flags.define, call)

@@ -10,10 +10,12 @@ from absl import flags as absl_flags
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tfdist import models
 from tfdist.cli import flags
 from tfdist.config.job_config import JobConfig
 from tfdist.config.run_config import RunConfig
-from tfdist.config.train_config import TrainConfig, VerifyConfig
+from tfdist.config.topics import WITHOUT_EFFECT
+from tfdist.config.train_config import LayoutConfig, TrainConfig, VerifyConfig
 from tfdist.errors import InputError
 from tfdist.export import ExportConfig
 
@@ -66,10 +68,25 @@ def test_every_flag_says_what_it_means_under_a_topic():
         "Strategy and devices",
         "Training",
         "Gradients",
-        "Output and checkpoints",
         "Checks",
+        WITHOUT_EFFECT,
     ]
     assert all(flag.help.endswith(".") for group in topics.values() for flag in group)
+
+
+@pytest.mark.parametrize("kind", [VerifyConfig, LayoutConfig])
+def test_flags_without_effect_are_flags_of_training(kind):
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    assert kind.without_effect and {*kind.without_effect} < names
+    assert not {"model", "dataset", "batch_size", "mesh_shape"} & {*kind.without_effect}
+
+
+def test_what_is_known_of_a_flag_is_accepted():
+    """The names that completion offers, and no others that the library has."""
+    assert TrainConfig.__dataclass_fields__["model"].metadata["flag"].known == models.NAMES
+    for kind in (TrainConfig, RunConfig):
+        known = kind.__dataclass_fields__["strategy"].metadata["flag"].known
+        assert [kind(strategy=name).strategy for name in known] == [*known]
 
 
 def test_no_flags_are_the_defaults():

@@ -94,9 +94,14 @@ class BenchConfig:
         MEASURED,
         f"Comma-separated operations to measure: {', '.join(TRAFFIC)}. Defaults to all.",
         check=_checked_operations,
+        structure=list,
     )
     sizes: str = flag_field(
-        "4B:64MB", MEASURED, f"{_SIZES}, each {GROWTH} times the one before. KB is 1024.", check=_checked_sizes
+        "4B:64MB",
+        MEASURED,
+        f"{_SIZES}, each {GROWTH} times the one before. KB is 1024.",
+        check=_checked_sizes,
+        structure=list,
     )
     dtype: str = flag_field("float32", MEASURED, f"Data type of the elements: {', '.join(DTYPES)}.", choices=DTYPES)
     repeats: int = flag_field(5, MEASURED, "Number of measurements of each size.", least=1, most=10**9)

@@ -6,18 +6,21 @@ TensorFlow.
 
 import contextlib
 import errno
+import json
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags as absl_flags
 
-from tfdist.cli import help_text, output
+from tfdist.cli import flag_aliases, help_text, output
+from tfdist.config.topics import WITHOUT_EFFECT
 from tfdist.errors import ExitCode, InputError, TfdistError, naming_flags
 from tfdist.errors.engine_errors import one_line, out_of_memory
 from tfdist.grammar.spec import did_you_mean
@@ -26,11 +29,14 @@ from tfdist.process.stack_dumps import main_stack
 
 _GONE = (errno.EPIPE, errno.EIO)  # errors of writing to a pipe or terminal that is closed
 INTERRUPTED = 130  # exit code of a shell after Ctrl-C
-_HELP = ("help", "helpshort", "helpfull")
-_EVERY_COMMAND = {
+_CONFIG = "config"
+_JSON = "helpjson"  # the same as data, for completion and other programs
+_HELP = ("help", "helpshort", "helpfull", _JSON)
+_FILES = {
     "--flagfile": "Read flags from a file, one a line; later flags win.",
-    "--help": "Show this help.",
+    f"--{_CONFIG}": "Read flags from a YAML file that maps their names to values; the command line and --flagfile win.",
 }
+_HELP_LINE = {"--help": "Show this help."}
 _log = logging.getLogger(__name__)
 
 
@@ -42,7 +48,7 @@ class _HelpFlag(absl_flags.BooleanFlag):
     def parse(self, argument: str | bool) -> None:
         super().parse(argument)
         if self.value:
-            raise _HelpWanted
+            raise _HelpWanted(self.name)
 
 
 def run(
@@ -54,6 +60,7 @@ def run(
     about: str = "",
     arguments: str = "",
     has_json: bool = False,
+    examples: Sequence[str] = (),
     explain: Callable[[BaseException], TfdistError | None] | None = None,
 ) -> int:
     """Parses a command line, calls the command and reports errors.
@@ -67,6 +74,7 @@ def run(
       about: first sentence of the help.
       arguments: what the command takes after its flags, for the help; empty if it takes flags only.
       has_json: whether it has the flag `--json`.
+      examples: commands to show at the end of the help.
       explain: returns the meaning of an exception if it knows it. Called for every `Exception` except `TfdistError` and
         out-of-memory errors: for example, only the code that started the peers can tell that a broken connection is a
         lost peer.
@@ -75,6 +83,7 @@ def run(
       The exit code, after flushing all output; the caller exits the process with it.
     """
     program = f"tfdist.{name}"
+    places: dict[str, str] = {}
     values = absl_flags.FlagValues()
     values.set_gnu_getopt(False)  # the first argument may be another command, whose flags follow it
     try:
@@ -82,7 +91,7 @@ def run(
         if has_json:
             define_json(values)
         _define_help(values)
-        rest = parse(values, list(sys.argv if argv is None else argv), program, arguments)
+        rest = parse(values, list(sys.argv if argv is None else argv), program, arguments, places)
         with _stack_on_sigusr1(), naming_flags(), contextlib.ExitStack() as stack:
             given: list[Any] = [values]
             if arguments:
@@ -90,9 +99,13 @@ def run(
             if has_json:
                 given.append(stack.enter_context(output.opened(name.partition(" ")[0], bool(values["json"].value))))
             return int(call(*given) or ExitCode.DONE)
-    except _HelpWanted:
-        width = min(shutil.get_terminal_size().columns, 120)
-        text = help_text.render(f"python -m {program}", _topics(values), about, arguments, width)
+    except _HelpWanted as wanted:
+        if str(wanted) == _JSON:
+            described = {"name": name, "about": about, "arguments": arguments, "examples": list(examples)}
+            text = json.dumps({**described, "flags": [_as_data(flag) for flag in _own_flags(values)]})
+        else:
+            width = min(shutil.get_terminal_size().columns, 120)
+            text = help_text.render(f"python -m {program}", _topics(values), about, arguments, width, examples)
         with contextlib.suppress(BrokenPipeError):  # `| head` has read enough
             print(text)
         return ExitCode.DONE
@@ -100,7 +113,7 @@ def run(
         return _say(program, "Interrupted.", INTERRUPTED)
     except TfdistError as error:
         _log.debug("Traceback of the error:", exc_info=error)
-        return _say(program, str(error), error.exit_code)
+        return _say(program, _located(str(error), places), error.exit_code)
     except Exception as error:
         known = out_of_memory(error) or (explain(error) if explain else None)
         if known is None:
@@ -137,10 +150,16 @@ def define_json(values: absl_flags.FlagValues) -> None:
 def _define_help(values: absl_flags.FlagValues) -> None:
     for name in _HELP:
         flag = _HelpFlag(name, False, "", short_name="h" if name == "help" else None)
-        absl_flags.DEFINE_flag(flag, values, "tfdist.cli.command")
+        absl_flags.DEFINE_flag(flag, values, __name__)
 
 
-def parse(values: absl_flags.FlagValues, argv: list[str], program: str, arguments: str) -> list[str]:
+def parse(
+    values: absl_flags.FlagValues,
+    argv: list[str],
+    program: str,
+    arguments: str,
+    places: dict[str, str] | None = None,
+) -> list[str]:
     """Parses the values and returns the arguments after the flags.
 
     Args:
@@ -148,17 +167,17 @@ def parse(values: absl_flags.FlagValues, argv: list[str], program: str, argument
       argv: command line, including the program name.
       program: name of the command in messages.
       arguments: what it takes after its flags; empty if it takes flags only.
+      places: filled with file and line of the flags that are read from `--config`.
 
     Raises:
-      InputError: the command line is invalid; the message is one line.
+      InputError: the command line, or a file that it names, is invalid; the message is one line.
     """
     remedy = f"`python -m {program} --help` lists the flags."
+    absl_flags.DEFINE_multi_string(_CONFIG, [], "", flag_values=values, module_name=__name__)
     try:
         rest = values(argv)[1:]
     except absl_flags.UnrecognizedFlagError as error:
-        known = [f"--{name}" for name in values if name not in ("h", *_HELP)]
-        question = did_you_mean(f"--{error.flagname}", known)
-        raise InputError(f"--{error.flagname} is not a flag of {program}.{question} {remedy}") from error
+        raise InputError(_unknown(values, error.flagvalue, program)) from error
     except absl_flags.CantOpenFlagFileError as error:
         cause = str(error).removeprefix("ERROR:: Unable to open flagfile: ")
         raise InputError(f"--flagfile must name a readable file. Received: {cause}.") from error
@@ -166,7 +185,48 @@ def parse(values: absl_flags.FlagValues, argv: list[str], program: str, argument
         raise InputError(f"{str(error).rstrip('.')}. {remedy}") from error
     if rest and not arguments:
         raise InputError(f'Only flags are accepted, written --name=value. Received: "{rest[0]}". {remedy}')
+    for path in reversed(values[_CONFIG].value or []):  # the last one wins
+        _read_config(values, path, program, {} if places is None else places)
     return rest
+
+
+def _unknown(values: absl_flags.FlagValues, written: str, program: str) -> str:
+    """Returns a message about an unknown flag, as it was written, with the one that may be meant."""
+    known = {name: values[name] for name in values if name not in ("h", *_HELP)}
+    name = written.partition("=")[0]
+    remedy = flag_aliases.hint(written, known, program)
+    if not remedy:
+        similar = did_you_mean(f"--{name.lstrip('-')}", [f"--{name}" for name in known])
+        remedy = f"{similar} `python -m {program} --help` lists the flags."
+    return f"{name} is not a flag of {program}.{remedy}"
+
+
+def _read_config(values: absl_flags.FlagValues, path: str, program: str, places: dict[str, str]) -> None:
+    """Sets the flags of a configuration file that are not set yet."""
+    from tfdist.cli import config_file
+
+    for entry in config_file.read(path):
+        if entry.name not in values or entry.name in ("h", _CONFIG, *_HELP):
+            problem = _unknown(values, f"--{entry.name}={entry.text}", program)
+            raise InputError(f"{entry.place}: {problem.removeprefix('--')}")
+        flag = values[entry.name]
+        if entry.kind not in (str, getattr(flag.parser, "structure", str)):
+            raise InputError(
+                f"{entry.place}: {entry.name} must be {config_file.KINDS[str]}. Received: {config_file.KINDS[entry.kind]}."
+            )
+        if flag.present:
+            continue
+        try:
+            flag.parse(entry.boolean if flag.boolean and entry.boolean else entry.text)
+        except absl_flags.Error as error:
+            raise InputError(f"{entry.place}: {str(error).rstrip('.')}.") from error
+        places[entry.name] = entry.place
+
+
+def _located(message: str, places: Mapping[str, str]) -> str:
+    """Adds to a message where the first flag that it names comes from, if that is a configuration file."""
+    found = [name for name in re.findall(r"--(\w+)", message) if name in places]
+    return f"{message.rstrip('.')}. --{found[0]} is from {places[found[0]]}." if found else message
 
 
 def only(arguments: list[str], rule: str, remedy: str) -> str:
@@ -186,13 +246,40 @@ def only(arguments: list[str], rule: str, remedy: str) -> str:
 
 
 def _topics(values: absl_flags.FlagValues) -> dict[str, list[tuple[str, str]]]:
-    """Returns the flags by topic: the module name of a flag, if it is capitalized, which names of modules are not."""
+    """Returns syntax and description of the flags by topic."""
     topics: dict[str, list[tuple[str, str]]] = {}
+    for topic, flag in _own_flags(values):
+        topics.setdefault(topic, []).append(_described(flag))
+    files = _FILES if topics else {}
+    if idle := topics.pop(WITHOUT_EFFECT, []):
+        topics[WITHOUT_EFFECT] = [
+            ("", ", ".join(f"--{name.removeprefix('--').removeprefix('[no]')}" for name, _ in idle))
+        ]
+    return {**topics, "Every command": [*files.items(), *_HELP_LINE.items()]}
+
+
+def _own_flags(values: absl_flags.FlagValues) -> Iterator[tuple[str, absl_flags.Flag]]:
+    """Yields topic and flag, in the order of the help.
+
+    The topic is the module name of a flag, if it is capitalized, which names of modules are not.
+    """
     for module, flags in values.flags_by_module_dict().items():
-        shown = [_described(flag) for flag in flags if flag.name not in _HELP]
-        if shown:
-            topics.setdefault(module if module[:1].isupper() else "Flags", []).extend(shown)
-    return {**topics, "Every command": list(_EVERY_COMMAND.items())}
+        for flag in flags:
+            if flag.name not in (_CONFIG, *_HELP):
+                yield module if module[:1].isupper() else "Flags", flag
+
+
+def _as_data(topic_and_flag: tuple[str, absl_flags.Flag]) -> dict[str, Any]:
+    topic, flag = topic_and_flag
+    return {
+        "name": flag.name,
+        "topic": topic,
+        "help": flag.help,
+        "default": flag.default,
+        "boolean": bool(flag.boolean),
+        "choices": list(getattr(flag.parser, "choices", ())),
+        "known": list(getattr(flag.parser, "known", ())),
+    }
 
 
 def _described(flag: absl_flags.Flag) -> tuple[str, str]:

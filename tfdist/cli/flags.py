@@ -1,24 +1,39 @@
 """Converts absl flags to configurations and back. The fields of the configurations are the only definition of flags."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from absl import flags as absl_flags
 
 from tfdist.config.conflicts import flag_text
-from tfdist.config.topics import TOPICS
+from tfdist.config.topics import TOPICS, WITHOUT_EFFECT
 from tfdist.config.train_config import TrainConfig
 
 Config = TypeVar("Config")  # a dataclass whose fields each have a `tfdist.config.fields.Flag`
 
+_ORDER = (*TOPICS, WITHOUT_EFFECT)
 _DEFINE: dict[type, Callable[..., Any]] = {
     bool: absl_flags.DEFINE_boolean,
     int: absl_flags.DEFINE_integer,
     float: absl_flags.DEFINE_float,
-    str: absl_flags.DEFINE_string,
-    type(None): absl_flags.DEFINE_string,
 }
+
+
+class TextParser(absl_flags.ArgumentParser[str]):
+    """Parses a text, and carries what help, completion and configuration files know of it.
+
+    Attributes:
+      choices: the only allowed texts, if any.
+      structure: see `tfdist.config.fields.Flag`.
+      known: see there.
+    """
+
+    syntactic_help = ""
+
+    def __init__(self, choices: tuple[str, ...] = (), structure: type = str, known: tuple[str, ...] = ()):
+        self.choices, self.structure, self.known = choices, structure, known
 
 
 def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainConfig) -> None:
@@ -28,18 +43,27 @@ def define(flag_values: absl_flags.FlagValues, config_type: type[Any] = TrainCon
       flag_values: where to define them; a command uses a new one, so that it has only these flags.
       config_type: `TrainConfig`, or another dataclass whose fields each have a `tfdist.config.fields.Flag`.
     """
-    for field in sorted(dataclasses.fields(config_type), key=_topic):
-        flag = field.metadata["flag"]
+    without_effect = getattr(config_type, "without_effect", ())
+    topics = {
+        field.name: WITHOUT_EFFECT if field.name in without_effect else field.metadata["flag"].topic
+        for field in dataclasses.fields(config_type)
+    }
+    for field in sorted(dataclasses.fields(config_type), key=lambda field: _place(topics[field.name])):
+        flag, topic = field.metadata["flag"], topics[field.name]
         # absl groups flags by the module that defines them, while the help groups them by topic.
-        _DEFINE[type(field.default)](
-            field.name, field.default, flag.help, flag_values=flag_values, module_name=flag.topic
-        )
+        text = TextParser(flag.choices, flag.structure, flag.known)
+        define_one = _DEFINE.get(type(field.default), functools.partial(define_text, text))
+        define_one(field.name, field.default, flag.help, flag_values=flag_values, module_name=topic)
 
 
-def _topic(field: dataclasses.Field) -> int:
-    """Returns the position in the help; a command's own topics come first."""
-    topic = field.metadata["flag"].topic
-    return TOPICS.index(topic) if topic in TOPICS else -1
+def define_text(parser: TextParser, name: str, default: str | None, help_text: str, **more: Any) -> None:
+    """Defines a flag with a text; takes what `absl.flags.DEFINE_string` takes after the parser."""
+    absl_flags.DEFINE(parser, name, default, help_text, serializer=absl_flags.ArgumentSerializer(), **more)
+
+
+def _place(topic: str) -> int:
+    """Returns the position of a topic in the help; a command's own topics come first."""
+    return _ORDER.index(topic) if topic in _ORDER else -1
 
 
 def config(flag_values: absl_flags.FlagValues, config_type: type[Config] = TrainConfig) -> Config:  # type: ignore[assignment]  # a TypeVar's default

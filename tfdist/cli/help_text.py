@@ -10,6 +10,7 @@ def render(
     about: str = "",
     arguments: str = "",
     width: int = 100,
+    examples: Sequence[str] = (),
 ) -> str:
     """Returns the help of a command.
 
@@ -19,12 +20,15 @@ def render(
       about: what the command does.
       arguments: what follows the flags, such as "-- COMMAND".
       width: of the text, in characters.
+      examples: commands, which are not wrapped.
     """
     column = 4 + max(len(name) for lines in topics.values() for name, _ in lines)
     parts = [f"Usage: {program} [--flag=value ...] {arguments}".rstrip()]
     parts += [textwrap.fill(about, width)] if about else []
     for topic, lines in topics.items():
         parts.append("\n".join([f"{topic}:", *(_line(name, text, column, width) for name, text in lines)]))
+    if examples:
+        parts.append("\n".join(["Examples:", *(f"  {example}" for example in examples)]))
     return "\n\n".join(parts)
 
 

@@ -32,6 +32,9 @@ class Flag(NamedTuple):
       per_process: whether it may differ between the processes of a job.
       fixed: whether a resumed run must have the same value.
       training_only: whether it affects training only, so that exporting a model ignores it.
+      structure: `list` if a text has parts with commas between, `dict` if it has pairs `a: b` with semicolons between:
+        a configuration file may write it so.
+      known: names that it may have, besides others, for completion.
     """
 
     topic: str
@@ -45,6 +48,8 @@ class Flag(NamedTuple):
     per_process: bool = False
     fixed: bool = False
     training_only: bool = False
+    structure: type = str
+    known: tuple[str, ...] = ()
 
 
 def spec_text(text: str) -> str:

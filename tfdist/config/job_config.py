@@ -95,6 +95,7 @@ class JobConfig(JobOptions):
         "variable such as 'size>=10000: int8; *: none'.",
         check=methods_text,
         training_only=True,
+        structure=dict,
     )
     compression_min_bytes: int = flag_field(65536, GRADIENTS, "Minimum size in bytes of gradients to compress.")
     bucket_mb: float = flag_field(

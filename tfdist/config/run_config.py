@@ -19,7 +19,7 @@ _WITH_DEVICES = tuple(name for name in taking("devices") if name in RUN_KERAS_FI
 class RunConfig(JobConfig):
     """Configuration of a user's program that calls Keras's `fit`, `evaluate` and `predict`."""
 
-    strategy: str = flag_field(AUTO, DEVICES, strategy_help(RUN_KERAS_FIT))
+    strategy: str = flag_field(AUTO, DEVICES, strategy_help(RUN_KERAS_FIT), known=(AUTO, *RUN_KERAS_FIT))
     devices: int = flag_field(
         0,
         DEVICES,

@@ -180,7 +180,7 @@ def strategy_help(names: tuple[str, ...] = NAMES) -> str:
 class JobOptions:
     """The choice of a strategy, and options of those that run any job."""
 
-    strategy: str = flag_field(AUTO, DEVICES, strategy_help())
+    strategy: str = flag_field(AUTO, DEVICES, strategy_help(), known=(AUTO, *NAMES))
     devices: int = flag_field(
         0,
         DEVICES,
@@ -225,6 +225,7 @@ class TrainerOptions:
         check=mesh_text,
         is_option=True,
         elsewhere=("",),
+        structure=dict,
     )
     layout: str = flag_field(
         "",
@@ -234,6 +235,7 @@ class TrainerOptions:
         check=layout_text,
         is_option=True,
         elsewhere=("",),
+        structure=dict,
     )
     shard: str = flag_field(
         "none",

@@ -1,6 +1,7 @@
 """The configurations of training, and of the commands that take its flags."""
 
 import dataclasses
+from typing import ClassVar
 
 from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import (
@@ -20,6 +21,15 @@ from tfdist.errors import InputError
 
 _DEFAULT_EPOCHS = 10
 _WITH_LAYOUT = taking("layout")
+_WHOLE_RUN = (  # flags of a run with a directory, which compare and plan nothing
+    "elastic_batch compression_check_every compression_max_error output_dir checkpoint_every keep checkpoint_async"
+    " checkpoint_strict commit_dir commit_every resume log_every eval_every measure_every profile_steps"
+    " stall_warning_seconds stall_shutdown_seconds check_sync_every check_sync dry_run steps_per_call"
+).split()
+_OF_A_PLAN = (  # flags on which memory and communication of a step depend
+    "model dataset data_dir batch_size optimizer learning_rate momentum_correction precision accumulate_steps recompute"
+    " strategy devices mesh_shape layout shard shard_axis shard_min_elements"
+).split()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +42,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         f"Model: mlp, cnn, resnet50 or transformer, optionally with arguments, {OWN}.",
         check=spec_text,
         fixed=True,
+        known=("mlp", "cnn", "resnet50", "transformer"),
     )
     dataset: str = flag_field(
         "digits",
@@ -98,6 +109,7 @@ class TrainConfig(TrainerOptions, JobConfig):
         "Comma-separated Keras metrics. Empty records the loss only.",
         check=names_text,
         fixed=True,
+        structure=list,
     )
     compression_check_every: int = flag_field(
         0,
@@ -188,6 +200,9 @@ class TrainConfig(TrainerOptions, JobConfig):
 class LayoutConfig(TrainConfig):
     """Configuration of `tfdist.layout`: the fields of training, for the strategy that has layouts."""
 
+    without_effect: ClassVar[tuple[str, ...]] = tuple(
+        field.name for field in dataclasses.fields(TrainConfig) if field.name not in _OF_A_PLAN
+    )
     strategy: str = flag_field(
         _WITH_LAYOUT[0], DEVICES, f"Distribution strategy: {', '.join(_WITH_LAYOUT)}.", choices=_WITH_LAYOUT
     )
@@ -198,6 +213,7 @@ class LayoutConfig(TrainConfig):
         check=lambda text: text if text == AUTO else layout_text(text),
         is_option=True,
         elsewhere=("",),
+        structure=dict,
     )
     memory_gb: float = flag_field(
         0.0, DEVICES, "Memory per device in GiB for state and activations, for --layout=auto."
@@ -217,6 +233,7 @@ class LayoutConfig(TrainConfig):
 class VerifyConfig(TrainConfig):
     """Configuration of `tfdist.verify`: the fields of training, and the tolerance of the comparison."""
 
+    without_effect: ClassVar[tuple[str, ...]] = tuple(_WHOLE_RUN)
     steps: int = flag_field(10, DURATION, "Number of steps (optimizer updates). 0 trains for --epochs.")
     float64: bool = flag_field(
         False, CHECKS, "Compute in float64, in which rounding errors are far smaller than real differences."

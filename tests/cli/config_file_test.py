@@ -1,0 +1,173 @@
+"""`--config`, a YAML file with flags."""
+
+import dataclasses
+import pathlib
+import re
+
+import pytest
+
+from tfdist import launch
+from tfdist.cli import command, flags
+from tfdist.config.train_config import TrainConfig
+
+ALL = """\
+# The run of the report.
+model: mlp(hidden=(64,))
+batch_size: 128
+learning_rate: 1e-3  # text for YAML 1.1
+jit_compile: yes
+checkpoint_async: false
+checkpoint_every: 600s
+profile_steps: 10:20  # 620 for YAML 1.1
+metrics: [accuracy, top_k]
+compression: {"path=.*bias": none, "size>=100": "topk(ratio=0.01)|fp16"}
+strategy: "mirrored"
+devices: 2
+warmup_start: 0
+"""
+
+
+@pytest.fixture
+def write(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    """Writes a file in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    return lambda text, name="run.yaml": (tmp_path / name).write_text(text, encoding="utf-8")
+
+
+def parsed(*argv: str) -> TrainConfig:
+    found: list[TrainConfig] = []
+    assert (
+        command.run("train", flags.define, lambda values: found.append(flags.config(values)), ["program", *argv]) == 0
+    )
+    return found[0]
+
+
+def error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    call = command.run("train", flags.define, lambda values: flags.config(values) and None, ["program", *argv])
+    captured = capsys.readouterr()
+    assert (call, captured.out, captured.err.count("\n")) == (2, "", 1), captured
+    return captured.err
+
+
+def test_values_are_taken_as_they_are_written(write):
+    write(ALL)
+    assert parsed("--config=run.yaml") == TrainConfig(
+        model="mlp(hidden=(64,))",
+        batch_size=128,
+        learning_rate=0.001,
+        jit_compile=True,
+        checkpoint_async=False,
+        checkpoint_every="600s",
+        profile_steps="10:20",
+        metrics="accuracy,top_k",
+        compression="path=.*bias: none; size>=100: topk(ratio=0.01)|fp16",
+        strategy="mirrored",
+        devices=2,
+    )
+
+
+def test_mappings_are_meshes_and_layouts(write):
+    write("strategy: mesh\nmesh_shape:\n  data: 2\n  model: 4\nlayout: {heads: model, ffn: model}\n")
+    found = parsed("--config", "run.yaml")
+    assert (found.mesh_shape, found.layout) == ("data:2;model:4", "heads:model;ffn:model")
+
+
+def test_the_command_line_and_flag_files_win_wherever_they_stand(write):
+    write("batch_size: 8\nepochs: 3\nseed: 5\n")
+    write("--seed=6\n", "flags.txt")
+    for argv in (("--config=run.yaml", "--batch_size=16"), ("--batch_size=16", "--config=run.yaml")):
+        found = parsed(*argv, "--flagfile=flags.txt")
+        assert (found.batch_size, found.epochs, found.seed) == (16, 3, 6)
+
+
+def test_of_several_files_the_last_one_wins(write):
+    write("batch_size: 8\nepochs: 3\n")
+    write("batch_size: 16\n", "more.yaml")
+    found = parsed("--config=run.yaml", "--config=more.yaml")
+    assert (found.batch_size, found.epochs) == (16, 3)
+
+
+def test_a_flag_file_may_name_it(write):
+    write("batch_size: 8\n")
+    write("--config=run.yaml\n", "flags.txt")
+    assert parsed("--flagfile=flags.txt").batch_size == 8
+
+
+def test_the_flags_of_the_run_are_the_resulting_ones(write):
+    write("batch_size: 8\nepochs: 3\n")
+    lines = flags.flags_text(parsed("--config=run.yaml", "--epochs=4")).splitlines()
+    assert {"--batch_size=8", "--epochs=4"} <= {*lines}
+    assert len(lines) == len(dataclasses.fields(TrainConfig))
+
+
+def test_the_file_of_the_documentation(write):
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
+    write(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0])
+    found = parsed("--config=run.yaml", "--epochs=2")
+    assert (found.mesh_shape, found.layout, found.learning_rate) == ("data:2;model:2", "out:model", 0.01)
+    assert (found.epochs, found.metrics, found.model) == (2, "accuracy", "mlp(hidden=(64,))")
+
+
+def test_an_empty_file_sets_nothing(write):
+    write("# nothing yet\n")
+    assert parsed("--config=run.yaml") == TrainConfig()
+
+
+def test_the_launcher_takes_it_too(write):
+    write("processes: 1:4  # 64 for YAML 1.1\nmax_restarts: 3\n")
+    seen: list[tuple[str, int]] = []
+
+    def call(values, rest):
+        seen.append((values.processes, values.max_restarts))
+
+    assert (
+        command.run("launch", launch.define_flags, call, ["program", "--config=run.yaml", "true"], arguments="-- C")
+        == 0
+    )
+    assert seen == [("1:4", 3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\nbach_size: 3\n", 'run.yaml, line 2: bach_size is not a flag of tfdist.train. Did you mean "--batch_size"'),
+        ("lr: 0.1\n", "run.yaml, line 1: lr is not a flag of tfdist.train. Use --learning_rate=0.1."),
+        ("batch-size: 3\n", "in lower case: --batch_size=3."),
+        ("help: true\n", "run.yaml, line 1: help is not a flag of tfdist.train."),
+        ("config: other.yaml\n", "run.yaml, line 1: config is not a flag of tfdist.train."),
+        ("flagfile: flags.txt\n", "run.yaml, line 1: flagfile is not a flag of tfdist.train."),
+        ("seed: 1\nbatch_size: many\n", "run.yaml, line 2: flag --batch_size=many: invalid literal for int()"),
+        ("batch_size: [3, 4]\n", "run.yaml, line 1: batch_size must be a single value. Received: a list."),
+        ("model: {name: mlp}\n", "run.yaml, line 1: model must be a single value. Received: a mapping."),
+        ("mesh_shape: {data: [2]}\n", "run.yaml, line 1: mesh_shape must be text, or a list or a mapping of texts."),
+        ("model:\nseed: 1\n", "run.yaml, line 1: model has no value. Write one, or leave it out."),
+        ("data_dir: null\n", "run.yaml, line 1: data_dir has no value."),
+        ("jit_compile: maybe\n", "run.yaml, line 1: "),
+        ("seed: 1\nseed: 2\n", "run.yaml, line 2: seed is given twice."),
+        ("seed: 1\nmodel: [mlp\n", "run.yaml, line 3: "),
+        ("seed: 1\n\tmodel: mlp\n", "run.yaml, line 2: "),
+        ("- seed\n", "run.yaml must map names of flags to values, a line each, such as batch_size: 64."),
+        ("seed\n", "run.yaml must map names of flags to values"),
+        ("seed: 1\n---\nseed: 2\n", "run.yaml, line 2: "),
+        ("seed: !!python/object/apply:os.getcwd []\n", "run.yaml, line 1: "),
+        ("[1, 2]: 3\n", "run.yaml, line 1 must be text"),
+        (
+            "seed: 1\nbatch_size: 0\n",
+            "--batch_size must be at least 1 and finite. Received: 0. --batch_size is from run.yaml, line 2.",
+        ),
+        ("steps: 3\nepochs: 2\n", "--steps=3 --epochs=2"),
+        ("precision: fp16\n", "--precision is from run.yaml, line 1."),
+    ],
+)
+def test_errors_name_the_file_and_the_line(write, capsys: pytest.CaptureFixture[str], text: str, message: str):
+    write(text)
+    assert message in error(capsys, "--config=run.yaml")
+
+
+def test_what_cannot_be_read(write, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path):
+    assert "--config must name a readable text file. Received: none.yaml (" in error(capsys, "--config=none.yaml")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    assert "--config must name a readable text file. Received: binary (" in error(capsys, "--config=binary")
+    assert "--config must name a readable text file. Received: ." in error(capsys, "--config=.")
+    (tmp_path / "control").write_bytes(b"seed: \x01")
+    assert "control: " in error(capsys, "--config=control")

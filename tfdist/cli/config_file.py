@@ -1,0 +1,94 @@
+"""Reads `--config`: a YAML file that maps names of flags to their values.
+
+A value is taken as it is written, as on a command line, and not as YAML 1.1 interprets it: there `10:20` is the number 620,
+`1e-3` is text, and `no` is false.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import yaml
+
+from tfdist.errors import InputError
+from tfdist.storage import path_of, storage_of
+
+KINDS: dict[type, str] = {str: "a single value", list: "a list", dict: "a mapping"}
+_NULL, _BOOL = "tag:yaml.org,2002:null", "tag:yaml.org,2002:bool"
+
+
+class Entry(NamedTuple):
+    """A flag in a configuration file.
+
+    Attributes:
+      name: its name.
+      text: its value, as on a command line.
+      kind: how it is written: a key of `KINDS`.
+      boolean: "true" or "false" if YAML takes the value for a boolean, else None.
+      place: file and line, for messages.
+    """
+
+    name: str
+    text: str
+    kind: type
+    boolean: str | None
+    place: str
+
+
+def read(path: str) -> list[Entry]:
+    """Returns the flags in a configuration file, in its order.
+
+    Raises:
+      InputError: the file cannot be read, is not YAML, or is not a mapping of names to values.
+    """
+    try:
+        text = storage_of(path_of(path)).read(path_of(path)).decode()
+        root = yaml.compose(text, yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--config must name a readable text file. Received: {path} ({error}).") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{_place(path, error)}: {_problem(error)}. --config must name a YAML file.") from error
+    if root is None:
+        return []
+    if not isinstance(root, yaml.MappingNode):
+        raise InputError(f"{path} must map names of flags to values, a line each, such as batch_size: 64.")
+    return list(_entries(path, root))
+
+
+def _entries(path: str, root: yaml.MappingNode) -> Iterator[Entry]:
+    seen: set[str] = set()
+    for key, value in root.value:
+        place = f"{path}, line {key.start_mark.line + 1}"
+        name = _scalar(place, key)
+        if name in seen:
+            raise InputError(f"{place}: {name} is given twice.")
+        seen.add(name)
+        yield Entry(name, *_value(f"{place}: {name}", value), place)
+
+
+def _value(place: str, node: yaml.Node) -> tuple[str, type, str | None]:
+    """Returns the text, the kind and the boolean of an `Entry`."""
+    if isinstance(node, yaml.SequenceNode):
+        return ",".join(_scalar(place, item) for item in node.value), list, None
+    if isinstance(node, yaml.MappingNode):
+        pairs = [f"{_scalar(place, key)}: {_scalar(place, item)}" for key, item in node.value]
+        return "; ".join(pairs), dict, None
+    boolean = str(yaml.SafeLoader.bool_values[node.value.lower()]).lower() if node.tag == _BOOL else None
+    return _scalar(place, node), str, boolean
+
+
+def _scalar(place: str, node: yaml.Node) -> str:
+    """Returns a value as it is written."""
+    if not isinstance(node, yaml.ScalarNode):
+        raise InputError(f"{place} must be text, or a list or a mapping of texts. Received: one inside another.")
+    if node.tag == _NULL:
+        raise InputError(f"{place} has no value. Write one, or leave it out.")
+    return str(node.value)
+
+
+def _place(path: str, error: yaml.YAMLError) -> str:
+    mark: Any = getattr(error, "problem_mark", None)
+    return f"{path}, line {mark.line + 1}" if mark else path
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    return " ".join(str(getattr(error, "problem", None) or error).split()).rstrip(".")
