@@ -103,7 +103,7 @@ def test_versions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     ]
 
 
-@pytest.mark.parametrize("arguments", [(), ("--version",), ("help", "train")])
+@pytest.mark.parametrize("arguments", [(), ("--version",), ("help", "train"), ("completion", "bash")])
 def test_imports_no_tensorflow(arguments: tuple[str, ...]):
     code = (
         "import sys\nfrom tfdist.__main__ import main\ntry:\n  code = main(sys.argv[1:])\n"

@@ -27,6 +27,7 @@ NAMES = (
     "CHANGELOG.md",
     "SECURITY.md",
     "docs/checkpoints.md",
+    "docs/commands.md",
     "docs/from_horovod.md",
     "docs/gradients.md",
     "docs/json.md",
@@ -39,6 +40,7 @@ NAMES = (
 )
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
 DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
+    "completion": lambda values: None,
     "bench": lambda values: flags.define(values, BenchConfig),
     "train": flags.define,
     "verify": lambda values: flags.define(values, train_config.VerifyConfig),
@@ -51,7 +53,7 @@ DEFINE: dict[str, Callable[[absl_flags.FlagValues], object]] = {
     "layout": lambda values: flags.define(values, train_config.LayoutConfig),
     "install_horovod": install_horovod.define_flags,
 }
-EVERY_COMMANDS = ("help", "flagfile")
+EVERY_COMMANDS = ("help", "helpjson", "flagfile", "config")
 WITH_JSON = ("bench", "checkpoints", "doctor", "layout", "ledger", "train", "verify")
 
 
@@ -65,11 +67,13 @@ def shell_lines(text: str) -> list[str]:
 
 
 def uses(text: str) -> list[tuple[str, list[str]]]:
-    """Yields each `python -m tfdist.NAME` in a text's blocks and inline code: the command, and its flags."""
-    shown = shell_lines(text) + re.findall(r"`([^`\n]*python -m tfdist[^`\n]*)`", text)
+    """Yields each `python -m tfdist.NAME` and `tfdist NAME` in a text's blocks and inline code: the command, and its flags."""
+    shown = shell_lines(text) + re.findall(r"`(tfdist [a-z][^`\n]*|[^`\n]*python -m tfdist[^`\n]*)`", text)
     found: list[tuple[str, list[str]]] = []
     for line in shown:
-        for part in line.split("python -m tfdist.")[1:]:
+        for part in re.split(r"python -m tfdist\.|(?:^|(?<=-- )|(?<=<\())tfdist (?:help )?(?=[a-z])(?!help )", line)[
+            1:
+        ]:
             command, *arguments = shlex.split(part.replace("\\|", "|").replace("...", ""), comments=True)
             own = itertools.takewhile(lambda argument: argument != "--", arguments)
             if not command.startswith("<"):
@@ -107,6 +111,8 @@ def test_flags_that_are_named_in_the_text_exist(name: str):
         "gpus-per-task",  # Slurm
         "gpus-per-node",
         "nproc-per-node",  # torchrun
+        "lr",  # other libraries
+        "num_gpus",
     }
     ours = {flag for command in DEFINE for flag in known_flags(command)} | set(EVERY_COMMANDS)
     prose = re.sub(r"```.*?```", "", TEXTS[name], flags=re.DOTALL)

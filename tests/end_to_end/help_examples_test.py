@@ -1,0 +1,95 @@
+"""The examples at the end of each command's help: they are shown, and they run."""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.repository.documents_test import EVERY_COMMANDS, known_flags, uses
+from tfdist.__main__ import commands
+from tfdist.cluster import environment
+
+pytestmark = pytest.mark.processes
+
+ROOT = pathlib.Path(__file__).parents[2]
+OF_TRAIN = "runs/one"  # the run that the first example of `train` makes, which later examples use
+LATER = ("checkpoints", "export", "ledger")
+
+
+def described(command: str) -> dict:
+    """Returns what a command says of itself as data."""
+    asked = [sys.executable, "-m", f"tfdist.{command}", "--helpjson"]
+    return json.loads(subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout)
+
+
+@pytest.fixture(scope="module")
+def examples() -> dict[str, list[str]]:
+    """The examples by command."""
+    return {command: described(command)["examples"] for command in commands()}
+
+
+def test_each_command_has_two(examples: dict[str, list[str]]):
+    assert not [command for command, lines in examples.items() if len(lines) != 2]
+
+
+def test_each_has_flags_that_exist(examples: dict[str, list[str]]):
+    for command, lines in examples.items():
+        for line in lines:
+            found = uses(f"```bash\n{line}\n```")
+            assert command in [name for name, _ in found] or command == "completion", line
+            for name, flags in found:
+                assert {*flags} <= {*known_flags(name), *EVERY_COMMANDS}, line
+
+
+def test_they_end_the_help():
+    shown = subprocess.run(
+        [sys.executable, "-m", "tfdist.ledger", "--help"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    assert shown.splitlines()[-3:] == ["Examples:", *(f"  {line}" for line in described("ledger")["examples"])]
+
+
+def run(line: str, directory: pathlib.Path) -> str:
+    """Runs an example in a shell; returns its output."""
+    folder = os.path.dirname(sys.executable)
+    inherited = {
+        name: v for name, v in environment.without_sources(os.environ).items() if not name.startswith("TFDIST_")
+    }
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=directory,
+        env=inherited | {"PATH": f"{folder}:{os.environ['PATH']}", "TF_CPP_MIN_LOG_LEVEL": "2"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout}"
+    return done.stdout
+
+
+def test_those_of_a_run_work(examples: dict[str, list[str]], tmp_path: pathlib.Path):
+    """The first example of `train`, and without TensorFlow, those of commands that look at its run."""
+    output = run(examples["train"][0], tmp_path)
+    assert re.search(r"^eval after 45 steps: loss [\d.]+", output, re.MULTILINE), output
+    assert output.splitlines()[-1] == OF_TRAIN
+    for line in (*examples["checkpoints"], examples["ledger"][0], examples["completion"][0]):
+        run(line, tmp_path)
+
+
+@pytest.mark.full
+def test_all_work(examples: dict[str, list[str]], tmp_path: pathlib.Path):
+    shutil.copy(ROOT / "examples" / "keras_plain.py", tmp_path / "script.py")
+    (tmp_path / ".zfunc").mkdir()
+    first = [command for command in examples if command not in LATER]
+    for command in (*sorted(first, key=lambda name: name != "train"), *LATER):
+        for line in examples[command]:
+            run(line.replace("~", str(tmp_path)), tmp_path)
+    assert {"proved.keras", "served"} <= {path.name for path in tmp_path.iterdir()}
+    assert shlex.split(examples["run"][0])[-1] == "script.py"

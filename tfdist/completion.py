@@ -1,0 +1,57 @@
+"""Print a script that completes commands, flags and their values by Tab, for bash or zsh.
+
+The script is static: it contains the commands and flags of this version and starts no process when Tab is pressed.
+"""
+
+import contextlib
+import io
+import json
+import runpy
+import sys
+from typing import Any
+
+from tfdist.__main__ import commands
+from tfdist.cli import command
+from tfdist.cli.completion_scripts import SHELLS, Command, Flag
+from tfdist.config.topics import WITHOUT_EFFECT
+from tfdist.errors import InputError
+from tfdist.grammar.spec import nearest
+
+_SHOWN = " or ".join(SHELLS)
+
+
+def main(shell: str) -> int:
+    """Prints the script for a shell; returns the exit code."""
+    if shell not in SHELLS:
+        raise InputError(f"The shell must be {_SHOWN}. Received: {shell}.{nearest(shell, SHELLS)}")
+    described = [_described(name) for name in commands()]
+    print(SHELLS[shell](described), end="")
+    return 0
+
+
+def _described(name: str) -> Command:
+    """Returns what a command says of itself, without importing TensorFlow."""
+    output, arguments = io.StringIO(), sys.argv[1:]
+    sys.argv[1:] = ["--helpjson"]
+    try:
+        with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+            runpy.run_module(f"tfdist.{name}", run_name="__main__", alter_sys=True)
+    finally:
+        sys.argv[1:] = arguments
+    described: dict[str, Any] = json.loads(output.getvalue())
+    useful = [one for one in described["flags"] if one["topic"] != WITHOUT_EFFECT]
+    flags = [Flag(one["name"], one["help"], one["boolean"], one["choices"] or one["known"]) for one in useful]
+    words = described["name"].split()
+    return Command(words[0], described["about"], words[1:], described["arguments"], flags)
+
+
+def _run(values: Any, arguments: list[str]) -> int:
+    return main(command.only(arguments, f"A script is for one shell: {_SHOWN}.", "Write tfdist completion bash."))
+
+
+_EXAMPLES = ("source <(tfdist completion bash)", "tfdist completion zsh > ~/.zfunc/_tfdist  # with ~/.zfunc in fpath")
+
+if __name__ == "__main__":
+    about = __doc__.partition("\n")[0]
+    shells = "|".join(SHELLS)
+    sys.exit(command.run("completion", lambda values: None, _run, about=about, arguments=shells, examples=_EXAMPLES))
