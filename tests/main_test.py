@@ -47,16 +47,13 @@ def test_help_of_a_command_is_its_own():
     assert run(EXECUTABLE, "help", "bench")[0] == 0
 
 
-def test_the_module_is_main_and_finds_what_is_in_the_current_directory(tmp_path: pathlib.Path):
-    (tmp_path / "beside.py").write_text("name = 'found'")
-    (tmp_path / "own.py").write_text(
-        "import sys, beside\ndef make(classes):\n"
-        "    print(beside.name, sys.modules['__main__'].__spec__.name, sys.argv[1:])\n    raise SystemExit(7)"
+def test_the_module_is_main_and_imports_from_the_current_directory(tmp_path: pathlib.Path):
+    """Shown by a module of the name that `train` imports first."""
+    (tmp_path / "keras.py").write_text(
+        "import sys\nprint(sys.modules['__main__'].__spec__.name, sys.argv[0][-9:], sys.argv[1:])\nraise SystemExit(7)"
     )
-    train = ("train", "--model=own:make", "--dry_run")
-    done = [run(*program, *train, directory=tmp_path) for program in ((EXECUTABLE,), PACKAGE)]
-    found = f"found tfdist.train {list(train[1:])}"
-    assert [(code, out.strip()) for code, out, _ in done] == [(7, found)] * 2, done
+    for program in ((sys.executable, "-m", "tfdist.train"), (EXECUTABLE, "train"), (*PACKAGE, "train")):
+        assert run(*program, "--steps=3", directory=tmp_path) == (7, "tfdist.train /train.py ['--steps=3']\n", "")
 
 
 @pytest.mark.parametrize(

@@ -64,17 +64,24 @@ _DEFINE: dict[type, Callable[..., Any]] = {
     type(None): flags.DEFINE_integer,
 }
 _CHOICES = {"launcher": tuple(ENGINES), "start_method": start_method.METHODS}  # validated by `Job`
+_TOPICS = {
+    "Processes": "processes launcher start_method isolate log_dir grace_seconds",
+    "Several hosts": "nodes node_rank coordinator token_file insecure start_timeout_seconds",
+    "Restarts": "max_restarts max_preemptions restart_backoff_seconds",
+    "Elastic jobs": "hosts rejoin_seconds elastic_timeout_seconds",
+}
+_TOPIC_OF = {name: topic for topic, names in _TOPICS.items() for name in names.split()}
 _FIELDS = [field for field in dataclasses.fields(Job) if field.name != "min_processes"]  # included in --processes
 
 
 def define_flags(values: flags.FlagValues) -> None:
     """Defines the flags: the fields of a `Job`."""
-    for field in _FIELDS:
+    for field in sorted(_FIELDS, key=lambda field: [*_TOPIC_OF].index(field.name)):
         default = "2" if field.name == "processes" else field.default
         define = _DEFINE[type(default)]
         if field.name in _CHOICES:
             define = functools.partial(define_text, TextParser(_CHOICES[field.name]))
-        define(field.name, default, _HELP[field.name], flag_values=values)
+        define(field.name, default, _HELP[field.name], flag_values=values, module_name=_TOPIC_OF[field.name])
 
 
 def main(values: flags.FlagValues, arguments: list[str]) -> int:

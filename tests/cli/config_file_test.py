@@ -146,8 +146,11 @@ def test_the_launcher_takes_it_too(write):
         ("seed: 1\nseed: 2\n", "run.yaml, line 2: seed is given twice."),
         ("seed: 1\nmodel: [mlp\n", "run.yaml, line 3: "),
         ("seed: 1\n\tmodel: mlp\n", "run.yaml, line 2: "),
-        ("- seed\n", "run.yaml must map names of flags to values, a line each, such as batch_size: 64."),
-        ("seed\n", "run.yaml must map names of flags to values"),
+        (
+            "- seed\n",
+            "a file that maps names of flags to values, a line each, such as batch_size: 64. Received: run.yaml.",
+        ),
+        ("--model=mlp\n--steps=3\n", "Received: run.yaml. For flags as on a command line, use --flagfile."),
         ("seed: 1\n---\nseed: 2\n", "run.yaml, line 2: "),
         ("seed: !!python/object/apply:os.getcwd []\n", "run.yaml, line 1: "),
         ("[1, 2]: 3\n", "run.yaml, line 1 must be text"),
@@ -162,6 +165,12 @@ def test_the_launcher_takes_it_too(write):
 def test_errors_name_the_file_and_the_line(write, capsys: pytest.CaptureFixture[str], text: str, message: str):
     write(text)
     assert message in error(capsys, "--config=run.yaml")
+
+
+def test_it_is_no_flag_file(write, capsys: pytest.CaptureFixture[str]):
+    write("model: mlp\nsteps: 3\n")
+    assert "Only flags are accepted" in (said := error(capsys, "--flagfile=run.yaml"))
+    assert 'Received: "model: mlp". A YAML file is for --config.' in said
 
 
 def test_what_cannot_be_read(write, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path):

@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import re
 import shlex
 import shutil
 import subprocess
@@ -18,8 +17,7 @@ from tfdist.cluster import environment
 pytestmark = pytest.mark.processes
 
 ROOT = pathlib.Path(__file__).parents[2]
-OF_TRAIN = "runs/one"  # the run that the first example of `train` makes, which later examples use
-LATER = ("checkpoints", "export", "ledger")
+OF_A_RUN = ("checkpoints", "export", "ledger")  # that the first example of `train` makes
 
 
 def described(command: str) -> dict:
@@ -74,21 +72,16 @@ def run(line: str, directory: pathlib.Path) -> str:
     return done.stdout
 
 
-def test_those_of_a_run_work(examples: dict[str, list[str]], tmp_path: pathlib.Path):
-    """The first example of `train`, and without TensorFlow, those of commands that look at its run."""
-    output = run(examples["train"][0], tmp_path)
-    assert re.search(r"^eval after 45 steps: loss [\d.]+", output, re.MULTILINE), output
-    assert output.splitlines()[-1] == OF_TRAIN
-    for line in (*examples["checkpoints"], examples["ledger"][0], examples["completion"][0]):
-        run(line, tmp_path)
+def test_those_without_training_work(examples: dict[str, list[str]], tmp_path: pathlib.Path):
+    run(examples["completion"][0], tmp_path)
 
 
 @pytest.mark.full
 def test_all_work(examples: dict[str, list[str]], tmp_path: pathlib.Path):
     shutil.copy(ROOT / "examples" / "keras_plain.py", tmp_path / "script.py")
     (tmp_path / ".zfunc").mkdir()
-    first = [command for command in examples if command not in LATER]
-    for command in (*sorted(first, key=lambda name: name != "train"), *LATER):
+    first = [command for command in examples if command not in OF_A_RUN]
+    for command in (*sorted(first, key=lambda name: name != "train"), *OF_A_RUN):
         for line in examples[command]:
             run(line.replace("~", str(tmp_path)), tmp_path)
     assert {"proved.keras", "served"} <= {path.name for path in tmp_path.iterdir()}

@@ -184,6 +184,7 @@ def parse(
     except (absl_flags.Error, ValueError) as error:
         raise InputError(f"{str(error).rstrip('.')}. {remedy}") from error
     if rest and not arguments:
+        remedy = f"A YAML file is for --{_CONFIG}." if re.match(r"\w+: ", rest[0]) else remedy
         raise InputError(f'Only flags are accepted, written --name=value. Received: "{rest[0]}". {remedy}')
     for path in reversed(values[_CONFIG].value or []):  # the last one wins
         _read_config(values, path, program, {} if places is None else places)
@@ -255,7 +256,7 @@ def _topics(values: absl_flags.FlagValues) -> dict[str, list[tuple[str, str]]]:
         topics[WITHOUT_EFFECT] = [
             ("", ", ".join(f"--{name.removeprefix('--').removeprefix('[no]')}" for name, _ in idle))
         ]
-    return {**topics, "Every command": [*files.items(), *_HELP_LINE.items()]}
+    return {**topics, help_text.EVERY_COMMAND: [*files.items(), *_HELP_LINE.items()]}
 
 
 def _own_flags(values: absl_flags.FlagValues) -> Iterator[tuple[str, absl_flags.Flag]]:

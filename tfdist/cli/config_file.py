@@ -50,7 +50,10 @@ def read(path: str) -> list[Entry]:
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
-        raise InputError(f"{path} must map names of flags to values, a line each, such as batch_size: 64.")
+        raise InputError(
+            "--config must name a file that maps names of flags to values, a line each, such as batch_size: 64. "
+            f"Received: {path}. For flags as on a command line, use --flagfile."
+        )
     return list(_entries(path, root))
 
 

@@ -3,6 +3,8 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 
+EVERY_COMMAND = "Every command"  # topic of the flags that each command has
+
 
 def render(
     program: str,
@@ -23,8 +25,9 @@ def render(
       examples: commands, which are not wrapped.
     """
     column = 4 + max(len(name) for lines in topics.values() for name, _ in lines)
-    parts = [f"Usage: {program} [--flag=value ...] {arguments}".rstrip()]
-    parts += [textwrap.fill(about, width)] if about else []
+    flags = "" if [*topics] == [EVERY_COMMAND] else "[--flag=value ...] "
+    parts = [f"Usage: {program} {flags}{arguments}".rstrip()]
+    parts += [textwrap.fill(" ".join(about.split()), width)] if about else []
     for topic, lines in topics.items():
         parts.append("\n".join([f"{topic}:", *(_line(name, text, column, width) for name, text in lines)]))
     if examples:
