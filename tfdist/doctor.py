@@ -115,5 +115,11 @@ def _names(text: str) -> Sequence[str]:
     return names
 
 
+_EXAMPLES = (
+    "python -m tfdist.doctor --quick",
+    "python -m tfdist.doctor --only=mirrored,multiworker --json",
+)
+
 if __name__ == "__main__":
-    sys.exit(command.run("doctor", define_flags, main, about=__doc__.partition("\n")[0], has_json=True))
+    about = __doc__.partition("\n")[0]
+    sys.exit(command.run("doctor", define_flags, main, about=about, examples=_EXAMPLES, has_json=True))
