@@ -105,6 +105,10 @@ class MeshLayouts(TensorLayouts):
         for variable, value in scope.assigned:
             variable.assign(value)
 
+    def stored(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
+        """See base class."""
+        return self._devices.relaid(value, _placement_of(variable).stored)
+
     def computed_from(self, variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
         """See base class; gathers a sharded parameter when its layer runs; its gradient is sharded again."""
         placement = _placement_of(variable)
@@ -374,13 +378,9 @@ class MeshOfDevices(HasCollectives):
 
     def allocate(self, states: Sequence[State]) -> list[tf.Variable]:
         """See base class; replicated on every device."""
-        found = []
-        for state in states:
-            initial = tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape)
-            found.append(
-                self.devices.variable(initial, Layout.replicated(len(state.shape)), state.name, trainable=False)
-            )
-        return found
+        values = [tf.broadcast_to(tf.cast(state.initial, state.dtype), state.shape) for state in states]
+        placed = [(value, Layout.replicated(len(value.shape))) for value in values]
+        return [self.devices.variable(*each, s.name, trainable=False) for each, s in zip(placed, states, strict=True)]
 
 
 def _parted(devices: Devices, gradient: tf.Tensor, placement: Placement) -> tf.Tensor:

@@ -153,7 +153,7 @@ def _write(trainer: "Trainer", kind: str, path: StoragePath) -> None:
     with _must_write(path):
         storage = storage_of(path)
         storage.make_directory(path.parent)
-        with storage.staged(path) as written, _system_errors(written):
+        with storage.staged(path) as written, _system_errors(written), trainer.averaged_weights():
             write(trainer, written)
 
 

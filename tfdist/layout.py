@@ -27,11 +27,13 @@ def main(config: LayoutConfig, output: Output = TEXT) -> int:
     from tfdist.data import check_equal_shares
     from tfdist.layers.recompute import recompute
     from tfdist.optimizers.catalog import create_optimizer
+    from tfdist.optimizers.weight_average import average_weights
     from tfdist.planner import layout_plan
     from tfdist.sharding.mesh import mesh_of
 
     def make() -> Any:
         optimizer = create_optimizer(config.optimizer, config.learning_rate, config.momentum_correction)
+        average_weights(optimizer, config.ema)
         return recompute(models.build(config.model, *sizes(whole)), config.recompute), optimizer
 
     if config.precision != "float32":

@@ -25,7 +25,7 @@ NAMES = """
     checkpoint_async checkpoint_every checkpoint_strict
     clip_norm clip_value commit_dir commit_every communication
     compression compression_check_every compression_max_error compression_min_bytes coordinator data_dir dataset
-    decay devices dry_run elastic_batch
+    decay devices dry_run elastic_batch ema
     epochs eval_every insecure intra_op_threads jit_compile keep layout learning_rate log_every loss loss_scale
     lr_scaling max_skipped_steps measure_every mesh_shape metrics model momentum_correction optimizer output_dir precision
     profile_steps recompute resume seed shard shard_axis shard_min_elements stall_shutdown_seconds

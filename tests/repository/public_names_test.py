@@ -108,6 +108,7 @@ def test_arguments_of_the_trainer():
         "max_skipped_steps",
         "clip",
         "compression",
+        "ema",
         "compression_min_bytes",
         "bucket_bytes",
     ]

@@ -67,6 +67,7 @@ def make_trainer(session: Session, strategy: Strategy) -> Trainer:
             metrics=create_metrics(config.metrics),
             seed=config.seed,
             jit_compile=config.jit_compile,
+            ema=config.ema,
             **_gradient_options(config),
         )
 

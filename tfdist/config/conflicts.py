@@ -42,6 +42,11 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], Any], str], ...] = (
         "Momentum correction is for --optimizer=sgd or lars: use one of them or leave out --momentum_correction.",
     ),
     (
+        ("ema",),
+        lambda c: c.ema >= 1,
+        "The momentum of the average of the weights is less than 1: use --ema=0.999, or 0 for no average.",
+    ),
+    (
         ("loss_scale", "precision"),
         lambda c: c.loss_scale and c.precision != "mixed_float16",
         "Only float16 needs a loss scale: add --precision=mixed_float16 or leave out --loss_scale.",

@@ -107,6 +107,13 @@ class TrainConfig(TrainerOptions, JobConfig):
         "accuracy",
         TRAINING,
         "Comma-separated Keras metrics. Empty records the loss only.",
+    ema: float = flag_field(
+        0.0,
+        TRAINING,
+        "Momentum of an exponential moving average of the weights, such as 0.999, which is evaluated and exported. 0 "
+        "averages nothing.",
+        fixed=True,
+    )
         check=names_text,
         fixed=True,
         structure=list,

@@ -31,6 +31,10 @@ class TensorLayouts:
         """Context in which variables are as a forward pass without gradients needs them."""
         return contextlib.nullcontext()
 
+    def stored(self, variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
+        """Returns a value of a variable in the layout in which the variable is stored, to be assigned to it."""
+        return value
+
     def computed_from(self, variable: keras.Variable, held: tf.Tensor, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the value that a layer computes with, differentiable with respect to the stored one.
 

@@ -73,6 +73,7 @@ from tfdist.keras_internals.optimizers import (
     updates_without_effects,
     updating_one_device,
     velocities_of,
+    weight_averages,
 )
 from tfdist.keras_internals.tf_internals import (
     captured_through,
@@ -201,6 +202,7 @@ __all__ = [
     "velocities_of",
     "wait_for_devices",
     "weight_losses",
+    "weight_averages",
     "weighted_sum",
     "without_memory_optimizer",
     "with_mask_and_logits_of",

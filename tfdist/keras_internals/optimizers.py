@@ -101,6 +101,14 @@ def velocities_of(optimizer: keras.Optimizer) -> list[keras.Variable]:
     return [slot for slot in optimizer.momentums if slot is not None]
 
 
+def weight_averages(optimizer: keras.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
+    """Returns the variables that a built optimizer averages, each with its moving average; empty without `use_ema`."""
+    if not optimizer.use_ema:
+        return []
+    both = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
+    return [(variable, average) for variable, average in both if average is not None]
+
+
 def slots_of(optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
     """Returns the optimizer's variables for variables without values; nothing is computed."""
     abstract_model: list[UninitializedVariable] = []

@@ -120,7 +120,7 @@ _REFUSED = {
         "is the batch of the whole step."
     ),
     "loss_scale_factor": "The optimizer must not divide gradients by itself: leave that out and use loss_scale.",
-    "use_ema": "The optimizer must not average weights by itself: leave that out.",
+    "use_ema": "The optimizer must not average weights by itself: leave that out; `tfdist.Trainer` takes ema.",
 }
 
 

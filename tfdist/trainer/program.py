@@ -12,6 +12,7 @@ from tfdist.data import Examples
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.reporting.schema import check_metric_names
 from tfdist.step import metrics
+from tfdist.step.averaged_weights import AveragedWeights
 from tfdist.step.compiled_steps import Compression, Steps
 from tfdist.step.data_mismatch import must_fit
 from tfdist.step.evaluation import Evaluator
@@ -33,6 +34,7 @@ class Program(NamedTuple):
       metrics: metrics of the model that are recorded.
       drain: see `tfdist.step.metrics.make_drain`.
       average_statistics: see `tfdist.step.metrics.make_average_statistics`.
+      averaged_weights: context in which the model has the moving average of its weights, if there is one.
       evaluator: evaluates the model.
       trained: ids of the variables that are trained.
     """
@@ -45,6 +47,7 @@ class Program(NamedTuple):
     metrics: metrics.ModelMetrics
     drain: Callable[[], list[np.ndarray]]
     average_statistics: Callable[[], None]
+    averaged_weights: AveragedWeights
     evaluator: Evaluator
     trained: list[int]
 
@@ -52,7 +55,8 @@ class Program(NamedTuple):
         """Returns the loss and the metrics over a whole data set; see `Trainer.evaluate`."""
         self.average_statistics()
         self.drain()  # discards what earlier calls added to metrics of layers
-        return self.evaluator.evaluate(examples, batch_size)
+        with self.averaged_weights():
+            return self.evaluator.evaluate(examples, batch_size)
 
     @property
     def loss_scale(self) -> float | None:
@@ -106,4 +110,7 @@ def build(
     check_micro_steps(model, settings.micro_steps)
     steps = Steps(model, strategy, settings, compression, kept, recorded)
     trained = [id(variable) for variable in model.trainable_variables]
-    return Program(model, strategy, settings, kept, steps, recorded, drain, average_statistics, evaluator, trained)
+    averaged = AveragedWeights(model, strategy)
+    return Program(
+        model, strategy, settings, kept, steps, recorded, drain, average_statistics, averaged, evaluator, trained
+    )

@@ -1,5 +1,6 @@
 """`Trainer`: trains, evaluates, saves and resumes a Keras model under a strategy."""
 
+import contextlib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
 from tfdist.reporting import synchronizer
+from tfdist.optimizers.weight_average import average_weights
 from tfdist.step.compiled_steps import Compression
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.step.step import Settings
@@ -68,6 +70,7 @@ class Trainer:
         clip: Clip | None = None,
         compression: str | Reducer = "none",
         compression_min_bytes: int = COMPRESSION_MIN_BYTES,
+        ema: float = 0.0,
         bucket_bytes: int = BUCKET_BYTES,
     ):
         """Compiles the model.
@@ -88,6 +91,8 @@ class Trainer:
           clip: clipping of the reduced gradients.
           compression: how gradients are summed over replicas: as in `--compression`, or a `Reducer`.
           compression_min_bytes: gradients smaller than this many bytes are summed exactly.
+          ema: momentum of an exponential moving average of the weights, such as 0.999; 0 for none. `evaluate`, also
+            during `fit`, and `save` use the average, training and checkpoints keep both; see `averaged_weights`.
           bucket_bytes: small gradients are sent together in messages of at most this many bytes.
         """
         self.strategy = with_collectives(current_strategy())
@@ -104,6 +109,7 @@ class Trainer:
         check_optimizer(optimizer, clip)
         model.compile(
             optimizer=optimizer,
+        average_weights(optimizer, ema)
             loss=loss,
             metrics=list(metrics) or None,
             weighted_metrics=list(weighted_metrics) or None,
@@ -374,14 +380,23 @@ class Trainer:
         """State of the step besides weights and optimizer state, by name: error feedback, loss scale and so on."""
         return self._kept.arrays()
 
+    def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Context in which the model has its averaged weights, to predict with or to export; for `ema`.
+
+        Enter it on every process. The weights that are trained are restored bit for bit on exit.
+        """
+        return self.program.averaged_weights()
+
     def save(self, path: AnyPath) -> None:
         """Saves the model in Keras's format on the chief, atomically; call it on every process.
 
         Keras alone can load the file, with tfdist imported if the model has layers of tfdist. Synchronized BatchNorm is
         saved as ordinary BatchNorm, its equal in inference. The optimizer is saved too, unless a layer was replaced in
-        this way or Keras does not know it: one of tfdist, or one whose learning rate has a warmup.
+        this way or Keras does not know it: one of tfdist, or one whose learning rate has a warmup. With `ema`, the
+        model has the averaged weights.
         """
         self.program.average_statistics()
-        with self.strategy.blocks.full_variables([*self.model.variables, *self.model.optimizer.variables]):
+        variables = [*self.model.variables, *self.model.optimizer.variables]
+        with self.averaged_weights(), self.strategy.blocks.full_variables(variables):
             if self.strategy.is_chief:
                 save_model(self.model, path)
