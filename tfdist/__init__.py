@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tfdist.layers.recompute import recompute
     from tfdist.layers.sharding_constraint import constrain
     from tfdist.sharding.dim_names import name_dims
+    from tfdist.trainer.early_stopping import EarlyStopping
     from tfdist.trainer.options import Checks, Reporting, Schedule
     from tfdist.trainer.trainer import Trainer
 
@@ -36,6 +37,7 @@ __all__ = [
     "Checks",
     "Cluster",
     "Collectives",
+    "EarlyStopping",
     "Group",
     "LossScaler",
     "Reporting",
@@ -64,6 +66,7 @@ _HOMES = {
     "Checks": "tfdist.trainer.options",
     "Cluster": "tfdist.cluster.environment",
     "Collectives": "tfdist.collectives",
+    "EarlyStopping": "tfdist.trainer.early_stopping",
     "Group": "tfdist.coordination",
     "LossScaler": "tfdist.gradients",
     "Reporting": "tfdist.trainer.options",

@@ -8,19 +8,21 @@ import contextlib
 import dataclasses
 import functools
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import flags
 
 from tfdist.cli import command
 from tfdist.cli.flags import TextParser, define_text
-from tfdist.errors import InputError
+from tfdist.errors import ExitCode, InputError
 from tfdist.launcher import job_runner, network_namespace, signals, start_method
 from tfdist.launcher.engine_environment import ENGINES
 from tfdist.launcher.job import Job
 from tfdist.launcher.restarts import MAX_EARLY_FAILURES, MAX_LATER_FAILURES
+from tfdist.process.preemption import is_at_terminal
 
 _HELP = {
     "processes": "Number of processes to start on this host; or MIN:MAX for an elastic job: the total over all "
@@ -92,7 +94,7 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
       arguments: command that every rank runs.
 
     Returns:
-      The exit code of the process that caused a failure, or 0.
+      The exit code of the process that caused a failure, or 0; 130 if Ctrl-C has interrupted a job that has saved.
     """
     if not arguments:
         raise InputError("The command to start must follow: tfdist.launch --processes=2 -- python -m tfdist.train ...")
@@ -100,11 +102,25 @@ def main(values: flags.FlagValues, arguments: list[str]) -> int:
     job = Job(**said | parse_processes(said["processes"]))
     if job.isolate:
         network_namespace.enter()
-    outcome = job_runner.run(job, lambda rank: arguments, os.environ, interrupts=signals.received(), say=_say)
-    if outcome.code:
+    arrived: list[int] = []
+    outcome = job_runner.run(job, lambda rank: arguments, os.environ, interrupts=_collected(arrived), say=_say)
+    is_ctrl_c = outcome.code == ExitCode.PREEMPTED and arrived[:1] == [signal.SIGINT] and is_at_terminal()
+    if is_ctrl_c:
+        _say("Interrupted: all ranks have saved; the same command resumes.")
+    elif outcome.code:
         _say(f"{outcome.reason}." + (f" Its log: {outcome.log}" if outcome.log else ""))
     command.flush(may_lose=True)  # returns the job's exit code even if its output could not be written
-    return outcome.code
+    return command.INTERRUPTED if is_ctrl_c else outcome.code
+
+
+@contextlib.contextmanager
+def _collected(arrived: list[int]) -> Iterator[list[int]]:
+    """Like `signals.received`, but the signals remain in a list of the caller."""
+    with signals.received() as received:
+        try:
+            yield received
+        finally:
+            arrived += received
 
 
 def parse_processes(text: str) -> dict[str, int]:

@@ -17,6 +17,7 @@ def test_tfdist():
         "Checks",
         "Cluster",
         "Collectives",
+        "EarlyStopping",
         "Group",
         "LossScaler",
         "Reporting",
@@ -107,8 +108,8 @@ def test_arguments_of_the_trainer():
         "loss_scale",
         "max_skipped_steps",
         "clip",
-        "compression",
         "ema",
+        "compression",
         "compression_min_bytes",
         "bucket_bytes",
     ]

@@ -4,19 +4,21 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from tfdist.checkpoint.best import BestValue, checkpoint_of
 from tfdist.checkpoint.format import NoLock, lock, newest, step_of
 from tfdist.checkpoint.tiers import DurableTier, InMemoryTier, Saved, Tier
 from tfdist.coordination import Group
 from tfdist.coordination.sync_points import SyncPoints
 from tfdist.coordination.timeouts import LONG_SECONDS
 from tfdist.distribution.strategy import Strategy
-from tfdist.errors import InputError, Preempted
+from tfdist.errors import InputError, Interrupted, Preempted
 from tfdist.grammar.interval import parse_period
+from tfdist.grammar.monitor import parse_best
 from tfdist.process.gce_notice import machine_notices
-from tfdist.process.preemption import notices
+from tfdist.process.preemption import CTRL_C, notices
 from tfdist.storage import StoragePath, path_of, storage_of
 
 _PREEMPTED, _DUE, _FAILED = "preempted", "checkpoint", "checkpoint failed"  # topics of sync points
@@ -42,6 +44,9 @@ class Checkpoints:
         one run may save there at a time: a second one is refused, with the host, process and time of the first.
       every: interval in steps, such as "500", or in seconds, such as "600s"; "0" saves only on preemption.
       keep: number of checkpoints to keep, the newest ones.
+      best: metric whose best value is followed, such as "val_accuracy" or "val_auc(mode=max)", with Keras's names: of an
+        evaluation with `val_`, otherwise of an epoch. The run is then also saved whenever the value is better than all
+        before, and at its end. The best checkpoint is kept besides the newest ones; see `Trainer.load_best`.
       in_background: whether training continues while a checkpoint is written, once it has been copied to host memory.
       strict: whether the run ends if a checkpoint cannot be written; otherwise a warning is logged, and the next one is
         tried.
@@ -55,6 +60,7 @@ class Checkpoints:
     directory: str
     every: str = "0"
     keep: int = 3
+    best: str = ""
     in_background: bool = True
     strict: bool = True
     flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -66,6 +72,8 @@ class Checkpoints:
         parse_period(self.every)
         if self.keep < 1:
             raise InputError(f"keep must be at least 1. Received: keep={self.keep}. The default is 3.")
+        if self.best:
+            parse_best(self.best)
         if self.commit_every < 0 or bool(self.commit_every) != bool(self.commit_directory):
             raise InputError(
                 "Commits need an interval and a directory: give commit_every of at least 1 and commit_directory, or "
@@ -93,6 +101,9 @@ class Saver:
     def begin(self, end: int) -> None:
         """Records that a call of the compiled loop begins, which ends at step `end`."""
 
+    def evaluated(self, step: int, logs: Mapping[str, float]) -> None:
+        """Takes the results of an evaluation or of an epoch at this step, before `at`."""
+
     def at(self, step: int, is_last: bool = False) -> None:
         """Saves the run if it is due, after everything else of the step has been done.
 
@@ -116,7 +127,11 @@ class _PeriodicSaver(Saver):
         sync_points: SyncPoints,
         saved: Callable[[], Saved],
         synchronize: Callable[[], object],
+        best: BestValue | None,
+        notices: Collection[str],
     ):
+        self._best = best
+        self._notices = notices
         self._group = group = strategy.group
         self._sync_points = sync_points
         self._saved = saved
@@ -149,6 +164,11 @@ class _PeriodicSaver(Saver):
         """See base class."""
         self._sync_points.begin(end)
 
+    def evaluated(self, step: int, logs: Mapping[str, float]) -> None:
+        """See base class."""
+        if self._best:
+            self._best.observe(step, logs)
+
     def at(self, step: int, is_last: bool = False) -> None:
         """See base class."""
         self._step = step
@@ -156,14 +176,19 @@ class _PeriodicSaver(Saver):
         if _FAILED in due:
             self._durable.wait()
         periodic = self._period.steps and step % self._period.steps == 0
-        is_on = bool(self._period.steps or self._period.seconds)
-        durable = periodic or _DUE in due or _PREEMPTED in due or (is_last and is_on)
+        is_on = bool(self._period.steps or self._period.seconds or self._best)
+        is_best = self._best is not None and self._best.best is not None and self._best.best.step == step
+        durable = periodic or is_best or _DUE in due or _PREEMPTED in due or (is_last and is_on)
         commit = self._commit_every and step % self._commit_every == 0
         # In-memory first, because it is faster.
         wanted = [self._commits if commit else None, self._durable if durable else None]
         self._save([store for store in wanted if store and store.written != step])
         if _PREEMPTED in due:
             self._durable.wait(strict=True)
+            if CTRL_C in self._notices:
+                raise Interrupted(
+                    f"Interrupted: saved at step {step} in {self._durable.directory}; the same command resumes."
+                )
             raise Preempted(
                 f"Preempted: stopped at step {step}, which is saved in {self._durable.directory}. Resume with the same "
                 "command and the same --output_dir."
@@ -197,6 +222,8 @@ class _PeriodicSaver(Saver):
             return
         for store in stores:
             store.wait()
+        if self._best:  # a commit that names the best checkpoint must not outlive a process that is writing it
+            self._durable.wait()
         saved = self._saved()
         if self._durable in stores or (self._commits and self._commits.survives_host_loss):
             self._synchronize()
@@ -214,6 +241,7 @@ def saver(
     step: int,
     saved: Callable[[], Saved],
     synchronize: Callable[[], object],
+    best: BestValue | None = None,
 ) -> Iterator[Saver]:
     """Yields the object that saves the run; everything has been written when the context exits.
 
@@ -224,6 +252,7 @@ def saver(
       saved: returns the current state, copied to the host; called on every process.
       synchronize: flushes data that belongs to a checkpoint but is stored elsewhere to disk. Not called for an
         in-memory checkpoint on a single host, because written data survives the process.
+      best: follows the metric of `options.best`; None if there is none.
 
     Raises:
       InputError: on all ranks, if another run saves to the directory, or has left later checkpoints there.
@@ -231,19 +260,46 @@ def saver(
     if options is None:
         yield Saver()
         return
+    received: list[str] = []
     with (
         _claimed(options, strategy.group, step),
         SyncPoints(strategy.group) as sync_points,
-        notices(lambda _: sync_points.request(_PREEMPTED)),
+        notices(_noting(received, sync_points)),
         machine_notices(lambda _: sync_points.request(_PREEMPTED)),
     ):
-        made = _PeriodicSaver(options, strategy, sync_points, saved, synchronize)
+        _forget_what_is_elsewhere(best, strategy.group)
+        made = _PeriodicSaver(options, strategy, sync_points, saved, synchronize, best, received)
         try:
             yield made
         except BaseException:
             made.drop()
             raise
         made.finish()
+
+
+def _noting(received: list[str], sync_points: SyncPoints) -> Callable[[str], None]:
+    """Returns a function that notes a notice of preemption, and requests that all ranks stop."""
+
+    def note(name: str) -> None:
+        received.append(name)
+        sync_points.request(_PREEMPTED)
+
+    return note
+
+
+def _forget_what_is_elsewhere(best: BestValue | None, group: Group) -> None:
+    """Starts without a best value if its checkpoint is not in this directory, as when another run is resumed here."""
+    if best is None or best.best is None:
+        return
+    mine = group.rank == 0 and checkpoint_of(best.best, best.directory) is not None
+    if not group.broadcast("checkpoints/best", mine, LONG_SECONDS):
+        if group.rank == 0:
+            _log.info(
+                "The best so far, %s, has no checkpoint in %s: the best is that of the steps from here on.",
+                best.best,
+                best.directory,
+            )
+        best.forget()
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tfdist.checkpoint.best import best_of
 from tfdist.checkpoint.format import (
     Checkpoint,
     CheckpointError,
@@ -125,6 +126,7 @@ def _check_values(checkpoint: Checkpoint) -> None:
     try:
         BatchSchedule.of(checkpoint.values)
         Progress(checkpoint.values["progress"])
+        best_of(checkpoint.values)
         for name, kind in (("begun_at", int), ("compression", dict), ("order", list)):
             if type(checkpoint.values[name]) is not kind:
                 raise TypeError(name)

@@ -37,6 +37,7 @@ class Saved(NamedTuple):
       values: what is not a tensor, as JSON.
       state: variables from which the parts were copied.
       over: hosts to which the files are distributed; None if all processes share a directory.
+      kept: steps of the checkpoints to keep besides the newest ones.
     """
 
     step: int
@@ -45,6 +46,7 @@ class Saved(NamedTuple):
     values: Any
     state: RunVariables
     over: HostPlacement | None = None
+    kept: Sequence[int] = ()
 
 
 class Tier:
@@ -97,6 +99,7 @@ class Tier:
             flags=self._flags,
             values=saved.values,
             keep=self._keep,
+            kept=saved.kept,
             noun=self.noun,
             over=saved.over,
         )

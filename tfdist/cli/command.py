@@ -21,7 +21,7 @@ from absl import flags as absl_flags
 
 from tfdist.cli import flag_aliases, help_text, output
 from tfdist.config.topics import WITHOUT_EFFECT
-from tfdist.errors import ExitCode, InputError, TfdistError, naming_flags
+from tfdist.errors import ExitCode, InputError, Interrupted, TfdistError, naming_flags
 from tfdist.errors.engine_errors import one_line, out_of_memory
 from tfdist.grammar.spec import did_you_mean
 from tfdist.process import signals
@@ -113,7 +113,8 @@ def run(
         return _say(program, "Interrupted.", INTERRUPTED)
     except TfdistError as error:
         _log.debug("Traceback of the error:", exc_info=error)
-        return _say(program, _located(str(error), places), error.exit_code)
+        code = INTERRUPTED if isinstance(error, Interrupted) else error.exit_code
+        return _say(program, _located(str(error), places), code)
     except Exception as error:
         known = out_of_memory(error) or (explain(error) if explain else None)
         if known is None:

@@ -74,8 +74,12 @@ class Preempted(TfdistError):
     exit_code = ExitCode.PREEMPTED
 
 
+class Interrupted(Preempted):
+    """Like `Preempted`, by Ctrl-C at the terminal of this process; a command then exits with code 130, as in a shell."""
+
+
 def describe_error(error: BaseException) -> str:
     """Returns the kind of an error, not its message: `loss not finite`, `interrupted`, or `failed`."""
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | Interrupted):
         return "interrupted"
     return MEANINGS[error.exit_code if isinstance(error, TfdistError) else ExitCode.FAILED]

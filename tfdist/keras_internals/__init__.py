@@ -3,7 +3,7 @@
 `tests/keras_internals/` has a test for each, so that a new release of Keras or TensorFlow fails there first.
 """
 
-from tfdist.keras_internals.callbacks import callback_state, restore_callback
+from tfdist.keras_internals.callbacks import callback_state, monitored_direction, restore_callback
 from tfdist.keras_internals.convolutions import convolutions_of_no_rows
 from tfdist.keras_internals.data import Adapted, adapted, count_rows, is_batched
 from tfdist.keras_internals.draws import keyed, neutral
@@ -166,6 +166,7 @@ __all__ = [
     "metric_results",
     "metric_variables",
     "metrics_of",
+    "monitored_direction",
     "moving_statistics",
     "names_of_compiled_metrics",
     "names_of_layers_metrics",
@@ -201,8 +202,8 @@ __all__ = [
     "variables_restored",
     "velocities_of",
     "wait_for_devices",
-    "weight_losses",
     "weight_averages",
+    "weight_losses",
     "weighted_sum",
     "without_memory_optimizer",
     "with_mask_and_logits_of",

@@ -27,6 +27,19 @@ def callback_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
     return {name: value for name, value in vars(callback).items() if name in names}
 
 
+def monitored_direction(callback: keras.callbacks.EarlyStopping) -> str:
+    """Returns "min" or "max", what is better for the metric of a callback, which has its model; "" if Keras does not know.
+
+    The callback uses the result from then on; Keras would ask only at the end of the first epoch.
+    """
+    if callback.monitor_op is None:
+        try:
+            callback._set_monitor_op()
+        except ValueError:
+            return ""
+    return "max" if callback.monitor_op is keras.ops.greater else "min"
+
+
 def restore_callback(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> None:
     """Sets the attributes of `callback_state` that `state` contains, and no others."""
     for name in callback_state(callback).keys() & state.keys():

@@ -18,8 +18,20 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LAUNCHER_VARIABLE = "TFDIST_LAUNCHER_ID"
 # A scheduler may signal all processes of a job and also its launcher, which forwards it as SIGTERM.
 TOGETHER_SECONDS = 1.0
+CTRL_C = "Ctrl-C"  # SIGINT from the terminal of this process
 
 _log = logging.getLogger(__name__)
+
+
+def is_at_terminal() -> bool:
+    """Returns whether this process is in the foreground of a terminal that is its input, where Ctrl-C sends it SIGINT.
+
+    A scheduler or another program that sends SIGINT has usually started it without one.
+    """
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager
@@ -38,7 +50,8 @@ def notices(on_notice: Callable[[str], object]) -> Iterator[None]:
     the main thread, logs a warning and does nothing, because handlers cannot be set there.
 
     Args:
-      on_notice: called with the name of the signal, from another thread; must return quickly.
+      on_notice: called with the name of the signal, or "Ctrl-C" for one from this process's terminal; called from another
+        thread, and must return quickly.
     """
     if not signals.can_set_handlers():
         _log.warning(
@@ -62,15 +75,23 @@ class _Notice:
         self._is_launched = LAUNCHER_VARIABLE in os.environ
 
     def __call__(self, number: int) -> None:
-        name, now = signal.Signals(number).name, time.monotonic()
+        name, now = self._name(number), time.monotonic()
         if self._since is not None:
             if now - self._since >= TOGETHER_SECONDS:
                 self._repeated(name, number)
             return
         self._since = now
-        second = "a second signal to the launcher" if self._is_launched else "a second signal"
+        second = "a second signal to the launcher" if self._is_launched else f"a second {self._kind(name)}"
         print_line(f"Received {name}: saving and stopping at the next agreed step; {second} exits at once.", sys.stderr)
         self._on_notice(name)
+
+    def _name(self, number: int) -> str:
+        at_terminal = number == signal.SIGINT and not self._is_launched and is_at_terminal()
+        return CTRL_C if at_terminal else signal.Signals(number).name
+
+    @staticmethod
+    def _kind(name: str) -> str:
+        return name if name == CTRL_C else "signal"
 
     def _repeated(self, name: str, number: int) -> None:
         if self._is_launched:

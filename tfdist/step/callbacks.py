@@ -41,6 +41,12 @@ class Callbacks:
         """Forwards events to `keras.callbacks.CallbackList`."""
         return getattr(self._list, name)
 
+    def on_evaluation(self, step: int, logs: Mapping[str, float]) -> None:
+        """Tells the callbacks that have `on_evaluation` the results of an evaluation, under their `val_` names."""
+        for callback in self._list.callbacks:
+            if callable(getattr(callback, "on_evaluation", None)):
+                callback.on_evaluation(step, dict(logs))
+
     def stopped(self, step: int) -> bool:
         """Returns whether a callback of any process requests a stop; all processes must call it at the same step."""
         if not self._any:

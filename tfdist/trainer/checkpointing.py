@@ -30,4 +30,5 @@ def saved(program: Program, state: TrainState, batches: BatchSchedule) -> Saved:
         "order": variables.order,
         "callbacks": callbacks,
     }
-    return Saved(state.step, program.settings.seed, [*variables.parts(), *arrays], values, variables)
+    best = [state.best.best.step] if state.best and state.best.best else []
+    return Saved(state.step, program.settings.seed, [*variables.parts(), *arrays], values, variables, kept=best)

@@ -121,6 +121,7 @@ class FitLoop:
                 over = self._one_epoch()
         del self._iterator, iterator  # stops the prefetching threads now rather than at interpreter exit
         self._callbacks.on_train_end(history.records[-1] if history.records else {})
+        self._log_reasons()
         self._program.average_statistics()
         return history
 
@@ -152,8 +153,9 @@ class FitLoop:
             if state.step < whole:
                 self._saving.at(state.step, is_last=stopped or state.step == self._end)
         logs, state.progress.epoch = state.progress.epoch.results(self._program.metrics), RunningMetrics()
+        self._saving.evaluated(state.step, logs)
         if self._test is not None and not self._schedule.eval_every and self._epochs.validates(epoch):
-            logs |= validation_logs(self._evaluate())
+            logs |= self._evaluate()
         self._program.average_statistics()
         self._recorder.history.end_epoch(epoch, logs)
         self._callbacks.on_epoch_end(epoch, logs)
@@ -191,6 +193,7 @@ class FitLoop:
         stopped = self._stopped()
         if self._test is not None and self._schedule.eval_every and state.step % self._schedule.eval_every == 0:
             self._evaluate()
+            stopped = self._stopped()
         return stopped
 
     def _steps_of_call(self, epoch_end: int) -> int:
@@ -234,6 +237,12 @@ class FitLoop:
         self._watchdog.reached(step)
         return stopped
 
+    def _log_reasons(self) -> None:
+        """Logs why callbacks have stopped the run, for those that say so."""
+        reasons = [reason for callback in self._callbacks.callbacks if (reason := getattr(callback, "reason", ""))]
+        for reason in reasons if self._strategy.is_chief else []:
+            _log.info("%s%s.", reason[0].upper(), reason[1:])
+
     def _inspect(self) -> None:
         for inspection in self._inspections:
             if inspection.next(self._state.step) == self._state.step:
@@ -251,9 +260,12 @@ class FitLoop:
 
     def _evaluate(self) -> dict[str, float]:
         assert self._test is not None
-        results = self._program.evaluate(self._test, self._epochs.validation_batch_size)
+        step, results = self._state.step, self._program.evaluate(self._test, self._epochs.validation_batch_size)
         self._recorder.evaluation(results)
-        return results
+        logs = validation_logs(results)
+        self._callbacks.on_evaluation(step, logs)
+        self._saving.evaluated(step, logs)
+        return logs
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from tfdist.checkpoint.best import Best, BestValue, best_of
 from tfdist.checkpoint.callback_state import CallbackStates
 from tfdist.checkpoint.format import Checkpoint
 from tfdist.data.batch_schedule import BatchSchedule
@@ -17,6 +18,8 @@ class TrainState:
       step: number of updates done.
       progress: running metrics since the last record and in the current epoch.
       callbacks: state of the Keras callbacks.
+      best: follows the metric whose best value is kept; None if the last run had none.
+      best_before: the best value before the next run.
       resumed_from: path of the checkpoint from which it was restored; "" for none.
     """
 
@@ -25,7 +28,9 @@ class TrainState:
         self.step = 0
         self.progress = Progress()
         self.callbacks = CallbackStates(is_chief)
+        self.best: BestValue | None = None
         self.resumed_from = ""
+        self.best_before: Best | None = None
         self._begun_at: int | None = None  # of an unfinished run
         self._batches: BatchSchedule | None = None  # of an unfinished run
         self._position: StreamPosition | None = None  # where the last run has ended
@@ -51,12 +56,15 @@ class TrainState:
         self.step, self._begun_at = checkpoint.step, checkpoint.values["begun_at"]
         self._batches, self._position = BatchSchedule.of(checkpoint.values), None
         self.progress = Progress(checkpoint.values["progress"])
+        self.best_before = best_of(checkpoint.values)
 
     def values(self, batches: BatchSchedule) -> Mapping[str, Any]:
         """Returns the state as JSON, for a checkpoint; `batches` is the schedule of the run in progress."""
-        return {"begun_at": batches.begun_at, "course": batches.to_json(), "progress": self.progress.to_json()}
+        best = {"best": list(self.best.best)} if self.best and self.best.best else {}
+        return {"begun_at": batches.begun_at, "course": batches.to_json(), "progress": self.progress.to_json(), **best}
 
     def end_run(self, batches: BatchSchedule) -> None:
         """Records that a run has ended, or failed: the next one continues at its position in the data."""
         self.progress, self._begun_at = Progress(), None
+        self.best_before = self.best.best if self.best else None
         self._batches, self._position = None, batches.position

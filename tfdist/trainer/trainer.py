@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from tfdist.checkpoint.best import Best, followed, intact_checkpoint
 from tfdist.checkpoint.manager import Checkpoints, saver
 from tfdist.checkpoint.restore import restore, resume_candidates
 from tfdist.data import Examples, check_batch_size
@@ -16,8 +17,8 @@ from tfdist.errors import InputError, names_arguments
 from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
-from tfdist.reporting import synchronizer
 from tfdist.optimizers.weight_average import average_weights
+from tfdist.reporting import synchronizer
 from tfdist.step.compiled_steps import Compression
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.step.step import Settings
@@ -39,6 +40,7 @@ from tfdist.trainer.fit_arguments import FitArguments, evaluation_arguments, fit
 from tfdist.trainer.fit_loop import FitLoop
 from tfdist.trainer.history import History
 from tfdist.trainer.model_file import save_model
+from tfdist.trainer.monitored import best_value, check_monitored
 from tfdist.trainer.options import Checks, Reporting, Schedule
 from tfdist.trainer.program import Program, build, loss_scale
 from tfdist.trainer.progress import reported
@@ -68,9 +70,9 @@ class Trainer:
         loss_scale: LossScale | None = None,
         max_skipped_steps: int = 50,
         clip: Clip | None = None,
+        ema: float = 0.0,
         compression: str | Reducer = "none",
         compression_min_bytes: int = COMPRESSION_MIN_BYTES,
-        ema: float = 0.0,
         bucket_bytes: int = BUCKET_BYTES,
     ):
         """Compiles the model.
@@ -89,10 +91,10 @@ class Trainer:
           loss_scale: loss scaling; by default dynamic if a layer computes in float16, else none.
           max_skipped_steps: number of consecutive steps skipped because of overflow that ends the run.
           clip: clipping of the reduced gradients.
-          compression: how gradients are summed over replicas: as in `--compression`, or a `Reducer`.
-          compression_min_bytes: gradients smaller than this many bytes are summed exactly.
           ema: momentum of an exponential moving average of the weights, such as 0.999; 0 for none. `evaluate`, also
             during `fit`, and `save` use the average, training and checkpoints keep both; see `averaged_weights`.
+          compression: how gradients are summed over replicas: as in `--compression`, or a `Reducer`.
+          compression_min_bytes: gradients smaller than this many bytes are summed exactly.
           bucket_bytes: small gradients are sent together in messages of at most this many bytes.
         """
         self.strategy = with_collectives(current_strategy())
@@ -107,9 +109,9 @@ class Trainer:
         clip = clip or Clip()
         check_not_wrapped(optimizer)
         check_optimizer(optimizer, clip)
+        average_weights(optimizer, ema)
         model.compile(
             optimizer=optimizer,
-        average_weights(optimizer, ema)
             loss=loss,
             metrics=list(metrics) or None,
             weighted_metrics=list(weighted_metrics) or None,
@@ -203,7 +205,8 @@ class Trainer:
         Raises:
           InputError: an argument is invalid.
           NotFiniteError: a loss is inf or NaN; names the step.
-          Preempted: the process received SIGTERM or SIGINT; the run was saved according to `checkpoints`.
+          Preempted: the process received SIGTERM or SIGINT; the run was saved according to `checkpoints`. For Ctrl-C in
+            its terminal, it is an `Interrupted`.
           CheckpointError: a checkpoint could not be written.
           DesyncError: replicas have diverged.
         """
@@ -244,6 +247,8 @@ class Trainer:
             check_unchanged(self.model, self._program.trained, self._optimizer)
         check_same_data(self.strategy, data.train)
         program, state = self.build(data.train), self.train_state
+        check_monitored(callbacks, program, evaluates=data.test is not None)
+        state.best = best_value(checkpoints, program, state.best_before, evaluates=data.test is not None)
         with (
             checks.watchdog(self.strategy.group) as watchdog,
             saver(
@@ -252,6 +257,7 @@ class Trainer:
                 state.step,
                 lambda: saved(program, state, batches),
                 synchronizer(reporting.ledger, reporting.reporter),
+                state.best,
             ) as saving,
         ):
             loop = FitLoop(
@@ -379,6 +385,28 @@ class Trainer:
     def state(self) -> dict[str, StateArray]:
         """State of the step besides weights and optimizer state, by name: error feedback, loss scale and so on."""
         return self._kept.arrays()
+
+    @property
+    def best(self) -> Best | None:
+        """The best value so far of the metric in `Checkpoints.best`, and its step; None without one."""
+        return self.train_state.best.best if self.train_state.best else None
+
+    def load_best(self) -> Best | None:
+        """Returns to the best step of the last `fit`, like `resume` from its checkpoint; call it on every process.
+
+        Returns:
+          The best value; None, with a warning, if its checkpoint is missing or damaged: then nothing has changed.
+
+        Raises:
+          InputError: the last `fit` had no `Checkpoints.best`, or did not measure it.
+        """
+        best, directory = followed(self.train_state.best)
+        if best.step != self.step:
+            path = intact_checkpoint(best, directory, self.strategy.group)
+            if not path:
+                return None
+            self.resume_from([path], sets_aside=False)
+        return best
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
         """Context in which the model has its averaged weights, to predict with or to export; for `ema`.

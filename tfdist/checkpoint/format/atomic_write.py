@@ -7,7 +7,7 @@ there is no directory shared by all ranks, the first rank of each host does the 
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tfdist.checkpoint.format import directory as places
 from tfdist.checkpoint.format import entries, files, json_validation, manifest
@@ -34,6 +34,7 @@ def commit(
     flags: Mapping[str, Json],
     values: Json,
     keep: int,
+    kept: Collection[int] = (),
     noun: str = "checkpoint",
     deadline: float = 3600.0,
     over: HostPlacement | None = None,
@@ -51,6 +52,7 @@ def commit(
       flags: resolved flags of the run by name, as JSON; rank 0's are used.
       values: other values of the state, as JSON without nan and inf; rank 0's are used.
       keep: number of checkpoints to keep, at least 1: the newest, and always the one just written.
+      kept: steps of further checkpoints to keep.
       noun: what it is called in messages; checkpoints with different nouns may be written concurrently, in different
         directories.
       deadline: seconds for each stage, by which the slowest rank may be behind the fastest.
@@ -86,7 +88,7 @@ def commit(
             stages.run("indices", spread.understand)
         stages.run("manifest", publish, place.is_first)
         # After it has been published in all directories.
-        stages.run("prune", lambda: places.prune(home, keep, whole), place.is_first)
+        stages.run("prune", lambda: places.prune(home, keep, whole, kept), place.is_first)
     except BaseException:
         if place.is_first:  # what cannot be removed is removed by the next write
             with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ import functools
 import itertools
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from tfdist.storage import AnyPath, StoragePath, path_of, storage_of
 
@@ -166,19 +166,20 @@ def publish(written: StoragePath, whole: StoragePath) -> None:
         _discard(former)
 
 
-def prune(directory: StoragePath, keep: int, written: StoragePath) -> None:
+def prune(directory: StoragePath, keep: int, written: StoragePath, kept: Collection[int] = ()) -> None:
     """Removes all but the newest checkpoints; logs a warning about those that cannot be removed.
 
     Args:
       directory: directory of checkpoints.
       keep: number of checkpoints to keep.
       written: the checkpoint that was just written, which is always kept.
+      kept: steps of further checkpoints to keep.
 
     Raises:
       OSError: the directory cannot be read.
     """
     for path in newest(directory)[keep:]:
-        if path != written:
+        if path != written and step_of(path) not in kept:
             with _tried(path):
                 _discard(_renamed(path, _pruned(path)))
 

@@ -1,0 +1,115 @@
+"""The best value of a metric in a run, and the step at which it was reached."""
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tfdist.checkpoint.format import Checkpoint, CheckpointError, newest, step_of
+from tfdist.coordination import Group, Json
+from tfdist.coordination.timeouts import LONG_SECONDS
+from tfdist.errors import InputError
+from tfdist.storage import AnyPath, StoragePath
+
+_log = logging.getLogger(__name__)
+
+
+class Best(NamedTuple):
+    """The best value so far.
+
+    Attributes:
+      metric: name of the metric, as in Keras's logs.
+      mode: "min" or "max", what is better.
+      value: its best value.
+      step: number of updates done when it was measured.
+    """
+
+    metric: str
+    mode: str
+    value: float
+    step: int
+
+    def __str__(self) -> str:
+        """Returns `val_accuracy 0.9861 at step 80`."""
+        return f"{self.metric} {self.value:.4f} at step {self.step}"
+
+
+class BestValue:
+    """Follows a metric; the same on every process, because results of evaluations are.
+
+    Attributes:
+      directory: directory of the checkpoints.
+      best: the best value so far; None before the first one.
+    """
+
+    def __init__(self, directory: str, metric: str, mode: str, before: Best | None = None):
+        """Initializes with the best value of a resumed run.
+
+        Args:
+          directory: directory of the checkpoints.
+          metric: name of the metric.
+          mode: "min" or "max".
+          before: the best value so far; ignored if it is of another metric.
+        """
+        self.directory = directory
+        self._metric, self._mode = metric, mode
+        self.best = before if before and before[:2] == (metric, mode) else None
+
+    def observe(self, step: int, logs: Mapping[str, float]) -> None:
+        """Compares the value in `logs`, if there is one; equal values, inf and NaN are no improvement."""
+        value = float(logs.get(self._metric, math.nan))
+        sign = 1 if self._mode == "max" else -1
+        if math.isfinite(value) and (self.best is None or sign * value > sign * self.best.value):
+            self.best = Best(self._metric, self._mode, value, step)
+
+    def forget(self) -> None:
+        """Starts without a best value, because its checkpoint is not there."""
+        self.best = None
+
+
+def checkpoint_of(best: Best, directory: AnyPath) -> StoragePath | None:
+    """Returns the checkpoint of the best step in a directory of checkpoints; None if there is none."""
+    return next((path for path in newest(directory) if step_of(path) == best.step), None)
+
+
+def followed(following: BestValue | None) -> tuple[Best, str]:
+    """Returns the best value and the directory of checkpoints.
+
+    Raises:
+      InputError: there is none.
+    """
+    if following is None or following.best is None:
+        raise InputError(
+            "There is a best step after a fit with checkpoints=Checkpoints(best=...) that has measured its metric. "
+            f"Received: a trainer {'that has not measured it' if following else 'without such a fit'}."
+        )
+    return following.best, following.directory
+
+
+def intact_checkpoint(best: Best, directory: str, group: Group) -> str:
+    """Returns the path of the best step's checkpoint, on every process; "", with a warning, if none is intact."""
+    found = ""
+    if group.rank == 0:
+        try:
+            path = checkpoint_of(best, directory)
+            if path is None:
+                raise FileNotFoundError(f"There is none in {directory}.")
+            Checkpoint.open(path).verify()
+            found = str(path)
+        except (CheckpointError, OSError) as error:
+            _log.warning("The checkpoint of the best step, %s, cannot be used. %s", best, error)
+    return group.broadcast("checkpoints/best/intact", found, LONG_SECONDS)
+
+
+def best_of(values: Mapping[str, Any]) -> Best | None:
+    """Returns the best value that a checkpoint's values contain; None if there is none.
+
+    Raises:
+      TypeError, ValueError: it is invalid.
+    """
+    saved: Json = values.get("best")
+    if saved is None:
+        return None
+    if not isinstance(saved, list) or [type(each) for each in saved] != [str, str, float, int]:
+        raise TypeError(f"the best value is {saved!r:.60}")
+    return Best(*saved)
