@@ -18,10 +18,16 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
     in_memory.home(config.commit_every, config.commit_dir)  # reports an invalid directory before anything starts
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli import dry_run, opened_run, session
+    from tfdist.cli.callbacks import make_callbacks
     from tfdist.trainer.options import Checks, Schedule
 
     with session.opened(config) as opened:
         target = opened_run.target(opened)  # refused, if at all, before the model is built
+        if target.finished and not config.dry_run:
+            if opened.strategy.is_chief:
+                print(target.finished)
+            return 0
+        callbacks = make_callbacks(target.config)
         trainer = session.make_trainer(opened, opened.strategy)
         trainer.build(opened.data.train)
         if config.dry_run:
@@ -33,13 +39,14 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
                 batch_size=config.batch_size,
                 epochs=config.epochs or None,
                 steps=config.steps or None,
+                callbacks=callbacks,
                 schedule=Schedule.of(config),
                 checks=Checks.of(config),
                 reporting=run.reporting,
                 checkpoints=run.checkpoints,
             )
-            run.save_model(trainer)
-    run.print_summary(history)
+            best = run.finish(trainer, config, callbacks)
+    run.print_summary(history, best)
     return 0
 
 

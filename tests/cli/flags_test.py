@@ -21,13 +21,14 @@ from tfdist.export import ExportConfig
 
 # Users have these names in scripts: names may be added but not renamed.
 NAMES = """
-    accumulate_steps base_batch_size batch_norm batch_size bucket_mb check_sync check_sync_every
+    accumulate_steps base_batch_size batch_norm batch_size best bucket_mb callbacks check_sync check_sync_every
     checkpoint_async checkpoint_every checkpoint_strict
     clip_norm clip_value commit_dir commit_every communication
     compression compression_check_every compression_max_error compression_min_bytes coordinator data_dir dataset
-    decay devices dry_run elastic_batch ema
+    decay devices dry_run early_stopping elastic_batch ema
     epochs eval_every insecure intra_op_threads jit_compile keep layout learning_rate log_every loss loss_scale
-    lr_scaling max_skipped_steps measure_every mesh_shape metrics model momentum_correction optimizer output_dir precision
+    lr_scaling max_skipped_steps measure_every mesh_shape metrics model momentum_correction optimizer output_dir overwrite
+    precision
     profile_steps recompute resume seed shard shard_axis shard_min_elements stall_shutdown_seconds
     stall_warning_seconds start_timeout_seconds steps steps_per_call strategy token_file tpu warmup_start warmup_steps
 """.split()

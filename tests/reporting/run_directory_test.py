@@ -135,3 +135,42 @@ def test_a_url_of_an_unknown_storage():
 def test_the_home_directory_may_be_abbreviated(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert create("~/run").path == tmp_path / "run"
+
+
+def test_a_run_that_has_finished_says_so_until_it_begins_again(tmp_path):
+    directory = create(tmp_path)
+    assert directory.finished == {}
+    directory.finish({"step": 5})
+    assert directory.finished == {}, "a run without a model has not finished"
+    directory.model.write_text("model")
+    assert directory.finished == {"step": 5}
+    directory.begin("--steps=9\n", ["alpha"])
+    assert directory.finished == {}
+
+
+def test_only_the_files_of_a_run_are_deleted(tmp_path):
+    directory = create(tmp_path)
+    own = ["metrics.jsonl", "metrics-dropped.jsonl", "curves.png", "model.keras", "finished.json"]
+    own += ["checkpoints/step-000000005/manifest.json", "checkpoints/.step-000000006.partial/index-00000.json"]
+    own += ["checkpoints/step-000000004.damaged/manifest.json", "ledger/start-0-rank-1.bin"]
+    own += ["tensorboard/train/events.out.tfevents.1.host", "tensorboard/plugins/profile/one"]
+    others = ["notes.txt", "checkpoints/mine/a", "checkpoints/step-5", "ledger/note", "tensorboard/events.mine", "lock"]
+    others += ["export-000000005/a", "logs/rank-0.log"]
+    for name in (*own, *others):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    directory.clear()
+    assert not directory.is_run
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert left == sorted(others)
+
+
+def test_a_deletion_that_was_interrupted_leaves_a_run(tmp_path, monkeypatch):
+    directory = create(tmp_path)
+    monkeypatch.setattr(
+        type(directory._storage), "remove_directory", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    (tmp_path / "checkpoints" / "step-000000005").mkdir(parents=True)
+    with pytest.raises(KeyboardInterrupt):
+        directory.clear()
+    assert directory.is_run and not directory.is_done

@@ -6,12 +6,15 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import keras
+
+from tfdist.checkpoint.best import Best
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.cli import run_start
-from tfdist.cli.resume import Origin
+from tfdist.cli.resume import OF_THE_END, Origin
 from tfdist.cli.session import Session
 from tfdist.config.train_config import TrainConfig
 from tfdist.coordination.timeouts import long_timeout
@@ -51,17 +54,33 @@ class Run(NamedTuple):
     checkpoints: Checkpoints
     reporting: Reporting
 
-    def save_model(self, trainer: Trainer) -> None:
-        """Writes the trained model; every process must call it."""
+    def finish(
+        self, trainer: Trainer, config: TrainConfig, callbacks: Sequence[keras.callbacks.Callback]
+    ) -> Best | None:
+        """Writes the trained model, and that the run has finished; every process must call it.
+
+        Returns:
+          The best value, if the model is that of its step; else None.
+        """
+        reason = next((said for callback in callbacks if (said := getattr(callback, "reason", ""))), "")
+        step, best = trainer.step, trainer.load_best() if trainer.best else None
         with must_write(self.directory.model):
             trainer.save(self.directory.model)
+        if self.is_chief:
+            asked = {name: getattr(config, name) for name in ("steps", "epochs", *OF_THE_END)}
+            with must_write(self.directory.end):
+                self.directory.finish({"step": step, "reason": reason, **asked})
+        return best
 
-    def print_summary(self, history: History) -> None:
-        """Prints the last record, and the directory, on the chief."""
+    def print_summary(self, history: History, best: Best | None) -> None:
+        """Prints the last record, the best value, and the directory, on the chief."""
         if self.is_chief:
             last = (history.records or self.directory.records())[-1]
             numbers = "  ".join(f"{k} {v:.4f}" for k, v in last.items() if k == "loss" or "accuracy" in k)
-            print(f"{last['kind']} after {last['step']} steps: {numbers}\n{self.directory.path}", flush=True)
+            print(f"{last['kind']} after {last['step']} steps: {numbers}")
+            if best:
+                print(f"best {best}, exported as {self.directory.model.name}")
+            print(self.directory.path, flush=True)
 
 
 class Target(NamedTuple):
@@ -71,11 +90,13 @@ class Target(NamedTuple):
       directory: directory of the run.
       config: the run's configuration, with that directory.
       origin: checkpoints to resume from.
+      finished: what to say instead of training, because the run has finished; empty if it has not.
     """
 
     directory: RunDirectory
     config: TrainConfig
     origin: Origin
+    finished: str = ""
 
 
 def target(session: Session) -> Target:
@@ -86,6 +107,8 @@ def target(session: Session) -> Target:
     """
     directory = RunDirectory(path_of(_path(session)))
     config = dataclasses.replace(session.config, output_dir=str(directory.path))
+    if finished := run_start.finished(config, directory, session.strategy):
+        return Target(directory, config, Origin([], True), finished)
     return Target(directory, config, run_start.origin(config, directory, session.strategy))
 
 
@@ -103,7 +126,7 @@ def opened_run(session: Session, target: Target, trainer: Trainer) -> Iterator[R
         process writes to the directory, or it cannot be written.
     """
     strategy = session.strategy
-    directory, config, origin = target
+    directory, config, origin, _ = target
     with contextlib.ExitStack() as stack:
         begun = run_start.begin(origin, trainer, session.data.train.size, config, directory, stack)
         stack.enter_context(log.setup(strategy.cluster.rank, directory.log(strategy.cluster.rank)))

@@ -15,6 +15,7 @@ from tfdist.reporting import RunDirectory
 from tfdist.storage import StoragePath, path_of, storage_of
 
 AUTO, NEVER = "auto", "never"
+OF_THE_END = ("best", "early_stopping", "callbacks")  # flags on which the end of a run depends, besides its length
 FIXED = names(TrainConfig, "fixed")  # with other values, the steps before and after would not belong together
 
 
@@ -51,23 +52,89 @@ def origin(
       InputError: there is nothing to resume from where it was requested, or it belongs to another run; or the directory
         contains something else.
     """
-    again = launched != "" and _starts(directory)[-1].get("launched", launched) == launched
-    own = directory.is_run and (again or resume == AUTO or (resume != NEVER and _began_with(resume, directory)))
+    if overwrites(directory, flags, launched):
+        return _anew(resume, directory, flags)
+    own = _is_own_run(resume, directory, launched)
     if not own:
-        directory.check(directory.path)
+        _check_new(directory)
         if resume in (AUTO, NEVER):
             return Origin([], False)
     found = _own(directory, flags["commit_dir"], whole) if own else checkpoints_at(resume)
     if found:
         _check_flags(found, flags)
     elif not own:
-        raise InputError(
-            "--resume must be auto, never, or the directory of a checkpoint or of a run with checkpoints. Received: "
-            f"{resume}. A run's checkpoints are in its directory `checkpoints`."
-        )
+        raise _nothing_to_resume(resume)
     elif directory.is_done or _flags_of(directory) != _written(flags):
-        directory.check(directory.path)  # fails if it is done, or of another run, and must not be overwritten
+        _check_new(directory)  # fails if it is done, or of another run, and must not be overwritten
     return Origin([str(path) for path in found], own)
+
+
+def overwrites(directory: RunDirectory, flags: Mapping[str, Any], launched: str = "") -> bool:
+    """Returns whether a directory has a run that is to be deleted; the arguments are as for `origin`."""
+    return bool(flags.get("overwrite")) and directory.is_run and not _is_again(directory, launched)
+
+
+def finished(resume: str, directory: RunDirectory, flags: Mapping[str, Any], launched: str = "") -> str:
+    """Returns what to say about a run that has finished and has nothing left to do, else ""; see `origin`."""
+    if overwrites(directory, flags, launched) or not _is_own_run(resume, directory, launched):
+        return ""
+    facts = directory.finished
+    if not facts or _flags_of(directory) != _written(flags):
+        return ""
+    if any(facts.get(name) != flags.get(name) for name in OF_THE_END):
+        return ""
+    reason, length = facts.get("reason", ""), "steps" if flags.get("steps") else "epochs"
+    if not reason and flags[length] > (facts.get(length) or 0):
+        return ""
+    can_continue = not reason and newest(directory.checkpoints)
+    remedy = f"A larger --{length} continues it; " if can_continue else ""
+    return (
+        f"This run has finished {f'by {reason}' if reason else 'at step ' + str(facts['step'])}. Its model is "
+        f"{directory.model}. {remedy}--overwrite starts anew."
+    )
+
+
+def _is_again(directory: RunDirectory, launched: str) -> bool:
+    return launched != "" and _starts(directory)[-1].get("launched", launched) == launched
+
+
+def _is_own_run(resume: str, directory: RunDirectory, launched: str) -> bool:
+    """Returns whether a directory has a run that the command continues."""
+    if not directory.is_run:
+        return False
+    return _is_again(directory, launched) or resume == AUTO or (resume != NEVER and _began_with(resume, directory))
+
+
+def _nothing_to_resume(resume: str) -> InputError:
+    return InputError(
+        "--resume must be auto, never, or the directory of a checkpoint or of a run with checkpoints. Received: "
+        f"{resume}. A run's checkpoints are in its directory `checkpoints`."
+    )
+
+
+def _anew(resume: str, directory: RunDirectory, flags: Mapping[str, Any]) -> Origin:
+    """Returns the origin of a run that replaces the one in its directory."""
+    found = [] if resume in (AUTO, NEVER) else checkpoints_at(resume)
+    if any(is_own(path, directory) for path in found):
+        raise InputError(
+            "A run cannot begin with a checkpoint that it deletes. Received: "
+            f"--overwrite with --resume={resume}, which is in {directory.path}. Give another --output_dir."
+        )
+    if found:
+        _check_flags(found, flags)
+    elif resume not in (AUTO, NEVER):
+        raise _nothing_to_resume(resume)
+    return Origin([str(path) for path in found], False)
+
+
+def _check_new(directory: RunDirectory) -> None:
+    """Raises `InputError` if a directory is not empty, or cannot be written."""
+    try:
+        directory.check(directory.path)
+    except InputError as error:
+        if not directory.is_run:
+            raise
+        raise InputError(f"{error} --overwrite deletes the run that is in it, and starts anew.") from error
 
 
 def commit_folder(directory: RunDirectory, given: str) -> Path | None:

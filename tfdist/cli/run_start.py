@@ -14,7 +14,7 @@ from tfdist.checkpoint.format import Checkpoint, Holder, NoLock, clean_partial, 
 from tfdist.checkpoint.manager import Checkpoints
 from tfdist.checkpoint.replication import hosts, share
 from tfdist.checkpoint.transfer import check_can_transfer
-from tfdist.cli import flags, open_strategy
+from tfdist.cli import flags, open_strategy, resume
 from tfdist.cli.resume import Origin, commit_folder, is_own
 from tfdist.cli.resume import origin as decided
 from tfdist.config.train_config import TrainConfig
@@ -73,9 +73,24 @@ def _last_commits(
 
 
 def _decided(config: TrainConfig, directory: RunDirectory, whole: list[str] | None = None) -> Origin:
+    return decided(config.resume, directory, dataclasses.asdict(config), _relaunched(), whole)
+
+
+def _relaunched() -> str:
+    """Returns the name of the job if a launcher has restarted it; else empty."""
     is_again = os.environ.get(RESTART_VARIABLE, "0") != "0"
-    launched = os.environ.get(LAUNCHED_VARIABLE, "") if is_again else ""
-    return decided(config.resume, directory, dataclasses.asdict(config), launched, whole)
+    return os.environ.get(LAUNCHED_VARIABLE, "") if is_again else ""
+
+
+def finished(config: TrainConfig, directory: RunDirectory, strategy: Strategy) -> str:
+    """Returns what to say about a run that has nothing left to do, the same on every process; else ""."""
+    mine = (
+        resume.finished(config.resume, directory, dataclasses.asdict(config), _relaunched())
+        if strategy.is_chief
+        else ""
+    )
+    with long_timeout(_DELAYED_BY) as deadline:
+        return strategy.group.broadcast("origin/finished", mine, deadline)
 
 
 def begin(
@@ -114,6 +129,10 @@ def begin(
         origin = _here(Origin(*strategy.group.broadcast("origin/locked", found, deadline)), last)
     _check_shared(origin, config, directory, strategy)
     origin = _seen_by_all(origin, directory, strategy)
+    if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(config), _relaunched()):
+        directory.clear()
+        _log.info("Deleted the run that was in %s.", directory.path)
+    config = dataclasses.replace(config, overwrite=False)  # what repeats the run, or resumes it, deletes nothing
     step = _resumed(trainer, origin, config, directory)
     checkpoint = trainer.train_state.resumed_from
     folder = _commit_folder(config, directory, checkpoint, origin.continues_run, strategy)
@@ -147,6 +166,7 @@ def begin(
         directory=str(directory.checkpoints),
         every=config.checkpoint_every,
         keep=config.keep,
+        best=config.best,
         in_background=config.checkpoint_async,
         strict=config.checkpoint_strict,
         flags=dataclasses.asdict(config),
@@ -177,7 +197,8 @@ def _locked(directory: RunDirectory, stack: contextlib.ExitStack) -> Holder:
 def _under_lock(origin: Origin, config: TrainConfig, directory: RunDirectory, whole: list[str] | None) -> Origin:
     """Decides again what to begin with; raises `InputError` if another run has begun here meanwhile."""
     found = _decided(config, directory, whole)
-    if found.continues_run and not origin.continues_run:
+    is_finished = resume.finished(config.resume, directory, dataclasses.asdict(config), _relaunched())
+    if is_finished or (found.continues_run and not origin.continues_run):
         directory.check(directory.path)
     return found
 
@@ -202,7 +223,7 @@ def _resumed(trainer: Trainer, origin: Origin, config: TrainConfig, directory: R
 
 
 def _is_saved(config: TrainConfig) -> bool:
-    return any(parse_period(config.checkpoint_every)) or config.commit_every > 0
+    return any(parse_period(config.checkpoint_every)) or config.commit_every > 0 or bool(config.best)
 
 
 def _ledgers(config: TrainConfig, strategy: Strategy) -> int:

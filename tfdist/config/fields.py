@@ -11,6 +11,7 @@ from tfdist.cluster import tf_config
 from tfdist.errors import InputError
 from tfdist.grammar.decay import parse_decay
 from tfdist.grammar.interval import parse_period
+from tfdist.grammar.monitor import parse_best, parse_early_stopping
 from tfdist.grammar.rules import parse_rules
 from tfdist.grammar.spec import nearest, parse
 from tfdist.sharding.layouts import rules_text, split_rules
@@ -112,6 +113,24 @@ def period_text(text: str) -> str:
     """Validates a number of steps or seconds; see `parse_period`."""
     parse_period(text)
     return text
+
+
+def best_text(text: str) -> str:
+    """Normalizes the metric whose best value is kept; may be empty."""
+    return str(parse_best(text)) if text else ""
+
+
+def early_stopping_text(text: str) -> str:
+    """Normalizes the metric that ends a run; may be empty."""
+    return str(parse_early_stopping(text)) if text else ""
+
+
+def own_text(text: str) -> str:
+    """Normalizes `package.module:name(key=value, ...)`; may be empty."""
+    spec = parse(text) if text else None
+    if spec and ":" not in spec.name:
+        raise InputError(f"{text} must be package.module:function, or package.module:function(key=value, ...)")
+    return str(spec or "")
 
 
 def window_text(text: str) -> str:

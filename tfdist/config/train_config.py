@@ -6,10 +6,13 @@ from typing import ClassVar
 from tfdist.config.conflicts import flag_text
 from tfdist.config.fields import (
     AUTO,
+    best_text,
     decay_text,
+    early_stopping_text,
     flag_field,
     layout_text,
     names_text,
+    own_text,
     period_text,
     spec_text,
     window_text,
@@ -59,6 +62,14 @@ class TrainConfig(TrainerOptions, JobConfig):
     )
     steps: int = flag_field(0, DURATION, "Number of steps (optimizer updates). 0 trains for --epochs.")
     epochs: int = flag_field(0, DURATION, f"Number of epochs. 0 means {_DEFAULT_EPOCHS}, unless --steps is given.")
+    early_stopping: str = flag_field(
+        "",
+        DURATION,
+        "Metric that ends the run when it no longer improves, such as val_loss(patience=3, min_delta=0): patience is in "
+        "evaluations. Empty disables it.",
+        check=early_stopping_text,
+        training_only=True,
+    )
     batch_size: int = flag_field(
         64, TRAINING, "Global batch size: number of examples per step, over all replicas.", least=1, fixed=True
     )
@@ -96,6 +107,13 @@ class TrainConfig(TrainerOptions, JobConfig):
     momentum_correction: bool = flag_field(
         False, TRAINING, "Momentum correction, for sgd and lars: changes of the learning rate do not distort momentum."
     )
+    ema: float = flag_field(
+        0.0,
+        TRAINING,
+        "Momentum of an exponential moving average of the weights, such as 0.999, which is evaluated and exported. 0 "
+        "averages nothing.",
+        fixed=True,
+    )
     loss: str = flag_field(
         "sparse_categorical_crossentropy(from_logits=True)",
         TRAINING,
@@ -107,16 +125,16 @@ class TrainConfig(TrainerOptions, JobConfig):
         "accuracy",
         TRAINING,
         "Comma-separated Keras metrics. Empty records the loss only.",
-    ema: float = flag_field(
-        0.0,
-        TRAINING,
-        "Momentum of an exponential moving average of the weights, such as 0.999, which is evaluated and exported. 0 "
-        "averages nothing.",
-        fixed=True,
-    )
         check=names_text,
         fixed=True,
         structure=list,
+    )
+    callbacks: str = flag_field(
+        "",
+        TRAINING,
+        "Your own function that returns a Keras callback or a list of them: package.module:name(...).",
+        check=own_text,
+        training_only=True,
     )
     compression_check_every: int = flag_field(
         0,
@@ -143,6 +161,14 @@ class TrainConfig(TrainerOptions, JobConfig):
         check=period_text,
     )
     keep: int = flag_field(3, OUTPUT, "Maximum number of checkpoints to keep.", least=1)
+    best: str = flag_field(
+        "",
+        OUTPUT,
+        "Metric whose best checkpoint is also kept, and exported at the end, such as val_accuracy or val_auc(mode=max). "
+        "Empty exports the last step.",
+        check=best_text,
+        training_only=True,
+    )
     checkpoint_async: bool = flag_field(True, OUTPUT, "Write checkpoints in the background while training continues.")
     checkpoint_strict: bool = flag_field(
         True, OUTPUT, "End the run if a checkpoint cannot be written. Otherwise, log a warning and continue."
@@ -163,6 +189,12 @@ class TrainConfig(TrainerOptions, JobConfig):
         OUTPUT,
         "auto resumes from the newest valid checkpoint in --output_dir, if any; never starts from scratch; the "
         "directory of a checkpoint or of a run starts from its weights and state.",
+    )
+    overwrite: bool = flag_field(
+        False,
+        OUTPUT,
+        "Delete the run that is in --output_dir, and start anew. Other files in it stay.",
+        training_only=True,
     )
     log_every: int = flag_field(10, OUTPUT, "Number of steps between metric records.", least=1)
     eval_every: int = flag_field(

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,14 @@ _STARTS = "starts.jsonl"
 _PARTIAL = ".partial"
 # May exist before a run begins: logs of a launcher, the lock, and a partial file of a killed process.
 _BEFORE = (_LOGS, "lock", f"{_STARTS}{_PARTIAL}")
+# What a run writes into its directories, by their names: checkpoints, also partial and damaged ones, ledgers, and events.
+_OWN = {
+    "checkpoints": re.compile(r"\.?step-[0-9]{9,18}(\..*)?"),
+    "ledger": re.compile(r"start-[0-9]+-rank-[0-9]+\.bin"),
+    "tensorboard/train": re.compile(r"events\.out\.tfevents\..*"),
+    "tensorboard/eval": re.compile(r"events\.out\.tfevents\..*"),
+    "tensorboard": re.compile(r"plugins"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +106,8 @@ class RunDirectory:
             self._storage.make_directory(self.logs)
             self._storage.clean_staged(self.model)
             self._drop(lambda r: r["step"] < step or (r["step"] == step and (evaluated or r["kind"] == "train")))
+            if self._storage.exists(self.end):
+                self._storage.remove(self.end)
             # First and atomically: if the process is killed afterwards, the run has begun, with all that the next start
             # needs.
             self._storage.replace(self.starts, starts + f"{json.dumps(start)}\n".encode())
@@ -105,6 +116,49 @@ class RunDirectory:
         except OSError as error:
             raise _unwritable(self.path, error.strerror or str(error)) from error
         return len(starts.splitlines())
+
+    def finish(self, facts: Mapping[str, Json]) -> None:
+        """Records that the run has finished, once all its files are complete; until it begins again.
+
+        Args:
+          facts: the last step, what the run was asked for, and why it has ended.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        self._storage.replace(self.end, (json.dumps(facts) + "\n").encode())
+
+    @property
+    def finished(self) -> dict[str, Any]:
+        """The facts with which the run has finished; empty if it has not, or was one of an older version."""
+        try:
+            found = _json(self._contents(self.end)) if self.is_done else None
+        except OSError:
+            return {}
+        return found if isinstance(found, dict) and _is_count(found.get("step")) else {}
+
+    def clear(self) -> None:
+        """Deletes the files of the run, for one that begins anew; other files, and logs, stay.
+
+        Where it began is deleted last: if the process is killed before, the directory is still that of a run.
+
+        Raises:
+          InputError: a file cannot be deleted.
+        """
+        storage = self._storage
+        try:
+            files = (self.end, self.model, self.flags, self.environment, self.metrics, self.dropped, self.curves)
+            for path in files:
+                if storage.exists(path):
+                    storage.remove(path)
+            for home, own in _OWN.items():
+                for entry in storage.entries(self.path / home) if storage.is_directory(self.path / home) else []:
+                    if own.fullmatch(entry.name):
+                        place = self.path / home / entry.name
+                        (storage.remove_directory if entry.is_directory else storage.remove)(place)
+            storage.remove(self.starts)
+        except OSError as error:
+            raise _unwritable(self.path, error.strerror or str(error)) from error
 
     def _drop(self, stays: Callable[[dict[str, Any]], bool]) -> None:
         """Moves records from metrics.jsonl to another file, so that nothing is lost."""
@@ -230,6 +284,11 @@ class RunDirectory:
     def starts(self) -> StoragePath:
         """One line per start of the run, with its first step, flags and hosts."""
         return self.path / _STARTS
+
+    @property
+    def end(self) -> StoragePath:
+        """How the run has finished; missing while it has not."""
+        return self.path / "finished.json"
 
     @property
     def checkpoints(self) -> StoragePath:

@@ -40,7 +40,7 @@ def shown(path: pathlib.Path) -> list[tuple]:
 
 
 def test_a_run_in_parts_is_the_whole(whole, tmp_path, capsys):
-    """The same weights, the same records without duplicates, a valid ledger; a third start has nothing to do."""
+    """The same weights, the same records without duplicates, a valid ledger; a third start says that it is finished."""
     path = tmp_path / "parts"
     run(path, steps=30)
     for _ in range(2):
@@ -50,9 +50,11 @@ def test_a_run_in_parts_is_the_whole(whole, tmp_path, capsys):
     assert records == [record for record in shown(whole) if record[1] != 30]
     assert len(set(records)) == len(records)
     assert ledger.main(str(path)) == 0
-    assert "Proved: 50 steps" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Proved: 50 steps" in said
+    assert f"This run has finished at step 50. Its model is {path / 'model.keras'}. A larger --steps continues" in said
     starts = RunDirectory(path).beginnings()
-    assert [start["step"] for start in starts] == [0, 30, 50]
+    assert [start["step"] for start in starts] == [0, 30]
 
 
 def test_what_was_recorded_before_a_checkpoint_is_on_the_disk_before_it(tmp_path, monkeypatch):

@@ -1,0 +1,196 @@
+"""How a run of `python -m tfdist.train` ends: at its best, early, finished, or replaced by another one."""
+
+import json
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist import train
+from tfdist.checkpoint.format import Checkpoint, newest
+from tfdist.config.train_config import TrainConfig
+from tfdist.errors import InputError
+from tfdist.reporting import RunDirectory
+
+CALLBACKS = """
+import keras
+
+class Count(keras.callbacks.Callback):
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def on_epoch_end(self, epoch, logs=None):
+        with open(self.path, "a") as file:
+            print(epoch, sorted(logs), file=file)
+
+def several(output_dir, name="epochs.txt"):
+    return [Count(f"{output_dir}/{name}"), keras.callbacks.TerminateOnNaN()]
+
+def one(output_dir):
+    return Count(f"{output_dir}/one.txt")
+
+def none():
+    pass
+
+def failing():
+    raise RuntimeError("not today")
+"""
+
+
+def run(path: pathlib.Path, **flags) -> int:
+    given = {"strategy": "single", "model": "mlp(hidden=(8,))", "dataset": "digits", "steps": 20}
+    return train.main(TrainConfig(output_dir=str(path), **(given | flags)))
+
+
+@pytest.fixture
+def own_code(tmp_path, monkeypatch):
+    (tmp_path / "callbacks_of_test.py").write_text(CALLBACKS)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def model_of(path: pathlib.Path) -> list[np.ndarray]:
+    return keras.saving.load_model(path / "model.keras").get_weights()
+
+
+def saved(path: pathlib.Path, step: int, *marks: str) -> list[np.ndarray]:
+    """Returns the tensors of a checkpoint whose names have all the marks, in the order of the model's weights."""
+    checkpoint = Checkpoint.open(path / "checkpoints" / f"step-{step:09d}")
+    order = [name for name in checkpoint.values["order"] if all(mark in name for mark in marks)]
+    return [checkpoint.read(name) for name in order]
+
+
+def equal(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
+    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("ema", [pytest.param(0.0, marks=pytest.mark.full), 0.5])
+def test_the_exported_model_is_that_of_the_best_step(ema, tmp_path, capsys):
+    """With a learning rate at which the loss grows again."""
+    path = tmp_path / "run"
+    flags = {"learning_rate": 1.5, "optimizer": "sgd(momentum=0.95)", "eval_every": 2, "keep": 1, "ema": ema}
+    assert run(path, best="val_loss", **flags) == 0
+    losses = {r["step"]: r["loss"] for r in RunDirectory(path).records() if r["kind"] == "eval"}
+    best = min(losses, key=losses.__getitem__)
+    assert best < 20
+    assert [int(p.name[-9:]) for p in newest(path / "checkpoints")] == [20, best]
+    assert equal(model_of(path), saved(path, best, "optimizer/", "average") if ema else saved(path, best, "model/"))
+    out = capsys.readouterr().out.splitlines()
+    assert out[-2:] == [f"best val_loss {losses[best]:.4f} at step {best}, exported as model.keras", str(path)]
+
+
+def test_a_run_that_has_finished_says_so_and_trains_no_more(tmp_path, capsys):
+    path = tmp_path / "run"
+    run(path)
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    capsys.readouterr()
+    for flags in ({}, {"steps": 10}, {"log_every": 3}):
+        assert run(path, **flags) == 0
+        assert capsys.readouterr().out == (
+            f"This run has finished at step 20. Its model is {path / 'model.keras'}. --overwrite starts anew.\n"
+        )
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+    for flags in ({"steps": 30}, {"seed": 3}, {"resume": "never"}):
+        with pytest.raises(InputError, match="must be empty or new.*--overwrite deletes the run that is in it"):
+            run(path, **flags)
+
+
+def test_with_checkpoints_it_goes_on(tmp_path, capsys):
+    path = tmp_path / "run"
+    run(path, checkpoint_every="10")
+    run(path, checkpoint_every="10")
+    assert "A larger --steps continues it; --overwrite starts anew." in capsys.readouterr().out
+    assert run(path, checkpoint_every="10", steps=24) == 0
+    assert json.loads((path / "finished.json").read_text())["step"] == 24
+    assert [start["step"] for start in RunDirectory(path).beginnings()] == [0, 20]
+
+
+def test_a_run_that_was_stopped_early_stays_so(tmp_path, capsys, caplog):
+    path, stop = tmp_path / "run", {"early_stopping": "val_loss(patience=2, min_delta=100)", "eval_every": 3}
+    said = "early stopping at step 9: val_loss has not improved for 2 evaluations since step 3"
+    caplog.set_level("INFO")
+    assert run(path, **stop) == 0
+    assert f"E{said[1:]}." in caplog.text
+    for steps in (20, 99):
+        assert run(path, **stop, steps=steps) == 0
+        assert f"This run has finished by {said}. Its model is " in capsys.readouterr().out
+
+
+def test_another_patience_continues_it(tmp_path):
+    path, flags = tmp_path / "run", {"eval_every": 3, "checkpoint_every": "3"}
+    run(path, **flags, early_stopping="val_loss(patience=2, min_delta=100)")
+    run(path, **flags, early_stopping="val_loss(patience=4, min_delta=100)")
+    assert json.loads((path / "finished.json").read_text())["step"] == 15
+
+
+def test_a_run_is_overwritten(tmp_path):
+    path, fresh = tmp_path / "run", tmp_path / "fresh"
+    run(path, checkpoint_every="5")
+    (path / "notes.txt").write_text("mine")
+    assert run(path, checkpoint_every="8", steps=16, seed=3, overwrite=True) == 0
+    run(fresh, checkpoint_every="8", steps=16, seed=3)
+    assert (path / "notes.txt").read_text() == "mine"
+    assert equal(model_of(path), model_of(fresh))
+    assert [start["step"] for start in RunDirectory(path).beginnings()] == [0]
+    names = [sorted(file.name for file in newest(each / "checkpoints")) for each in (path, fresh)]
+    assert names[0] == names[1] == ["step-000000008", "step-000000016"]
+    assert [r["step"] for r in RunDirectory(path).records()] == [r["step"] for r in RunDirectory(fresh).records()]
+    assert "--overwrite=false\n" in (path / "flags.txt").read_text()
+    assert run(path, checkpoint_every="8", steps=20, seed=3) == 0
+    assert [start["step"] for start in RunDirectory(path).beginnings()] == [0, 16]
+
+
+def test_a_directory_without_a_run_is_not(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="must be empty or new") as caught:
+        run(tmp_path, overwrite=True)
+    assert "--overwrite" not in str(caught.value)
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_checkpoint_that_would_be_deleted_is_no_beginning(tmp_path):
+    run(tmp_path / "run", checkpoint_every="10")
+    with pytest.raises(InputError, match="cannot begin with a checkpoint that it deletes"):
+        run(tmp_path / "run", overwrite=True, resume=str(tmp_path / "run"))
+    assert len(newest(tmp_path / "run" / "checkpoints")) == 2
+
+
+def test_callbacks_of_ones_own(own_code, tmp_path):
+    path = tmp_path / "run"
+    assert run(path, callbacks="callbacks_of_test:several(name='mine.txt')", epochs=2, steps=0) == 0
+    logged = "['accuracy', 'loss', 'val_accuracy', 'val_loss']"
+    assert (path / "mine.txt").read_text().splitlines() == [f"0 {logged}", f"1 {logged}"]
+    assert run(tmp_path / "other", callbacks="callbacks_of_test:one") == 0
+    assert (tmp_path / "other" / "one.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "message"),
+    [
+        ("callbacks_of_test:none", "must return a keras.callbacks.Callback or a list of them. Received: NoneType."),
+        ("callbacks_of_test:failing", "must not fail. Received: RuntimeError: not today"),
+        ("callbacks_of_test:one(path=3)", 'no parameter "path"'),
+        ("callbacks_of_test:many", "there is no many in it"),
+    ],
+)
+def test_callbacks_that_cannot_be_used(callbacks, message, own_code, tmp_path):
+    with pytest.raises(InputError) as caught:
+        run(tmp_path / "run", callbacks=callbacks)
+    assert message in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"callbacks": "EarlyStopping"}, "--callbacks: EarlyStopping must be package.module:function"),
+        ({"best": "val_loss(patience=3)"}, '--best: val_loss(patience=3) has no parameter "patience"'),
+        ({"early_stopping": "val_loss(patience=no)"}, "--early_stopping: val_loss(patience=no)  -- column 19"),
+        ({"ema": 1.0}, "The momentum of the average of the weights is less than 1"),
+    ],
+)
+def test_values_that_are_refused_before_anything_starts(flags, message):
+    with pytest.raises(InputError) as caught:
+        TrainConfig(**flags)
+    assert message in str(caught.value)

@@ -1,0 +1,45 @@
+"""Creates the callbacks of a run from its flags."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tfdist.config.train_config import TrainConfig
+from tfdist.errors import InputError
+from tfdist.grammar.monitor import parse_early_stopping
+from tfdist.grammar.spec import load_object, parse
+from tfdist.grammar.user_code import call_own
+from tfdist.trainer.early_stopping import EarlyStopping
+
+
+def make_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks of `--early_stopping` and `--callbacks`.
+
+    Raises:
+      InputError: the user's function fails, or returns something else.
+    """
+    return [*_early_stopping(config.early_stopping), *_own(config.callbacks, config.output_dir)]
+
+
+def _early_stopping(text: str) -> list[EarlyStopping]:
+    if not text:
+        return []
+    monitor = parse_early_stopping(text)
+    return [EarlyStopping(monitor.metric, mode=monitor.mode, **monitor.args)]
+
+
+def _own(text: str, output_dir: str) -> Sequence[Any]:
+    """Returns what the user's function returns, as a list; it may take the directory of the run as `output_dir`."""
+    if not text:
+        return []
+    spec = parse(text)
+    found = call_own("--callbacks", load_object(spec.name), spec, output_dir=output_dir)
+    made = found if isinstance(found, list | tuple) else [found]
+    strange = next((each for each in made if not isinstance(each, keras.callbacks.Callback)), None)
+    if strange is not None or found is None:
+        raise InputError(
+            f"--callbacks={text} must return a keras.callbacks.Callback or a list of them. Received: "
+            f"{type(strange).__name__}. Return such objects."
+        )
+    return made
