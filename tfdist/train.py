@@ -18,7 +18,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
     in_memory.home(config.commit_every, config.commit_dir)  # reports an invalid directory before anything starts
     tensorflow_import.load_tensorflow()  # imported late, so that flags are parsed and help is printed before
     from tfdist.cli import dry_run, opened_run, session
-    from tfdist.cli.callbacks import make_callbacks
+    from tfdist.cli.callbacks import check_metrics, make_callbacks
     from tfdist.trainer.options import Checks, Schedule
 
     with session.opened(config) as opened:
@@ -30,6 +30,7 @@ def main(config: TrainConfig, output: Output = TEXT) -> int:
         callbacks = make_callbacks(target.config)
         trainer = session.make_trainer(opened, opened.strategy)
         trainer.build(opened.data.train)
+        check_metrics(config, callbacks, trainer, evaluates=opened.data.test is not None)
         if config.dry_run:
             dry_run.describe(opened, trainer, output)
             return 0

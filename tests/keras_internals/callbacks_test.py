@@ -5,6 +5,7 @@ import inspect
 import textwrap
 
 import keras
+import numpy as np
 import pytest
 
 from tfdist import keras_internals
@@ -86,3 +87,20 @@ def test_a_best_value_has_its_comparison():
         stop.on_train_begin()
         keras_internals.restore_callback(stop, {"best": 0.5})
     assert stop.min_delta == -0.25
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "direction"),
+    [
+        *(("val_loss", "auto", "min"), ("val_accuracy", "auto", "max"), ("accuracy", "auto", "max")),
+        *(("val_mean_absolute_error", "auto", "min"), ("val_accuracy", "min", "min"), ("val_other", "auto", "")),
+    ],
+)
+def test_what_is_better_is_inferred_as_by_keras(metric, mode, direction):
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.compile(loss="mse", metrics=["accuracy", "mean_absolute_error"])
+    model.test_on_batch(np.zeros((1, 2)), np.zeros((1, 1)))
+    callback = keras.callbacks.EarlyStopping(metric, min_delta=0.5, mode=mode)
+    callback.set_model(model)
+    assert [keras_internals.monitored_direction(callback) for _ in range(2)] == [direction] * 2
+    assert callback.min_delta == (-0.5 if direction == "min" else 0.5)

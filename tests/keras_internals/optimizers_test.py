@@ -91,3 +91,17 @@ def test_velocities_are_slots_of_the_gradients_times_rates(optimizer, count):
     for slot, twice in zip(slots, doubled, strict=True):
         assert np.all(slot != 0)
         np.testing.assert_allclose(twice, 2 * slot, rtol=1e-6)
+
+
+def test_weights_are_averaged_from_the_first_update_on():
+    variables = [keras.Variable(np.ones(2)), keras.Variable(np.ones(3))]
+    optimizer = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.75)
+    optimizer.build(variables)
+    assert [pair[0] for pair in keras_internals.weight_averages(optimizer)] == variables
+    for _ in range(2):  # weights of 0.5, then 0.0
+        optimizer.apply([np.ones(2), np.ones(3)], variables)
+    for _, average in keras_internals.weight_averages(optimizer):
+        np.testing.assert_allclose(average, 0.75 * 0.5 * np.ones(average.shape))
+    plain = keras.optimizers.SGD(0.5)
+    plain.build(variables)
+    assert keras_internals.weight_averages(plain) == []

@@ -11,6 +11,8 @@ from tfdist.grammar.monitor import parse_early_stopping
 from tfdist.grammar.spec import load_object, parse
 from tfdist.grammar.user_code import call_own
 from tfdist.trainer.early_stopping import EarlyStopping
+from tfdist.trainer.monitored import best_metric, check_monitored
+from tfdist.trainer.trainer import Trainer
 
 
 def make_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
@@ -20,6 +22,19 @@ def make_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
       InputError: the user's function fails, or returns something else.
     """
     return [*_early_stopping(config.early_stopping), *_own(config.callbacks, config.output_dir)]
+
+
+def check_metrics(
+    config: TrainConfig, callbacks: Sequence[keras.callbacks.Callback], trainer: Trainer, evaluates: bool
+) -> None:
+    """Checks the metrics of `--best` and `--early_stopping` before the run has a directory.
+
+    Raises:
+      InputError: the run does not measure one of them, or it is not known what is better.
+    """
+    check_monitored(callbacks, trainer.program, evaluates)
+    if config.best:
+        best_metric(config.best, trainer.program, evaluates)
 
 
 def _early_stopping(text: str) -> list[EarlyStopping]:

@@ -131,7 +131,7 @@ def begin(
     origin = _seen_by_all(origin, directory, strategy)
     if strategy.is_chief and resume.overwrites(directory, dataclasses.asdict(config), _relaunched()):
         directory.clear()
-        _log.info("Deleted the run that was in %s.", directory.path)
+        _log.info("Deleted the run that was in %s. To resume this one, leave out --overwrite.", directory.path)
     config = dataclasses.replace(config, overwrite=False)  # what repeats the run, or resumes it, deletes nothing
     step = _resumed(trainer, origin, config, directory)
     checkpoint = trainer.train_state.resumed_from

@@ -15,36 +15,46 @@ from tfdist.trainer.program import Program
 
 
 def check_monitored(callbacks: Sequence[keras.callbacks.Callback], program: Program, evaluates: bool) -> None:
-    """Raises `InputError` if an `EarlyStopping` of this library monitors what the run does not measure.
+    """Checks what the `EarlyStopping` of this library monitors; Keras's own callbacks warn of that themselves.
 
-    Keras's own callbacks warn of that themselves.
+    Raises:
+      InputError: the run does not measure it, or it is not known what is better.
     """
     for callback in callbacks:
         if isinstance(callback, EarlyStopping):
-            _check(callback.monitor, program, evaluates)
+            _direction(callback.monitor, callback.mode, program, evaluates)
 
 
-def best_value(
-    checkpoints: Checkpoints | None, program: Program, before: Best | None, evaluates: bool
-) -> BestValue | None:
-    """Returns what follows the metric of `Checkpoints.best`; None if there is none.
+def best_metric(text: str, program: Program, evaluates: bool) -> tuple[str, str]:
+    """Returns the metric whose best value is kept, and what is better, "min" or "max".
 
     Args:
-      checkpoints: how the run is saved.
+      text: see `Checkpoints.best`.
       program: what is trained.
-      before: best value of the run that resumes.
       evaluates: whether the run evaluates.
 
     Raises:
       InputError: the run does not measure it, or it is not known what is better.
     """
+    monitor = parse_best(text)
+    return monitor.metric, _direction(monitor.metric, monitor.mode, program, evaluates)
+
+
+def best_value(
+    checkpoints: Checkpoints | None, program: Program, before: Best | None, evaluates: bool
+) -> BestValue | None:
+    """Returns what follows the metric of `Checkpoints.best`, from the best value before; None if there is none."""
     if checkpoints is None or not checkpoints.best:
         return None
-    monitor = parse_best(checkpoints.best)
-    _check(monitor.metric, program, evaluates)
-    asked = keras.callbacks.EarlyStopping(monitor.metric, mode=monitor.mode)
+    metric, mode = best_metric(checkpoints.best, program, evaluates)
+    return BestValue(checkpoints.directory, metric, mode, before)
+
+
+def _direction(metric: str, mode: str, program: Program, evaluates: bool) -> str:
+    _check(metric, program, evaluates)
+    asked = keras.callbacks.EarlyStopping(metric, mode=mode)
     asked.set_model(program.model)
-    return BestValue(checkpoints.directory, monitor.metric, direction_of(asked), before)
+    return direction_of(asked)
 
 
 def _check(metric: str, program: Program, evaluates: bool) -> None:

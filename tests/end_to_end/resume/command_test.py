@@ -55,6 +55,7 @@ def test_a_run_in_parts_is_the_whole(whole, tmp_path, capsys):
     assert f"This run has finished at step 50. Its model is {path / 'model.keras'}. A larger --steps continues" in said
     starts = RunDirectory(path).beginnings()
     assert [start["step"] for start in starts] == [0, 30]
+    assert json.loads((path / "finished.json").read_text())["step"] == 50
 
 
 def test_what_was_recorded_before_a_checkpoint_is_on_the_disk_before_it(tmp_path, monkeypatch):

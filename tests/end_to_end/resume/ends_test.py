@@ -96,16 +96,6 @@ def test_a_run_that_has_finished_says_so_and_trains_no_more(tmp_path, capsys):
             run(path, **flags)
 
 
-def test_with_checkpoints_it_goes_on(tmp_path, capsys):
-    path = tmp_path / "run"
-    run(path, checkpoint_every="10")
-    run(path, checkpoint_every="10")
-    assert "A larger --steps continues it; --overwrite starts anew." in capsys.readouterr().out
-    assert run(path, checkpoint_every="10", steps=24) == 0
-    assert json.loads((path / "finished.json").read_text())["step"] == 24
-    assert [start["step"] for start in RunDirectory(path).beginnings()] == [0, 20]
-
-
 def test_a_run_that_was_stopped_early_stays_so(tmp_path, capsys, caplog):
     path, stop = tmp_path / "run", {"early_stopping": "val_loss(patience=2, min_delta=100)", "eval_every": 3}
     said = "early stopping at step 9: val_loss has not improved for 2 evaluations since step 3"
@@ -117,6 +107,7 @@ def test_a_run_that_was_stopped_early_stays_so(tmp_path, capsys, caplog):
         assert f"This run has finished by {said}. Its model is " in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_another_patience_continues_it(tmp_path):
     path, flags = tmp_path / "run", {"eval_every": 3, "checkpoint_every": "3"}
     run(path, **flags, early_stopping="val_loss(patience=2, min_delta=100)")
@@ -178,6 +169,13 @@ def test_callbacks_that_cannot_be_used(callbacks, message, own_code, tmp_path):
     with pytest.raises(InputError) as caught:
         run(tmp_path / "run", callbacks=callbacks)
     assert message in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("flags", [{"best": "val_acc"}, {"early_stopping": "val_acc"}])
+def test_a_metric_that_is_not_measured_leaves_nothing(flags, tmp_path):
+    with pytest.raises(InputError, match='Received: val_acc. Did you mean "val_accuracy"?'):
+        run(tmp_path / "run", **flags)
     assert not (tmp_path / "run").exists()
 
 
