@@ -72,33 +72,44 @@ def checkpoint_of(best: Best, directory: AnyPath) -> StoragePath | None:
     return next((path for path in newest(directory) if step_of(path) == best.step), None)
 
 
-def followed(following: BestValue | None) -> tuple[Best, str]:
-    """Returns the best value and the directory of checkpoints.
+def best_checkpoint(following: BestValue | None, step: int, group: Group) -> tuple[Best | None, str]:
+    """Returns the best value, and the path of its checkpoint; the same on every process.
+
+    Args:
+      following: has followed the metric.
+      step: the present step; if it is the best one, its path is empty.
+      group: the processes.
+
+    Returns:
+      The best value and the path; None and an empty path, with a warning, if there is no intact checkpoint.
 
     Raises:
-      InputError: there is none.
+      InputError: there is no best value.
     """
     if following is None or following.best is None:
         raise InputError(
             "There is a best step after a fit with checkpoints=Checkpoints(best=...) that has measured its metric. "
             f"Received: a trainer {'that has not measured it' if following else 'without such a fit'}."
         )
-    return following.best, following.directory
+    best = following.best
+    if best.step == step:
+        return best, ""
+    mine = _intact(best, following.directory) if group.rank == 0 else ""
+    path = group.broadcast("checkpoints/best/intact", mine, LONG_SECONDS)
+    return (best if path else None), path
 
 
-def intact_checkpoint(best: Best, directory: str, group: Group) -> str:
-    """Returns the path of the best step's checkpoint, on every process; "", with a warning, if none is intact."""
-    found = ""
-    if group.rank == 0:
-        try:
-            path = checkpoint_of(best, directory)
-            if path is None:
-                raise FileNotFoundError(f"There is none in {directory}.")
-            Checkpoint.open(path).verify()
-            found = str(path)
-        except (CheckpointError, OSError) as error:
-            _log.warning("The checkpoint of the best step, %s, cannot be used. %s", best, error)
-    return group.broadcast("checkpoints/best/intact", found, LONG_SECONDS)
+def _intact(best: Best, directory: str) -> str:
+    """Returns the path of the best step's checkpoint; "", with a warning, if it is missing or damaged."""
+    try:
+        path = checkpoint_of(best, directory)
+        if path is None:
+            raise FileNotFoundError(f"There is none in {directory}.")
+        Checkpoint.open(path).verify()
+    except (CheckpointError, OSError) as error:
+        _log.warning("The checkpoint of the best step, %s, cannot be used. %s", best, error)
+        return ""
+    return str(path)
 
 
 def best_of(values: Mapping[str, Any]) -> Best | None:

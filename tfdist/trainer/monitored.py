@@ -40,10 +40,26 @@ def best_metric(text: str, program: Program, evaluates: bool) -> tuple[str, str]
     return monitor.metric, _direction(monitor.metric, monitor.mode, program, evaluates)
 
 
-def best_value(
-    checkpoints: Checkpoints | None, program: Program, before: Best | None, evaluates: bool
+def watched(
+    callbacks: Sequence[keras.callbacks.Callback],
+    checkpoints: Checkpoints | None,
+    program: Program,
+    before: Best | None,
+    evaluates: bool,
 ) -> BestValue | None:
-    """Returns what follows the metric of `Checkpoints.best`, from the best value before; None if there is none."""
+    """Checks the metrics that a run watches; returns what follows that of `Checkpoints.best`, None without one.
+
+    Args:
+      callbacks: callbacks of the run.
+      checkpoints: how it is saved.
+      program: what is trained.
+      before: the best value before.
+      evaluates: whether the run evaluates.
+
+    Raises:
+      InputError: see `check_monitored`.
+    """
+    check_monitored(callbacks, program, evaluates)
     if checkpoints is None or not checkpoints.best:
         return None
     metric, mode = best_metric(checkpoints.best, program, evaluates)

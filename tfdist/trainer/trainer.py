@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfdist.checkpoint.best import Best, followed, intact_checkpoint
+from tfdist.checkpoint.best import Best, best_checkpoint
 from tfdist.checkpoint.manager import Checkpoints, saver
 from tfdist.checkpoint.restore import restore, resume_candidates
 from tfdist.data import Examples, check_batch_size
@@ -17,30 +17,19 @@ from tfdist.errors import InputError, names_arguments
 from tfdist.gradients import Clip, LossScale, Reducer
 from tfdist.gradients.bucket import BUCKET_BYTES
 from tfdist.gradients.compression import COMPRESSION_MIN_BYTES
-from tfdist.optimizers.weight_average import average_weights
 from tfdist.reporting import synchronizer
 from tfdist.step.compiled_steps import Compression
 from tfdist.step.state_store import StateArray, StateStore
 from tfdist.step.step import Settings
-from tfdist.step.validation import (
-    check_born_here,
-    check_engine_sums,
-    check_means,
-    check_not_wrapped,
-    check_optimizer,
-    check_same_data,
-    check_unchanged,
-    default_loss_scale,
-    with_collectives,
-    without_loss_scale,
-)
+from tfdist.step.validation import check_engine_sums, check_same_data, check_unchanged, with_collectives
 from tfdist.storage import AnyPath
 from tfdist.trainer.checkpointing import run_variables, saved
+from tfdist.trainer.compilation import compile_model
 from tfdist.trainer.fit_arguments import FitArguments, evaluation_arguments, fit_arguments
 from tfdist.trainer.fit_loop import FitLoop
 from tfdist.trainer.history import History
 from tfdist.trainer.model_file import save_model
-from tfdist.trainer.monitored import best_value, check_monitored
+from tfdist.trainer.monitored import watched
 from tfdist.trainer.options import Checks, Reporting, Schedule
 from tfdist.trainer.program import Program, build, loss_scale
 from tfdist.trainer.progress import reported
@@ -98,38 +87,27 @@ class Trainer:
           bucket_bytes: small gradients are sent together in messages of at most this many bytes.
         """
         self.strategy = with_collectives(current_strategy())
-        check_born_here(self.strategy, "model", model.variables)
-        if isinstance(optimizer, keras.Optimizer):
-            check_born_here(self.strategy, "optimizer", optimizer.variables)
         self.model = model
         self.train_state = TrainState(self.strategy.is_chief)
         self._compression = Compression(methods=compression, min_bytes=compression_min_bytes, bucket_bytes=bucket_bytes)
         check_engine_sums(self.strategy, jit_compile, compression)
-        optimizer, taken = without_loss_scale(keras.optimizers.get(optimizer))
-        clip = clip or Clip()
-        check_not_wrapped(optimizer)
-        check_optimizer(optimizer, clip)
-        average_weights(optimizer, ema)
-        model.compile(
-            optimizer=optimizer,
-            loss=loss,
-            metrics=list(metrics) or None,
-            weighted_metrics=list(weighted_metrics) or None,
-            loss_weights=loss_weights,
-            jit_compile=False,
-            auto_scale_loss=False,
-        )
-        check_means(model, self.strategy.replicas, accumulate_steps)
-        self._optimizer = model.optimizer
-        self._settings = Settings(
+        settings = Settings(
             batch_size=0,
             seed=seed,
             jit_compile=jit_compile,
             micro_steps=accumulate_steps,
-            clip=clip,
-            loss_scale=loss_scale or taken or default_loss_scale(model),
+            clip=clip or Clip(),
+            loss_scale=loss_scale,
             max_skipped_steps=max_skipped_steps,
         )
+        compiled = {
+            "loss": loss,
+            "metrics": metrics,
+            "weighted_metrics": weighted_metrics,
+            "loss_weights": loss_weights,
+        }
+        self._settings = compile_model(model, self.strategy, optimizer, settings, ema, **compiled)
+        self._optimizer = model.optimizer
         self._kept = StateStore(self.strategy)
         if self._settings.loss_scale:
             self._kept.variables(self._settings.loss_scale.state())
@@ -247,8 +225,7 @@ class Trainer:
             check_unchanged(self.model, self._program.trained, self._optimizer)
         check_same_data(self.strategy, data.train)
         program, state = self.build(data.train), self.train_state
-        check_monitored(callbacks, program, evaluates=data.test is not None)
-        state.best = best_value(checkpoints, program, state.best_before, evaluates=data.test is not None)
+        state.best = watched(callbacks, checkpoints, program, state.best_before, evaluates=data.test is not None)
         with (
             checks.watchdog(self.strategy.group) as watchdog,
             saver(
@@ -284,8 +261,7 @@ class Trainer:
     def resume(self, path: AnyPath, commits: str | os.PathLike[str] = "") -> int:
         """Resumes from a checkpoint: restores weights, optimizer state, the step and all other state of the run.
 
-        Call it on every process, with the model built. A damaged checkpoint is set aside; the newest intact one is
-        used.
+        Call it on every process, with the model built. Damaged checkpoints are set aside; the newest intact one counts.
 
         Args:
           path: a checkpoint, or a directory of checkpoints, which may be empty or missing; also as a URL.
@@ -400,19 +376,13 @@ class Trainer:
         Raises:
           InputError: the last `fit` had no `Checkpoints.best`, or did not measure it.
         """
-        best, directory = followed(self.train_state.best)
-        if best.step != self.step:
-            path = intact_checkpoint(best, directory, self.strategy.group)
-            if not path:
-                return None
+        best, path = best_checkpoint(self.train_state.best, self.step, self.strategy.group)
+        if path:
             self.resume_from([path], sets_aside=False)
         return best
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which the model has its averaged weights, to predict with or to export; for `ema`.
-
-        Enter it on every process. The weights that are trained are restored bit for bit on exit.
-        """
+        """Context, for every process, in which the model has the average of `ema`; its weights are restored on exit."""
         return self.program.averaged_weights()
 
     def save(self, path: AnyPath) -> None:

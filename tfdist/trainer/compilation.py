@@ -1,0 +1,55 @@
+"""Compiles the model of a trainer, with an optimizer that leaves to the step what the step does."""
+
+import dataclasses
+from typing import Any
+
+import keras
+
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.optimizers.weight_average import average_weights
+from tfdist.step.step import Settings
+from tfdist.step.validation import (
+    check_born_here,
+    check_means,
+    check_not_wrapped,
+    check_optimizer,
+    default_loss_scale,
+    without_loss_scale,
+)
+
+
+def compile_model(
+    model: keras.Model,
+    strategy: HasCollectives,
+    optimizer: keras.Optimizer | str,
+    settings: Settings,
+    ema: float,
+    **compiled: Any,
+) -> Settings:
+    """Compiles a model; for the arguments see also `Trainer`.
+
+    Args:
+      model: Keras model, created under the strategy's scope.
+      strategy: the strategy.
+      optimizer: Keras optimizer.
+      settings: options of the step.
+      ema: momentum of the average of the weights.
+      **compiled: further arguments of `keras.Model.compile`, including the lists of metrics.
+
+    Returns:
+      The options of the step, with the loss scaling of a `LossScaleOptimizer`, or the model's default, if none is given.
+
+    Raises:
+      InputError: an argument is invalid.
+    """
+    check_born_here(strategy, "model", model.variables)
+    if isinstance(optimizer, keras.Optimizer):
+        check_born_here(strategy, "optimizer", optimizer.variables)
+    optimizer, taken = without_loss_scale(keras.optimizers.get(optimizer))
+    check_not_wrapped(optimizer)
+    check_optimizer(optimizer, settings.clip)
+    average_weights(optimizer, ema)
+    metrics = {name: list(compiled.pop(name)) or None for name in ("metrics", "weighted_metrics")}
+    model.compile(optimizer=optimizer, jit_compile=False, auto_scale_loss=False, **metrics, **compiled)
+    check_means(model, strategy.replicas, settings.micro_steps)
+    return dataclasses.replace(settings, loss_scale=settings.loss_scale or taken or default_loss_scale(model))
