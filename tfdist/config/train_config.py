@@ -28,9 +28,10 @@ _WHOLE_RUN = (  # flags of a run with a directory, which compare and plan nothin
     "elastic_batch compression_check_every compression_max_error output_dir checkpoint_every keep checkpoint_async"
     " checkpoint_strict commit_dir commit_every resume log_every eval_every measure_every profile_steps"
     " stall_warning_seconds stall_shutdown_seconds check_sync_every check_sync dry_run steps_per_call"
+    " best early_stopping callbacks overwrite"
 ).split()
 _OF_A_PLAN = (  # flags on which memory and communication of a step depend
-    "model dataset data_dir batch_size optimizer learning_rate momentum_correction precision accumulate_steps recompute"
+    "model dataset data_dir batch_size optimizer learning_rate momentum_correction precision accumulate_steps recompute ema"
     " strategy devices mesh_shape layout shard shard_axis shard_min_elements"
 ).split()
 
@@ -161,6 +162,10 @@ class TrainConfig(TrainerOptions, JobConfig):
         check=period_text,
     )
     keep: int = flag_field(3, OUTPUT, "Maximum number of checkpoints to keep.", least=1)
+    checkpoint_async: bool = flag_field(True, OUTPUT, "Write checkpoints in the background while training continues.")
+    checkpoint_strict: bool = flag_field(
+        True, OUTPUT, "End the run if a checkpoint cannot be written. Otherwise, log a warning and continue."
+    )
     best: str = flag_field(
         "",
         OUTPUT,
@@ -168,10 +173,6 @@ class TrainConfig(TrainerOptions, JobConfig):
         "Empty exports the last step.",
         check=best_text,
         training_only=True,
-    )
-    checkpoint_async: bool = flag_field(True, OUTPUT, "Write checkpoints in the background while training continues.")
-    checkpoint_strict: bool = flag_field(
-        True, OUTPUT, "End the run if a checkpoint cannot be written. Otherwise, log a warning and continue."
     )
     commit_every: int = flag_field(
         0,
