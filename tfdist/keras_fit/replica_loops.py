@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.distribution.strategy import HasCollectives
+from tfdist.step.any_rows import compiled_for_any_rows
 
 ReplicaFunction = Callable[[Any, tf.Tensor], None]  # (`ReplicaRows`, number of the step, scalar int64) -> None
 
@@ -55,13 +56,6 @@ def once(strategy: HasCollectives, function: ReplicaFunction, traced: Callable[[
     compiled = compiled_for_any_rows(strategy, run)
     # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
     return lambda batch, step: compiled(batch, tf.constant(step, tf.uint64))
-
-
-def compiled_for_any_rows(strategy: HasCollectives, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function of batches that calls `run`: once for all numbers of rows, or once for each if shapes are static."""
-    if strategy.compiles_replicas:
-        return strategy.compiled(function)
-    return tf.function(function, autograph=False, reduce_retracing=True)
 
 
 def one_at_a_time(run: Callable[[Any, int], None], rows: Iterator[Any], steps: int, first_step: int) -> None:

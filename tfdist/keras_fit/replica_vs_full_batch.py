@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from tfdist import keras_internals
 from tfdist.collectives import OneReplica, using
+from tfdist.collectives.gathering import gathered
 from tfdist.collectives.trace_check import TRACING_SECONDS
 from tfdist.data.batches import ReplicaRows
 from tfdist.distribution.strategy import HasCollectives
 from tfdist.errors import InputError
 from tfdist.errors.engine_errors import one_line
-from tfdist.keras_fit.gathering import gathered
 from tfdist.keras_fit.one_device import Replica
 from tfdist.keras_fit.replica_batch import few_rows
 

@@ -40,7 +40,7 @@ def must_fit(element_spec: Any) -> Iterator[None]:
     raised by user code, such as a layer or a loss function, whose traceback is more helpful.
 
     Args:
-      element_spec: structure (x, y) or (x, y, sample_weight) of `tf.TensorSpec`, of one example.
+      element_spec: structure (x,), (x, y) or (x, y, sample_weight) of `tf.TensorSpec`, of one example.
     """
     try:
         yield
@@ -52,11 +52,11 @@ def must_fit(element_spec: Any) -> Iterator[None]:
             raise
         if not _OF_THE_DATA.search(str(error)) or _OF_THE_ENGINE.search(str(error)):
             raise
-        x, y, *_ = element_spec
+        parts = [f"{name} {_written(part)}" for name, part in zip("xy", element_spec, strict=False)]
         cause = _cause(error)
         notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
         raise InputError(
-            f"Model, loss and metrics must fit the data. Received: examples with x {_written(x)}, y {_written(y)}; "
+            f"Model, loss and metrics must fit the data. Received: examples with {', '.join(parts)}; "
             f"{type(error).__name__}: {_shortened(cause)} "
             f"({_nearest(places)}). Change the model, --loss or --metrics, or the data.{notes}"
         ) from error

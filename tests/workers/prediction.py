@@ -1,0 +1,48 @@
+"""Predicts in float64 with a model that has been trained, for numbers of rows that nothing divides."""
+
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+
+import tfdist
+
+SIZES = ((13, 4), (1, 8), (8, 4), (3, 2))  # (rows, batch size)
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    return random.standard_normal((16, 6)), random.integers(0, 3, 16)
+
+
+def make_trainer(strategy: tfdist.Strategy) -> tfdist.Trainer:
+    """Returns a trainer whose model has two outputs, and moving statistics that differ between replicas in training."""
+    keras.utils.set_random_seed(strategy.cluster.rank)  # processes must not depend on equal initial values
+    if strategy.name == "mesh":
+        keras.utils.set_random_seed(0)
+    with strategy.scope():
+        inputs = keras.Input((6,))
+        hidden = keras.layers.Dense(8, activation="tanh", name="up")(inputs)
+        hidden = keras.layers.Dropout(0.5)(keras.layers.BatchNormalization(synchronized=False)(hidden))
+        outputs = [keras.layers.Dense(4, name="logits")(hidden), keras.layers.Dense(2, name="scale")(hidden)]
+        return tfdist.Trainer(
+            keras.Model(inputs, {"logits": outputs[0], "scale": outputs[1]}),
+            optimizer=keras.optimizers.SGD(0.1),
+            loss={"logits": keras.losses.SparseCategoricalCrossentropy(from_logits=True)},
+        )
+
+
+def work(strategy: tfdist.Strategy, directory: pathlib.Path) -> list[Any]:
+    """Returns the predictions with the weights in the directory, for each of `SIZES`."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    return predictions(strategy, directory)
+
+
+def predictions(strategy: tfdist.Strategy, directory: pathlib.Path) -> list[Any]:
+    x, y = data()
+    trainer = make_trainer(strategy)
+    trainer.build(tfdist.data.as_examples((x, {"logits": y})))
+    trainer.resume(str(directory))
+    return [trainer.predict(x[:rows], batch_size=size, verbose=0) for rows, size in SIZES]

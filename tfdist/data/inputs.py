@@ -1,0 +1,77 @@
+"""Wraps the inputs of a prediction, which has no targets, as examples."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.adapters import as_examples
+from tfdist.data.data_set import DataSet
+from tfdist.data.examples import Element, Examples
+from tfdist.data.source import ArraySource, Source
+from tfdist.errors import InputError
+
+
+def input_examples(x: Any, most: int | None = None) -> Examples:
+    """Returns the data of a prediction as examples, whose targets, if there are any, are ignored.
+
+    Args:
+      x: an array, or a list, tuple or dict of arrays for a model with several inputs; a `tf.data.Dataset` of single
+        examples, x, (x,), (x, y) or (x, y, sample_weight); examples; or a `DataSet`, for its test examples.
+      most: maximum number of examples to read of a `tf.data.Dataset`, which may then be infinite.
+
+    Raises:
+      InputError: the data has another form.
+    """
+    if isinstance(x, DataSet):
+        if x.test is None:
+            raise InputError(
+                f"A prediction for a `DataSet` is for its test examples. Received: {x.name}, which has none. Give its "
+                "`train` or other data."
+            )
+        return x.test
+    if isinstance(x, Examples):
+        return x
+    if isinstance(x, tf.data.Dataset):
+        dataset = x if most is None else x.take(most)
+        spec = dataset.element_spec
+        return as_examples(dataset if isinstance(spec, tuple) and len(spec) in (2, 3) else dataset.map(_with_target))
+    if not tf.nest.flatten(x) or isinstance(x, str | bytes) or callable(x):
+        raise InputError(
+            f"`x` must be arrays, a tf.data.Dataset, examples or a DataSet. Received: {type(x).__name__}. Give an array "
+            "of rows, or a list or dict of arrays for a model with several inputs."
+        )
+    x = _arrays(x)
+    rows = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in tf.nest.flatten(x)}
+    return ArraySource((x, np.zeros([max(rows)], np.uint8)))
+
+
+def _with_target(*x: Any) -> Element:
+    """Adds a target, which examples must have, to the x or (x,) of an element."""
+    return (x[0] if len(x) == 1 else x), tf.zeros([], tf.uint8)
+
+
+def _arrays(x: Any) -> Any:
+    """Returns x with lists of arrays as tuples, since tf.data turns a list into one tensor; nested numbers are an array."""
+    if isinstance(x, dict):
+        return {name: _arrays(part) for name, part in x.items()}
+    if isinstance(x, tuple | list) and all(np.ndim(part) for part in x) and any(_is_array(part) for part in x):
+        return tuple(_arrays(part) for part in x)
+    return np.asarray(x)
+
+
+def _is_array(part: Any) -> bool:
+    return hasattr(part, "shape") or isinstance(part, dict)
+
+
+class Padded(Source):
+    """Repeats the last example of a source, so that their number is divisible."""
+
+    def __init__(self, source: Source, divisor: int):
+        """Initializes with the `source` and what is to divide the number of its examples."""
+        self._source, self._last = source, source.size - 1
+        self.size = -(-source.size // divisor) * divisor
+
+    def fetch(self, indices: tf.Tensor) -> Element:
+        """See base class."""
+        return self._source.fetch(tf.minimum(indices, self._last))

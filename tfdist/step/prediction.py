@@ -1,0 +1,129 @@
+"""Prediction: each replica computes its rows, and every process gets all outputs in the order of the rows."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.collectives.gathering import gathered
+from tfdist.collectives.rows import any_rows
+from tfdist.data import Element, Examples, Source
+from tfdist.data.indexed_batch import IndexedBatch
+from tfdist.data.inputs import Padded
+from tfdist.data.pipeline import prepared
+from tfdist.data.row_partition import RowPartition
+from tfdist.distribution.strategy import HasCollectives
+from tfdist.errors import InputError
+from tfdist.step import randomness
+from tfdist.step.any_rows import compiled_for_any_rows
+from tfdist.step.data_mismatch import must_fit
+
+
+class Predictor:
+    """Predicts with one model; caches compiled functions.
+
+    Cost: one all-gather of the outputs of a batch, so that the outputs must fit into the memory of each process.
+    """
+
+    def __init__(self, model: keras.Model, strategy: HasCollectives, seed: int):
+        """Initializes the predictor.
+
+        Args:
+          model: model built under the strategy's scope.
+          strategy: strategy on which it predicts.
+          seed: seed of the run.
+        """
+        self._model = model
+        self._strategy = strategy
+        self._seed, self._seeds = seed, randomness.seed_states(model)
+        # Batches are gathered one by one, since their rows differ: TensorFlow's collectives between processes need equal
+        # shapes within one call of a compiled function.
+        self._one = compiled_for_any_rows(strategy, self._outputs_of_batch)
+
+    def predict(self, examples: Examples, batch_size: int, most: int | None = None) -> Iterator[Any]:
+        """Yields the outputs for each batch, in order: a structure of arrays [rows, ...]; the same on each process.
+
+        Every process must read all of them.
+
+        Args:
+          examples: examples, in their natural order; targets and weights are ignored.
+          batch_size: examples per batch, over all replicas.
+          most: maximum number of examples.
+
+        Raises:
+          InputError: the outputs have no rows, the data does not fit the model, or the strategy needs equal shares, which
+            the data cannot give.
+        """
+        size = examples.size if most is None else min(examples.size, most)
+        divisor = self._strategy.replicas if self._strategy.compiles_replicas else 1
+        batch_size = -(-batch_size // divisor) * divisor
+        padded = -(-size // divisor) * divisor
+        if padded > examples.size:
+            examples = _padded(examples, divisor)
+
+        def batches(replicas: Sequence[int], replica_count: int) -> tf.data.Dataset:
+            partition = RowPartition(batch_size, tuple(replicas), replica_count, total=padded)
+            return prepared(examples.indexed_batches(partition, seed=None).map(_batch), len(partition.replicas))
+
+        iterator = self._strategy.distribute(batches)
+        with must_fit(examples.element_spec[:1]):
+            for number, first in enumerate(range(0, padded, batch_size)):
+                # DTensor treats a small int64 as a compile-time constant, and recompiles the program whenever it changes.
+                outputs = self._one(next(iterator), tf.constant(number, tf.uint64))
+                arrays = [self._on_host(value, min(padded - first, batch_size)) for value in tf.nest.flatten(outputs)]
+                yield tf.nest.pack_sequence_as(outputs, [array[: size - first] for array in arrays])
+
+    def _on_host(self, value: Any, rows: int) -> np.ndarray:
+        found = keras.ops.convert_to_numpy(self._strategy.local(value)[0])
+        if found.shape[0] != rows:
+            raise InputError(
+                f"Each output of a model must have a row for each example. Received: an output of shape {found.shape} for "
+                f"{rows} examples. Call the model itself."
+            )
+        return found
+
+    def _outputs_of_batch(self, batch: Any, number: tf.Tensor) -> Any:
+        outputs = self._strategy.run(self._replica_function, batch, number)
+        return tf.nest.map_structure(lambda value: self._strategy.local(value)[0], outputs)
+
+    def _replica_function(self, batch: Any, number: tf.Tensor) -> Any:
+        strategy, collectives = self._strategy, self._strategy.collectives
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(_with_any_rows, batch))
+        draws = randomness.not_training(
+            self._seeds, self._seed, "predict", tf.cast(number, tf.int64), collectives.rank, collectives.size
+        )
+        with strategy.layouts.computing(self._model.trainable_variables), draws:
+            outputs = strategy.layouts.by_rows(self._model(x, training=False))
+        for output in tf.nest.flatten(outputs):
+            if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
+                found = "a scalar" if isinstance(output, tf.Tensor) else f"a {type(output).__name__}"
+                raise InputError(
+                    "Predictions are concatenated by rows, so that each output must be a dense tensor of rows. Received: "
+                    f"{found}. Call the model itself."
+                )
+        return gathered(outputs, collectives)
+
+
+def concatenated(parts: Iterator[Any]) -> Any:
+    """Returns structures of arrays as one, concatenated by rows."""
+    return tf.nest.map_structure(lambda *rows: np.concatenate(rows), *parts)
+
+
+def _batch(element: IndexedBatch) -> Element:
+    return element.batch
+
+
+def _with_any_rows(leaf: Any) -> Any:
+    """Makes a static number of 0 rows unknown, since layers do not expect it."""
+    return any_rows(leaf) if isinstance(leaf, tf.Tensor) and leaf.shape[0] == 0 else leaf
+
+
+def _padded(examples: Examples, divisor: int) -> Examples:
+    if not isinstance(examples, Source):
+        raise InputError(
+            "The number of examples of a stream must be divisible by the number of replicas for this strategy. Received: "
+            f"{examples.size} examples and {divisor} replicas. Leave some out, or give arrays."
+        )
+    return Padded(examples, divisor)
